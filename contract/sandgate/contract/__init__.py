@@ -1,0 +1,1 @@
+"""What crosses a door: the types that rooms share. Standard library only."""

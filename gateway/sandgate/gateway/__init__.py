@@ -1,0 +1,1 @@
+"""What was said, token for token: agents' LLM endpoint, token truth, journal, leases."""

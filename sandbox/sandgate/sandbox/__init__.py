@@ -1,0 +1,1 @@
+"""What the agent sees: pods, network walls, local processes. Standard library only."""

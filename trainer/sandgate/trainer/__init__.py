@@ -1,0 +1,1 @@
+"""What is learned from it: the user's side, from submitting jobs to exporting trajectories."""
