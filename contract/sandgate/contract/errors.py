@@ -1,0 +1,290 @@
+"""Every reason code and the exception tree.
+
+The *reason* is API (metrics labels, ``x-sandgate-reason``, conditions, records); the text is for people.
+
+SandgateError
+ +- BadRequest            400  the caller must change the request
+ |   +- InvalidBody            a field is missing, of the wrong type or out of bounds
+ |   +- Unsupported            a known field that cannot be honoured
+ |   +- PromptTooLong          the rendered prompt exceeds the window
+ |   +- LimitReached           the session used up its turns or tokens
+ |   +- BadManifest            a RolloutJob manifest does not say what it must
+ +- Unauthorized          401  no key, or one that does not verify
+ +- Forbidden             403  a good key, for something else
+ +- NotFound              404  no such session, model, lease, path
+ +- Conflict              409  the same name with another meaning
+ +- Gone                  410  the session has ended
+ +- TooLarge              413  the body exceeds the limit
+ +- Overloaded            429  come back after ``retry_after``
+ +- EngineFailed          502  the engine answered wrongly
+ +- Unavailable           503  come back after ``retry_after``
+ |   +- Paused                 a weight update holds new turns
+ |   +- Draining               this process is shutting down
+ |   +- JournalUnavailable     a turn cannot be made durable now
+ |   +- EngineUnavailable      no replica answers
+ +- RecordError                a stored record cannot be trusted
+     +- NewerRecord            written by a newer version
+     +- CorruptRecord          damaged
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import ClassVar
+
+
+class ForkReason(StrEnum):
+    """Why a turn starts a new root or leaves its branch. A fork is data, not an error."""
+
+    NEW_ROOT = "new_root"
+    """A later conversation of the session that shares nothing with an earlier one."""
+    SYSTEM_CHANGED = "system_changed"
+    """Same history under another system prompt."""
+    TOOLS_CHANGED = "tools_changed"
+    """Same history under other tools."""
+    ASSISTANT_EDITED = "assistant_edited"
+    """An assistant turn came back as something that was not sampled."""
+    ASSISTANT_DROPPED = "assistant_dropped"
+    """A sampled assistant turn was left out of the history."""
+    USER_OR_TOOL_EDITED = "user_or_tool_edited"
+    """A user or tool message differs from what was sent before."""
+    HISTORY_TRUNCATED = "history_truncated"
+    """The history is a proper part of what was said before."""
+    COMPACTION = "compaction"
+    """The client replaced its history by a summary, or asks for that summary."""
+    SIDE_CALL = "side_call"
+    """A title, summary, sub-agent or judge call beside the main conversation."""
+    RETRY_RESAMPLED = "retry_resampled"
+    """The same request was sampled again."""
+    TEMPLATE_NOT_ADDITIVE = "template_not_additive"
+    """The tail cannot be proved to render on its own for this chat template."""
+    HISTORY_REWRITTEN_BY_TEMPLATE = "history_rewritten_by_template"
+    """History policy `template`: the template renders the past differently than it was sampled."""
+    MULTIMODAL_NOT_BRIDGEABLE = "multimodal_not_bridgeable"
+    """Images or videos in the tail and no family renderer that can bridge them."""
+    TOKENS_DIFFER = "tokens_differ"
+    """Messages agree but ids do not: the stored ids are not the head of the prompt."""
+
+
+class FailureClass(StrEnum):
+    """Who is to blame for a session that did not end well; None for one that did."""
+
+    POLICY = "policy"
+    """The model's doing: wrong, length, turn limit, own timeout. Train on it."""
+    AGENT = "agent"
+    """The agent program crashed. Mask unless the job says otherwise."""
+    INFRA = "infra"
+    """Preempted, evicted, node, image, gateway or engine lost. Retried; never a reward of 0."""
+
+
+class FailureReason(StrEnum):
+    """Why a session ended. Each belongs to one class, see `FAILURE_CLASS`."""
+
+    TURN_LIMIT = "TurnLimit"
+    TOKEN_LIMIT = "TokenLimit"
+    SESSION_TIMEOUT = "SessionTimeout"
+    CONTEXT_EXCEEDED = "ContextExceeded"
+    AGENT_EXIT = "AgentExit"
+    AGENT_SIGNAL = "AgentSignal"
+    OOM_KILLED = "OOMKilled"
+    START_FAILED = "StartFailed"
+    START_TIMEOUT = "StartTimeout"
+    ENGINE_ERROR = "EngineError"
+    ENGINE_LOST = "EngineLost"
+    GATEWAY_LOST = "GatewayLost"
+    PREEMPTED = "Preempted"
+    EVICTED = "Evicted"
+    NODE_LOST = "NodeLost"
+    IMAGE_ERROR = "ImageError"
+    VERIFIER_FAILED = "VerifierFailed"
+    DRIVER_LOST = "DriverLost"
+    ABORTED = "Aborted"
+    STRAGGLER = "Straggler"
+
+
+FAILURE_CLASS: dict[FailureReason, FailureClass] = {
+    FailureReason.TURN_LIMIT: FailureClass.POLICY,
+    FailureReason.TOKEN_LIMIT: FailureClass.POLICY,
+    FailureReason.SESSION_TIMEOUT: FailureClass.POLICY,
+    FailureReason.CONTEXT_EXCEEDED: FailureClass.POLICY,
+    FailureReason.AGENT_EXIT: FailureClass.AGENT,
+    FailureReason.AGENT_SIGNAL: FailureClass.AGENT,
+    FailureReason.OOM_KILLED: FailureClass.INFRA,
+    FailureReason.START_FAILED: FailureClass.INFRA,
+    FailureReason.START_TIMEOUT: FailureClass.INFRA,
+    FailureReason.ENGINE_ERROR: FailureClass.INFRA,
+    FailureReason.ENGINE_LOST: FailureClass.INFRA,
+    FailureReason.GATEWAY_LOST: FailureClass.INFRA,
+    FailureReason.PREEMPTED: FailureClass.INFRA,
+    FailureReason.EVICTED: FailureClass.INFRA,
+    FailureReason.NODE_LOST: FailureClass.INFRA,
+    FailureReason.IMAGE_ERROR: FailureClass.INFRA,
+    FailureReason.VERIFIER_FAILED: FailureClass.INFRA,
+    FailureReason.DRIVER_LOST: FailureClass.INFRA,
+    FailureReason.ABORTED: FailureClass.INFRA,
+    FailureReason.STRAGGLER: FailureClass.INFRA,
+}
+
+
+class SandgateError(Exception):
+    """Root of the tree. `reason` is API; `status` the HTTP status; `retry_after` seconds or None."""
+
+    reason: ClassVar[str] = "Internal"
+    status: ClassVar[int] = 500
+    retry_after: float | None = None
+
+
+class BadRequest(SandgateError):
+    """400: the caller must change the request; retrying cannot help."""
+
+    reason, status = "BadRequest", 400
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class InvalidBody(BadRequest):
+    """A field is missing, of the wrong type or out of bounds. `field` is its path (``messages[0].role``)."""
+
+    reason = "InvalidBody"
+
+
+class Unsupported(BadRequest):
+    """A known field asks for what cannot be honoured here."""
+
+    reason = "Unsupported"
+
+
+class PromptTooLong(BadRequest):
+    """The rendered prompt leaves no room for a single token in the model's window."""
+
+    reason = "PromptTooLong"
+
+    def __init__(self, *, tokens: int, limit: int) -> None:
+        super().__init__(f"prompt has {tokens} tokens; this model takes {limit}", field="messages")
+        self.tokens, self.limit = tokens, limit
+
+
+class LimitReached(BadRequest):
+    """The session used up what its job allows (turns, total tokens)."""
+
+    reason = "LimitReached"
+
+    def __init__(self, what: str, *, used: int, limit: int) -> None:
+        super().__init__(f"session limit reached: {what} {used} of {limit}", field=what)
+        self.what, self.used, self.limit = what, used, limit
+
+
+class BadManifest(BadRequest):
+    """A manifest does not say what it must. `field` is its path (``spec.groupSize``)."""
+
+    reason = "BadManifest"
+
+
+class Unauthorized(SandgateError):
+    """401: no key, or one that does not verify or has expired."""
+
+    reason, status = "Unauthorized", 401
+
+
+class Forbidden(SandgateError):
+    """403: the key is good, but for another session or scope."""
+
+    reason, status = "Forbidden", 403
+
+
+class NotFound(SandgateError):
+    """404: no such session, model, lease or path."""
+
+    reason, status = "NotFound", 404
+
+
+class Conflict(SandgateError):
+    """409: the same name was used with another meaning."""
+
+    reason, status = "Conflict", 409
+
+
+class Gone(SandgateError):
+    """410: the session has ended."""
+
+    reason, status = "SessionEnded", 410
+
+
+class TooLarge(SandgateError):
+    """413: the body exceeds the limit."""
+
+    reason, status = "TooLarge", 413
+
+
+class Overloaded(SandgateError):
+    """429: too many at once; `retry_after` seconds."""
+
+    reason, status = "Overloaded", 429
+
+    def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class EngineFailed(SandgateError):
+    """502: the engine refused or answered what cannot be trusted."""
+
+    reason, status = "EngineFailed", 502
+
+
+class Unavailable(SandgateError):
+    """503: not now; `retry_after` seconds."""
+
+    reason, status = "Unavailable", 503
+
+    def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class Paused(Unavailable):
+    """A weight update held this turn for longer than the pause timeout."""
+
+    reason = "Paused"
+
+
+class Draining(Unavailable):
+    """This process is shutting down and takes no new turns."""
+
+    reason = "Draining"
+
+
+class JournalUnavailable(Unavailable):
+    """The journal cannot make a turn durable (disk full, read-only, corrupt)."""
+
+    reason = "JournalUnavailable"
+
+
+class EngineUnavailable(Unavailable):
+    """No engine replica answers."""
+
+    reason = "EngineUnavailable"
+
+
+class RecordError(SandgateError):
+    """A stored record cannot be trusted."""
+
+    reason = "RecordError"
+
+
+class NewerRecord(RecordError):
+    """Written by a newer version of the software: refused, never half understood."""
+
+    reason = "NewerRecord"
+
+    def __init__(self, *, seen: int, known: int) -> None:
+        super().__init__(f"record has schema {seen}; this version knows up to {known}")
+        self.seen, self.known = seen, known
+
+
+class CorruptRecord(RecordError):
+    """Damaged, or of a length that cannot be right."""
+
+    reason = "CorruptRecord"

@@ -1,0 +1,132 @@
+"""The trajectory record, schema version 1: one root-to-leaf path of a session's tree, one training row.
+
+Arrays are packed (`array('i')` int32, `array('f')` float32, `array('b')` int8): no Python object per token.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from sandgate.contract.errors import CorruptRecord, NewerRecord
+
+SCHEMA_VERSION = 1
+"""Bumped only when a reader of the old version would misread the new one; new optional fields do not bump it."""
+
+Ids: TypeAlias = "array[int]"
+"""array('i'): int32 token ids."""
+Floats: TypeAlias = "array[float]"
+"""array('f'): float32."""
+Mask: TypeAlias = "array[int]"
+"""array('b'): int8."""
+
+Json: TypeAlias = Any
+"""What `json.loads` returns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """One training row. All per-token arrays have one entry per response id.
+
+    A token with `loss_mask` 1 was sampled by the policy in this session, and its `response_logprobs`
+    and `versions` are the engine's; elsewhere they are 0.0 and -1.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    job: str
+    uid: str
+    """The task."""
+    session_id: str
+    trajectory_id: int
+    """0..m-1 within the session, in order of each leaf's commit."""
+    sample_index: int
+    attempt: int
+    prompt_ids: Ids
+    """The root turn's whole prompt."""
+    response_ids: Ids
+    """Everything after it, sampled and context, in order."""
+    response_logprobs: Floats
+    """Natural log, as the engine reported; 0.0 where the mask is 0."""
+    loss_mask: Mask
+    versions: Ids
+    """Policy version per token; -1 where the mask is 0."""
+    turn_ids: tuple[str, ...]
+    turn_ends: tuple[int, ...]
+    """End offset, in response_ids, of each turn's sampled span."""
+    reward: float | None = None
+    turn_rewards: tuple[float, ...] = ()
+    """One per turn, after discounting; empty if no reward was given."""
+    reward_info: dict[str, Json] = field(default_factory=dict)
+    finish_reason: str = ""
+    fork_reason: str = ""
+    """Empty for the first conversation of a session."""
+    parent_turn: str = ""
+    """The turn this branch left, empty for a root."""
+    failure_class: str | None = None
+    failure_reason: str | None = None
+    complete: bool = True
+    """False if the session did not end by itself."""
+    model: str = ""
+    renderer: str = ""
+    engine: str = ""
+    logprobs_mode: str = ""
+    sampling: dict[str, Json] = field(default_factory=dict)
+    """Engine's names (temperature, top_p, top_k, ...), as sent with the last turn."""
+    tokenizer_digest: str = ""
+    multimodal: bytes | None = None
+    routed_experts: bytes | None = None
+    created_at: float = 0.0
+    """Unix seconds: when the session was finalized."""
+    metadata: dict[str, Json] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.schema_version > SCHEMA_VERSION:
+            raise NewerRecord(seen=self.schema_version, known=SCHEMA_VERSION)
+        n = len(self.response_ids)
+        for name in ("response_logprobs", "loss_mask", "versions"):
+            if len(getattr(self, name)) != n:
+                raise CorruptRecord(f"{name} has {len(getattr(self, name))} entries for {n} response ids")
+        if len(self.turn_ids) != len(self.turn_ends):
+            raise CorruptRecord(f"{len(self.turn_ids)} turn_ids but {len(self.turn_ends)} turn_ends")
+        if self.turn_rewards and len(self.turn_rewards) != len(self.turn_ids):
+            raise CorruptRecord(f"{len(self.turn_rewards)} turn_rewards for {len(self.turn_ids)} turns")
+
+
+ARRAY_FIELDS: dict[str, str] = {
+    "prompt_ids": "i",
+    "response_ids": "i",
+    "response_logprobs": "f",
+    "loss_mask": "b",
+    "versions": "i",
+}
+"""Field -> array typecode."""
+
+
+def to_json(trajectory: Trajectory) -> dict[str, Json]:
+    """Plain JSON value; binary fields as None (they travel in Arrow only)."""
+    out: dict[str, Json] = {}
+    for name in Trajectory.__dataclass_fields__:
+        value = getattr(trajectory, name)
+        if name in ARRAY_FIELDS or isinstance(value, tuple):
+            value = list(value)
+        out[name] = None if isinstance(value, bytes) else value
+    return out
+
+
+def from_json(value: dict[str, Json]) -> Trajectory:
+    """Inverse of `to_json`. Unknown fields are ignored (added by a newer writer of the same schema).
+
+    Raises NewerRecord, CorruptRecord.
+    """
+    if int(value.get("schema_version", 0)) > SCHEMA_VERSION:
+        raise NewerRecord(seen=int(value["schema_version"]), known=SCHEMA_VERSION)
+    known = {k: v for k, v in value.items() if k in Trajectory.__dataclass_fields__}
+    try:
+        for name, code in ARRAY_FIELDS.items():
+            known[name] = array(code, known[name])
+        for name in ("turn_ids", "turn_ends", "turn_rewards"):
+            known[name] = tuple(known.get(name, ()))
+        return Trajectory(**known)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise CorruptRecord(f"not a trajectory record: {error!r}") from error

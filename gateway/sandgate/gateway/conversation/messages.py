@@ -1,0 +1,126 @@
+"""Canonical messages: what every dialect is decoded to, and every reply is encoded from. (pure)"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+
+
+class TextPart(msgspec.Struct, frozen=True, tag="text", omit_defaults=True):
+    """Text of a message."""
+
+    text: str
+
+
+class ImagePart(msgspec.Struct, frozen=True, tag="image", omit_defaults=True):
+    """An image: a data URL or any URL, as the client sent it; never fetched by the gateway."""
+
+    url: str
+    detail: str | None = None
+
+
+Part = TextPart | ImagePart
+
+
+class ToolCall(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A call the model made. `arguments` is the raw JSON text, as sampled or as echoed."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class Message(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One message. null, absent, "" and [] content are all `()`: no parts (rule N3)."""
+
+    role: Role
+    parts: tuple[Part, ...] = ()
+    reasoning: str | None = None
+    """Assistant only: what came as reasoning_content / reasoning / thinking."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    """role=tool only."""
+    name: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The text parts, joined."""
+        return "".join(part.text for part in self.parts if isinstance(part, TextPart))
+
+
+class Tool(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A function the model may call. `schema` is the client's JSON schema, untouched."""
+
+    name: str
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolChoice(msgspec.Struct, frozen=True, omit_defaults=True):
+    """auto: may call; none: must not; required: must call some tool; named: must call `name`."""
+
+    mode: Literal["auto", "none", "required", "named"] = "auto"
+    name: str | None = None
+
+
+class ResponseFormat(msgspec.Struct, frozen=True, omit_defaults=True):
+    """text: free; json_object: any JSON object; json_schema: an instance of `schema`."""
+
+    kind: Literal["text", "json_object", "json_schema"] = "text"
+    schema: dict[str, Any] | None = None
+
+
+class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Sampling parameters in the engine's names; None = the engine's default."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+
+
+class TurnRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One model call, in no dialect any more."""
+
+    model: str
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice = ToolChoice()
+    response_format: ResponseFormat = ResponseFormat()
+    sampling: Sampling = Sampling()
+    parallel_tool_calls: bool = True
+    n: int = 1
+    stream: bool = False
+    include_usage: bool = False
+    logprobs: bool = False
+    top_logprobs: int = 0
+    digest: bytes = b""
+    """Identity of the request for retries: of everything but the stream flags (a stalled stream is retried as JSON)."""
+
+
+class ReplyCall(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A tool call as parsed from ids. `arguments` is exactly the sampled JSON text, or, for families whose calls
+    are not JSON, its compact JSON form."""
+
+    name: str
+    arguments: str
+
+
+class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the sampled ids say. `text` excludes reasoning, tool-call markup and the closer."""
+
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ReplyCall, ...] = ()
+    malformed: tuple[str, ...] = ()
+    """Tool-call markup that did not parse; it is also left in `text`, as an engine's own parser leaves it."""

@@ -1,0 +1,123 @@
+"""What the gateway asks of an engine: token ids in, sampled ids and logprobs out. (pure)"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from sandgate.contract.trajectory import Floats, Ids
+from sandgate.gateway.conversation.messages import Sampling
+
+Finish = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One generation to make."""
+
+    request_id: str
+    """Unique per attempt at a generation; names it in the engine's logs and aborts."""
+    ids: Ids
+    """The whole prompt."""
+    sampling: Sampling
+    max_tokens: int
+    """Already clamped to the window; >= 1."""
+    stop_ids: tuple[int, ...] = ()
+    """Generation ends with any of these; the id is part of the sample."""
+    constraint: dict[str, Any] | None = None
+    """Structured output in vLLM's `structured_outputs` form ({"json": ...} | {"regex": ...} | {"structural_tag": ...})."""
+    top_logprobs: int = 0
+    """0 = of the sampled token only."""
+    affinity: str = ""
+    """Requests with the same value share a prefix (the group); an engine pool keeps them on one replica."""
+    model: str = ""
+    version: int = 0
+    """The policy version the trainer last told; used where the engine reports none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What arrived in one step: aligned ids and logprobs, at least one."""
+
+    ids: Ids
+    logprobs: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSpan:
+    """Tokens [start, end) of the sample were sampled by `version`."""
+
+    version: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """A finished generation. `ids` and `logprobs` are aligned and exactly what the engine reported;
+    sentinels, NaN and positive logprobs were refused (EngineFailed)."""
+
+    ids: Ids
+    logprobs: Floats
+    versions: tuple[VersionSpan, ...]
+    """Cover [0, len(ids)) without gaps."""
+    finish: Finish
+    stop_reason: str | int | None = None
+    """The stop string or id that ended it, if not the model's own end."""
+    engine: str = ""
+    """Which replica; its URL."""
+    cached_tokens: int = 0
+    top: tuple[tuple[tuple[int, float], ...], ...] = ()
+    """Per token the top alternatives (id, logprob), if asked for."""
+    resumed: int = 0
+    """How often an aborted generation was taken up again."""
+
+
+def empty_ids() -> Ids:
+    """array('i')."""
+    return array("i")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """Health of one replica, as last seen."""
+
+    url: str
+    healthy: bool
+    in_flight: int
+    detail: str = ""
+
+
+class Engine(Protocol):
+    """A pool of replicas. The same conformance suite runs on every implementation."""
+
+    async def generate(self, prompt: Prompt, on_delta: Callable[[Delta], None] | None = None) -> Sample:
+        """Sample once. With `on_delta`, it is called synchronously for each step as it arrives; their concatenation
+        is the sample. Cancelling the task aborts the generation in the engine.
+
+        Raises EngineUnavailable (no replica took it; nothing was sampled), EngineFailed (bad answer),
+        PromptTooLong, Overloaded. A generation that the engine aborts (weight update) is resumed with prompt + partial
+        ids, bounded, each token with its own version.
+        """
+        ...
+
+    def status(self) -> list[EngineStatus]:
+        """One entry per replica."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close connections; running generations are aborted."""
+        ...
+
+
+@dataclass(slots=True)
+class EngineFacts:
+    """What was learned about an engine at start-up; goes into every record."""
+
+    name: str = "vllm"
+    version: str = ""
+    logprobs_mode: str = "unknown"
+    max_model_len: int = 0
+    models: list[str] = field(default_factory=list)

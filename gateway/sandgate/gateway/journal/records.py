@@ -1,0 +1,191 @@
+"""Journal records: the truth about sessions; memory is a cache of their fold. (pure)
+
+Encoded as msgpack maps with a type tag and a schema number. Old versions stay readable; newer ones are refused.
+Token arrays are packed little-endian: int32 ids, float32 logprobs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Union
+
+import msgspec
+
+from sandgate.contract.errors import CorruptRecord, NewerRecord
+from sandgate.gateway.conversation.messages import Reply
+
+SCHEMA = 1
+
+
+class _Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    schema: int = SCHEMA
+    at: float
+    """Unix seconds."""
+
+    def __post_init__(self) -> None:
+        if self.schema > SCHEMA:
+            raise NewerRecord(seen=self.schema, known=SCHEMA)
+
+
+class Opened(_Record, frozen=True, kw_only=True, tag="opened"):
+    """A session exists. `spec` is the body of POST /v1/sessions after defaults."""
+
+    spec: dict[str, Any]
+
+
+class Intent(_Record, frozen=True, kw_only=True, tag="intent"):
+    """A generation is about to be asked of the engine. Not fsynced: nobody was told anything yet."""
+
+    turn: str
+    digest: bytes
+
+
+class TurnCommitted(_Record, frozen=True, kw_only=True, tag="turn"):
+    """One sampled turn, exactly as the engine made it.
+
+    The turn's prompt ids are its parent's prompt + response ids (recursively) followed by `context`.
+    """
+
+    turn: str
+    parent: str | None
+    """None for a root: `context` is then the whole prompt."""
+    fork: str | None
+    """ForkReason, if this turn starts a later root or leaves its branch."""
+    digest: bytes
+    """Of the request (see TurnRequest.digest)."""
+    index: int = 0
+    """Which of the request's n choices."""
+    context: bytes
+    """int32 LE: ids this turn adds before sampling."""
+    ids: bytes
+    """int32 LE: sampled."""
+    logprobs: bytes
+    """float32 LE: one per sampled id."""
+    versions: tuple[tuple[int, int, int], ...]
+    """(version, start, end) spans covering the sampled ids."""
+    finish: str
+    """stop | length | abort."""
+    stop_reason: str | int | None = None
+    reply: Reply
+    prompt_key: bytes
+    """Chain key of the whole request as it was resolved against the tree."""
+    head_key: bytes
+    """Key of system messages + tools."""
+    blocks: tuple[bytes, ...] = ()
+    """Keys of the request's blocks after the head that the parent's path does not have (for naming forks)."""
+    sampling: dict[str, Any] = {}
+    """As sent to the engine."""
+    engine: str = ""
+    prompt_tokens: int
+    cached_tokens: int = 0
+    resampled: bool = False
+    """A kill had cut an earlier generation of the same request short; this one is new."""
+    resumed: int = 0
+    notes: tuple[str, ...] = ()
+    """How an echo was recognised where it was lossy (rule N10)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.ids) % 4 or len(self.context) % 4 or len(self.logprobs) != len(self.ids):
+            raise CorruptRecord(
+                f"turn {self.turn}: {len(self.ids)} bytes of ids, {len(self.logprobs)} of logprobs, "
+                f"{len(self.context)} of context"
+            )
+        at = 0
+        for _, start, end in self.versions:
+            if start != at or end < start:
+                raise CorruptRecord(f"turn {self.turn}: version spans leave a gap at {at}")
+            at = end
+        if at != len(self.ids) // 4:
+            raise CorruptRecord(f"turn {self.turn}: versions cover {at} of {len(self.ids) // 4} ids")
+
+
+class Delivered(_Record, frozen=True, kw_only=True, tag="delivered"):
+    """The answer was written to the client's connection in full."""
+
+    turn: str
+
+
+class Rewarded(_Record, frozen=True, kw_only=True, tag="rewarded"):
+    """A reward for one turn, or for the last one at finalization (`turn` None)."""
+
+    turn: str | None
+    reward: float
+    info: dict[str, Any] = {}
+
+
+class Completed(_Record, frozen=True, kw_only=True, tag="completed"):
+    """The agent called /complete."""
+
+    info: dict[str, Any] = {}
+
+
+class Sealed(_Record, frozen=True, kw_only=True, tag="sealed"):
+    """The session ended; its tree is final. `aborted`: nothing of it is ever trained on."""
+
+    aborted: bool = False
+    failure_class: str | None = None
+    failure_reason: str | None = None
+    detail: str = ""
+    reward: float | None = None
+    info: dict[str, Any] = {}
+    discount: float = 1.0
+    complete: bool = True
+    shared_nodes: str = "once"
+
+
+class Leased(_Record, frozen=True, kw_only=True, tag="leased"):
+    """Groups handed to a trainer until `until` (unix seconds). Session field of the row is the empty string."""
+
+    lease: str
+    sessions: tuple[str, ...]
+    until: float
+
+
+class Acked(_Record, frozen=True, kw_only=True, tag="acked"):
+    """The trainer has these for good."""
+
+    lease: str
+    sessions: tuple[str, ...]
+
+
+class Nacked(_Record, frozen=True, kw_only=True, tag="nacked"):
+    """The trainer gives them back."""
+
+    lease: str
+
+
+class PolicyVersion(_Record, frozen=True, kw_only=True, tag="version"):
+    """The trainer's weights advanced."""
+
+    version: int
+
+
+Record = Union[  # noqa: UP007 - msgspec wants the union as a value
+    Opened, Intent, TurnCommitted, Delivered, Rewarded, Completed, Sealed, Leased, Acked, Nacked, PolicyVersion
+]
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
+
+
+class _Version(msgspec.Struct):
+    schema: int = SCHEMA
+
+
+_VERSION: msgspec.msgpack.Decoder[_Version] = msgspec.msgpack.Decoder(_Version)
+
+
+def encode(record: Record) -> bytes:
+    """The bytes that are journalled."""
+    return _ENCODER.encode(record)
+
+
+def decode(raw: bytes) -> Record:
+    """Inverse of `encode`. Raises NewerRecord or CorruptRecord."""
+    try:
+        seen = _VERSION.decode(raw).schema
+        if seen > SCHEMA:
+            raise NewerRecord(seen=seen, known=SCHEMA)
+        return _DECODER.decode(raw)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise CorruptRecord(f"not a journal record: {error}") from error

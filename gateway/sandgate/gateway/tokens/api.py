@@ -1,0 +1,108 @@
+"""The seam between the core and what knows a model's tokens: render, bridge, parse. (pure)
+
+Implementations: family renderers (`renderers` package) and the verified bridge over any chat template.
+All methods are CPU only, deterministic and thread-safe; the core calls the slow ones off the event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from sandgate.contract.errors import ForkReason
+from sandgate.contract.trajectory import Ids
+from sandgate.gateway.conversation.messages import Message, Reply, Tool, ToolChoice
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """More visible text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """More reasoning."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallDelta:
+    """A part of tool call number `index` (0-based, in order of appearance). The first one of an index carries `name`;
+    the `arguments` of an index, concatenated, are that ReplyCall's `arguments`."""
+
+    index: int
+    name: str | None
+    arguments: str
+
+
+ParseDelta = TextDelta | ReasoningDelta | CallDelta
+
+
+class Parser(Protocol):
+    """Sampled ids of one turn -> message, incrementally. Markers that are special tokens are recognised by id."""
+
+    def feed(self, ids: Ids) -> list[ParseDelta]:
+        """More ids arrived. Never yields text that a later id could turn into something else (half a character,
+        half a marker, half a stop string)."""
+        ...
+
+    def finish(self, *, stopped_on: str | None = None) -> tuple[list[ParseDelta], Reply]:
+        """No more ids. The remaining deltas, and the whole reply. All deltas, concatenated, say what the reply says.
+        `stopped_on`: the stop string that ended generation; it is cut from the end of the text."""
+        ...
+
+
+class Codec(Protocol):
+    """One model's messages <-> ids."""
+
+    @property
+    def name(self) -> str:
+        """For records: `renderers/qwen3@0.1.12` or `bridge/<digest of the template>`."""
+        ...
+
+    @property
+    def tokenizer_digest(self) -> str:
+        """Of tokenizer.json."""
+        ...
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Ids that end an assistant turn."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids in [0, vocab_size) exist."""
+        ...
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Ids:
+        """Full prompt ids, generation prompt included. Raises BadRequest where the template refuses the messages."""
+        ...
+
+    def bridge(
+        self, prompt: Ids, response: Ids, tail: Sequence[Message], tools: Sequence[Tool], *, closed: bool
+    ) -> Ids | ForkReason:
+        """The ids to append to `prompt + response` so that the next assistant turn can be sampled after `tail`.
+
+        `prompt + response` is the whole path up to and including the parent's sampled ids. `closed` is False if the
+        parent was cut (finish `length` or a stop string) and so has no closer: the closer is then part of the result.
+        Returns a ForkReason when it cannot be proved that the tail renders on its own.
+        """
+        ...
+
+    def parser(self, prompt: Ids, tools: Sequence[Tool], stop: Sequence[str] = ()) -> Parser:
+        """A parser for a turn sampled after `prompt` (which may have opened the reasoning already)."""
+        ...
+
+    def constraint(self, tools: Sequence[Tool], choice: ToolChoice) -> dict[str, Any] | None:
+        """vLLM `structured_outputs` that forces a tool call of this family's form for `required` / `named`;
+        None if the family has no such form (the caller then refuses with Unsupported)."""
+        ...
+
+    def decode(self, ids: Ids) -> str:
+        """Plain text, special tokens included (for viewers)."""
+        ...
