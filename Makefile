@@ -1,0 +1,92 @@
+# Sandgate: everything a person types. `make help` lists it.
+#
+# The environment is .venv in this clone, built from constraints.txt. Downloads are cached outside of it, so a fresh clone is quick.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.ONESHELL:
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/sandgate
+export UV_CACHE_DIR ?= $(CACHE)/uv
+
+BIN := .venv/bin
+# One stamp for each state of the two files that define the environment; a change of either builds it anew.
+STAMP := .venv/.sandgate-$(shell cat pyproject.toml constraints.txt | sha256sum | cut -c1-16)
+
+## make demo                a whole job on this machine: engine, gateway, agents, trajectories -> out/demo
+.PHONY: demo
+demo: venv
+	engine="$$(scripts/engine-env.sh | tail -n 1)"
+	SANDGATE_ENGINE_VENV="$$engine" PATH="$$PATH:$$engine/bin" $(BIN)/sandgate run examples/shop/job.yaml --out out/demo
+
+## make test [T=...]        every test, with the real engine too; T: a path, or pytest options (T='-k lease')
+.PHONY: test
+test: venv
+	if [ -x scripts/engine-env.sh ]; then engine="$$(scripts/engine-env.sh | tail -n 1)"; fi
+	SANDGATE_ENGINE_VENV="$${engine:-}" $(BIN)/pytest $(T)
+
+## make check               lint, format, types, walls, generated files: all that can be said without running
+.PHONY: check
+check: venv
+	@$(MAKE) -k check-lint check-format check-types check-layers check-generated check-tidy # -k: say all that is wrong
+
+.PHONY: check-lint check-format check-types check-layers check-generated check-tidy
+check-lint: ; $(BIN)/ruff check
+check-format: ; $(BIN)/ruff format --check
+check-types: ; $(BIN)/mypy
+check-layers: ; $(BIN)/lint-imports --no-logo --cache-dir .venv/.import-linter
+check-generated: ; $(BIN)/python scripts/generate.py --check
+check-tidy: ; $(BIN)/pytest -q -p no:cacheprovider tests/tidy
+
+## make fix                 what tools can mend: lint, format, generated files
+.PHONY: fix
+fix: venv
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+	$(BIN)/python scripts/generate.py
+
+## make bench [ARGS=--smoke]  gateway overhead and friends, measured here; numbers go to out/bench
+.PHONY: bench
+bench: venv
+	$(BIN)/python -m tests.bench $(ARGS)
+
+## make fuzz [EXAMPLES=5000]  the property tests, looking much longer than `make test` does
+.PHONY: fuzz
+fuzz: export SANDGATE_FUZZ_EXAMPLES := $(or $(EXAMPLES),5000)
+fuzz: venv
+	$(BIN)/pytest -m hypothesis --hypothesis-profile=fuzz -o timeout=0 $(T)
+
+## make help                this list
+.PHONY: help
+help:
+	@sed -n 's/^## //p' $(MAKEFILE_LIST)
+
+# -- below: used by the targets above ---------------------------------------------------------------------------------
+
+.PHONY: venv
+venv: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	[ -x $(BIN)/python ] || $(PYTHON) -m venv .venv
+	[ -x $(BIN)/uv ] || $(BIN)/python -m pip install -q --disable-pip-version-check "$$(grep '^uv==' constraints.txt)"
+	$(BIN)/uv pip install -q -p $(BIN)/python -c constraints.txt --build-constraints constraints.txt -e '.[all,dev]'
+	rm -f .venv/.sandgate-*
+	touch $@
+
+# The engine's own environment (vLLM), outside this clone. Idempotent; prints its path.
+.PHONY: engine
+engine:
+	@scripts/engine-env.sh
+
+# The tiny model of examples and tests.
+.PHONY: model
+model: engine
+	@scripts/tiny-model.sh
+
+# New pins for everything; read the diff before you commit it.
+.PHONY: lock
+lock: venv
+	UV_CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/uv pip compile -q --upgrade pyproject.toml --all-extras --no-annotate --no-emit-package sandgate -p $(BIN)/python -o constraints.txt > /dev/null

@@ -1,0 +1,80 @@
+"""docs/reference/reasons.md from sandgate.contract.errors: the reason codes are API, so they are listed for people."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+
+from sandgate.contract import errors
+
+PATH = "docs/reference/reasons.md"
+INTRO = """\
+<!-- Generated from contract/sandgate/contract/errors.py by `make fix`. Do not edit. -->
+# Reason codes
+
+A reason is API: it is the value of `x-sandgate-reason`, of metric labels, of conditions and of trajectory records.
+The text beside an error is for people and may change.
+"""
+
+
+def generate() -> dict[str, str]:
+    parts = [INTRO, error_table()]
+    parts += [enum_table(enum) for enum in vars(errors).values() if is_enum(enum)]
+    return {PATH: "\n".join(parts)}
+
+
+def is_enum(thing: object) -> bool:
+    return isinstance(thing, type) and issubclass(thing, StrEnum) and thing.__module__ == errors.__name__
+
+
+def error_table() -> str:
+    classes = tree(errors.SandgateError)
+    rows = [(str(cls.status), f"`{cls.reason}`", f"`{cls.__name__}`", summary(cls)) for cls in classes]
+    columns = ("status", "reason", "exception", "meaning")
+    return section("Errors", "What a request can be answered with.", columns, rows)
+
+
+def tree(cls: type[errors.SandgateError]) -> Iterator[type[errors.SandgateError]]:
+    """The class and all below it, in the order they are written."""
+    yield cls
+    for child in cls.__subclasses__():
+        if child.__module__ == errors.__name__:
+            yield from tree(child)
+
+
+def enum_table(enum: type[StrEnum]) -> str:
+    docs = member_docs(enum)
+    classes = getattr(errors, "FAILURE_CLASS", {})
+    columns: tuple[str, ...] = ("value", "meaning")
+    rows: list[tuple[str, ...]] = [(f"`{member}`", docs.get(member.name, "")) for member in enum]
+    if all(member in classes for member in enum):
+        columns = ("value", "class", "meaning")
+        rows = [(value, f"`{classes[member]}`", doc) for (value, doc), member in zip(rows, enum, strict=True)]
+    if not any(row[-1] for row in rows):
+        columns, rows = columns[:-1], [row[:-1] for row in rows]
+    return section(enum.__name__, summary(enum), columns, rows)
+
+
+def member_docs(enum: type[StrEnum]) -> dict[str, str]:
+    """Member name -> the string literal that follows it in the source."""
+    body = ast.parse(inspect.getsource(enum)).body[0]
+    assert isinstance(body, ast.ClassDef)
+    docs = {}
+    for member, after in zip(body.body, body.body[1:], strict=False):
+        match member, after:
+            case ast.Assign(targets=[ast.Name(id=name)]), ast.Expr(value=ast.Constant(value=str(text))):
+                docs[name] = " ".join(text.split())
+    return docs
+
+
+def summary(cls: type) -> str:
+    """First paragraph of the docstring, on one line."""
+    return " ".join((inspect.getdoc(cls) or "").split("\n\n")[0].split())
+
+
+def section(title: str, intro: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    lines = [columns, tuple("---" for _ in columns), *rows]
+    table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return f"## {title}\n\n{intro}\n\n{table}\n"
