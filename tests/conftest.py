@@ -1,4 +1,4 @@
-"""What every test gets: reproducible property tests, a longer look for `make fuzz`, and no sandgate settings from outside."""
+"""What every test gets: reproducible property tests (a longer look for `make fuzz`), no settings from outside."""
 
 from __future__ import annotations
 

@@ -1,0 +1,20 @@
+"""The one place of the tests that may sleep: waits for a condition of another process, and says what it waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+POLL_S = 0.02
+
+
+async def until(condition: Callable[[], Awaitable[bool]], *, what: str, within_s: float = 10.0) -> None:
+    """Return when `condition` holds. Raises AssertionError naming `what` after `within_s` seconds.
+
+    For what only another process can tell. In one process, wait for the event itself.
+    """
+    end = time.monotonic() + within_s
+    while not await condition():
+        assert time.monotonic() < end, f"still not so after {within_s} s: {what}"
+        await asyncio.sleep(POLL_S)

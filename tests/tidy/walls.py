@@ -1,0 +1,85 @@
+"""The walls between rooms, as tables. Module names are without `sandgate.` in front; `*` is a shell's `*`.
+
+A module is **pure** unless it is listed in SHELL. Whoever needs I/O, a clock, randomness or asyncio in a new place adds
+a line here, and so says it aloud in review. (The layers of rooms are import-linter's, in pyproject.toml.)
+"""
+
+from __future__ import annotations
+
+SHELL = (
+    "gateway.app",
+    "gateway.__main__",
+    "gateway.config",
+    "gateway.client",
+    "gateway.turn",
+    "gateway.sessions",
+    "gateway.metrics",
+    "gateway.web.*",
+    "gateway.engine.vllm",
+    "gateway.engine.scripted",
+    "gateway.journal.sqlite",
+    "gateway.journal.postgres",
+    "operator.observe",
+    "operator.reconcile",
+    "operator.drivers.*",
+    "operator.kube",
+    "operator.handlers",
+    "sandbox.entry",
+    "sandbox.process",
+    "trainer.*",
+)
+"""Modules that act: they may do I/O, read the clock, draw numbers, use asyncio."""
+
+PURE_IN_SHELL = ("trainer.pacing",)
+"""Exceptions from a `*` above."""
+
+IMPURE = frozenset(
+    "asyncio threading multiprocessing concurrent subprocess signal select selectors socket ssl http urllib.request"
+    " time random secrets uuid os shutil tempfile sqlite3 logging"
+    " aiohttp httpx requests anyio uvicorn uvloop fastapi starlette prometheus_client kopf kubernetes ray".split()
+)
+"""What a pure module may not import: clocks, chance, files and sockets arrive as arguments."""
+
+IMPURE_CALLS = frozenset(
+    "open print input breakpoint datetime.now datetime.utcnow datetime.today date.today"
+    " datetime.datetime.now datetime.datetime.utcnow datetime.date.today".split()
+)
+
+FRONT_DOORS = {
+    "gateway": ("gateway.client",),
+    "sandbox": ("sandbox.pod", "sandbox.agents", "sandbox.process"),
+    "operator": ("operator.reconcile", "operator.drivers.local"),
+    "contract": ("contract", "contract.*"),
+}
+"""Room -> the modules that other rooms may import."""
+
+SIDE_DOORS = {
+    "trainer.testing": ("gateway.app", "gateway.config", "gateway.engine.scripted"),
+    "trainer.cli": ("gateway.app", "gateway.config", "gateway.engine.scripted", "operator.handlers"),
+    "trainer.cli.*": ("gateway.app", "gateway.config", "gateway.engine.scripted", "operator.handlers"),
+}
+"""Importer -> further modules that it alone may import: composition roots, which start whole rooms."""
+
+HOMES = {
+    "kopf": ("operator.handlers",),
+    "aiohttp": ("gateway.web.*", "gateway.client", "gateway.engine.vllm", "operator.kube"),
+    "fastapi": ("gateway.web.*", "gateway.app"),
+    "starlette": ("gateway.web.*", "gateway.app"),
+    "uvicorn": ("gateway.web.*", "gateway.app"),
+    "uvloop": ("gateway.app", "operator.handlers"),
+    "tokenizers": ("gateway.tokens.*",),
+    "renderers": ("gateway.tokens.*",),
+    "jinja2": ("gateway.tokens.*",),
+    "transformers": ("gateway.tokens.*",),
+    "prometheus_client": ("gateway.metrics", "gateway.web.*"),
+    "torch": ("trainer.export.*",),
+    "pyarrow": ("trainer.export.*",),
+    "verl": ("trainer.export.*", "trainer.verl"),
+    "ray": ("trainer.export.*", "trainer.ray"),
+    "typer": ("trainer.cli", "trainer.cli.*"),
+    "rich": ("trainer.cli", "trainer.cli.*"),
+}
+"""Third party -> the only modules that know it."""
+
+FRAMEWORKS = frozenset({"torch", "verl", "ray", "tensordict", "transfer_queue", "transformers"})
+"""What a user brings along; imported inside the function that needs it, and so in no extra."""
