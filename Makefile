@@ -11,6 +11,10 @@ MAKEFLAGS += --no-print-directory
 PYTHON ?= python3
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/sandgate
 export UV_CACHE_DIR ?= $(CACHE)/uv
+# uv does not read pip's settings; a machine that names its package index to pip only should still work.
+ifdef PIP_INDEX_URL
+export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
+endif
 
 BIN := .venv/bin
 # One stamp for each state of the two files that define the environment; a change of either builds it anew.
@@ -20,13 +24,12 @@ STAMP := .venv/.sandgate-$(shell cat pyproject.toml constraints.txt | sha256sum 
 .PHONY: demo
 demo: venv
 	engine="$$(scripts/engine-env.sh | tail -n 1)"
-	SANDGATE_ENGINE_VENV="$$engine" PATH="$$PATH:$$engine/bin" $(BIN)/sandgate run examples/shop/job.yaml --out out/demo
+	PATH="$(CURDIR)/$(BIN):$$PATH" SANDGATE_ENGINE_VENV="$$engine" sandgate run examples/shop/job.yaml --out out/demo
 
 ## make test [T=...]        every test, with the real engine too; T: a path, or pytest options (T='-k lease')
 .PHONY: test
-test: venv
-	if [ -x scripts/engine-env.sh ]; then engine="$$(scripts/engine-env.sh | tail -n 1)"; fi
-	SANDGATE_ENGINE_VENV="$${engine:-}" $(BIN)/pytest $(T)
+test: venv $(if $(T),,engine)
+	$(BIN)/pytest $(T)
 
 ## make check               lint, format, types, walls, generated files: all that can be said without running
 .PHONY: check
@@ -78,7 +81,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 # The engine's own environment (vLLM), outside this clone. Idempotent; prints its path.
 .PHONY: engine
-engine:
+engine: venv
 	@scripts/engine-env.sh
 
 # The tiny model of examples and tests.

@@ -21,7 +21,7 @@ settings.register_profile(
 )
 settings.load_profile("default")
 
-KEPT = {"SANDGATE_ENGINE_VENV", "SANDGATE_FUZZ_EXAMPLES"}
+KEPT = {"SANDGATE_FUZZ_EXAMPLES"}
 """Settings that tests themselves read."""
 
 

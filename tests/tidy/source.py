@@ -41,7 +41,16 @@ class Module:
 def tracked() -> tuple[Path, ...]:
     """Every file that git has or would take, sorted; what is ignored is nobody's business."""
     listing = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        [
+            "git",
+            "-c",
+            f"safe.directory={ROOT}",
+            "ls-files",
+            "-z",
+            "--cached",
+            "--others",
+            "--exclude-standard",
+        ],
         cwd=ROOT,
         capture_output=True,
         check=True,
