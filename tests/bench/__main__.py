@@ -1,7 +1,7 @@
 """Measure: every ``tests/bench/bench_*.py``, each with ``bench(smoke: bool) -> dict[str, float]``.
 
-A key names what was measured and its unit (``overhead_p50_ms``, ``turns_per_s``). `smoke` asks for a second or two, to see
-that it still works; such numbers mean nothing. Results are printed, and written to out/bench/results.json.
+A key names what was measured and its unit (``overhead_p50_ms``, ``turns_per_s``). `smoke` asks for a second or two, to
+see that it still works; such numbers mean nothing. Results are printed, and written to out/bench/results.json.
 
     make bench                 all          make bench ARGS='--smoke journal'      quickly, only bench_journal.py
 """
