@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -31,3 +32,18 @@ def _own_settings_only(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in os.environ.keys() - KEPT:
         if name.startswith(("SANDGATE_", "OPENAI_", "ANTHROPIC_")):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def _loop_stays_free(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """With PYTHONASYNCIODEBUG=1, a callback that holds the event loop for over 100 ms fails its test.
+
+    Not by default: debug mode is slow, and a busy machine stalls by itself. Blocking calls that can be seen in the text
+    are errors always (ruff's ASYNC rules).
+    """
+    yield
+    records = caplog.get_records("call")
+    stalls = [
+        text for record in records if record.name == "asyncio" and " took " in (text := record.getMessage())
+    ]
+    assert not stalls, "\n".join(stalls)
