@@ -1,0 +1,1 @@
+"""Trajectories in other people's forms: Arrow, Parquet, JSON lines."""

@@ -1,0 +1,166 @@
+"""Trajectories in Parquet files: written whole or not at all, read and merged as streams."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from zlib import crc32
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sandgate.contract.errors import Conflict, CorruptRecord
+from sandgate.contract.trajectory import Trajectory
+from sandgate.trainer.export.schema import TYPES, check_version, conform, schema
+from sandgate.trainer.export.tables import to_batches, unpack
+from sandgate.trainer.files import replacing
+
+ROW_GROUP_BYTES = 16 << 20
+"""Of Arrow memory. What a reader must hold at once; large enough that compression and column chunks pay."""
+READ_ROWS = 256
+"""Rows decoded at once when reading."""
+
+PLAIN = ("prompt_ids", "response_ids", "response_logprobs")
+"""Columns whose values hardly repeat: a dictionary would be built and thrown away."""
+ENCODINGS = {"response_logprobs.list.element": "BYTE_STREAM_SPLIT"}
+"""Floats of one magnitude share their exponent bytes: grouped by byte they compress."""
+
+Paths = Iterable[str | os.PathLike[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """What a merge did: rows written, and rows left out because they were there already."""
+
+    rows: int
+    duplicates: int
+
+
+def write_parquet(
+    path: str | os.PathLike[str], trajectories: Iterable[Trajectory], *, atomic: bool = True
+) -> int:
+    """Stream `trajectories` to `path`; how many. With `atomic` the file appears when it is whole and durable, and a
+    file of that name is replaced in one step; after any error what was there before is still there.
+
+    Raises InvalidBody (a value that Arrow cannot carry), OSError.
+    """
+    return _write(path, to_batches(trajectories), atomic=atomic)
+
+
+def read_parquet(path: str | os.PathLike[str]) -> Iterator[Trajectory]:
+    """Trajectories in the file's order, a few hundred in memory at once.
+
+    Raises FileNotFoundError, NewerRecord, CorruptRecord.
+    """
+    for batch in _batches(path):
+        yield from unpack(batch)
+
+
+def count_parquet(path: str | os.PathLike[str]) -> int:
+    """How many trajectories, from the footer alone. Raises FileNotFoundError, NewerRecord, CorruptRecord."""
+    with _opened(path) as file:
+        return int(file.metadata.num_rows)
+
+
+def merge_parquet(parts: Paths, out: str | os.PathLike[str], *, atomic: bool = True) -> Merged:
+    """All rows of `parts` in one file, each (session_id, trajectory_id) once: its first. `out` may be one of `parts`.
+
+    Streams; memory grows by one key per row. Hand-off is at least once, so the same row may be in two parts; two rows
+    of one key with different tokens or attempts are not the same row: Conflict, and nothing is written.
+    """
+    seen: dict[tuple[str, int], int] = {}
+    duplicates = 0
+
+    def fresh() -> Iterator[Any]:
+        nonlocal duplicates
+        for part in parts:
+            for batch in map(conform, _batches(part)):
+                keep = list(_unseen(batch, seen, part))
+                duplicates += batch.num_rows - len(keep)
+                yield batch if len(keep) == batch.num_rows else batch.take(pa.array(keep, pa.int64()))
+
+    return Merged(_write(out, fresh(), atomic=atomic), duplicates)
+
+
+def _unseen(batch: Any, seen: dict[tuple[str, int], int], part: str | os.PathLike[str]) -> Iterator[int]:
+    """Rows whose key is new; they are added to `seen` with a checksum of what makes them that row."""
+    names = ("session_id", "trajectory_id", "attempt", "prompt_ids", "response_ids")
+    session, number, attempt, prompts, responses = (batch.column(name) for name in names)
+    for row in range(batch.num_rows):
+        key = session[row].as_py(), number[row].as_py()
+        check = crc32(attempt[row].as_py().to_bytes(4, "little", signed=True))
+        for ids in (prompts[row].values, responses[row].values):
+            check = crc32(_bytes(ids), check)
+        if key not in seen:
+            seen[key] = check
+            yield row
+        elif seen[key] != check:
+            raise Conflict(
+                f"{part}: session {key[0]} trajectory {key[1]} differs from an earlier row of that name"
+            )
+
+
+def _bytes(ids: Any) -> memoryview:
+    """The int32 of a (sliced) array, as they lie in memory."""
+    data = ids.buffers()[1]
+    return memoryview(data if data is not None else b"")[ids.offset * 4 : (ids.offset + len(ids)) * 4]
+
+
+def _write(path: str | os.PathLike[str], batches: Iterable[Any], *, atomic: bool) -> int:
+    rows = 0
+    with replacing(path, atomic=atomic) as target, _writer(target) as writer:
+        for group in _groups(batches):
+            writer.write_table(group, row_group_size=max(1, group.num_rows))
+            rows += group.num_rows
+    return rows
+
+
+def _writer(target: os.PathLike[str]) -> Any:
+    return pq.ParquetWriter(
+        target,
+        schema(),
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=[_leaf(name) for name in TYPES if name not in PLAIN],
+        column_encoding=ENCODINGS,
+        write_page_checksum=True,
+    )
+
+
+def _leaf(name: str) -> str:
+    """How Parquet names the column that holds the values."""
+    return f"{name}.list.element" if pa.types.is_list(schema().field(name).type) else name
+
+
+def _groups(batches: Iterable[Any]) -> Iterator[Any]:
+    """Tables of about ROW_GROUP_BYTES, so that many small parts do not make many small row groups."""
+    held: list[Any] = []
+    size = 0
+    for batch in batches:
+        held.append(batch)
+        size += batch.nbytes
+        if size >= ROW_GROUP_BYTES:
+            yield pa.Table.from_batches(held, schema=schema())
+            held, size = [], 0
+    if held:
+        yield pa.Table.from_batches(held, schema=schema())
+
+
+def _batches(path: str | os.PathLike[str]) -> Iterator[Any]:
+    with _opened(path) as file:
+        yield from file.iter_batches(batch_size=READ_ROWS)
+
+
+@contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            check_version(file.schema_arrow)
+            yield file
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptRecord(f"{path} is not a Parquet file of trajectories: {error}") from error

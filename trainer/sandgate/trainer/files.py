@@ -1,0 +1,43 @@
+"""Files that are whole or not there."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str], *, atomic: bool = True) -> Iterator[Path]:
+    """A path to write to; when the block ends well, `path` is that file, durable; when it raises, `path` is untouched.
+
+    The temporary file lies in the same folder (a rename across file systems is a copy), so a kill leaves at most
+    a hidden `.NAME.*.tmp` beside it. With `atomic` False it is `path` itself: for pipes and for file systems
+    without rename. Makes missing parent folders. Raises OSError.
+    """
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not atomic:
+        yield target
+        return
+    part = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    try:
+        yield part
+        sync(part)
+        part.replace(target)
+        sync(target.parent)  # the rename itself is a change of the folder
+    except BaseException:
+        with suppress(FileNotFoundError):
+            part.unlink()
+        raise
+
+
+def sync(path: Path) -> None:
+    """fsync a file or a folder."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
