@@ -36,7 +36,7 @@ def _own_settings_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _loop_stays_free(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """With PYTHONASYNCIODEBUG=1, a callback that holds the event loop for over 100 ms fails its test.
+    """With `--asyncio-debug`, a callback that holds the event loop for over 100 ms fails its test.
 
     Not by default: debug mode is slow, and a busy machine stalls by itself. Blocking calls that can be seen in the text
     are errors always (ruff's ASYNC rules).
