@@ -11,6 +11,7 @@ SHELL = (
     "gateway.__main__",
     "gateway.config",
     "gateway.client",
+    "gateway.calls",
     "gateway.turn",
     "gateway.sessions",
     "gateway.metrics",
