@@ -157,7 +157,7 @@ def _batches(path: str | os.PathLike[str]) -> Iterator[Any]:
 @contextmanager
 def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        with pq.ParquetFile(path, page_checksum_verification=True, pre_buffer=False) as file:
             check_version(file.schema_arrow)
             yield file
     except FileNotFoundError:
