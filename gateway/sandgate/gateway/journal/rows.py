@@ -1,0 +1,111 @@
+"""What every store does the same way: checksums, what a refused group takes with it, when to try again. (pure)"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from sandgate.contract.errors import CorruptRecord, InvalidBody, JournalUnavailable, TooLarge
+from sandgate.gateway.journal.records import Record, decode, encode
+
+MIB = 1 << 20
+RECORD_BYTES_MAX = 64 * MIB
+"""Of one record. A turn is 8 bytes a sampled token plus its reply: a million tokens is about 12 MiB."""
+QUEUE_BYTES_MAX = 256 * MIB
+"""What may wait for the disk. A disk that is slower than this much of turns is not coming back by itself soon."""
+RETRY_S = 1.0
+"""Seconds between two attempts at a journal that failed, and the Retry-After of what is refused meanwhile."""
+assert RECORD_BYTES_MAX < QUEUE_BYTES_MAX, "any record fits an empty queue"
+
+Row = tuple[int, Any, Any, Any]
+"""(sequence, session, body, checksum), as read: a damaged row header can make a number of a blob."""
+
+
+def checksum(seq: int, session: str, body: bytes) -> int:
+    """CRC-32 over session, a zero byte, body and sequence (8 bytes LE): a damaged row shows, and so does a moved one.
+
+    Releases the GIL for bodies over 5 KiB.
+    """
+    crc = zlib.crc32(body, zlib.crc32(session.encode("utf-8", "surrogatepass") + b"\0"))
+    return zlib.crc32(seq.to_bytes(8, "little", signed=True), crc)
+
+
+def sound(row: Row) -> bool:
+    """Is the row what was written?"""
+    seq, session, body, crc = row
+    return isinstance(session, str) and isinstance(body, bytes) and checksum(seq, session, body) == crc
+
+
+def read(row: Row) -> tuple[int, str, Record]:
+    """(sequence, session, record). Raises CorruptRecord naming the sequence, NewerRecord."""
+    if not sound(row):
+        raise CorruptRecord(f"record {row[0]}: the checksum does not hold")
+    try:
+        return row[0], row[1], decode(row[2])
+    except CorruptRecord as error:
+        raise CorruptRecord(f"record {row[0]}: {error}") from error
+
+
+def cut_from(rows: Iterable[Row]) -> int | None:
+    """First sequence of a damaged tail, None if all rows are sound; rows come in order.
+
+    Raises CorruptRecord if a sound row follows a damaged one: that is no torn write, and what is lost is not the end.
+    """
+    first: int | None = None
+    for row in rows:
+        if not sound(row):
+            first = row[0] if first is None else first
+        elif first is not None:
+            raise CorruptRecord(
+                f"record {first}: the checksum does not hold, and record {row[0]} after it is sound"
+            )
+    return first
+
+
+def bodies(session: str, records: tuple[Record, ...]) -> tuple[bytes, ...]:
+    """Encoded. Raises InvalidBody for a session name that is not text, TooLarge."""
+    if not session.isascii():
+        try:
+            session.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidBody("session id is not valid Unicode", field="session_id") from error
+    out = tuple(encode(record) for record in records)
+    for body in out:
+        if len(body) > RECORD_BYTES_MAX:
+            raise TooLarge(f"a journal record of {len(body)} bytes; at most {RECORD_BYTES_MAX}")
+    return out
+
+
+@dataclass(slots=True)
+class Health:
+    """Does the journal take writes? After a failure one attempt per RETRY_S is let through; the rest is refused."""
+
+    detail: str = ""
+    """Why not; empty when healthy."""
+    retry_at: float = field(default=0.0)
+
+    @property
+    def good(self) -> bool:
+        return not self.detail
+
+    def due(self, now: float) -> bool:
+        """May an attempt be made? Claims it: the next one is due RETRY_S later."""
+        if self.good:
+            return True
+        if now < self.retry_at:
+            return False
+        self.retry_at = now + RETRY_S
+        return True
+
+    def admit(self, now: float) -> None:
+        """Raises JournalUnavailable while no attempt is due."""
+        if not self.due(now):
+            raise JournalUnavailable(self.detail, retry_after=max(0.1, self.retry_at - now))
+
+    def fail(self, detail: str, now: float) -> None:
+        self.detail, self.retry_at = detail or "unknown error", now + RETRY_S
+
+    def heal(self) -> None:
+        self.detail = ""

@@ -1,0 +1,398 @@
+"""The default journal: one SQLite file in WAL mode, one writer thread, many turns per fsync.
+
+The event loop encodes and queues; the writer takes everything queued as one transaction, so that one fsync serves
+all, and wakes the loop once per group. The writer alone owns the connection and the sequence, the loop all the rest:
+no locks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Self
+
+from sandgate.contract.errors import Conflict, CorruptRecord, JournalUnavailable, NewerRecord, SandgateError
+from sandgate.gateway.journal.groups import Group, Job, after_failure
+from sandgate.gateway.journal.records import Record
+from sandgate.gateway.journal.rows import (
+    QUEUE_BYTES_MAX,
+    RETRY_S,
+    Health,
+    Row,
+    bodies,
+    checksum,
+    cut_from,
+    read,
+)
+from sandgate.gateway.journal.store import StoreStatus
+
+log = logging.getLogger(__name__)
+
+SCHEMA = 1
+"""Of the tables; records carry their own."""
+APPLICATION_ID = 0x53474A31
+"""'SGJ1' in the file's header: tells a journal from any other SQLite file."""
+WAL_BYTES_KEPT = 64 << 20
+"""The -wal file is cut back to this after a checkpoint; below, it is overwritten in place."""
+GROUP_BYTES_MAX = 16 << 20
+"""Of one transaction, so that in a burst the first callers do not wait for the last."""
+FORGET_CHUNK = 32
+"""Sessions forgotten per transaction: appends get in between."""
+VACUUM_PAGES = 4096
+"""Free pages (4 KiB each) given back to the file system with each chunk."""
+SCAN_ROWS = 128
+"""Read at once: a scan holds no snapshot for long, so the -wal can be reused."""
+
+TABLES = (
+    "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE records (seq INTEGER PRIMARY KEY AUTOINCREMENT, session TEXT NOT NULL, body BLOB NOT NULL,"
+    " crc INTEGER NOT NULL)",
+    "CREATE INDEX records_by_session ON records (session)",
+    f"PRAGMA application_id = {APPLICATION_ID}",
+)
+INSERT = "INSERT INTO records (seq, session, body, crc) VALUES (?, ?, ?, ?)"
+SELECT = "SELECT seq, session, body, crc FROM records"
+DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+Clock = Callable[[], float]
+
+
+class SqliteStore:
+    """`Store` in one file. Belongs to the event loop that opened it and to one process; not fork-safe.
+
+    A caller cancelled while it waits in `append` does not know whether its records became durable: shield it.
+    """
+
+    def __init__(self, path: Path, lock: int, start: _Start, now: Clock) -> None:
+        """Use `open`."""
+        self._path, self._lock, self._now = path, lock, now
+        self._loop = asyncio.get_running_loop()
+        self._records, self._cut = start.records, start.cut
+        self._health = Health()
+        self._queued = self._epoch = self._kept = 0
+        self._closed: asyncio.Future[None] | None = None
+        self.transactions = 0
+        """Committed since it was opened; records appended / transactions = how well groups form."""
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        writer = _Writer(start, self._jobs, self._tell)
+        threading.Thread(target=writer.run, name=f"journal {path.name}", daemon=True).start()
+
+    @classmethod
+    async def open(cls, path: str | Path, *, now: Clock = time.monotonic) -> Self:
+        """Lock, check and open the journal at `path`, made if absent (mode 0600; its directory must exist).
+
+        Reads every record's checksum. A damaged tail is cut and reported by `status().cut`. Raises Conflict (another
+        process has it), CorruptRecord (damage before the end, or not a journal), NewerRecord, JournalUnavailable
+        (cannot be read or written now). `now`: seconds, any origin; paces attempts after a failure.
+        """
+        path = Path(path)
+        lock = await asyncio.to_thread(_lock, path)
+        try:
+            start = await asyncio.to_thread(_open, path)
+        except BaseException:
+            os.close(lock)
+            raise
+        return cls(path, lock, start, now)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    async def append(self, session: str, *records: Record, sync: bool = True) -> None:
+        """See `Store.append`. Order is the order of calls.
+
+        After a failure everything queued behind it is refused too; only what asked for no sync is kept and written
+        with the next group, unless an earlier record of its session was refused. While unhealthy, one call per
+        second is tried and the others are refused at once. Beyond QUEUE_BYTES_MAX waiting: JournalUnavailable.
+        Raises TooLarge (a record over RECORD_BYTES_MAX), InvalidBody (a session id that is not Unicode).
+        """
+        if records:
+            await self._submit(Job(session, bodies(session, records), sync=sync))
+
+    def scan(self, session: str | None = None) -> Iterator[tuple[int, str, Record]]:
+        """See `Store.scan`: what was durable when the scan began. By a connection of its own; it blocks on the disk."""
+        where, args = ("", ()) if session is None else (" AND session = ?", (session,))
+        with closing(_connect(self._path, read_only=True)) as db, _naming_damage(self._path):
+            (upto,) = db.execute("SELECT coalesce(max(seq), 0) FROM records").fetchone()
+            page = f"{SELECT} WHERE seq > ? AND seq <= ?{where} ORDER BY seq LIMIT {SCAN_ROWS}"
+            at = 0
+            while rows := db.execute(page, (at, upto, *args)).fetchall():
+                yield from map(read, rows)
+                at = rows[-1][0]
+
+    async def retire(self, sessions: list[str]) -> None:
+        """See `Store.retire`. A few sessions per transaction; nothing may be appended to them from this call on."""
+        for at in range(0, len(sessions), FORGET_CHUNK):
+            await self._submit(Job(forget=tuple(sessions[at : at + FORGET_CHUNK])))
+
+    async def replace(self, session: str, *records: Record) -> None:
+        """Forget the session's records and append these instead, in one transaction: how a long log is compacted."""
+        await self._submit(Job(session, bodies(session, records), forget=(session,)))
+
+    def status(self) -> StoreStatus:
+        """While unhealthy, asking has a probe written once a second: readiness heals without traffic."""
+        if not self._health.good and self._closed is None and self._health.due(self._now()):
+            self._put(Job())
+        return StoreStatus(self._health.good, self._health.detail, self._records, self._cut)
+
+    async def aclose(self) -> None:
+        """See `Store.aclose`. Raises JournalUnavailable if unsynced records cannot be written; closed all the same."""
+        if self._closed is None:
+            self._closed = self._loop.create_future()
+            self._jobs.put(None)
+        await asyncio.shield(self._closed)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+            if self._kept:
+                raise JournalUnavailable(
+                    f"closed without {self._kept} unsynced records: {self._health.detail}"
+                )
+
+    async def _submit(self, job: Job) -> None:
+        if self._closed is not None:
+            raise JournalUnavailable("the journal is closed")
+        if self._queued + job.size > QUEUE_BYTES_MAX:
+            raise JournalUnavailable(f"{self._queued} bytes wait for the disk", retry_after=RETRY_S)
+        self._health.admit(self._now())
+        if not job.sync:
+            self._put(job)
+            return
+        job.told = told = self._loop.create_future()
+        self._put(job)
+        await told
+
+    def _put(self, job: Job) -> None:
+        job.epoch = self._epoch
+        self._queued += job.size
+        self._jobs.put(job)
+
+    def _tell(self, group: Group) -> None:
+        """In the writer: one wake-up per group."""
+        with contextlib.suppress(
+            RuntimeError
+        ):  # the loop was closed before the store: nobody is left to tell
+            self._loop.call_soon_threadsafe(self._settle, group)
+
+    def _settle(self, group: Group) -> None:
+        """On the loop: what became of a group."""
+        self._epoch, self._records, self._kept = group.epoch, group.records, group.kept
+        self._queued -= sum(job.size for job in (*group.done, *group.refused))
+        if group.error:
+            if self._health.good:
+                log.error("journal %s refuses writes: %s", self._path.name, group.error)
+            self._health.fail(group.error, self._now())
+        elif group.done:
+            self.transactions += 1
+            if not self._health.good:
+                log.warning("journal %s takes writes again", self._path.name)
+                self._health.heal()
+        for job in group.done:
+            if job.told is not None and not job.told.done():
+                job.told.set_result(None)
+        for job in group.refused:
+            if job.told is not None and not job.told.done():
+                job.told.set_exception(JournalUnavailable(f"not written: {group.error}", retry_after=RETRY_S))
+        if group.last:
+            self._closed = self._closed or self._loop.create_future()
+            if not self._closed.done():
+                self._closed.set_result(None)
+
+
+class _Writer:
+    """The thread that owns the connection and the sequence."""
+
+    def __init__(
+        self, start: _Start, jobs: queue.SimpleQueue[Job | None], tell: Callable[[Group], None]
+    ) -> None:
+        self.db, self.seq, self.records = start.db, start.seq, start.records
+        self.jobs, self.tell = jobs, tell
+        self.epoch = 0
+        self.kept: list[Job] = []
+
+    def run(self) -> None:
+        """Until None is queued. Whatever happens, everybody who waits is told."""
+        last, taken = False, list[Job]()
+        try:
+            while not last:
+                taken, last = self.gather()
+                self.tell(self.attempt(taken))
+                taken = []
+        finally:
+            with contextlib.suppress(sqlite3.Error):
+                self.db.close()
+            while not self.jobs.empty():
+                if job := self.jobs.get():
+                    taken.append(job)
+            self.tell(self.refuse(taken, "the writer stopped" if taken or not last else "", last=True))
+
+    def gather(self) -> tuple[list[Job], bool]:
+        """Everything queued by now, at least one job, up to GROUP_BYTES_MAX; and whether it is the last."""
+        jobs: list[Job] = []
+        size = 0
+        while not jobs or (size < GROUP_BYTES_MAX and not self.jobs.empty()):
+            job = self.jobs.get()
+            if job is None:
+                return jobs, True
+            jobs.append(job)
+            size += job.size
+        return jobs, False
+
+    def attempt(self, jobs: list[Job]) -> Group:
+        """One transaction: what was kept, then these."""
+        if any(job.epoch < self.epoch for job in jobs):
+            return self.refuse(jobs, "queued behind a write that failed")
+        todo = self.kept + jobs
+        if not todo:
+            return Group(self.epoch, self.records)
+        before = self.seq, self.records
+        try:
+            self.db.execute("BEGIN IMMEDIATE")
+            for job in todo:
+                self.carry_out(job)
+            self.db.execute("COMMIT")
+        except (sqlite3.Error, OSError, MemoryError) as error:
+            with contextlib.suppress(sqlite3.Error):  # SQLite has often rolled back by itself
+                self.db.execute("ROLLBACK")
+            self.seq, self.records = before
+            self.epoch += 1
+            return self.refuse(jobs, str(error) or type(error).__name__)
+        self.kept = []
+        return Group(self.epoch, self.records, done=todo)
+
+    def refuse(self, jobs: list[Job], error: str, *, last: bool = False) -> Group:
+        refused, self.kept = after_failure(self.kept + jobs)
+        kept = sum(len(job.bodies) for job in self.kept)
+        return Group(self.epoch, self.records, refused=refused, error=error, kept=kept, last=last)
+
+    def carry_out(self, job: Job) -> None:
+        for session in job.forget:
+            self.records -= self.db.execute("DELETE FROM records WHERE session = ?", (session,)).rowcount
+        if job.forget:
+            self.db.execute(f"PRAGMA incremental_vacuum({VACUUM_PAGES})").fetchall()
+        for body in job.bodies:
+            self.seq += 1
+            self.db.execute(INSERT, (self.seq, job.session, body, checksum(self.seq, job.session, body)))
+        self.records += len(job.bodies)
+        if not job.forget and not job.bodies:
+            self.db.execute("INSERT OR REPLACE INTO meta VALUES ('probe', hex(randomblob(8)))")
+
+
+class _Start:
+    """What start-up found. `seq`: the last sequence ever given."""
+
+    def __init__(self, db: sqlite3.Connection, cut: int) -> None:
+        self.db, self.cut = db, cut
+        (self.records,) = db.execute("SELECT count(*) FROM records").fetchone()
+        (self.seq,) = db.execute("SELECT coalesce(max(seq), 0) FROM sqlite_sequence").fetchone()
+
+
+def _lock(path: Path) -> int:
+    """Held as long as the descriptor is open: a killed process holds nothing."""
+    try:
+        fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise JournalUnavailable(f"journal {path.name}: {error.strerror}") from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(fd)
+        raise Conflict(f"journal {path.name} is in use by another process") from error
+    return fd
+
+
+def _open(path: Path) -> _Start:
+    """Check everything, cut a damaged tail, leave a connection that is ready to write."""
+    with _naming_damage(path):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        db = _connect(path)
+        try:
+            _prepare(db, path)
+            found = [text for (text,) in db.execute("PRAGMA quick_check(1)")]
+            if found != ["ok"]:
+                raise CorruptRecord(f"journal {path.name}: {found[0]}")
+            return _Start(db, _cut_tail(db, path))
+        except BaseException:
+            db.close()
+            raise
+
+
+def _connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
+    mode = "ro" if read_only else "rw"
+    db = sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None, check_same_thread=False
+    )
+    # A damaged name must fail its checksum, not the driver.
+    db.text_factory = lambda raw: raw.decode("utf-8", "replace")
+    return db
+
+
+def _prepare(db: sqlite3.Connection, path: Path) -> None:
+    """Tables and settings; refuses what is not a journal or is a newer one."""
+    (application,) = db.execute("PRAGMA application_id").fetchone()
+    (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    if tables and application != APPLICATION_ID:
+        raise CorruptRecord(f"{path.name} is an SQLite file, but not a journal")
+    if not tables:
+        db.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    if db.execute("PRAGMA journal_mode = WAL").fetchone() != ("wal",):
+        raise JournalUnavailable(f"journal {path.name}: this file system cannot hold a write-ahead log")
+    db.execute("PRAGMA synchronous = FULL")
+    db.execute(f"PRAGMA journal_size_limit = {WAL_BYTES_KEPT}")
+    if not tables:
+        db.execute("BEGIN IMMEDIATE")
+        for statement in TABLES:
+            db.execute(statement)
+        db.execute("INSERT INTO meta VALUES ('schema', ?)", (str(SCHEMA),))
+        db.execute("COMMIT")
+        _sync_folder(path.parent)
+    stored = db.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
+    if stored is None or not stored[0].isdecimal():
+        raise CorruptRecord(f"journal {path.name} does not say its schema")
+    if int(stored[0]) > SCHEMA:
+        raise NewerRecord(seen=int(stored[0]), known=SCHEMA)
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _cut_tail(db: sqlite3.Connection, path: Path) -> int:
+    rows: Iterator[Row] = db.execute(f"{SELECT} ORDER BY seq")
+    first = cut_from(rows)
+    if first is None:
+        return 0
+    cut = db.execute("DELETE FROM records WHERE seq >= ?", (first,)).rowcount
+    log.error("journal %s: cut %d damaged records at the end, from record %d on", path.name, cut, first)
+    return cut
+
+
+@contextlib.contextmanager
+def _naming_damage(path: Path) -> Iterator[None]:
+    """SQLite's and the system's errors as ours: damage is CorruptRecord, the rest may pass: JournalUnavailable."""
+    try:
+        yield
+    except SandgateError:
+        raise
+    except sqlite3.DatabaseError as error:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in DAMAGED:
+            raise CorruptRecord(f"journal {path.name}: {error}") from error
+        raise JournalUnavailable(f"journal {path.name}: {error}") from error
+    except OSError as error:
+        raise JournalUnavailable(f"journal {path.name}: {error.strerror}") from error
