@@ -1,0 +1,34 @@
+"""`sandgate ...`: each command parses, calls one function, and says the result to a person or, with --json, to a pipe.
+
+Exit codes: 0 what was asked for happened; 1 it did not; 2 it was asked wrongly (one line `error: ...` on stderr, never
+a traceback); 130 stopped by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from sandgate.trainer.cli import exports, say
+
+app = typer.Typer(
+    cls=say.Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="On-policy RL rollouts from any agent that speaks the OpenAI or Anthropic protocol.",
+)
+app.command("export")(exports.export)
+
+
+@app.callback()
+def root() -> None:
+    """Makes every command a subcommand, also when there is only one."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The console script. Always ends by SystemExit with one of the module's exit codes."""
+    app(args=list(sys.argv[1:] if argv is None else argv), prog_name="sandgate")

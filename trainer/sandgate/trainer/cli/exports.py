@@ -1,0 +1,42 @@
+"""`sandgate export`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sandgate.trainer import outdir
+from sandgate.trainer.cli import say
+from sandgate.trainer.export.arrow import write_parquet
+from sandgate.trainer.export.jsonl import write_jsonl
+
+
+class Format(StrEnum):
+    """What trajectories can be written as."""
+
+    PARQUET = "parquet"
+    JSONL = "jsonl"
+
+
+WRITERS = {Format.PARQUET: write_parquet, Format.JSONL: write_jsonl}
+
+
+def export(
+    out: say.OutDir,
+    format: Annotated[Format, typer.Option("--format", help="File format.")] = Format.PARQUET,  # noqa: A002
+    to: Annotated[
+        Path | None, typer.Option("--to", help="File to write; default: trajectories.FORMAT in DIR.")
+    ] = None,
+    json: say.AsJson = False,
+) -> None:
+    """Write the trajectories of a run (DIR, or a Parquet file) in another format. The file is whole or not there."""
+    source = outdir.trajectories_file(out)
+    target = to or source.with_suffix(f".{format}")
+    rows = WRITERS[format](target, outdir.trajectories(source))
+    if json:
+        say.as_json({"path": str(target), "format": str(format), "trajectories": rows})
+    else:
+        typer.echo(f"{rows} trajectories -> {target}")

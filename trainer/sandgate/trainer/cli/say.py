@@ -1,0 +1,95 @@
+"""How commands speak: tables for people, JSON for pipes, one line for an error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from typer.core import TyperGroup
+
+from sandgate.contract.errors import BadRequest, SandgateError
+
+ASKED_WRONGLY = 2
+NOT_DONE = 1
+STOPPED = 130
+"""128 + SIGINT, as shells say it."""
+PLAIN_WIDTH = 160
+"""Columns when the output is no terminal: tables in logs are not cut at 80."""
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+"""The --json option every command has."""
+OutDir = Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a `sandgate run --out DIR`.", show_default=False)]
+
+
+class Commands(TyperGroup):
+    """The group that turns errors of the contract, and of files, into one line and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except SandgateError as error:
+            error_line(error)
+            raise typer.Exit(ASKED_WRONGLY) from None
+        except BrokenPipeError:  # `sandgate ... | head`: the reader has seen enough
+            sys.stderr.close()
+            raise typer.Exit(NOT_DONE) from None
+        except OSError as error:
+            name = f" {error.filename}" if error.filename else ""
+            typer.echo(f"error:{name}: {error.strerror or error}", err=True)
+            raise typer.Exit(ASKED_WRONGLY) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(STOPPED) from None
+
+
+def error_line(error: SandgateError) -> None:
+    """`error: TEXT [field FIELD]` on stderr; the text is one line whatever it quotes."""
+    text = " ".join(str(error).split())
+    field = error.field if isinstance(error, BadRequest) else None
+    typer.echo(f"error: {text}" + (f" [field {field}]" if field else ""), err=True)
+
+
+def as_json(value: Any) -> None:
+    """One JSON document on stdout."""
+    typer.echo(json.dumps(value, ensure_ascii=False, indent=2))
+
+
+def console() -> Console:
+    """stdout: colours and the terminal's width on a terminal, plain and wide elsewhere."""
+    if sys.stdout.isatty():
+        return Console(highlight=False)
+    return Console(width=PLAIN_WIDTH, highlight=False, color_system=None)
+
+
+def table(rows: Sequence[Mapping[str, Any]], *columns: str) -> None:
+    """A table of these keys of the rows; numbers to the right. Prints nothing for no rows but the header."""
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        numeric = any(isinstance(row.get(column), int | float) for row in rows)
+        shown.add_column(column.replace("_", " "), justify="right" if numeric else "left")
+    for row in rows:
+        shown.add_row(*(Text(cell(row.get(column))) for column in columns))
+    console().print(shown)
+
+
+def cell(value: Any) -> str:
+    """How a value looks in a table."""
+    match value:
+        case None | "":
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:.3f}"
+        case int():
+            return f"{value:,}"
+        case dict():
+            return ", ".join(f"{key} {cell(found)}" for key, found in value.items()) or "-"
+        case _:
+            return str(value)
