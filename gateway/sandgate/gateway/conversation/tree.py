@@ -1,0 +1,169 @@
+"""A session's turns as a forest: which turn does a request continue? (pure)
+
+Hashes find, tokens decide: `find` follows the request's keys (see `sameness`) from its head, and at every assistant
+message looks up the turns that were sampled for exactly the chain so far. `confirm` then compares ids.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+from sandgate.contract.errors import CorruptRecord, ForkReason
+from sandgate.contract.trajectory import Ids
+from sandgate.gateway.conversation import forks
+from sandgate.gateway.conversation.echo import Level, MatchPolicy
+from sandgate.gateway.conversation.messages import TurnRequest
+from sandgate.gateway.conversation.sameness import chain, outline, start_key
+from sandgate.gateway.conversation.turns import Turn, turn_of
+from sandgate.gateway.conversation.walk import Index, State, walk
+from sandgate.gateway.journal.records import TurnCommitted
+
+_POLICY = MatchPolicy()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """Where a request stands in the tree. The last four fields belong into its turn's record, unchanged."""
+
+    parent: str | None
+    """The deepest turn whose echo ends a head of the request; None: a new root."""
+    tail: int
+    """Index of the first message after the parent's echo; 0 for a root."""
+    fork: ForkReason | None
+    """Why this is not simply the next turn of its branch; None for that, and for a session's first turn."""
+    level: Level
+    """How freely the parent's echo was read."""
+    head_key: bytes
+    prompt_key: bytes
+    blocks: tuple[bytes, ...]
+    """First the chain's key where the parent's path ends, then the request's blocks from there."""
+    notes: tuple[str, ...]
+
+
+class Tree:
+    """Grows by `apply` only, live and in replay alike. `find` changes nothing."""
+
+    def __init__(self) -> None:
+        self._turns: dict[str, Turn] = {}
+        self._children: dict[str | None, list[Turn]] = {}
+        self._index = Index()
+
+    @property
+    def turns(self) -> list[Turn]:
+        """In order of commit."""
+        return list(self._turns.values())
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    def __contains__(self, turn_id: str) -> bool:
+        return turn_id in self._turns
+
+    def __getitem__(self, turn_id: str) -> Turn:
+        """Raises KeyError."""
+        return self._turns[turn_id]
+
+    def children(self, turn_id: str | None) -> list[Turn]:
+        """In order of commit; of None: the roots."""
+        return list(self._children.get(turn_id, ()))
+
+    def leaves(self) -> list[Turn]:
+        """Turns that no other turn extends, in order of commit."""
+        return [turn for turn in self._turns.values() if turn.id not in self._children]
+
+    # --- growing
+
+    def apply(self, record: TurnCommitted) -> Turn:
+        """Make a committed turn visible. A second time it changes nothing.
+
+        Raises CorruptRecord if the parent is unknown, or another turn has this id.
+        """
+        if seen := self._turns.get(record.turn):
+            if (seen.parent, seen.digest, seen.index) != (record.parent, record.digest, record.index):
+                raise CorruptRecord(f"two turns are called {record.turn}")
+            return seen
+        if record.parent is not None and record.parent not in self._turns:
+            raise CorruptRecord(f"turn {record.turn} extends {record.parent}, which was never committed")
+        turn = turn_of(record, len(self._turns))
+        self._turns[turn.id] = turn
+        self._children.setdefault(turn.parent, []).append(turn)
+        self._index.learn(turn)
+        return turn
+
+    # --- finding
+
+    def find(self, request: TurnRequest, policy: MatchPolicy = _POLICY) -> Match:
+        """The turn that `request` continues, and why not if it continues none. Changes nothing."""
+        seen = outline(request)
+        start = State(start_key(seen.head.key), None, seen.head.length)
+        best = walk(self._index, seen, start, policy)
+        rest = seen.rest(best.at)
+        prompt_key = chain(best.key, rest)
+        parent = best.turn
+        return Match(
+            parent=parent.id if parent else None,
+            tail=best.at if parent else 0,
+            fork=self._fork(request, seen.head.key, best, rest, prompt_key),
+            level=best.level,
+            head_key=seen.head.key,
+            prompt_key=prompt_key,
+            blocks=(best.key, *rest),
+            notes=best.notes,
+        )
+
+    def _fork(
+        self, request: TurnRequest, head_key: bytes, best: State, rest: list[bytes], prompt_key: bytes
+    ) -> ForkReason | None:
+        if not self._turns:
+            return None
+        if prompt_key in self._index.by_prompt:
+            return ForkReason.RETRY_RESAMPLED
+        if best.turn and best.key not in self._index.known:
+            return None  # nobody went on from here yet
+        return forks.name(self.turns, self._index.by_echo, request, head_key, best.turn, rest)
+
+    def find_ids(self, prompt: Ids) -> Turn | None:
+        """For requests that are token ids: the deepest turn whose prompt + response are the head of `prompt`."""
+        at, deepest = 0, None
+        level = self._children.get(None, [])
+        while level:
+            for turn in reversed(level):
+                middle = at + len(turn.context)
+                end = middle + len(turn.ids)
+                if prompt[at:middle] == turn.context and prompt[middle:end] == turn.ids:
+                    at, deepest = end, turn
+                    break
+            else:
+                return deepest
+            level = self._children.get(deepest.id, [])
+        return deepest
+
+    def confirm(self, parent: str, prompt: Ids) -> ForkReason | None:
+        """None if the parent's whole path is, id for id, the head of `prompt`; else TOKENS_DIFFER."""
+        path = self.path_ids(parent)
+        return None if prompt[: len(path)] == path else ForkReason.TOKENS_DIFFER
+
+    # --- reading
+
+    def path(self, turn_id: str) -> list[Turn]:
+        """Root first, this turn last. Raises KeyError."""
+        out = []
+        at: str | None = turn_id
+        while at is not None:
+            turn = self._turns[at]
+            out.append(turn)
+            at = turn.parent
+        out.reverse()
+        return out
+
+    def path_ids(self, turn_id: str) -> Ids:
+        """Everything up to and including this turn's sampled ids: a fresh array, the caller's to keep.
+
+        One memory copy per turn of the path (100,000 ids in 50 turns: about 0.05 ms).
+        """
+        out = array("i")
+        for turn in self.path(turn_id):
+            out.extend(turn.context)
+            out.extend(turn.ids)
+        return out
