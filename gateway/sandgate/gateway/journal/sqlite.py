@@ -270,6 +270,10 @@ class _Writer:
             self.epoch += 1
             return self.refuse(jobs, str(error) or type(error).__name__)
         self.kept = []
+        if any(job.forget for job in todo):
+            # execute() would stop after the first page; and it is no harm if it fails, free pages are used again.
+            with contextlib.suppress(sqlite3.Error):
+                self.db.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")
         return Group(self.epoch, self.records, done=todo)
 
     def refuse(self, jobs: list[Job], error: str, *, last: bool = False) -> Group:
@@ -280,8 +284,6 @@ class _Writer:
     def carry_out(self, job: Job) -> None:
         for session in job.forget:
             self.records -= self.db.execute("DELETE FROM records WHERE session = ?", (session,)).rowcount
-        if job.forget:
-            self.db.execute(f"PRAGMA incremental_vacuum({VACUUM_PAGES})").fetchall()
         for body in job.bodies:
             self.seq += 1
             self.db.execute(INSERT, (self.seq, job.session, body, checksum(self.seq, job.session, body)))
