@@ -25,7 +25,9 @@ PLAIN_WIDTH = 160
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 """The --json option every command has."""
-OutDir = Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a `sandgate run --out DIR`.", show_default=False)]
+OutDir = Annotated[
+    Path, typer.Argument(metavar="DIR", help="DIR of `sandgate run --out DIR`.", show_default=False)
+]
 
 
 class Commands(TyperGroup):

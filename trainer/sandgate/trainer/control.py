@@ -1,0 +1,275 @@
+"""The control API (api.md section 2) as data: what to send, and how to read what comes back. No I/O.
+
+One function per endpoint gives a `Call`; the sync and the async client only carry calls out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+from urllib.parse import quote
+
+from sandgate.contract.errors import (
+    BadRequest,
+    CorruptRecord,
+    EngineFailed,
+    InvalidBody,
+    Overloaded,
+    SandgateError,
+    Unavailable,
+)
+from sandgate.contract.trajectory import Json, Trajectory, from_json
+
+T = TypeVar("T")
+
+ARROW = "application/vnd.apache.arrow.stream"
+MESSAGE_CHARS_MAX = 500
+"""Of an answer that is no error of ours, quoted in the error made of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An HTTP answer with a status below 400, or one that the call reads itself."""
+
+    status: int
+    headers: Mapping[str, str]
+    """Keys in lower case."""
+    body: bytes
+    json: Json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call(Generic[T]):
+    """One request, and what its answer means."""
+
+    method: str
+    path: str
+    read: Callable[[Answer], T]
+    json: Json = None
+    params: dict[str, Any] = field(default_factory=dict)
+    headers: dict[str, str] = field(default_factory=dict)
+    wait_s: float = 0.0
+    """How long the server may hold the answer back on purpose; added to the client's own timeout."""
+    repeatable: bool = True
+    """Sending it twice is sending it once. Otherwise only what surely did not arrive is sent again."""
+    also: tuple[int, ...] = ()
+    """Statuses over 400 that `read` understands."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionHandle:
+    """What an agent is given: where to talk, and with which key."""
+
+    session_id: str
+    base_url: str
+    """For OpenAI clients; ends in /v1."""
+    anthropic_base_url: str
+    complete_url: str
+    reward_url: str
+    api_key: str = field(repr=False)
+    reward_key: str = field(repr=False)
+    expires_at: float
+    """Unix seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Trajectories that are ours until `until`; not acked by then, they are offered again."""
+
+    id: str
+    until: float
+    """Unix seconds, by the gateway's clock."""
+    trajectories: tuple[Trajectory, ...]
+
+    @property
+    def groups(self) -> dict[tuple[str, str], list[Trajectory]]:
+        """(job, uid) -> the group's trajectories: by sample, then by trajectory id."""
+        found: dict[tuple[str, str], list[Trajectory]] = {}
+        for one in sorted(
+            self.trajectories, key=lambda row: (row.sample_index, row.attempt, row.trajectory_id)
+        ):
+            found.setdefault((one.job, one.uid), []).append(one)
+        return found
+
+
+def create(spec: Mapping[str, Json]) -> Call[SessionHandle]:
+    """A session; the same `session_id` again gives the same handle. Raises InvalidBody without one: a repeat would
+    make a second session."""
+    _named(spec)
+    return Call(method="POST", path="/v1/sessions", json=dict(spec), read=lambda answer: _handle(answer.json))
+
+
+def create_many(specs: Sequence[Mapping[str, Json]]) -> Call[list[SessionHandle]]:
+    """Many at once, in order."""
+    for spec in specs:
+        _named(spec)
+    return Call(
+        method="POST",
+        path="/v1/sessions",
+        json=[dict(spec) for spec in specs],
+        read=lambda answer: [_handle(one) for one in answer.json],
+    )
+
+
+def _named(spec: Mapping[str, Json]) -> None:
+    if not spec.get("session_id"):
+        raise InvalidBody("session_id is missing", field="session_id")
+
+
+def session(session_id: str) -> Call[dict[str, Json]]:
+    """State, turns, tokens, forks, in flight, timestamps."""
+    return Call(method="GET", path=_of(session_id), read=_json)
+
+
+def sessions(
+    state: str | None, job: str | None, after: str
+) -> Call[tuple[list[dict[str, Json]], str | None]]:
+    """One page, and the cursor of the next or None."""
+    params = {key: value for key, value in (("state", state), ("job", job), ("after", after)) if value}
+    return Call(
+        method="GET",
+        path="/v1/sessions",
+        params=params,
+        read=lambda answer: (answer.json["sessions"], answer.json["next"]),
+    )
+
+
+def wait(session_id: str, timeout_s: float) -> Call[dict[str, Json] | None]:
+    """The session's state once it is complete; None at the timeout (408)."""
+    return Call(
+        method="GET",
+        path=f"{_of(session_id)}/wait",
+        params={"timeout_s": timeout_s},
+        wait_s=timeout_s,
+        also=(408,),
+        read=lambda answer: None if answer.status == 408 else answer.json,
+    )
+
+
+def reward(
+    session_id: str, value: float, interaction_id: str | None, info: Mapping[str, Json]
+) -> Call[dict[str, Json]]:
+    """Reward one turn; default: the last."""
+    body = {"reward": value, "interaction_id": interaction_id, "reward_info": dict(info)}
+    return Call(method="POST", path=f"{_of(session_id)}/reward", json=body, read=_json)
+
+
+def finalize(session_id: str, body: Mapping[str, Json]) -> Call[list[Trajectory]]:
+    """Seal the session; its trajectories. Idempotent: the first outcome stands."""
+    return Call(
+        method="POST",
+        path=f"{_of(session_id)}/finalize",
+        json=dict(body),
+        read=lambda answer: [from_json(one) for one in answer.json["trajectories"]],
+    )
+
+
+def abort(session_id: str) -> Call[dict[str, Json]]:
+    """Cancel and discard; siblings are untouched."""
+    return Call(method="POST", path=f"{_of(session_id)}/abort", read=_json)
+
+
+def tree(session_id: str) -> Call[dict[str, Json]]:
+    """Turns, parents, fork reasons, spans."""
+    return Call(method="GET", path=f"{_of(session_id)}/tree", read=_json)
+
+
+def ack(lease_id: str) -> Call[dict[str, Json]]:
+    """The trainer has these for good."""
+    return Call(method="POST", path=f"/v1/leases/{quote(lease_id, safe='')}/ack", read=_json)
+
+
+def nack(lease_id: str) -> Call[dict[str, Json]]:
+    """Give them back, to be offered again at once."""
+    return Call(method="POST", path=f"/v1/leases/{quote(lease_id, safe='')}/nack", read=_json)
+
+
+def pause() -> Call[dict[str, Json]]:
+    """Hold turns that have not reached the engine."""
+    return Call(method="POST", path="/v1/pause", read=_json)
+
+
+def resume() -> Call[dict[str, Json]]:
+    """Let held turns go on."""
+    return Call(method="POST", path="/v1/resume", read=_json)
+
+
+def policy_version(version: int) -> Call[dict[str, Json]]:
+    """Tokens sampled from now on carry this version, where the engine itself reports none."""
+    return Call(method="PUT", path="/v1/policy-version", json={"version": version}, read=_json)
+
+
+def status() -> Call[dict[str, Json]]:
+    """Load, pause, versions, journal, engines."""
+    return Call(method="GET", path="/v1/status", read=_json)
+
+
+def _of(session_id: str) -> str:
+    return f"/v1/sessions/{quote(session_id, safe='')}"
+
+
+def _json(answer: Answer) -> Any:
+    return answer.json
+
+
+def _handle(value: dict[str, Json]) -> SessionHandle:
+    return SessionHandle(**{name: value[name] for name in SessionHandle.__dataclass_fields__})
+
+
+def read(call: Call[T], answer: Answer) -> T:
+    """What the answer means. Raises the contract's error for its reason, CorruptRecord if it is not what was agreed."""
+    if answer.status >= 400 and answer.status not in call.also:
+        raise error_of(answer)
+    try:
+        return call.read(answer)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CorruptRecord(f"{call.method} {call.path} answered something else: {error!r}") from error
+
+
+def may_retry(call: Call[Any], error: SandgateError) -> bool:
+    """429 and 503 say so themselves; a bad gateway between us may have let the request through."""
+    return isinstance(error, Overloaded | Unavailable) or (
+        call.repeatable and isinstance(error, EngineFailed)
+    )
+
+
+def error_of(answer: Answer) -> SandgateError:
+    """The exception that the gateway raised: its class by `x-sandgate-reason`, else by status."""
+    said = answer.json.get("error") if isinstance(answer.json, dict) else None
+    body: dict[str, Json] = said if isinstance(said, dict) else {}
+    message = str(body.get("message") or answer.body[:MESSAGE_CHARS_MAX].decode("utf-8", "replace"))
+    kind = _BY_REASON.get(answer.headers.get("x-sandgate-reason", "")) or _by_status(answer.status)
+    # Some classes are made from numbers that only the gateway knows; what matters here is class, text and field.
+    error = kind.__new__(kind, message)
+    Exception.__init__(error, message or f"HTTP {answer.status}")
+    if isinstance(error, BadRequest):
+        error.field = body.get("param")
+    if isinstance(error, Overloaded | Unavailable):
+        error.retry_after = _seconds(answer.headers.get("retry-after"))
+    return error
+
+
+def _by_status(status: int) -> type[SandgateError]:
+    if status in _BY_STATUS:
+        return _BY_STATUS[status]
+    if status in (502, 504):  # a proxy between us
+        return EngineFailed
+    return BadRequest if status < 500 else SandgateError
+
+
+def _seconds(text: str | None) -> float:
+    try:
+        return max(0.0, float(text or "1"))
+    except ValueError:  # an HTTP date
+        return 1.0
+
+
+def _tree_of(kind: type[SandgateError]) -> list[type[SandgateError]]:
+    return [kind, *(below for child in kind.__subclasses__() for below in _tree_of(child))]
+
+
+_BY_REASON = {kind.reason: kind for kind in _tree_of(SandgateError)}
+_BY_STATUS: dict[int, type[SandgateError]] = {}
+for _kind in _tree_of(SandgateError):
+    _BY_STATUS.setdefault(_kind.status, _kind)  # parents come first: 400 is BadRequest

@@ -1,0 +1,38 @@
+"""The lease call: whole groups as Arrow (no Python object per token) or, from a gateway without Arrow, as JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sandgate.contract.trajectory import from_json
+from sandgate.trainer.control import ARROW, Answer, Call, Lease
+from sandgate.trainer.export.arrow import from_ipc
+
+TTL_S = 300.0
+"""How long a trainer usually has: a step on one batch of groups, with room."""
+LEASE_HEADER, UNTIL_HEADER = "x-sandgate-lease", "x-sandgate-lease-until"
+"""Where an Arrow answer says what JSON says in its body."""
+
+
+def lease(job: str | None, max_groups: int, max_tokens: int | None, ttl_s: float) -> Call[Lease | None]:
+    """Not repeatable after it may have arrived: the answer that was lost holds its groups until it expires, and a
+    second one gives others."""
+    body: dict[str, Any] = {"job": job, "max_groups": max_groups, "max_tokens": max_tokens, "ttl_s": ttl_s}
+    return Call(
+        method="POST",
+        path="/v1/leases",
+        json=body | {"whole_groups": True},
+        headers={"accept": f"{ARROW}, application/json;q=0.9"},
+        repeatable=False,
+        read=_read,
+    )
+
+
+def _read(answer: Answer) -> Lease | None:
+    if answer.headers.get("content-type", "").startswith(ARROW):
+        rows = tuple(from_ipc(answer.body))
+        found = Lease(answer.headers[LEASE_HEADER], float(answer.headers[UNTIL_HEADER]), rows)
+    else:
+        rows = tuple(from_json(one) for one in answer.json["trajectories"])
+        found = Lease(answer.json["lease_id"], float(answer.json["until"]), rows)
+    return found if found.id else None
