@@ -1,0 +1,229 @@
+"""A sealed session's forest of turns -> trajectories, one per leaf. (pure)
+
+A leaf is left out, and so trained nowhere, if it was neither delivered nor extended (the agent never saw it) or was
+aborted by the engine (the policy had not finished). Its parent was extended, therefore seen, and may become a leaf.
+If nothing would be left, the newest leaf that was not aborted stays: a session killed under its only answer has a row.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, get_args
+
+from sandgate.contract.errors import CorruptRecord, InvalidBody
+from sandgate.contract.trajectory import Floats, Ids, Mask, Trajectory
+from sandgate.gateway.journal.records import Rewarded, Sealed
+from sandgate.gateway.trajectories.credit import Credit, credit
+
+SharedNodes = Literal["once", "every"]
+"""A sampled node on several trajectories has mask 1 in the first only, or in each."""
+
+
+class TurnLike(Protocol):
+    """What is needed of a turn (`conversation.turns.Turn` is one). Arrays are read, never kept."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def parent(self) -> str | None: ...
+    @property
+    def fork(self) -> str | None: ...
+    @property
+    def context(self) -> Ids:
+        """Ids added before sampling; the whole prompt of a root."""
+        ...
+
+    @property
+    def ids(self) -> Ids: ...
+    @property
+    def logprobs(self) -> Floats: ...
+    @property
+    def versions(self) -> Sequence[tuple[int, int, int]]:
+        """(version, start, end) spans over the sampled ids, without gaps."""
+        ...
+
+    @property
+    def finish(self) -> str: ...
+    @property
+    def sampling(self) -> Mapping[str, Any]:
+        """As sent to the engine."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What a trainer needs to trust the logprobs; the same for all sessions of a gateway."""
+
+    model: str = ""
+    renderer: str = ""
+    engine: str = ""
+    logprobs_mode: str = ""
+    tokenizer_digest: str = ""
+
+
+def leaves(turns: Iterable[TurnLike], delivered: Collection[str]) -> list[list[TurnLike]]:
+    """Root-to-leaf paths of a session's turns (in order of commit), in order of each leaf's commit.
+
+    Raises CorruptRecord for a parent that is unknown or not older.
+    """
+    known: dict[str, TurnLike] = {}
+    children: dict[str | None, int] = {}
+    for turn in turns:
+        if turn.parent is not None and turn.parent not in known:
+            raise CorruptRecord(f"turn {turn.id}: its parent {turn.parent} was not committed before it")
+        known[turn.id] = turn
+        children[turn.parent] = children.get(turn.parent, 0) + 1
+    dropped: set[str] = set()
+    for turn in known.values():
+        if turn.id not in children and (turn.finish == "abort" or turn.id not in delivered):
+            dropped.add(turn.id)
+            children[turn.parent] -= 1
+    ends = [turn for turn in known.values() if not children.get(turn.id) and turn.id not in dropped]
+    if not ends:
+        whole = [turn for turn in known.values() if turn.id in dropped and turn.finish != "abort"]
+        ends = whole[-1:]
+    return [_path(known, turn) for turn in ends]
+
+
+def _path(known: Mapping[str, TurnLike], leaf: TurnLike) -> list[TurnLike]:
+    path = [leaf]
+    while (parent := path[-1].parent) is not None:
+        path.append(known[parent])
+    path.reverse()
+    return path
+
+
+def linearize(
+    turns: Iterable[TurnLike],
+    *,
+    session_id: str,
+    spec: Mapping[str, Any],
+    sealed: Sealed,
+    delivered: Collection[str],
+    rewarded: Iterable[Rewarded] = (),
+    completed: Mapping[str, Any] | None = None,
+    facts: Facts | None = None,
+) -> list[Trajectory]:
+    """The rows of a session that ended; none if it was aborted. `turns` in order of commit; `spec`: `Opened.spec` (job,
+    uid, sample_index, attempt, model, metadata); `completed`: `Completed.info`.
+
+    Copies arrays and makes no Python object per token. `reward_info` is the union of what /complete, the rewards and
+    the seal said, later over earlier. Raises CorruptRecord for turns that do not fit each other, InvalidBody for
+    rewards, a discount or a `shared_nodes` that cannot be.
+    """
+    if sealed.shared_nodes not in get_args(SharedNodes):
+        raise InvalidBody("shared_nodes must be once or every", field="shared_nodes")
+    if sealed.aborted:
+        return []
+    paths, rewarded = leaves(turns, delivered), tuple(rewarded)
+    worth = credit(
+        [[turn.id for turn in path] for path in paths],
+        rewarded,
+        reward=sealed.reward,
+        discount=sealed.discount,
+    )
+    common = _common(session_id, spec, sealed, facts or Facts())
+    common["reward_info"] = _union(completed or {}, *(given.info for given in rewarded), sealed.info)
+    trained: set[str] = set()
+    out: list[Trajectory] = []
+    for number, path in enumerate(paths):
+        out.append(Trajectory(trajectory_id=number, **common, **_said(path, trained), **_worth(path, worth)))
+        if sealed.shared_nodes == "once":
+            trained.update(turn.id for turn in path)
+    return out
+
+
+def _common(session_id: str, spec: Mapping[str, Any], sealed: Sealed, facts: Facts) -> dict[str, Any]:
+    return {
+        "job": str(spec.get("job") or ""),
+        "uid": str(spec.get("uid") or ""),
+        "session_id": session_id,
+        "sample_index": int(spec.get("sample_index") or 0),
+        "attempt": int(spec.get("attempt") or 0),
+        "failure_class": sealed.failure_class,
+        "failure_reason": sealed.failure_reason,
+        "complete": sealed.complete,
+        "model": facts.model or str(spec.get("model") or ""),
+        "renderer": facts.renderer,
+        "engine": facts.engine,
+        "logprobs_mode": facts.logprobs_mode,
+        "tokenizer_digest": facts.tokenizer_digest,
+        "created_at": sealed.at,
+        "metadata": dict(spec.get("metadata") or {}),
+    }
+
+
+def _said(path: Sequence[TurnLike], trained: Collection[str]) -> dict[str, Any]:
+    """The tokens of one path, and where it left the others."""
+    rows = _Rows()
+    for at, turn in enumerate(path):
+        if at:
+            rows.given(turn.context)
+        rows.sampled(turn, trained=turn.id in trained)
+    forked = next((turn for turn in reversed(path) if turn.fork), path[0])
+    return {
+        "prompt_ids": path[0].context[:],
+        "response_ids": rows.ids,
+        "response_logprobs": rows.logprobs,
+        "loss_mask": rows.mask,
+        "versions": rows.versions,
+        "turn_ids": tuple(turn.id for turn in path),
+        "turn_ends": tuple(rows.ends),
+        "finish_reason": path[-1].finish,
+        "fork_reason": str(forked.fork or ""),
+        "parent_turn": (forked.parent or "") if forked.fork else "",
+        "sampling": dict(path[-1].sampling),
+    }
+
+
+def _worth(path: Sequence[TurnLike], worth: Credit) -> dict[str, Any]:
+    if not worth.turns:
+        return {}
+    return {
+        "reward": worth.leaves[path[-1].id],
+        "turn_rewards": tuple(worth.turns[turn.id] for turn in path),
+    }
+
+
+def _union(*infos: Mapping[str, Any]) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for info in infos:
+        out.update(info)
+    return out
+
+
+class _Rows:
+    """The four aligned arrays of a response, grown span by span."""
+
+    def __init__(self) -> None:
+        self.ids, self.versions = array("i"), array("i")
+        self.logprobs: Floats = array("f")
+        self.mask: Mask = array("b")
+        self.ends: list[int] = []
+
+    def given(self, ids: Ids) -> None:
+        """Context: in the row, not trained."""
+        count = len(ids)
+        self.ids.extend(ids)
+        self.logprobs.frombytes(bytes(4 * count))
+        self.mask.frombytes(bytes(count))
+        self.versions.frombytes(b"\xff" * (4 * count))  # -1 each
+
+    def sampled(self, turn: TurnLike, *, trained: bool) -> None:
+        """A turn's sample; one that an earlier row trains is given here."""
+        count = len(turn.ids)
+        if trained:
+            self.given(turn.ids)
+        else:
+            self.ids.extend(turn.ids)
+            self.logprobs.extend(turn.logprobs)
+            self.mask.frombytes(b"\x01" * count)
+            for version, start, end in turn.versions:
+                self.versions.extend(array("i", (version,)) * (end - start))
+            if not len(self.ids) == len(self.logprobs) == len(self.versions):
+                raise CorruptRecord(
+                    f"turn {turn.id}: {count} ids, {len(turn.logprobs)} logprobs, versions {turn.versions}"
+                )
+        self.ends.append(len(self.ids))
