@@ -1,0 +1,181 @@
+"""The generic bridge: what comes after a sampled turn, taken from the checkpoint's own template, and proved. (pure)
+
+The tail is rendered after short known conversations. What follows the assistant's last words there is
+`gap + closer + rest`: the gap is the end of its own markup (nothing for text, ``"}}\\n</tool_call>`` for a call), the
+closer is the first added token that ends a turn, the rest is the tail with its generation prompt. The ids of
+`closer + rest` are the tail's ids if
+
+1. the messages before the assistant render as they do without the tail (the template moves nothing: rule *kept*);
+2. the gap and the closer are there without the tail as well, or the render without the tail ends exactly where the
+   closer begins (so the closer is not text of the tail: rule *own closer*);
+3. two different known conversations give the same text (rule *same*);
+4. the closer is an added token at which text may be cut without changing ids (rule *cut*);
+5. decoding the ids gives the text back, up to the tokenizer's own normalisation (rule *decodes*).
+
+If any rule fails, the answer is a fork reason, never a guess.
+"""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sandgate.contract.errors import BadRequest, ForkReason
+from sandgate.contract.trajectory import Ids
+from sandgate.gateway.conversation.messages import ImagePart, Message, Tool
+from sandgate.gateway.tokens.known import Known, known_pair, system, user
+from sandgate.gateway.tokens.template import ChatTemplate
+from sandgate.gateway.tokens.vocab import Vocab
+
+BASES_MAX = 512
+"""Renders without a tail kept per bridge; one per (tools, shape) in use, 1-50 kB each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """A proved tail. `ids[0]` is the closer of the assistant turn before it."""
+
+    ids: Ids
+    closer: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotProved:
+    """Which rule failed, for people: docs/models.md and `sandgate doctor` show it."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Base:
+    """A known conversation without a tail: its head (two forms), and what follows the mark."""
+
+    heads: tuple[str, str]
+    after_mark: str
+
+
+class TailProver:
+    """Proves tails for one template and one tokenizer. Thread-safe."""
+
+    def __init__(self, template: ChatTemplate, vocab: Vocab, stop_ids: frozenset[int]) -> None:
+        self._template = template
+        self._vocab = vocab
+        self._stops = {vocab.texts[i]: i for i in stop_ids if i in vocab.texts}
+        self._with_system = self._takes((system("s"), user("q")))
+        self._with_rounds = True
+        self._bases: OrderedDict[object, _Base | NotProved] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def prove(self, tail: Sequence[Message], tools: Sequence[Tool]) -> Tail | NotProved:
+        """The ids of `tail` behind a closed assistant turn, closer and generation prompt included, or why not."""
+        found = []
+        for known in known_pair(tail, with_system=self._with_system, with_rounds=self._with_rounds):
+            after = self._tail_text(known, tail, tools)
+            if isinstance(after, NotProved):
+                return after
+            found.append(after)
+        if found[0] != found[1]:
+            return NotProved("the tail renders differently after different conversations")
+        closer, text = found[0]
+        if not self._vocab.segments.is_cut(closer):
+            return NotProved(f"text cannot be cut at {closer!r} with this tokenizer")
+        ids = self._vocab.encode(text)
+        if not self._vocab.decodes_to(ids, text):
+            return NotProved("decoding the tail's ids does not give its text")
+        return Tail(ids, self._stops[closer])
+
+    def _tail_text(
+        self, known: Known, tail: Sequence[Message], tools: Sequence[Tool]
+    ) -> tuple[str, str] | NotProved:
+        """(closer, closer + rest) for one known conversation."""
+        base = self._base(known, tools)
+        if isinstance(base, NotProved):
+            return base
+        try:
+            whole = self._template.render((*known.messages, *tail), tools)
+        except BadRequest as error:
+            return NotProved(str(error))
+        head = next((head for head in base.heads if whole.startswith(head)), None)
+        if head is None:
+            return NotProved("the template renders earlier messages differently once the tail is there")
+        at = whole.find(known.mark, len(head))
+        if at < 0:
+            return NotProved("the template drops what the assistant said")
+        after = whole[at + len(known.mark) :]
+        found = self._closer(after)
+        if found is None:
+            return NotProved("no stop token ends the assistant's turn")
+        where, closer = found
+        end = where + len(closer)
+        own = base.after_mark[:end] == after[:end]
+        next_turn = where == len(base.after_mark) and after.startswith(base.after_mark)
+        if not (own or next_turn):
+            return NotProved("no stop token of its own ends the assistant's turn")
+        return closer, after[where:]
+
+    def _closer(self, text: str) -> tuple[int, str] | None:
+        """Where the first stop token is, and which."""
+        found = [(text.find(stop), stop) for stop in self._stops]
+        return min(((at, stop) for at, stop in found if at >= 0), default=None)
+
+    def _base(self, known: Known, tools: Sequence[Tool]) -> _Base | NotProved:
+        key = (known.messages, _tools_key(tools), self._template.today())
+        with self._lock:
+            if key in self._bases:
+                self._bases.move_to_end(key)
+                return self._bases[key]
+        base = self._render_base(known, tools)
+        with self._lock:
+            self._bases[key] = base
+            while len(self._bases) > BASES_MAX:
+                self._bases.popitem(last=False)
+        return base
+
+    def _render_base(self, known: Known, tools: Sequence[Tool]) -> _Base | NotProved:
+        try:
+            before = known.messages[:-1]
+            bare = self._template.render(before, tools, generation_prompt=False)
+            asked = self._template.render(before, tools, generation_prompt=True)
+            said = self._template.render(known.messages, tools, generation_prompt=False)
+        except BadRequest as error:
+            return NotProved(str(error))
+        at = said.rfind(known.mark)
+        if at < 0:
+            return NotProved("the template drops what the assistant said")
+        # The longer head is tried first: a template may end a prompt without generation prompt differently.
+        return _Base((asked, bare), said[at + len(known.mark) :])
+
+    def _takes(self, messages: Sequence[Message]) -> bool:
+        try:
+            return messages[0].text in self._template.render(messages)
+        except BadRequest:
+            return False
+
+
+def _tools_key(tools: Sequence[Tool]) -> tuple[tuple[str, str | None, str], ...]:
+    return tuple((tool.name, tool.description, repr(tool.schema)) for tool in tools)
+
+
+def append(prompt: Ids, response: Ids, tail: Tail, *, closed: bool) -> Ids | ForkReason:
+    """What to append to `prompt + response`: a sampled closer is not repeated, another end than the template's is
+    not taken for it."""
+    if not closed:
+        return array("i", tail.ids)
+    last = response[-1] if response else prompt[-1] if prompt else -1
+    if last != tail.closer:
+        return ForkReason.TEMPLATE_NOT_ADDITIVE
+    return tail.ids[1:]
+
+
+def unbridgeable(tail: Sequence[Message]) -> ForkReason | None:
+    """Why no tail like this is ever bridged, if so."""
+    if not tail:
+        return ForkReason.TEMPLATE_NOT_ADDITIVE
+    if any(message.role == "assistant" for message in tail):
+        return ForkReason.ASSISTANT_EDITED
+    if any(isinstance(part, ImagePart) for message in tail for part in message.parts):
+        return ForkReason.MULTIMODAL_NOT_BRIDGEABLE
+    return None

@@ -1,0 +1,215 @@
+"""The bodies of tool-call blocks: text between a family's markers -> calls. (pure)
+
+Each reader gets the whole body and gives, in order, a ReplyCall or, for a call that does not parse, its raw text;
+None says that nothing of the body is a call.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sandgate.gateway.conversation.messages import ReplyCall, Tool
+from sandgate.gateway.tokens.jsonslice import ends, members, skip_space
+
+Found = list[ReplyCall | str] | None
+Reader = Callable[[str, Sequence[Tool]], Found]
+
+_ARGUMENT_KEYS = ("arguments", "parameters")
+"""Hermes, Mistral and Kimi say `arguments`, Llama says `parameters`; models mix them up."""
+
+
+def one_json_call(text: str, at: int = 0) -> tuple[ReplyCall, int]:
+    """The call object at `at`; its arguments are the raw slice of the text. Raises ValueError."""
+    found, end = members(text, at)
+    name, _ = found.get("name", (None, ""))
+    if not isinstance(name, str) or not name:
+        raise ValueError("no name")
+    for key in _ARGUMENT_KEYS:
+        if key in found:
+            value, raw = found[key]
+            if not isinstance(value, dict):
+                raise ValueError(f"{key} is not an object")
+            return ReplyCall(name, raw), end
+    raise ValueError("no arguments")
+
+
+def json_call(body: str, tools: Sequence[Tool]) -> Found:
+    """Hermes, Qwen: one object, nothing else."""
+    try:
+        call, end = one_json_call(body)
+    except ValueError:
+        return None
+    return [call] if ends(body, end) else None
+
+
+def json_calls(body: str, tools: Sequence[Tool]) -> Found:
+    """Mistral up to v3, Granite, Phi, Llama: an array of objects, or objects in a row (`;` or `,` between)."""
+    at = skip_space(body, 0)
+    in_array = body[at : at + 1] == "["
+    at = skip_space(body, at + 1) if in_array else at
+    calls: list[ReplyCall | str] = []
+    while at < len(body) and body[at] != "]":
+        try:
+            call, at = one_json_call(body, at)
+        except ValueError:
+            return None
+        calls.append(call)
+        at = skip_space(body, at)
+        if body[at : at + 1] in {",", ";"}:
+            at = skip_space(body, at + 1)
+    if in_array:
+        at += 1
+    return calls if calls and ends(body, at) and (not in_array or body[at - 1] == "]") else None
+
+
+def bare_calls(body: str, tools: Sequence[Tool]) -> Found:
+    """Llama 3 without its tag: JSON calls of declared tools; any other JSON is an answer."""
+    found = json_calls(body, tools)
+    names = {tool.name for tool in tools}
+    return found if found and all(isinstance(c, ReplyCall) and c.name in names for c in found) else None
+
+
+def mistral(body: str, tools: Sequence[Tool]) -> Found:
+    """`[{...}]` (v3), or `name[ARGS]{...}` / `name{...}` (v11 on)."""
+    if skip_space(body, 0) < len(body) and body[skip_space(body, 0)] in "[{":
+        return json_calls(body, tools)
+    head, brace, _ = body.partition("{")
+    if not brace:
+        return None
+    at = len(head)
+    name = head.split("[ARGS]")[0].split("[CALL_ID]")[0].strip()
+    try:
+        _, end = members(body, at)
+    except ValueError:
+        return None
+    return [ReplyCall(name, body[at:end])] if name and ends(body, end) else None
+
+
+_FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*?)</function>\s*", re.DOTALL)
+_PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>\s*", re.DOTALL)
+
+
+def xml_function(body: str, tools: Sequence[Tool]) -> Found:
+    """Qwen3-Coder, Qwen3.5: `<function=f><parameter=p>value</parameter></function>`."""
+    return _each(_FUNCTION, body, lambda match: _tagged(match[1], _PARAMETER, match[2], tools))
+
+
+_INVOKE = re.compile(r'\s*<invoke name="?([^">\n]+)"?>(.*?)</invoke>\s*', re.DOTALL)
+_INVOKE_PARAMETER = re.compile(r'\s*<parameter name="?([^">\n]+)"?>\n?(.*?)\n?</parameter>\s*', re.DOTALL)
+
+
+def minimax(body: str, tools: Sequence[Tool]) -> Found:
+    """MiniMax M2: `<invoke name="f"><parameter name="p">value</parameter></invoke>`, any number."""
+    return _each(_INVOKE, body, lambda match: _tagged(match[1], _INVOKE_PARAMETER, match[2], tools))
+
+
+_GLM_PAIR = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*", re.DOTALL)
+
+
+def glm(body: str, tools: Sequence[Tool]) -> Found:
+    """GLM-4.5 on: `name` then `<arg_key>k</arg_key><arg_value>v</arg_value>` pairs."""
+    name, found, rest = body.partition("<arg_key>")
+    call = _tagged(name, _GLM_PAIR, found + rest, tools)
+    return None if call is None else [call]
+
+
+_DEEPSEEK = re.compile(r"\s*<｜tool▁call▁begin｜>(.*?)<｜tool▁call▁end｜>\s*", re.DOTALL)
+
+
+def deepseek(body: str, tools: Sequence[Tool]) -> Found:
+    """V3, R1: `function<sep>name\\n```json\\n{...}\\n```; V3.1: `name<sep>{...}`."""
+    return _each(_DEEPSEEK, body, lambda match: _deepseek_call(match[1]))
+
+
+def _deepseek_call(text: str) -> ReplyCall | None:
+    kind, sep, rest = text.partition("<｜tool▁sep｜>")
+    if not sep:
+        return None
+    if kind.strip() == "function" and "```" in rest:
+        name, _, fenced = rest.partition("\n")
+        rest = fenced.strip().removeprefix("```json").removesuffix("```")
+    else:
+        name = kind
+    return _named(name, rest)
+
+
+_KIMI = re.compile(r"\s*<\|tool_call_begin\|>(.*?)<\|tool_call_end\|>\s*", re.DOTALL)
+
+
+def kimi(body: str, tools: Sequence[Tool]) -> Found:
+    """Kimi K2: `functions.name:0<|tool_call_argument_begin|>{...}` per call."""
+
+    def call(match: re.Match[str]) -> ReplyCall | None:
+        head, sep, arguments = match[1].partition("<|tool_call_argument_begin|>")
+        name = head.strip().removeprefix("functions.").rpartition(":")[0]
+        return _named(name or head.strip(), arguments) if sep else None
+
+    return _each(_KIMI, body, call)
+
+
+def _named(name: str, arguments: str) -> ReplyCall | None:
+    raw = arguments.strip()
+    try:
+        _, end = members(raw)
+    except ValueError:
+        return None
+    return ReplyCall(name.strip(), raw) if name.strip() and end == len(raw) else None
+
+
+def _each(pattern: re.Pattern[str], body: str, make: Callable[[re.Match[str]], ReplyCall | None]) -> Found:
+    """Every match, back to back over the whole body; a match that is no call stays as its text."""
+    found: list[ReplyCall | str] = []
+    at = 0
+    while at < len(body):
+        match = pattern.match(body, at)
+        if match is None:
+            if body[at:].strip():
+                return None
+            break
+        call = make(match)
+        found.append(match[0].strip() if call is None else call)
+        at = match.end()
+    return found if any(isinstance(item, ReplyCall) for item in found) else None
+
+
+def _tagged(name: str, pattern: re.Pattern[str], text: str, tools: Sequence[Tool]) -> ReplyCall | None:
+    """A call of verbatim values: as compact JSON, each value of the type that the tool's schema declares."""
+    name = name.strip()
+    if not name or "<" in name:
+        return None
+    declared = _properties(name, tools)
+    arguments: dict[str, Any] = {}
+    at = 0
+    while at < len(text):
+        match = pattern.match(text, at)
+        if match is None:
+            if text[at:].strip():
+                return None
+            break
+        key = match[1].strip()
+        arguments[key] = typed_value(match[2], declared.get(key))
+        at = match.end()
+    return ReplyCall(name, json.dumps(arguments, ensure_ascii=False, separators=(",", ":")))
+
+
+def _properties(name: str, tools: Sequence[Tool]) -> dict[str, Any]:
+    for tool in tools:
+        if tool.name == name and isinstance(tool.schema, dict):
+            properties = tool.schema.get("properties")
+            return properties if isinstance(properties, dict) else {}
+    return {}
+
+
+def typed_value(text: str, declared: Any) -> Any:
+    """A verbatim value as JSON. A string type keeps the text; any other, or none, is read as JSON if it is JSON."""
+    kinds = declared.get("type") if isinstance(declared, dict) else None
+    kinds = {kinds} if isinstance(kinds, str) else set(kinds) if isinstance(kinds, list) else set()
+    if kinds == {"string"} or (kinds == {"string", "null"} and text.strip() != "null"):
+        return text
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text

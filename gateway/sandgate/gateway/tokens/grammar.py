@@ -1,0 +1,92 @@
+"""How a model family writes reasoning and tool calls: markers and who reads what is between them. (pure)"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from sandgate.gateway.tokens import calls
+
+
+@dataclass(frozen=True, slots=True)
+class CallFormat:
+    """A tool-call block. `close` "" means that the block lasts until the turn ends."""
+
+    name: str
+    open: str
+    close: str
+    read: calls.Reader
+    ends_unclosed: bool = True
+    """A body that is whole counts although its closer was not sampled (as vLLM's hermes parser has it)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What to look for in a turn. Markers that are added tokens are found by id, the others in the text."""
+
+    calls: CallFormat | None = None
+    think: tuple[str, str] | None = None
+    bare_json: bool = False
+    """A turn that begins with `{` may be a call as a whole (Llama 3)."""
+    harmony: bool = False
+    """Channels (gpt-oss)."""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """All markers, openers and closers."""
+        found = self.think or ()
+        if self.calls is not None:
+            found = (*found, self.calls.open, self.calls.close)
+        return tuple(dict.fromkeys(marker for marker in found if marker))
+
+
+FORMATS: tuple[tuple[tuple[str, ...], CallFormat], ...] = (
+    (
+        ("<tool_call>", "<function="),
+        CallFormat("qwen3-xml", "<tool_call>", "</tool_call>", calls.xml_function),
+    ),
+    (("<tool_call>", "<arg_key>"), CallFormat("glm", "<tool_call>", "</tool_call>", calls.glm, False)),
+    (("<tool_call>",), CallFormat("hermes", "<tool_call>", "</tool_call>", calls.json_call)),
+    (
+        ("<minimax:tool_call>",),
+        CallFormat("minimax-m2", "<minimax:tool_call>", "</minimax:tool_call>", calls.minimax),
+    ),
+    (
+        ("<|tool_calls_section_begin|>",),
+        CallFormat("kimi-k2", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", calls.kimi),
+    ),
+    (
+        ("<｜tool▁calls▁begin｜>",),
+        CallFormat("deepseek", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", calls.deepseek),
+    ),
+    (("[TOOL_CALLS]",), CallFormat("mistral", "[TOOL_CALLS]", "", calls.mistral)),
+    (
+        ("<|tool_call|>", "<|/tool_call|>"),
+        CallFormat("phi4", "<|tool_call|>", "<|/tool_call|>", calls.json_calls),
+    ),
+    (("<|tool_call|>",), CallFormat("granite", "<|tool_call|>", "", calls.json_calls)),
+    (("<|python_tag|>",), CallFormat("llama3", "<|python_tag|>", "", calls.json_calls)),
+)
+"""What a template must mention -> its format; the first that fits."""
+
+THINK = (
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<seed:think>", "</seed:think>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+)
+
+LLAMA_JSON = '{"name": function name, "parameters":'
+"""How Llama 3 templates ask for bare JSON calls."""
+
+
+def detect(template: str, added: Collection[str]) -> Grammar:
+    """The grammar of a checkpoint, from what its template says and its added tokens are."""
+    if "<|channel|>" in template and "<|message|>" in template:
+        return Grammar(harmony=True)
+    found = next((form for words, form in FORMATS if all(word in template for word in words)), None)
+    bare = LLAMA_JSON in template
+    if found is None and bare and "<|python_tag|>" in added:
+        found = next(form for _, form in FORMATS if form.name == "llama3")
+    think = next((pair for pair in THINK if pair[1] in template or pair[1] in added), None)
+    return Grammar(calls=found, think=think, bare_json=bare)

@@ -1,0 +1,190 @@
+"""A model folder -> its codec: the family renderer where proved equal, else the verified bridge, else a refusal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sandgate.contract.errors import BadManifest, BadRequest
+from sandgate.gateway.tokens.api import Codec
+from sandgate.gateway.tokens.bridge import Tail
+from sandgate.gateway.tokens.codec import History, TemplateCodec
+from sandgate.gateway.tokens.template import ChatTemplate
+from sandgate.gateway.tokens.vocab import Vocab
+
+TOKENIZER_BYTES_MAX = 512 * 1024 * 1024
+"""tokenizer.json of the largest vocabularies in use is 35 MB."""
+
+TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+"""Special tokens that templates see by name, as Hugging Face passes them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What a model folder says about its tokens."""
+
+    vocab: Vocab
+    template: str | None
+    tokens: Mapping[str, str]
+    eos_ids: tuple[int, ...]
+    names: tuple[str, ...] = ()
+    """Names this checkpoint goes by, most specific first."""
+    templates: Mapping[str, str] = field(default_factory=dict)
+    """Named templates besides the default."""
+
+
+def load_codec(
+    model_dir_or_name: Path | str,
+    *,
+    renderer: str = "auto",
+    history: str = "sampled",
+    template_kwargs: Mapping[str, Any] | None = None,
+    model_name: str = "",
+) -> Codec:
+    """The codec of a model folder (tokenizer.json, tokenizer_config.json, chat template, generation_config.json).
+
+    `renderer`: `auto` (a family of the `renderers` package if it renders probe conversations exactly as the
+    checkpoint's own template does, else the verified bridge), `template` (the bridge), or a family's name (`qwen3`),
+    which is then taken at its word. `history`: `sampled` or `template`. `template_kwargs`: extra template variables
+    (`enable_thinking`). `model_name`: the hub name, if the folder's own is not it.
+
+    A name that is no folder is looked up in the local Hugging Face cache; nothing is downloaded. Raises BadManifest
+    with everything that was tried and why it failed.
+    """
+    if history not in ("sampled", "template"):
+        raise BadManifest(
+            f"historyPolicy is sampled or template, not {history!r}", field="spec.model.historyPolicy"
+        )
+    policy: History = "sampled" if history == "sampled" else "template"
+    checkpoint = read_checkpoint(find_folder(model_dir_or_name), model_name or str(model_dir_or_name))
+    tried: list[str] = []
+    if renderer in ("auto", "template"):
+        codec = _bridge(checkpoint, policy, dict(template_kwargs or {}), tried)
+        if codec is not None:
+            return codec
+    raise BadManifest(
+        f"no codec for {model_dir_or_name}; tried: "
+        + "; ".join(tried or [f"no renderer is called {renderer!r}"]),
+        field="spec.model.renderer",
+    )
+
+
+def _bridge(
+    checkpoint: Checkpoint, history: History, variables: dict[str, Any], tried: list[str]
+) -> TemplateCodec | None:
+    """The generic bridge, if it can render and at least one tail shape is additive."""
+    if checkpoint.template is None:
+        tried.append("template: the checkpoint has no chat template")
+        return None
+    try:
+        template = ChatTemplate(checkpoint.template, tokens=checkpoint.tokens, variables=variables)
+    except BadRequest as error:
+        tried.append(f"template: {error}")
+        return None
+    codec = TemplateCodec(template, checkpoint.vocab, eos_ids=checkpoint.eos_ids, history=history)
+    shapes = codec.shapes()
+    if not any(isinstance(shape, Tail) for shape in shapes.values()):
+        why = "; ".join(
+            f"{name}: {shape.why}" for name, shape in shapes.items() if not isinstance(shape, Tail)
+        )
+        tried.append(f"template: no tail is additive ({why})")
+        return None
+    return codec
+
+
+def find_folder(model: Path | str) -> Path:
+    """A folder as it is, or the newest local snapshot of a hub name. Raises BadManifest."""
+    folder = Path(model)
+    if (folder / "tokenizer.json").is_file():
+        return folder
+    if not folder.exists() and str(model).count("/") == 1:
+        from huggingface_hub import constants
+
+        cached = Path(constants.HF_HUB_CACHE) / ("models--" + str(model).replace("/", "--")) / "snapshots"
+        found = sorted(cached.glob("*/tokenizer.json"), key=lambda path: path.stat().st_mtime)
+        if found:
+            return found[-1].parent
+    raise BadManifest(
+        f"{model}: no tokenizer.json there, and not in the local cache", field="spec.model.tokenizer"
+    )
+
+
+def read_checkpoint(folder: Path, name: str = "") -> Checkpoint:
+    """Read a model folder. Raises BadManifest if a file is missing, too large or not what it should be."""
+    path = folder / "tokenizer.json"
+    if path.stat().st_size > TOKENIZER_BYTES_MAX:
+        raise BadManifest(f"{path} is larger than {TOKENIZER_BYTES_MAX} bytes", field="spec.model.tokenizer")
+    try:
+        vocab = Vocab(path.read_bytes())
+    except Exception as error:
+        raise BadManifest(f"{path} is no tokenizer: {error}", field="spec.model.tokenizer") from error
+    config = _json(folder / "tokenizer_config.json")
+    tokens = _tokens(config) | _tokens(_json(folder / "special_tokens_map.json"), known=config)
+    templates = _templates(folder, config)
+    model_config = _json(folder / "config.json")
+    names = (name, str(model_config.get("_name_or_path", "")), str(config.get("name_or_path", "")))
+    return Checkpoint(
+        vocab=vocab,
+        template=templates.pop("default", None),
+        tokens=tokens,
+        eos_ids=_eos(vocab, tokens, _json(folder / "generation_config.json"), model_config),
+        names=tuple(dict.fromkeys(n for n in names if n)),
+        templates=templates,
+    )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise BadManifest(f"{path} is not JSON: {error}", field="spec.model.tokenizer") from error
+    return value if isinstance(value, dict) else {}
+
+
+def _tokens(config: Mapping[str, Any], known: Mapping[str, Any] | None = None) -> dict[str, str]:
+    """Special tokens by name; a token is a string or an object with `content`."""
+    found = {}
+    for name in TOKEN_NAMES:
+        token = config.get(name)
+        text = token.get("content") if isinstance(token, dict) else token
+        if isinstance(text, str) and not (known and known.get(name) is not None):
+            found[name] = text
+    return found
+
+
+def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Name -> source. A file beats the entry in tokenizer_config.json, as in Hugging Face."""
+    found: dict[str, str] = {}
+    entry = config.get("chat_template")
+    if isinstance(entry, str):
+        found["default"] = entry
+    elif isinstance(entry, list):
+        found |= {item["name"]: item["template"] for item in entry if isinstance(item, dict)}
+    elif isinstance(entry, dict):
+        found |= {str(name): str(source) for name, source in entry.items()}
+    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        found[path.stem] = path.read_text("utf-8")
+    if (folder / "chat_template.jinja").is_file():
+        found["default"] = (folder / "chat_template.jinja").read_text("utf-8")
+    elif (source := _json(folder / "chat_template.json").get("chat_template")) and isinstance(source, str):
+        found.setdefault("default", source)
+    if "default" not in found and "tool_use" in found:
+        found["default"] = found["tool_use"]
+    return found
+
+
+def _eos(vocab: Vocab, tokens: Mapping[str, str], *configs: Mapping[str, Any]) -> tuple[int, ...]:
+    """Ids that end a generation: the tokenizer's, then what generation_config.json and config.json list."""
+    ids: list[int] = []
+    if "eos_token" in tokens and (eos := vocab.id_of(tokens["eos_token"])) is not None:
+        ids.append(eos)
+    for config in configs:
+        listed = config.get("eos_token_id")
+        several = listed if isinstance(listed, list) else [listed]
+        ids += [token_id for token_id in several if isinstance(token_id, int) and 0 <= token_id < vocab.size]
+    return tuple(dict.fromkeys(ids))

@@ -1,0 +1,218 @@
+"""Sampled ids -> text, reasoning and tool calls, incrementally. (pure)
+
+A call is told as a whole when its block has closed and parsed: what was told is never taken back, and a block that
+does not parse is text. White space next to a call block belongs to the markup, not to the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sandgate.contract.trajectory import Ids
+from sandgate.gateway.conversation.messages import Reply, ReplyCall, Tool
+from sandgate.gateway.tokens.api import CallDelta, ParseDelta, ReasoningDelta, TextDelta
+from sandgate.gateway.tokens.calls import bare_calls
+from sandgate.gateway.tokens.grammar import CallFormat, Grammar
+from sandgate.gateway.tokens.lexer import Lexer
+from sandgate.gateway.tokens.pieces import Marker, Piece, pieces
+from sandgate.gateway.tokens.vocab import Vocab
+
+BARE = CallFormat("bare", "", "", bare_calls)
+"""A turn that is, as a whole, a JSON call."""
+
+
+class ReplyBuilder:
+    """Collects what is told: every delta goes through here, so the reply says exactly what the deltas say."""
+
+    def __init__(self) -> None:
+        self.deltas: list[ParseDelta] = []
+        self._text: list[str] = []
+        self._reasoning: list[str] = []
+        self.calls: list[ReplyCall] = []
+        self.malformed: list[str] = []
+
+    def text(self, text: str) -> None:
+        if text:
+            self._text.append(text)
+            self.deltas.append(TextDelta(text))
+
+    def reasoning(self, text: str) -> None:
+        if text:
+            self._reasoning.append(text)
+            self.deltas.append(ReasoningDelta(text))
+
+    def call(self, call: ReplyCall) -> None:
+        self.deltas.append(CallDelta(len(self.calls), call.name, call.arguments))
+        self.calls.append(call)
+
+    def take(self) -> list[ParseDelta]:
+        """Deltas since the last call."""
+        deltas, self.deltas = self.deltas, []
+        return deltas
+
+    @property
+    def spoke(self) -> bool:
+        """True once there is visible text or a call."""
+        return bool(self._text or self.calls)
+
+    def reply(self) -> Reply:
+        return Reply(
+            text="".join(self._text),
+            reasoning="".join(self._reasoning),
+            tool_calls=tuple(self.calls),
+            malformed=tuple(self.malformed),
+        )
+
+
+class TurnParser:
+    """The parser of one turn for tagged grammars; see `harmony` for channels."""
+
+    def __init__(
+        self,
+        vocab: Vocab,
+        grammar: Grammar,
+        tools: Sequence[Tool] = (),
+        stop: Sequence[str] = (),
+        *,
+        reasoning: bool = False,
+    ) -> None:
+        self._format = grammar.calls if tools else None
+        self._bare = grammar.bare_json and bool(tools)
+        self._tools = tuple(tools)
+        self._think = grammar.think or ("", "")
+        markers = grammar.markers if tools else (grammar.think or ())
+        self._pieces = pieces(vocab, markers)
+        self._lexer = Lexer([marker for marker in markers if marker not in vocab.ids], stop)
+        self._out = ReplyBuilder()
+        self._reasoning = reasoning
+        self._fresh = True
+        """Nothing but newlines came since the reasoning or the content began; they are dropped there."""
+        self._after_reasoning = False
+        self._space = ""
+        """White space that may belong to markup that follows."""
+        self._draft: list[Piece] | None = None
+        """From a call opener inside reasoning on: a draft if the reasoning is closed later, a call if it is not."""
+        self._form: CallFormat | None = None
+        """Of the block that is open."""
+        self._block: list[str] | None = None
+
+    def feed(self, ids: Ids) -> list[ParseDelta]:
+        """See `Parser.feed`."""
+        for piece in self._lexer.feed(self._pieces.feed(ids)):
+            self._piece(piece)
+        return self._out.take()
+
+    def finish(self, *, stopped_on: str | None = None) -> tuple[list[ParseDelta], Reply]:
+        """See `Parser.finish`."""
+        for piece in self._lexer.finish(self._pieces.finish(), stopped_on):
+            self._piece(piece)
+        if self._draft is not None:  # never closed: the opener ended the reasoning
+            draft, self._draft, self._reasoning, self._space = self._draft, None, False, ""
+            for piece in draft:
+                self._piece(piece)
+        if self._block is not None:
+            self._end_block(closed="")
+        if not self._reasoning and not self._out.calls:
+            self._out.text(self._space)
+        return self._out.take(), self._out.reply()
+
+    def _piece(self, piece: Piece) -> None:
+        if self._draft is not None:
+            self._drafted(piece)
+        elif self._block is not None:
+            self._in_block(piece)
+        elif isinstance(piece, Marker):
+            self._marker(piece)
+        elif self._reasoning:
+            self._reason(piece)
+        else:
+            self._say(piece)
+
+    def _marker(self, marker: Marker) -> None:
+        opens, closes = self._think
+        if self._reasoning:
+            if marker.text == closes:
+                self._reasoning, self._space = False, ""
+                self._fresh = self._after_reasoning = True
+            elif self._format is not None and marker.text == self._format.open:
+                self._draft = [marker]
+            elif marker.text != opens:
+                self._reason(marker.text)
+        elif marker.text == opens and not self._out.spoke and not self._after_reasoning:
+            self._reasoning, self._fresh, self._space = True, True, ""
+        elif self._format is not None and marker.text == self._format.open:
+            self._form, self._block = self._format, []
+        else:
+            self._say(marker.text)
+
+    def _drafted(self, piece: Piece) -> None:
+        assert self._draft is not None
+        if isinstance(piece, Marker) and piece.text == self._think[1]:
+            draft, self._draft = self._draft, None
+            for part in draft:
+                self._reason(part.text if isinstance(part, Marker) else part)
+            self._marker(piece)
+        else:
+            self._draft.append(piece)
+
+    def _in_block(self, piece: Piece) -> None:
+        assert self._block is not None
+        if isinstance(piece, Marker) and self._form is not None:
+            if piece.text == self._form.close:
+                self._end_block(closed=piece.text)
+                return
+            if piece.text == self._form.open:  # the closer was forgotten
+                form = self._form
+                self._end_block(closed="")
+                self._form, self._block = form, []
+                return
+        self._block.append(piece.text if isinstance(piece, Marker) else piece)
+
+    def _end_block(self, *, closed: str) -> None:
+        form, block = self._form, self._block
+        assert form is not None
+        assert block is not None
+        self._form = self._block = None
+        body = "".join(block)
+        found = None
+        if closed or form.ends_unclosed or not form.close:
+            found = form.read(body, self._tools)
+        if found is None:
+            self._leave(form.open + body + closed, is_markup=bool(form.open))
+            return
+        for item in found:
+            if isinstance(item, ReplyCall):
+                self._out.call(item)
+                self._space = ""
+            else:
+                self._leave(item, is_markup=True)
+
+    def _leave(self, raw: str, *, is_markup: bool) -> None:
+        """What did not parse stays in the text."""
+        if is_markup:
+            self._out.malformed.append(raw)
+        self._out.text(self._space + raw)
+        self._space = ""
+
+    def _reason(self, text: str) -> None:
+        if self._fresh:
+            text = text.lstrip("\n")
+            self._fresh = not text
+        text = self._space + text
+        told = text.rstrip("\n")
+        self._space = text[len(told) :]
+        self._out.reasoning(told)
+
+    def _say(self, text: str) -> None:
+        if self._fresh and self._after_reasoning:
+            text = text.lstrip("\n")
+            self._fresh = not text
+        text = self._space + text
+        told = text.rstrip()
+        if self._bare and not self._out.spoke and told.lstrip().startswith("{"):
+            self._form, self._block, self._space = BARE, [text], ""
+            return
+        if self._format is None:
+            told = text
+        self._space = text[len(told) :]
+        self._out.text(told)

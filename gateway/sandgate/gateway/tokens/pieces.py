@@ -1,0 +1,118 @@
+"""Sampled ids -> text and markers, as they arrive. (pure)
+
+Text never ends in half a character: the bytes wait for the rest. Special tokens (the closer, padding) are not text;
+added tokens that a grammar names are markers; other added tokens are text.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from tokenizers.decoders import DecodeStream
+
+from sandgate.contract.trajectory import Ids
+from sandgate.gateway.tokens.vocab import Vocab
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """A marker that was sampled as one added token."""
+
+    text: str
+
+
+Piece = str | Marker
+
+
+class Pieces(Protocol):
+    """One turn's decoder."""
+
+    def feed(self, ids: Ids) -> list[Piece]:
+        """What these ids add."""
+        ...
+
+    def finish(self) -> list[Piece]:
+        """What waited for the rest of a character that never came."""
+        ...
+
+
+def pieces(vocab: Vocab, markers: Iterable[str]) -> Pieces:
+    """A decoder that knows `markers`."""
+    known = {vocab.ids[marker]: Marker(marker) for marker in markers if marker in vocab.ids}
+    return BytePieces(vocab, known) if vocab.byte_level else StreamPieces(vocab, known)
+
+
+class BytePieces:
+    """For byte-level vocabularies: each id is some bytes."""
+
+    def __init__(self, vocab: Vocab, markers: dict[int, Marker]) -> None:
+        self._vocab = vocab
+        self._markers = markers
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, ids: Ids) -> list[Piece]:
+        out: list[Piece] = []
+        run = bytearray()
+        piece, markers, special = self._vocab.piece, self._markers, self._vocab.special_ids
+        for token_id in ids:
+            if token_id in markers:
+                self._flush(out, run, final=True)
+                out.append(markers[token_id])
+            elif token_id not in special:
+                run += piece(token_id)
+        self._flush(out, run, final=False)
+        return out
+
+    def finish(self) -> list[Piece]:
+        out: list[Piece] = []
+        self._flush(out, bytearray(), final=True)
+        return out
+
+    def _flush(self, out: list[Piece], run: bytearray, *, final: bool) -> None:
+        text = self._utf8.decode(bytes(run), final)
+        run.clear()
+        if text:
+            out.append(text)
+
+
+class StreamPieces:
+    """For other vocabularies (Metaspace, byte fallback): the tokenizer's own incremental decoder."""
+
+    def __init__(self, vocab: Vocab, markers: dict[int, Marker]) -> None:
+        self._vocab = vocab
+        self._markers = markers
+        self._stream = DecodeStream(skip_special_tokens=False)
+        self._waiting: list[int] = []
+
+    def feed(self, ids: Ids) -> list[Piece]:
+        out: list[Piece] = []
+        for token_id in ids:
+            text = self._stream.step(self._vocab.raw, token_id) or ""
+            added = self._vocab.texts.get(token_id)
+            if added is None:
+                self._waiting = [*self._waiting, token_id] if not text else []
+                _add(out, text)
+                continue
+            self._waiting = []
+            _add(out, text.removesuffix(added))
+            if token_id in self._markers:
+                out.append(self._markers[token_id])
+            elif token_id not in self._vocab.special_ids:
+                _add(out, added)
+        return out
+
+    def finish(self) -> list[Piece]:
+        waiting, self._waiting = self._waiting, []
+        return [self._vocab.decode(waiting)] if waiting else []
+
+
+def _add(out: list[Piece], text: str) -> None:
+    if not text:
+        return
+    if out and isinstance(out[-1], str):
+        out[-1] += text
+    else:
+        out.append(text)

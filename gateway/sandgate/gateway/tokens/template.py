@@ -1,0 +1,210 @@
+"""A checkpoint's own Jinja chat template: canonical messages -> text, as Hugging Face renders it. (pure)"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+from sandgate.contract.errors import BadRequest, InvalidBody, Unsupported
+from sandgate.gateway.conversation.messages import ImagePart, Message, Tool, ToolCall
+
+TEMPLATE_CHARS_MAX = 1_000_000
+"""Characters of a chat template; the largest in use has 20 thousand."""
+
+
+class TemplateRefused(jinja2.TemplateError):
+    """The template called raise_exception: it does not take these messages."""
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}…{% endgeneration %}` marks what an assistant says, for training masks; here it is only text."""
+
+    tags = {"generation"}  # noqa: RUF012  (jinja2's own declaration)
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Hugging Face's filter: plain json.dumps, no HTML escapes."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise(message: str) -> NoReturn:
+    raise TemplateRefused(message)
+
+
+@functools.cache
+def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    env = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+    env.filters["tojson"] = _tojson
+    env.globals["raise_exception"] = _raise
+    return env
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How this template wants an assistant's calls: found out once per template by `ChatTemplate`."""
+
+    arguments_as_text: bool = False
+    """False: `arguments` is a mapping (what Hugging Face gives); True: its JSON text."""
+    null_content: bool = False
+    """True: a message that only calls tools has `content` null instead of ""."""
+
+
+class ChatTemplate:
+    """One compiled template with its special tokens and extra variables.
+
+    `now` gives `strftime_now` its time, so a render is a function of its arguments and this clock.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        tokens: Mapping[str, str] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        if len(source) > TEMPLATE_CHARS_MAX:
+            raise InvalidBody(
+                f"chat template has {len(source)} characters; limit {TEMPLATE_CHARS_MAX}",
+                field="chat_template",
+            )
+        self.source = source
+        self.variables = {**(tokens or {}), **(variables or {})}
+        self.dated = "strftime_now" in source
+        self._now = now
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateError as error:
+            raise InvalidBody(f"chat template does not compile: {error}", field="chat_template") from error
+        about = json.dumps(self.variables, sort_keys=True, default=str)
+        self.digest = hashlib.sha256(f"{source}\0{about}".encode()).hexdigest()[:12]
+        self.dialect = self._find_dialect()
+
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, generation_prompt: bool = True
+    ) -> str:
+        """The prompt text. Raises BadRequest where the template refuses or fails, Unsupported for images."""
+        dicts = [self._message(message) for message in messages]
+        try:
+            return self._render(dicts, tools_json(tools), generation_prompt)
+        except TemplateRefused as error:
+            raise BadRequest(
+                f"the chat template refuses these messages: {error}", field="messages"
+            ) from error
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+            raise BadRequest(
+                f"the chat template fails on these messages: {type(error).__name__}: {error}",
+                field="messages",
+            ) from error
+
+    def today(self) -> str:
+        """Key under which renders made now may be kept: changes when a dated template may say something else."""
+        return self._now().strftime("%Y-%m-%d %H") if self.dated else ""
+
+    def _render(
+        self, messages: list[dict[str, Any]], tools: list[Any] | None, generation_prompt: bool
+    ) -> str:
+        return self._template.render(
+            messages=messages,
+            tools=tools,
+            documents=None,
+            add_generation_prompt=generation_prompt,
+            strftime_now=lambda form: self._now().strftime(form),
+            **self.variables,
+        )
+
+    def _message(self, message: Message) -> dict[str, Any]:
+        if any(isinstance(part, ImagePart) for part in message.parts):
+            raise Unsupported(
+                "this model's codec renders text only; images cannot be given", field="messages"
+            )
+        out: dict[str, Any] = {"role": message.role, "content": message.text}
+        if message.role == "assistant":
+            if message.reasoning is not None:
+                out["reasoning_content"] = out["reasoning"] = message.reasoning
+                if "thinking" in self.source:
+                    out["thinking"] = message.reasoning
+            if message.tool_calls:
+                out["tool_calls"] = [self._call(call) for call in message.tool_calls]
+                if self.dialect.null_content and not message.text:
+                    out["content"] = None
+        if message.tool_call_id is not None:
+            out["tool_call_id"] = message.tool_call_id
+        if message.name is not None:
+            out["name"] = message.name
+        return out
+
+    def _call(self, call: ToolCall) -> dict[str, Any]:
+        arguments: Any = call.arguments
+        if not self.dialect.arguments_as_text:
+            arguments = _mapping(call.arguments)
+        return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+
+    def _find_dialect(self) -> Dialect:
+        """The first form in which the template renders a call as JSON (not as a Python repr, not at all)."""
+        self.dialect = Dialect()
+        call = ToolCall(id="call_00000", name="probe", arguments='{"probe_key": "probe_value"}')
+        messages = (
+            Message(role="user", parts=()),
+            Message(role="assistant", tool_calls=(call,)),
+            Message(role="tool", tool_call_id=call.id),
+        )
+        tools = (Tool(name="probe"),)
+        for as_text in (False, True):
+            for null in (False, True):
+                self.dialect = Dialect(as_text, null)
+                try:
+                    text = self.render(messages, tools)
+                except BadRequest:
+                    continue
+                if "probe_value" in text and "{'probe_key'" not in text and '\\"probe_key' not in text:
+                    return self.dialect
+        return Dialect()
+
+
+def _mapping(arguments: str) -> Any:
+    """The JSON object of `arguments`, or the text itself if it is none."""
+    try:
+        value = json.loads(arguments or "{}")
+    except ValueError:
+        return arguments
+    return value if isinstance(value, dict) else arguments
+
+
+def tools_json(tools: Sequence[Tool]) -> list[dict[str, Any]] | None:
+    """Tools as templates want them; None for no tools (what `{% if tools %}` and `is not none` both understand)."""
+    return [tool_json(tool) for tool in tools] or None
+
+
+def tool_json(tool: Tool) -> dict[str, Any]:
+    """OpenAI's function form: name, description if any, parameters (an empty object schema if none was given)."""
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description is not None:
+        function["description"] = tool.description
+    function["parameters"] = tool.schema if tool.schema is not None else {"type": "object", "properties": {}}
+    return {"type": "function", "function": function}

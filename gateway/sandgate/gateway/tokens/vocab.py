@@ -1,0 +1,126 @@
+"""A checkpoint's tokenizer: text <-> ids, with what the rest needs to know about its added tokens. (pure)"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from sandgate.contract.trajectory import Ids
+from sandgate.gateway.tokens.segments import AddedToken, SegmentEncoder
+
+FAITHFUL_PROBES = ("a", " a  b", "x\ny ")
+"""Texts whose spaces a Metaspace decoder loses."""
+
+
+class Vocab:
+    """tokenizer.json, loaded once. Thread-safe: nothing changes after construction but caches.
+
+    Truncation and padding that a tokenizer.json may carry are switched off: they are for batches, not for prompts.
+    """
+
+    def __init__(self, tokenizer_json: bytes) -> None:
+        self.digest = hashlib.sha256(tokenizer_json).hexdigest()
+        self.raw: Tokenizer = Tokenizer.from_buffer(tokenizer_json)
+        self.raw.no_truncation()
+        self.raw.no_padding()
+        self.added = tuple(_added(self.raw))
+        self.ids = {token.text: token.id for token in self.added}
+        self.texts = {token.id: token.text for token in self.added}
+        self.special_ids = frozenset(token.id for token in self.added if token.special)
+        self.size = max([self.raw.get_vocab_size(with_added_tokens=True), *(t.id + 1 for t in self.added)])
+        self.byte_level = _is_byte_level(json.loads(tokenizer_json).get("decoder"))
+        self.segments = SegmentEncoder(self.encode_whole, self.added)
+        self.faithful = all(
+            self.decode(self.encode(text)) == self._normalize(text) for text in FAITHFUL_PROBES
+        )
+        self._pieces: dict[int, bytes] = {}
+
+    def encode_whole(self, text: str) -> Ids:
+        """The tokenizer's own encode of the whole text, nothing added, nothing cached."""
+        return array("i", self.raw.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+
+    def encode(self, text: str) -> Ids:
+        """Equal to `encode_whole`, from cached segments."""
+        return self.segments.encode(text)
+
+    def decode(self, ids: Sequence[int] | Ids) -> str:
+        """Text of ids, special tokens included."""
+        return str(self.raw.decode(list(ids), skip_special_tokens=False))
+
+    def decodes_to(self, ids: Ids, text: str) -> bool:
+        """True if decoding `ids` gives `text`, up to what the tokenizer's own normalizer changes.
+
+        Vocabularies that do not give spaces back (`faithful` is False) are compared without white space.
+        """
+        decoded = self.decode(ids)
+        if decoded == text:
+            return True
+        if not self.faithful:
+            return "".join(decoded.split()) == "".join(text.split())
+        return decoded == self._normalize(text)
+
+    def _normalize(self, text: str) -> str:
+        # Piece by piece, as encoding does: a combining mark after an added token must not join it.
+        normalizer = self.raw.normalizer
+        if normalizer is None:
+            return text
+        pieces = self.segments.pieces(text)
+        return "".join(str(normalizer.normalize_str(piece)) + token for piece, token in pieces)
+
+    def id_of(self, token: str) -> int | None:
+        """Id of a token of the vocabulary, added or not."""
+        found: int | None = self.raw.token_to_id(token)
+        return found
+
+    def piece(self, token_id: int) -> bytes:
+        """UTF-8 bytes (perhaps a part of a character) of one id of a byte-level vocabulary; b"" for an unknown id."""
+        known = self._pieces.get(token_id)
+        if known is None:
+            token = self.raw.id_to_token(token_id)
+            known = self._pieces[token_id] = b"" if token is None else _bytes_of(token)
+        return known
+
+
+def _added(raw: Tokenizer) -> Iterable[AddedToken]:
+    for token_id, token in sorted(raw.get_added_tokens_decoder().items()):
+        yield AddedToken(
+            text=token.content,
+            id=token_id,
+            special=token.special,
+            normalized=token.normalized,
+            strips=token.lstrip or token.rstrip or token.single_word,
+        )
+
+
+def _is_byte_level(decoder: Any) -> bool:
+    """True if the decoder is ByteLevel alone: then ids are bytes, one by one."""
+    if not isinstance(decoder, dict):
+        return False
+    if decoder.get("type") == "Sequence":
+        parts = decoder.get("decoders", [])
+        return len(parts) == 1 and _is_byte_level(parts[0])
+    return decoder.get("type") == "ByteLevel"
+
+
+def _byte_chars() -> dict[str, int]:
+    """GPT-2's printable stand-ins: character -> byte."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    chars = {chr(byte): byte for byte in plain}
+    others = [byte for byte in range(256) if byte not in plain]
+    return chars | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+_BYTE_OF_CHAR = _byte_chars()
+
+
+def _bytes_of(token: str) -> bytes:
+    """As the ByteLevel decoder does: a token with any character outside the alphabet stands for itself."""
+    try:
+        return bytes(_BYTE_OF_CHAR[char] for char in token)
+    except KeyError:
+        return token.encode()
