@@ -1,8 +1,8 @@
 """When are two messages the same? Normal forms and their keys: rules N1-N9 for what is not sampled here. (pure)
 
 A request becomes a chain of keys. The head (system messages, tools) gives the first; each *block* (a part of a user,
-tool or system message, or a run of assistant messages that nobody here sampled) hashes onto it; the echo of a committed turn
-replaces the chain by that turn's own key, so that what led to it need not be repeated by later rules.
+tool or system message, or a run of assistant messages that nobody here sampled) hashes onto it; the echo of a committed
+turn replaces the chain by that turn's own key, so that what led to it need not be repeated by later rules.
 """
 
 from __future__ import annotations
@@ -103,12 +103,24 @@ def same_arguments(one: str, other: str) -> bool:
 # --- head (N1, N5)
 
 
+_TOOLS_KEYS: dict[int, tuple[tuple[Tool, ...], bytes]] = {}
+TOOLS_KEYS_MAX = 64
+"""Tool lists come from a cache of this size (protocols), so the same tuple returns with every turn of an agent."""
+
+
 def tools_key(tools: tuple[Tool, ...]) -> bytes:
     """Of names, descriptions and schemas as values; the order of tools counts, that of keys does not."""
+    seen = _TOOLS_KEYS.get(id(tools))
+    if seen and seen[0] is tools:
+        return seen[1]
     raw = _JSON.encode(tools)
     if _NOT_AN_INTEGER.search(raw):
         raw = _JSON.encode(as_doubles(_ANY.decode(raw)))
-    return _hash(raw)
+    key = _hash(raw)
+    if len(_TOOLS_KEYS) >= TOOLS_KEYS_MAX:
+        _TOOLS_KEYS.clear()
+    _TOOLS_KEYS[id(tools)] = tools, key
+    return key
 
 
 NO_TOOLS = tools_key(())

@@ -1,0 +1,117 @@
+"""What every dialect is to the web layer: bytes in, a TurnRequest; a turn out, bytes. (pure)"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from sandgate.contract.errors import NotFound, SandgateError
+from sandgate.contract.trajectory import Floats, Ids
+from sandgate.gateway.conversation.messages import Reply, TurnRequest
+from sandgate.gateway.engine.api import Finish
+from sandgate.gateway.tokens.api import ParseDelta
+
+
+class ModelNotFound(NotFound):
+    """404 for a model name that this job does not serve: dialects that have a code for it say so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens, as the engine counted them; real, because clients compact their history by it."""
+
+    prompt: int
+    completion: int
+    """Of all choices together."""
+    cached: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Sampled ids with their logprobs, for clients that asked for them. All three are aligned."""
+
+    ids: Ids
+    logprobs: Floats
+    top: tuple[tuple[tuple[int, float], ...], ...] = ()
+    """Per id the alternatives (id, logprob), best first; empty if none were asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What is known of an answer before it exists. Everything in it is journalled, so that a replay is byte for byte
+    what was told before."""
+
+    turns: tuple[str, ...]
+    """One turn id per choice; the first one names the answer."""
+    model: str
+    """As the client called it."""
+    created: int
+    """Unix seconds."""
+    include_usage: bool = False
+    logprobs: bool = False
+    token_text: Callable[[int], str] | None = None
+    """Text of one token; needed where `logprobs` is true."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One finished turn."""
+
+    reply: Reply
+    finish: Finish
+    tokens: Tokens | None = None
+    """If logprobs were asked for."""
+
+
+class Stream(Protocol):
+    """Encodes one answer as events. Each method returns the bytes to write now."""
+
+    def start(self) -> bytes:
+        """Before anything was sampled."""
+        ...
+
+    def delta(self, delta: ParseDelta, choice: int = 0, tokens: Tokens | None = None) -> bytes:
+        """More of a choice. `tokens`: those that arrived with it, if logprobs were asked for."""
+        ...
+
+    def tokens(self, tokens: Tokens, choice: int = 0) -> bytes:
+        """Tokens that made no visible delta (yet)."""
+        ...
+
+    def keepalive(self) -> bytes:
+        """A real event that says nothing: clients time out on comments alone."""
+        ...
+
+    def finish(self, choices: Sequence[Choice], usage: Usage) -> bytes:
+        """The terminal events, once the turns are durable. Deltas that were not sent are not made up here."""
+        ...
+
+    def error(self, error: SandgateError) -> bytes:
+        """Instead of `finish`: the dialect's error event, and its end of stream."""
+        ...
+
+
+class Adapter(Protocol):
+    """One dialect. Stateless; safe from any thread."""
+
+    @property
+    def name(self) -> str:
+        """For metrics labels."""
+        ...
+
+    def decode(self, body: bytes, headers: Mapping[str, str]) -> TurnRequest:
+        """Raises BadRequest that names the field; never anything else, whatever the body holds."""
+        ...
+
+    def reply(self, context: Context, choices: Sequence[Choice], usage: Usage) -> bytes:
+        """The whole answer as a JSON body."""
+        ...
+
+    def stream(self, context: Context) -> Stream:
+        """An encoder for one answer."""
+        ...
+
+    def error_body(self, error: SandgateError) -> bytes:
+        """The dialect's JSON error object; the status is `error.status`."""
+        ...

@@ -1,0 +1,34 @@
+"""The OpenAI chat dialect. (pure)"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from sandgate.contract.errors import SandgateError
+from sandgate.gateway.conversation.messages import TurnRequest
+from sandgate.gateway.protocols import openai_chat_in, openai_chat_out
+from sandgate.gateway.protocols.base import Choice, Context, Stream, Usage
+from sandgate.gateway.protocols.openai_errors import error_json
+
+
+class OpenAIChat:
+    """See `Adapter`."""
+
+    name = "openai_chat"
+
+    def decode(self, body: bytes, headers: Mapping[str, str]) -> TurnRequest:
+        """Headers say nothing in this dialect."""
+        del headers
+        return openai_chat_in.decode(body)
+
+    def reply(self, context: Context, choices: Sequence[Choice], usage: Usage) -> bytes:
+        """A `chat.completion`."""
+        return openai_chat_out.reply(context, choices, usage)
+
+    def stream(self, context: Context) -> Stream:
+        """`chat.completion.chunk` events."""
+        return openai_chat_out.ChatStream(context)
+
+    def error_body(self, error: SandgateError) -> bytes:
+        """OpenAI's error object."""
+        return error_json(error)

@@ -1,0 +1,51 @@
+"""Errors as OpenAI words them; SDKs and agents read type and code, some even the text. (pure)"""
+
+from __future__ import annotations
+
+import msgspec
+
+from sandgate.contract.errors import (
+    Forbidden,
+    Gone,
+    NotFound,
+    Overloaded,
+    PromptTooLong,
+    SandgateError,
+    TooLarge,
+    Unauthorized,
+    Unsupported,
+)
+from sandgate.gateway.protocols.base import ModelNotFound
+
+_KINDS: tuple[tuple[type[SandgateError], str, str | None], ...] = (
+    (PromptTooLong, "invalid_request_error", "context_length_exceeded"),
+    (Unsupported, "invalid_request_error", "unsupported_value"),
+    (Unauthorized, "authentication_error", "invalid_api_key"),
+    (Forbidden, "permission_error", None),
+    (ModelNotFound, "invalid_request_error", "model_not_found"),
+    (NotFound, "not_found_error", None),
+    (Gone, "invalid_request_error", "session_ended"),
+    (TooLarge, "invalid_request_error", "request_too_large"),
+    (Overloaded, "rate_limit_error", "rate_limit_exceeded"),
+)
+"""The first that fits; other 4xx are invalid_request_error, 5xx server_error."""
+
+
+def error_json(error: SandgateError) -> bytes:
+    """`{"error": {"message", "type", "param", "code"}}`."""
+    kind, code = "server_error" if error.status >= 500 else "invalid_request_error", None
+    for one, its_kind, its_code in _KINDS:
+        if isinstance(error, one):
+            kind, code = its_kind, its_code
+            break
+    said = {"message": _words(error), "type": kind, "param": getattr(error, "field", None), "code": code}
+    return msgspec.json.encode({"error": said})
+
+
+def _words(error: SandgateError) -> str:
+    if isinstance(error, PromptTooLong):  # agents look for these words to start their compaction
+        return (
+            f"This model's maximum context length is {error.limit} tokens. However, your messages resulted in "
+            f"{error.tokens} tokens. Please reduce the length of the messages."
+        )
+    return str(error)

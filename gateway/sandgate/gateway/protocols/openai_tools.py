@@ -1,0 +1,105 @@
+"""`tools` and `tool_choice`, as OpenAI's dialects spell them. (pure)
+
+An agent sends the same tools with every turn, often most of the body: they are read once per spelling.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from sandgate.contract.errors import InvalidBody, Unsupported
+from sandgate.gateway.conversation.messages import Tool, ToolChoice
+from sandgate.gateway.protocols.wire import brief, limited, read, shallow
+
+TOOLS_MAX = 512
+"""Clients with every MCP server on have about 150; OpenAI takes 128. More would fill any window."""
+NAME_CHARS_MAX = 256
+"""OpenAI takes 64; MCP clients prefix server names."""
+TOOLS_CACHED = 64
+"""Distinct tool lists kept, at up to ~100 kB each; the sessions of a job share one."""
+
+
+class _Function(msgspec.Struct):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class _Tool(msgspec.Struct):
+    type: str
+    function: _Function | None = None
+
+
+class _Named(msgspec.Struct):
+    name: str
+
+
+class _Choice(msgspec.Struct):
+    type: str
+    function: _Named | None = None
+
+
+_TOOLS: msgspec.json.Decoder[list[_Tool] | None] = msgspec.json.Decoder(list[_Tool] | None)
+_CHOICE: msgspec.json.Decoder[str | _Choice | None] = msgspec.json.Decoder(str | _Choice | None)
+
+
+def tools_of(raw: msgspec.Raw) -> tuple[Tool, ...]:
+    """The tools; their schemas are shared between requests and must not be changed."""
+    return _tools(bytes(raw)) if bytes(raw) else ()
+
+
+@lru_cache(maxsize=TOOLS_CACHED)
+def _tools(raw: bytes) -> tuple[Tool, ...]:
+    said = read(_TOOLS, raw, "tools") or []
+    limited(len(said), TOOLS_MAX, "tools", "tools")
+    return tuple([_tool(tool, f"tools[{at}]") for at, tool in enumerate(said)])
+
+
+def _tool(said: _Tool, field: str) -> Tool:
+    if said.type != "function":
+        raise Unsupported(
+            f"{field}.type is {brief(said.type)}; only function tools can be offered to the model",
+            field=f"{field}.type",
+        )
+    function = said.function
+    if function is None:
+        raise InvalidBody(f"{field}.function is missing", field=f"{field}.function")
+    if not 1 <= len(function.name) <= NAME_CHARS_MAX:
+        name = f"{field}.function.name"
+        raise InvalidBody(f"{name} must have 1 to {NAME_CHARS_MAX} characters", field=name)
+    if function.parameters is not None:
+        shallow(function.parameters, f"{field}.function.parameters")
+    return Tool(function.name, function.description, function.parameters, function.strict)
+
+
+def choice_of(raw: msgspec.Raw, tools: tuple[Tool, ...]) -> ToolChoice:
+    """auto, none, required, or one of `tools` by name."""
+    said = read(_CHOICE, raw, "tool_choice") if bytes(raw) else None
+    match said:
+        case None | "auto":
+            return ToolChoice()
+        case "none":
+            return ToolChoice("none")
+        case "required":
+            if not tools:
+                raise InvalidBody("tool_choice is required, but there are no tools", field="tool_choice")
+            return ToolChoice("required")
+        case str():
+            raise InvalidBody(
+                f"tool_choice is {brief(said)}; it must be auto, none, required or a function",
+                field="tool_choice",
+            )
+        case _Choice(type="function", function=_Named(name=name)):
+            if not any(tool.name == name for tool in tools):
+                field = "tool_choice.function.name"
+                raise InvalidBody(f"{field} is {brief(name)}, which is none of the tools", field=field)
+            return ToolChoice("named", name)
+        case _Choice(type="function"):
+            raise InvalidBody("tool_choice.function is missing", field="tool_choice.function")
+    raise Unsupported(
+        f"tool_choice.type is {brief(said.type)}; only function can be forced here", field="tool_choice.type"
+    )

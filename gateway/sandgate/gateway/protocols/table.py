@@ -1,0 +1,21 @@
+"""Which URL speaks which dialect. A new dialect is a new row. (pure)"""
+
+from __future__ import annotations
+
+from sandgate.gateway.protocols.base import Adapter
+from sandgate.gateway.protocols.openai_chat import OpenAIChat
+
+ADAPTERS: dict[str, Adapter] = {
+    "/chat/completions": OpenAIChat(),
+}
+"""Path without `/v1` -> adapter."""
+
+FALLBACK: Adapter = ADAPTERS["/chat/completions"]
+"""Words the errors of paths that no dialect owns."""
+
+
+def adapter_for(path: str) -> Adapter | None:
+    """By the path below the session. `/v1` may be missing (AReaL's agents) or doubled (Anthropic's SDKs)."""
+    for _ in range(2):
+        path = path.removeprefix("/v1")
+    return ADAPTERS.get(path)
