@@ -82,6 +82,8 @@ class TurnCommitted(_Record, frozen=True, kw_only=True, tag="turn"):
     resumed: int = 0
     notes: tuple[str, ...] = ()
     """How an echo was recognised where it was lossy (rule N10)."""
+    top: tuple[tuple[tuple[int, float], ...], ...] = ()
+    """Per token the top alternatives (id, logprob), if the client asked for them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -154,6 +156,15 @@ class Nacked(_Record, frozen=True, kw_only=True, tag="nacked"):
     lease: str
 
 
+class GroupClosed(_Record, frozen=True, kw_only=True, tag="closed"):
+    """Only these sessions count for this task (quorum reached, retries used up). Session field of the row is the empty
+    string."""
+
+    job: str
+    uid: str
+    sessions: tuple[str, ...]
+
+
 class PolicyVersion(_Record, frozen=True, kw_only=True, tag="version"):
     """The trainer's weights advanced."""
 
@@ -161,7 +172,18 @@ class PolicyVersion(_Record, frozen=True, kw_only=True, tag="version"):
 
 
 Record = Union[  # noqa: UP007 - msgspec wants the union as a value
-    Opened, Intent, TurnCommitted, Delivered, Rewarded, Completed, Sealed, Leased, Acked, Nacked, PolicyVersion
+    Opened,
+    Intent,
+    TurnCommitted,
+    Delivered,
+    Rewarded,
+    Completed,
+    Sealed,
+    Leased,
+    Acked,
+    Nacked,
+    GroupClosed,
+    PolicyVersion,
 ]
 
 _ENCODER = msgspec.msgpack.Encoder()

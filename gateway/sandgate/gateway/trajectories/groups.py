@@ -1,0 +1,108 @@
+"""Which sessions make up a task's group, and is it whole? (pure)"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from sandgate.contract.errors import FailureClass
+from sandgate.gateway.journal.records import Sealed
+
+
+class GroupKey(NamedTuple):
+    """A task of a job. A session without a task is a group of its own: `uid` is then empty, `session` names it."""
+
+    job: str
+    uid: str
+    session: str = ""
+
+
+@dataclass(slots=True)
+class Member:
+    """One attempt at one sample."""
+
+    session: str
+    key: GroupKey
+    sample: int
+    attempt: int
+    sealed: bool = False
+    good: bool = False
+    """Sealed, not aborted, and no infrastructure failure: it can count for its group."""
+    leased: str = ""
+    """The lease that has or had it last; empty if it was given back."""
+    acked: str = ""
+    """The lease that acknowledged it."""
+
+    def seal(self, record: Sealed) -> None:
+        self.sealed = True
+        self.good = not record.aborted and record.failure_class != FailureClass.INFRA.value
+
+
+@dataclass(slots=True)
+class Group:
+    """All attempts at all samples of one task.
+
+    Of each sample at most one attempt counts: one that was acknowledged, else the newest good one, and only
+    when no newer attempt is still running. Closing fixes who counts; later seals change nothing.
+    """
+
+    key: GroupKey
+    size: int = 1
+    samples: dict[int, dict[str, Member]] = field(default_factory=dict)
+    """Sample index -> its attempts by session id."""
+    closed: frozenset[str] | None = None
+    """The sessions that counted when it was closed; None = open."""
+
+    def counting(self) -> list[Member]:
+        """The attempts that count, in order of sample."""
+        if self.closed is None:
+            picks = [_pick(self.samples[sample]) for sample in sorted(self.samples)]
+            return [pick for pick in picks if pick is not None]
+        return [member for member in self.members() if member.session in self.closed]
+
+    def whole(self) -> bool:
+        """Every sample has an attempt that counts, or the group was closed."""
+        return self.closed is not None or len(self.counting()) >= self.size
+
+    def offer(self, *, whole: bool) -> list[Member]:
+        """What a trainer may have now: counts and is not acknowledged. `whole`: all of it, or nothing."""
+        if whole and not self.whole():
+            return []
+        return [member for member in self.counting() if not member.acked]
+
+    def good_now(self) -> tuple[str, ...]:
+        """Who counts if it is closed now, in order of sample: running attempts are not waited for."""
+        picks = [_newest_good(self.samples[sample]) for sample in sorted(self.samples)]
+        return tuple(pick.session for pick in picks if pick is not None)
+
+    def members(self) -> list[Member]:
+        """All attempts at all samples, in order of sample."""
+        return [member for sample in sorted(self.samples) for member in self.samples[sample].values()]
+
+    def finished(self) -> bool:
+        """Everything is sealed and nothing will ever be offered again."""
+        if not all(member.sealed for member in self.members()) or self.offer(whole=False):
+            return False
+        return bool(self.key.session) or self.whole()
+
+
+def group_key(session: str, spec: dict[str, Any]) -> GroupKey:
+    """Of an `Opened.spec`."""
+    job, uid = str(spec.get("job") or ""), str(spec.get("uid") or "")
+    return GroupKey(job, uid) if uid else GroupKey(job, "", session)
+
+
+def _pick(attempts: dict[str, Member]) -> Member | None:
+    acked = next((member for member in attempts.values() if member.acked), None)
+    if acked is not None:
+        return acked
+    best = _newest_good(attempts)
+    if best is None or any(not other.sealed and other.attempt > best.attempt for other in attempts.values()):
+        return None
+    return best
+
+
+def _newest_good(attempts: dict[str, Member]) -> Member | None:
+    acked = next((member for member in attempts.values() if member.acked), None)
+    good = (member for member in attempts.values() if member.good)
+    return acked or max(good, key=lambda member: (member.attempt, member.session), default=None)
