@@ -69,6 +69,7 @@ class Turn:
     resampled: bool
     resumed: int
     notes: tuple[str, ...]
+    top: tuple[tuple[tuple[int, float], ...], ...]
     at: float
 
 
@@ -98,5 +99,6 @@ def turn_of(record: TurnCommitted, number: int) -> Turn:
         resampled=record.resampled,
         resumed=record.resumed,
         notes=record.notes,
+        top=record.top,
         at=record.at,
     )

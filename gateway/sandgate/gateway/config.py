@@ -1,0 +1,143 @@
+"""Settings of one gateway process: one JSON file, unknown keys refused; each with unit, default and reason."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from sandgate.contract.errors import BadManifest
+from sandgate.contract.keys import SECRET_BYTES_MIN
+
+
+class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    pass
+
+
+class Listen(_Strict, frozen=True, kw_only=True):
+    """Where to accept: an inherited listening socket (`fd`), or host and port."""
+
+    fd: int | None = None
+    """A supervisor that owns the socket keeps connections queued in the kernel while this process restarts."""
+    host: str = "127.0.0.1"
+    port: int = 0
+
+
+class EngineConfig(_Strict, frozen=True, kw_only=True):
+    """The inference servers."""
+
+    urls: tuple[str, ...]
+    kind: Literal["vllm", "sglang"] = "vllm"
+    logprobs_mode: str = "processed_logprobs"
+    """As the engine was started; the answer does not say it, so it is told here and recorded beside the data."""
+    model: str = ""
+    """The engine's name of the model; empty = `model.name`."""
+    timeout_s: float = 1800.0
+    """One generation at most; a longer one is a dead engine."""
+
+
+class ModelConfig(_Strict, frozen=True, kw_only=True):
+    """The job's model."""
+
+    name: str
+    tokenizer: str
+    """Directory with tokenizer.json and the chat template."""
+    renderer: str = "auto"
+    history_policy: Literal["sampled", "template"] = "sampled"
+    max_model_len: int = 0
+    """Tokens of prompt + answer; 0 = ask the engine."""
+    template_kwargs: dict[str, Any] = {}
+
+
+class SamplingConfig(_Strict, frozen=True, kw_only=True):
+    """The job's sampling: defaults for agents, or, with `override`, instead of theirs."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    override: bool = False
+
+
+class SessionLimits(_Strict, frozen=True, kw_only=True):
+    """Defaults for sessions that do not bring their own; 0 = none."""
+
+    turns: int = 1000
+    total_tokens: int = 0
+
+
+class Limits(_Strict, frozen=True, kw_only=True):
+    """On everything a client can grow."""
+
+    body_bytes: int = 32 * 1024 * 1024
+    """CLI agents send 45-85 kB; images and 128k-token histories stay under this."""
+    in_flight: int = 1024
+    """Generations at once in this process; beyond it 429."""
+    in_flight_per_session: int = 64
+    """Sub-agents and n=8 fit; a runaway client does not take the process."""
+    sessions: int = 20_000
+    """Open at once; beyond it 429 on create."""
+    pause_hold_s: float = 240.0
+    """How long a weight update may hold a new turn; JS SDKs give up at 300 s."""
+    keepalive_s: float = 8.0
+    """Silence on a stream before a real no-op event; api.md promises one every 10 s."""
+    linger_s: float = 10.0
+    """A generation whose client vanished goes on this long, so that its retry joins it; SDK back-off is <= 8 s."""
+    drain_s: float = 25.0
+    """SIGTERM: how long running turns may finish; Kubernetes kills at 30 s."""
+
+
+class Config(_Strict, frozen=True, kw_only=True):
+    """Everything a gateway process is told."""
+
+    listen: Listen = Listen()
+    origin: str = ""
+    """What agents reach it by (`http://127.0.0.1:8000`); goes into base_url. Empty = from `listen`."""
+    journal: str
+    """Path of the SQLite file."""
+    engine: EngineConfig
+    model: ModelConfig
+    job: str = ""
+    secret_file: str
+    """Hex secret that signs keys; at least 16 bytes."""
+    limits: Limits = Limits()
+    session_limits: SessionLimits = SessionLimits()
+    sampling: SamplingConfig = SamplingConfig()
+    key_ttl_s: float = 7 * 86400.0
+    """Agent and reward keys: longer than any session; the session's end revokes them anyway."""
+    lossy_echo: bool = True
+    """Rule N10: recognise an assistant turn by its call ids though its text was dropped or its arguments repaired."""
+    shared_nodes: Literal["once", "every"] = "once"
+    log_level: str = "INFO"
+
+
+def load(path: Path) -> Config:
+    """Read a config file. Raises BadManifest naming the field."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Config)
+    except msgspec.ValidationError as error:
+        text, _, where = str(error).partition(" - at `$")
+        raise BadManifest(f"{path}: {text}", field=where.strip("`.")) from error
+    except (OSError, msgspec.DecodeError, json.JSONDecodeError) as error:
+        raise BadManifest(f"{path}: {error}") from error
+
+
+def read_secret(path: Path) -> bytes:
+    """The signing secret. Raises BadManifest if it is missing or too short to be one."""
+    try:
+        secret = bytes.fromhex(path.read_text().strip())
+    except (OSError, ValueError) as error:
+        raise BadManifest(f"secret_file {path}: {error}", field="secret_file") from error
+    if len(secret) < SECRET_BYTES_MIN:
+        raise BadManifest(
+            f"secret_file {path}: {len(secret)} bytes; at least {SECRET_BYTES_MIN} are needed",
+            field="secret_file",
+        )
+    return secret

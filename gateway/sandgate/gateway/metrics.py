@@ -1,0 +1,53 @@
+"""Prometheus names, units and bounded labels. Nothing per token, nothing per session."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from sandgate.contract.errors import ForkReason
+
+LATENCY_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+
+
+class Metrics:
+    """One registry per process, so that tests can hold several gateways."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        registry = self.registry
+        self.turns = Counter("sandgate_turns", "Turns committed", registry=registry)
+        self.tokens = Counter("sandgate_sampled_tokens", "Tokens sampled and committed", registry=registry)
+        self.context = Counter("sandgate_context_tokens", "Tokens added as context", registry=registry)
+        forks = Counter(
+            "sandgate_forks", "Turns that left their branch, by reason", ["reason"], registry=registry
+        )
+        self.forks = {reason.value: forks.labels(reason.value) for reason in ForkReason}
+        self._errors = Counter(
+            "sandgate_errors", "Requests refused or failed, by reason", ["reason"], registry=registry
+        )
+        self.replays = Counter(
+            "sandgate_replayed_turns", "Committed answers given again to a retry", registry=registry
+        )
+        self.joined = Counter(
+            "sandgate_joined_calls", "Retries that joined a call in flight", registry=registry
+        )
+        self.resampled = Counter(
+            "sandgate_resampled_turns", "Turns sampled anew after a kill cut one short", registry=registry
+        )
+        self.in_flight = Gauge("sandgate_in_flight", "Generations in flight", registry=registry)
+        self.sessions = Gauge("sandgate_sessions_open", "Sessions that take turns", registry=registry)
+        self.render_s = Histogram(
+            "sandgate_render_seconds", "Messages to ids", buckets=LATENCY_S, registry=registry
+        )
+        self.engine_s = Histogram(
+            "sandgate_engine_seconds", "Engine call", buckets=LATENCY_S, registry=registry
+        )
+        self.commit_s = Histogram(
+            "sandgate_commit_seconds", "Journal commit", buckets=LATENCY_S, registry=registry
+        )
+        self.version = Gauge("sandgate_policy_version", "Policy version last told", registry=registry)
+        self.healthy = Gauge("sandgate_journal_healthy", "1 if turns can be made durable", registry=registry)
+
+    def error(self, reason: str) -> None:
+        """Count one refusal; `reason` is a code of contract.errors, never a message."""
+        self._errors.labels(reason).inc()

@@ -1,0 +1,116 @@
+"""A request's prompt ids: the parent's path and the bridged tail, or a full render; long work off the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from sandgate.contract.errors import ForkReason, Unsupported
+from sandgate.contract.trajectory import Ids
+from sandgate.gateway.conversation.echo import MatchPolicy
+from sandgate.gateway.conversation.messages import Message, Tool, TurnRequest
+from sandgate.gateway.conversation.tree import Match, Tree
+from sandgate.gateway.conversation.turns import Turn
+from sandgate.gateway.metrics import Metrics
+from sandgate.gateway.tokens.api import Codec
+
+OFF_LOOP_CHARS = 6_000
+"""Text beyond this is rendered in a thread: encoding runs at ~0.6 ms per 1,000 tokens and must not stall the loop."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A prompt, and where it hangs in the tree."""
+
+    match: Match
+    parent: str | None
+    fork: str | None
+    ids: Ids
+    known: int
+    """How many of `ids` are the parent's path; the rest is this turn's context."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Reads trees, changes nothing."""
+
+    codec: Codec
+    policy: MatchPolicy
+    metrics: Metrics
+    pool: Executor
+
+    async def prepare(self, tree: Tree, request: TurnRequest) -> Prepared:
+        """Hashes find the parent, tokens decide. Raises BadRequest where the template refuses the messages."""
+        match = tree.find(request, self.policy)
+        with self.metrics.render_s.time():
+            why = match.fork
+            if match.parent is not None:
+                added = await self._bridge(
+                    tree, tree[match.parent], request.messages[match.tail :], request.tools
+                )
+                if not isinstance(added, ForkReason):
+                    path = tree.path_ids(match.parent)
+                    return Prepared(match, match.parent, _said(match.fork), path + added, len(path))
+                why = added
+            ids = await self._sized(
+                request.messages, lambda: self.codec.render(request.messages, request.tools)
+            )
+        return self._confirmed(tree, match, why, ids)
+
+    def _confirmed(self, tree: Tree, match: Match, why: ForkReason | None, ids: Ids) -> Prepared:
+        found = tree.find_ids(ids)
+        if found is None:
+            return Prepared(match, None, _said(why), ids, 0)
+        if found.id == match.parent:
+            why = match.fork
+        elif not tree.children(found.id):
+            why = None  # other messages, but the very ids: no branch is left
+        return Prepared(match, found.id, _said(why), ids, len(tree.path_ids(found.id)))
+
+    async def _bridge(
+        self, tree: Tree, parent: Turn, tail: Sequence[Message], tools: Sequence[Tool]
+    ) -> Ids | ForkReason:
+        path = tree.path_ids(parent.id)
+        cut = len(path) - len(parent.ids)
+        closed = parent.finish == "stop" and len(parent.ids) > 0 and parent.ids[-1] in self.codec.stop_ids
+
+        def work() -> Ids | ForkReason:
+            return self.codec.bridge(path[:cut], parent.ids, tail, tools, closed=closed)
+
+        return await self._sized(tail, work)
+
+    async def _sized(self, messages: Sequence[Message], work: Callable[[], T]) -> T:
+        size = sum(len(message.text) for message in messages)
+        return await off_loop(self.pool, work) if size > OFF_LOOP_CHARS else work()
+
+
+async def off_loop(pool: Executor, work: Callable[..., T], *args: Any) -> T:
+    """In a thread: what may take more than a few ms."""
+    return await asyncio.get_running_loop().run_in_executor(pool, work, *args)
+
+
+def _said(fork: ForkReason | None) -> str | None:
+    return fork.value if fork else None
+
+
+def constraint_of(codec: Codec, request: TurnRequest) -> dict[str, Any] | None:
+    """vLLM's `structured_outputs` for tool_choice and response_format. Raises Unsupported where it has no form."""
+    choice, form = request.tool_choice, request.response_format
+    if choice.mode in ("required", "named"):
+        forced = codec.constraint(request.tools, choice)
+        if forced is None:
+            raise Unsupported(
+                f"tool_choice {choice.mode!r} cannot be enforced for this model's tool format",
+                field="tool_choice",
+            )
+        return forced
+    if form.kind == "json_schema":
+        return {"json": form.schema}
+    if form.kind == "json_object":
+        return {"json_object": True}
+    return None

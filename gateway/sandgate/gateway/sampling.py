@@ -1,0 +1,67 @@
+"""Whose sampling parameters win, and how long an answer may be. (pure)"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from sandgate.contract.errors import InvalidBody, PromptTooLong
+from sandgate.gateway.conversation.messages import Sampling
+
+NAMES = tuple(name for name in Sampling.__struct_fields__ if name not in ("stop", "max_tokens"))
+"""What shapes the distribution; `stop` is how the agent works and always its own."""
+
+ALIASES = {"maxTokens": "max_tokens", "topP": "top_p", "topK": "top_k", "minP": "min_p"}
+"""Manifests say camelCase, JSON bodies snake_case; both arrive here."""
+
+
+def job_sampling(*layers: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Job-side parameters, later layers first; unknown names refused. Keys: Sampling's, and `override`."""
+    out: dict[str, Any] = {}
+    for layer in layers:
+        for raw, value in (layer or {}).items():
+            name = ALIASES.get(raw, raw)
+            if name not in NAMES and name not in ("max_tokens", "override", "stop"):
+                raise InvalidBody(f"sampling.{raw}: no such sampling parameter", field=f"sampling.{raw}")
+            if value is not None:
+                out[name] = value
+    return out
+
+
+def effective(asked: Sampling, job: Mapping[str, Any]) -> Sampling:
+    """What the engine is told. With `override` the job's parameters replace the agent's altogether (an agent's
+    top_p beside the job's temperature would be neither's policy); else the job's fill what the agent left open.
+    Temperature and top_p are always said, so that no default of the engine's own can slip in unrecorded."""
+    values: dict[str, Any] = {}
+    for name in (*NAMES, "max_tokens"):
+        own, jobs = getattr(asked, name), job.get(name)
+        if job.get("override"):
+            values[name] = jobs if name != "max_tokens" or jobs is not None else own
+        else:
+            values[name] = own if own is not None else jobs
+    values["temperature"] = 1.0 if values["temperature"] is None else values["temperature"]
+    values["top_p"] = 1.0 if values["top_p"] is None else values["top_p"]
+    return Sampling(stop=asked.stop, **values)
+
+
+def clamp(asked: int | None, *, prompt: int, window: int) -> int:
+    """Tokens that may be sampled: what was asked for, never past the window (agents ask for 128000).
+
+    Raises PromptTooLong if not a single one fits.
+    """
+    room = window - prompt
+    if room < 1:
+        raise PromptTooLong(tokens=prompt, limit=window)
+    return room if asked is None else max(1, min(asked, room))
+
+
+def recorded(sampling: Sampling, max_tokens: int) -> dict[str, Any]:
+    """For records: the engine's names, only what was said."""
+    said = msgspec.structs.asdict(sampling)
+    out = {name: value for name, value in said.items() if value is not None and value != ()}
+    out["max_tokens"] = max_tokens
+    if sampling.stop:
+        out["stop"] = list(sampling.stop)
+    return out

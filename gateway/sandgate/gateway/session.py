@@ -1,0 +1,176 @@
+"""One live session: its spec, tree, phase and what a retry needs. State is the fold of its records. (pure)"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from sandgate.contract.errors import Conflict, Gone, LimitReached
+from sandgate.gateway.conversation.tree import Tree
+from sandgate.gateway.conversation.turns import Turn
+from sandgate.gateway.journal.records import (
+    Completed,
+    Delivered,
+    Intent,
+    Opened,
+    Record,
+    Rewarded,
+    Sealed,
+    TurnCommitted,
+)
+
+
+class Phase(StrEnum):
+    """Where a session stands."""
+
+    OPEN = "open"
+    COMPLETE = "complete"
+    """The agent said it is done; late turns are refused."""
+    FINALIZED = "finalized"
+    ABORTED = "aborted"
+
+
+@dataclass(slots=True)
+class Session:
+    """The law: `apply` is the only way state changes, live and in replay alike."""
+
+    session_id: str
+    spec: dict[str, Any] = field(default_factory=dict)
+    opened_at: float = 0.0
+    changed_at: float = 0.0
+    phase: Phase = Phase.OPEN
+    tree: Tree = field(default_factory=Tree)
+    answers: dict[bytes, list[str]] = field(default_factory=dict)
+    """Request digest -> its newest committed turn ids, in choice order."""
+    intents: dict[bytes, str] = field(default_factory=dict)
+    """Digest -> turn id of a generation that was begun and is not committed."""
+    delivered: set[str] = field(default_factory=set)
+    rewards: list[Rewarded] = field(default_factory=list)
+    completed: Completed | None = None
+    sealed: Sealed | None = None
+    turns: int = 0
+    evicted: bool = False
+    """The tree was let go; the journal still has it."""
+    tokens: int = 0
+    """Unique tokens in the tree: contexts + samples."""
+    sampled: int = 0
+    forks: dict[str, int] = field(default_factory=dict)
+    limit_reached: str = ""
+    engine_errors: int = 0
+    in_flight: int = 0
+
+    def apply(self, record: Record) -> None:
+        """Fold one record in. Idempotent for turns."""
+        self.changed_at = record.at
+        match record:
+            case Opened():
+                self.spec, self.opened_at = record.spec, record.at
+            case Intent():
+                self.intents[record.digest] = record.turn
+            case TurnCommitted():
+                self._apply_turn(record)
+            case Delivered():
+                self.delivered.add(record.turn)
+            case Rewarded():
+                self.rewards.append(record)
+            case Completed():
+                self.completed = record
+                if self.phase is Phase.OPEN:
+                    self.phase = Phase.COMPLETE
+            case Sealed():
+                self.sealed = record
+                self.phase = Phase.ABORTED if record.aborted else Phase.FINALIZED
+            case _:
+                raise TypeError(f"{type(record).__name__} is not a record of a session")
+
+    def _apply_turn(self, record: TurnCommitted) -> None:
+        if record.turn in self.tree:
+            return
+        self.tree.apply(record)
+        self.turns += 1
+        self.intents.pop(record.digest, None)
+        if record.index == 0:
+            self.answers[record.digest] = [record.turn]
+        else:
+            self.answers.setdefault(record.digest, []).append(record.turn)
+        self.tokens += (len(record.context) + len(record.ids)) // 4
+        self.sampled += len(record.ids) // 4
+        if record.fork:
+            self.forks[record.fork] = self.forks.get(record.fork, 0) + 1
+
+    @property
+    def ended(self) -> bool:
+        """No more turns will ever be committed."""
+        return self.phase in (Phase.FINALIZED, Phase.ABORTED)
+
+    def refuse_if_ended(self) -> None:
+        """Raises Gone unless the session takes turns."""
+        if self.phase is not Phase.OPEN:
+            raise Gone(f"session {self.session_id} is {self.phase.value}")
+
+    def refuse_over_limits(self, *, turns: int, total_tokens: int, asked: int = 1) -> None:
+        """Raises LimitReached, and remembers it as the likely reason of the session's end. 0 = no limit."""
+        if turns and self.turns + asked > turns:
+            self.limit_reached = "turns"
+            raise LimitReached("turns", used=self.turns, limit=turns)
+        if total_tokens and self.tokens >= total_tokens:
+            self.limit_reached = "totalTokens"
+            raise LimitReached("totalTokens", used=self.tokens, limit=total_tokens)
+
+    def replayable(self, digest: bytes, *, retry: bool, n: int) -> list[Turn] | None:
+        """The committed answer that this request must get again, if it is a retry of one: it says so, or the
+        answer was never delivered in full."""
+        turns = self.answers.get(digest)
+        if turns is None or len(turns) != n:
+            return None
+        if retry or any(turn not in self.delivered for turn in turns):
+            return [self.tree[turn] for turn in turns]
+        return None
+
+    def was_cut(self, digest: bytes) -> bool:
+        """A generation for this request was begun and never committed (the process was killed under it)."""
+        return digest in self.intents
+
+    def evict(self) -> None:
+        """Let the tree of an ended session go; counts stay. It can be folded again from the journal."""
+        if self.ended:
+            self.tree, self.answers, self.delivered, self.evicted = Tree(), {}, set(), True
+
+    def same_spec(self, spec: dict[str, Any]) -> None:
+        """Creating it again must mean the same. Raises Conflict."""
+        for name in ("job", "uid", "sample_index", "attempt"):
+            if spec.get(name) is not None and spec[name] != self.spec.get(name):
+                raise Conflict(f"session {self.session_id} exists with another {name}")
+
+    def summary(self) -> dict[str, Any]:
+        """What GET /v1/sessions/{id} says."""
+        spec = self.spec
+        return {
+            "session_id": self.session_id,
+            "job": spec.get("job", ""),
+            "uid": spec.get("uid", ""),
+            "sample_index": spec.get("sample_index", 0),
+            "attempt": spec.get("attempt", 0),
+            "group_size": spec.get("group_size", 1),
+            "state": self.phase.value,
+            "turns": self.turns,
+            "tokens": self.tokens,
+            "sampled_tokens": self.sampled,
+            "forks": dict(self.forks),
+            "in_flight": self.in_flight,
+            "limit_reached": self.limit_reached or None,
+            "engine_errors": self.engine_errors,
+            "created_at": self.opened_at,
+            "changed_at": self.changed_at,
+            "complete_info": self.completed.info if self.completed else None,
+            "reward": self._final_reward(),
+            "failure_class": self.sealed.failure_class if self.sealed else None,
+            "failure_reason": self.sealed.failure_reason if self.sealed else None,
+            "metadata": spec.get("metadata") or {},
+        }
+
+    def _final_reward(self) -> float | None:
+        if self.sealed and self.sealed.reward is not None:
+            return self.sealed.reward
+        return self.rewards[-1].reward if self.rewards else None

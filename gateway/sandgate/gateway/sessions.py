@@ -1,0 +1,155 @@
+"""Who is live: open, look up, seal, restore by replay. The only owner of Session objects."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from sandgate.contract.errors import NotFound, Overloaded
+from sandgate.gateway.journal.records import Opened, PolicyVersion, Record, Sealed
+from sandgate.gateway.journal.store import Store
+from sandgate.gateway.session import Phase, Session
+from sandgate.gateway.trajectories.leases import LeaseBook
+
+EVENTS_KEPT = 10_000
+"""State changes a slow poller may lag behind; beyond it the poller lists sessions again."""
+
+
+@dataclass(slots=True)
+class Event:
+    """A session changed state."""
+
+    cursor: int
+    session_id: str
+    state: str
+    job: str
+
+
+@dataclass(slots=True)
+class Sessions:
+    """All sessions of this process, over one journal."""
+
+    store: Store
+    now: Callable[[], float]
+    limit: int = 20_000
+    live: dict[str, Session] = field(default_factory=dict)
+    book: LeaseBook = field(default_factory=LeaseBook)
+    version: int = 0
+    events: deque[Event] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))
+    cursor: int = 0
+    opening: dict[str, asyncio.Future[Session]] = field(default_factory=dict)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    open_count: int = 0
+
+    def replay(self) -> None:
+        """Fold the whole journal. Called once, before anything is served."""
+        for _, session_id, record in self.store.scan():
+            self._fold(session_id, record)
+        self.open_count = sum(not session.ended for session in self.live.values())
+
+    def _fold(self, session_id: str, record: Record) -> None:
+        if isinstance(record, PolicyVersion):
+            self.version = record.version
+        elif session_id:
+            session = self.live.get(session_id)
+            if session is None:
+                session = self.live[session_id] = Session(session_id)
+            session.apply(record)
+            if isinstance(record, Opened | Sealed):
+                self.book.fold(session_id, record)
+                if isinstance(record, Sealed):
+                    session.evict()
+        else:
+            self.book.fold(session_id, record)
+
+    def get(self, session_id: str) -> Session:
+        """Raises NotFound."""
+        session = self.live.get(session_id)
+        if session is None:
+            raise NotFound(f"no session {session_id!r}")
+        return session
+
+    async def open(self, session_id: str, spec: dict[str, Any]) -> tuple[Session, bool]:
+        """Create it, or return the same one again: (session, created). Raises Conflict, Overloaded.
+
+        Reserved before the await and rolled back on failure, so that concurrent creations of one id are one.
+        """
+        known = self.live.get(session_id)
+        if known is not None:
+            known.same_spec(spec)
+            return known, False
+        if (pending := self.opening.get(session_id)) is not None:
+            session = await asyncio.shield(pending)
+            session.same_spec(spec)
+            return session, False
+        if self.open_count + len(self.opening) >= self.limit:
+            raise Overloaded(f"{self.open_count} sessions open, limit {self.limit}", retry_after=5.0)
+        done: asyncio.Future[Session] = asyncio.get_running_loop().create_future()
+        self.opening[session_id] = done
+        try:
+            session = Session(session_id)
+            await self.record(session, Opened(at=self.now(), spec=spec))
+        except BaseException as error:
+            done.set_exception(error)
+            done.exception()  # retrieved: whoever waits gets it, nobody is warned if none does
+            raise
+        finally:
+            del self.opening[session_id]
+        done.set_result(session)
+        return session, True
+
+    async def record(self, session: Session, *records: Record) -> None:
+        """Make durable, then visible, then known to pollers. Raises JournalUnavailable; then nothing changed."""
+        await self.store.append(session.session_id, *records)
+        before = session.phase
+        for record in records:
+            session.apply(record)
+            if isinstance(record, Opened):
+                self.live[session.session_id] = session
+                self.open_count += 1
+            if isinstance(record, Opened | Sealed):
+                self.book.fold(session.session_id, record)
+        if session.ended and before not in (Phase.FINALIZED, Phase.ABORTED):
+            self.open_count -= 1
+        if session.phase is not before or isinstance(records[0], Opened):
+            self.tell(session)
+
+    async def note(self, session: Session, *records: Record) -> None:
+        """Visible now, durable with the next group: for what may be lost in a crash."""
+        await self.store.append(session.session_id, *records, sync=False)
+        for record in records:
+            session.apply(record)
+
+    def tell(self, session: Session) -> None:
+        """Wake pollers: this session changed state."""
+        self.cursor += 1
+        self.events.append(
+            Event(self.cursor, session.session_id, session.phase.value, str(session.spec.get("job", "")))
+        )
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    def restored(self, session: Session) -> Session:
+        """The session with its whole tree, read back from the journal if it was evicted."""
+        if not session.evicted:
+            return session
+        full = Session(session.session_id)
+        for _, _, record in self.store.scan(session.session_id):
+            full.apply(record)
+        return full
+
+    async def set_version(self, version: int) -> None:
+        """The trainer's weights advanced; durable, so that a restart does not mislabel tokens."""
+        await self.store.append("", PolicyVersion(at=self.now(), version=version))
+        self.version = version
+
+    def listing(self, state: str | None, job: str | None, after: str) -> Iterable[Session]:
+        """Sessions in id order after `after`."""
+        for session_id in sorted(self.live):
+            session = self.live[session_id]
+            wanted = (not state or session.phase == state) and (not job or session.spec.get("job") == job)
+            if wanted and session_id > after:
+                yield session

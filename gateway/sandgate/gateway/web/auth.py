@@ -1,0 +1,85 @@
+"""Who calls, and may they? Keys are verified without a lookup and never logged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from sandgate.contract.errors import Forbidden, Unauthorized
+from sandgate.contract.keys import Key, Scope, mint, verify
+
+CACHE_MAX = 8_192
+"""Verified keys kept (an HMAC and a JSON parse each); then the cache starts anew."""
+
+RawHeaders = Iterable[tuple[bytes, bytes]]
+
+
+def bearer(headers: RawHeaders) -> str:
+    """The key in `Authorization: Bearer` or `x-api-key`. Raises Unauthorized if there is none."""
+    found = ""
+    for name, value in headers:
+        if name == b"authorization" and value[:7].lower() == b"bearer ":
+            return value[7:].strip().decode("latin-1")
+        if name == b"x-api-key":
+            found = value.strip().decode("latin-1")
+    if not found:
+        raise Unauthorized("no key: send Authorization: Bearer or x-api-key")
+    return found
+
+
+@dataclass(slots=True)
+class Gate:
+    """Verifies and mints with the job's secret."""
+
+    secret: bytes
+    now: Callable[[], float]
+    cache: dict[str, Key] = field(default_factory=dict)
+
+    def key(self, headers: RawHeaders) -> Key:
+        """What the caller's key says. Raises Unauthorized."""
+        text = bearer(headers)
+        now = self.now()
+        known = self.cache.get(text)
+        if known is not None and not (known.expires_at and now >= known.expires_at):
+            return known
+        key = verify(self.secret, text, now)
+        if len(self.cache) >= CACHE_MAX:
+            self.cache.clear()
+        self.cache[text] = key
+        return key
+
+    def session_key(self, scope: Scope, job: str, session: str, expires_at: float) -> str:
+        """A key for one session; the same arguments give the same key."""
+        return mint(self.secret, Key(scope, job, session, expires_at))
+
+
+def agent_session(key: Key, named: str | None) -> str:
+    """The session an agent endpoint is about: the path's, which the key must be for. Raises Forbidden."""
+    if key.scope is Scope.AGENT:
+        if named is not None and named != key.session:
+            raise Forbidden("this key is for another session")
+        return key.session
+    if key.scope in (Scope.ADMIN, Scope.TRAINER) and named is not None:
+        return named
+    raise Forbidden(f"a {key.scope.value} key does not open the model endpoints")
+
+
+def control(key: Key, *, job: str | None = None) -> None:
+    """Control API: admin, or trainer of that job. Raises Forbidden."""
+    if key.scope is Scope.ADMIN:
+        return
+    if key.scope is not Scope.TRAINER:
+        raise Forbidden(f"a {key.scope.value} key does not open the control API")
+    if job and key.job and job != key.job:
+        raise Forbidden("this key is for another job")
+
+
+def may_reward(key: Key, session: str, *, job: str, reward_source: str) -> None:
+    """Reward scope of that session, trainer, admin; an agent only where the job says so. Raises Forbidden."""
+    if key.scope is Scope.REWARD and key.session == session:
+        return
+    if key.scope is Scope.AGENT and key.session == session and reward_source == "agent":
+        return
+    if key.scope in (Scope.AGENT, Scope.REWARD):
+        raise Forbidden("this key may not set this session's reward")
+    control(key, job=job)

@@ -1,0 +1,47 @@
+"""What control endpoints are given: the core, and a key that was checked for its scope."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from sandgate.contract.keys import Key
+from sandgate.gateway.core import Core
+from sandgate.gateway.session import Session
+from sandgate.gateway.web import auth
+
+WAIT_S_MAX = 600.0
+"""Long polls end here at the latest; proxies give up sooner or later anyway."""
+PAGE = 1_000
+"""Sessions in one listing."""
+
+
+async def _core(request: Request) -> Core:
+    found: Core = request.app.state.core
+    return found
+
+
+async def _any(request: Request) -> Key:
+    core: Core = request.app.state.core
+    return core.gate.key(request.scope["headers"])
+
+
+async def _controller(request: Request) -> Key:
+    key = await _any(request)
+    auth.control(key)
+    return key
+
+
+Front = Annotated[Core, Depends(_core)]
+AnyKey = Annotated[Key, Depends(_any)]
+"""Verified; its scope is the endpoint's to check."""
+Controller = Annotated[Key, Depends(_controller)]
+"""Admin or trainer."""
+
+
+def own(core: Core, key: Key, session_id: str) -> Session:
+    """The session, if the key is for its job. Raises NotFound, Forbidden."""
+    session = core.sessions.get(session_id)
+    auth.control(key, job=session.spec.get("job"))
+    return session

@@ -1,0 +1,81 @@
+"""Control API: events, weight updates, status, probes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from fastapi.responses import ORJSONResponse, Response
+from prometheus_client import generate_latest
+
+from sandgate.contract.errors import NotFound
+from sandgate.gateway.web.doors import WAIT_S_MAX, Controller, Front
+from sandgate.gateway.web.shapes import VersionBody
+
+router = APIRouter(prefix="/v1", tags=["process"])
+
+
+@router.get("/events")
+async def events(
+    core: Front, key: Controller, after: int = 0, wait_s: Annotated[float, Query(ge=0, le=WAIT_S_MAX)] = 30.0
+) -> Any:
+    """Long poll for session state changes. `reset`: the cursor is from another life of this process, or too old;
+    list the sessions and go on from `cursor`."""
+    return await core.events(after, wait_s, job=key.job)
+
+
+@router.post("/pause")
+async def pause(core: Front, _: Controller) -> Any:
+    """Hold turns that have not reached the engine."""
+    core.turns.pause()
+    return core.status()
+
+
+@router.post("/resume")
+async def resume(core: Front, _: Controller) -> Any:
+    """Let held turns go on."""
+    core.turns.resume()
+    return core.status()
+
+
+@router.put("/policy-version")
+async def version(core: Front, _: Controller, body: VersionBody) -> Any:
+    """The trainer's weights advanced; tokens sampled from now on carry this version."""
+    await core.set_version(body.version)
+    return core.status()
+
+
+@router.get("/status")
+async def status(core: Front, _: Controller) -> Any:
+    """Load, pause, versions, journal, engines."""
+    return core.status()
+
+
+probes = APIRouter(tags=["probes"])
+
+
+@probes.get("/healthz")
+async def healthz(core: Front) -> Response:
+    """Alive, and able to make turns durable."""
+    store = core.sessions.store.status()
+    return ORJSONResponse({"healthy": store.healthy, "detail": store.detail}, 200 if store.healthy else 503)
+
+
+@probes.get("/readyz")
+async def readyz(core: Front) -> Response:
+    """Takes turns: not draining, journal healthy, an engine answers."""
+    why = core.not_ready()
+    return ORJSONResponse({"ready": not why, "detail": why}, 503 if why else 200)
+
+
+@probes.get("/metrics")
+async def metrics(core: Front) -> Response:
+    """Prometheus."""
+    core.measure()
+    return Response(generate_latest(core.metrics.registry), media_type="text/plain; version=0.0.4")
+
+
+@probes.get("/{rest:path}", include_in_schema=False)
+async def unknown(core: Front, rest: str) -> Response:
+    """404 in the API's own shape."""
+    raise NotFound(f"no such path: /{rest[:200]}")

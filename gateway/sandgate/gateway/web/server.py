@@ -1,0 +1,323 @@
+"""Agent endpoints as plain ASGI (the hot path); everything else goes to the control app."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, cast
+
+import msgspec
+import orjson
+from pydantic import ValidationError
+
+from sandgate.contract.errors import Forbidden, InvalidBody, NotFound, SandgateError, TooLarge
+from sandgate.contract.keys import Key, Scope
+from sandgate.gateway.calls import Call, Step
+from sandgate.gateway.conversation.turns import Turn
+from sandgate.gateway.core import Core
+from sandgate.gateway.engine.api import Finish
+from sandgate.gateway.protocols.base import Adapter, Choice, Context, ModelNotFound, Stream, Tokens, Usage
+from sandgate.gateway.protocols.table import FALLBACK, adapter_for
+from sandgate.gateway.session import Session
+from sandgate.gateway.tokens.api import CallDelta, ParseDelta, ReasoningDelta, TextDelta
+from sandgate.gateway.web import auth, control
+from sandgate.gateway.web.shapes import Complete
+
+AsgiScope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+JSON_TYPE = (b"content-type", b"application/json")
+SSE_HEADERS: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class ClientGone(Exception):
+    """The client's connection is gone; there is nobody to answer."""
+
+
+class Front:
+    """The ASGI app of a gateway."""
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+        self.control = control.build(core)
+
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            session_id, path = split(scope["path"])
+            if scope["method"] == "POST" and (adapter := adapter_for(path)) is not None:
+                await self._model_call(adapter, session_id, scope, receive, send)
+                return
+            if (
+                session_id is not None
+                or path in ("/complete", "/v1/complete")
+                or path.startswith("/v1/models")
+            ):
+                await self._small(session_id, path, scope, receive, send)
+                return
+        if scope["type"] == "websocket":
+            # Codex falls back to HTTP at once on 426, dies on 400 and dawdles on 404 (facts of 30 clients).
+            await send({"type": "websocket.http.response.start", "status": 426, "headers": []})
+            await send({"type": "websocket.http.response.body", "body": b""})
+            return
+        await self.control(scope, receive, send)
+
+    # -- model calls --------------------------------------------------------------------------------------------
+
+    async def _model_call(
+        self, adapter: Adapter, named: str | None, scope: AsgiScope, receive: Receive, send: Send
+    ) -> None:
+        try:
+            session = self._session(scope["headers"], named)
+            body = await read_body(scope, receive, self.core.config.limits.body_bytes)
+            headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+            request = adapter.decode(body, headers)
+            self._check_model(request.model)
+            call = self.core.turns.begin(session, request, retry=is_retry(scope["headers"]))
+        except ClientGone:
+            return
+        except SandgateError as error:
+            await self._refuse(adapter, error, send)
+            return
+        self.core.turns.attach(call)
+        gone = asyncio.ensure_future(receive())
+        try:
+            if request.stream:
+                delivered = await self._stream(adapter, call, gone, send)
+            else:
+                delivered = await self._json(adapter, call, gone, send)
+        finally:
+            gone.cancel()
+            self.core.turns.detach(call)
+        if delivered:
+            await self.core.turns.delivered(call)
+
+    def _session(self, headers: Headers, named: str | None) -> Session:
+        key = self.core.gate.key(headers)
+        return self.core.sessions.get(auth.agent_session(key, named))
+
+    def _check_model(self, model: str) -> None:
+        config = self.core.config
+        if model and model not in (config.model.name, config.engine.model):
+            raise ModelNotFound(
+                f"The model `{model}` does not exist; this session serves `{config.model.name}`"
+            )
+
+    async def _json(self, adapter: Adapter, call: Call, gone: asyncio.Future[Any], send: Send) -> bool:
+        if not call.done.done():
+            await asyncio.wait({call.done, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if gone.done() and not call.done.done():
+            return False
+        try:
+            choices, usage = self._told(call)
+        except SandgateError as error:
+            await self._refuse(adapter, error, send)
+            return False
+        body = adapter.reply(self._context(call), choices, usage)
+        headers = [
+            JSON_TYPE,
+            (b"content-length", str(len(body)).encode()),
+            *self._turn_headers(call, call.fork),
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+        return not gone.done()
+
+    async def _stream(self, adapter: Adapter, call: Call, gone: asyncio.Future[Any], send: Send) -> bool:
+        if not call.prepared.done():
+            await asyncio.wait({call.prepared, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if gone.done() and not call.prepared.done():
+            return False
+        if (refused := call.prepared.exception()) is not None:
+            if not isinstance(refused, SandgateError):
+                raise refused
+            await self._refuse(adapter, refused, send)
+            return False
+        stream = adapter.stream(self._context(call))
+        headers = [*SSE_HEADERS, *self._turn_headers(call, call.fork)]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": stream.start(), "more_body": True})
+        try:
+            said = False
+            async for steps in call.follow(self.core.config.limits.keepalive_s):
+                if gone.done():
+                    return False
+                said = said or bool(steps)
+                chunk = b"".join(encoded(stream, step) for step in steps) if steps else stream.keepalive()
+                if chunk:
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        except SandgateError as error:
+            self.core.metrics.error(error.reason)
+            await send({"type": "http.response.body", "body": stream.error(error)})
+            return False
+        choices, usage = self._told(call)
+        whole = b"" if said else b"".join(encoded(stream, step) for step in steps_of(choices))
+        await send({"type": "http.response.body", "body": whole + stream.finish(choices, usage)})
+        return not gone.done()
+
+    def _context(self, call: Call) -> Context:
+        core, request = self.core, call.request
+        done = call.done.done() and call.done.exception() is None
+        return Context(
+            turns=call.turns,
+            model=request.model or core.config.model.name,
+            created=int(call.done.result()[0].at if done else core.sessions.now()),
+            include_usage=request.include_usage,
+            logprobs=request.logprobs,
+            token_text=self._token_text if request.logprobs else None,
+        )
+
+    def _token_text(self, token: int) -> str:
+        return self.core.turns.codec.decode(array("i", [token]))
+
+    def _told(self, call: Call) -> tuple[list[Choice], Usage]:
+        """What the durable turns say."""
+        turns = call.done.result()
+        choices = [choice_of(turn, logprobs=call.request.logprobs) for turn in turns]
+        sampled = sum(len(turn.ids) for turn in turns)
+        return choices, Usage(turns[0].prompt_tokens, sampled, turns[0].cached_tokens)
+
+    def _turn_headers(self, call: Call, fork: str | None) -> Headers:
+        headers = [(b"x-sandgate-turn", call.turns[0].encode())]
+        if fork:
+            headers.append((b"x-sandgate-fork", fork.encode()))
+        return headers
+
+    async def _refuse(self, adapter: Adapter, error: SandgateError, send: Send) -> None:
+        self.core.metrics.error(error.reason)
+        await respond(send, error.status, adapter.error_body(error), error)
+
+    # -- small agent endpoints ----------------------------------------------------------------------------------
+
+    async def _small(
+        self, named: str | None, path: str, scope: AsgiScope, receive: Receive, send: Send
+    ) -> None:
+        adapter = FALLBACK
+        try:
+            key = self.core.gate.key(scope["headers"])
+            body = orjson.dumps(await self._answer(key, named, path, scope, receive))
+        except ClientGone:
+            return
+        except SandgateError as error:
+            await self._refuse(adapter, error, send)
+            return
+        await respond(send, 200, body)
+
+    async def _answer(
+        self, key: Key, named: str | None, path: str, scope: AsgiScope, receive: Receive
+    ) -> Any:
+        method = scope["method"]
+        model = self.core.config.model.name
+        shown = {"id": model, "object": "model", "created": 0, "owned_by": "sandgate"}
+        if method == "GET" and path.startswith("/v1/models"):
+            if key.scope is Scope.AGENT or named is not None:
+                self.core.sessions.get(auth.agent_session(key, named))
+            if path in ("/v1/models", "/v1/models/"):
+                return {"object": "list", "data": [shown]}
+            if path.removeprefix("/v1/models/") == model:
+                return shown
+            raise ModelNotFound(f"The model `{path.removeprefix('/v1/models/')[:200]}` does not exist")
+        if method == "POST" and path in ("/complete", "/v1/complete"):
+            if key.scope is not Scope.AGENT:
+                raise Forbidden("only the session's own agent key completes it here")
+            session = self.core.sessions.get(auth.agent_session(key, named))
+            raw = await read_body(scope, receive, self.core.config.limits.body_bytes)
+            return await self.core.complete(session, parse_complete(raw))
+        raise NotFound(f"no such endpoint: {method} {path[:200]}")
+
+
+def encoded(stream: Stream, step: Step) -> bytes:
+    """One step as events."""
+    index, deltas, tokens = step
+    if not deltas:
+        return stream.tokens(tokens, index) if tokens is not None else b""
+    first = stream.delta(deltas[0], index, tokens)
+    return first + b"".join(stream.delta(delta, index) for delta in deltas[1:])
+
+
+def steps_of(choices: list[Choice]) -> list[Step]:
+    """A finished answer as steps, for a stream that joined too late to see them."""
+    steps: list[Step] = []
+    for index, choice in enumerate(choices):
+        reply = choice.reply
+        deltas: list[ParseDelta] = [ReasoningDelta(reply.reasoning)] if reply.reasoning else []
+        deltas += [TextDelta(reply.text)] if reply.text else []
+        deltas += [CallDelta(at, call.name, call.arguments) for at, call in enumerate(reply.tool_calls)]
+        steps.append((index, deltas, choice.tokens))
+    return steps
+
+
+def choice_of(turn: Turn, *, logprobs: bool) -> Choice:
+    """A durable turn as an answer."""
+    tokens = Tokens(turn.ids, turn.logprobs, turn.top) if logprobs else None
+    return Choice(reply=turn.reply, finish=cast("Finish", turn.finish), tokens=tokens)
+
+
+def parse_complete(raw: bytes) -> Complete:
+    """Body of /complete; empty is fine. Raises InvalidBody."""
+    try:
+        value = msgspec.json.decode(raw) if raw.strip() else {}
+        return Complete.model_validate(value)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidBody(f"body is not JSON: {error}", field="body") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "body"
+        raise InvalidBody(f"{where}: {first['msg']}", field=where) from error
+
+
+def split(path: str) -> tuple[str | None, str]:
+    """(session named by the path or None, the rest): `/sessions/s1/v1/x` -> ("s1", "/v1/x"). A base URL that already
+    ends in /v1 makes Anthropic clients say /v1/v1."""
+    session = None
+    if path.startswith("/sessions/"):
+        session, _, rest = path[10:].partition("/")
+        path = "/" + rest
+    if path.startswith("/v1/v1/"):
+        path = path[3:]
+    return session, path
+
+
+def is_retry(headers: Headers) -> bool:
+    """The client says that it sends this again (Stainless SDKs: openai, anthropic)."""
+    for name, value in headers:
+        if name == b"x-stainless-retry-count":
+            return value.strip() not in (b"", b"0")
+    return False
+
+
+async def read_body(scope: AsgiScope, receive: Receive, limit: int) -> bytes:
+    """The whole body. Raises TooLarge early if the length is announced; ClientGone if the client went away."""
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit() and int(value) > limit:
+            raise TooLarge(f"body of {int(value)} bytes; the limit is {limit}")
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size > limit:
+            raise TooLarge(f"body over the limit of {limit} bytes")
+        chunks.append(chunk)
+        if not message.get("more_body", False):
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+async def respond(send: Send, status: int, body: bytes, error: SandgateError | None = None) -> None:
+    """A JSON answer; for an error also its reason and when to come back."""
+    headers: Headers = [JSON_TYPE, (b"content-length", str(len(body)).encode())]
+    if error is not None:
+        headers.append((b"x-sandgate-reason", error.reason.encode()))
+        if error.retry_after is not None:
+            headers.append((b"retry-after", str(max(1, round(error.retry_after))).encode()))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,113 @@
+"""Control API: sessions."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Query
+from fastapi.responses import ORJSONResponse, Response
+
+from sandgate.gateway.session import Phase
+from sandgate.gateway.web import auth
+from sandgate.gateway.web.doors import PAGE, WAIT_S_MAX, AnyKey, Controller, Front, own
+from sandgate.gateway.web.shapes import Complete, Finalize, RewardBody, SessionSpec
+
+router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
+
+
+@router.post("", status_code=201)
+async def create(
+    core: Front, key: Controller, body: Annotated[SessionSpec | list[SessionSpec], Body()]
+) -> Response:
+    """Create one session, or many with a list body; the same id again gives the same handle (200)."""
+    many = body if isinstance(body, list) else [body]
+    made = [await core.open(spec, key) for spec in many]
+    fresh = any(created for _, created in made)
+    handles = [handle for handle, _ in made]
+    return ORJSONResponse(handles if isinstance(body, list) else handles[0], 201 if fresh else 200)
+
+
+@router.get("")
+async def listing(
+    core: Front,
+    key: Controller,
+    state: str | None = None,
+    job: str | None = None,
+    after: str = "",
+    limit: int = PAGE,
+) -> Any:
+    """Sessions in id order after `after`; `next` is the cursor of the next page or null."""
+    job = job or key.job or None
+    auth.control(key, job=job)
+    limit = max(1, min(limit, PAGE))
+    page: list[dict[str, Any]] = []
+    for session in core.sessions.listing(state, job, after):
+        if len(page) == limit:
+            return {"sessions": page, "next": page[-1]["session_id"]}
+        page.append(session.summary())
+    return {"sessions": page, "next": None}
+
+
+@router.get("/{session_id}")
+async def one(core: Front, key: Controller, session_id: str) -> Any:
+    """State, turns, tokens, forks, in flight, timestamps."""
+    return own(core, key, session_id).summary()
+
+
+@router.get("/{session_id}/wait")
+async def wait(
+    core: Front,
+    key: Controller,
+    session_id: str,
+    timeout_s: Annotated[float, Query(ge=0, le=WAIT_S_MAX)] = 60.0,
+) -> Any:
+    """wait_for_completion: 200 when the session is complete or ended, 408 at the timeout."""
+    session = own(core, key, session_id)
+    try:
+        async with asyncio.timeout(timeout_s):
+            while session.phase is Phase.OPEN:
+                await core.sessions.changed.wait()
+    except TimeoutError:
+        return ORJSONResponse(session.summary(), 408)
+    return session.summary()
+
+
+@router.post("/{session_id}/reward")
+async def reward(core: Front, key: AnyKey, session_id: str, body: RewardBody) -> Any:
+    """Set the reward of a turn (default: the last one)."""
+    session = core.sessions.get(session_id)
+    auth.may_reward(
+        key,
+        session_id,
+        job=session.spec.get("job", ""),
+        reward_source=session.spec.get("reward_source", "trainer"),
+    )
+    turn = await core.reward(session, body)
+    return {"session_id": session_id, "interaction_id": turn, "reward": body.reward}
+
+
+@router.post("/{session_id}/complete")
+async def complete(core: Front, key: Controller, session_id: str, body: Complete | None = None) -> Any:
+    """The same signal as the agent's /complete, for drivers."""
+    return await core.complete(own(core, key, session_id), body or Complete())
+
+
+@router.post("/{session_id}/finalize")
+async def finalize(core: Front, key: Controller, session_id: str, body: Finalize | None = None) -> Any:
+    """Seal the session's tree and linearize it. Idempotent: the first outcome stands."""
+    return ORJSONResponse(await core.finalize(own(core, key, session_id), body or Finalize()))
+
+
+@router.post("/{session_id}/abort")
+async def abort(core: Front, key: Controller, session_id: str) -> Any:
+    """Cancel in-flight engine calls and discard; siblings are untouched. Idempotent."""
+    session = own(core, key, session_id)
+    await core.abort(session)
+    return session.summary()
+
+
+@router.get("/{session_id}/tree")
+async def tree(core: Front, key: Controller, session_id: str, text: bool = True) -> Any:
+    """Turns, parents, fork reasons, per-token spans."""
+    return ORJSONResponse(core.tree(own(core, key, session_id), text=text))

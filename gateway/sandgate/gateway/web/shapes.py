@@ -1,0 +1,101 @@
+"""Bodies of the control API (api.md section 2), validated by pydantic so that the OpenAPI document is true."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+SESSION_ID = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?$"
+"""Goes into URLs, file names and Kubernetes names."""
+
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value):
+        raise ValueError("must be a finite number")
+    return value
+
+
+Reward = Annotated[float, AfterValidator(_finite)]
+Info = dict[str, Any]
+
+
+class _Body(BaseModel):
+    """Unknown fields are ignored on purpose (api.md); known ones are checked strictly."""
+
+    model_config = ConfigDict(extra="ignore", strict=False)
+
+
+class SessionSpec(_Body):
+    """What POST /v1/sessions takes. Everything has a default; without `session_id` one is made."""
+
+    session_id: str | None = Field(default=None, pattern=SESSION_ID)
+    uid: str = Field(default="", max_length=512)
+    sample_index: int = Field(default=0, ge=0, le=1_000_000)
+    group_size: int = Field(default=1, ge=1, le=65_536)
+    job: str = Field(default="", max_length=253)
+    attempt: int = Field(default=0, ge=0, le=10_000)
+    model: str = Field(default="", max_length=512)
+    sampling: Info = {}
+    limits: Info = {}
+    reward_source: str = Field(default="trainer", pattern="^(agent|verifier|trainer|exitCode)$")
+    task: Any = None
+    metadata: Info = {}
+
+
+class Complete(_Body):
+    """Body of /complete."""
+
+    reward_info: Info = {}
+
+
+class RewardBody(_Body):
+    """Body of POST .../reward. `interaction_id`: a turn or response id; absent = the last turn."""
+
+    reward: Reward
+    interaction_id: str | None = None
+    reward_info: Info = {}
+
+
+class Outcome(_Body):
+    """How the session ended, as its driver saw it."""
+
+    failure_class: str | None = Field(default=None, pattern="^(policy|agent|infra)$")
+    failure_reason: str | None = Field(default=None, max_length=128)
+    detail: str = Field(default="", max_length=4096)
+    complete: bool = True
+
+
+class Finalize(_Body):
+    """Body of POST .../finalize."""
+
+    outcome: Outcome | None = None
+    reward: Reward | None = None
+    reward_info: Info = {}
+    discount: float = Field(default=1.0, ge=0.0, le=1.0)
+    trajectories: bool = True
+    """False: answer without them (a driver that will lease them anyway)."""
+
+
+class LeaseBody(_Body):
+    """Body of POST /v1/leases."""
+
+    job: str | None = None
+    max_groups: int = Field(default=1, ge=1, le=100_000)
+    max_tokens: int | None = Field(default=None, ge=1)
+    ttl_s: float = Field(default=300.0, gt=0.0, le=7 * 86400.0)
+    whole_groups: bool = True
+
+
+class CloseGroup(_Body):
+    """Body of POST /v1/groups/close: no more sessions will come for this task (quorum reached, stragglers cut)."""
+
+    job: str = ""
+    uid: str
+
+
+class VersionBody(_Body):
+    """Body of PUT /v1/policy-version."""
+
+    version: int = Field(ge=0, le=2**31 - 1)
