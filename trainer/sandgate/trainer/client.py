@@ -184,9 +184,9 @@ class AsyncRolloutClient:
         """Cancel what is in flight, discard. Siblings are untouched."""
         await self.call(control.abort(session_id))
 
-    async def tree(self, session_id: str) -> dict[str, Json]:
-        """Turns, parents, fork reasons, spans, as the viewer gets them."""
-        return await self.call(control.tree(session_id))
+    async def tree(self, session_id: str, *, text: bool = True) -> dict[str, Json]:
+        """Turns, parents, fork reasons, spans, as the viewer gets them; `text`: decoded too."""
+        return await self.call(control.tree(session_id, text=text))
 
     async def lease(
         self,
@@ -323,9 +323,9 @@ class RolloutClient:
         """Cancel what is in flight, discard."""
         self.call(control.abort(session_id))
 
-    def tree(self, session_id: str) -> dict[str, Json]:
-        """Turns, parents, fork reasons, spans."""
-        return self.call(control.tree(session_id))
+    def tree(self, session_id: str, *, text: bool = True) -> dict[str, Json]:
+        """Turns, parents, fork reasons, spans; `text`: decoded too."""
+        return self.call(control.tree(session_id, text=text))
 
     def lease(
         self,

@@ -170,9 +170,11 @@ def abort(session_id: str) -> Call[dict[str, Json]]:
     return Call(method="POST", path=f"{_of(session_id)}/abort", read=_json)
 
 
-def tree(session_id: str) -> Call[dict[str, Json]]:
-    """Turns, parents, fork reasons, spans."""
-    return Call(method="GET", path=f"{_of(session_id)}/tree", read=_json)
+def tree(session_id: str, *, text: bool) -> Call[dict[str, Json]]:
+    """Turns, parents, fork reasons, spans; `text`: the spans decoded too."""
+    return Call(
+        method="GET", path=f"{_of(session_id)}/tree", params={"text": "true" if text else "false"}, read=_json
+    )
 
 
 def ack(lease_id: str) -> Call[dict[str, Json]]:

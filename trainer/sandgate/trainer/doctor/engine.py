@@ -1,0 +1,275 @@
+"""Checks of a running vLLM: does it take ids, and give back exactly what it sampled? By asking it, over its wire."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from sandgate.gateway.conversation.messages import Message, TextPart
+from sandgate.gateway.tokens.api import Codec
+from sandgate.trainer.doctor.findings import Finding, fail, ok, skip, warn
+
+TIMEOUT_S = 60.0
+"""The first generation after a start compiles."""
+GENERATE_FLAG = "--enable-scale-out"
+VERSION_MIN = (0, 32)
+"""The first vLLM whose /inference/v1/generate answers with integer token ids."""
+SENTINEL = -9999.0
+"""What vLLM writes for a logprob it does not have."""
+PROBE_TEXT = "Name three colours, please."
+FALLBACK_IDS = [1, 2, 3, 4]
+HALF = 0.5
+"""The second temperature of the measurement: processed logprob differences double, raw ones stay."""
+TOP = 5
+TOLERANCE = 0.02
+"""Of a ratio that is 1 or 2; half precision is off by less than 0.01."""
+
+
+@dataclass(slots=True)
+class Engine:
+    """One server, and what was learned about it."""
+
+    http: httpx.Client
+    codec: Codec | None = None
+    model: str = ""
+    max_model_len: int = 0
+    probe: list[int] = field(default_factory=list)
+
+    def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        """(status, JSON or None)."""
+        answer = self.http.request(method, path, json=body)
+        try:
+            return answer.status_code, answer.json()
+        except ValueError:
+            return answer.status_code, None
+
+    def generate(self, **sampling: Any) -> tuple[int, Any]:
+        """A short generation after the probe prompt."""
+        body = {
+            "model": self.model,
+            "token_ids": self.probe,
+            "sampling_params": {"max_tokens": 4, "temperature": 1.0, "logprobs": 0, "seed": 0} | sampling,
+            "stream": False,
+        }
+        return self.ask("POST", "/inference/v1/generate", body)
+
+
+def check_engine(engine: Engine, *, positions: int = 0) -> Iterator[Finding]:
+    """All checks; those that need an answer which did not come are left out. `positions`: of the weights, 0 unknown."""
+    try:
+        yield (alive := reachable(engine))
+        if alive.verdict != "ok":
+            return
+        yield version(engine)
+        yield (served := models(engine))
+        if served.verdict == "fail":
+            return
+        yield length(engine, positions)
+        engine.probe = probe_ids(engine)
+        yield from sampling(engine)
+        yield dev_mode(engine)
+        if engine.codec is not None:
+            yield from tokens(engine, engine.codec)
+    except (httpx.HTTPError, KeyError, TypeError, IndexError, ValueError) as error:
+        yield fail("engine", f"answered something else: {error!r}", "is this a vLLM server? see its log")
+
+
+def reachable(engine: Engine) -> Finding:
+    fix = "start the engine, or correct --engine-url"
+    try:
+        status, _ = engine.ask("GET", "/health")
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        return fail("engine", f"{engine.http.base_url} does not answer: {error}", fix)
+    return (
+        ok("engine", f"{engine.http.base_url} is up")
+        if status == 200
+        else fail("engine", f"/health is {status}", fix)
+    )
+
+
+def version(engine: Engine) -> Finding:
+    status, body = engine.ask("GET", "/version")
+    if status != 200:
+        return warn(
+            "version", f"/version is {status}", f"needs vLLM {VERSION_MIN[0]}.{VERSION_MIN[1]} or newer"
+        )
+    text = str(body["version"])
+    numbers = text.split("+", maxsplit=1)[0].split(".")[:2]
+    if all(part.isdigit() for part in numbers) and tuple(map(int, numbers)) < VERSION_MIN:
+        return warn(
+            "version",
+            f"vLLM {text}",
+            f"upgrade to {VERSION_MIN[0]}.{VERSION_MIN[1]} or newer: older ones have no {GENERATE_FLAG}",
+        )
+    return ok("version", f"vLLM {text}")
+
+
+def models(engine: Engine) -> Finding:
+    status, body = engine.ask("GET", "/v1/models")
+    found = body["data"] if status == 200 else []
+    if not found:
+        return fail("model", f"/v1/models is {status}, {len(found)} models", "serve a model")
+    engine.model, engine.max_model_len = found[0]["id"], int(found[0].get("max_model_len") or 0)
+    return ok("model", ", ".join(one["id"] for one in found))
+
+
+def length(engine: Engine, positions: int) -> Finding:
+    if not engine.max_model_len:
+        return skip("max_model_len", "the engine does not say")
+    if positions and engine.max_model_len > positions:
+        return fail(
+            "max_model_len",
+            f"{engine.max_model_len:,} is more than the {positions:,} positions of the weights",
+            f"start the engine with --max-model-len {positions}",
+        )
+    return ok("max_model_len", f"{engine.max_model_len:,} tokens")
+
+
+def probe_ids(engine: Engine) -> list[int]:
+    """A prompt this model could have been given."""
+    if engine.codec is not None:
+        return engine.codec.render(question(), ()).tolist()
+    status, body = engine.ask("POST", "/tokenize", {"model": engine.model, "prompt": PROBE_TEXT})
+    return list(body["tokens"]) if status == 200 else FALLBACK_IDS
+
+
+def question() -> tuple[Message, ...]:
+    return (Message(role="user", parts=(TextPart(PROBE_TEXT),)),)
+
+
+def sampling(engine: Engine) -> Iterator[Finding]:
+    """Token ids in, ids and logprobs out."""
+    status, body = engine.generate()
+    if status != 200:
+        yield fail(
+            "token ids in",
+            f"/inference/v1/generate is {status}",
+            f"start vLLM (0.32 or newer) with {GENERATE_FLAG}"
+            if status in (403, 404)
+            else f"it refused ids of this model: {body}",
+        )
+        return
+    choice = body["choices"][0]
+    ids, entries = choice["token_ids"], choice["logprobs"]["content"]
+    yield ok("token ids in", f"/inference/v1/generate gave {len(ids)} ids")
+    yield logprobs(ids, entries)
+    yield logprobs_mode(engine)
+    yield weight_version(choice)
+
+
+def logprobs(ids: list[int], entries: list[dict[str, Any]]) -> Finding:
+    """One per id, of that id, and real."""
+    values = [float(entry["logprob"]) for entry in entries]
+    named = [entry.get("token_id") for entry in entries]
+    if named != ids and any(name is not None for name in named):
+        return fail(
+            "logprobs",
+            f"of {named} for ids {ids}",
+            "this engine's answers cannot be trusted; change its version",
+        )
+    if len(values) != len(ids):
+        return fail("logprobs", f"{len(values)} for {len(ids)} ids", "change the engine's version")
+    bad = [value for value in values if value == SENTINEL or not math.isfinite(value) or value > 1e-6]
+    if bad:
+        return fail(
+            "logprobs", f"{bad[0]} is no logprob", "the engine marks missing values; see its log for NaN"
+        )
+    return ok("logprobs", "one per sampled id, no sentinel")
+
+
+def logprobs_mode(engine: Engine) -> Finding:
+    """Processed or raw, by measurement: at half the temperature, processed differences between two tokens double."""
+    fix = "start vLLM with --logprobs-mode processed_logprobs"
+    one, half = (top_logprobs(engine, temperature) for temperature in (1.0, HALF))
+    shared = sorted(one.keys() & half.keys(), key=lambda token: -one[token])
+    if len(shared) < 2 or abs(one[shared[0]] - one[shared[-1]]) < 0.01:
+        return skip(
+            "logprobs mode", "the engine gives too few alternatives to tell; it must be processed_logprobs"
+        )
+    ratio = (half[shared[0]] - half[shared[-1]]) / (one[shared[0]] - one[shared[-1]])
+    if abs(ratio - 1 / HALF) < TOLERANCE / HALF:
+        if any(value > 1e-6 for value in one.values()):
+            return fail("logprobs mode", "processed_logits: these are not logprobs", fix)
+        return ok("logprobs mode", f"processed (at half the temperature differences grow {ratio:.3f} times)")
+    if abs(ratio - 1) < TOLERANCE:
+        return warn(
+            "logprobs mode",
+            f"raw (at half the temperature differences grow {ratio:.3f} times)",
+            f"{fix}; raw ones are right only at temperature 1 without top_p, top_k and penalties",
+        )
+    return fail("logprobs mode", f"neither: differences grow {ratio:.3f} times, not 1 or 2", fix)
+
+
+def top_logprobs(engine: Engine, temperature: float) -> dict[int, float]:
+    """Token id -> logprob of the first sampled position's alternatives."""
+    status, body = engine.generate(max_tokens=1, temperature=temperature, logprobs=TOP)
+    if status != 200:
+        return {}
+    entry = body["choices"][0]["logprobs"]["content"][0]
+    return {
+        one["token_id"]: float(one["logprob"])
+        for one in [entry, *(entry.get("top_logprobs") or [])]
+        if one.get("token_id") is not None
+    }
+
+
+def weight_version(choice: dict[str, Any]) -> Finding:
+    spans = choice.get("weight_versions") or []
+    if not spans:
+        return warn(
+            "weight version",
+            "the engine does not say which weights sampled a token",
+            "each token then gets the version the trainer last told; exact if updates go through weight_update()",
+        )
+    label = spans[0]["version"]
+    if str(label).rpartition("-")[2].isdigit():
+        return ok("weight version", f"reported per token: {label}")
+    return ok("weight version", f"reported per token; {label!r} until the trainer sets one")
+
+
+def dev_mode(engine: Engine) -> Finding:
+    status, _ = engine.ask("GET", "/is_paused")
+    if status == 200:
+        return ok("weight updates", "pause and resume are there")
+    return warn(
+        "weight updates",
+        f"/is_paused is {status}",
+        "for updates in place set VLLM_SERVER_DEV_MODE=1 (and keep the port closed to everything but gateways)",
+    )
+
+
+def tokens(engine: Engine, codec: Codec) -> Iterator[Finding]:
+    """Do the engine's tokenizer and template agree with ours?"""
+    ours = codec.render(question(), ())
+    messages = [{"role": "user", "content": PROBE_TEXT}]
+    status, body = engine.ask("POST", "/tokenize", {"model": engine.model, "messages": messages})
+    if status != 200:
+        yield skip("template", f"/tokenize is {status}")
+        return
+    if body["tokens"] == ours.tolist():
+        yield ok("template", f"the engine renders the probe to the same {len(ours)} ids")
+    else:
+        yield warn(
+            "template",
+            f"the engine renders {body['tokens']}, we render {ours.tolist()}",
+            "serve the folder that --model names; rollouts stay exact, but the prompt is not the engine's own",
+        )
+    yield round_trip(engine, codec, ours.tolist())
+
+
+def round_trip(engine: Engine, codec: Codec, ids: list[int]) -> Finding:
+    fix = "engine and gateway have different tokenizers: serve the folder that --model names"
+    status, body = engine.ask("POST", "/detokenize", {"model": engine.model, "tokens": ids})
+    if status != 200:
+        return skip("tokenizer parity", f"/detokenize is {status}")
+    text = body["prompt"]
+    status, back = engine.ask(
+        "POST", "/tokenize", {"model": engine.model, "prompt": text, "add_special_tokens": False}
+    )
+    if status != 200 or back["tokens"] != ids:
+        return fail("tokenizer parity", f"{len(ids)} ids -> text -> ids came back as others", fix)
+    return ok("tokenizer parity", f"{len(ids)} ids -> text -> the same ids")

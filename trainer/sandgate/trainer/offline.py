@@ -1,0 +1,98 @@
+"""Sessions of a run that is over, or of one that is going on: read from the journals in its --out directory.
+
+Reads only, takes no lock and never repairs, so it may look while a gateway writes. What a session is, is the gateway's
+own fold of its records.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from sandgate.contract.errors import CorruptRecord, NotFound
+from sandgate.contract.trajectory import Json
+from sandgate.gateway.journal.records import Record
+from sandgate.gateway.journal.rows import read
+from sandgate.gateway.journal.sqlite import APPLICATION_ID, SELECT
+from sandgate.gateway.session import Session
+from sandgate.gateway.tokens.load import load_codec
+from sandgate.gateway.trees import tree_view
+
+MAGIC = b"SQLite format 3\0"
+DEPTH_MAX = 3
+"""Folders below --out in which a journal may lie."""
+
+
+def journals(out: Path) -> list[Path]:
+    """Journal files in and below `out`, in name order. Raises NotFound if there is none."""
+    if not out.is_dir():
+        raise NotFound(f"{out}: no such directory")
+    levels = ("/".join(["*"] * depth) for depth in range(1, DEPTH_MAX + 1))
+    found = sorted(path for level in levels for path in out.glob(level) if _is_journal(path))
+    if not found:
+        raise NotFound(f"{out}: no journal in it; is it the --out directory of a run?")
+    return found
+
+
+def sessions(out: Path, job: str = "") -> Iterator[dict[str, Json]]:
+    """The summary of every session, in id order (see GET /v1/sessions). Raises NotFound, CorruptRecord, NewerRecord."""
+    for path in journals(out):
+        with _opened(path) as db:
+            for session_id in _ids(db):
+                session = _fold(db, session_id)
+                if not job or session.spec.get("job") == job:
+                    yield session.summary()
+
+
+def tree(out: Path, session_id: str, tokenizer: str = "") -> dict[str, Json]:
+    """As GET /v1/sessions/{id}/tree gives it; with `tokenizer` (a model folder) its spans carry text.
+
+    Raises NotFound, CorruptRecord, NewerRecord, BadManifest (the tokenizer).
+    """
+    for path in journals(out):
+        with _opened(path) as db:
+            session = _fold(db, session_id)
+        if session.opened_at:
+            codec = load_codec(tokenizer, renderer="template") if tokenizer else None
+            return tree_view(session, codec)
+    raise NotFound(f"no session {session_id!r} in {out}")
+
+
+def _is_journal(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        if file.read(len(MAGIC)) != MAGIC:
+            return False
+    with _opened(path) as db:
+        (application,) = db.execute("PRAGMA application_id").fetchone()
+    return bool(application == APPLICATION_ID)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[sqlite3.Connection]:
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
+            yield db
+    except sqlite3.DatabaseError as error:
+        raise CorruptRecord(f"{path}: {error}") from error
+
+
+def _ids(db: sqlite3.Connection) -> list[str]:
+    rows = db.execute("SELECT DISTINCT session FROM records WHERE session != '' ORDER BY session")
+    return [session for (session,) in rows]
+
+
+def _fold(db: sqlite3.Connection, session_id: str) -> Session:
+    """A session nothing is known of is one that was never opened."""
+    session = Session(session_id)
+    for record in _records(db, session_id):
+        session.apply(record)
+    return session
+
+
+def _records(db: sqlite3.Connection, session_id: str) -> Iterator[Record]:
+    for row in db.execute(f"{SELECT} WHERE session = ? ORDER BY seq", (session_id,)):
+        yield read(row)[2]

@@ -1,0 +1,62 @@
+"""Session trees as the gateway shows them (GET .../tree), laid out for reading. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from sandgate.contract.trajectory import Json
+
+Tree = dict[str, Json]
+"""What GET /v1/sessions/{id}/tree answers: the session's summary, and its `turns` in order of commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One turn of a laid-out tree. A turn that continues its parent stands below it; a branch is one deeper."""
+
+    depth: int
+    turn: dict[str, Any]
+    continues: bool
+    """It is its parent's first child."""
+
+
+def lay_out(tree: Tree) -> Iterator[Line]:
+    """Depth first, branches before the continuation, so that a linear conversation is a column of any length."""
+    children: dict[str | None, list[dict[str, Any]]] = {}
+    known = {turn["turn"] for turn in tree["turns"]}
+    for turn in tree["turns"]:
+        children.setdefault(turn["parent"] if turn["parent"] in known else None, []).append(turn)
+    todo = [Line(0, root, continues=False) for root in reversed(children.get(None, []))]
+    while todo:
+        line = todo.pop()
+        yield line
+        below = children.get(line.turn["turn"], [])
+        todo += [Line(line.depth, first, continues=True) for first in below[:1]]
+        todo += [Line(line.depth + 1, other, continues=False) for other in reversed(below[1:])]
+
+
+def fork_rows(tree: Tree) -> list[dict[str, Json]]:
+    """Each turn that broke token identity with what came before it, and why; in order of commit."""
+    return [
+        {
+            "session": tree["session_id"],
+            "uid": tree["uid"],
+            "sample": tree["sample_index"],
+            "turn": turn["turn"],
+            "left": turn["parent"] or "",
+            "reason": turn["fork"],
+            "prompt_tokens": turn["prompt_tokens"],
+        }
+        for turn in tree["turns"]
+        if turn["fork"]
+    ]
+
+
+def versions(turn: dict[str, Any]) -> str:
+    """`v7`, or `v7-8` if the policy changed while the turn was sampled."""
+    found = sorted({version for version, start, end in turn["versions"] if end > start})
+    if not found:
+        return ""
+    return f"v{found[0]}" if len(found) == 1 else f"v{found[0]}-{found[-1]}"
