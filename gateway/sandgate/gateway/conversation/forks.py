@@ -7,8 +7,9 @@ keys (what was sampled here stands as what its echo would be); where they part, 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from sandgate.contract.errors import ForkReason
 from sandgate.gateway.conversation.messages import Message, TurnRequest
@@ -45,12 +46,12 @@ TITLE_ASKED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    """All that was said on the way to a leaf, and its answer."""
+    """All that was said on the way to a tip, its answer included."""
 
     head: bytes
     said: list[bytes]
-    ours: int
-    """How many leading blocks end with the last block sampled here."""
+    first_answer: int
+    """Index in `said` of the first block that was sampled here."""
 
 
 def name(
@@ -65,95 +66,99 @@ def name(
 
     Call it only when something was committed before and the request is not a plain continuation.
     """
-    if why := _by_words(request, turns):
+    if why := _by_words(request, head, turns, by_echo):
         return why
     branches = [_branch(turn, by_echo) for turn in _tips(turns, by_echo)[-BRANCHES_MAX:]]
     mine = [*_branch(parent, by_echo).said, *rest] if parent else list(rest)
-    near = max(branches, key=lambda branch: (_common(branch.said, mine), branch.head == head))
-    shared = _common(near.said, mine)
-    if near.head != head:
-        same_head = [branch for branch in branches if branch.head == head]
-        kin = max(same_head, key=lambda branch: _overlap(branch.said, mine), default=None)
-        if kin is None or not (shared or _overlap(kin.said, mine)):
-            return _by_head(head, near.head, branches, shared)
-        if shared:
-            return _by_head(head, near.head, branches, shared)
-        near = kin
-    elif not shared:
-        near = max((b for b in branches if b.head == head), key=lambda branch: _overlap(branch.said, mine))
-    return _by_blocks(near, mine, _common(near.said, mine))
+    common, overlap, same_head, at = max(
+        (_common(one.said, mine), _overlap(one.said, mine), one.head == head, at)
+        for at, one in enumerate(branches)
+    )
+    if not common and not overlap:
+        known_head = any(branch.head == head for branch in branches)
+        return ForkReason.NEW_ROOT if known_head else _beside(head, branches)
+    if same_head:
+        return _by_blocks(branches[at], mine, common, overlap)
+    return _by_head(head, branches[at].head, branches)
 
 
 # --- by what the words say
 
 
-def _by_words(request: TurnRequest, turns: Sequence[Turn]) -> ForkReason | None:
+def _by_words(
+    request: TurnRequest, head: bytes, turns: Sequence[Turn], by_echo: Mapping[bytes, Turn]
+) -> ForkReason | None:
     messages = request.messages
     last = messages[-1].text if messages and messages[-1].role != "assistant" else ""
     system = "\n".join(message.text for message in messages[: head_length(messages)])
     if COMPACTION_ASKED.search(last) or COMPACTION_ASKED.search(system):
         return ForkReason.COMPACTION
-    if _summary_used(messages, turns):
+    opening = "\n".join(message.text for message in takewhile(_given, messages))
+    if COMPACTION_USED.search(opening) or _summary_used(opening, head, turns[-BRANCHES_MAX:], by_echo):
         return ForkReason.COMPACTION
     if not request.tools and (TITLE_ASKED.search(last) or TITLE_ASKED.search(system)):
         return ForkReason.SIDE_CALL
     return None
 
 
-def _summary_used(messages: Sequence[Message], turns: Sequence[Turn]) -> bool:
-    """A summary stands where history was: in the head or among the first messages, before any sampled answer."""
-    opening = []
-    for message in messages:
-        if message.role in ("assistant", "tool"):
-            break
-        opening.append(message.text)
-    text = "\n".join(opening)
-    if COMPACTION_USED.search(text):
-        return True
-    replies = (turn.reply.text.strip() for turn in turns[-BRANCHES_MAX:])
-    return any(len(reply) >= SUMMARY_CHARS_MIN and reply in text for reply in replies)
+def _given(message: Message) -> bool:
+    return message.role not in ("assistant", "tool")
+
+
+def _summary_used(opening: str, head: bytes, turns: Sequence[Turn], by_echo: Mapping[bytes, Turn]) -> bool:
+    """A reply stands where history was. It must sum up something (a judge also quotes): it came after other turns, or
+    from a call with a head of its own."""
+    if all(turn.head_key != head for turn in turns):
+        return False
+    for turn in turns:
+        reply = turn.reply.text.strip()
+        if len(reply) >= SUMMARY_CHARS_MIN and reply in opening:
+            return turn.head_key != head or _before(turn, by_echo) is not None
+    return False
 
 
 # --- by the head
 
 
-def _by_head(head: bytes, other: bytes, branches: Iterable[_Branch], shared: int) -> ForkReason:
-    system, tools = head[:KEY_BYTES], head[KEY_BYTES:]
-    if shared:
-        if system == other[:KEY_BYTES]:
-            return ForkReason.TOOLS_CHANGED
-        if tools == other[KEY_BYTES:]:
-            return ForkReason.SYSTEM_CHANGED
-    seen_tools = {branch.head[KEY_BYTES:] for branch in branches}
-    if seen_tools == {NO_TOOLS} and tools != NO_TOOLS:
-        return ForkReason.NEW_ROOT  # what came before (a title) was the side call
-    seen_system = {branch.head[:KEY_BYTES] for branch in branches}
-    if tools not in seen_tools and system not in seen_system:
-        return ForkReason.SIDE_CALL
-    return ForkReason.SIDE_CALL if tools == NO_TOOLS and tools not in seen_tools else ForkReason.NEW_ROOT
+def _by_head(head: bytes, other: bytes, branches: Sequence[_Branch]) -> ForkReason:
+    """The same history under another head."""
+    if head[:KEY_BYTES] == other[:KEY_BYTES]:
+        return ForkReason.TOOLS_CHANGED
+    if head[KEY_BYTES:] == other[KEY_BYTES:]:
+        return ForkReason.SYSTEM_CHANGED
+    return _beside(head, branches)
+
+
+def _beside(head: bytes, branches: Sequence[_Branch]) -> ForkReason:
+    """A head that was not seen before: a helper with its own system prompt and tools, or the next conversation."""
+    systems = {branch.head[:KEY_BYTES] for branch in branches}
+    tools = {branch.head[KEY_BYTES:] for branch in branches}
+    if head[KEY_BYTES:] in tools or tools == {NO_TOOLS}:
+        return (
+            ForkReason.NEW_ROOT
+        )  # of one kind with what came before; or that was a title call, and this is the agent
+    if head[:KEY_BYTES] in systems and head[KEY_BYTES:] != NO_TOOLS:
+        return ForkReason.NEW_ROOT
+    return ForkReason.SIDE_CALL
 
 
 # --- by where the blocks part
 
 
-def _by_blocks(near: _Branch, mine: Sequence[bytes], shared: int) -> ForkReason:
-    """Both have the same head; `shared` leading blocks are equal."""
-    said = near.said
-    overlap = _overlap(said, mine)
-    if shared == 0 and overlap == 0:
-        return ForkReason.NEW_ROOT
-    if shared == len(mine):
+def _by_blocks(near: _Branch, mine: Sequence[bytes], common: int, overlap: int) -> ForkReason:
+    """Both have the same head, and `common` leading blocks or `overlap` later answers."""
+    if common == len(mine):
         return ForkReason.HISTORY_TRUNCATED
-    if shared == len(said):
-        return ForkReason.NEW_ROOT
-    there, here = said[shared], mine[shared]
-    if here in said[shared + (2 if _sampled(there) else 1) :]:
+    if common == len(near.said):
+        return ForkReason.ASSISTANT_EDITED  # the last answer's words, under the ids of another
+    there, here = near.said[common], mine[common]
+    if here in near.said[common + (2 if _sampled(there) else 1) :]:
         return ForkReason.HISTORY_TRUNCATED
     if _sampled(there):
         return ForkReason.ASSISTANT_EDITED if _sampled(here) else ForkReason.ASSISTANT_DROPPED
-    if shared < near.ours or overlap:
+    if common > near.first_answer or overlap:
         return ForkReason.USER_OR_TOOL_EDITED
-    return ForkReason.NEW_ROOT
+    return ForkReason.NEW_ROOT  # they share no answer, only how the first prompt begins
 
 
 def _sampled(block: bytes) -> bool:
@@ -194,4 +199,4 @@ def _branch(turn: Turn, by_echo: Mapping[bytes, Turn]) -> _Branch:
     for one in reversed(way):
         said += one.blocks[1:]
         said.append(foreign_key(one.reply.text, [(c.name, c.arguments) for c in one.reply.tool_calls]))
-    return _Branch(turn.head_key, said, len(said))
+    return _Branch(turn.head_key, said, len(way[-1].blocks[1:]))

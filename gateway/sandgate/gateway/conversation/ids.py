@@ -6,12 +6,14 @@ forms that no known client rewrites: at most 40 characters of [A-Za-z0-9_-] (rul
 
 from __future__ import annotations
 
+from functools import lru_cache
 from hashlib import blake2b
 
 CALL_BYTES = 12
 """24 hex digits: what OpenAI's and Anthropic's own ids carry, and enough never to meet in a session."""
 
 
+@lru_cache(maxsize=8192)
 def call_mark(turn: str, index: int) -> str:
     """24 hex digits that name call number `index` of `turn`; the part of a call id that every dialect shares."""
     return blake2b(f"{turn}/{index}".encode(), digest_size=CALL_BYTES, person=b"sandgate-call").hexdigest()

@@ -83,16 +83,26 @@ def _wide(value: int) -> Any:
         return {"integer": str(value)}
 
 
-@lru_cache(maxsize=2048)
+ARGUMENTS_CACHED_CHARS = 2048
+"""Arguments come back with every later turn; long ones (whole files) are not worth the memory."""
+
+
 def normal_arguments(text: str) -> bytes:
     """N7: arguments as parsed JSON, free of key order and number format; what does not parse stays as it is.
 
     Two texts have the same normal form exactly if they say the same.
     """
+    return _normal_short(text) if len(text) <= ARGUMENTS_CACHED_CHARS else _normal(text)
+
+
+def _normal(text: str) -> bytes:
     try:
         return b"=" + _JSON.encode(as_doubles(_ANY.decode(text)))
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return b"?" + text.encode("utf-8", "surrogatepass")
+
+
+_normal_short = lru_cache(maxsize=2048)(_normal)
 
 
 def same_arguments(one: str, other: str) -> bool:
@@ -104,8 +114,8 @@ def same_arguments(one: str, other: str) -> bool:
 
 
 _TOOLS_KEYS: dict[int, tuple[tuple[Tool, ...], bytes]] = {}
-TOOLS_KEYS_MAX = 64
-"""Tool lists come from a cache of this size (protocols), so the same tuple returns with every turn of an agent."""
+TOOLS_KEYS_MAX, TOOLS_BYTES_MAX = 32, 128 * 1024
+"""Tool lists come from a cache like this one (protocols): the same tuple returns with every turn of an agent."""
 
 
 def tools_key(tools: tuple[Tool, ...]) -> bytes:
@@ -117,9 +127,10 @@ def tools_key(tools: tuple[Tool, ...]) -> bytes:
     if _NOT_AN_INTEGER.search(raw):
         raw = _JSON.encode(as_doubles(_ANY.decode(raw)))
     key = _hash(raw)
-    if len(_TOOLS_KEYS) >= TOOLS_KEYS_MAX:
-        _TOOLS_KEYS.clear()
-    _TOOLS_KEYS[id(tools)] = tools, key
+    if len(raw) <= TOOLS_BYTES_MAX:
+        if len(_TOOLS_KEYS) >= TOOLS_KEYS_MAX:
+            _TOOLS_KEYS.clear()
+        _TOOLS_KEYS[id(tools)] = tools, key
     return key
 
 

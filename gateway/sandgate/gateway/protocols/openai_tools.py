@@ -18,8 +18,8 @@ TOOLS_MAX = 512
 """Clients with every MCP server on have about 150; OpenAI takes 128. More would fill any window."""
 NAME_CHARS_MAX = 256
 """OpenAI takes 64; MCP clients prefix server names."""
-TOOLS_CACHED = 64
-"""Distinct tool lists kept, at up to ~100 kB each; the sessions of a job share one."""
+TOOLS_CACHED, CACHED_BYTES_MAX = 32, 128 * 1024
+"""Distinct tool lists kept, and how long one may be; the sessions of a job share a few of 5 to 80 kB."""
 
 
 class _Function(msgspec.Struct):
@@ -49,14 +49,19 @@ _CHOICE: msgspec.json.Decoder[str | _Choice | None] = msgspec.json.Decoder(str |
 
 def tools_of(raw: msgspec.Raw) -> tuple[Tool, ...]:
     """The tools; their schemas are shared between requests and must not be changed."""
-    return _tools(bytes(raw)) if bytes(raw) else ()
+    said = bytes(raw)
+    if not said:
+        return ()
+    return _tools_cached(said) if len(said) <= CACHED_BYTES_MAX else _tools(said)
 
 
-@lru_cache(maxsize=TOOLS_CACHED)
 def _tools(raw: bytes) -> tuple[Tool, ...]:
     said = read(_TOOLS, raw, "tools") or []
     limited(len(said), TOOLS_MAX, "tools", "tools")
     return tuple([_tool(tool, f"tools[{at}]") for at, tool in enumerate(said)])
+
+
+_tools_cached = lru_cache(maxsize=TOOLS_CACHED)(_tools)
 
 
 def _tool(said: _Tool, field: str) -> Tool:
