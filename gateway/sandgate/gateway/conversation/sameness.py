@@ -33,7 +33,8 @@ BILLING_HEADER = "x-anthropic-billing-header"
 _PACK = msgspec.msgpack.Encoder()
 _JSON = msgspec.json.Encoder(order="deterministic")
 _ANY = msgspec.json.Decoder()
-_NOT_AN_INTEGER = re.compile(rb"\d(?:\.\d|[eE])")
+_REPRINTED = re.compile(rb"\d(?:\.\d|[eE])|\d{16}")
+"""May hold a number that `as_doubles` changes."""
 _DOUBLE_EXACT = 2**53
 
 
@@ -62,14 +63,15 @@ def turn_key(turn: str) -> bytes:
 
 
 def as_doubles(value: Any) -> Any:
-    """A parsed JSON value with every number as a double, as JavaScript reads and re-prints them."""
+    """A parsed JSON value with every number as JavaScript holds it: a double. Whole ones are printed without a point,
+    so that most values need no change."""
     match value:
         case bool() | None | str():
             return value
         case int():
-            return float(value) if abs(value) <= _DOUBLE_EXACT else _wide(value)
+            return value if abs(value) <= _DOUBLE_EXACT else _wide(value)
         case float():
-            return value + 0.0  # -0.0 is printed as 0
+            return int(value) if value.is_integer() and abs(value) <= _DOUBLE_EXACT else value
         case list():
             return [as_doubles(item) for item in value]
         case _:
@@ -124,7 +126,7 @@ def tools_key(tools: tuple[Tool, ...]) -> bytes:
     if seen and seen[0] is tools:
         return seen[1]
     raw = _JSON.encode(tools)
-    if _NOT_AN_INTEGER.search(raw):
+    if _REPRINTED.search(raw):
         raw = _JSON.encode(as_doubles(_ANY.decode(raw)))
     key = _hash(raw)
     if len(raw) <= TOOLS_BYTES_MAX:
