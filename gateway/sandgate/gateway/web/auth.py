@@ -61,7 +61,7 @@ def agent_session(key: Key, named: str | None) -> str:
         return key.session
     if key.scope in (Scope.ADMIN, Scope.TRAINER) and named is not None:
         return named
-    raise Forbidden(f"a {key.scope.value} key does not open the model endpoints")
+    raise Forbidden(f"keys of scope {key.scope.value} do not open the model endpoints")
 
 
 def control(key: Key, *, job: str | None = None) -> None:
@@ -69,7 +69,7 @@ def control(key: Key, *, job: str | None = None) -> None:
     if key.scope is Scope.ADMIN:
         return
     if key.scope is not Scope.TRAINER:
-        raise Forbidden(f"a {key.scope.value} key does not open the control API")
+        raise Forbidden(f"keys of scope {key.scope.value} do not open the control API")
     if job and key.job and job != key.job:
         raise Forbidden("this key is for another job")
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import ORJSONResponse, Response
+from fastapi.responses import Response
 
 from sandgate.contract.errors import InvalidBody, SandgateError
 from sandgate.gateway.core import Core
 from sandgate.gateway.web import leases, process, sessions
+from sandgate.gateway.web.doors import JsonBody
 
 
 def build(core: Core) -> FastAPI:
     """The app; `core` is all it knows."""
     app = FastAPI(
-        title="Sandgate gateway", version="1", default_response_class=ORJSONResponse, redirect_slashes=False
+        title="Sandgate gateway", version="1", default_response_class=JsonBody, redirect_slashes=False
     )
     app.state.core = core
 
@@ -47,4 +48,4 @@ def error_response(error: SandgateError) -> Response:
         "code": error.reason,
         "param": getattr(error, "field", None),
     }
-    return ORJSONResponse({"error": body}, error.status, headers)
+    return JsonBody({"error": body}, error.status, headers)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from fastapi import Depends, Request
+import orjson
+from fastapi import Depends, Request, Response
 
 from sandgate.contract.keys import Key
 from sandgate.gateway.core import Core
@@ -31,6 +32,15 @@ async def _controller(request: Request) -> Key:
     key = await _any(request)
     auth.control(key)
     return key
+
+
+class JsonBody(Response):
+    """JSON by orjson: trajectories are large, and FastAPI's own encoder walks every token."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return orjson.dumps(content)
 
 
 Front = Annotated[Core, Depends(_core)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter
-from fastapi.responses import ORJSONResponse, Response
+from fastapi.responses import Response
 
 from sandgate.gateway.web import auth
-from sandgate.gateway.web.doors import Controller, Front
+from sandgate.gateway.web.doors import Controller, Front, JsonBody
 from sandgate.gateway.web.shapes import CloseGroup, LeaseBody
 
 router = APIRouter(prefix="/v1", tags=["leases"])
@@ -19,7 +19,7 @@ async def lease(core: Front, key: Controller, body: LeaseBody | None = None) -> 
     """Trajectories of whole groups until `until`; not acked by then they are offered again. `lease_id` null: none."""
     body = body or LeaseBody()
     auth.control(key, job=body.job)
-    return ORJSONResponse(await core.lease(body, key))
+    return JsonBody(await core.lease(body, key))
 
 
 @router.post("/leases/{lease_id}/ack")

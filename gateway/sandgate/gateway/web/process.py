@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
-from fastapi.responses import ORJSONResponse, Response
+from fastapi.responses import Response
 from prometheus_client import generate_latest
 
 from sandgate.contract.errors import NotFound
-from sandgate.gateway.web.doors import WAIT_S_MAX, Controller, Front
+from sandgate.gateway.web.doors import WAIT_S_MAX, Controller, Front, JsonBody
 from sandgate.gateway.web.shapes import VersionBody
 
 router = APIRouter(prefix="/v1", tags=["process"])
@@ -58,14 +58,14 @@ probes = APIRouter(tags=["probes"])
 async def healthz(core: Front) -> Response:
     """Alive, and able to make turns durable."""
     store = core.sessions.store.status()
-    return ORJSONResponse({"healthy": store.healthy, "detail": store.detail}, 200 if store.healthy else 503)
+    return JsonBody({"healthy": store.healthy, "detail": store.detail}, 200 if store.healthy else 503)
 
 
 @probes.get("/readyz")
 async def readyz(core: Front) -> Response:
     """Takes turns: not draining, journal healthy, an engine answers."""
     why = core.not_ready()
-    return ORJSONResponse({"ready": not why, "detail": why}, 503 if why else 200)
+    return JsonBody({"ready": not why, "detail": why}, 503 if why else 200)
 
 
 @probes.get("/metrics")

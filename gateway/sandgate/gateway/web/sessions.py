@@ -6,11 +6,11 @@ import asyncio
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Query
-from fastapi.responses import ORJSONResponse, Response
+from fastapi.responses import Response
 
 from sandgate.gateway.session import Phase
 from sandgate.gateway.web import auth
-from sandgate.gateway.web.doors import PAGE, WAIT_S_MAX, AnyKey, Controller, Front, own
+from sandgate.gateway.web.doors import PAGE, WAIT_S_MAX, AnyKey, Controller, Front, JsonBody, own
 from sandgate.gateway.web.shapes import Complete, Finalize, RewardBody, SessionSpec
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
@@ -25,7 +25,7 @@ async def create(
     made = [await core.open(spec, key) for spec in many]
     fresh = any(created for _, created in made)
     handles = [handle for handle, _ in made]
-    return ORJSONResponse(handles if isinstance(body, list) else handles[0], 201 if fresh else 200)
+    return JsonBody(handles if isinstance(body, list) else handles[0], 201 if fresh else 200)
 
 
 @router.get("")
@@ -69,7 +69,7 @@ async def wait(
             while session.phase is Phase.OPEN:
                 await core.sessions.changed.wait()
     except TimeoutError:
-        return ORJSONResponse(session.summary(), 408)
+        return JsonBody(session.summary(), 408)
     return session.summary()
 
 
@@ -96,7 +96,7 @@ async def complete(core: Front, key: Controller, session_id: str, body: Complete
 @router.post("/{session_id}/finalize")
 async def finalize(core: Front, key: Controller, session_id: str, body: Finalize | None = None) -> Any:
     """Seal the session's tree and linearize it. Idempotent: the first outcome stands."""
-    return ORJSONResponse(await core.finalize(own(core, key, session_id), body or Finalize()))
+    return JsonBody(await core.finalize(own(core, key, session_id), body or Finalize()))
 
 
 @router.post("/{session_id}/abort")
@@ -110,4 +110,4 @@ async def abort(core: Front, key: Controller, session_id: str) -> Any:
 @router.get("/{session_id}/tree")
 async def tree(core: Front, key: Controller, session_id: str, text: bool = True) -> Any:
     """Turns, parents, fork reasons, per-token spans."""
-    return ORJSONResponse(core.tree(own(core, key, session_id), text=text))
+    return JsonBody(core.tree(own(core, key, session_id), text=text))
