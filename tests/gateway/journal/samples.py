@@ -1,0 +1,84 @@
+"""Records to journal."""
+
+from __future__ import annotations
+
+from sandgate.gateway.conversation.messages import Reply, ReplyCall
+from sandgate.gateway.journal.records import (
+    Acked,
+    Completed,
+    Delivered,
+    GroupClosed,
+    Intent,
+    Leased,
+    Nacked,
+    Opened,
+    PolicyVersion,
+    Record,
+    Rewarded,
+    Sealed,
+    TurnCommitted,
+)
+
+
+def turn(name: str, *, tokens: int = 3, parent: str | None = None) -> TurnCommitted:
+    """A turn of `tokens` sampled ids; its reply carries its name, so that it is found in the file's bytes."""
+    return TurnCommitted(
+        at=1.0,
+        turn=name,
+        parent=parent,
+        fork=None,
+        digest=b"d" * 32,
+        context=b"\1\0\0\0" * 4,
+        ids=b"\2\0\0\0" * tokens,
+        logprobs=b"\0\0\0\xbf" * tokens,
+        versions=((7, 0, tokens),),
+        finish="stop",
+        reply=Reply(text=f"<{name}>"),
+        prompt_key=b"p" * 16,
+        head_key=b"h" * 16,
+        prompt_tokens=4,
+    )
+
+
+EVERY_KIND: dict[str, Record] = {
+    "opened": Opened(at=1.5, spec={"job": "shop", "uid": "q1", "group_size": 4, "metadata": {"ключ": [1, None, 2.5]}}),
+    "intent": Intent(at=2.0, turn="t1", digest=b"\0\xff" * 16),
+    "turn": turn("t1"),
+    "a turn with everything": TurnCommitted(
+        at=3.0,
+        turn="t2",
+        parent="t1",
+        fork="tools_changed",
+        digest=b"e" * 32,
+        index=1,
+        context=b"\xff\xff\0\0",
+        ids=b"\1\0\0\0\2\0\0\0",
+        logprobs=b"\0\0\0\xbf\0\0\x80\xbf",
+        versions=((3, 0, 1), (4, 1, 2)),
+        finish="length",
+        stop_reason=151645,
+        reply=Reply(
+            text="über", reasoning="hm", tool_calls=(ReplyCall("buy", '{"n": 7}'),), malformed=("<tool_call>{",)
+        ),
+        prompt_key=b"p",
+        head_key=b"h",
+        blocks=(b"b1", b"b2"),
+        sampling={"temperature": 0.7, "stop": ["\n"]},
+        engine="http://10.0.0.5:8000",
+        prompt_tokens=12,
+        cached_tokens=8,
+        resampled=True,
+        resumed=1,
+        notes=("call id renamed",),
+        top=(((1, -0.5), (9, -1.5)), ((2, -1.0),)),
+    ),
+    "delivered": Delivered(at=4.0, turn="t1"),
+    "rewarded": Rewarded(at=5.0, turn="t1", reward=0.25, info={"why": "half"}),
+    "completed": Completed(at=6.0, info={"score": 1}),
+    "sealed": Sealed(at=7.0, failure_class="policy", failure_reason="TurnLimit", reward=-1.0, discount=0.9),
+    "leased": Leased(at=8.0, lease="l1", sessions=("s1", "s2"), until=308.0),
+    "acked": Acked(at=9.0, lease="l1", sessions=("s1",)),
+    "nacked": Nacked(at=10.0, lease="l1"),
+    "group closed": GroupClosed(at=11.0, job="shop", uid="q1", sessions=("s1",)),
+    "policy version": PolicyVersion(at=12.0, version=5),
+}
