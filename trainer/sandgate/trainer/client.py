@@ -24,6 +24,7 @@ from sandgate.contract.errors import SandgateError, Unavailable
 from sandgate.contract.trajectory import Json, Trajectory
 from sandgate.trainer import control, leasing
 from sandgate.trainer.control import Answer, Call, Lease, SessionHandle
+from sandgate.trainer.rollouts import Group, groups
 
 T = TypeVar("T")
 
@@ -207,6 +208,21 @@ class AsyncRolloutClient:
         """Give them back at once."""
         await self.call(control.nack(lease.id))
 
+    def groups(
+        self, *, job: str | None = None, ttl_s: float = leasing.TTL_S, idle_s: float | None = None
+    ) -> AsyncIterator[Group]:
+        """Whole groups as they become ready, each under its own lease; ends after `idle_s` seconds without one.
+
+        async for group in client.groups(job="shop"):
+            async with group:      # acknowledged when the block ends, given back when it raises
+                await train(group.trajectories)
+        """
+        return groups(self, job=job, ttl_s=ttl_s, idle_s=idle_s)
+
+    async def close_group(self, uid: str, *, job: str = "") -> None:
+        """No more sessions count for this task: what is there is its group (quorum reached, stragglers cut)."""
+        await self.call(control.close_group(job, uid))
+
     async def policy_version(self, version: int) -> None:
         """Tokens sampled from now on carry this version, where the engine itself reports none."""
         await self.call(control.policy_version(version))
@@ -345,6 +361,10 @@ class RolloutClient:
     def nack(self, lease: Lease) -> None:
         """Give them back at once."""
         self.call(control.nack(lease.id))
+
+    def close_group(self, uid: str, *, job: str = "") -> None:
+        """No more sessions count for this task: what is there is its group."""
+        self.call(control.close_group(job, uid))
 
     def policy_version(self, version: int) -> None:
         """Tokens sampled from now on carry this version."""

@@ -187,6 +187,11 @@ def nack(lease_id: str) -> Call[dict[str, Json]]:
     return Call(method="POST", path=f"/v1/leases/{quote(lease_id, safe='')}/nack", read=_json)
 
 
+def close_group(job: str, uid: str) -> Call[dict[str, Json]]:
+    """No more sessions count for this task."""
+    return Call(method="POST", path="/v1/groups/close", json={"job": job, "uid": uid}, read=_json)
+
+
 def pause() -> Call[dict[str, Json]]:
     """Hold turns that have not reached the engine."""
     return Call(method="POST", path="/v1/pause", read=_json)

@@ -30,9 +30,10 @@ def lease(job: str | None, max_groups: int, max_tokens: int | None, ttl_s: float
 
 def _read(answer: Answer) -> Lease | None:
     if answer.headers.get("content-type", "").startswith(ARROW):
-        rows = tuple(from_ipc(answer.body))
-        found = Lease(answer.headers[LEASE_HEADER], float(answer.headers[UNTIL_HEADER]), rows)
-    else:
-        rows = tuple(from_json(one) for one in answer.json["trajectories"])
-        found = Lease(answer.json["lease_id"], float(answer.json["until"]), rows)
-    return found if found.id else None
+        named, until = answer.headers.get(LEASE_HEADER), answer.headers[UNTIL_HEADER]
+        return Lease(named, float(until), tuple(from_ipc(answer.body))) if named else None
+    found = answer.json
+    if found["lease_id"] is None:
+        return None
+    rows = tuple(from_json(one) for one in found["trajectories"])
+    return Lease(str(found["lease_id"]), float(found["until"]), rows)
