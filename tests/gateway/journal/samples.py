@@ -41,7 +41,9 @@ def turn(name: str, *, tokens: int = 3, parent: str | None = None) -> TurnCommit
 
 
 EVERY_KIND: dict[str, Record] = {
-    "opened": Opened(at=1.5, spec={"job": "shop", "uid": "q1", "group_size": 4, "metadata": {"ключ": [1, None, 2.5]}}),
+    "opened": Opened(
+        at=1.5, spec={"job": "shop", "uid": "q1", "group_size": 4, "metadata": {"ключ": [1, None, 2.5]}}
+    ),
     "intent": Intent(at=2.0, turn="t1", digest=b"\0\xff" * 16),
     "turn": turn("t1"),
     "a turn with everything": TurnCommitted(
@@ -58,7 +60,10 @@ EVERY_KIND: dict[str, Record] = {
         finish="length",
         stop_reason=151645,
         reply=Reply(
-            text="über", reasoning="hm", tool_calls=(ReplyCall("buy", '{"n": 7}'),), malformed=("<tool_call>{",)
+            text="über",
+            reasoning="hm",
+            tool_calls=(ReplyCall("buy", '{"n": 7}'),),
+            malformed=("<tool_call>{",),
         ),
         prompt_key=b"p",
         head_key=b"h",

@@ -263,13 +263,18 @@ async def test_limits(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
         assert stored(store) == []
 
 
+async def append_without_pause(store: AnyStore, count: int) -> None:
+    """No await in here suspends, so nothing is told as written in between."""
+    for number in range(count):
+        await store.append("s", turn(f"t{number}"), sync=False)
+
+
 async def test_a_queue_that_is_full_refuses(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (sqlite, memory):
         monkeypatch.setattr(module, "QUEUE_BYTES_MAX", 10_000)
     async with await place.open() as store:
         with pytest.raises(JournalUnavailable, match="for the disk"):
-            for number in range(100):  # no await in between suspends: nothing is told as written
-                await store.append("s", turn(f"t{number}"), sync=False)
+            await append_without_pause(store, 100)
     async with await place.open() as store:
         names = stored(store)
         assert 5 < len(names) < 100

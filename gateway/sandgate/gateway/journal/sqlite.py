@@ -35,6 +35,7 @@ from sandgate.gateway.journal.rows import (
     read,
 )
 from sandgate.gateway.journal.store import StoreStatus
+from sandgate.gateway.journal.wal import frames_kept, lost_commits
 
 log = logging.getLogger(__name__)
 
@@ -317,18 +318,29 @@ def _lock(path: Path) -> int:
 
 def _open(path: Path) -> _Start:
     """Check everything, cut a damaged tail, leave a connection that is ready to write."""
+    log_path = Path(f"{path}-wal")
     with _naming_damage(path):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        written_ahead = log_path.read_bytes() if log_path.exists() else b""
         db = _connect(path)
         try:
-            _prepare(db, path)
+            new = _is_new(db, path)  # the first read: here SQLite recovers
+            lost = lost_commits(written_ahead, frames_kept(_head(f"{path}-shm"))) if written_ahead else 0
+            if lost:
+                log.error("journal %s: the last %d transactions were damaged and are gone", path.name, lost)
+            _prepare(db, path, new=new)
             found = [text for (text,) in db.execute("PRAGMA quick_check(1)")]
             if found != ["ok"]:
                 raise CorruptRecord(f"journal {path.name}: {found[0]}")
-            return _Start(db, _cut_tail(db, path))
+            return _Start(db, lost + _cut_tail(db, path))
         except BaseException:
             db.close()
             raise
+
+
+def _head(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(64)
 
 
 def _connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
@@ -341,19 +353,24 @@ def _connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
     return db
 
 
-def _prepare(db: sqlite3.Connection, path: Path) -> None:
-    """Tables and settings; refuses what is not a journal or is a newer one."""
+def _is_new(db: sqlite3.Connection, path: Path) -> bool:
+    """Without tables. Raises CorruptRecord for another program's database."""
     (application,) = db.execute("PRAGMA application_id").fetchone()
     (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if tables and application != APPLICATION_ID:
         raise CorruptRecord(f"{path.name} is an SQLite file, but not a journal")
-    if not tables:
+    return not tables
+
+
+def _prepare(db: sqlite3.Connection, path: Path, *, new: bool) -> None:
+    """Settings, and tables if it is new. Raises NewerRecord."""
+    if new:
         db.execute("PRAGMA auto_vacuum = INCREMENTAL")
     if db.execute("PRAGMA journal_mode = WAL").fetchone() != ("wal",):
         raise JournalUnavailable(f"journal {path.name}: this file system cannot hold a write-ahead log")
     db.execute("PRAGMA synchronous = FULL")
     db.execute(f"PRAGMA journal_size_limit = {WAL_BYTES_KEPT}")
-    if not tables:
+    if new:
         db.execute("BEGIN IMMEDIATE")
         for statement in TABLES:
             db.execute(statement)

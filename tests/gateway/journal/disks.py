@@ -1,0 +1,56 @@
+"""Real disks with real faults, for who may mount them (root); tests are skipped for who may not."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import struct
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+EXT4_IOC_SHUTDOWN = 0x8004587D
+NO_LOG_FLUSH = struct.pack("I", 2)
+"""EXT4_GOING_FLAGS_NOLOGFLUSH: what was not fsynced is gone, as after a power cut."""
+
+
+def run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"cannot {command[0]} here: {done.stderr.strip()}")
+
+
+@contextlib.contextmanager
+def mounted(folder: Path, *options: str) -> Iterator[Path]:
+    """`mount OPTIONS folder`, undone at the end."""
+    folder.mkdir(exist_ok=True)
+    run("mount", *options, str(folder))
+    try:
+        yield folder
+    finally:
+        subprocess.run(("umount", "--lazy", str(folder)), check=True)
+
+
+def small_disk(folder: Path, size: str = "1m") -> contextlib.AbstractContextManager[Path]:
+    """A tmpfs that is soon full."""
+    return mounted(folder, "-t", "tmpfs", "-o", f"size={size},mode=0700", "tmpfs")
+
+
+def ext4_image(path: Path) -> Path:
+    """16 MiB, formatted."""
+    with path.open("wb") as file:
+        file.truncate(16 << 20)
+    run("mkfs.ext4", "-q", str(path))
+    return path
+
+
+def cut_power(folder: Path) -> None:
+    """Of the ext4 mounted there: every later access fails with EIO."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.ioctl(fd, EXT4_IOC_SHUTDOWN, NO_LOG_FLUSH)
+    finally:
+        os.close(fd)
