@@ -1,4 +1,4 @@
-"""A conversation in tests: requests are found, answered and committed as the gateway does it; the tokens do not matter."""
+"""A conversation in tests: found, answered and committed as the gateway does it; only the tokens are made up."""
 
 from __future__ import annotations
 

@@ -50,8 +50,8 @@ class _Branch:
 
     head: bytes
     said: list[bytes]
-    first_answer: int
-    """Index in `said` of the first block that was sampled here."""
+    answers: list[int]
+    """Indexes in `said` of the blocks that were sampled here; at least one."""
 
 
 def name(
@@ -69,16 +69,17 @@ def name(
     if why := _by_words(request, head, turns, by_echo):
         return why
     branches = [_branch(turn, by_echo) for turn in _tips(turns, by_echo)[-BRANCHES_MAX:]]
-    mine = [*_branch(parent, by_echo).said, *rest] if parent else list(rest)
-    common, overlap, same_head, at = max(
-        (_common(one.said, mine), _overlap(one.said, mine), one.head == head, at)
+    echoed = _branch(parent, by_echo).said if parent else []
+    mine = [*echoed, *rest]
+    common, overlap, same_head, _, at = max(
+        (shared := _common(one.said, mine), _overlap(one.said, mine), one.head == head, len(one.said) > shared, at)
         for at, one in enumerate(branches)
     )
     if not common and not overlap:
         known_head = any(branch.head == head for branch in branches)
         return ForkReason.NEW_ROOT if known_head else _beside(head, branches)
     if same_head:
-        return _by_blocks(branches[at], mine, common, overlap)
+        return _by_blocks(branches[at], mine, common, len(echoed))
     return _by_head(head, branches[at].head, branches)
 
 
@@ -145,20 +146,28 @@ def _beside(head: bytes, branches: Sequence[_Branch]) -> ForkReason:
 # --- by where the blocks part
 
 
-def _by_blocks(near: _Branch, mine: Sequence[bytes], common: int, overlap: int) -> ForkReason:
-    """Both have the same head, and `common` leading blocks or `overlap` later answers."""
+def _by_blocks(near: _Branch, mine: Sequence[bytes], common: int, echoed: int) -> ForkReason:
+    """Both have the same head and `common` leading blocks; `echoed` of them were recognised as this branch."""
+    said = near.said
+    if any(echoed <= answer < common for answer in near.answers):
+        return ForkReason.ASSISTANT_EDITED  # an answer's words, under the call ids of another
     if common == len(mine):
         return ForkReason.HISTORY_TRUNCATED
-    if common == len(near.said):
-        return ForkReason.ASSISTANT_EDITED  # the last answer's words, under the ids of another
-    there, here = near.said[common], mine[common]
-    if here in near.said[common + (2 if _sampled(there) else 1) :]:
-        return ForkReason.HISTORY_TRUNCATED
-    if _sampled(there):
-        return ForkReason.ASSISTANT_EDITED if _sampled(here) else ForkReason.ASSISTANT_DROPPED
-    if common > near.first_answer or overlap:
+    places = {block: at for at, block in reversed(list(enumerate(said))) if at >= common}
+    again = next((at for at in range(common, len(mine)) if mine[at] in places), None)
+    if again is None:  # nothing after the break was said before
+        if common == len(said):
+            return ForkReason.USER_OR_TOOL_EDITED  # beside a branch too old to be compared with
+        if _sampled(said[common]):
+            return ForkReason.ASSISTANT_EDITED if _sampled(mine[common]) else ForkReason.ASSISTANT_DROPPED
+        # Without a shared answer, only the first prompts begin alike.
+        return ForkReason.USER_OR_TOOL_EDITED if common > near.answers[0] else ForkReason.NEW_ROOT
+    added, skipped = mine[common:again], said[common : places[mine[again]]]
+    if not any(_sampled(block) for block in skipped):
         return ForkReason.USER_OR_TOOL_EDITED
-    return ForkReason.NEW_ROOT  # they share no answer, only how the first prompt begins
+    if any(_sampled(block) for block in added):
+        return ForkReason.ASSISTANT_EDITED
+    return ForkReason.ASSISTANT_DROPPED if len(skipped) == 1 else ForkReason.HISTORY_TRUNCATED
 
 
 def _sampled(block: bytes) -> bool:
@@ -196,7 +205,9 @@ def _branch(turn: Turn, by_echo: Mapping[bytes, Turn]) -> _Branch:
     while before := _before(way[-1], by_echo):
         way.append(before)
     said: list[bytes] = []
+    answers: list[int] = []
     for one in reversed(way):
         said += one.blocks[1:]
+        answers.append(len(said))
         said.append(foreign_key(one.reply.text, [(c.name, c.arguments) for c in one.reply.tool_calls]))
-    return _Branch(turn.head_key, said, len(way[-1].blocks[1:]))
+    return _Branch(turn.head_key, said, answers)

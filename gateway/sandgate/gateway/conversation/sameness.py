@@ -31,7 +31,7 @@ BILLING_HEADER = "x-anthropic-billing-header"
 """Claude Code's first system block; its `cch=` differs on every request, so it is no part of what was said (N1)."""
 
 _PACK = msgspec.msgpack.Encoder()
-_JSON = msgspec.json.Encoder(order="deterministic")
+_JSON = msgspec.json.Encoder(order="sorted")
 _ANY = msgspec.json.Decoder()
 _REPRINTED = re.compile(rb"\d(?:\.\d|[eE])|\d{16}")
 """May hold a number that `as_doubles` changes."""
@@ -141,7 +141,7 @@ NO_TOOLS = tools_key(())
 
 def system_key(messages: Sequence[Message]) -> bytes:
     """Of the leading system messages."""
-    return chain(b"", [block for message in messages for block in block_keys(message, "")])
+    return chain(b"system", [b"", *(block for message in messages for block in block_keys(message, ""))])
 
 
 NO_SYSTEM = system_key(())
