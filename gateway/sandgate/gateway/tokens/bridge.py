@@ -49,6 +49,9 @@ class NotProved:
     why: str
 
 
+DROPS_CALLS = NotProved("the template drops what the assistant said")
+
+
 @dataclass(frozen=True, slots=True)
 class _Base:
     """A known conversation without a tail: its head (two forms), and what follows the mark."""
@@ -65,27 +68,39 @@ class TailProver:
         self._vocab = vocab
         self._stops = {vocab.texts[i]: i for i in stop_ids if i in vocab.texts}
         self._with_system = self._takes((system("s"), user("q")))
-        self._with_rounds = True
         self._bases: OrderedDict[object, _Base | NotProved] = OrderedDict()
         self._lock = threading.Lock()
 
     def prove(self, tail: Sequence[Message], tools: Sequence[Tool]) -> Tail | NotProved:
         """The ids of `tail` behind a closed assistant turn, closer and generation prompt included, or why not."""
-        found = []
-        for known in known_pair(tail, with_system=self._with_system, with_rounds=self._with_rounds):
-            after = self._tail_text(known, tail, tools)
-            if isinstance(after, NotProved):
-                return after
-            found.append(after)
-        if found[0] != found[1]:
-            return NotProved("the tail renders differently after different conversations")
-        closer, text = found[0]
+        found = self._both(tail, tools, with_calls=True)
+        if (
+            found is DROPS_CALLS
+        ):  # a template without tools: what it renders after an assistant that only talks
+            found = self._both(tail, tools, with_calls=False)
+        if isinstance(found, NotProved):
+            return found
+        closer, text = found
         if not self._vocab.segments.is_cut(closer):
             return NotProved(f"text cannot be cut at {closer!r} with this tokenizer")
         ids = self._vocab.encode(text)
         if not self._vocab.decodes_to(ids, text):
             return NotProved("decoding the tail's ids does not give its text")
         return Tail(ids, self._stops[closer])
+
+    def _both(
+        self, tail: Sequence[Message], tools: Sequence[Tool], *, with_calls: bool
+    ) -> tuple[str, str] | NotProved:
+        """(closer, closer + rest), if both known conversations give the same."""
+        found = []
+        for known in known_pair(tail, with_system=self._with_system, with_calls=with_calls):
+            after = self._tail_text(known, tail, tools)
+            if isinstance(after, NotProved):
+                return after
+            found.append(after)
+        if found[0] != found[1]:
+            return NotProved("the tail renders differently after different conversations")
+        return found[0]
 
     def _tail_text(
         self, known: Known, tail: Sequence[Message], tools: Sequence[Tool]
@@ -103,7 +118,7 @@ class TailProver:
             return NotProved("the template renders earlier messages differently once the tail is there")
         at = whole.find(known.mark, len(head))
         if at < 0:
-            return NotProved("the template drops what the assistant said")
+            return DROPS_CALLS
         after = whole[at + len(known.mark) :]
         found = self._closer(after)
         if found is None:
@@ -144,7 +159,7 @@ class TailProver:
             return NotProved(str(error))
         at = said.rfind(known.mark)
         if at < 0:
-            return NotProved("the template drops what the assistant said")
+            return DROPS_CALLS
         # The longer head is tried first: a template may end a prompt without generation prompt differently.
         return _Base((asked, bare), said[at + len(known.mark) :])
 

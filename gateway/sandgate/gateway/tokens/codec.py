@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 from sandgate.contract.errors import BadRequest, ForkReason
 from sandgate.contract.trajectory import Ids
@@ -12,16 +12,11 @@ from sandgate.gateway.tokens.api import Parser
 from sandgate.gateway.tokens.bridge import NotProved, Tail, TailProver, append, unbridgeable
 from sandgate.gateway.tokens.forced import structured_outputs
 from sandgate.gateway.tokens.grammar import Grammar, detect
-from sandgate.gateway.tokens.known import TAIL_SHAPES, assistant, user
-from sandgate.gateway.tokens.parse import TurnParser
-from sandgate.gateway.tokens.rewrites import rewritten
+from sandgate.gateway.tokens.known import TAIL_SHAPES, Known, known_pair
+from sandgate.gateway.tokens.parse import TurnParser, opens_reasoning
+from sandgate.gateway.tokens.rewrites import History, rewritten
 from sandgate.gateway.tokens.template import ChatTemplate
 from sandgate.gateway.tokens.vocab import Vocab
-
-History = Literal["sampled", "template"]
-
-HEADER_IDS_MAX = 64
-"""Ids at the end of a prompt in which a generation prompt may have opened the reasoning."""
 
 
 class TemplateCodec:
@@ -39,7 +34,7 @@ class TemplateCodec:
         self.vocab = vocab
         self.history = history
         self.grammar: Grammar = detect(template.source, vocab.ids)
-        closers = template_closers(template, vocab)
+        closers = template_closers(template, vocab, next_turn=not eos_ids)
         self._stop_ids = tuple(dict.fromkeys((*eos_ids, *closers)))
         self.prover = TailProver(template, vocab, frozenset(self._stop_ids))
 
@@ -70,54 +65,61 @@ class TemplateCodec:
         proved = self.prover.prove(tail, tools)
         if isinstance(proved, NotProved):
             return ForkReason.TEMPLATE_NOT_ADDITIVE
-        if self.history == "template" and rewritten(
-            self, prompt, response, tail, tools, proved, closed=closed
-        ):
+        ids = append(prompt, response, proved, closed=closed)
+        if isinstance(ids, ForkReason):
+            return ids
+        if self.history == "template" and rewritten(self, prompt, response, tail, tools, ids):
             return ForkReason.HISTORY_REWRITTEN_BY_TEMPLATE
-        return append(prompt, response, proved, closed=closed)
+        return ids
 
     def parser(self, prompt: Ids, tools: Sequence[Tool], stop: Sequence[str] = ()) -> Parser:
-        return TurnParser(self.vocab, self.grammar, tools, stop, reasoning=self.opens_reasoning(prompt))
+        reasoning = opens_reasoning(self.vocab, self.grammar, prompt)
+        return TurnParser(self.vocab, self.grammar, tools, stop, reasoning=reasoning)
 
     def constraint(self, tools: Sequence[Tool], choice: ToolChoice) -> dict[str, Any] | None:
-        return structured_outputs(self.grammar, tools, choice)
+        return structured_outputs(self.grammar, self.vocab, tools, choice)
 
     def decode(self, ids: Ids) -> str:
         return self.vocab.decode(ids)
-
-    def opens_reasoning(self, prompt: Ids) -> bool:
-        """True if the generation prompt at the end of `prompt` opened the reasoning and did not close it."""
-        if self.grammar.think is None:
-            return False
-        opens, closes = self.grammar.think
-        tail = prompt[-HEADER_IDS_MAX:]
-        start = 0
-        for at in range(len(tail) - 1, -1, -1):
-            text = self.vocab.texts.get(tail[at])
-            if text in {opens, closes}:
-                return text == opens
-            if tail[at] in self.vocab.special_ids:
-                start = at + 1
-                break
-        text = self.vocab.decode(tail[start:])
-        return text.rfind(opens) > text.rfind(closes)
 
     def shapes(self, tools: Sequence[Tool] = ()) -> dict[str, Tail | NotProved]:
         """For each tail shape, whether it is additive with this template, or why not."""
         return {name: self.prover.prove(tail, tools) for name, tail in TAIL_SHAPES.items()}
 
 
-def template_closers(template: ChatTemplate, vocab: Vocab) -> list[int]:
-    """Ids of added tokens that the template puts right behind what an assistant says, before a user or at the end."""
-    found = []
-    said = assistant("zkqa")
-    for tail in ((), (user("next"),)):
+def template_closers(template: ChatTemplate, vocab: Vocab, *, next_turn: bool) -> list[int]:
+    """Ids of added tokens with which the template itself ends an assistant's turn.
+
+    That is the first added token right behind what the assistant says; where the template puts none there, it is the
+    special token that begins the next turn (GLM's ``<|user|>``, ``<|observation|>``: the model samples it to stop);
+    that is looked for only with `next_turn`, for checkpoints that name no end of their own.
+    """
+    found: list[int] = []
+    for known, tail in _endings():
         try:
-            text = template.render((user("q"), said, *tail), generation_prompt=False)
+            said = template.render(known.messages, generation_prompt=False).rpartition(known.mark)[2]
+            whole = template.render((*known.messages, *tail))
         except BadRequest:
             continue
-        _, mark, after = text.rpartition("zkqa")
-        first = min(((after.find(t), t) for t in vocab.ids if mark and t in after), default=None)
-        if first is not None and not after[: first[0]].strip():
-            found.append(vocab.ids[first[1]])
+        after = whole.partition(known.mark)[2]
+        own = min(((said.find(text), text) for text in vocab.ids if text in said), default=None)
+        if own is not None and not said[: own[0]].strip() and not known.messages[-1].tool_calls:
+            found.append(vocab.ids[own[1]])
+        elif (
+            next_turn
+            and after.startswith(said)
+            and not any(vocab.ids[text] in found for text in vocab.ids if text in said)
+        ):
+            begins = [text for text in vocab.ids if after.startswith(text, len(said))]
+            found += [
+                vocab.ids[text]
+                for text in sorted(begins, key=len)[-1:]
+                if vocab.ids[text] in vocab.special_ids
+            ]
     return list(dict.fromkeys(found))
+
+
+def _endings() -> list[tuple[Known, Sequence[Message]]]:
+    """Known conversations with a tail, one for each way in which a turn may end."""
+    shapes = [TAIL_SHAPES["user"], TAIL_SHAPES["tool"]]
+    return [(known_pair(tail, with_system=False)[0], tail) for tail in shapes]

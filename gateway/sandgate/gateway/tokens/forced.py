@@ -7,8 +7,11 @@ from typing import Any
 
 from sandgate.gateway.conversation.messages import Tool, ToolChoice
 from sandgate.gateway.tokens.grammar import Grammar
+from sandgate.gateway.tokens.vocab import Vocab
 
 
-def structured_outputs(grammar: Grammar, tools: Sequence[Tool], choice: ToolChoice) -> dict[str, Any] | None:
+def structured_outputs(
+    grammar: Grammar, vocab: Vocab, tools: Sequence[Tool], choice: ToolChoice
+) -> dict[str, Any] | None:
     """A constraint under which the turn must call one of `tools` (or the named one); None if there is none."""
     return None

@@ -13,13 +13,13 @@ from sandgate.gateway.conversation.messages import Message, TextPart, ToolCall
 
 TAIL_SHAPES: dict[str, tuple[Message, ...]] = {
     "user": (Message(role="user", parts=(TextPart("And now?"),)),),
-    "tool": (Message(role="tool", parts=(TextPart("42"),), tool_call_id="call_00001"),),
+    "tool": (Message(role="tool", parts=(TextPart("42"),), tool_call_id="call_000000000000000000000001"),),
     "tool, tool": (
-        Message(role="tool", parts=(TextPart("42"),), tool_call_id="call_00001"),
-        Message(role="tool", parts=(TextPart("43"),), tool_call_id="call_00002"),
+        Message(role="tool", parts=(TextPart("42"),), tool_call_id="call_000000000000000000000001"),
+        Message(role="tool", parts=(TextPart("43"),), tool_call_id="call_000000000000000000000002"),
     ),
     "tool, user": (
-        Message(role="tool", parts=(TextPart("42"),), tool_call_id="call_00001"),
+        Message(role="tool", parts=(TextPart("42"),), tool_call_id="call_000000000000000000000001"),
         Message(role="user", parts=(TextPart("And now?"),)),
     ),
     "user, user": (
@@ -59,22 +59,21 @@ def assistant(text: str, calls: Sequence[ToolCall] = (), reasoning: str | None =
     )
 
 
-def known_pair(tail: Sequence[Message], *, with_system: bool, with_rounds: bool) -> tuple[Known, Known]:
+def known_pair(tail: Sequence[Message], *, with_system: bool, with_calls: bool = True) -> tuple[Known, Known]:
     """Two conversations for this tail, as different as the template lets them be.
 
-    The assistant calls as many tools as the tail answers at its head, under the ids that the tail names.
-    `with_system`, `with_rounds`: whether the second may have a system message and an earlier round.
+    The assistant calls as many tools as the tail answers at its head, under the ids that the tail names; without
+    `with_calls` it only talks. `with_system`: whether the second may have a system message.
     """
     answers = []
     for message in tail:
-        if message.role != "tool":
+        if message.role != "tool" or not with_calls:
             break
         answers.append(message.tool_call_id or "")
     first = Known((user("qone"), _closing("zkaone", "fnone", answers)), _mark("zkaone", answers))
-    head: list[Message] = [system("sysq two")] if with_system else []
-    if with_rounds:
-        head += [user("q0 of two"), assistant("a0 of two")]
-    second = Known((*head, user("q2 of two"), _closing("zkbtwo", "fntwo", answers)), _mark("zkbtwo", answers))
+    head = [system("sysq two")] if with_system else []
+    head += [user("q0 of two"), assistant("a0 of two"), user("q2 of two")]
+    second = Known((*head, _closing("zkbtwo", "fntwo", answers)), _mark("zkbtwo", answers))
     return first, second
 
 
@@ -82,7 +81,7 @@ def _closing(mark: str, name: str, answers: Sequence[str]) -> Message:
     if not answers:
         return assistant(mark)
     calls = [
-        ToolCall(id=call_id or f"call_0000{n}", name=f"{name}{n}", arguments=f'{{"k": "{mark}{n}"}}')
+        ToolCall(id=call_id or f"call_{n:024}", name=f"{name}{n}", arguments=f'{{"k": "{mark}{n}"}}')
         for n, call_id in enumerate(answers)
     ]
     return assistant("", calls)
@@ -90,3 +89,8 @@ def _closing(mark: str, name: str, answers: Sequence[str]) -> Message:
 
 def _mark(mark: str, answers: Sequence[str]) -> str:
     return f"{mark}{len(answers) - 1}" if answers else mark
+
+
+def example_call() -> ToolCall:
+    """A call for probes, with an id in the gateway's form."""
+    return ToolCall(f"call_{0:024}", "probe", '{"probe_key": "probe_value"}')

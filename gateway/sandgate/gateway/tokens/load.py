@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,9 +12,14 @@ from typing import Any
 from sandgate.contract.errors import BadManifest, BadRequest
 from sandgate.gateway.tokens.api import Codec
 from sandgate.gateway.tokens.bridge import Tail
-from sandgate.gateway.tokens.codec import History, TemplateCodec
+from sandgate.gateway.tokens.codec import TemplateCodec
+from sandgate.gateway.tokens.family import FamilyCodec, FamilyError, family_of
+from sandgate.gateway.tokens.parity import difference
+from sandgate.gateway.tokens.rewrites import History
 from sandgate.gateway.tokens.template import ChatTemplate
 from sandgate.gateway.tokens.vocab import Vocab
+
+logger = logging.getLogger(__name__)
 
 TOKENIZER_BYTES_MAX = 512 * 1024 * 1024
 """tokenizer.json of the largest vocabularies in use is 35 MB."""
@@ -60,16 +66,56 @@ def load_codec(
         )
     policy: History = "sampled" if history == "sampled" else "template"
     checkpoint = read_checkpoint(find_folder(model_dir_or_name), model_name or str(model_dir_or_name))
+    variables = dict(template_kwargs or {})
     tried: list[str] = []
-    if renderer in ("auto", "template"):
-        codec = _bridge(checkpoint, policy, dict(template_kwargs or {}), tried)
-        if codec is not None:
-            return codec
-    raise BadManifest(
-        f"no codec for {model_dir_or_name}; tried: "
-        + "; ".join(tried or [f"no renderer is called {renderer!r}"]),
-        field="spec.model.renderer",
-    )
+    codec: Codec | None = None
+    if renderer != "template":
+        codec = _family(checkpoint, renderer, policy, variables, tried)
+    if codec is None and renderer in ("auto", "template"):
+        codec = _bridge(checkpoint, policy, variables, tried)
+    if codec is None:
+        why = "; ".join(tried) or "nothing"
+        raise BadManifest(f"no codec for {model_dir_or_name}; tried: {why}", field="spec.model.renderer")
+    for note in tried:
+        logger.info("codec of %s: not %s", model_dir_or_name, note)
+    return codec
+
+
+def _family(
+    checkpoint: Checkpoint, renderer: str, history: History, variables: dict[str, Any], tried: list[str]
+) -> Codec | None:
+    """The family renderer: as named, or as `auto` finds it and the checkpoint's own template confirms it."""
+    family = family_of(checkpoint.names) if renderer == "auto" else renderer
+    if family is None:
+        return None
+    name = next(iter(checkpoint.names), "")
+    try:
+        codec = FamilyCodec(
+            family,
+            checkpoint.vocab,
+            eos_ids=checkpoint.eos_ids,
+            history=history,
+            variables=variables,
+            model_name=name,
+        )
+    except FamilyError as error:
+        tried.append(f"renderers/{family}: {error}")
+        return None
+    if checkpoint.template is None:
+        differs = "the checkpoint has no chat template to compare with"
+    else:
+        differs = difference(codec, _template(checkpoint, variables), checkpoint.vocab)
+    if differs and renderer == "auto":
+        tried.append(f"renderers/{family}: {differs}")
+        return None
+    if differs:
+        logger.warning("renderer %s was named for %s, but %s", family, name, differs)
+    return codec
+
+
+def _template(checkpoint: Checkpoint, variables: dict[str, Any]) -> ChatTemplate:
+    """Raises InvalidBody if the template does not compile."""
+    return ChatTemplate(checkpoint.template or "", tokens=checkpoint.tokens, variables=variables)
 
 
 def _bridge(
@@ -80,7 +126,7 @@ def _bridge(
         tried.append("template: the checkpoint has no chat template")
         return None
     try:
-        template = ChatTemplate(checkpoint.template, tokens=checkpoint.tokens, variables=variables)
+        template = _template(checkpoint, variables)
     except BadRequest as error:
         tried.append(f"template: {error}")
         return None

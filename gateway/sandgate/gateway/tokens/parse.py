@@ -10,58 +10,16 @@ from collections.abc import Sequence
 
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.messages import Reply, ReplyCall, Tool
-from sandgate.gateway.tokens.api import CallDelta, ParseDelta, ReasoningDelta, TextDelta
+from sandgate.gateway.tokens.api import ParseDelta
 from sandgate.gateway.tokens.calls import bare_calls
 from sandgate.gateway.tokens.grammar import CallFormat, Grammar
 from sandgate.gateway.tokens.lexer import Lexer
 from sandgate.gateway.tokens.pieces import Marker, Piece, pieces
+from sandgate.gateway.tokens.reply import ReplyBuilder
 from sandgate.gateway.tokens.vocab import Vocab
 
 BARE = CallFormat("bare", "", "", bare_calls)
 """A turn that is, as a whole, a JSON call."""
-
-
-class ReplyBuilder:
-    """Collects what is told: every delta goes through here, so the reply says exactly what the deltas say."""
-
-    def __init__(self) -> None:
-        self.deltas: list[ParseDelta] = []
-        self._text: list[str] = []
-        self._reasoning: list[str] = []
-        self.calls: list[ReplyCall] = []
-        self.malformed: list[str] = []
-
-    def text(self, text: str) -> None:
-        if text:
-            self._text.append(text)
-            self.deltas.append(TextDelta(text))
-
-    def reasoning(self, text: str) -> None:
-        if text:
-            self._reasoning.append(text)
-            self.deltas.append(ReasoningDelta(text))
-
-    def call(self, call: ReplyCall) -> None:
-        self.deltas.append(CallDelta(len(self.calls), call.name, call.arguments))
-        self.calls.append(call)
-
-    def take(self) -> list[ParseDelta]:
-        """Deltas since the last call."""
-        deltas, self.deltas = self.deltas, []
-        return deltas
-
-    @property
-    def spoke(self) -> bool:
-        """True once there is visible text or a call."""
-        return bool(self._text or self.calls)
-
-    def reply(self) -> Reply:
-        return Reply(
-            text="".join(self._text),
-            reasoning="".join(self._reasoning),
-            tool_calls=tuple(self.calls),
-            malformed=tuple(self.malformed),
-        )
 
 
 class TurnParser:
@@ -216,3 +174,25 @@ class TurnParser:
             told = text
         self._space = text[len(told) :]
         self._out.text(told)
+
+
+HEADER_IDS_MAX = 64
+"""Ids at the end of a prompt in which a generation prompt may have opened the reasoning."""
+
+
+def opens_reasoning(vocab: Vocab, grammar: Grammar, prompt: Ids) -> bool:
+    """True if the generation prompt at the end of `prompt` opened the reasoning and did not close it."""
+    if grammar.think is None:
+        return False
+    opens, closes = grammar.think
+    tail = prompt[-HEADER_IDS_MAX:]
+    start = 0
+    for at in range(len(tail) - 1, -1, -1):
+        text = vocab.texts.get(tail[at])
+        if text in {opens, closes}:
+            return text == opens
+        if tail[at] in vocab.special_ids:
+            start = at + 1
+            break
+    text = vocab.decode(tail[start:])
+    return text.rfind(opens) > text.rfind(closes)

@@ -2,7 +2,7 @@
 
 Why this is exact: `tokenizers` first cuts the raw text at added tokens with `normalized=False` (leftmost, longest
 first), and normalises, pre-tokenises and merges each remaining piece on its own. So the ids of a text are the ids of
-its pieces, joined. The one thing that looks at a piece's place is Metaspace with `prepend_scheme="first"`: it treats the
+its pieces, joined. Only Metaspace with `prepend_scheme="first"` looks at a piece's place: it treats the
 piece at offset 0 apart; `ANCHORED` takes care of it. `choose_mode` proves the mode on probe strings per tokenizer, and
 falls back to whole encodes where the proof fails.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,10 +18,14 @@ import jinja2.parser
 import jinja2.sandbox
 
 from sandgate.contract.errors import BadRequest, InvalidBody, Unsupported
-from sandgate.gateway.conversation.messages import ImagePart, Message, Tool, ToolCall
+from sandgate.gateway.conversation.messages import ImagePart, Message, TextPart, Tool, ToolCall
 
 TEMPLATE_CHARS_MAX = 1_000_000
 """Characters of a chat template; the largest in use has 20 thousand."""
+
+
+PROBE_CALL_ID = "call_0123456789abcdef01234567"
+"""A call id in the form the gateway gives them."""
 
 
 class TemplateRefused(jinja2.TemplateError):
@@ -72,6 +77,16 @@ class Dialect:
     """False: `arguments` is a mapping (what Hugging Face gives); True: its JSON text."""
     null_content: bool = False
     """True: a message that only calls tools has `content` null instead of ""."""
+    parts: bool = False
+    """True: content is a list of parts even where it is only text (vision templates)."""
+    short_ids: bool = False
+    """True: call ids are nine letters or digits (Mistral); the last nine of ours are."""
+    thinking: bool = False
+    """True: reasoning is given as `thinking` as well (gpt-oss)."""
+
+
+PLAIN = Dialect()
+"""What Hugging Face gives."""
 
 
 class ChatTemplate:
@@ -109,7 +124,7 @@ class ChatTemplate:
         self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, generation_prompt: bool = True
     ) -> str:
         """The prompt text. Raises BadRequest where the template refuses or fails, Unsupported for images."""
-        dicts = [self._message(message) for message in messages]
+        dicts = [message_dict(message, self.dialect) for message in messages]
         try:
             return self._render(dicts, tools_json(tools), generation_prompt)
         except TemplateRefused as error:
@@ -138,53 +153,71 @@ class ChatTemplate:
             **self.variables,
         )
 
-    def _message(self, message: Message) -> dict[str, Any]:
-        if any(isinstance(part, ImagePart) for part in message.parts):
-            raise Unsupported(
-                "this model's codec renders text only; images cannot be given", field="messages"
-            )
-        out: dict[str, Any] = {"role": message.role, "content": message.text}
-        if message.role == "assistant":
-            if message.reasoning is not None:
-                out["reasoning_content"] = out["reasoning"] = message.reasoning
-                if "thinking" in self.source:
-                    out["thinking"] = message.reasoning
-            if message.tool_calls:
-                out["tool_calls"] = [self._call(call) for call in message.tool_calls]
-                if self.dialect.null_content and not message.text:
-                    out["content"] = None
-        if message.tool_call_id is not None:
-            out["tool_call_id"] = message.tool_call_id
-        if message.name is not None:
-            out["name"] = message.name
-        return out
-
-    def _call(self, call: ToolCall) -> dict[str, Any]:
-        arguments: Any = call.arguments
-        if not self.dialect.arguments_as_text:
-            arguments = _mapping(call.arguments)
-        return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
-
     def _find_dialect(self) -> Dialect:
-        """The first form in which the template renders a call as JSON (not as a Python repr, not at all)."""
-        self.dialect = Dialect()
-        call = ToolCall(id="call_00000", name="probe", arguments='{"probe_key": "probe_value"}')
+        """The first form in which the template renders plain text, then calls as JSON (no Python repr, no drop)."""
+        asked = Message(role="user", parts=(TextPart("zkprobe"),))
+        thinking = "thinking" in self.source
+        plain = Dialect(thinking=thinking)
+        for parts in (False, True):
+            if "zkprobe" in self._try(Dialect(parts=parts, thinking=thinking), (asked,)):
+                plain = Dialect(parts=parts, thinking=thinking)
+                break
+        call = ToolCall(PROBE_CALL_ID, "probe", '{"probe_key": "probe_value"}')
         messages = (
-            Message(role="user", parts=()),
+            asked,
             Message(role="assistant", tool_calls=(call,)),
-            Message(role="tool", tool_call_id=call.id),
+            Message(role="tool", parts=(TextPart("42"),), tool_call_id=call.id),
         )
-        tools = (Tool(name="probe"),)
-        for as_text in (False, True):
-            for null in (False, True):
-                self.dialect = Dialect(as_text, null)
-                try:
-                    text = self.render(messages, tools)
-                except BadRequest:
-                    continue
-                if "probe_value" in text and "{'probe_key'" not in text and '\\"probe_key' not in text:
-                    return self.dialect
-        return Dialect()
+        for short, as_text, null in itertools.product((False, True), repeat=3):
+            dialect = Dialect(as_text, null, plain.parts, short, thinking)
+            text = self._try(dialect, messages)
+            if "probe_value" in text and "{'probe_key'" not in text and '\\"probe_key' not in text:
+                return dialect
+        return plain
+
+    def _try(self, dialect: Dialect, messages: Sequence[Message]) -> str:
+        """The render in a dialect, "" if there is none."""
+        self.dialect = dialect
+        try:
+            return self.render(messages, (Tool(name="probe"),) if len(messages) > 1 else ())
+        except BadRequest:
+            return ""
+
+
+def message_dict(message: Message, dialect: Dialect = PLAIN) -> dict[str, Any]:
+    """A message as templates see it. Raises Unsupported for images."""
+    if any(isinstance(part, ImagePart) for part in message.parts):
+        raise Unsupported("this model's codec renders text only; images cannot be given", field="messages")
+    text = message.text
+    out: dict[str, Any] = {"role": message.role, "content": text}
+    if dialect.parts:
+        out["content"] = [{"type": "text", "text": text}]
+    if message.role == "assistant":
+        if message.reasoning is not None:
+            out["reasoning_content"] = out["reasoning"] = message.reasoning
+            if dialect.thinking:
+                out["thinking"] = message.reasoning
+        if message.tool_calls:
+            out["tool_calls"] = [_call(call, dialect) for call in message.tool_calls]
+            if dialect.null_content and not text:
+                out["content"] = None
+    if message.tool_call_id is not None:
+        out["tool_call_id"] = _call_id(message.tool_call_id, dialect)
+    if message.name is not None:
+        out["name"] = message.name
+    return out
+
+
+def _call(call: ToolCall, dialect: Dialect) -> dict[str, Any]:
+    arguments = call.arguments if dialect.arguments_as_text else _mapping(call.arguments)
+    function = {"name": call.name, "arguments": arguments}
+    return {"id": _call_id(call.id, dialect), "type": "function", "function": function}
+
+
+def _call_id(call_id: str, dialect: Dialect) -> str:
+    if not dialect.short_ids:
+        return call_id
+    return "".join(filter(str.isalnum, call_id))[-9:].rjust(9, "0")
 
 
 def _mapping(arguments: str) -> Any:

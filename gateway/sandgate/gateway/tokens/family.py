@@ -1,0 +1,213 @@
+"""The codec over one family of the `renderers` package: hand-written render, bridge and parse. (pure)
+
+`renderers` is imported on first use only: it costs a second, and many checkpoints never need it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from importlib.metadata import version
+from typing import Any
+
+from sandgate.contract.errors import BadRequest, ForkReason
+from sandgate.contract.trajectory import Ids
+from sandgate.gateway.conversation.messages import Message, Tool, ToolChoice
+from sandgate.gateway.tokens.api import Parser
+from sandgate.gateway.tokens.bridge import unbridgeable
+from sandgate.gateway.tokens.forced import structured_outputs
+from sandgate.gateway.tokens.grammar import Grammar, detect
+from sandgate.gateway.tokens.held import HeldParser
+from sandgate.gateway.tokens.known import assistant, example_call, user
+from sandgate.gateway.tokens.parse import TurnParser, opens_reasoning
+from sandgate.gateway.tokens.rewrites import History, rewritten
+from sandgate.gateway.tokens.template import message_dict, tools_json
+from sandgate.gateway.tokens.vocab import Vocab
+
+SUFFIX_IDS = 256
+"""Ids of a prompt that a family's bridge is shown: it looks for the generation prompt, never further back.
+`suffix_suffices` proves that per codec; a family that fails it gets whole prompts."""
+
+
+class FamilyError(ValueError):
+    """This family cannot serve this checkpoint; the text says why."""
+
+
+class TokenizerShim:
+    """What `renderers` asks of a tokenizer, over a `Vocab` and its segment cache."""
+
+    def __init__(self, vocab: Vocab, name: str, eos_id: int | None) -> None:
+        self._vocab = vocab
+        self.name_or_path = name
+        self.unk_token_id: int | None = None
+        self.eos_token_id = eos_id
+
+    def encode(self, text: str, *args: Any, **kwargs: Any) -> list[int]:
+        return self._vocab.encode(text).tolist()
+
+    def decode(self, token_ids: Any, *args: Any, **kwargs: Any) -> str:
+        ids = [token_ids] if isinstance(token_ids, int) else token_ids
+        return self._vocab.decode(ids)
+
+    def convert_tokens_to_ids(self, tokens: Any) -> Any:
+        if isinstance(tokens, str):
+            return self._vocab.id_of(tokens)
+        return [self._vocab.id_of(token) for token in tokens]
+
+
+def family_of(names: Sequence[str]) -> str | None:
+    """The family that `renderers` maps one of these hub names to."""
+    if not any(name.count("/") == 1 and not name.startswith(("/", ".")) for name in names):
+        return None
+    known: dict[str, str] = import_module("renderers.base").MODEL_RENDERER_MAP
+    return next((known[name] for name in names if name in known), None)
+
+
+class FamilyCodec:
+    """Codec (see `api.Codec`) of one family. Raises FamilyError where the checkpoint's tokens are not the family's."""
+
+    def __init__(
+        self,
+        family: str,
+        vocab: Vocab,
+        *,
+        eos_ids: Sequence[int] = (),
+        history: History = "sampled",
+        variables: Mapping[str, Any] | None = None,
+        model_name: str = "",
+    ) -> None:
+        self.family = family
+        self.vocab = vocab
+        self.history = history
+        shim = TokenizerShim(vocab, model_name, eos_ids[0] if eos_ids else None)
+        self._renderer: Any = _create(family, shim, history, dict(variables or {}))
+        stops = [int(token_id) for token_id in self._renderer.get_stop_token_ids()]
+        self._stop_ids = tuple(dict.fromkeys((*stops, *eos_ids)))
+        self.grammar: Grammar | None = self._find_grammar()
+        self._suffix = SUFFIX_IDS
+        if not self._suffix_suffices():
+            self._suffix = 0
+
+    @property
+    def name(self) -> str:
+        return f"renderers/{self.family}@{version('renderers')}"
+
+    @property
+    def tokenizer_digest(self) -> str:
+        return self.vocab.digest
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        return self._stop_ids
+
+    @property
+    def vocab_size(self) -> int:
+        return self.vocab.size
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Ids:
+        dicts = [message_dict(message) for message in messages]
+        try:
+            ids = self._renderer.render_ids(dicts, tools=tools_json(tools), add_generation_prompt=True)
+        except Exception as error:
+            raise BadRequest(
+                f"renderer {self.family} refuses these messages: {error}", field="messages"
+            ) from error
+        return array("i", ids)
+
+    def bridge(
+        self, prompt: Ids, response: Ids, tail: Sequence[Message], tools: Sequence[Tool], *, closed: bool
+    ) -> Ids | ForkReason:
+        if reason := unbridgeable(tail):
+            return reason
+        ids = self._bridge(self._tail_of(prompt), response, tail, tools, closed=closed)
+        if ids is None:
+            kept = self.history == "sampled"
+            return ForkReason.TEMPLATE_NOT_ADDITIVE if kept else ForkReason.HISTORY_REWRITTEN_BY_TEMPLATE
+        if self.history == "template" and rewritten(self, prompt, response, tail, tools, ids):
+            return ForkReason.HISTORY_REWRITTEN_BY_TEMPLATE
+        return ids
+
+    def parser(self, prompt: Ids, tools: Sequence[Tool], stop: Sequence[str] = ()) -> Parser:
+        if self.grammar is None:
+            return HeldParser(self._renderer, self._tail_of(prompt).tolist(), tools, stop)
+        reasoning = opens_reasoning(self.vocab, self.grammar, prompt)
+        return TurnParser(self.vocab, self.grammar, tools, stop, reasoning=reasoning)
+
+    def constraint(self, tools: Sequence[Tool], choice: ToolChoice) -> dict[str, Any] | None:
+        return structured_outputs(self.grammar, self.vocab, tools, choice) if self.grammar else None
+
+    def decode(self, ids: Ids) -> str:
+        return self.vocab.decode(ids)
+
+    def _bridge(
+        self, prompt: Ids, response: Ids, tail: Sequence[Message], tools: Sequence[Tool], *, closed: bool
+    ) -> Ids | None:
+        """The family's own bridge; what it adds to `prompt + response`, if it leaves those as they are."""
+        if closed and (not response or response[-1] not in self._stop_ids):
+            return None
+        dicts = [message_dict(message) for message in tail]
+        try:
+            made = self._renderer.bridge_to_next_turn(
+                prompt.tolist(), response.tolist(), dicts, tools=tools_json(tools)
+            )
+        except Exception:  # noqa: BLE001  (as in render: not proved is not bridged)
+            return None
+        if made is None:
+            return None
+        ids = array("i", made.token_ids)
+        path = prompt + response
+        return ids[len(path) :] if ids[: len(path)] == path and len(ids) > len(path) else None
+
+    def _tail_of(self, prompt: Ids) -> Ids:
+        """The end of a prompt, from a special token on; all of it where the family needs that."""
+        if not self._suffix or len(prompt) <= self._suffix:
+            return prompt
+        start = len(prompt) - self._suffix
+        for at in range(start, len(prompt)):
+            if prompt[at] in self.vocab.special_ids:
+                return prompt[at:]
+        return prompt
+
+    def _suffix_suffices(self) -> bool:
+        """On probe turns behind long prompts, the end of the prompt gives the same bridge as all of it."""
+        long = user("word " * SUFFIX_IDS)
+        tails = ((user("next"),), (Message(role="tool", tool_call_id=example_call().id),))
+        heads = ((long,), (user("a"), assistant("b"), long, assistant("c"), long))
+        try:
+            prompts = [self.render(head, ()) for head in heads]
+        except BadRequest:
+            return False
+        for prompt in prompts:
+            for said in ("fine", "<think>\nhm\n</think>\n\nfine", "<think>\nhm"):
+                response = self.vocab.encode(said)
+                for tail in tails:
+                    for closed, ids in ((True, response + array("i", self._stop_ids[:1])), (False, response)):
+                        short = self._bridge(self._tail_of(prompt), ids, tail, (), closed=closed)
+                        if short != self._bridge(prompt, ids, tail, (), closed=closed):
+                            return False
+        return True
+
+    def _find_grammar(self) -> Grammar | None:
+        """From what the family renders for a call; None (its own parser, at the end of the turn) if it is not known."""
+        messages = (user("q"), assistant("", (example_call(),), reasoning="thought"))
+        try:
+            text = self.vocab.decode(self.render(messages, (Tool(name=example_call().name),)))
+        except BadRequest:
+            return None
+        grammar = detect(text, self.vocab.ids)
+        return grammar if grammar.calls is not None else None
+
+
+def _create(family: str, shim: TokenizerShim, history: History, variables: dict[str, Any]) -> Any:
+    try:
+        config = import_module("renderers.configs").config_from_name(family)
+        if config is None:
+            raise FamilyError("auto is no family")
+        if history == "sampled":
+            config = type(config)(thinking_retention="all")
+        return import_module("renderers.base").create_renderer(
+            shim, config, chat_template_kwargs=variables or None
+        )
+    except Exception as error:
+        raise FamilyError(f"{type(error).__name__}: {error}") from error

@@ -1,0 +1,73 @@
+"""Does a family renderer give, id for id, what the checkpoint's own template gives? (pure)"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sandgate.contract.errors import BadRequest
+from sandgate.gateway.conversation.messages import Message, TextPart, Tool, ToolCall
+from sandgate.gateway.tokens.api import Codec
+from sandgate.gateway.tokens.known import assistant, system, user
+from sandgate.gateway.tokens.template import ChatTemplate
+from sandgate.gateway.tokens.vocab import Vocab
+
+CALL = ToolCall(f"call_{1:024}", "weather", '{"city": "Köln", "days": 3, "units": {"temp": "C"}}')
+ANSWER = Message(role="tool", parts=(TextPart('{"sky": "clear"}'),), tool_call_id=CALL.id, name=CALL.name)
+TOOLS = (
+    Tool(
+        "weather",
+        "Weather of a city.",
+        {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string"},
+                "days": {"type": "integer"},
+                "units": {"type": "object"},
+            },
+            "required": ["city"],
+        },
+    ),
+)
+
+CONVERSATIONS: dict[str, tuple[tuple[Message, ...], tuple[Tool, ...]]] = {
+    "a user": ((user("Hello, who are you?"),), ()),
+    "a system message": ((system("Be brief."), user("Hello.")), ()),
+    "two rounds": ((system("Be brief."), user("One?"), assistant("Two."), user("Three?")), ()),
+    "tools": ((user("Weather in Köln?"),), TOOLS),
+    "tools and a system message": ((system("Be brief."), user("Weather in Köln?")), TOOLS),
+    "a tool round": ((user("Weather?"), assistant("", (CALL,)), ANSWER), TOOLS),
+    "a tool round with words, then a user": (
+        (user("Weather?"), assistant("I look.", (CALL,)), ANSWER, assistant("Clear."), user("Thanks.")),
+        TOOLS,
+    ),
+}
+"""Compared at start-up. Histories with reasoning are left out: families may keep, on purpose, what templates drop."""
+
+
+def difference(codec: Codec, template: ChatTemplate, vocab: Vocab) -> str:
+    """Where the two differ first, for people; "" if nowhere. Conversations that the template refuses do not count,
+    but at least one must be rendered."""
+    compared = 0
+    for name, (messages, tools) in CONVERSATIONS.items():
+        try:
+            text = template.render(messages, tools)
+        except BadRequest:
+            continue
+        compared += 1
+        try:
+            ids = codec.render(messages, tools)
+        except BadRequest as error:
+            return f"{name}: {error}"
+        if ids != vocab.encode_whole(text):
+            return f"{name}: {_first_difference(codec.decode(ids), text)}"
+    return "" if compared else "the checkpoint's template renders none of the probe conversations"
+
+
+def _first_difference(ours: str, theirs: Sequence[str]) -> str:
+    at = next(
+        (n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs))
+    )
+    around = slice(max(0, at - 20), at + 20)
+    if at == len(ours) == len(theirs):
+        return "equal text, other ids"
+    return f"it gives {ours[around]!r} where the template gives {theirs[around]!r}"

@@ -1,0 +1,49 @@
+"""A reply under construction: every delta goes through here, so the reply says exactly what the deltas say. (pure)"""
+
+from __future__ import annotations
+
+from sandgate.gateway.conversation.messages import Reply, ReplyCall
+from sandgate.gateway.tokens.api import CallDelta, ParseDelta, ReasoningDelta, TextDelta
+
+
+class ReplyBuilder:
+    """Collects what is told."""
+
+    def __init__(self) -> None:
+        self.deltas: list[ParseDelta] = []
+        self._text: list[str] = []
+        self._reasoning: list[str] = []
+        self.calls: list[ReplyCall] = []
+        self.malformed: list[str] = []
+
+    def text(self, text: str) -> None:
+        if text:
+            self._text.append(text)
+            self.deltas.append(TextDelta(text))
+
+    def reasoning(self, text: str) -> None:
+        if text:
+            self._reasoning.append(text)
+            self.deltas.append(ReasoningDelta(text))
+
+    def call(self, call: ReplyCall) -> None:
+        self.deltas.append(CallDelta(len(self.calls), call.name, call.arguments))
+        self.calls.append(call)
+
+    def take(self) -> list[ParseDelta]:
+        """Deltas since the last call."""
+        deltas, self.deltas = self.deltas, []
+        return deltas
+
+    @property
+    def spoke(self) -> bool:
+        """True once there is visible text or a call."""
+        return bool(self._text or self.calls)
+
+    def reply(self) -> Reply:
+        return Reply(
+            text="".join(self._text),
+            reasoning="".join(self._reasoning),
+            tool_calls=tuple(self.calls),
+            malformed=tuple(self.malformed),
+        )
