@@ -1,0 +1,123 @@
+"""One generation, across every attempt it takes: what is sampled so far, what is left to ask for. (pure)"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+
+from sandgate.contract.errors import EngineFailed, EngineUnavailable
+from sandgate.contract.trajectory import Floats, Ids
+from sandgate.gateway.engine.answers import Step, Top, spans_of
+from sandgate.gateway.engine.api import Delta, Finish, Prompt, Sample, VersionSpan
+
+RESUMES_MAX = 16
+"""Pieces a generation may be cut into. A long one lives through a few weight updates; more is a loop."""
+
+
+@dataclass(slots=True)
+class Generation:
+    """What was sampled is kept exactly: a cut generation goes on after its last id, it is never sampled again.
+
+    One exception: a grammar (`constraint`) cannot be taken up in the middle, so such a generation starts again,
+    or fails if parts of it were told already.
+    """
+
+    prompt: Prompt
+    told: int
+    """Policy version for tokens whose version the engine does not report."""
+    streams: bool
+    """Steps are told as they arrive, so nothing told can be taken back."""
+    ids: Ids = field(default_factory=lambda: array("i"))
+    logprobs: Floats = field(default_factory=lambda: array("f"))
+    top: list[Top] = field(default_factory=list)
+    spans: list[VersionSpan] = field(default_factory=list)
+    finish: Finish | None = None
+    stop_reason: str | int | None = None
+    cached_tokens: int = 0
+    resumed: int = 0
+    _piece: int = 0
+    """Where the piece in the making starts, in sampled tokens."""
+
+    def asks(self) -> tuple[Ids, int]:
+        """(ids to send, tokens still wanted)."""
+        if not self.ids:
+            return self.prompt.ids, self.prompt.max_tokens
+        return self.prompt.ids + self.ids, self.prompt.max_tokens - len(self.ids)
+
+    def take(self, step: Step) -> Delta | None:
+        """Add what arrived. Returns what to tell, None for a step without tokens."""
+        if self.finish is not None and step.ids:
+            raise EngineFailed("the engine sent tokens after the end of the generation")
+        self.ids.extend(step.ids)
+        self.logprobs.extend(step.logprobs)
+        self.top.extend(step.top)
+        if len(self.ids) > self.prompt.max_tokens:
+            raise EngineFailed(
+                f"the engine sampled {len(self.ids)} tokens of {self.prompt.max_tokens} asked for"
+            )
+        if self.resumed == 0:  # a later piece finds the earlier ones in the cache: not what was asked
+            self.cached_tokens = max(self.cached_tokens, step.cached_tokens)
+        if step.finish is not None:
+            self._end_piece(step.labels)
+            self.finish, self.stop_reason = step.finish, step.stop_reason
+        return Delta(step.ids, step.logprobs) if step.ids else None
+
+    def _end_piece(self, labels: tuple[tuple[str | int, int, int], ...] | None) -> None:
+        count = len(self.ids) - self._piece
+        self.spans.extend(spans_of(labels, count, told=self.told, offset=self._piece))
+        self._piece = len(self.ids)
+
+    def cut(self, why: str, *, told: int) -> bool:
+        """The attempt ended early (aborted, connection lost). True if there is more to ask for.
+
+        Raises EngineUnavailable if it cannot go on: cut too often, or a grammar that was told in part.
+        """
+        if self.finish is None:
+            self._end_piece(None)  # the spans come with the end of an answer, and this one has none
+        self.finish, self.stop_reason = None, None
+        self.told = told
+        if len(self.ids) == self.prompt.max_tokens:
+            self.finish = "length"
+            return False
+        if self.ids and self.ids[-1] in self.prompt.stop_ids:
+            self.finish, self.stop_reason = "stop", self.ids[-1]  # only the event that says so was lost
+            return False
+        if self.resumed >= RESUMES_MAX:
+            raise EngineUnavailable(f"cut {RESUMES_MAX} times before its end; at last: {why}")
+        if self.ids and self.prompt.constraint is not None:
+            if self.streams:
+                raise EngineUnavailable(f"a grammar cannot be taken up in the middle; {why}")
+            self._restart()
+        self.resumed += 1
+        return True
+
+    def _restart(self) -> None:
+        self.ids, self.logprobs, self._piece = array("i"), array("f"), 0
+        self.top.clear()
+        self.spans.clear()
+
+    def sample(self, engine: str) -> Sample:
+        """The whole, once `finish` is known."""
+        assert self.finish is not None, "asked for before the end"
+        return Sample(
+            ids=self.ids,
+            logprobs=self.logprobs,
+            versions=_merged(self.spans),
+            finish=self.finish,
+            stop_reason=self.stop_reason,
+            engine=engine,
+            cached_tokens=self.cached_tokens,
+            top=tuple(self.top),
+            resumed=self.resumed,
+        )
+
+
+def _merged(spans: list[VersionSpan]) -> tuple[VersionSpan, ...]:
+    """Pieces of one version are one span."""
+    out: list[VersionSpan] = []
+    for span in spans:
+        if out and out[-1].version == span.version:
+            out[-1] = VersionSpan(span.version, out[-1].start, span.end)
+        else:
+            out.append(span)
+    return tuple(out)

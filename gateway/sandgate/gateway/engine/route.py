@@ -1,0 +1,101 @@
+"""Which replica takes a generation: sticky per group, least in flight for new groups, none that is down. (pure)"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Set
+from dataclasses import dataclass, field
+
+from sandgate.gateway.engine.api import EngineStatus
+
+HOMES_MAX = 20_000
+"""Groups remembered; the least recently used is forgotten, and then only its prefix cache is lost."""
+
+FAILURES_MAX = 2
+"""Failed probes in a row until a replica is down: one may be a busy event loop in the engine's API server."""
+
+
+@dataclass(slots=True)
+class Replica:
+    """One engine server, as this process sees it."""
+
+    url: str
+    healthy: bool = True
+    """Until the contrary is seen; a replica that is not up yet costs one refused connection."""
+    in_flight: int = 0
+    homes: int = 0
+    """Groups that live here."""
+    failures: int = 0
+    """Probes failed in a row."""
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class Table:
+    """Replicas, and where each group lives. Counts are reserved before the caller awaits anything."""
+
+    replicas: dict[str, Replica]
+    _homes: OrderedDict[str, str] = field(default_factory=OrderedDict)
+
+    @staticmethod
+    def of(urls: tuple[str, ...]) -> Table:
+        """All healthy, none in flight. Order decides ties."""
+        return Table({url: Replica(url) for url in urls})
+
+    def reserve(self, affinity: str, avoid: Set[str] = frozenset()) -> str | None:
+        """The URL of the replica that takes one more, counted as in flight; None if none is up outside of `avoid`.
+
+        The caller must `release` it. A group whose replica is down or avoided moves, and stays where it moved.
+        """
+        able = [r for r in self.replicas.values() if r.healthy and r.url not in avoid]
+        if not able:
+            return None
+        home = self._homes.get(affinity) if affinity else None
+        chosen = next((r for r in able if r.url == home), None)
+        if chosen is None:
+            chosen = min(able, key=lambda r: (r.in_flight, r.homes))
+            if affinity:
+                self._move(affinity, chosen)
+        elif affinity:
+            self._homes.move_to_end(affinity)
+        chosen.in_flight += 1
+        return chosen.url
+
+    def _move(self, affinity: str, chosen: Replica) -> None:
+        self._leave(self._homes.pop(affinity, None))
+        self._homes[affinity] = chosen.url
+        chosen.homes += 1
+        if len(self._homes) > HOMES_MAX:
+            self._leave(self._homes.popitem(last=False)[1])
+
+    def _leave(self, url: str | None) -> None:
+        if url is not None:
+            self.replicas[url].homes -= 1
+
+    def release(self, url: str) -> None:
+        """One less in flight."""
+        replica = self.replicas[url]
+        assert replica.in_flight > 0, f"{url} was released more often than reserved"
+        replica.in_flight -= 1
+
+    def probed(self, url: str, failure: str | None) -> bool:
+        """Note a health probe: None = fine, else what went wrong. True if the replica just came up or went down."""
+        replica = self.replicas[url]
+        before = replica.healthy
+        if failure is None:
+            replica.failures, replica.healthy, replica.detail = 0, True, ""
+        else:
+            replica.failures += 1
+            replica.detail = failure
+            replica.healthy = before and replica.failures < FAILURES_MAX
+        return replica.healthy != before
+
+    def down(self, url: str, detail: str) -> None:
+        """Seen dead (connection refused or reset): nothing new goes there until a probe says otherwise."""
+        replica = self.replicas[url]
+        replica.healthy, replica.detail = False, detail
+        replica.failures = max(replica.failures, FAILURES_MAX)
+
+    def status(self) -> list[EngineStatus]:
+        """One entry per replica, in configured order."""
+        return [EngineStatus(r.url, r.healthy, r.in_flight, r.detail) for r in self.replicas.values()]

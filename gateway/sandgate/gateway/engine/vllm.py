@@ -1,0 +1,333 @@
+"""vLLM over HTTP: several replicas; generations survive weight updates and lost hosts; sampled ids are the truth."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from sandgate.contract.errors import EngineFailed, EngineUnavailable, Overloaded, SandgateError
+from sandgate.gateway.engine import facts, health, wire
+from sandgate.gateway.engine.answers import read
+from sandgate.gateway.engine.api import Delta, EngineFacts, EngineStatus, Prompt, Sample
+from sandgate.gateway.engine.generation import Generation
+from sandgate.gateway.engine.route import Table
+from sandgate.gateway.engine.sse import Events
+from sandgate.gateway.engine.transport import Lost, Streamed, Transport
+from sandgate.gateway.engine.wire import Door
+
+ABORT_S = 2.0
+"""Seconds a cancelled caller waits for the engine to take the abort; the closed connection ends the generation too."""
+
+LOSSES_MAX = 2
+"""Connections to one replica that one generation may lose: the first can be a kept-alive one that was just closed."""
+
+PAUSED_WAITS_S = (0.1, 0.2, 0.5, 1.0, 2.0)
+"""Seconds between tries while the engine refuses new requests because of a weight update; the last one repeats."""
+
+PAUSED_MAX_S = 240.0
+"""How long a weight update may keep a generation out; JS SDKs give up at 300 s."""
+
+log = logging.getLogger("sandgate.gateway.engine")
+
+OnDelta = Callable[[Delta], None]
+
+
+class _Shut(Exception):
+    """This replica has no /inference/v1/generate."""
+
+
+class _PausedNow(Exception):
+    """This replica takes no new requests during a weight update."""
+
+
+class VllmEngine:
+    """An `Engine` over one or more vLLM servers. Make it with `connect`.
+
+    A stop string that begins before a cut and ends after it is not seen by the engine, which knows only its own piece.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        model: str = "",
+        logprobs_mode: str = "unknown",
+        timeout_s: float = 1800.0,
+        vocab_size: int = 0,
+        api_key: str = "",
+        version_now: Callable[[], int] | None = None,
+    ) -> None:
+        """`vocab_size`: ids at or above it are refused; 0 = unknown. `version_now`: the policy version last told, for
+        what is sampled after a cut by an engine that reports none; default: the prompt's."""
+        if not urls:
+            raise EngineUnavailable("no engine URL is configured")
+        self.table = Table.of(tuple(dict.fromkeys(url.rstrip("/") for url in urls)))
+        self.facts = EngineFacts(logprobs_mode=logprobs_mode)
+        self._model, self._timeout_s, self._vocab_size = model, timeout_s, vocab_size
+        self._version_now = version_now
+        self._http = Transport(api_key=api_key)
+        self._doors: dict[str, Door] = {}
+        self._running: set[asyncio.Task[object]] = set()
+        self._cut: set[asyncio.Task[object]] = set()
+        self._aborts: set[asyncio.Task[None]] = set()
+        self._watch: asyncio.Task[None] | None = None
+        self._closed = False
+        self._empty = asyncio.Event()
+        """Nothing is running; only looked at while closing."""
+
+    @classmethod
+    async def connect(
+        cls,
+        urls: Sequence[str],
+        *,
+        model: str = "",
+        logprobs_mode: str = "unknown",
+        timeout_s: float = 1800.0,
+        vocab_size: int = 0,
+        api_key: str = "",
+        version_now: Callable[[], int] | None = None,
+        probe_s: float = health.PROBE_S,
+    ) -> VllmEngine:
+        """Ask every replica what it is, and watch them from now on. A replica that does not answer yet is down until
+        it does; if none answers, `facts` stay unknown until one comes up. Raises EngineFailed for what is no vLLM."""
+        engine = cls(
+            urls,
+            model=model,
+            logprobs_mode=logprobs_mode,
+            timeout_s=timeout_s,
+            vocab_size=vocab_size,
+            api_key=api_key,
+            version_now=version_now,
+        )
+        try:
+            await asyncio.gather(*(engine._learn(url) for url in engine.table.replicas))
+        except BaseException:
+            await engine.aclose()
+            raise
+        engine._watch = asyncio.create_task(
+            health.watch(engine._http, engine.table, every_s=probe_s, on_up=engine._learn_quietly)
+        )
+        return engine
+
+    async def _learn(self, url: str) -> None:
+        try:
+            found = await facts.probe(
+                self._http, url, model=self._model, logprobs_mode=self.facts.logprobs_mode
+            )
+        except EngineUnavailable as error:
+            self.table.down(url, str(error))
+            return
+        self._doors[url] = found.door
+        for note in found.notes:
+            log.warning("engine %s: %s", url, note)
+        window = found.facts.max_model_len
+        if not self.facts.version or 0 < window < self.facts.max_model_len:
+            self.facts = found.facts  # the smallest window is the one that every replica takes
+
+    async def _learn_quietly(self, url: str) -> None:
+        try:
+            await self._learn(url)
+        except EngineFailed as error:
+            self.table.down(url, str(error))
+
+    def status(self) -> list[EngineStatus]:
+        """One entry per replica, in configured order."""
+        return self.table.status()
+
+    async def aclose(self) -> None:
+        """Abort what runs, stop watching, close connections. Idempotent."""
+        self._closed = True
+        self._cut |= self._running
+        for task in (*self._running, self._watch):
+            if task is not None:
+                task.cancel()
+        if self._watch is not None:
+            await asyncio.wait([self._watch])
+        if self._running:
+            self._empty.clear()
+            await self._empty.wait()
+        await asyncio.gather(*self._aborts, return_exceptions=True)
+        await self._http.aclose()
+
+    # -- one generation -----------------------------------------------------------------------------------------
+
+    async def generate(self, prompt: Prompt, on_delta: OnDelta | None = None) -> Sample:
+        """See `Engine.generate`. Raises EngineFailed after `timeout_s`."""
+        if self._closed:
+            raise EngineUnavailable("this gateway has closed its engines")
+        task = asyncio.current_task()
+        assert task is not None
+        self._running.add(task)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._to_the_end(prompt, on_delta)
+        except TimeoutError:
+            raise EngineFailed(f"the engine did not finish within {self._timeout_s:g} s") from None
+        except asyncio.CancelledError:
+            if task not in self._cut:
+                raise
+            task.uncancel()  # it was `aclose` that cancelled, not whoever owns the task
+            raise EngineUnavailable("this gateway is closing its engines") from None
+        finally:
+            self._running.discard(task)
+            self._cut.discard(task)
+            if not self._running:
+                self._empty.set()
+
+    async def _to_the_end(self, prompt: Prompt, on_delta: OnDelta | None) -> Sample:
+        made = Generation(prompt, told=prompt.version, streams=on_delta is not None)
+        tries = _Tries()
+        while True:
+            url = self.table.reserve(prompt.affinity, tries.out)
+            if url is None:
+                raise tries.verdict(self.table)
+            try:
+                await self._attempt(url, made, tries, on_delta)
+            except Lost as error:
+                if tries.lost(url, error):
+                    self.table.down(url, str(error))
+                if made.ids and made.finish in (None, "abort"):
+                    made.cut(str(error), told=self._told(prompt))
+            except (Overloaded, EngineUnavailable) as error:
+                tries.refused(url, error)
+                continue
+            except _Shut:
+                self._doors[url] = Door.COMPLETIONS
+                continue
+            except _PausedNow:
+                await tries.wait_out_pause()
+                continue
+            finally:
+                self.table.release(url)
+            if made.finish == "abort":
+                made.cut("the engine aborted it", told=self._told(prompt))
+            if made.finish is not None:
+                return made.sample(url)
+
+    def _told(self, prompt: Prompt) -> int:
+        return prompt.version if self._version_now is None else max(prompt.version, self._version_now())
+
+    async def _attempt(self, url: str, made: Generation, tries: _Tries, on_delta: OnDelta | None) -> None:
+        """Ask one replica for the rest. Returns when the answer is complete; cancelled or failed on our side, the
+        engine is told to stop."""
+        door = self._doors.get(url, Door.GENERATE)
+        prompt = made.prompt
+        ids, max_tokens = made.asks()
+        body = wire.body_of(
+            door,
+            prompt,
+            ids,
+            max_tokens=max_tokens,
+            piece=made.resumed,
+            stream=on_delta is not None,
+            salt=f"v{made.told}",
+        )
+        request_id = tries.name(prompt.request_id)
+        try:
+            async with self._http.post(url + door.value, body, request_id=request_id) as answer:
+                if answer.status != 200:
+                    await self._refuse(answer, door, len(ids))
+                elif on_delta is None:
+                    await self._whole(answer, door, made)
+                else:
+                    await self._stream(answer, door, made, on_delta)
+        except (Lost, _Shut, _PausedNow, Overloaded, EngineUnavailable):
+            raise
+        except BaseException:
+            await self._stop(url, request_id)
+            raise
+
+    async def _refuse(self, answer: Streamed, door: Door, prompt_tokens: int) -> None:
+        body = await answer.body()
+        if door is Door.GENERATE and answer.status in (403, 404, 405):
+            words = wire.words_of(body)
+            if answer.status != 404 or words == "Not Found":  # else: the model does not exist
+                raise _Shut(words)
+        if wire.says_paused(answer.status, body):
+            raise _PausedNow
+        raise wire.refusal(answer.status, body, answer.retry_after, prompt_tokens=prompt_tokens)
+
+    async def _whole(self, answer: Streamed, door: Door, made: Generation) -> None:
+        step = read(await answer.body(), door, top=made.prompt.top_logprobs, vocab_size=self._vocab_size)
+        if step.finish is None:
+            raise EngineFailed("the engine's answer has no choice with a finish_reason")
+        made.take(step)
+
+    async def _stream(self, answer: Streamed, door: Door, made: Generation, on_delta: OnDelta) -> None:
+        events = Events()
+        async for chunk in answer.chunks():
+            for payload in events.feed(chunk):
+                step = read(payload, door, top=made.prompt.top_logprobs, vocab_size=self._vocab_size)
+                delta = made.take(step)
+                if delta is not None:
+                    on_delta(delta)
+        if made.finish is None:
+            raise Lost("the stream ended before the generation did", refused=False)
+
+    async def _stop(self, url: str, request_id: str) -> None:
+        """Tell the engine to abort. Bounded, and goes on behind a caller that is cancelled again."""
+        task = asyncio.create_task(self._abort(url, request_id))
+        self._aborts.add(task)
+        task.add_done_callback(self._aborts.discard)
+        await asyncio.shield(task)
+
+    async def _abort(self, url: str, request_id: str) -> None:
+        if self._doors.get(url) is Door.COMPLETIONS:
+            return  # no such endpoint; the closed connection ends it
+        try:
+            await self._http.ask(
+                "POST",
+                f"{url}/inference/v1/abort_requests",
+                body=wire.abort_body(request_id),
+                timeout_s=ABORT_S,
+            )
+        except Lost as error:
+            log.info("engine %s did not take the abort of %s: %s", url, request_id, error)
+
+
+class _Tries:
+    """What happened to one generation so far: which replicas are out, and what to say when none is left."""
+
+    def __init__(self) -> None:
+        self.out: set[str] = set()
+        self._losses: dict[str, int] = {}
+        self._last: SandgateError | None = None
+        self._count = 0
+        self._paused_s = 0.0
+        self._pauses = 0
+
+    def name(self, request_id: str) -> str:
+        """A request id of its own for each attempt."""
+        self._count += 1
+        return request_id if self._count == 1 else f"{request_id}-r{self._count - 1}"
+
+    def lost(self, url: str, error: Lost) -> bool:
+        """True if the replica counts as down now."""
+        self._losses[url] = self._losses.get(url, 0) + 1
+        if not error.refused and self._losses[url] < LOSSES_MAX:
+            return False
+        self.out.add(url)
+        self._last = EngineUnavailable(f"engine {url}: {error}", retry_after=health.PROBE_S)
+        return True
+
+    def refused(self, url: str, error: SandgateError) -> None:
+        """Overloaded or unavailable: the next replica may take it."""
+        self.out.add(url)
+        self._last = error
+
+    async def wait_out_pause(self) -> None:
+        """Some time between two tries; EngineUnavailable when it was too much in all."""
+        if self._paused_s >= PAUSED_MAX_S:
+            raise EngineUnavailable(f"the engine was paused for over {PAUSED_MAX_S:g} s", retry_after=5.0)
+        seconds = PAUSED_WAITS_S[min(self._pauses, len(PAUSED_WAITS_S) - 1)]
+        self._pauses += 1
+        self._paused_s += seconds
+        await asyncio.sleep(seconds)
+
+    def verdict(self, table: Table) -> SandgateError:
+        """No replica is left."""
+        if self._last is not None:
+            return self._last
+        seen = "; ".join(f"{each.url}: {each.detail}" for each in table.status())
+        return EngineUnavailable(f"no engine is up ({seen[:500]})", retry_after=health.PROBE_S)

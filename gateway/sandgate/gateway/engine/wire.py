@@ -1,0 +1,177 @@
+"""What is said to a vLLM server, and how its refusals are read. (pure)
+
+Two doors of the same engine: `/inference/v1/generate` (0.32: --enable-scale-out) and `/v1/completions` (fallback).
+Both gave the same ids and bit-equal logprobs for a seed (tests/gateway/engine/test_conformance.py).
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from typing import Any
+
+import msgspec
+import numpy as np
+import orjson
+
+from sandgate.contract.errors import EngineFailed, EngineUnavailable, Overloaded, PromptTooLong, SandgateError
+from sandgate.contract.trajectory import Ids
+from sandgate.gateway.engine.api import Prompt
+
+WORDS_MAX = 500
+"""Characters of an engine's error that are passed on; its validation errors can repeat a whole prompt."""
+
+TOP_LOGPROBS_MAX = 20
+"""vLLM's default --max-logprobs; more is refused by it."""
+
+RETRY_AFTER_S_MAX = 60.0
+"""Seconds; an engine that asks for more is down for all that callers care."""
+
+ABORT_PREFIX = "generate-tokens-"
+"""vLLM puts this before X-Request-Id; an abort of the bare id answers 200 and does nothing."""
+
+
+class Door(Enum):
+    """Where ids are exchanged for samples."""
+
+    GENERATE = "/inference/v1/generate"
+    COMPLETIONS = "/v1/completions"
+
+
+def body_of(
+    door: Door,
+    prompt: Prompt,
+    ids: Ids,
+    *,
+    max_tokens: int,
+    piece: int = 0,
+    stream: bool = False,
+    salt: str = "",
+) -> bytes:
+    """The request: sample at most `max_tokens` after `ids` (the prompt, and what was sampled of it so far).
+
+    `piece` > 0: the generation is taken up again after an abort. A fixed seed is then moved by `piece`: the engine's
+    generator starts anew, and the same seed would draw the same numbers a second time.
+    """
+    head = _generate_head(prompt, max_tokens, piece) if door is Door.GENERATE else None
+    if head is None:
+        head = _completions_head(prompt, max_tokens, piece)
+    if prompt.model:
+        head["model"] = prompt.model
+    if salt:
+        head["cache_salt"] = salt
+    if stream:
+        head["stream"] = True
+        head["stream_options"] = {"include_usage": True}
+    field = b"token_ids" if door is Door.GENERATE else b"prompt"
+    # numpy writes 5k ids in 18 us; a list of Python ints takes 68 us and makes 5k objects.
+    packed = orjson.dumps(np.frombuffer(ids, dtype=np.int32), option=orjson.OPT_SERIALIZE_NUMPY)
+    return b"".join((b'{"', field, b'":', packed, b",", orjson.dumps(head)[1:]))
+
+
+def _sampling(prompt: Prompt, max_tokens: int, piece: int) -> dict[str, Any]:
+    chosen: dict[str, Any] = {
+        name: value
+        for name, value in msgspec.structs.asdict(prompt.sampling).items()
+        if value is not None and name not in ("max_tokens", "stop", "seed")
+    }
+    if prompt.sampling.stop:
+        chosen["stop"] = list(prompt.sampling.stop)
+    if prompt.stop_ids:
+        chosen["stop_token_ids"] = list(prompt.stop_ids)
+    if prompt.sampling.seed is not None:
+        chosen["seed"] = prompt.sampling.seed + piece
+    if prompt.constraint is not None:
+        chosen["structured_outputs"] = _constraint(prompt.constraint)
+    chosen["max_tokens"] = max_tokens
+    # The sampled token comes first and counts as one of the k: ask for one more to get the k most likely.
+    chosen["logprobs"] = min(prompt.top_logprobs + 1, TOP_LOGPROBS_MAX) if prompt.top_logprobs else 0
+    return chosen
+
+
+def _constraint(told: dict[str, Any]) -> dict[str, Any]:
+    """vLLM wants `structural_tag` as text, `json` as either."""
+    tag = told.get("structural_tag")
+    return (
+        told
+        if tag is None or isinstance(tag, str)
+        else {**told, "structural_tag": orjson.dumps(tag).decode()}
+    )
+
+
+def _generate_head(prompt: Prompt, max_tokens: int, piece: int) -> dict[str, Any]:
+    return {"sampling_params": _sampling(prompt, max_tokens, piece)}
+
+
+def _completions_head(prompt: Prompt, max_tokens: int, piece: int) -> dict[str, Any]:
+    # top_logprobs is a dict by decoded text, where two ids may be the same text; by `token_id:N` they cannot.
+    return {
+        **_sampling(prompt, max_tokens, piece),
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+    }
+
+
+def abort_body(request_id: str) -> bytes:
+    """Body for /inference/v1/abort_requests that ends the generation sent with `X-Request-Id: request_id`."""
+    return orjson.dumps({"request_ids": [ABORT_PREFIX + request_id]})
+
+
+class _Words(msgspec.Struct):
+    message: str = ""
+
+
+class _Refusal(msgspec.Struct):
+    error: _Words | str | None = None
+    detail: msgspec.Raw = msgspec.Raw(b"")
+
+
+def words_of(body: bytes) -> str:
+    """What an error body says, at most 500 characters, in one line."""
+    text = ""
+    try:
+        told = msgspec.json.decode(body, type=_Refusal)
+        text = told.error.message if isinstance(told.error, _Words) else told.error or ""
+        text = text or bytes(told.detail).decode("utf-8", "replace").strip('"')
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass
+    text = " ".join((text or body[: 4 * WORDS_MAX].decode("utf-8", "replace")).split())
+    return text if len(text) <= WORDS_MAX else text[: WORDS_MAX - 3] + "..."
+
+
+TOO_LONG = re.compile(
+    r"maximum context length is (?P<a>\d+)"
+    r"|longer than the maximum model length of (?P<b>\d+)"
+    r"|longer than the maximum\s+model length of (?P<c>\d+)"
+)
+"""vLLM 0.32's ways to say it: renderers/params.py, v1/engine/input_processor.py."""
+
+PAUSED = re.compile(r"generation is paused", re.IGNORECASE)
+"""0.33's answer to a new request while paused in abort mode; 0.32 lets it wait instead."""
+
+
+def refusal(status: int, body: bytes, retry_after: str | None, *, prompt_tokens: int) -> SandgateError:
+    """What a status other than 200 means."""
+    words = words_of(body)
+    if status in (400, 413, 422):
+        if found := TOO_LONG.search(words):
+            return PromptTooLong(tokens=prompt_tokens, limit=int(found[found.lastgroup or "a"]))
+        return EngineFailed(f"the engine refused the request ({status}): {words}")
+    if status == 429:
+        return Overloaded(f"the engine is overloaded: {words}", retry_after=_seconds(retry_after))
+    if status in (502, 503, 504):
+        return EngineUnavailable(f"the engine answers {status}: {words}", retry_after=_seconds(retry_after))
+    return EngineFailed(f"the engine answered {status}: {words}")
+
+
+def says_paused(status: int, body: bytes) -> bool:
+    """A 503 that means: wait for the weight update to end."""
+    return status == 503 and PAUSED.search(words_of(body)) is not None
+
+
+def _seconds(retry_after: str | None) -> float:
+    """Retry-After in seconds; HTTP dates and nonsense count as 1."""
+    try:
+        return min(max(float(retry_after or 1.0), 0.0), RETRY_AFTER_S_MAX)
+    except ValueError:
+        return 1.0
