@@ -26,6 +26,7 @@ app.command("doctor")(doctor.doctor)
 app.command("gateway")(serve.gateway)
 app.command("forks")(looks.forks)
 app.command("sessions")(looks.sessions)
+app.command("trajectories")(looks.trajectories)
 app.command("status")(looks.status)
 app.command("export")(exports.export)
 

@@ -1,4 +1,4 @@
-"""`sandgate status`, `sessions`, `forks`: what a job's sessions are doing, from a gateway or from a run's directory."""
+"""`sandgate status`, `sessions`, `forks`, `trajectories`: what sessions did, from a gateway or a run's directory."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer.cli import say
 from sandgate.trainer.sources import Source, source
 from sandgate.trainer.trees import fork_rows
@@ -99,3 +100,51 @@ def forks(
         typer.echo("no forks: every turn's prompt begins with what was sampled before it")
     if found:
         raise typer.Exit(say.NOT_DONE)
+
+
+def trajectories(
+    job: Job = "",
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out", metavar="DIR", help="The --out directory of `sandgate run`, or a Parquet file."
+        ),
+    ] = Path(),
+    json: say.AsJson = False,
+) -> None:
+    """One line per training row of a finished run."""
+    from sandgate.trainer import outdir
+
+    found = [trajectory_row(one) for one in outdir.trajectories(out) if not job or one.job == job]
+    if json:
+        say.as_json(found)
+    else:
+        say.table(found, *TRAJECTORY_COLUMNS)
+
+
+TRAJECTORY_COLUMNS = (
+    "session_id", "trajectory_id", "uid", "sample_index", "reward", "turns", "prompt", "sampled", "context",
+    "fork_reason", "failure_reason",
+)  # fmt: skip
+
+
+def trajectory_row(one: Trajectory) -> dict[str, Any]:
+    """A trajectory in numbers."""
+    sampled = one.loss_mask.count(1)
+    return {
+        "session_id": one.session_id,
+        "trajectory_id": one.trajectory_id,
+        "uid": one.uid,
+        "sample_index": one.sample_index,
+        "attempt": one.attempt,
+        "reward": one.reward,
+        "turns": len(one.turn_ids),
+        "prompt": len(one.prompt_ids),
+        "sampled": sampled,
+        "context": len(one.response_ids) - sampled,
+        "finish_reason": one.finish_reason,
+        "fork_reason": one.fork_reason,
+        "failure_class": one.failure_class,
+        "failure_reason": one.failure_reason,
+        "complete": one.complete,
+    }

@@ -45,7 +45,7 @@ def rendered(tree: Tree, *, colours: bool, limit: int | None) -> list[Text]:
     """The lines of `show`. Without colours sampled text stands between « and »."""
     head = f"{tree['session_id']}  job {tree['job'] or '-'}  task {tree['uid'] or '-'}  sample {tree['sample_index']}"
     head += f"  attempt {tree['attempt']}  {tree['state']}"
-    counts = f"{tree['turns_count'] if 'turns_count' in tree else len(tree['turns'])} turns"
+    counts = f"{len(tree['turns'])} turns"
     counts += (
         f", {tree['tokens']} tokens, {tree['sampled_tokens']} sampled, reward {say.cell(tree['reward'])}"
     )

@@ -1,0 +1,240 @@
+"""Commands say what they found to people and to pipes, and end with the code that says whether it happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from sandgate.trainer.cli import app, say
+from sandgate.trainer.export.arrow import read_parquet, write_parquet
+from sandgate.trainer.export.jsonl import read_jsonl
+from sandgate.trainer.trees import lay_out
+from tests.trainer.trajectories import exact, trajectory
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def ask(*words: object) -> Any:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_show_is_readable(run: Path) -> None:
+    """Golden: context plain, samples between « and », branches one deeper, forks with their reason."""
+    said = ask("show", "forked", "--out", run)
+    assert said.exit_code == 0
+    assert said.stdout == (GOLDEN / "show.txt").read_text()
+
+
+def test_show_as_json_is_the_gateways_tree(run: Path) -> None:
+    said = ask("show", "forked", "--out", run, "--json")
+    tree = json.loads(said.stdout)
+    assert [turn["turn"] for turn in tree["turns"]] == ["t1", "t2", "t3", "t4"]
+    assert tree["turns"][2]["spans"] == [{"mask": 0, "ids": [5, 6]}, {"mask": 1, "ids": [13, 14]}]
+
+
+def test_show_cuts_long_spans_unless_told_not_to(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sandgate.trainer.cli.show.SHOWN_CHARS", 2)
+    assert "1…[3 characters]…3" in ask("show", "forked", "--out", run).stdout
+    assert "1 2 3" in ask("show", "forked", "--out", run, "--full").stdout
+
+
+def test_a_long_conversation_does_not_wander_to_the_right() -> None:
+    turns = [{"turn": str(n), "parent": str(n - 1) if n else None} for n in range(2000)]
+    assert {line.depth for line in lay_out({"turns": turns})} == {0}
+
+
+def test_what_a_model_says_does_not_steer_the_terminal() -> None:
+    from sandgate.trainer.cli.show import printable
+
+    assert printable("a\x1b[2Jb\r\n\tc\u202e") == "a\\x1b[2Jb\\x0d\n\tc\\x202e"
+
+
+def test_forks_lists_each_with_its_reason_and_fails(run: Path) -> None:
+    said = ask("forks", "--out", run, "--json")
+    assert said.exit_code == 1
+    found = [(row["session"], row["turn"], row["left"], row["reason"]) for row in json.loads(said.stdout)]
+    assert found == [("forked", "t3", "t1", "user_or_tool_edited"), ("forked", "t4", "", "compaction")]
+    assert "user_or_tool_edited" in ask("forks", "--out", run).stdout
+
+
+def test_no_forks_is_success(clean_run: Path) -> None:
+    said = ask("forks", "--out", clean_run, "--json")
+    assert (said.exit_code, json.loads(said.stdout)) == (0, [])
+    assert ask("forks", "--out", clean_run).stdout.startswith("no forks")
+
+
+def test_sessions_are_listed_in_order_and_by_job(run: Path) -> None:
+    found = json.loads(ask("sessions", "--out", run, "--json").stdout)
+    assert [(one["session_id"], one["state"], one["turns"]) for one in found] == [
+        ("forked", "finalized", 4), ("linear", "finalized", 2),
+    ]  # fmt: skip
+    assert json.loads(ask("sessions", "other", "--out", run, "--json").stdout) == []
+    assert "TurnLimit" in ask("sessions", "shop", "--out", run).stdout
+
+
+def test_status_counts(run: Path) -> None:
+    found = json.loads(ask("status", "--out", run, "--json").stdout)
+    assert found == {
+        "sessions": {"finalized": 2},
+        "turns": 6,
+        "tokens": 19,
+        "sampled_tokens": 8,
+        "in_flight": 0,
+        "forks": {"user_or_tool_edited": 1, "compaction": 1},
+        "failures": {"policy/TurnLimit": 1},
+    }
+    assert "compaction 1" in ask("status", "--out", run).stdout
+
+
+def test_a_run_that_still_writes_can_be_looked_at(run: Path) -> None:
+    """No lock is taken and nothing is repaired."""
+    journal = run / "gateway-0" / "journal.sqlite"
+    with sqlite3.connect(journal) as writer:
+        writer.execute("BEGIN IMMEDIATE")
+        assert ask("status", "--out", run).exit_code == 0
+    writer.close()
+
+
+def test_export_writes_what_was_there(run: Path, tmp_path: Path) -> None:
+    wanted = [exact(trajectory(number)) for number in range(2)]
+    said = ask("export", run, "--format", "jsonl", "--json")
+    assert json.loads(said.stdout) == {
+        "path": str(run / "trajectories.jsonl"), "format": "jsonl", "trajectories": 2,
+    }  # fmt: skip
+    assert [exact(row) for row in read_jsonl(run / "trajectories.jsonl")] == wanted
+    assert ask("export", run, "--to", tmp_path / "copy.parquet").exit_code == 0
+    assert [exact(row) for row in read_parquet(tmp_path / "copy.parquet")] == wanted
+
+
+def test_export_onto_itself_is_harmless(run: Path) -> None:
+    assert ask("export", run, "--format", "parquet").exit_code == 0
+    assert len(list(read_parquet(run / "trajectories.parquet"))) == 2
+
+
+def test_trajectories_are_listed(run: Path) -> None:
+    found = json.loads(ask("trajectories", "--out", run, "--json").stdout)
+    assert [(one["session_id"], one["reward"], one["sampled"], one["context"]) for one in found] == [
+        ("shop-q1-0", 1.0, 3, 2), ("shop-q1-1", 1.0, 3, 2),
+    ]  # fmt: skip
+    assert "shop-q1-1" in ask("trajectories", "--out", run).stdout
+    assert json.loads(ask("trajectories", "other", "--out", run, "--json").stdout) == []
+
+
+def newer(path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    pq.write_table(pq.read_table(path).replace_schema_metadata({b"sandgate.schema_version": b"9"}), path)
+
+
+def a_row_of_the_journal(path: Path) -> None:
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE records SET body = x'00' WHERE seq = 2")
+    db.close()
+
+
+BROKEN: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
+    "show: an unknown session": (lambda run: None, ["show", "nobody", "--out", "RUN"], "no session 'nobody'"),
+    "show: neither --out nor --url": (lambda run: None, ["show", "s"], "[field --out]"),
+    "show: both --out and --url": (lambda run: None, ["show", "s", "--out", "RUN", "--url", "http://x"],
+                                   "either --out"),
+    "show: a URL that is none": (lambda run: None, ["show", "s", "--url", "gateway"], "[field --url]"),
+    "show: nobody answers": (lambda run: None, ["show", "s", "--url", "http://127.0.0.1:9"], "/v1/sessions/s/tree"),
+    "show: a directory without a journal": (lambda run: (run / "gateway-0").rename(run.parent / "g"),
+                                            ["show", "s", "--out", "RUN"], "no journal in it"),
+    "show: a file for --out": (lambda run: None, ["show", "s", "--out", "RUN/trajectories.parquet"],
+                               "no such directory"),
+    "show: a tokenizer that is not there": (lambda run: None, ["show", "forked", "--out", "RUN", "--tokenizer", "RUN"],
+                                            "[field spec.model.tokenizer]"),
+    "show: a damaged record": (lambda run: a_row_of_the_journal(run / "gateway-0/journal.sqlite"),
+                               ["show", "forked", "--out", "RUN"], "record 2: the checksum does not hold"),
+    "forks: no such directory": (lambda run: None, ["forks", "--out", "RUN/nowhere"], "no such directory"),
+    "sessions: no such directory": (lambda run: None, ["sessions", "--out", "RUN/nowhere"], "no such directory"),
+    "status: no journal": (lambda run: (run / "empty").mkdir(), ["status", "--out", "RUN/empty"], "no journal in it"),
+    "trajectories: a run that has not finished": (lambda run: (run / "trajectories.parquet").unlink(),
+                                                  ["trajectories", "--out", "RUN"], "no trajectories.parquet"),
+    "export: nothing there": (lambda run: None, ["export", "RUN/nowhere"], "no such file or directory"),
+    "export: not Parquet": (lambda run: (run / "trajectories.parquet").write_bytes(b"x" * 99),
+                            ["export", "RUN"], "is not a Parquet file"),
+    "export: a newer file": (lambda run: newer(run / "trajectories.parquet"), ["export", "RUN"], "schema 9"),
+    "export: a value that JSON cannot carry": (
+        lambda run: write_parquet(run / "trajectories.parquet", [trajectory(reward=float("nan"))]),
+        ["export", "RUN", "--format", "jsonl"], "[field reward]"),
+    "export: to a folder that is a file": (lambda run: None, ["export", "RUN", "--to", "RUN/trajectories.parquet/x"],
+                                           "error: "),
+    "export: to a directory": (lambda run: None, ["export", "RUN", "--to", "RUN"], "error: "),
+    "export: a format that does not exist": (lambda run: None, ["export", "RUN", "--format", "csv"], "'csv'"),
+    "doctor: nothing to check": (lambda run: None, ["doctor"], "[field --model]"),
+    "doctor: a URL that is none": (lambda run: None, ["doctor", "--engine-url", "localhost:8000"],
+                                   "[field --engine-url]"),
+    "gateway: no config": (lambda run: None, ["gateway"], "--config"),
+    "an unknown command": (lambda run: None, ["walk"], "walk"),
+    "an unknown option": (lambda run: None, ["status", "--verbose"], "--verbose"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("harm", "words", "text"), BROKEN.values(), ids=BROKEN)
+def test_what_was_asked_wrongly_is_one_line_and_code_2(
+    run: Path, harm: Callable[[Path], object], words: list[str], text: str
+) -> None:
+    harm(run)
+    said = ask(*(word.replace("RUN", str(run)) for word in words))
+    assert said.exit_code == 2, said.output
+    assert text in said.stderr
+    assert "Traceback" not in said.output
+    assert said.stdout == ""
+    if said.stderr.startswith("error: "):
+        assert said.stderr.count("\n") == 1
+
+
+def test_the_console_script_is_the_same_program(run: Path) -> None:
+    """In a process of its own: exit codes and streams as a shell sees them."""
+    script = Path(sys.executable).with_name("sandgate")
+    done = subprocess.run(
+        [script, "forks", "--out", run, "--json"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, len(json.loads(done.stdout)), done.stderr) == (1, 2, "")
+    done = subprocess.run([script, "export", run / "x"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: {run / 'x'}: no such file or directory\n"
+
+
+def test_a_reader_that_leaves_early_is_no_error(run: Path) -> None:
+    """`sandgate sessions | head -0`."""
+    script = Path(sys.executable).with_name("sandgate")
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [script, "sessions", "--out", run], stdout=writing, stderr=subprocess.PIPE, check=False
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_help_of_every_command_fits_its_purpose() -> None:
+    said = ask("--help")
+    assert said.exit_code == 0
+    for command in app.registered_commands:
+        assert command.name is not None
+        assert command.name in said.stdout
+        helped = ask(command.name, "--help")
+        assert helped.exit_code == 0
+        if command.name != "gateway":
+            assert "--json" in helped.stdout, command.name
+
+
+CELLS = [(None, "-"), ("", "-"), (True, "yes"), (False, "no"), (0.25, "0.250"), (1234, "1,234"), ({}, "-"),
+         ({"a": 1}, "a 1"), ("x", "x")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("value", "shown"), CELLS)
+def test_cells(value: object, shown: str) -> None:
+    assert say.cell(value) == shown
