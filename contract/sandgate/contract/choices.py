@@ -1,0 +1,70 @@
+"""The enumerations of manifests: values are API, as written in YAML. (pure)"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class HistoryPolicy(StrEnum):
+    """What of a sampled turn stays in context."""
+
+    SAMPLED = "sampled"
+    """What was sampled, even thinking that a chat template would drop. Fewest forks."""
+    TEMPLATE = "template"
+    """What the chat template keeps; forks `history_rewritten_by_template` are then expected."""
+
+
+class EngineKind(StrEnum):
+    """Whose HTTP API the engine speaks."""
+
+    VLLM = "vllm"
+    SGLANG = "sglang"
+
+
+class Beside(StrEnum):
+    """How strongly gateways are placed on the engines' nodes."""
+
+    PREFERRED = "Preferred"
+    REQUIRED = "Required"
+    ANYWHERE = "Anywhere"
+
+
+class Backend(StrEnum):
+    """What runs an agent."""
+
+    POD = "Pod"
+    SANDBOX_CLAIM = "SandboxClaim"
+    """A claim on kubernetes-sigs/agent-sandbox."""
+    PROCESS = "Process"
+    """A local process of the driver: no isolation from the user's account, files and network."""
+
+
+class TaskDelivery(StrEnum):
+    """How an agent is given its task."""
+
+    ENV = "Env"
+    """Text in SANDGATE_PROMPT."""
+    FILE = "File"
+    """JSON in the file that SANDGATE_TASK_FILE names."""
+
+
+class Completion(StrEnum):
+    """What ends a session well."""
+
+    EXIT = "Exit"
+    """The agent's exit, code 0."""
+    COMPLETE = "Complete"
+    """A POST to the session's /complete; the sandbox is then stopped."""
+
+
+class RewardSource(StrEnum):
+    """Who gives the training reward."""
+
+    AGENT = "agent"
+    """The agent's own word: its termination message or the reward_info of /complete. Only for trusted agents."""
+    VERIFIER = "verifier"
+    """A container that runs after the agent and sees task and result."""
+    TRAINER = "trainer"
+    """The trainer, when it has the trajectories."""
+    EXIT_CODE = "exitCode"
+    """1.0 for exit code 0, else 0.0."""

@@ -1,0 +1,82 @@
+"""Names that cross doors, and every derived name, in one place. (pure)
+
+A derived name is a function of what it names: repeating an action meets the object it made before. Names go into
+URLs, file names, labels and Kubernetes object names, so each is a DNS label: 1 to 63 of `a-z0-9-`, an alphanumeric
+at both ends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import NewType
+
+JobName = NewType("JobName", str)
+"""metadata.name of a RolloutJob."""
+TaskUid = NewType("TaskUid", str)
+"""A task's own name, free text of up to 256 characters, unique in its job."""
+GroupName = NewType("GroupName", str)
+"""A DNS label for (job, task): names its Parquet file and labels its sessions."""
+SessionId = NewType("SessionId", str)
+"""A DNS label for (job, task, sample, attempt)."""
+GatewayName = NewType("GatewayName", str)
+"""Name of one gateway process or pod: `<job>-gateway-<index>`."""
+
+LABEL_MAX = 63
+"""Characters of a DNS label (RFC 1123), hence of a Kubernetes label value."""
+JOB_NAME_MAX = 52
+"""Leaves room for `-gateway-99` in a label."""
+SAMPLES_MAX = 65_536
+ATTEMPTS_MAX = 10_000
+UID_CHARS_MAX = 256
+
+LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+"""An RFC 1123 DNS label, its length apart."""
+
+_JOB_PART, _UID_PART, _HASH_PART = 21, 14, 12
+# The numbers have at most five digits each; together with four dashes it fits.
+assert _JOB_PART + _UID_PART + _HASH_PART + 5 + 5 + 4 <= LABEL_MAX
+assert JOB_NAME_MAX + len("-gateway-99") <= LABEL_MAX
+
+_NOT_LABEL = re.compile(r"[^a-z0-9]+")
+
+
+def slug(text: str, limit: int) -> str:
+    """What of `text` a person recognises, as part of a DNS label; `x` if nothing is left."""
+    return _NOT_LABEL.sub("-", text.lower()).strip("-")[:limit].strip("-") or "x"
+
+
+def short_hash(*parts: str) -> str:
+    """12 hex digits (48 bits) that tell apart what slugs do not. Parts are framed: ("ab", "c") is not ("a", "bc")."""
+    digest = hashlib.sha256()
+    for part in parts:
+        raw = part.encode("utf-8", "surrogatepass")
+        digest.update(len(raw).to_bytes(8, "little") + raw)
+    return digest.hexdigest()[:_HASH_PART]
+
+
+def group_name(job: str, uid: str) -> GroupName:
+    """`<job>-<slug of uid>-<hash of both>`."""
+    return GroupName(f"{slug(job, _JOB_PART)}-{slug(uid, _UID_PART)}-{short_hash(job, uid)}")
+
+
+def session_id(job: str, uid: str, sample: int, attempt: int) -> SessionId:
+    """`<group>-<sample>-<attempt>`: also the name of its AgentSession and the idempotency key of its creation."""
+    if not 0 <= sample < SAMPLES_MAX or not 0 <= attempt < ATTEMPTS_MAX:
+        raise ValueError(f"sample {sample} or attempt {attempt} is out of range")
+    return SessionId(f"{group_name(job, uid)}-{sample}-{attempt}")
+
+
+def pod_name(session: str) -> str:
+    """The sandbox of a session; a session is one attempt, so its name is enough."""
+    return session
+
+
+def gateway_name(job: str, index: int) -> GatewayName:
+    """One of the job's gateways."""
+    return GatewayName(f"{job}-gateway-{index}")
+
+
+def engine_name(job: str, index: int) -> str:
+    """One replica of a managed engine."""
+    return f"{job}-engine-{index}"

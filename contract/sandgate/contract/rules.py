@@ -1,0 +1,120 @@
+"""What a manifest field must be, as metadata on its type: checked by contract.schema, printed into the CRDs. (pure)
+
+Field rules stand in `Annotated[type, ...]`; rules about several fields stand in the class's `RULES`, printer columns
+in its `COLUMNS`. One statement serves three readers: the decoder, the OpenAPI schema and `kubectl explain`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Doc:
+    """Description for `kubectl explain` and the reference."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """The field's name in manifests, where it is not the camelCase of its Python name."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Inclusive bounds of a number."""
+
+    low: float | None = None
+    high: float | None = None
+    above: float | None = None
+    """Exclusive lower bound."""
+
+    def wrong(self, value: float) -> str | None:
+        if self.low is not None and value < self.low:
+            return f"{value} is below {self.low:g}"
+        if self.above is not None and value <= self.above:
+            return f"{value} is not above {self.above:g}"
+        if self.high is not None and value > self.high:
+            return f"{value} is above {self.high:g}"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Inclusive bounds of a length: characters, items or keys."""
+
+    low: int = 0
+    high: int | None = None
+
+    def wrong(self, value: str | tuple[Any, ...] | list[Any] | dict[str, Any]) -> str | None:
+        unit = "characters" if isinstance(value, str) else "entries"
+        if len(value) < self.low:
+            return (
+                "must not be empty"
+                if self.low == 1
+                else f"has {len(value)} {unit}; at least {self.low} are needed"
+            )
+        if self.high is not None and len(value) > self.high:
+            return f"has {len(value)} {unit}; at most {self.high} are allowed"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A whole-string regular expression (RE2 and Python alike), and how to say it to a person."""
+
+    regex: str
+    says: str
+
+    def wrong(self, value: str) -> str | None:
+        # fullmatch: Python's $ also matches before a final newline, RE2's does not.
+        return (
+            None
+            if re.fullmatch(self.regex.removeprefix("^").removesuffix("$"), value)
+            else f"{_short(value)} is not {self.says}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """For values that pass through as JSON: `wrong(value)` yields (path below the field, what is wrong)."""
+
+    find: Callable[[Any], tuple[str, str] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """Exactly one of these fields (Python names) is set."""
+
+    fields: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cel:
+    """A rule over a whole object. `holds` is the same rule in Python; None where it compares with the old object,
+    which only the API server can. `field` (manifest path below the object) is what the error names."""
+
+    rule: str
+    message: str
+    field: str = ""
+    holds: Callable[[Any], bool] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of `kubectl get`. `priority` 1 shows with `-o wide` only."""
+
+    name: str
+    path: str
+    type: str = "string"
+    priority: int = 0
+
+
+def _short(value: str) -> str:
+    return repr(value if len(value) <= 60 else value[:57] + "...")

@@ -1,0 +1,213 @@
+"""What is said about a session through the doors: create it, its handle, how it stands, how it ended. (pure)
+
+snake_case JSON of the control API (api.md section 2). Reading is lenient about further fields (a newer gateway may
+say more) and strict about those named here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any, Final
+
+from sandgate.contract.errors import FAILURE_CLASS, FailureClass, FailureReason, InvalidBody
+
+Json = Any
+
+OUTCOME_BYTES_MAX: Final = 4096
+"""Bytes of a container's termination message: Kubernetes keeps no more."""
+DETAIL_CHARS_MAX: Final = 1024
+"""Of a failure's text; it travels in records and conditions."""
+
+
+class SessionState(StrEnum):
+    """Where a session stands at its gateway."""
+
+    OPEN = "open"
+    COMPLETE = "complete"
+    """The agent said it is done; it takes no more turns."""
+    FINALIZED = "finalized"
+    ABORTED = "aborted"
+
+    @property
+    def ended(self) -> bool:
+        """Its tree is final."""
+        return self in (SessionState.FINALIZED, SessionState.ABORTED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSpec:
+    """Body of POST /v1/sessions. The same `session_id` again gives the same handle."""
+
+    session_id: str
+    uid: str = ""
+    """The task; sessions of one job and uid are a group."""
+    sample_index: int = 0
+    group_size: int = 1
+    job: str = ""
+    attempt: int = 0
+    model: str = ""
+    sampling: dict[str, Json] = field(default_factory=dict)
+    limits: dict[str, Json] = field(default_factory=dict)
+    reward_source: str = "trainer"
+    task: Json = None
+    metadata: dict[str, Json] = field(default_factory=dict)
+
+    def body(self) -> dict[str, Json]:
+        """As JSON, without what is left to the gateway."""
+        return {name: value for name, value in asdict(self).items() if value not in ("", None, {})}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionHandle:
+    """What an agent needs to reach its session. `repr` hides the keys: they belong in no log."""
+
+    session_id: str
+    base_url: str
+    anthropic_base_url: str
+    complete_url: str
+    reward_url: str
+    api_key: str = field(repr=False)
+    reward_key: str = field(repr=False)
+    expires_at: float
+    """Unix seconds."""
+
+    @classmethod
+    def of(cls, body: Json) -> SessionHandle:
+        """From the gateway's answer. Raises InvalidBody."""
+        value = _object(body, "session handle")
+        names = ("session_id", "base_url", "anthropic_base_url", "complete_url", "reward_url")
+        said = {name: _text(value, name) for name in (*names, "api_key", "reward_key")}
+        return cls(**said, expires_at=_number(value, "expires_at"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSummary:
+    """How a session stands: GET /v1/sessions/{id}."""
+
+    session_id: str
+    state: SessionState
+    job: str = ""
+    uid: str = ""
+    sample_index: int = 0
+    attempt: int = 0
+    group_size: int = 1
+    turns: int = 0
+    tokens: int = 0
+    """Unique tokens of its tree."""
+    sampled_tokens: int = 0
+    forks: dict[str, int] = field(default_factory=dict)
+    """ForkReason -> how often."""
+    in_flight: int = 0
+    limit_reached: str | None = None
+    """`turns`, `totalTokens` or `context`: what refused a turn."""
+    engine_errors: int = 0
+    """Turns that the engine failed, after all retries."""
+    reward: float | None = None
+    complete_info: dict[str, Json] | None = None
+    """reward_info of the agent's /complete."""
+    failure_class: str | None = None
+    failure_reason: str | None = None
+    created_at: float = 0.0
+    changed_at: float = 0.0
+    metadata: dict[str, Json] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, body: Json) -> SessionSummary:
+        """From the gateway's answer; absent fields have their defaults. Raises InvalidBody."""
+        value = _object(body, "session")
+        known = {name: value[name] for name in cls.__dataclass_fields__ if value.get(name) is not None}
+        known["session_id"] = _text(value, "session_id")
+        try:
+            known["state"] = SessionState(str(value.get("state")))
+        except ValueError as error:
+            raise InvalidBody(
+                f"state: {value.get('state')!r} is not a session state", field="state"
+            ) from error
+        return cls(**known)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionOutcome:
+    """How a session ended, as its driver saw it: what finalize is told. Ended well: no failure class."""
+
+    failure_reason: FailureReason | None = None
+    detail: str = ""
+    """For people, cut to DETAIL_CHARS_MAX."""
+    reward: float | None = None
+    reward_info: dict[str, Json] = field(default_factory=dict)
+    discount: float = 1.0
+
+    @property
+    def failure_class(self) -> FailureClass | None:
+        return None if self.failure_reason is None else FAILURE_CLASS[self.failure_reason]
+
+    def body(self, *, trajectories: bool = False) -> dict[str, Json]:
+        """Body of POST .../finalize. `trajectories`: answer with them."""
+        outcome: dict[str, Json] = {"complete": self.failure_reason is None}
+        if self.failure_reason is not None:
+            outcome["failure_class"] = FAILURE_CLASS[self.failure_reason].value
+            outcome["failure_reason"] = self.failure_reason.value
+            outcome["detail"] = self.detail[:DETAIL_CHARS_MAX]
+        body: dict[str, Json] = {"outcome": outcome, "trajectories": trajectories}
+        if self.reward is not None:
+            body |= {"reward": self.reward, "reward_info": self.reward_info, "discount": self.discount}
+        return body
+
+
+@dataclass(frozen=True, slots=True)
+class TerminationMessage:
+    """What a container left: `{"reward": number, "reward_info": object}`, or any other text."""
+
+    reward: float | None = None
+    reward_info: dict[str, Json] = field(default_factory=dict)
+    value: Json = None
+    """The whole message: its JSON value, or the text itself."""
+
+
+def parse_termination(raw: bytes) -> TerminationMessage:
+    """Never raises: what cannot be understood is text, without a reward. Only OUTCOME_BYTES_MAX bytes are looked at,
+    as Kubernetes keeps no more."""
+    text = raw[:OUTCOME_BYTES_MAX].decode("utf-8", "replace").strip()
+    if not text:
+        return TerminationMessage()
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return TerminationMessage(value=text)
+    if not isinstance(value, dict):
+        return TerminationMessage(value=value)
+    reward, info = value.get("reward"), value.get("reward_info")
+    return TerminationMessage(finite(reward), info if isinstance(info, dict) else {}, value)
+
+
+def finite(value: Json) -> float | None:
+    """`value` as a reward, or None if it is not a finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _object(body: Json, what: str) -> Mapping[str, Json]:
+    if not isinstance(body, Mapping):
+        raise InvalidBody(f"{what}: the gateway answered {type(body).__name__}, not an object")
+    return body
+
+
+def _text(value: Mapping[str, Json], name: str) -> str:
+    if not isinstance(value.get(name), str):
+        raise InvalidBody(f"{name}: the gateway left it out", field=name)
+    return str(value[name])
+
+
+def _number(value: Mapping[str, Json], name: str) -> float:
+    if not isinstance(value.get(name), int | float):
+        raise InvalidBody(f"{name}: the gateway left it out", field=name)
+    return float(value[name])

@@ -1,0 +1,1 @@
+"""What should run: pure plans, the same for every driver."""
