@@ -14,12 +14,12 @@ from scripts.generators.reasons import section
 
 PATH = "docs/reference/records.md"
 INTRO = f"""\
-<!-- Generated from contract/sandgate/contract/trajectory.py and trainer/sandgate/trainer/export/schema.py by `make fix`.
-     Do not edit. -->
+<!-- Generated from contract/sandgate/contract/trajectory.py and trainer/sandgate/trainer/export/schema.py
+     by `make fix`. Do not edit. -->
 # The trajectory record
 
-Schema version {trajectory.SCHEMA_VERSION}. One row is one root-to-leaf path of a session's tree: one training row. The same
-record travels as Arrow, Parquet, JSON lines, and in the control API's JSON.
+Schema version {trajectory.SCHEMA_VERSION}. One row is one root-to-leaf path of a session's tree: one training row.
+The same record travels as Arrow, Parquet, JSON lines, and in the control API's JSON.
 """
 LAW = """\
 ## Laws
@@ -27,7 +27,8 @@ LAW = """\
 * `response_logprobs`, `loss_mask` and `versions` have one entry per id in `response_ids`.
 * Where `loss_mask` is 1 the token was sampled by the policy in this session; its logprob and version are the engine's.
   Elsewhere they are 0.0 and -1.
-* A session's first trajectory that contains a sampled turn has mask 1 there; with `sharedNodes: once` its others have 0.
+* A sampled turn that several trajectories of a session share has mask 1 in the first of them only
+  (`sharedNodes: once`, the default).
 * JSON lines carry binary fields as base64; the control API leaves them out. JSON has no NaN: such a row is refused.
 """
 

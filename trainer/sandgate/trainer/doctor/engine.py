@@ -75,7 +75,9 @@ def check_engine(engine: Engine, *, positions: int = 0) -> Iterator[Finding]:
         if engine.codec is not None:
             yield from tokens(engine, engine.codec)
     except (httpx.HTTPError, KeyError, TypeError, IndexError, ValueError) as error:
-        yield fail("engine", f"answered something else: {error!r}", "is this a vLLM server? see its log")
+        yield fail(
+            "answers", f"not those of vLLM: {error!r}", "is this a vLLM server? see its version and log"
+        )
 
 
 def reachable(engine: Engine) -> Finding:
@@ -207,9 +209,10 @@ def logprobs_mode(engine: Engine) -> Finding:
 def top_logprobs(engine: Engine, temperature: float) -> dict[int, float]:
     """Token id -> logprob of the first sampled position's alternatives."""
     status, body = engine.generate(max_tokens=1, temperature=temperature, logprobs=TOP)
-    if status != 200:
+    content = body["choices"][0]["logprobs"]["content"] if status == 200 else []
+    if not content:
         return {}
-    entry = body["choices"][0]["logprobs"]["content"][0]
+    entry = content[0]
     return {
         one["token_id"]: float(one["logprob"])
         for one in [entry, *(entry.get("top_logprobs") or [])]
