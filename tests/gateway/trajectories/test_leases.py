@@ -1,0 +1,328 @@
+"""Leases: whole groups, one attempt per sample, at least once, nothing twice, nothing lost."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from sandgate.contract.errors import Conflict, NotFound
+from sandgate.gateway.journal.records import Completed, Opened, Sealed
+from sandgate.gateway.trajectories.leases import LeaseBook
+from tests.gateway.trajectories.books import TTL, Journalled
+
+
+@pytest.fixture
+def it() -> Journalled:
+    return Journalled()
+
+
+# --- which sessions make up a group
+
+MEMBERS: dict[str, tuple[list[str], tuple[str, ...]]] = {
+    "a group is whole when every sample is sealed": (["open 0.0 1.0", "seal 0.0 1.0"], ("q.0.0", "q.1.0")),
+    "a running sample is waited for": (["open 0.0 1.0", "seal 0.0"], ()),
+    "a sample that was never opened is waited for": (["open 0.0", "seal 0.0"], ()),
+    "a model's own failure counts": (["open 0.0 1.0", "seal 0.0", "policy 1.0"], ("q.0.0", "q.1.0")),
+    "an agent's crash counts": (["open 0.0 1.0", "seal 0.0", "agent 1.0"], ("q.0.0", "q.1.0")),
+    "an infrastructure failure does not": (["open 0.0 1.0", "seal 0.0", "infra 1.0"], ()),
+    "its next attempt does": (
+        ["open 0.0 1.0", "seal 0.0", "infra 1.0", "open 1.1", "seal 1.1"],
+        ("q.0.0", "q.1.1"),
+    ),
+    "an aborted session does not count": (["open 0.0 1.0", "seal 0.0", "abort 1.0"], ()),
+    "an attempt that is superseded does not count": (
+        ["open 0.0 1.0 1.1", "seal 0.0 1.0 1.1"],
+        ("q.0.0", "q.1.1"),
+    ),
+    "while a newer attempt runs its sample is not done": (["open 0.0 1.0 1.1", "seal 0.0 1.0"], ()),
+    "an older attempt that still runs is not waited for": (
+        ["open 0.0 1.0 1.1", "seal 0.0 1.1"],
+        ("q.0.0", "q.1.1"),
+    ),
+    "a newer attempt that failed by infrastructure gives way": (
+        ["open 0.0 1.0 1.1", "seal 0.0 1.0", "infra 1.1"],
+        ("q.0.0", "q.1.0"),
+    ),
+    "closing hands out what is good": (["open 0.0 1.0", "seal 0.0", "infra 1.0", "close"], ("q.0.0",)),
+    "closing does not wait for stragglers": (["open 0.0 1.0", "seal 0.0", "close"], ("q.0.0",)),
+    "a straggler that ends after closing is left out": (
+        ["open 0.0 1.0", "seal 0.0", "close", "seal 1.0"],
+        ("q.0.0",),
+    ),
+    "a group that is closed with nothing good is never offered": (
+        ["open 0.0", "infra 0.0", "close", "open 0.1", "seal 0.1"],
+        (),
+    ),
+}
+
+
+def play(it: Journalled, lines: list[str]) -> None:
+    for line in lines:
+        verb, *names = line.split()
+        sessions = [f"q.{name}" for name in names]
+        match verb:
+            case "open":
+                it.open(*sessions)
+            case "seal":
+                it.seal(*sessions)
+            case "abort":
+                it.seal(*sessions, aborted=True)
+            case "close":
+                it.close("q")
+            case failure:
+                it.seal(*sessions, failure=failure)
+
+
+@pytest.mark.parametrize(("lines", "sessions"), MEMBERS.values(), ids=MEMBERS)
+def test_a_whole_group(it: Journalled, lines: list[str], sessions: tuple[str, ...]) -> None:
+    play(it, lines)
+    assert it.lease() == sessions
+    assert it.replayed() == it.book
+
+
+def test_sessions_of_a_group_stand_in_order_of_sample(it: Journalled) -> None:
+    it.open("q.1.0", "q.0.0")
+    it.seal("q.1.0", "q.0.0")
+    assert it.lease() == ("q.0.0", "q.1.0")
+
+
+def test_the_same_task_of_two_jobs_is_two_groups(it: Journalled) -> None:
+    it.ended("q.0.0")
+    it.job = "other"
+    it.ended("q.1.0")
+    assert it.lease() == ()
+    assert it.lease(whole_groups=False, max_groups=2) == ("q.0.0", "q.1.0")
+
+
+def test_a_session_without_a_task_is_a_group_of_its_own() -> None:
+    book = LeaseBook()
+    for session in ("a", "b"):
+        book.fold(session, Opened(at=0.0, spec={"group_size": 8, "uid": ""}))
+        book.fold(session, Sealed(at=0.0))
+    record = book.lease("l", 0.0, ttl_s=TTL)
+    assert record is not None
+    assert record.sessions == ("a",)
+
+
+def test_a_mistaken_group_size_is_bounded(it: Journalled) -> None:
+    it.open("q.0.0", size=10**12)
+    assert next(iter(it.book.groups.values())).size == 65_536
+
+
+# --- what one lease takes
+
+
+def test_oldest_first_and_no_more_than_asked(it: Journalled) -> None:
+    for task in ("a", "b", "c"):
+        it.ended(f"{task}.0.0", f"{task}.1.0")
+    assert it.lease("l1", max_groups=2) == ("a.0.0", "a.1.0", "b.0.0", "b.1.0")
+    assert it.lease("l2", max_groups=2) == ("c.0.0", "c.1.0")
+    assert it.lease("l3") == ()
+
+
+def test_only_of_the_job_that_was_asked_for(it: Journalled) -> None:
+    it.ended("a.0.0", "a.1.0")
+    assert it.lease(job="other") == ()
+    assert it.lease(job="shop") == ("a.0.0", "a.1.0")
+
+
+TOKENS: dict[str, tuple[int | None, str]] = {
+    "without a limit all groups go": (None, "a.0.0 a.1.0 b.0.0 b.1.0 c.0.0 c.1.0"),
+    "groups go while their tokens fit": (400, "a.0.0 a.1.0 b.0.0 b.1.0"),
+    "a group is not split": (399, "a.0.0 a.1.0"),
+    "one that is too large alone goes alone": (1, "a.0.0 a.1.0"),
+}
+
+
+@pytest.mark.parametrize(("limit", "sessions"), TOKENS.values(), ids=TOKENS)
+def test_max_tokens(it: Journalled, limit: int | None, sessions: str) -> None:
+    for task in ("a", "b", "c"):
+        it.ended(f"{task}.0.0", f"{task}.1.0")
+    assert " ".join(it.lease(max_groups=9, max_tokens=limit, size=lambda session: 100)) == sessions
+
+
+def test_without_whole_groups_what_is_sealed_goes_and_the_rest_later(it: Journalled) -> None:
+    it.open("q.0.0", "q.1.0")
+    it.seal("q.0.0")
+    assert it.lease("l1", whole_groups=False) == ("q.0.0",)
+    it.seal("q.1.0")
+    assert it.lease("l2", whole_groups=False) == (), "two live leases never share a group"
+    it.ack("l1")
+    assert it.lease("l3", whole_groups=True) == ("q.1.0",)
+
+
+def test_a_lease_id_is_used_once(it: Journalled) -> None:
+    it.ended("q.0.0", "q.1.0")
+    it.lease("l1")
+    with pytest.raises(Conflict):
+        it.lease("l1")
+
+
+# --- expiry, ack, nack
+
+
+@pytest.fixture
+def leased(it: Journalled) -> Journalled:
+    it.ended("q.0.0", "q.1.0")
+    assert it.lease("l1") == ("q.0.0", "q.1.0")
+    return it
+
+
+def test_a_lease_that_is_not_acked_in_time_is_offered_again(leased: Journalled) -> None:
+    leased.now += TTL - 0.001
+    assert leased.lease("l2") == ()
+    leased.now += 0.001
+    assert leased.lease("l2") == ("q.0.0", "q.1.0")
+
+
+def test_an_ack_is_for_good_and_may_be_repeated(leased: Journalled) -> None:
+    assert leased.ack() == ("q.0.0", "q.1.0")
+    assert leased.ack() is None
+    leased.now += 10 * TTL
+    assert leased.ack() is None
+    assert leased.lease("l2") == ()
+
+
+def test_a_late_ack_is_fine_if_nobody_else_got_it(leased: Journalled) -> None:
+    leased.now += 10 * TTL
+    assert leased.ack() == ("q.0.0", "q.1.0")
+
+
+def test_a_late_ack_is_refused_once_another_got_it(leased: Journalled) -> None:
+    leased.now += TTL
+    leased.lease("l2")
+    with pytest.raises(Conflict, match=r"q\.0\.0, q\.1\.0"):
+        leased.ack("l1")
+    assert leased.ack("l2") == ("q.0.0", "q.1.0")
+    with pytest.raises(Conflict):
+        leased.ack("l1")
+
+
+def test_a_late_ack_may_name_what_is_still_its_own(it: Journalled) -> None:
+    it.ended("a.0.0", "a.1.0", "b.0.0", "b.1.0")
+    it.lease("l1", max_groups=2)
+    it.now += TTL
+    assert it.lease("l2") == ("a.0.0", "a.1.0")
+    with pytest.raises(Conflict):
+        it.ack("l1")
+    assert it.ack("l1", ["b.0.0", "b.1.0"]) == ("b.0.0", "b.1.0")
+
+
+def test_part_of_a_lease_may_be_acked(leased: Journalled) -> None:
+    assert leased.ack("l1", ["q.1.0"]) == ("q.1.0",)
+    assert leased.lease("l2") == (), "the rest is still leased"
+    leased.now += TTL
+    assert leased.lease("l3") == ("q.0.0",)
+
+
+def test_giving_back_offers_at_once(leased: Journalled) -> None:
+    assert leased.nack() is not None
+    assert leased.nack() is None
+    assert leased.lease("l2") == ("q.0.0", "q.1.0")
+    with pytest.raises(Conflict, match="given back"):
+        leased.ack("l1")
+
+
+def test_giving_back_keeps_what_was_acked(leased: Journalled) -> None:
+    leased.ack("l1", ["q.0.0"])
+    leased.nack()
+    assert leased.lease("l2") == ("q.1.0",)
+    assert leased.ack("l1", ["q.0.0"]) is None
+
+
+def test_unknown_names(leased: Journalled) -> None:
+    for act in (lambda: leased.ack("l9"), lambda: leased.nack("l9"), lambda: leased.ack("l1", ["q.9.0"])):
+        with pytest.raises(NotFound):
+            act()
+    with pytest.raises(NotFound):
+        leased.close("unknown")
+
+
+def test_closing_twice_is_closing_once(it: Journalled) -> None:
+    it.open("q.0.0")
+    assert it.close("q") is not None
+    assert it.close("q") is None
+
+
+# --- decided, but not yet durable
+
+
+def test_what_is_being_leased_is_not_offered_until_that_failed(it: Journalled) -> None:
+    it.ended("q.0.0", "q.1.0")
+    first = it.book.lease("l1", it.now, ttl_s=TTL)
+    assert first is not None
+    assert it.book.lease("l2", it.now, ttl_s=TTL) is None
+    it.book.undo(first)
+    assert it.replayed() == it.book
+    assert it.lease("l2") == ("q.0.0", "q.1.0")
+
+
+def test_what_is_being_acked_is_not_offered_until_that_failed(leased: Journalled) -> None:
+    leased.now += TTL
+    late = leased.book.ack("l1", leased.now)
+    assert late is not None
+    assert leased.lease("l2") == ()
+    leased.book.undo(late)
+    assert leased.replayed() == leased.book
+    assert leased.lease("l2") == ("q.0.0", "q.1.0")
+
+
+def test_what_is_being_leased_again_cannot_be_acked_late(leased: Journalled) -> None:
+    leased.now += TTL
+    again = leased.book.lease("l2", leased.now, ttl_s=TTL)
+    assert again is not None
+    with pytest.raises(Conflict):
+        leased.ack("l1")
+    leased.book.undo(again)
+    assert leased.ack("l1") == ("q.0.0", "q.1.0")
+
+
+# --- forgetting and compaction
+
+
+def test_only_a_finished_group_may_be_forgotten(leased: Journalled) -> None:
+    leased.open("r.0.0")
+    leased.seal("r.0.0", failure="infra")
+    leased.ack("l1", ["q.0.0"])
+    assert leased.book.disposable() == []
+    leased.ack("l1", ["q.1.0"])
+    assert leased.book.disposable() == ["q.0.0", "q.1.0"]
+    leased.close("r")
+    assert leased.book.disposable() == ["q.0.0", "q.1.0", "r.0.0"]
+
+
+def test_an_aborted_session_of_no_task_may_be_forgotten() -> None:
+    book = LeaseBook()
+    book.fold("a", Opened(at=0.0, spec={}))
+    assert book.disposable() == []
+    book.fold("a", Sealed(at=0.0, aborted=True))
+    assert book.disposable() == ["a"]
+
+
+def test_what_is_forgotten_leaves_nothing_behind(leased: Journalled) -> None:
+    leased.ack()
+    leased.close("q")
+    leased.book.forget([*leased.book.disposable(), "unknown"])
+    assert leased.book == LeaseBook()
+    assert leased.book.snapshot(leased.now) == []
+    with pytest.raises(NotFound):
+        leased.ack()
+
+
+def test_lease_records_of_forgotten_sessions_change_nothing(leased: Journalled) -> None:
+    leased.ack()
+    leased.nack()
+    book = LeaseBook()
+    for session, record in leased.log:
+        if not session:
+            book.fold(session, record)
+    assert book == LeaseBook()
+
+
+def test_other_records_change_nothing(it: Journalled) -> None:
+    it.open("q.0.0")
+    before = dataclasses.replace(it.replayed())
+    it.write("q.0.0", Completed(at=0.0))
+    it.write("unknown", Sealed(at=0.0))
+    assert it.book == before

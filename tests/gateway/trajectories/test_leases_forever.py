@@ -1,0 +1,170 @@
+"""Any history of sessions, leases, acks, failures and restarts: the laws of the lease book hold after each step."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from sandgate.contract.errors import Conflict
+from tests.gateway.trajectories.books import TTL, Journalled
+
+TASKS, SAMPLES, ATTEMPTS = ("a", "b", "c"), (0, 1), (0, 1, 2)
+
+
+class Forever(RuleBasedStateMachine):
+    """`self.it` is the book under test; the model keeps only what was told to whom, and judges."""
+
+    @initialize()
+    def start(self) -> None:
+        self.it = Journalled(size=len(SAMPLES))
+        self.number = 0
+        self.given: dict[str, tuple[tuple[str, ...], float]] = {}
+        """Lease -> (sessions, until), unless given back."""
+        self.acked: Counter[str] = Counter()
+        self.open: set[str] = set()
+        self.good: set[str] = set()
+
+    @rule(task=st.sampled_from(TASKS), sample=st.sampled_from(SAMPLES), attempt=st.sampled_from(ATTEMPTS))
+    def open_one(self, task: str, sample: int, attempt: int) -> None:
+        name = f"{task}.{sample}.{attempt}"
+        if name not in self.it.book.members:
+            self.it.open(name)
+            self.open.add(name)
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), how=st.sampled_from(["good", "good", "good", "infra", "aborted", "policy"]))
+    def seal_one(self, data: st.DataObject, how: str) -> None:
+        name = data.draw(st.sampled_from(sorted(self.open)))
+        self.it.seal(name, failure=how if how in ("infra", "policy") else None, aborted=how == "aborted")
+        self.open.discard(name)
+        if how in ("good", "policy"):
+            self.good.add(name)
+
+    @rule(whole=st.booleans(), groups=st.integers(1, 3), durable=st.booleans())
+    def lease(self, whole: bool, groups: int, durable: bool) -> None:
+        self.number += 1
+        name = f"l{self.number}"
+        record = self.it.book.lease(name, self.it.now, ttl_s=TTL, max_groups=groups, whole_groups=whole)
+        if record is None:
+            return
+        if not durable:
+            self.it.book.undo(record)
+            return
+        self.it.write("", record)
+        assert set(record.sessions) <= self.good, "only good sealed sessions are handed out"
+        assert not any(self.acked[session] for session in record.sessions), "nothing acked is handed out"
+        samples = [session.rpartition(".")[0] for session in record.sessions]
+        assert len(samples) == len(set(samples)), "one attempt per sample"
+        self.given[name] = (record.sessions, record.until)
+
+    @precondition(lambda self: self.given)
+    @rule(data=st.data(), part=st.booleans(), durable=st.booleans())
+    def ack(self, data: st.DataObject, part: bool, durable: bool) -> None:
+        name = data.draw(st.sampled_from(sorted(self.given)))
+        sessions = self.given[name][0][:1] if part else None
+        with contextlib.suppress(Conflict):
+            record = self.it.book.ack(name, self.it.now, sessions)
+            if record is not None and durable:
+                self.it.write("", record)
+                self.acked.update(record.sessions)
+            elif record is not None:
+                self.it.book.undo(record)
+            return
+        lost = [session for session in self.given[name][0] if self.owner(session) != name]
+        assert lost, "an ack is refused only if another lease was given something of it since"
+
+    def owner(self, session: str) -> str:
+        """The last lease that was given it."""
+        return [name for name, (sessions, _) in self.given.items() if session in sessions][-1]
+
+    @precondition(lambda self: self.given)
+    @rule(data=st.data())
+    def nack(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.given)))
+        self.it.nack(name)
+        del self.given[name]
+
+    @rule(task=st.sampled_from(TASKS))
+    def close(self, task: str) -> None:
+        if any(name.startswith(task) for name in self.it.book.members):
+            self.it.close(task)
+
+    @rule(seconds=st.sampled_from([1.0, TTL / 2, TTL]))
+    def time_passes(self, seconds: float) -> None:
+        self.it.now += seconds
+
+    @rule()
+    def restart(self) -> None:
+        self.it.book = self.it.replayed()
+
+    @rule()
+    def forget_what_is_done(self) -> None:
+        gone = self.it.book.disposable()
+        open_, good = self.open, self.good
+        assert not open_ & set(gone), "nothing that runs is forgotten"
+        counted = [name for name in gone if name in good and not self.acked[name]]
+        for name in counted:  # good, and yet never trained on: superseded, or late for a closed group
+            rivals = [other for other in gone if other.rpartition(".")[0] == name.rpartition(".")[0]]
+            closed = any(
+                group.closed is not None and name not in group.closed
+                for group in self.it.book.groups.values()
+                if name in {member.session for member in group.members()}
+            )
+            assert closed or any(self.acked[rival] for rival in rivals), f"{name} is lost"
+        self.it.book.forget(gone)
+        self.it.log = [(session, record) for session, record in self.it.log if session not in gone]
+        self.good -= set(gone)
+        for name, (sessions, until) in list(self.given.items()):
+            left = tuple(session for session in sessions if session not in gone)
+            if left:
+                self.given[name] = (left, until)
+            else:
+                del self.given[name]
+
+    @invariant()
+    def nothing_is_acked_twice(self) -> None:
+        assert all(count == 1 for count in self.acked.values())
+
+    @invariant()
+    def no_two_live_leases_share_a_group(self) -> None:
+        live = Counter(
+            task
+            for sessions, until in self.given.values()
+            if until > self.it.now
+            for task in {session.split(".")[0] for session in sessions if not self.acked[session]}
+        )
+        assert all(count == 1 for count in live.values()), live
+
+    @invariant()
+    def replay_and_compaction_give_the_same_book(self) -> None:
+        assert self.it.replayed() == self.it.book
+        compacted = self.it.compacted()
+        assert (compacted.members, compacted.groups) == (self.it.book.members, self.it.book.groups)
+        assert set(compacted.whole) == set(self.it.book.whole)
+        assert {k: (v.until, v.over) for k, v in compacted.leases.items()} == {
+            k: (v.until, v.over) for k, v in self.it.book.leases.items()
+        }
+
+    def teardown(self) -> None:
+        """Nothing is lost: once all is sealed, closed and expired, what counts can be leased and acked to the end."""
+        for name in sorted(self.open):
+            self.it.seal(name)
+        self.it.now += 2 * TTL
+        for task in TASKS:
+            if any(name.startswith(task) for name in self.it.book.members):
+                self.it.close(task)
+        self.it.lease("end", max_groups=len(TASKS))
+        if "end" in self.it.book.leases:
+            self.it.ack("end")
+        book = self.it.book
+        assert not book.whole
+        assert not book.partial
+        assert sorted(book.disposable()) == sorted(book.members)
+
+
+TestForever = Forever.TestCase
+TestForever.settings = settings(stateful_step_count=40)

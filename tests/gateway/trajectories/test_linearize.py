@@ -1,0 +1,259 @@
+"""A sealed forest -> rows: which leaves, which tokens, which masks, where it forked."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandgate.contract.errors import CorruptRecord, InvalidBody
+from sandgate.contract.trajectory import Trajectory
+from sandgate.gateway.journal.records import Rewarded, Sealed
+from sandgate.gateway.trajectories.linearize import Facts, leaves, linearize
+from tests.gateway.trajectories.forest import T, seen
+
+SPEC: dict[str, Any] = {
+    "job": "shop",
+    "uid": "q1",
+    "sample_index": 2,
+    "attempt": 1,
+    "model": "tiny",
+    "metadata": {"k": [1]},
+}
+
+
+def rows(
+    turns: list[T], *, delivered: set[str] | None = None, sealed: Sealed | None = None, **more: Any
+) -> list[Trajectory]:
+    return linearize(
+        turns,
+        session_id="s",
+        spec=SPEC,
+        sealed=sealed or Sealed(at=9.0),
+        delivered=seen(turns) if delivered is None else delivered,
+        **more,
+    )
+
+
+LEAVES: dict[str, tuple[list[T], set[str], list[str]]] = {
+    "nothing said, no row": ([], set(), []),
+    "one conversation is one row": ([T("a"), T("b", "a"), T("c", "b")], {"a", "b", "c"}, ["abc"]),
+    "rows stand in order of their leaf's commit": (
+        [T("a"), T("b", "a"), T("c", "a"), T("d", "b"), T("e")],
+        set("abcde"),
+        ["ac", "abd", "e"],
+    ),
+    "a leaf the agent never saw is left out": ([T("a"), T("b", "a")], {"a"}, ["a"]),
+    "its parent was extended, so it was seen": ([T("a"), T("b", "a")], set(), ["a"]),
+    "a turn never delivered but extended stays": ([T("a"), T("b", "a")], {"b"}, ["ab"]),
+    "of two siblings the undelivered one is left out": (
+        [T("a"), T("b", "a"), T("c", "a")],
+        {"a", "c"},
+        ["ac"],
+    ),
+    "an only turn stays although it was never delivered": ([T("a")], set(), ["a"]),
+    "if nothing was delivered the newest leaf stays": ([T("a"), T("b")], set(), ["b"]),
+    "a turn the engine aborted is left out": ([T("a"), T("b", "a", finish="abort")], {"a", "b"}, ["a"]),
+    "an aborted turn alone is no row": ([T("a", finish="abort")], {"a"}, []),
+    "an aborted turn that was extended stays": (
+        [T("a", finish="abort"), T("b", "a")],
+        {"a", "b"},
+        ["ab"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("turns", "delivered", "paths"), LEAVES.values(), ids=LEAVES)
+def test_leaves(turns: list[T], delivered: set[str], paths: list[str]) -> None:
+    assert ["".join(turn.id for turn in path) for path in leaves(turns, delivered)] == paths
+    assert ["".join(row.turn_ids) for row in rows(turns, delivered=delivered)] == paths
+
+
+def test_one_conversation_to_the_token() -> None:
+    turns = [T("a", given=2, made=2), T("b", "a", given=1, made=3, spans=((4, 0, 1), (5, 1, 3)))]
+    (row,) = rows(turns)
+    assert row.prompt_ids == array("i", [1000, 1001])
+    assert row.response_ids == array("i", [1500, 1501, 2000, 2500, 2501, 2502])
+    assert row.loss_mask == array("b", [1, 1, 0, 1, 1, 1])
+    assert row.versions == array("i", [1, 1, -1, 4, 5, 5])
+    assert row.response_logprobs == array(
+        "f", [-1000 / 8192, -1001 / 8192, 0.0, -2000 / 8192, -2001 / 8192, -2002 / 8192]
+    )
+    assert (row.turn_ids, row.turn_ends) == (("a", "b"), (2, 6))
+
+
+def test_a_shared_node_is_trained_once() -> None:
+    turns = [T("a", given=1, made=1), T("b", "a", given=1, made=1), T("c", "a", given=1, made=1)]
+    first, second = rows(turns)
+    assert first.loss_mask == array("b", [1, 0, 1])
+    assert second.loss_mask == array("b", [0, 0, 1])
+    assert second.versions == array("i", [-1, -1, 1])
+    assert list(second.response_logprobs)[:2] == [0.0, 0.0]
+    assert second.response_ids[0] == first.response_ids[0] == 1500, "the ids stay: they are the context"
+    assert second.turn_ends == (1, 3)
+
+
+def test_or_in_every_row_if_asked() -> None:
+    turns = [T("a", made=1), T("b", "a", given=1, made=1), T("c", "a", given=1, made=1)]
+    for row in rows(turns, sealed=Sealed(at=0.0, shared_nodes="every")):
+        assert row.loss_mask == array("b", [1, 0, 1])
+
+
+FORKS: dict[str, tuple[list[T], list[tuple[str, str]]]] = {
+    "the first conversation is no fork": ([T("a"), T("b", "a")], [("", "")]),
+    "a later root says why and left no turn": (
+        [T("a"), T("b", fork="new_root")],
+        [("", ""), ("new_root", "")],
+    ),
+    "a branch says why and what it left": (
+        [T("a"), T("b", "a"), T("c", "a", "assistant_edited"), T("d", "c")],
+        [("", ""), ("assistant_edited", "a")],
+    ),
+    "the fork is named although its row came first": (
+        [T("a"), T("b", "a"), T("c", "a", "tools_changed"), T("d", "b")],
+        [("tools_changed", "a"), ("", "")],
+    ),
+    "of two forks on a path the last one": (
+        [T("a"), T("b", fork="compaction"), T("c", "b"), T("d", "b", "retry_resampled")],
+        [("", ""), ("compaction", ""), ("retry_resampled", "b")],
+    ),
+}
+
+
+@pytest.mark.parametrize(("turns", "forks"), FORKS.values(), ids=FORKS)
+def test_forks(turns: list[T], forks: list[tuple[str, str]]) -> None:
+    assert [(row.fork_reason, row.parent_turn) for row in rows(turns)] == forks
+
+
+def test_what_a_row_says_beside_its_tokens() -> None:
+    turns = [T("a"), T("b", "a", finish="length", sampling={"temperature": 0.5})]
+    sealed = Sealed(
+        at=9.0,
+        failure_class="policy",
+        failure_reason="TurnLimit",
+        complete=False,
+        reward=0.5,
+        discount=0.5,
+        info={"who": "seal"},
+    )
+    facts = Facts(
+        model="m", renderer="r", engine="vllm", logprobs_mode="processed_logprobs", tokenizer_digest="d"
+    )
+    given_ = Rewarded(at=8.0, turn=None, reward=1.0, info={"who": "reward", "why": "half"})
+    (row,) = rows(
+        turns, sealed=sealed, rewarded=[given_], completed={"who": "agent", "score": 1}, facts=facts
+    )
+    assert row == Trajectory(
+        **{name: SPEC[name] for name in ("job", "uid", "sample_index", "attempt", "metadata")},
+        session_id="s",
+        trajectory_id=0,
+        prompt_ids=row.prompt_ids,
+        response_ids=row.response_ids,
+        response_logprobs=row.response_logprobs,
+        loss_mask=row.loss_mask,
+        versions=row.versions,
+        turn_ids=("a", "b"),
+        turn_ends=(3, 8),
+        reward=0.5,
+        turn_rewards=(0.25, 0.5),
+        reward_info={"who": "seal", "why": "half", "score": 1},
+        finish_reason="length",
+        failure_class="policy",
+        failure_reason="TurnLimit",
+        complete=False,
+        model="m",
+        renderer="r",
+        engine="vllm",
+        logprobs_mode="processed_logprobs",
+        sampling={"temperature": 0.5},
+        tokenizer_digest="d",
+        created_at=9.0,
+    )
+
+
+def test_a_spec_that_says_nothing_is_enough() -> None:
+    (row,) = linearize(
+        [T("a")], session_id="s", spec={"uid": None}, sealed=Sealed(at=0.0), delivered=(), facts=None
+    )
+    assert (row.uid, row.sample_index, row.reward, row.turn_rewards) == ("", 0, None, ())
+
+
+def test_nothing_of_an_aborted_session_is_trained_on() -> None:
+    assert rows([T("a")], sealed=Sealed(at=0.0, aborted=True)) == []
+
+
+REFUSED: dict[str, tuple[list[T], Sealed, type[Exception], str]] = {
+    "a parent that is unknown": ([T("b", "a")], Sealed(at=0.0), CorruptRecord, "turn b: its parent a"),
+    "a parent that came later": ([T("b", "a"), T("a")], Sealed(at=0.0), CorruptRecord, "turn b"),
+    "versions with a hole": ([T("a", spans=((1, 0, 2),))], Sealed(at=0.0), CorruptRecord, "turn a"),
+    "shared nodes some other way": (
+        [T("a")],
+        Sealed(at=0.0, shared_nodes="never"),
+        InvalidBody,
+        "once or every",
+    ),
+    "a reward that is no number": ([T("a")], Sealed(at=0.0, reward=float("nan")), InvalidBody, "finite"),
+}
+
+
+@pytest.mark.parametrize(("turns", "sealed", "error", "text"), REFUSED.values(), ids=REFUSED)
+def test_refused(turns: list[T], sealed: Sealed, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        rows(turns, sealed=sealed)
+
+
+@st.composite
+def forests(draw: st.DrawFn) -> list[T]:
+    """Up to 12 turns, each below any earlier one or a root."""
+    turns: list[T] = []
+    for number in range(draw(st.integers(1, 12))):
+        parent = draw(st.sampled_from([None, *(turn.id for turn in turns)]))
+        turns.append(
+            T(
+                chr(ord("a") + number),
+                parent,
+                given=draw(st.integers(0, 3)),
+                made=draw(st.integers(0, 3)),
+                finish=draw(st.sampled_from(["stop", "stop", "length", "abort"])),
+                version=number,
+            )
+        )
+    return turns
+
+
+@given(turns=forests(), data=st.data())
+def test_every_seen_token_is_trained_exactly_once(turns: list[T], data: st.DataObject) -> None:
+    delivered = data.draw(st.sets(st.sampled_from([turn.id for turn in turns])))
+    out = rows(turns, delivered=delivered)
+    by_id = {turn.id: turn for turn in turns}
+    trained: list[int] = []
+    for row in out:
+        path = [by_id[name] for name in row.turn_ids]
+        told = [token for at, turn in enumerate(path) for part in _parts(at, turn) for token in part]
+        assert list(row.response_ids) == told
+        assert row.prompt_ids == path[0].context
+        for token, mask, logprob, version in zip(
+            row.response_ids, row.loss_mask, row.response_logprobs, row.versions, strict=True
+        ):
+            if mask:
+                trained.append(token)
+                made_by = by_id[chr(ord("a") + token // 1000 - 1)]
+                assert logprob == made_by.logprobs[token % 1000 - 500]
+                assert version == made_by.version
+            else:
+                assert (logprob, version) == (0.0, -1)
+    on_rows = {name for row in out for name in row.turn_ids}
+    assert sorted(trained) == sorted(token for name in on_rows for token in by_id[name].ids)
+    extended = {turn.parent for turn in turns}
+    must = {turn.id for turn in turns if turn.finish != "abort" and turn.id in delivered} | (
+        extended - {None}
+    )
+    assert must <= on_rows, "what the agent saw is in some row"
+    assert [row.trajectory_id for row in out] == list(range(len(out)))
+
+
+def _parts(at: int, turn: T) -> tuple[Any, ...]:
+    return (turn.context, turn.ids) if at else (turn.ids,)
