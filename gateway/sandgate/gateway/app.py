@@ -1,0 +1,196 @@
+"""Composition root: the only place that opens clients, threads and files.
+
+`python -m sandgate.gateway.app --config FILE` (see config.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+import uvloop
+
+from sandgate.contract.errors import BadManifest, SandgateError
+from sandgate.gateway.config import Config, load, read_secret
+from sandgate.gateway.core import Core
+from sandgate.gateway.engine.api import Engine
+from sandgate.gateway.engine.vllm import VllmEngine
+from sandgate.gateway.journal.sqlite import SqliteStore
+from sandgate.gateway.journal.store import Store
+from sandgate.gateway.metrics import Metrics
+from sandgate.gateway.sessions import Sessions
+from sandgate.gateway.tokens.api import Codec
+from sandgate.gateway.tokens.load import load_codec
+from sandgate.gateway.turn import Turns
+from sandgate.gateway.web.auth import Gate
+from sandgate.gateway.web.server import Front
+
+KEEP_ALIVE_S = 75
+"""Idle connections; agents think and run tools between turns, and a new TLS-less connection is cheap anyway."""
+SHUTDOWN_S = 5
+"""After the drain: connections that still do not end are cut."""
+WINDOW_FALLBACK = 4_096
+"""Tokens, where neither the config nor the engine tells."""
+
+log = logging.getLogger("sandgate.gateway")
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """A running core and its ASGI app."""
+
+    core: Core
+    app: Front
+
+
+@asynccontextmanager
+async def gateway(
+    config: Config,
+    *,
+    origin: str,
+    engine: Engine | None = None,
+    store: Store | None = None,
+    codec: Codec | None = None,
+    now: Callable[[], float] = time.time,
+) -> AsyncIterator[Gateway]:
+    """Open everything, replay the journal, yield; close in reverse, also on error. Parts given are not closed."""
+    async with AsyncExitStack() as stack:
+        secret = read_secret(Path(config.secret_file))
+        if store is None:
+            store = await SqliteStore.open(Path(config.journal))
+            stack.push_async_callback(store.aclose)
+        if codec is None:
+            codec = load_codec(
+                Path(config.model.tokenizer),
+                renderer=config.model.renderer,
+                history=config.model.history_policy,
+                template_kwargs=dict(config.model.template_kwargs),
+                model_name=config.model.name,
+            )
+        sessions = Sessions(store, now, config.limits.sessions)
+        sessions.replay()
+        if engine is None:
+            engine = await VllmEngine.connect(
+                config.engine.urls,
+                model=config.engine.model or config.model.name,
+                logprobs_mode=config.engine.logprobs_mode,
+                timeout_s=config.engine.timeout_s,
+                vocab_size=_vocabulary(config, codec),
+                version_now=lambda: sessions.version,
+            )
+            stack.push_async_callback(engine.aclose)
+        metrics = Metrics()
+        turns = Turns(config, sessions, engine, codec, metrics, _new_id, _window(config, engine))
+        stack.callback(turns.pool.shutdown, wait=False, cancel_futures=True)
+        core = Core(config, Gate(secret, now), sessions, turns, engine, metrics, origin, _new_id())
+        yield Gateway(core, Front(core))
+
+
+def _new_id() -> str:
+    """24 hex characters; names turns, sessions, request attempts."""
+    return os.urandom(12).hex()
+
+
+def _vocabulary(config: Config, codec: Codec) -> int:
+    """Ids the engine may sample: checkpoints pad their output layer beyond the tokenizer's ids."""
+    try:
+        said = json.loads((Path(config.model.tokenizer) / "config.json").read_bytes())
+        padded = int(said.get("vocab_size") or said.get("text_config", {}).get("vocab_size") or 0)
+    except (OSError, ValueError, AttributeError):
+        padded = 0
+    return max(codec.vocab_size, padded)
+
+
+def _window(config: Config, engine: Engine) -> int:
+    told = config.model.max_model_len
+    facts = getattr(engine, "facts", None)
+    known = facts.max_model_len if facts is not None else 0
+    if told and known and told > known:
+        raise BadManifest(
+            f"model.max_model_len: {told} is more than the engine's {known}", field="model.max_model_len"
+        )
+    return told or known or WINDOW_FALLBACK
+
+
+def _socket(config: Config) -> socket.socket:
+    """Bound, not listening: nobody is answered before the journal is replayed, yet callers may queue on an fd."""
+    if config.listen.fd is not None:
+        return socket.socket(fileno=config.listen.fd)
+    sock = socket.socket(socket.AF_INET6 if ":" in config.listen.host else socket.AF_INET)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind((config.listen.host, config.listen.port))
+    return sock
+
+
+async def serve(config: Config) -> None:
+    """Serve until SIGTERM or SIGINT, then drain: running turns finish, new ones get 503."""
+    sock = _socket(config)
+    host, port = sock.getsockname()[:2]
+    origin = config.origin or f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
+    async with gateway(config, origin=origin.rstrip("/")) as running:
+        server = _Server(
+            uvicorn.Config(
+                running.app,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                server_header=False,
+                date_header=False,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=SHUTDOWN_S,
+                ws="none",
+            )
+        )
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        serving = asyncio.ensure_future(server.serve([sock]))
+        stopping = asyncio.ensure_future(stop.wait())
+        log.info("listening on %s", origin)
+        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not serving.done():
+            done = await running.core.turns.drain(config.limits.drain_s)
+            log.info("drained" if done else "drain timed out; running turns are cut")
+        server.should_exit = True
+        stopping.cancel()
+        await serving
+
+
+class _Server(uvicorn.Server):
+    """Signals are the drain's, above."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit code 0 after a drain, 2 for a bad config."""
+    parser = argparse.ArgumentParser(prog="sandgate gateway", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, help="JSON file, see sandgate.gateway.config")
+    args = parser.parse_args(argv)
+    try:
+        config = load(args.config)
+        logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+        uvloop.run(serve(config))
+    except SandgateError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
