@@ -12,7 +12,6 @@ import pytest
 
 from sandgate.contract import errors
 from sandgate.contract.errors import (
-    BadRequest,
     Conflict,
     CorruptRecord,
     EngineFailed,
@@ -24,10 +23,11 @@ from sandgate.contract.errors import (
     Unavailable,
 )
 from sandgate.contract.trajectory import to_json
+from sandgate.gateway.client import Lease
 from sandgate.trainer import client as client_module
 from sandgate.trainer import control, rollouts
 from sandgate.trainer.client import AsyncRolloutClient, Retries, RolloutClient
-from sandgate.trainer.control import ARROW, Answer, Lease
+from sandgate.trainer.control import ARROW, Answer
 from sandgate.trainer.export.arrow import to_ipc
 from tests.trainer.trajectories import exact, trajectory
 
@@ -106,7 +106,7 @@ FOREIGN: dict[str, tuple[httpx.Response, type[SandgateError]]] = {
         Overloaded,
     ),
     "a path that is not there": (httpx.Response(404, json={"detail": "Not Found"}), NotFound),
-    "an unknown status": (httpx.Response(418, json={"error": "teapot"}), BadRequest),
+    "an unknown status": (httpx.Response(418, json={"error": "teapot"}), SandgateError),
     "a reason from a newer gateway": (answer(409, {}, x_sandgate_reason="Novel"), Conflict),
     "JSON that is none": (
         httpx.Response(500, text="{", headers={"content-type": "application/json"}),
@@ -248,9 +248,12 @@ def test_listing_follows_the_pages() -> None:
     ]
 
 
-ROWS = [trajectory(1), trajectory(0)]
+ROWS = [trajectory(0), trajectory(1)]
 LEASES: dict[str, httpx.Response] = {
-    "JSON": answer(200, {"lease_id": "l1", "until": 9.0, "trajectories": [to_json(row) for row in ROWS]}),
+    "JSON": answer(
+        200,
+        {"lease_id": "l1", "until": 9.0, "sessions": ["a"], "trajectories": [to_json(row) for row in ROWS]},
+    ),
     "Arrow": httpx.Response(
         200,
         content=to_ipc(ROWS),
@@ -264,8 +267,11 @@ def test_a_lease_is_read_from_either_form(said: httpx.Response) -> None:
     with sync(Gateway(said)) as client:
         lease = client.lease(max_groups=2)
     assert lease is not None
-    assert (lease.id, lease.until) == ("l1", 9.0)
-    assert [exact(row) for row in lease.groups["shop", "q1"]] == [exact(trajectory(0)), exact(trajectory(1))]
+    assert (lease.lease_id, lease.until) == ("l1", 9.0)
+    assert [exact(row) for row in lease.groups()["shop", "q1"]] == [
+        exact(trajectory(0)),
+        exact(trajectory(1)),
+    ]
 
 
 STRANGE: dict[str, tuple[Callable[[RolloutClient], Any], httpx.Response]] = {
@@ -329,15 +335,17 @@ class Offers:
         return self.leases.pop(0) if self.leases else None
 
     async def ack(self, lease: Lease) -> None:
-        self.log.append(f"ack {lease.id}")
+        self.log.append(f"ack {lease.lease_id}")
 
     async def nack(self, lease: Lease) -> None:
-        self.log.append(f"nack {lease.id}")
+        self.log.append(f"nack {lease.lease_id}")
 
 
 async def test_groups_are_acked_when_their_block_ends_and_given_back_when_it_raises() -> None:
     offers = Offers(
-        Lease("l1", 1.0, (trajectory(1), trajectory(0))), None, Lease("l2", 1.0, (trajectory(0),))
+        Lease("l1", 1.0, ("a", "b"), (trajectory(0), trajectory(1))),
+        None,
+        Lease("l2", 1.0, ("a",), (trajectory(0),)),
     )
     seen = []
 
@@ -348,7 +356,9 @@ async def test_groups_are_acked_when_their_block_ends_and_given_back_when_it_rai
                 if len(seen) == 2:
                     raise RuntimeError("out of memory")
 
-    offers.leases.insert(1, Lease("l3", 1.0, ()))  # every session failed: nothing to train on, still acked
+    offers.leases.insert(
+        1, Lease("l3", 1.0, ("a",), ())
+    )  # every session failed: nothing to train on, still acked
     with pytest.raises(RuntimeError, match="out of memory"):
         await train()
     assert (seen, offers.log) == ([[0, 1], []], ["ack l1", "nack l3"])
@@ -356,13 +366,14 @@ async def test_groups_are_acked_when_their_block_ends_and_given_back_when_it_rai
 
 async def test_groups_end_when_nothing_came_for_long_enough() -> None:
     found = [
-        group.lease.id async for group in rollouts.groups(Offers(Lease("l1", 1.0, ())), ttl_s=1.0, idle_s=0.0)
+        group.lease.lease_id
+        async for group in rollouts.groups(Offers(Lease("l1", 1.0, ("a",), ())), ttl_s=1.0, idle_s=0.0)
     ]
     assert found == ["l1"]
 
 
 async def test_an_explicit_ack_is_the_only_one() -> None:
-    offers = Offers(Lease("l1", 1.0, ()))
+    offers = Offers(Lease("l1", 1.0, ("a",), ()))
     async for group in rollouts.groups(offers, ttl_s=1.0, idle_s=0.0):
         async with group:
             await group.ack()

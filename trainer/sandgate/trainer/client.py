@@ -21,9 +21,11 @@ from typing import Any, Self, TypeVar
 import httpx
 
 from sandgate.contract.errors import SandgateError, Unavailable
+from sandgate.contract.session import SessionHandle
 from sandgate.contract.trajectory import Json, Trajectory
+from sandgate.gateway.client import Lease
 from sandgate.trainer import control, leasing
-from sandgate.trainer.control import Answer, Call, Lease, SessionHandle
+from sandgate.trainer.control import Answer, Call
 from sandgate.trainer.rollouts import Group, groups
 
 T = TypeVar("T")
@@ -61,14 +63,13 @@ def _request(call: Call[Any], timeout_s: float) -> dict[str, Any]:
 
 
 def _answer(response: httpx.Response) -> Answer:
-    headers = {key.lower(): value for key, value in response.headers.items()}
     body = response.content
-    is_json = headers.get("content-type", "").startswith("application/json")
+    is_json = response.headers.get("content-type", "").startswith("application/json")
     try:
         value = json.loads(body) if is_json and body else None
     except ValueError:  # a proxy's idea of JSON; what is read from it decides
         value = None
-    return Answer(response.status_code, headers, body, value)
+    return Answer(response.status_code, response.headers, body, value)
 
 
 def _lost(call: Call[Any], error: httpx.HTTPError) -> tuple[Unavailable, bool]:
@@ -202,11 +203,11 @@ class AsyncRolloutClient:
 
     async def ack(self, lease: Lease) -> None:
         """These are trained on, or stored: never offered again. Idempotent."""
-        await self.call(control.ack(lease.id))
+        await self.call(control.ack(lease.lease_id))
 
     async def nack(self, lease: Lease) -> None:
         """Give them back at once."""
-        await self.call(control.nack(lease.id))
+        await self.call(control.nack(lease.lease_id))
 
     def groups(
         self, *, job: str | None = None, ttl_s: float = leasing.TTL_S, idle_s: float | None = None
@@ -356,11 +357,11 @@ class RolloutClient:
 
     def ack(self, lease: Lease) -> None:
         """Never offered again. Idempotent."""
-        self.call(control.ack(lease.id))
+        self.call(control.ack(lease.lease_id))
 
     def nack(self, lease: Lease) -> None:
         """Give them back at once."""
-        self.call(control.nack(lease.id))
+        self.call(control.nack(lease.lease_id))
 
     def close_group(self, uid: str, *, job: str = "") -> None:
         """No more sessions count for this task: what is there is its group."""

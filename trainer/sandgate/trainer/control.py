@@ -11,7 +11,6 @@ from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
 from sandgate.contract.errors import (
-    BadRequest,
     CorruptRecord,
     EngineFailed,
     InvalidBody,
@@ -19,13 +18,13 @@ from sandgate.contract.errors import (
     SandgateError,
     Unavailable,
 )
+from sandgate.contract.session import SessionHandle
 from sandgate.contract.trajectory import Json, Trajectory, from_json
+from sandgate.gateway.client import error_of
 
 T = TypeVar("T")
 
 ARROW = "application/vnd.apache.arrow.stream"
-MESSAGE_CHARS_MAX = 500
-"""Of an answer that is no error of ours, quoted in the error made of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ class Answer:
 
     status: int
     headers: Mapping[str, str]
-    """Keys in lower case."""
+    """Looked up whatever their case."""
     body: bytes
     json: Json
 
@@ -57,47 +56,13 @@ class Call(Generic[T]):
     """Statuses over 400 that `read` understands."""
 
 
-@dataclass(frozen=True, slots=True)
-class SessionHandle:
-    """What an agent is given: where to talk, and with which key."""
-
-    session_id: str
-    base_url: str
-    """For OpenAI clients; ends in /v1."""
-    anthropic_base_url: str
-    complete_url: str
-    reward_url: str
-    api_key: str = field(repr=False)
-    reward_key: str = field(repr=False)
-    expires_at: float
-    """Unix seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """Trajectories that are ours until `until`; not acked by then, they are offered again."""
-
-    id: str
-    until: float
-    """Unix seconds, by the gateway's clock."""
-    trajectories: tuple[Trajectory, ...]
-
-    @property
-    def groups(self) -> dict[tuple[str, str], list[Trajectory]]:
-        """(job, uid) -> the group's trajectories: by sample, then by trajectory id."""
-        found: dict[tuple[str, str], list[Trajectory]] = {}
-        for one in sorted(
-            self.trajectories, key=lambda row: (row.sample_index, row.attempt, row.trajectory_id)
-        ):
-            found.setdefault((one.job, one.uid), []).append(one)
-        return found
-
-
 def create(spec: Mapping[str, Json]) -> Call[SessionHandle]:
     """A session; the same `session_id` again gives the same handle. Raises InvalidBody without one: a repeat would
     make a second session."""
     _named(spec)
-    return Call(method="POST", path="/v1/sessions", json=dict(spec), read=lambda answer: _handle(answer.json))
+    return Call(
+        method="POST", path="/v1/sessions", json=dict(spec), read=lambda answer: SessionHandle.of(answer.json)
+    )
 
 
 def create_many(specs: Sequence[Mapping[str, Json]]) -> Call[list[SessionHandle]]:
@@ -108,7 +73,7 @@ def create_many(specs: Sequence[Mapping[str, Json]]) -> Call[list[SessionHandle]
         method="POST",
         path="/v1/sessions",
         json=[dict(spec) for spec in specs],
-        read=lambda answer: [_handle(one) for one in answer.json],
+        read=lambda answer: [SessionHandle.of(one) for one in answer.json],
     )
 
 
@@ -220,16 +185,14 @@ def _json(answer: Answer) -> Any:
     return answer.json
 
 
-def _handle(value: dict[str, Json]) -> SessionHandle:
-    return SessionHandle(**{name: value[name] for name in SessionHandle.__dataclass_fields__})
-
-
 def read(call: Call[T], answer: Answer) -> T:
     """What the answer means. Raises the contract's error for its reason, CorruptRecord if it is not what was agreed."""
     if answer.status >= 400 and answer.status not in call.also:
-        raise error_of(answer)
+        raise error_of(answer.status, answer.headers, answer.body)
     try:
         return call.read(answer)
+    except InvalidBody as error:
+        raise CorruptRecord(f"{call.method} {call.path}: {error}") from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptRecord(f"{call.method} {call.path} answered something else: {error!r}") from error
 
@@ -239,44 +202,3 @@ def may_retry(call: Call[Any], error: SandgateError) -> bool:
     return isinstance(error, Overloaded | Unavailable) or (
         call.repeatable and isinstance(error, EngineFailed)
     )
-
-
-def error_of(answer: Answer) -> SandgateError:
-    """The exception that the gateway raised: its class by `x-sandgate-reason`, else by status."""
-    said = answer.json.get("error") if isinstance(answer.json, dict) else None
-    body: dict[str, Json] = said if isinstance(said, dict) else {}
-    message = str(body.get("message") or answer.body[:MESSAGE_CHARS_MAX].decode("utf-8", "replace"))
-    kind = _BY_REASON.get(answer.headers.get("x-sandgate-reason", "")) or _by_status(answer.status)
-    # Some classes are made from numbers that only the gateway knows; what matters here is class, text and field.
-    error = kind.__new__(kind, message)
-    Exception.__init__(error, message or f"HTTP {answer.status}")
-    if isinstance(error, BadRequest):
-        error.field = body.get("param")
-    if isinstance(error, Overloaded | Unavailable):
-        error.retry_after = _seconds(answer.headers.get("retry-after"))
-    return error
-
-
-def _by_status(status: int) -> type[SandgateError]:
-    if status in _BY_STATUS:
-        return _BY_STATUS[status]
-    if status in (502, 504):  # a proxy between us
-        return EngineFailed
-    return BadRequest if status < 500 else SandgateError
-
-
-def _seconds(text: str | None) -> float:
-    try:
-        return max(0.0, float(text or "1"))
-    except ValueError:  # an HTTP date
-        return 1.0
-
-
-def _tree_of(kind: type[SandgateError]) -> list[type[SandgateError]]:
-    return [kind, *(below for child in kind.__subclasses__() for below in _tree_of(child))]
-
-
-_BY_REASON = {kind.reason: kind for kind in _tree_of(SandgateError)}
-_BY_STATUS: dict[int, type[SandgateError]] = {}
-for _kind in _tree_of(SandgateError):
-    _BY_STATUS.setdefault(_kind.status, _kind)  # parents come first: 400 is BadRequest

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from sandgate.contract.trajectory import from_json
-from sandgate.trainer.control import ARROW, Answer, Call, Lease
+from sandgate.gateway.client import Lease
+from sandgate.trainer.control import ARROW, Answer, Call
 from sandgate.trainer.export.arrow import from_ipc
 
 TTL_S = 300.0
@@ -31,9 +32,14 @@ def lease(job: str | None, max_groups: int, max_tokens: int | None, ttl_s: float
 def _read(answer: Answer) -> Lease | None:
     if answer.headers.get("content-type", "").startswith(ARROW):
         named, until = answer.headers.get(LEASE_HEADER), answer.headers[UNTIL_HEADER]
-        return Lease(named, float(until), tuple(from_ipc(answer.body))) if named else None
+        rows = tuple(from_ipc(answer.body))
+        return (
+            Lease(named, float(until), tuple(dict.fromkeys(row.session_id for row in rows)), rows)
+            if named
+            else None
+        )
     found = answer.json
     if found["lease_id"] is None:
         return None
     rows = tuple(from_json(one) for one in found["trajectories"])
-    return Lease(str(found["lease_id"]), float(found["until"]), rows)
+    return Lease(str(found["lease_id"]), float(found["until"]), tuple(map(str, found["sessions"])), rows)

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from sandgate.contract.trajectory import Trajectory
-from sandgate.trainer.control import Lease
+from sandgate.gateway.client import Lease
 
 POLL_S = 0.5
 """Between two questions for a group while there is none; a rollout takes seconds to minutes."""
@@ -41,7 +41,7 @@ class Group:
     job: str
     uid: str
     trajectories: tuple[Trajectory, ...]
-    """By sample, then by trajectory id. Empty if no session of the group gave anything to train on."""
+    """In the gateway's order: by sample, then by trajectory id. Empty if no session of the group gave anything to train on."""
     lease: Lease
     client: Leaser = field(repr=False)
     settled: bool = False
@@ -83,7 +83,7 @@ async def groups(
     while True:
         lease = await client.lease(job=job, max_groups=1, ttl_s=ttl_s)
         if lease is not None:
-            rows = [row for found in lease.groups.values() for row in found]
+            rows = [row for found in lease.groups().values() for row in found]
             named = rows[0] if rows else None
             yield Group(named.job if named else "", named.uid if named else "", tuple(rows), lease, client)
             last = loop.time()
