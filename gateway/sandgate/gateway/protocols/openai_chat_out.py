@@ -12,7 +12,7 @@ from sandgate.gateway.conversation.ids import call_id
 from sandgate.gateway.conversation.messages import Reply
 from sandgate.gateway.protocols.base import Choice, Context, Tokens, Usage
 from sandgate.gateway.protocols.openai_errors import error_json
-from sandgate.gateway.protocols.sse import DONE, event
+from sandgate.gateway.protocols.sse import DONE, event, text_json
 from sandgate.gateway.tokens.api import CallDelta, ParseDelta, ReasoningDelta, TextDelta
 
 _JSON = msgspec.json.Encoder()
@@ -147,12 +147,12 @@ class ChatStream:
         """One chunk."""
         match delta:
             case TextDelta(text):
-                said = b'{"content":' + _encode(text) + b"}"
+                said = b'{"content":' + text_json(text) + b"}"
             case ReasoningDelta(text):
-                raw = _encode(text)
+                raw = text_json(text)
                 said = b'{"reasoning_content":' + raw + b',"reasoning":' + raw + b"}"
             case CallDelta(index, name, arguments):
-                said = self._call(choice, index, name, _encode(arguments))
+                said = self._call(choice, index, name, text_json(arguments))
             case _:
                 assert_never(delta)
         return self._heads[choice] + said + (self._tail_with(tokens) if tokens else self._tail)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 DONE = b"data: [DONE]\n\n"
 """How OpenAI's streams end."""
 
@@ -9,3 +11,19 @@ DONE = b"data: [DONE]\n\n"
 def event(data: bytes, name: bytes = b"") -> bytes:
     """One event. `data` is JSON on one line: it holds no line break, so it needs no splitting."""
     return b"event: " + name + b"\ndata: " + data + b"\n\n" if name else b"data: " + data + b"\n\n"
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def text_json(text: str) -> bytes:
+    """A JSON string that stays on one line for every client: some split lines where Unicode does, not only where SSE
+    does (Python's `str.splitlines`, so httpx's `iter_lines`)."""
+    raw = _encode(text)
+    if raw.isascii():
+        return raw
+    return (
+        raw.replace(b"\xe2\x80\xa8", b"\\u2028")
+        .replace(b"\xe2\x80\xa9", b"\\u2029")
+        .replace(b"\xc2\x85", b"\\u0085")
+    )
