@@ -297,15 +297,11 @@ def test_a_session_without_a_name_is_refused_by_the_pure_call() -> None:
 
 def test_an_error_made_from_numbers_is_made_without_them() -> None:
     """The client does not know the numbers, only the text."""
-    found = control.error_of(
-        Answer(
-            400,
-            {"x-sandgate-reason": "PromptTooLong"},
-            b"",
-            {"error": {"message": "too long", "param": "messages"}},
-        )
-    )
-    assert isinstance(found, PromptTooLong)
+    body = {"error": {"message": "too long", "param": "messages"}}
+    headers = httpx.Headers({"X-Sandgate-Reason": "PromptTooLong"})
+    with pytest.raises(PromptTooLong) as caught:
+        control.read(control.status(), Answer(400, headers, json.dumps(body).encode(), body))
+    found = caught.value
     assert (str(found), found.field, found.status) == ("too long", "messages", 400)
 
 
@@ -365,10 +361,8 @@ async def test_groups_are_acked_when_their_block_ends_and_given_back_when_it_rai
 
 
 async def test_groups_end_when_nothing_came_for_long_enough() -> None:
-    found = [
-        group.lease.lease_id
-        async for group in rollouts.groups(Offers(Lease("l1", 1.0, ("a",), ())), ttl_s=1.0, idle_s=0.0)
-    ]
+    offers = Offers(Lease("l1", 1.0, ("a",), ()))
+    found = [group.lease.lease_id async for group in rollouts.groups(offers, ttl_s=1.0, idle_s=0.0)]
     assert found == ["l1"]
 
 

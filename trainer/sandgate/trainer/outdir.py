@@ -7,7 +7,6 @@ from pathlib import Path
 
 from sandgate.contract.errors import NotFound
 from sandgate.contract.trajectory import Trajectory
-from sandgate.trainer.export.arrow import read_parquet
 
 TRAJECTORIES = "trajectories.parquet"
 
@@ -25,4 +24,6 @@ def trajectories_file(out: Path) -> Path:
 
 def trajectories(out: Path) -> Iterator[Trajectory]:
     """Of a finished run, or of a Parquet file. Raises NotFound, NewerRecord, CorruptRecord."""
+    from sandgate.trainer.export.arrow import read_parquet  # loads Arrow
+
     return read_parquet(trajectories_file(out))

@@ -41,7 +41,7 @@ class Group:
     job: str
     uid: str
     trajectories: tuple[Trajectory, ...]
-    """In the gateway's order: by sample, then by trajectory id. Empty if no session of the group gave anything to train on."""
+    """In the gateway's order: by sample, then by trajectory id. Empty if no session gave anything to train on."""
     lease: Lease
     client: Leaser = field(repr=False)
     settled: bool = False

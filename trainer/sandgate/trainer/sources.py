@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from sandgate.contract.errors import InvalidBody
 from sandgate.contract.trajectory import Json
-from sandgate.trainer.client import Retries, RolloutClient
 from sandgate.trainer.trees import Tree
 
-ASK = Retries(attempts=2)
+if TYPE_CHECKING:
+    from sandgate.trainer.client import RolloutClient
+
+ATTEMPTS = 2
 """A person is waiting: say soon that nobody answers."""
 
 
@@ -36,12 +38,17 @@ class Live:
     key: str
 
     def sessions(self, job: str) -> Iterator[dict[str, Json]]:
-        with RolloutClient(self.url, self.key, retries=ASK) as client:
+        with self.client() as client:
             yield from client.sessions(job=job or None)
 
     def tree(self, session_id: str, *, text: bool) -> Tree:
-        with RolloutClient(self.url, self.key, retries=ASK) as client:
+        with self.client() as client:
             return client.tree(session_id, text=text)
+
+    def client(self) -> RolloutClient:
+        from sandgate.trainer.client import Retries, RolloutClient  # loaded by the command that needs it
+
+        return RolloutClient(self.url, self.key, retries=Retries(attempts=ATTEMPTS))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import httpx
 import typer
 from rich.table import Table
 from rich.text import Text
@@ -14,6 +13,9 @@ from rich.text import Text
 from sandgate.contract.errors import InvalidBody
 from sandgate.trainer.cli import say
 from sandgate.trainer.doctor.findings import Finding, as_rows
+
+if TYPE_CHECKING:
+    import httpx
 
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
 
@@ -42,6 +44,8 @@ def examine(
     folder: Path | None, url: str | None, transport: httpx.BaseTransport | None = None
 ) -> Iterator[Finding]:
     """What all checks found. Raises InvalidBody if there is nothing to check."""
+    import httpx
+
     from sandgate.trainer.doctor.engine import TIMEOUT_S, Engine, check_engine
     from sandgate.trainer.doctor.model import Model, check_model, positions
 

@@ -10,8 +10,6 @@ import typer
 
 from sandgate.trainer import outdir
 from sandgate.trainer.cli import say
-from sandgate.trainer.export.arrow import write_parquet
-from sandgate.trainer.export.jsonl import write_jsonl
 
 
 class Format(StrEnum):
@@ -19,9 +17,6 @@ class Format(StrEnum):
 
     PARQUET = "parquet"
     JSONL = "jsonl"
-
-
-WRITERS = {Format.PARQUET: write_parquet, Format.JSONL: write_jsonl}
 
 
 def export(
@@ -33,9 +28,13 @@ def export(
     json: say.AsJson = False,
 ) -> None:
     """Write the trajectories of a run (DIR, or a Parquet file) in another format. The file is whole or not there."""
+    from sandgate.trainer.export.arrow import write_parquet
+    from sandgate.trainer.export.jsonl import write_jsonl
+
+    write = {Format.PARQUET: write_parquet, Format.JSONL: write_jsonl}[format]
     source = outdir.trajectories_file(out)
     target = to or source.with_suffix(f".{format}")
-    rows = WRITERS[format](target, outdir.trajectories(source))
+    rows = write(target, outdir.trajectories(source))
     if json:
         say.as_json({"path": str(target), "format": str(format), "trajectories": rows})
     else:
