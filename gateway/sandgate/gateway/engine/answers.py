@@ -129,6 +129,18 @@ class Step:
     """(weight version label, start, end), as told; None if the engine does not report them."""
     cached_tokens: int = 0
 
+    def check(self, vocab_size: int = 0) -> None:
+        """Raises EngineFailed for sentinels, NaN, infinities, positive logprobs, a missing one, ids that do not exist."""
+        if len(self.ids) != len(self.logprobs):
+            raise EngineFailed(f"the engine answered {len(self.ids)} ids and {len(self.logprobs)} logprobs")
+        if not self.ids:
+            return
+        # A sum is NaN or infinite as soon as one of its terms is: three passes in C instead of one in Python.
+        told = self.logprobs
+        good = isfinite(sum(told)) and min(told) > SENTINEL and max(told) <= POSITIVE_MAX
+        if not good or min(self.ids) < 0 or (vocab_size and max(self.ids) >= vocab_size):
+            raise EngineFailed(_culprit(self.ids, told, vocab_size))
+
 
 def read(
     body: bytes | memoryview, door: Door, *, top: int = 0, vocab_size: int = 0, allow_positive: bool = False
@@ -149,7 +161,7 @@ def read(
         raise EngineFailed(f"the engine failed: {words[:500]}")
     step = _step(answer.choices[0], top) if answer.choices else Step()
     if not allow_positive:
-        _check(step, vocab_size)
+        step.check(vocab_size)
     if answer.usage is not None and answer.usage.prompt_tokens_details is not None:
         step.cached_tokens = answer.usage.prompt_tokens_details.cached_tokens or 0
     return step
@@ -223,18 +235,6 @@ def _finish(told: str | None) -> Finish | None:
     if told not in FINISHES:
         raise EngineFailed(f"the engine ended with {told!r}, which is none of stop, length, abort")
     return FINISHES[told]
-
-
-def _check(step: Step, vocab_size: int) -> None:
-    """Sentinels, NaN, infinities, positive logprobs, ids that do not exist."""
-    if not step.ids:
-        return
-    # A sum is NaN or infinite as soon as one of its terms is: three passes in C instead of one in Python.
-    good = (
-        isfinite(sum(step.logprobs)) and min(step.logprobs) > SENTINEL and max(step.logprobs) <= POSITIVE_MAX
-    )
-    if not good or min(step.ids) < 0 or (vocab_size and max(step.ids) >= vocab_size):
-        raise EngineFailed(_culprit(step.ids, step.logprobs, vocab_size))
 
 
 def _culprit(ids: Sequence[int], logprobs: Sequence[float | None], vocab_size: int = 0) -> str:

@@ -1,0 +1,121 @@
+"""The weight-update controls of vLLM servers (VLLM_SERVER_DEV_MODE=1), on all replicas at once.
+
+A swap, measured at 0.06-0.09 s for a tiny model, in the middle of a generation too:
+
+    pause("keep") -> reload_weights(path) -> update_weight_version("step-8") -> reset_prefix_cache() -> resume()
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Literal
+
+import msgspec
+import orjson
+
+from sandgate.contract.errors import EngineFailed, EngineUnavailable
+from sandgate.gateway.engine.transport import Lost, Transport
+from sandgate.gateway.engine.wire import words_of
+
+CONTROL_S = 300.0
+"""Seconds one step may take: `wait` drains long generations, and weights of hundreds of GB take minutes to load."""
+
+
+class _Paused(msgspec.Struct):
+    is_paused: bool
+
+
+class _Info(msgspec.Struct):
+    weight_version: str
+
+
+class EngineControl:
+    """Every method acts on all replicas at once, and raises if one of them did not do it: EngineUnavailable if it does
+    not answer, EngineFailed if it refuses. Then the replicas may disagree; `resume` is safe to repeat."""
+
+    def __init__(self, urls: Sequence[str], *, api_key: str = "") -> None:
+        self.urls = tuple(dict.fromkeys(url.rstrip("/") for url in urls))
+        self._http = Transport(api_key=api_key)
+
+    async def __aenter__(self) -> EngineControl:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close connections."""
+        await self._http.aclose()
+
+    async def pause(self, mode: Literal["abort", "wait", "keep"] = "keep") -> None:
+        """abort: running generations end now (the gateway takes them up again); wait: they end first; keep: they
+        freeze, and go on after `resume` with the new weights."""
+        await self._all("POST", "/pause", params={"mode": mode})
+
+    async def resume(self) -> None:
+        """Generate again."""
+        await self._all("POST", "/resume")
+
+    async def is_paused(self) -> list[bool]:
+        """One entry per replica."""
+        return [each.is_paused for each in await self._told("/is_paused", _Paused)]
+
+    async def update_weight_version(self, version: int | str) -> None:
+        """Label tokens sampled from now on; the engine does not derive it from the weights."""
+        await self._all("POST", "/update_weight_version", {"new_version": str(version)})
+
+    async def weight_versions(self) -> list[str]:
+        """The label of each replica."""
+        return [each.weight_version for each in await self._told("/weight_info", _Info)]
+
+    async def reset_prefix_cache(self) -> None:
+        """Forget what old weights computed. Needed after every swap, unless cache salts tell versions apart."""
+        await self._all("POST", "/reset_prefix_cache")
+
+    async def reload_weights(self, path: str) -> None:
+        """Load a checkpoint folder that every replica can read.
+
+        On CPU with tied embeddings vLLM 0.32 leaves the output head at the old weights, silently.
+        """
+        await self._all(
+            "POST", "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}}
+        )
+
+    async def _told(self, path: str, kind: type[Any]) -> list[Any]:
+        try:
+            return [msgspec.json.decode(body, type=kind) for body in await self._all("GET", path)]
+        except msgspec.DecodeError as error:
+            raise EngineFailed(f"{path}: {error}") from error
+
+    async def _all(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        params: dict[str, str] | None = None,
+    ) -> list[bytes]:
+        """Every replica's answer, in order; all are asked even if one fails."""
+        asked = (self._one(method, url, path, body, params) for url in self.urls)
+        results = await asyncio.gather(*asked, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return [result for result in results if isinstance(result, bytes)]
+
+    async def _one(
+        self, method: str, url: str, path: str, body: dict[str, Any] | None, params: dict[str, str] | None
+    ) -> bytes:
+        packed = None if body is None else orjson.dumps(body)
+        try:
+            answer = await self._http.ask(method, url + path, body=packed, params=params, timeout_s=CONTROL_S)
+        except Lost as error:
+            raise EngineUnavailable(f"{url}{path}: {error}") from error
+        if answer.status == 404:
+            raise EngineFailed(f"{url}{path}: no such endpoint; start vLLM with VLLM_SERVER_DEV_MODE=1")
+        if answer.status != 200:
+            raise EngineFailed(f"{url}{path} answers {answer.status}: {words_of(answer.body)}")
+        return answer.body
