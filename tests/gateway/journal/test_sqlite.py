@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import queue
 import shutil
 import signal
 import sqlite3
@@ -18,11 +19,12 @@ import pytest
 
 from sandgate.contract.errors import Conflict, CorruptRecord, JournalUnavailable, NewerRecord
 from sandgate.gateway.journal import rows
-from sandgate.gateway.journal.records import TurnCommitted
-from sandgate.gateway.journal.sqlite import SqliteStore
+from sandgate.gateway.journal.groups import Group, Job
+from sandgate.gateway.journal.records import TurnCommitted, encode
+from sandgate.gateway.journal.sqlite import SqliteStore, _open, _Writer
 from sandgate.gateway.journal.store import StoreStatus
 from tests.gateway.journal import disks
-from tests.gateway.journal.places import Clock
+from tests.gateway.journal.places import Clock, OnDisk
 from tests.gateway.journal.samples import turn
 
 ROOT = Path(__file__).parents[3]
@@ -142,6 +144,14 @@ async def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
         await SqliteStore.open(tmp_path / "nowhere" / "j")
 
 
+async def test_a_record_that_was_moved_is_damage(tmp_path: Path) -> None:
+    await make(tmp_path / "j", "a", "b", "c")
+    for old, new in ((1, 0), (2, 1), (0, 2)):
+        sql(tmp_path / "j", f"UPDATE records SET seq = {new} WHERE seq = {old}")
+    with pytest.raises(CorruptRecord, match="record 1: "):
+        await SqliteStore.open(tmp_path / "j")
+
+
 async def test_pages_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
     await make(tmp_path / "j", *(f"t{n}" for n in range(200)))
     raw = bytearray((tmp_path / "j").read_bytes())
@@ -150,6 +160,28 @@ async def test_pages_that_do_not_fit_together_are_refused(tmp_path: Path) -> Non
     (tmp_path / "j").write_bytes(raw)
     with pytest.raises(CorruptRecord):
         await SqliteStore.open(tmp_path / "j")
+
+
+# --- the writer by itself
+
+
+def test_what_was_queued_before_a_failure_was_known_is_refused(tmp_path: Path) -> None:
+    """No thread: the loop has not run yet when the second group is taken."""
+    told: list[Group] = []
+    disk = OnDisk(tmp_path)
+    writer = _Writer(_open(disk.path), queue.SimpleQueue(), told.append)
+    record = (encode(turn("a")),)
+    with disk.broken():
+        failed = writer.attempt([Job("s", record)])
+    assert (failed.epoch, len(failed.refused)) == (1, 1)
+    behind = writer.attempt([Job("s", record), Job("t", record, sync=False)])
+    assert [job.session for job in behind.refused] == ["s"]
+    assert (behind.error, behind.kept) == ("queued behind a write that failed", 1)
+    after = writer.attempt([Job("u", record, epoch=1)])
+    assert [job.session for job in after.done] == ["t", "u"]
+    writer.jobs.put(None)
+    writer.run()
+    assert told[-1].last
 
 
 # --- processes

@@ -38,6 +38,10 @@ CASES: dict[str, tuple[list[str], Rewards, float | None, float, dict[str, float]
     "it flows back along the child that was continued last": (
         ["ab", "acd"], {}, 1.0, 0.5, {"a": 0.25, "b": 1.0, "c": 0.5, "d": 1.0}, {"b": 1.0, "d": 1.0},
     ),
+    "also if that child was the first": (
+        ["abd", "ac", "abe"], {}, 1.0, 0.5,
+        {"a": 0.25, "b": 0.5, "c": 1.0, "d": 1.0, "e": 1.0}, {"d": 1.0, "c": 1.0, "e": 1.0},
+    ),
     "own rewards of all children add up": (
         ["ab", "ac"], {"b": 1.0, "c": 2.0}, None, 0.5, {"a": 1.5, "b": 1.0, "c": 2.0}, {"b": 0.5, "c": 1.0},
     ),

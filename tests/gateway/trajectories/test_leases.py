@@ -231,6 +231,25 @@ def test_giving_back_keeps_what_was_acked(leased: Journalled) -> None:
     assert leased.ack("l1", ["q.0.0"]) is None
 
 
+def test_giving_back_late_takes_nothing_from_the_next(leased: Journalled) -> None:
+    leased.now += TTL
+    leased.lease("l2")
+    leased.nack("l1")
+    assert leased.lease("l3") == ()
+    assert leased.ack("l2") == ("q.0.0", "q.1.0")
+
+
+def test_closing_keeps_the_attempt_that_was_acked(it: Journalled) -> None:
+    it.ended("q.0.0")
+    it.lease("l1", whole_groups=False)
+    it.ack("l1")
+    it.ended("q.0.1", "q.1.0")
+    it.close("q")
+    assert it.lease("l2") == ("q.1.0",)
+    it.ack("l2")
+    assert it.book.disposable() == ["q.0.0", "q.0.1", "q.1.0"]
+
+
 def test_unknown_names(leased: Journalled) -> None:
     for act in (lambda: leased.ack("l9"), lambda: leased.nack("l9"), lambda: leased.ack("l1", ["q.9.0"])):
         with pytest.raises(NotFound):
