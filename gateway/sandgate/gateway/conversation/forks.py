@@ -72,7 +72,13 @@ def name(
     echoed = _branch(parent, by_echo).said if parent else []
     mine = [*echoed, *rest]
     common, overlap, same_head, _, at = max(
-        (shared := _common(one.said, mine), _overlap(one.said, mine), one.head == head, len(one.said) > shared, at)
+        (
+            shared := _common(one.said, mine),
+            _overlap(one.said, mine),
+            one.head == head,
+            len(one.said) > shared,
+            at,
+        )
         for at, one in enumerate(branches)
     )
     if not common and not overlap:

@@ -71,6 +71,7 @@ class Turn:
     notes: tuple[str, ...]
     top: tuple[tuple[tuple[int, float], ...], ...]
     at: float
+    created: int
 
 
 def turn_of(record: TurnCommitted, number: int) -> Turn:
@@ -101,4 +102,5 @@ def turn_of(record: TurnCommitted, number: int) -> Turn:
         notes=record.notes,
         top=record.top,
         at=record.at,
+        created=record.created or int(record.at),
     )

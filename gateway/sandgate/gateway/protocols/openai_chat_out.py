@@ -12,7 +12,7 @@ from sandgate.gateway.conversation.ids import call_id
 from sandgate.gateway.conversation.messages import Reply
 from sandgate.gateway.protocols.base import Choice, Context, Tokens, Usage
 from sandgate.gateway.protocols.openai_errors import error_json
-from sandgate.gateway.protocols.sse import DONE, event, text_json
+from sandgate.gateway.protocols.sse import DONE, event, one_line, text_json
 from sandgate.gateway.tokens.api import CallDelta, ParseDelta, ReasoningDelta, TextDelta
 
 _JSON = msgspec.json.Encoder()
@@ -122,14 +122,13 @@ class ChatStream:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._envelope = _encode(
-            {
-                "id": response_id(context),
-                "object": "chat.completion.chunk",
-                "created": context.created,
-                "model": context.model,
-            }
-        )[:-1]
+        envelope = {
+            "id": response_id(context),
+            "object": "chat.completion.chunk",
+            "created": context.created,
+            "model": context.model,
+        }
+        self._envelope = one_line(_encode(envelope))[:-1]
         self._heads = [
             b"data: " + self._envelope + b',"choices":[{"index":%d,"delta":' % index
             for index in range(len(context.turns))
@@ -166,7 +165,7 @@ class ChatStream:
             % (
                 index,
                 call,
-                _encode(name),
+                text_json(name),
                 arguments,
             )
         )
@@ -174,7 +173,7 @@ class ChatStream:
     def _tail_with(self, tokens: Tokens) -> bytes:
         if not self._context.logprobs:
             return self._tail
-        said = _encode(_logprobs(tokens, self._context))
+        said = one_line(_encode(_logprobs(tokens, self._context)))
         return b',"logprobs":' + said + b',"finish_reason":null}]' + self._usage + b"}\n\n"
 
     def tokens(self, tokens: Tokens, choice: int = 0) -> bytes:

@@ -1,0 +1,133 @@
+"""Any body is understood or refused: `python -m tests.fuzz.fuzz_protocols [SEED] [N]`.
+
+Fast and dumb, so that a million bodies take minutes: good bodies (the golden requests) are cut, spliced and retyped, as
+bytes or as values, and given to every adapter. What is understood also goes through matching, which must not fail
+either. The only exception that may come out is a SandgateError; any other one is raised here with its body.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sandgate.contract.errors import BadRequest, SandgateError
+from sandgate.gateway.conversation.tree import Tree
+from sandgate.gateway.protocols.table import ADAPTERS
+
+SEEDS = Path(__file__).parents[1] / "golden"
+TOKENS = [
+    *(b"null true false NaN -Infinity 0 -1 1e999 1.0 [] {} [ ] { } , : \"".split()),
+    *(b"\\ud83d \\udd5d \\u0000 \\\\ \\\" \xff \xc3\x28 \xe2\x80\xa8 \xef\xbb\xbf".split()),
+    b"9" * 400, b"[" * 2000, b'{"a":' * 2000, b'""', b'"text"', b'"type":', b'"role":"tool"', b'"content":', b" \n",
+]  # fmt: skip
+VALUES: list[Any] = [
+    None, True, False, 0, -1, 1, 2**63, -(2**63) - 1, 10**40, 1.5, -0.0, 1e300, "", "auto", "user", "text", "\u2028",
+    "x" * 300, [], {}, [None], [[]], {"type": "text"}, {"type": "function"}, {"name": "f"}, [{"type": "image_url"}],
+]  # fmt: skip
+EDITS_MAX = 3
+BYTES_SHARE = 0.3
+"""Edited as bytes; most of these are no JSON any more, and go no further than the reader."""
+
+
+class Escaped(Exception):
+    """An adapter raised something else; the body says what for."""
+
+    def __init__(self, adapter: str, body: bytes) -> None:
+        super().__init__(f"{adapter}: {body!r}")
+        self.body = body
+
+
+def run(seed: int, n: int) -> Counter[str]:
+    """Feed n bodies to every adapter. Returns how many were understood, and refused for which reason."""
+    chance = random.Random(seed)
+    seeds = [path.read_bytes() for path in sorted(SEEDS.glob("*/*/request.json"))]
+    values = [msgspec.json.decode(raw) for raw in seeds]
+    seen: Counter[str] = Counter()
+    for _ in range(n):
+        at = chance.randrange(len(seeds))
+        body = _bytes(seeds[at], chance) if chance.random() < BYTES_SHARE else _value(values[at], chance)
+        for name, adapter in ADAPTERS.items():
+            try:
+                request = adapter.decode(body, {})
+                Tree().find(request)
+                seen["understood"] += 1
+            except BadRequest as error:
+                if not error.field or not adapter.error_body(error):
+                    raise Escaped(name, body) from error
+                seen[error.reason] += 1
+            except SandgateError as error:
+                seen[error.reason] += 1
+            except Exception as error:
+                raise Escaped(name, body) from error
+    return seen
+
+
+def _bytes(body: bytes, chance: random.Random) -> bytes:
+    """Cut, repeat, flip, put in a token."""
+    for _ in range(chance.randint(1, EDITS_MAX)):
+        at = chance.randrange(len(body) + 1)
+        match chance.randrange(5):
+            case 0:
+                body = body[:at] + chance.choice(TOKENS) + body[at:]
+            case 1:
+                body = body[:at] + chance.choice(TOKENS) + body[at + chance.randint(1, 12) :]
+            case 2:
+                body = body[:at] + body[at + chance.randint(1, 30) :]
+            case 3:
+                body = body[:at] + bytes([chance.randrange(256)]) + body[at + 1 :]
+            case _:
+                end = at + chance.randint(1, 60)
+                body = body[:end] + body[at:end] + body[end:]
+    return body
+
+
+def _value(value: Any, chance: random.Random) -> bytes:
+    """Good JSON with other values in it."""
+    value = _copy(value)
+    for _ in range(chance.choice((1, 1, EDITS_MAX))):
+        _retype(value, chance)
+    return msgspec.json.encode(value)
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _copy(item) for name, item in value.items()}
+    return [_copy(item) for item in value] if isinstance(value, list) else value
+
+
+def _retype(value: Any, chance: random.Random) -> None:
+    """Go down a random way; replace, drop, repeat or move what is there."""
+    while True:
+        keys = list(value) if isinstance(value, dict) else range(len(value))
+        if not keys:
+            return
+        key = chance.choice(keys)
+        below = value[key]
+        if isinstance(below, dict | list) and below and chance.random() < 0.75:
+            value = below
+            continue
+        match chance.randrange(4):
+            case 0 if isinstance(value, dict):
+                del value[key]
+            case 1 if isinstance(value, dict):
+                value[chance.choice(keys)] = below
+            case 1:
+                value.append(_copy(below))
+            case _:
+                value[key] = _copy(chance.choice(VALUES))
+        return
+
+
+def main(seed: str = "0", n: str = "1000000") -> None:
+    """Print what came of it."""
+    for reason, count in run(int(seed), int(n)).most_common():
+        print(f"{count:>9} {reason}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
