@@ -152,6 +152,7 @@ async def serve(config: Config) -> None:
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=SHUTDOWN_S,
                 ws="none",
+                proxy_headers=False,
             )
         )
         stop = asyncio.Event()
