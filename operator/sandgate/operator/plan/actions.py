@@ -1,0 +1,281 @@
+"""What a plan sees and what it says: observed state in, actions out. (pure)
+
+Every action is idempotent: its object's name is derived from `Ref`, so a repeat meets what the first one made.
+Times are unix seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeAlias
+
+from sandgate.contract.errors import FailureClass, FailureReason
+from sandgate.contract.job import RolloutJobSpec
+from sandgate.contract.names import SessionId, session_id
+from sandgate.contract.session import SessionOutcome, SessionSummary, TerminationMessage
+from sandgate.contract.status import RolloutJobStatus
+
+NO_MESSAGE = TerminationMessage()
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Ref:
+    """One attempt at one sample of one task."""
+
+    job: str
+    uid: str
+    sample: int
+    attempt: int
+
+    @property
+    def name(self) -> SessionId:
+        """Session id at the gateway, name of its AgentSession and of its sandbox."""
+        return session_id(self.job, self.uid, self.sample, self.attempt)
+
+
+# -- what is seen of a session ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a container or process ended."""
+
+    at: float
+    code: int | None = None
+    """None if it was killed by a signal or never ran."""
+    signal: int | None = None
+    reason: FailureReason | None = None
+    """What the sandbox itself knows (OOMKilled, Evicted, NodeLost, ImageError, StartFailed)."""
+    detail: str = ""
+    message: TerminationMessage = NO_MESSAGE
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A container or process: the agent or the verifier."""
+
+    asked_at: float
+    started_at: float | None = None
+    """None while it is being made."""
+    exit: Exit | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """An order to stop the agent. `reason` None: it has completed."""
+
+    reason: FailureReason | None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionObserved:
+    """One attempt that is open at its gateway."""
+
+    ref: Ref
+    opened_at: float
+    summary: SessionSummary | None = None
+    """As the gateway last told it."""
+    looked_at: float = 0.0
+    """When that was."""
+    sandbox: Running | None = None
+    verifier: Running | None = None
+    stop: Stop | None = None
+    lost: bool = False
+    """It was begun in another life of the driver, and its sandbox is gone."""
+    remote: bool = False
+    """No sandbox is ever made: the agent runs elsewhere and calls /complete."""
+    committed: bool = False
+    """Its trajectories are with the trainer for good."""
+    wake_at: float | None = None
+    """When this key is looked at again anyway."""
+
+
+# -- what is seen of a job --------------------------------------------------------------------------------------------
+
+
+class SampleState(StrEnum):
+    """Where the newest attempt at a sample stands."""
+
+    WAITING = "waiting"
+    """There is no attempt yet."""
+    LIVE = "live"
+    ENDED = "ended"
+    """Sealed at the gateway."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleObserved:
+    """The newest attempt at a sample."""
+
+    state: SampleState = SampleState.WAITING
+    attempt: int = -1
+    starting: bool = False
+    """Live, and its agent has not started yet."""
+    stopping: bool = False
+    """Live, and told to stop."""
+    ended_at: float = 0.0
+    reason: FailureReason | None = None
+    """Of the newest attempt, once it ended."""
+    failure: FailureClass | None = None
+    spent: int = 0
+    """Attempts that failed on infrastructure and count against `group.retry.infra`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupObserved:
+    """A task that was begun: it has a gateway, and stays there."""
+
+    uid: str
+    gateway: str
+    samples: tuple[SampleObserved, ...]
+    """By sample index; `groupSize` entries."""
+    closed: bool = False
+    """The gateway was told that no more sessions count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """Counts over samples of groups that are settled."""
+
+    ended: int = 0
+    failed: int = 0
+    retries: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobObserved:
+    """What is seen of a job. Only groups that are begun and not settled are spelled out: a plan costs what runs, not
+    what the job is large."""
+
+    gateways: Mapping[str, int]
+    """Those that take sessions -> sessions placed there that have not ended."""
+    fresh: Collection[str]
+    """Uids of tasks that were never begun, in order."""
+    groups: Mapping[str, GroupObserved]
+    """In the order in which they were begun."""
+    tally: Tally = Tally()
+    """Of the groups that are settled."""
+    begun: int = 0
+    """Groups that were ever begun."""
+    committed: int = 0
+    """Samples whose trajectories are with the trainer for good."""
+    total: int = 0
+    """Samples that the job asks for."""
+    started_at: float = 0.0
+    draining: bool = False
+    """Nothing new is started; what runs may end."""
+    policy_version: int = 0
+    status: RolloutJobStatus | None = None
+    """As last written."""
+    wake_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobWant:
+    """What is wanted."""
+
+    name: str
+    spec: RolloutJobSpec
+    generation: int = 0
+
+
+# -- what is done -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSession:
+    """Create the session at this gateway (and, in a cluster, its AgentSession)."""
+
+    ref: Ref
+    gateway: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartAttempt:
+    """Make the sandbox and run the agent in it."""
+
+    ref: Ref
+
+
+@dataclass(frozen=True, slots=True)
+class StopAttempt:
+    """Stop the agent: politely, then by force. What it was stopped for is remembered."""
+
+    ref: Ref
+    stop: Stop
+
+
+@dataclass(frozen=True, slots=True)
+class LookSession:
+    """Ask the gateway how the session stands now."""
+
+    ref: Ref
+
+
+@dataclass(frozen=True, slots=True)
+class StartVerifier:
+    """Run the verifier on what the agent left."""
+
+    ref: Ref
+
+
+@dataclass(frozen=True, slots=True)
+class StopVerifier:
+    """Its time is up."""
+
+    ref: Ref
+
+
+@dataclass(frozen=True, slots=True)
+class SealSession:
+    """Finalize it at the gateway."""
+
+    ref: Ref
+    outcome: SessionOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class CloseGroup:
+    """Tell the gateway that no more sessions count for this task."""
+
+    uid: str
+    gateway: str
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Nothing of this attempt is needed any more."""
+
+    ref: Ref
+
+
+@dataclass(frozen=True, slots=True)
+class WriteStatus:
+    """The job's status changed."""
+
+    status: RolloutJobStatus = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Plan this key again at that time at the latest."""
+
+    at: float
+
+
+Action: TypeAlias = (
+    OpenSession
+    | StartAttempt
+    | StopAttempt
+    | LookSession
+    | StartVerifier
+    | StopVerifier
+    | SealSession
+    | CloseGroup
+    | Forget
+    | WriteStatus
+    | WakeAt
+)

@@ -1,0 +1,76 @@
+"""When is a sample decided, and when is a group? (pure)"""
+
+from __future__ import annotations
+
+from sandgate.contract.errors import FailureClass, FailureReason
+from sandgate.contract.job import RolloutJobSpec
+from sandgate.operator.plan.actions import GroupObserved, SampleObserved, SampleState, Tally
+
+RETRY_S, RETRY_S_MAX = 1.0, 60.0
+"""Pause before the second attempt, doubled each time up to the second: what broke needs a moment to come back."""
+
+FREE = frozenset({FailureReason.ABORTED, FailureReason.DRIVER_LOST})
+"""Not the infrastructure's failures but our own doing (suspended, the driver restarted): tried again without limit."""
+
+
+def good(sample: SampleObserved) -> bool:
+    """It ended and counts for its group."""
+    return sample.state is SampleState.ENDED and sample.failure is not FailureClass.INFRA
+
+
+def retryable(sample: SampleObserved, spec: RolloutJobSpec) -> bool:
+    """It failed on infrastructure and may be tried again."""
+    if sample.state is not SampleState.ENDED or sample.failure is not FailureClass.INFRA:
+        return False
+    return sample.reason is not FailureReason.STRAGGLER and (
+        sample.reason in FREE or sample.spent <= spec.group.retry.infra
+    )
+
+
+def retry_at(sample: SampleObserved) -> float:
+    """When the next attempt may begin."""
+    if sample.reason in FREE:
+        return sample.ended_at
+    return sample.ended_at + min(RETRY_S * (1 << max(0, sample.spent - 1)), RETRY_S_MAX)
+
+
+def cut_at(group: GroupObserved, spec: RolloutJobSpec) -> float | None:
+    """When stragglers are cut: `stragglerSeconds` after the quorum was there; None while it is not, or while a sample
+    has not had its first attempt."""
+    quorum = spec.group.quorum
+    if quorum is None or quorum >= len(group.samples):
+        return None
+    ends = sorted(sample.ended_at for sample in group.samples if good(sample))
+    waiting = any(sample.state is SampleState.WAITING for sample in group.samples)
+    return None if waiting or len(ends) < quorum else ends[quorum - 1] + spec.group.straggler_seconds
+
+
+def decided(group: GroupObserved, spec: RolloutJobSpec, now: float) -> bool:
+    """No attempt runs, and none will."""
+    if any(sample.state is SampleState.LIVE for sample in group.samples):
+        return False
+    cut = cut_at(group, spec)
+    return (cut is not None and now >= cut) or not any(
+        sample.state is SampleState.WAITING or retryable(sample, spec) for sample in group.samples
+    )
+
+
+def settled(group: GroupObserved) -> bool:
+    """Nothing is left to be done for it: every sample counts, or the gateway knows that no more will."""
+    if any(sample.state is SampleState.LIVE for sample in group.samples):
+        return False
+    return group.closed or all(good(sample) for sample in group.samples)
+
+
+def count(group: GroupObserved) -> Tally:
+    """Of a settled group, every sample has ended, also one that was given up before it began."""
+    return Tally(
+        ended=len(group.samples),
+        failed=sum(1 for one in group.samples if one.failure is not None or one.state is SampleState.WAITING),
+        retries=retries(group),
+    )
+
+
+def retries(group: GroupObserved) -> int:
+    """Attempts beyond the first."""
+    return sum(max(0, sample.attempt) for sample in group.samples)

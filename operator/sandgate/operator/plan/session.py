@@ -1,0 +1,139 @@
+"""One attempt from its opening to its end. (pure)"""
+
+from __future__ import annotations
+
+from sandgate.contract.errors import FailureReason
+from sandgate.contract.job import Completion, RewardSource, RolloutJobSpec
+from sandgate.contract.session import SessionOutcome, SessionState
+from sandgate.operator.plan.actions import (
+    Action,
+    Exit,
+    Forget,
+    LookSession,
+    Running,
+    SealSession,
+    SessionObserved,
+    StartAttempt,
+    StartVerifier,
+    Stop,
+    StopAttempt,
+    StopVerifier,
+    WakeAt,
+)
+from sandgate.operator.plan.outcome import failure, is_infra, reward_of
+
+
+def plan_session(spec: RolloutJobSpec, seen: SessionObserved, now: float) -> list[Action]:
+    """Next actions for one attempt. Pure: `now` is unix seconds.
+
+    Carrying out the plan and planning again at the same `now` gives the next step or [], never the same step.
+    """
+    ref, state = seen.ref, _state(seen)
+    if state is SessionState.FINALIZED:
+        return [Forget(ref)] if _collectable(seen) else []
+    if state is SessionState.ABORTED and (seen.sandbox is None or seen.sandbox.exit is not None):
+        return [Forget(ref)]
+    if seen.lost:
+        outcome = SessionOutcome(
+            failure_reason=FailureReason.DRIVER_LOST, detail="its driver died while it ran"
+        )
+        return [SealSession(ref, outcome)]
+    if seen.remote:
+        return _remote(spec, seen, now)
+    if seen.sandbox is None:
+        if seen.stop is None:
+            return [StartAttempt(ref)]
+        return _seal(spec, seen, Exit(at=now))
+    if seen.sandbox.exit is None:
+        return _running(spec, seen, seen.sandbox, now)
+    return _ended(spec, seen, seen.sandbox.exit, now)
+
+
+def _state(seen: SessionObserved) -> SessionState:
+    return seen.summary.state if seen.summary is not None else SessionState.OPEN
+
+
+def _collectable(seen: SessionObserved) -> bool:
+    """The commit gate: what ended well enough to be trained on is kept until a trainer has it."""
+    said = seen.summary
+    return seen.committed or (said is not None and said.failure_class == "infra")
+
+
+def _running(spec: RolloutJobSpec, seen: SessionObserved, agent: Running, now: float) -> list[Action]:
+    if seen.stop is not None:
+        return []
+    state = _state(seen)
+    if state is SessionState.ABORTED:
+        return [StopAttempt(seen.ref, Stop(FailureReason.ABORTED, "aborted at the gateway"))]
+    if state is SessionState.COMPLETE and spec.agent.completion is Completion.COMPLETE:
+        return [StopAttempt(seen.ref, Stop(None))]
+    if agent.started_at is None:
+        limit, begun = spec.limits.start_seconds, agent.asked_at
+        stop = Stop(FailureReason.START_TIMEOUT, f"not started within startSeconds {limit}")
+    else:
+        limit, begun = spec.limits.session_seconds, agent.started_at
+        stop = Stop(FailureReason.SESSION_TIMEOUT, f"still running after sessionSeconds {limit}")
+    if now >= begun + limit:
+        return [StopAttempt(seen.ref, stop)]
+    return wake(seen.wake_at, begun + limit)
+
+
+def _ended(spec: RolloutJobSpec, seen: SessionObserved, end: Exit, now: float) -> list[Action]:
+    if seen.looked_at < end.at:  # what the gateway knew before the end may have changed with it
+        return [LookSession(seen.ref)]
+    reason, _ = failure(seen, end, spec.agent.completion)
+    if spec.reward.source is not RewardSource.VERIFIER or spec.reward.verifier is None or is_infra(reason):
+        return _seal(spec, seen, end)
+    judge = seen.verifier
+    if judge is None:
+        return [StartVerifier(seen.ref)]
+    if judge.exit is None:
+        until = (judge.started_at or judge.asked_at) + spec.reward.verifier.seconds
+        return [StopVerifier(seen.ref)] if now >= until else wake(seen.wake_at, until)
+    if judge.exit.message.reward is None and seen.looked_at < judge.exit.at:
+        return [LookSession(seen.ref)]  # it may have posted the reward itself
+    return _seal(spec, seen, end, judge.exit)
+
+
+def _seal(
+    spec: RolloutJobSpec,
+    seen: SessionObserved,
+    end: Exit,
+    verdict: Exit | None = None,
+) -> list[Action]:
+    reason, detail = failure(seen, end, spec.agent.completion)
+    if verdict is not None and (why := _no_verdict(seen, verdict)):
+        reason, detail = FailureReason.VERIFIER_FAILED, why
+    return [SealSession(seen.ref, reward_of(spec, reason, detail, end, verdict))]
+
+
+def _no_verdict(seen: SessionObserved, verdict: Exit) -> str:
+    """Why the verifier's word cannot be taken, or nothing."""
+    if verdict.reason is not None or verdict.signal is not None or verdict.code != 0:
+        how = f"exit code {verdict.code}" if verdict.code is not None else f"signal {verdict.signal}"
+        return f"verifier: {verdict.detail or how}"
+    posted = seen.summary is not None and seen.summary.reward is not None
+    if verdict.message.reward is None and not posted:
+        return "verifier: it ended well but gave no reward"
+    return ""
+
+
+def _remote(spec: RolloutJobSpec, seen: SessionObserved, now: float) -> list[Action]:
+    """The agent runs elsewhere: /complete ends it, or its time does."""
+    done = Exit(at=seen.looked_at, code=0)
+    if seen.stop is not None:
+        return _seal(spec, seen, Exit(at=now))
+    if _state(seen) is SessionState.COMPLETE:
+        return _ended(spec, seen, done, now)
+    until = seen.opened_at + spec.limits.session_seconds
+    if now < until:
+        return wake(seen.wake_at, until)
+    why = Stop(
+        FailureReason.SESSION_TIMEOUT, f"not complete after sessionSeconds {spec.limits.session_seconds}"
+    )
+    return [StopAttempt(seen.ref, why)]
+
+
+def wake(planned: float | None, at: float) -> list[Action]:
+    """WakeAt, unless that is planned already."""
+    return [] if planned == at else [WakeAt(at)]
