@@ -10,6 +10,7 @@ from sandgate.gateway.conversation.messages import Reply
 from sandgate.gateway.journal.records import Delivered, Opened, Record, Rewarded, Sealed, TurnCommitted
 from sandgate.gateway.journal.sqlite import SqliteStore
 from sandgate.trainer.export.arrow import write_parquet
+from sandgate.trainer.tinymodel import END, encode
 from tests.trainer.trajectories import trajectory
 
 
@@ -60,6 +61,23 @@ LINEAR: list[Record] = [
     Delivered(at=2.6, turn="u2"),
     Sealed(at=4.0, failure_class="policy", failure_reason="TurnLimit", complete=False),
 ]
+
+
+def spoken(name: str, parent: str | None, context: str, sampled: str, **changes: Any) -> list[Record]:
+    """A turn in words of the tiny model, delivered."""
+    heard, said = encode(context), [*encode(sampled), END]
+    return [turn(name, parent, heard, said, **changes), Delivered(at=2.5, turn=name)]
+
+
+SPOKEN: list[Record] = [
+    opened(0, uid="kiwi"),
+    *spoken("a1", None, "<|im_start|>user\nbuy 7 kiwi<|im_end|>\n<|im_start|>assistant\n", "buy(kiwi, 7)"),
+    *spoken("a2", "a1", "\n<|im_start|>tool\nreceipt 44<|im_end|>\n<|im_start|>assistant\n", "receipt 44"),
+    *spoken("a3", None, "<|im_start|>user\ntitle of this chat?<|im_end|>\n<|im_start|>assistant\n", "Kiwi",
+            fork="side_call"),
+    Sealed(at=4.0, reward=1.0),
+]  # fmt: skip
+"""What docs/cli.md shows: a tool call, its answer, and a title asked for on the side."""
 
 
 async def write_run(out: Path, sessions: dict[str, list[Record]], *, rows: int | None = 2) -> Path:

@@ -66,7 +66,7 @@ def tails(codec: Codec) -> Finding:
     found = shapes()
     broken = {name: shape.why for name, shape in found.items() if hasattr(shape, "why")}
     if not broken:
-        return ok("bridge", f"proved for {', '.join(found)}")
+        return ok("bridge", f"proved for all {len(found)} kinds of next messages")
     why = "; ".join(f"{name}: {text}" for name, text in broken.items())
     return warn(
         "bridge",

@@ -1,0 +1,75 @@
+"""Every example of docs/cli.md does what it shows. `python -m tests.trainer.test_docs` writes what they print now."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from sandgate.trainer.cli import app
+from sandgate.trainer.tinymodel import write_tiny_model
+from tests.trainer.runs import LINEAR, SPOKEN, write_run
+
+PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
+EXAMPLE = re.compile(r"```console\n\$ sandgate (?P<words>[^\n]*)\n(?P<shown>.*?)```", re.DOTALL)
+
+
+def prepare(folder: Path) -> None:
+    """What the page assumes: a run in `out`, a model folder in `model`."""
+    asyncio.run(write_run(folder / "out", {"shop-kiwi-0": SPOKEN, "shop-q1-1": LINEAR}))
+    write_tiny_model(folder / "model")
+
+
+def printed(words: str) -> str:
+    """What the command says, stderr included, without blanks at line ends (tables have them)."""
+    said = CliRunner().invoke(app, shlex.split(words))
+    assert not said.exception or isinstance(said.exception, SystemExit)
+    return "".join(f"{line.rstrip()}\n" for line in said.output.splitlines())
+
+
+def examples() -> dict[str, str]:
+    return {found["words"]: found["shown"] for found in EXAMPLE.finditer(PAGE.read_text("utf-8"))}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    found = tmp_path_factory.mktemp("docs")
+    prepare(found)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(found)
+        yield found
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("words", examples())
+def test_the_example_prints_what_the_page_shows(words: str) -> None:
+    assert printed(words) == examples()[words]
+
+
+def test_every_look_is_shown() -> None:
+    shown = {words.split()[0] for words in examples()}
+    assert {"show", "forks", "sessions", "status", "trajectories", "export", "doctor"} <= shown
+
+
+def rewrite() -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        prepare(Path(scratch))
+        os.chdir(scratch)
+        text = EXAMPLE.sub(
+            lambda found: f"```console\n$ sandgate {found['words']}\n{printed(found['words'])}```",
+            PAGE.read_text("utf-8"),
+        )
+        PAGE.write_text(text, "utf-8")
+
+
+if __name__ == "__main__":
+    rewrite()
+    sys.exit(0)
