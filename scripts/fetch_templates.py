@@ -46,7 +46,7 @@ def folder() -> Path:
 
 
 def fetch() -> Path:
-    """The folder, filled. Raises subprocess.CalledProcessError if a wheel cannot be had, ValueError if it is another."""
+    """The folder, filled. Raises subprocess.CalledProcessError (no wheel), ValueError (not the pinned one)."""
     ready = folder()
     if ready.is_dir():
         return ready

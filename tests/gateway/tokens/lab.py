@@ -6,16 +6,17 @@ import functools
 import hashlib
 import json
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from sandgate.gateway.tokens.template import ChatTemplate
 from sandgate.gateway.tokens.vocab import Vocab
 
-QWEN_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+QWEN_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 CORPUS = [
     'user assistant system tool {"name": "buy", "arguments": {"item": "kiwi", "n": 7}} receipt 44 you are helpful',
@@ -24,22 +25,10 @@ CORPUS = [
     "the quick brown fox jumps over the lazy dog; naïve café — 你好 🙂 1234567890 \t  indentation",
 ] * 8
 
-SPECIAL = re.compile(
-    r"<\|[^|<>\s]{1,40}\|>|<｜[^｜<>\s]{1,40}｜>|\[/?[A-Z_]{3,24}\]|</?s>|<(?:start|end)_of_turn>|<bos>|<eos>|"
-    r"</?(?:think|tool_call|tool_response|arg_key|arg_value|minimax:tool_call|seed:\w+)>|<end_of_utterance>|"
-    r"\[gMASK\]|<sop>|\]~[!b]?b?\[|\]<\]|\[e~\[|<reserved_\d+>|<\|im_sep\|>"
-)
-"""What in a template's text looks like a special token."""
-
-
-def special_tokens(source: str, *more: str) -> list[str]:
-    """Special tokens that a template names, in order of appearance; `more` first."""
-    return list(dict.fromkeys([*more, *SPECIAL.findall(source)]))
-
 
 def train(kind: str, special: Sequence[str], plain: Sequence[str] = (), vocab_size: int = 600) -> bytes:
     """tokenizer.json of a small BPE; trained once, kept in the cache folder."""
-    key = hashlib.sha256(json.dumps([2, kind, list(special), list(plain), vocab_size]).encode()).hexdigest()[
+    key = hashlib.sha256(json.dumps([3, kind, list(special), list(plain), vocab_size]).encode()).hexdigest()[
         :20
     ]
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sandgate" / "tiny-tokenizers"
@@ -53,7 +42,7 @@ def train(kind: str, special: Sequence[str], plain: Sequence[str] = (), vocab_si
 
 
 def _train(kind: str, special: Sequence[str], plain: Sequence[str], vocab_size: int) -> str:
-    tokenizer = Tokenizer(models.BPE(byte_fallback=kind == "metaspace-first", unk_token=None))
+    tokenizer = Tokenizer(models.BPE())
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     if kind in ("qwen", "prefix-space", "no-normalizer"):
         if kind == "qwen":
@@ -82,17 +71,25 @@ def _train(kind: str, special: Sequence[str], plain: Sequence[str], vocab_size: 
         alphabet = []
     else:
         raise ValueError(kind)
-    bytes_256 = [f"<0x{n:02X}>" for n in range(256)] if kind == "metaspace-first" else []
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, initial_alphabet=alphabet, special_tokens=bytes_256, show_progress=False
-    )
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(CORPUS, trainer)
+    if not alphabet:
+        tokenizer = _with_byte_fallback(tokenizer)
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
     tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in plain])
     return str(tokenizer.to_str())
 
 
-@functools.lru_cache(maxsize=None)
+def _with_byte_fallback(tokenizer: Tokenizer) -> Tokenizer:
+    """As Llama 2, Mistral and Gemma: what the vocabulary has no piece for is spelt in bytes."""
+    made = json.loads(tokenizer.to_str())
+    words = made["model"]["vocab"]
+    words |= {f"<0x{n:02X}>": len(words) + n for n in range(256)}
+    made["model"]["byte_fallback"] = True
+    return Tokenizer.from_str(json.dumps(made))
+
+
+@functools.cache
 def vocab(kind: str, special: tuple[str, ...], plain: tuple[str, ...] = ()) -> Vocab:
     """A `Vocab` of `train`."""
     return Vocab(train(kind, special, plain))
@@ -117,8 +114,3 @@ def write_model(
     if template is not None:
         (folder / "chat_template.jinja").write_text(template, "utf-8")
     return folder
-
-
-def template(source: str, **variables: object) -> ChatTemplate:
-    """A compiled template with usual special tokens."""
-    return ChatTemplate(source, tokens={"bos_token": "", "eos_token": "<|im_end|>"}, variables=variables)

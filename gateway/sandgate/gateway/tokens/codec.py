@@ -13,7 +13,7 @@ from sandgate.gateway.tokens.bridge import NotProved, Tail, TailProver, append, 
 from sandgate.gateway.tokens.forced import structured_outputs
 from sandgate.gateway.tokens.grammar import Grammar, detect
 from sandgate.gateway.tokens.known import TAIL_SHAPES, Known, known_pair
-from sandgate.gateway.tokens.parse import TurnParser, opens_reasoning
+from sandgate.gateway.tokens.parse import TurnParser, opens_reasoning, starts_thinking
 from sandgate.gateway.tokens.rewrites import History, rewritten
 from sandgate.gateway.tokens.template import ChatTemplate
 from sandgate.gateway.tokens.vocab import Vocab
@@ -36,6 +36,7 @@ class TemplateCodec:
         self.grammar: Grammar = detect(template.source, vocab.ids)
         closers = template_closers(template, vocab, next_turn=not eos_ids)
         self._stop_ids = tuple(dict.fromkeys((*eos_ids, *closers)))
+        self._thinks = starts_thinking(self, self.vocab, self.grammar)
         self.prover = TailProver(template, vocab, frozenset(self._stop_ids))
 
     @property
@@ -77,7 +78,7 @@ class TemplateCodec:
         return TurnParser(self.vocab, self.grammar, tools, stop, reasoning=reasoning)
 
     def constraint(self, tools: Sequence[Tool], choice: ToolChoice) -> dict[str, Any] | None:
-        return structured_outputs(self.grammar, self.vocab, tools, choice)
+        return structured_outputs(self.grammar, tools, choice, reasoning=self._thinks)
 
     def decode(self, ids: Ids) -> str:
         return self.vocab.decode(ids)

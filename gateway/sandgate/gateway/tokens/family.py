@@ -20,7 +20,7 @@ from sandgate.gateway.tokens.forced import structured_outputs
 from sandgate.gateway.tokens.grammar import Grammar, detect
 from sandgate.gateway.tokens.held import HeldParser
 from sandgate.gateway.tokens.known import assistant, example_call, user
-from sandgate.gateway.tokens.parse import TurnParser, opens_reasoning
+from sandgate.gateway.tokens.parse import TurnParser, opens_reasoning, starts_thinking
 from sandgate.gateway.tokens.rewrites import History, rewritten
 from sandgate.gateway.tokens.template import message_dict, tools_json
 from sandgate.gateway.tokens.vocab import Vocab
@@ -85,6 +85,7 @@ class FamilyCodec:
         stops = [int(token_id) for token_id in self._renderer.get_stop_token_ids()]
         self._stop_ids = tuple(dict.fromkeys((*stops, *eos_ids)))
         self.grammar: Grammar | None = self._find_grammar()
+        self._thinks = self.grammar is not None and starts_thinking(self, vocab, self.grammar)
         self._suffix = SUFFIX_IDS
         if not self._suffix_suffices():
             self._suffix = 0
@@ -135,7 +136,9 @@ class FamilyCodec:
         return TurnParser(self.vocab, self.grammar, tools, stop, reasoning=reasoning)
 
     def constraint(self, tools: Sequence[Tool], choice: ToolChoice) -> dict[str, Any] | None:
-        return structured_outputs(self.grammar, self.vocab, tools, choice) if self.grammar else None
+        if self.grammar is None:
+            return None
+        return structured_outputs(self.grammar, tools, choice, reasoning=self._thinks)
 
     def decode(self, ids: Ids) -> str:
         return self.vocab.decode(ids)

@@ -1,17 +1,180 @@
-"""tool_choice `required` and `named` as vLLM `structured_outputs`. (pure)"""
+"""tool_choice `required` and `named` as vLLM `structured_outputs`: a structural tag in the family's own form. (pure)
+
+The form is xgrammar's (vLLM 0.32, `vllm/tool_parsers/structural_tag_registry.py`). Arguments are held to the tool's
+schema where the tool says `strict`, or where the family writes them as tags and so needs their names; otherwise to any
+JSON object, as the engine does for its own clients.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sandgate.gateway.conversation.messages import Tool, ToolChoice
 from sandgate.gateway.tokens.grammar import Grammar
-from sandgate.gateway.tokens.vocab import Vocab
+
+Format = dict[str, Any]
 
 
 def structured_outputs(
-    grammar: Grammar, vocab: Vocab, tools: Sequence[Tool], choice: ToolChoice
+    grammar: Grammar, tools: Sequence[Tool], choice: ToolChoice, *, reasoning: bool
 ) -> dict[str, Any] | None:
-    """A constraint under which the turn must call one of `tools` (or the named one); None if there is none."""
-    return None
+    """A constraint under which the turn calls one or more of `tools` (`named`: that one, once); None if there is none.
+
+    `reasoning`: the generation prompt has opened the reasoning. A family that thinks may do so first.
+    """
+    chosen = [tool for tool in tools if choice.mode == "required" or tool.name == choice.name]
+    name = grammar.calls.name if grammar.calls else "bare" if grammar.bare_json else ""
+    build = FORMS.get(name)
+    if choice.mode not in ("required", "named") or not chosen or build is None:
+        return None
+    call = build(chosen, choice.mode == "named")
+    thought = _thought(grammar, opened=reasoning)
+    tag = {"type": "structural_tag", "format": _sequence(*thought, call) if thought else call}
+    return {"structural_tag": json.dumps(tag, ensure_ascii=False)}
+
+
+def _thought(grammar: Grammar, *, opened: bool) -> list[Format]:
+    if grammar.think is None:
+        return []
+    opens, closes = grammar.think
+    said = {"type": "any_text", "excludes": [opens, closes]}
+    thought = _sequence(_tag("" if opened else opens, said, closes), {"type": "regex", "pattern": r"\n{0,2}"})
+    return [thought if opened else {"type": "optional", "content": thought}]
+
+
+def _tag(begin: str, content: Format, end: str) -> Format:
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+def _text(value: str) -> Format:
+    return {"type": "const_string", "value": value}
+
+
+def _sequence(*elements: Format) -> Format:
+    return {"type": "sequence", "elements": list(elements)}
+
+
+def _some(tags: list[Format], *, one: bool, separator: str = "") -> Format:
+    return {
+        "type": "tags_with_separator",
+        "tags": tags,
+        "separator": separator,
+        "at_least_one": True,
+        "stop_after_first": one,
+    }
+
+
+def _json(tool: Tool) -> Format:
+    schema = tool.schema if tool.strict and tool.schema else {"type": "object"}
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def _tags_of(tool: Tool, style: str) -> Format:
+    return {"type": "json_schema", "json_schema": tool.schema or {"type": "object"}, "style": style}
+
+
+def _object(tool: Tool, key: str = "arguments") -> tuple[str, Format, str]:
+    return f'{{"name": {json.dumps(tool.name)}, "{key}": ', _json(tool), "}"
+
+
+def _hermes(tools: Sequence[Tool], one: bool) -> Format:
+    tags = []
+    for tool in tools:
+        begin, content, end = _object(tool)
+        tags.append(_tag("<tool_call>\n" + begin, content, end + "\n</tool_call>"))
+    return _some(tags, one=one, separator="\n")
+
+
+def _xml(tools: Sequence[Tool], one: bool) -> Format:
+    tags = [
+        _tag(
+            f"<tool_call>\n<function={tool.name}>\n",
+            _tags_of(tool, "qwen_xml"),
+            "\n</function>\n</tool_call>",
+        )
+        for tool in tools
+    ]
+    return _some(tags, one=one, separator="\n")
+
+
+def _glm(tools: Sequence[Tool], one: bool) -> Format:
+    tags = [_tag(f"<tool_call>{tool.name}\n", _tags_of(tool, "glm_xml"), "</tool_call>") for tool in tools]
+    return _some(tags, one=one, separator="\n")
+
+
+def _minimax(tools: Sequence[Tool], one: bool) -> Format:
+    tags = [
+        _tag(f'<invoke name="{tool.name}">\n', _tags_of(tool, "minimax_xml"), "</invoke>\n") for tool in tools
+    ]
+    return _tag("<minimax:tool_call>\n", _some(tags, one=one), "</minimax:tool_call>")
+
+
+def _kimi(tools: Sequence[Tool], one: bool) -> Format:
+    number = {"type": "regex", "pattern": r"\d+"}
+    tags = [
+        _tag(
+            f"<|tool_call_begin|>functions.{tool.name}:",
+            _sequence(number, _text("<|tool_call_argument_begin|>"), _json(tool)),
+            "<|tool_call_end|>",
+        )
+        for tool in tools
+    ]
+    return _tag("<|tool_calls_section_begin|>", _some(tags, one=one), "<|tool_calls_section_end|>")
+
+
+def _deepseek(tools: Sequence[Tool], one: bool) -> Format:
+    tags = [
+        _tag(
+            f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{tool.name}\n```json\n",
+            _json(tool),
+            "\n```<｜tool▁call▁end｜>",
+        )
+        for tool in tools
+    ]
+    return _tag("<｜tool▁calls▁begin｜>", _some(tags, one=one, separator="\n"), "<｜tool▁calls▁end｜>")
+
+
+def _deepseek_v31(tools: Sequence[Tool], one: bool) -> Format:
+    tags = [
+        _tag(f"<｜tool▁call▁begin｜>{tool.name}<｜tool▁sep｜>", _json(tool), "<｜tool▁call▁end｜>")
+        for tool in tools
+    ]
+    return _tag("<｜tool▁calls▁begin｜>", _some(tags, one=one), "<｜tool▁calls▁end｜>")
+
+
+def _array(begin: str, end: str = "") -> Callable[[Sequence[Tool], bool], Format]:
+    def build(tools: Sequence[Tool], one: bool) -> Format:
+        tags = [_tag(*_object(tool)) for tool in tools]
+        return _tag(begin + "[", _some(tags, one=one, separator=", "), "]" + end)
+
+    return build
+
+
+def _mistral_v11(tools: Sequence[Tool], one: bool) -> Format:
+    tags = [_tag(f"[TOOL_CALLS]{tool.name}[ARGS]", _json(tool), "") for tool in tools]
+    return _some(tags, one=one)
+
+
+def _llama(tools: Sequence[Tool], one: bool) -> Format:
+    # One call: Llama 3 writes one object, and its templates refuse more.
+    return _some([_tag(*_object(tool, "parameters")) for tool in tools], one=True)
+
+
+FORMS: dict[str, Callable[[Sequence[Tool], bool], Format]] = {
+    "hermes": _hermes,
+    "qwen3-xml": _xml,
+    "glm": _glm,
+    "minimax-m2": _minimax,
+    "kimi-k2": _kimi,
+    "deepseek": _deepseek,
+    "deepseek-v3.1": _deepseek_v31,
+    "mistral": _array("[TOOL_CALLS]"),
+    "mistral-v11": _mistral_v11,
+    "phi4": _array("<|tool_call|>", "<|/tool_call|>"),
+    "granite": _array("<|tool_call|>"),
+    "llama3": _llama,
+    "bare": _llama,
+}
+"""By the name of the family's `CallFormat`."""

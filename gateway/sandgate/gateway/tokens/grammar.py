@@ -16,6 +16,8 @@ class CallFormat:
     open: str
     close: str
     read: calls.Reader
+    inner: tuple[str, ...] = ()
+    """Special tokens that are part of a body: kept as text, which special tokens elsewhere are not."""
     ends_unclosed: bool = True
     """A body that is whole counts although its closer was not sampled (as vLLM's hermes parser has it)."""
 
@@ -36,8 +38,17 @@ class Grammar:
         """All markers, openers and closers."""
         found = self.think or ()
         if self.calls is not None:
-            found = (*found, self.calls.open, self.calls.close)
+            found = (*found, self.calls.open, self.calls.close, *self.calls.inner)
         return tuple(dict.fromkeys(marker for marker in found if marker))
+
+
+KIMI = ("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>")
+DEEPSEEK = ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")
+GLM = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+
+
+def _deepseek(name: str) -> CallFormat:
+    return CallFormat(name, "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", calls.deepseek, DEEPSEEK)
 
 
 FORMATS: tuple[tuple[tuple[str, ...], CallFormat], ...] = (
@@ -45,7 +56,10 @@ FORMATS: tuple[tuple[tuple[str, ...], CallFormat], ...] = (
         ("<tool_call>", "<function="),
         CallFormat("qwen3-xml", "<tool_call>", "</tool_call>", calls.xml_function),
     ),
-    (("<tool_call>", "<arg_key>"), CallFormat("glm", "<tool_call>", "</tool_call>", calls.glm, False)),
+    (
+        ("<tool_call>", "<arg_key>"),
+        CallFormat("glm", "<tool_call>", "</tool_call>", calls.glm, GLM, ends_unclosed=False),
+    ),
     (("<tool_call>",), CallFormat("hermes", "<tool_call>", "</tool_call>", calls.json_call)),
     (
         ("<minimax:tool_call>",),
@@ -53,11 +67,13 @@ FORMATS: tuple[tuple[tuple[str, ...], CallFormat], ...] = (
     ),
     (
         ("<|tool_calls_section_begin|>",),
-        CallFormat("kimi-k2", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", calls.kimi),
+        CallFormat("kimi-k2", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", calls.kimi, KIMI),
     ),
+    (("<｜tool▁calls▁begin｜>", "```json"), _deepseek("deepseek")),
+    (("<｜tool▁calls▁begin｜>",), _deepseek("deepseek-v3.1")),
     (
-        ("<｜tool▁calls▁begin｜>",),
-        CallFormat("deepseek", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", calls.deepseek),
+        ("[TOOL_CALLS]", "[ARGS]"),
+        CallFormat("mistral-v11", "[TOOL_CALLS]", "", calls.mistral, ("[ARGS]", "[CALL_ID]")),
     ),
     (("[TOOL_CALLS]",), CallFormat("mistral", "[TOOL_CALLS]", "", calls.mistral)),
     (

@@ -11,8 +11,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from tokenizers.decoders import DecodeStream
-
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.tokens.vocab import Vocab
 
@@ -42,7 +40,7 @@ class Pieces(Protocol):
 def pieces(vocab: Vocab, markers: Iterable[str]) -> Pieces:
     """A decoder that knows `markers`."""
     known = {vocab.ids[marker]: Marker(marker) for marker in markers if marker in vocab.ids}
-    return BytePieces(vocab, known) if vocab.byte_level else StreamPieces(vocab, known)
+    return BytePieces(vocab, known) if vocab.byte_level else WindowPieces(vocab, known)
 
 
 class BytePieces:
@@ -78,26 +76,37 @@ class BytePieces:
             out.append(text)
 
 
-class StreamPieces:
-    """For other vocabularies (Metaspace, byte fallback): the tokenizer's own incremental decoder."""
+WAIT_IDS_MAX = 8
+"""Ids that may wait for the rest of a character; one takes at most four bytes, so four ids."""
+
+
+class WindowPieces:
+    """For other vocabularies (Metaspace, byte fallback), whose ids are text only in context: a window of ids is
+    decoded with and without the new one, and the difference is what it adds."""
 
     def __init__(self, vocab: Vocab, markers: dict[int, Marker]) -> None:
         self._vocab = vocab
         self._markers = markers
-        self._stream = DecodeStream(skip_special_tokens=False)
-        self._waiting: list[int] = []
+        self._window: list[int] = []
+        self._told = 0
+        """How many ids of the window were told."""
+        self._prefix = ""
+        """Their text."""
 
     def feed(self, ids: Ids) -> list[Piece]:
         out: list[Piece] = []
         for token_id in ids:
-            text = self._stream.step(self._vocab.raw, token_id) or ""
             added = self._vocab.texts.get(token_id)
-            if added is None:
-                self._waiting = [*self._waiting, token_id] if not text else []
-                _add(out, text)
+            self._window.append(token_id)
+            text = self._vocab.decode(self._window)
+            waiting = len(self._window) - self._told
+            if added is None and text.endswith("\ufffd") and waiting < WAIT_IDS_MAX:
                 continue
-            self._waiting = []
-            _add(out, text.removesuffix(added))
+            new = self._advance(text)
+            if added is None:
+                _add(out, new)
+                continue
+            _add(out, new.removesuffix(added))
             if token_id in self._markers:
                 out.append(self._markers[token_id])
             elif token_id not in self._vocab.special_ids:
@@ -105,8 +114,18 @@ class StreamPieces:
         return out
 
     def finish(self) -> list[Piece]:
-        waiting, self._waiting = self._waiting, []
-        return [self._vocab.decode(waiting)] if waiting else []
+        if len(self._window) == self._told:
+            return []
+        new = self._advance(self._vocab.decode(self._window))
+        return [new] if new else []
+
+    def _advance(self, text: str) -> str:
+        """Everything in the window is told; the newest ids stay as context of the next."""
+        new = text[len(self._prefix) :]
+        self._window = self._window[self._told :]
+        self._told = len(self._window)
+        self._prefix = self._vocab.decode(self._window)
+        return new
 
 
 def _add(out: list[Piece], text: str) -> None:

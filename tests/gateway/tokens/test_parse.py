@@ -1,0 +1,410 @@
+"""Sampled ids -> text, reasoning, tool calls: the same whatever the chunks, and deltas say what the reply says."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandgate.gateway.conversation.messages import Reply, ReplyCall, Tool
+from sandgate.gateway.tokens.api import CallDelta, ParseDelta, ReasoningDelta, TextDelta
+from sandgate.gateway.tokens.grammar import FORMATS, Grammar
+from sandgate.gateway.tokens.parse import TurnParser
+from sandgate.gateway.tokens.vocab import Vocab
+from tests.gateway.tokens import lab
+
+THINK = ("<think>", "</think>")
+FORM = {form.name: form for _, form in FORMATS}
+TOOLS = (
+    Tool(
+        "buy",
+        schema={"type": "object", "properties": {"item": {"type": "string"}, "n": {"type": "integer"}}},
+    ),
+    Tool("sell"),
+)
+MARKS = (
+    *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>"),
+    *("<|tool_call_argument_begin|>", "<|tool_call_end|>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>"),
+    *(
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁sep｜>",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁end｜>",
+    ),
+    *(
+        "<|tool_call|>",
+        "<|/tool_call|>",
+        "<minimax:tool_call>",
+        "</minimax:tool_call>",
+        "<arg_key>",
+        "</arg_key>",
+    ),
+)
+BY_ID = lab.vocab("qwen", (*lab.CHATML, *MARKS), lab.QWEN_PLAIN)
+"""Every marker is an added token."""
+BY_TEXT = lab.vocab("qwen", lab.CHATML)
+"""No marker is."""
+SENTENCEPIECE = lab.vocab("metaspace-first", ("<s>", "</s>", *lab.CHATML, *MARKS), lab.QWEN_PLAIN)
+VOCABS = {"markers by id": BY_ID, "markers by text": BY_TEXT, "metaspace": SENTENCEPIECE}
+
+
+@dataclass(frozen=True)
+class Case:
+    said: str
+    reply: Reply
+    form: str = "hermes"
+    reasoning: bool = False
+    stop: tuple[str, ...] = ()
+    stopped_on: str | None = None
+    tools: tuple[Tool, ...] = TOOLS
+    bare: bool = False
+
+
+def call(name: str = "buy", arguments: str = '{"item": "kiwi", "n": 7}') -> ReplyCall:
+    return ReplyCall(name, arguments)
+
+
+ONE = '<tool_call>\n{"name": "buy", "arguments": {"item": "kiwi", "n": 7}}\n</tool_call>'
+BROKEN = '<tool_call>\n{"name": "buy", "arguments": {"item": \n</tool_call>'
+DEEP = "<tool_call>" + '{"a":' * 100_000
+
+CASES: dict[str, Case] = {
+    "text is text": Case("Hello, 你好 🙂!", Reply("Hello, 你好 🙂!")),
+    "white space around a text reply stays": Case("  Hello \n\n", Reply("  Hello \n\n")),
+    "nothing is an empty reply": Case("", Reply()),
+    "one call": Case(ONE, Reply(tool_calls=(call(),))),
+    "the closer is not text": Case(ONE + "<|im_end|>", Reply(tool_calls=(call(),))),
+    "arguments keep the spaces and order they were sampled with": Case(
+        '<tool_call>{"arguments" :{ "n":7,"item":"ki\\u0077i" } , "name":"buy"}</tool_call>',
+        Reply(tool_calls=(call(arguments='{ "n":7,"item":"ki\\u0077i" }'),)),
+    ),
+    "two calls, white space between them is markup": Case(
+        ONE + "\n" + ONE.replace("buy", "sell"), Reply(tool_calls=(call(), call("sell")))
+    ),
+    "words before a call lose the white space next to it": Case(
+        "I buy.\n\n" + ONE, Reply("I buy.", tool_calls=(call(),))
+    ),
+    "words after a call stay": Case(ONE + "\nDone.", Reply("\nDone.", tool_calls=(call(),))),
+    "a call that was not closed counts if it is whole": Case(
+        ONE.removesuffix("\n</tool_call>"), Reply(tool_calls=(call(),))
+    ),
+    "a call that forgot its closer ends at the next": Case(
+        ONE.removesuffix("\n</tool_call>") + ONE, Reply(tool_calls=(call(), call()))
+    ),
+    "a broken call is text, and malformed": Case(BROKEN, Reply(BROKEN, malformed=(BROKEN,))),
+    "a broken call does not harm the next": Case(
+        BROKEN + ONE, Reply(BROKEN, tool_calls=(call(),), malformed=(BROKEN,))
+    ),
+    "a call cut by length is text": Case(ONE[:40], Reply(ONE[:40], malformed=(ONE[:40],))),
+    "arguments that are no object are malformed": Case(
+        '<tool_call>{"name": "buy", "arguments": "x"}</tool_call>',
+        Reply(
+            '<tool_call>{"name": "buy", "arguments": "x"}</tool_call>',
+            malformed=('<tool_call>{"name": "buy", "arguments": "x"}</tool_call>',),
+        ),
+    ),
+    "a call without a name is malformed": Case(
+        '<tool_call>{"arguments": {}}</tool_call>',
+        Reply(
+            '<tool_call>{"arguments": {}}</tool_call>',
+            malformed=('<tool_call>{"arguments": {}}</tool_call>',),
+        ),
+    ),
+    "nesting without end is malformed, not a crash": Case(DEEP, Reply(DEEP, malformed=(DEEP,))),
+    "without tools, markup is text": Case(ONE, Reply(ONE), tools=()),
+    "a stray closer is text": Case("a </tool_call> b", Reply("a </tool_call> b")),
+    "thoughts are reasoning": Case(
+        "<think>\nHm, 你好.\n</think>\n\nHello.", Reply("Hello.", reasoning="Hm, 你好.")
+    ),
+    "the prompt may have opened the reasoning": Case(
+        "Hm.\n</think>\n\nHello.", Reply("Hello.", reasoning="Hm."), reasoning=True
+    ),
+    "an empty thought is none": Case("<think>\n\n</think>\n\nHello.", Reply("Hello.")),
+    "a thought cut by length is reasoning": Case("<think>\nHm", Reply(reasoning="Hm")),
+    "a later opener is text": Case("Use <think> tags.", Reply("Use <think> tags.")),
+    "a second thought is text": Case(
+        "<think>a</think>b<think>c</think>", Reply("b<think>c</think>", reasoning="a")
+    ),
+    "a call after a thought": Case(
+        "<think>\nHm.\n</think>\n\n" + ONE, Reply(reasoning="Hm.", tool_calls=(call(),))
+    ),
+    "a draft of a call inside a thought is thought": Case(
+        "<think>\nMaybe " + ONE + " or not.\n</think>\n\nNo.",
+        Reply("No.", reasoning="Maybe " + ONE + " or not."),
+    ),
+    "a call ends a thought that is never closed": Case(
+        "<think>\nHm.\n" + ONE, Reply(reasoning="Hm.", tool_calls=(call(),))
+    ),
+    "a stop string is cut": Case(
+        "Answer: 4\nObserv", Reply("Answer: 4\n"), stop=("Observ",), stopped_on="Observ"
+    ),
+    "what the last token adds to a stop string is cut with it": Case(
+        "Answer END.", Reply("Answer "), stop=("END",), stopped_on="END"
+    ),
+    "half a stop string that did not stop is text": Case(
+        "Answer OBS", Reply("Answer OBS"), stop=("OBSERVE",)
+    ),
+    "a stop string inside a call breaks it": Case(
+        ONE.replace("kiwi", "kiSTOP"),
+        Reply(
+            '<tool_call>\n{"name": "buy", "arguments": {"item": "ki',
+            malformed=('<tool_call>\n{"name": "buy", "arguments": {"item": "ki',),
+        ),
+        stop=("STOP",),
+        stopped_on="STOP",
+    ),
+    "a stop string inside a thought is cut": Case(
+        "<think>\nHm STOP", Reply(reasoning="Hm "), stop=("STOP",), stopped_on="STOP"
+    ),
+    "a stop string that is a marker": Case(
+        ONE, Reply(tool_calls=(call(),)), stop=("</tool_call>",), stopped_on="</tool_call>"
+    ),
+    "a stop string across a marker": Case(
+        "a\n" + ONE, Reply("a"), stop=("\n<tool_call>",), stopped_on="\n<tool_call>"
+    ),
+    "qwen3-coder": Case(
+        "Yes.\n<tool_call>\n<function=buy>\n<parameter=item>\n12\n</parameter>\n<parameter=n>\n7\n</parameter>\n"
+        "</function>\n</tool_call>",
+        Reply("Yes.", tool_calls=(call(arguments='{"item":"12","n":7}'),)),
+        form="qwen3-xml",
+    ),
+    "qwen3-coder without parameters": Case(
+        "<tool_call>\n<function=sell>\n</function>\n</tool_call>",
+        Reply(tool_calls=(call("sell", "{}"),)),
+        form="qwen3-xml",
+    ),
+    "glm": Case(
+        "<tool_call>buy\n<arg_key>item</arg_key>\n<arg_value>kiwi pie</arg_value>\n<arg_key>n</arg_key>\n"
+        "<arg_value>7</arg_value>\n</tool_call>",
+        Reply(tool_calls=(call(arguments='{"item":"kiwi pie","n":7}'),)),
+        form="glm",
+    ),
+    "minimax": Case(
+        '<minimax:tool_call>\n<invoke name="buy">\n<parameter name="item">kiwi</parameter>\n'
+        '<parameter name="n">7</parameter>\n</invoke>\n</minimax:tool_call>',
+        Reply(tool_calls=(call(arguments='{"item":"kiwi","n":7}'),)),
+        form="minimax-m2",
+    ),
+    "mistral array": Case(
+        '[TOOL_CALLS] [{"name": "buy", "arguments": {"n": 7}}, {"name": "sell", "arguments": {}}]',
+        Reply(tool_calls=(call(arguments='{"n": 7}'), call("sell", "{}"))),
+        form="mistral",
+    ),
+    "mistral with [ARGS]": Case(
+        '[TOOL_CALLS]buy[ARGS]{"n": 7}', Reply(tool_calls=(call(arguments='{"n": 7}'),)), form="mistral-v11"
+    ),
+    "two mistral calls with [ARGS]": Case(
+        '[TOOL_CALLS]buy[ARGS]{"n": 7}[TOOL_CALLS]sell[ARGS]{}',
+        Reply(tool_calls=(call(arguments='{"n": 7}'), call("sell", "{}"))),
+        form="mistral-v11",
+    ),
+    "deepseek v3": Case(
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>buy\n```json\n"
+        '{"n": 7}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        Reply(tool_calls=(call(arguments='{"n": 7}'),)),
+        form="deepseek",
+    ),
+    "deepseek v3.1, two calls": Case(
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>buy<｜tool▁sep｜>{"n": 7}<｜tool▁call▁end｜>'
+        "<｜tool▁call▁begin｜>sell<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        Reply(tool_calls=(call(arguments='{"n": 7}'), call("sell", "{}"))),
+        form="deepseek-v3.1",
+    ),
+    "kimi k2": Case(
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.buy:0<|tool_call_argument_begin|>"
+        '{"n": 7}<|tool_call_end|><|tool_calls_section_end|>',
+        Reply(tool_calls=(call(arguments='{"n": 7}'),)),
+        form="kimi-k2",
+    ),
+    "one of two kimi calls is broken": Case(
+        '<|tool_calls_section_begin|><|tool_call_begin|>functions.buy:0<|tool_call_argument_begin|>{"n": '
+        "<|tool_call_end|><|tool_call_begin|>functions.sell:1<|tool_call_argument_begin|>{}"
+        "<|tool_call_end|><|tool_calls_section_end|>",
+        Reply(
+            '<|tool_call_begin|>functions.buy:0<|tool_call_argument_begin|>{"n": <|tool_call_end|>',
+            tool_calls=(call("sell", "{}"),),
+            malformed=(
+                '<|tool_call_begin|>functions.buy:0<|tool_call_argument_begin|>{"n": <|tool_call_end|>',
+            ),
+        ),
+        form="kimi-k2",
+    ),
+    "llama 3 with its tag": Case(
+        '<|python_tag|>{"name": "buy", "parameters": {"n": 7}}; {"name": "sell", "parameters": {}}',
+        Reply(tool_calls=(call(arguments='{"n": 7}'), call("sell", "{}"))),
+        form="llama3",
+    ),
+    "llama 3 without its tag": Case(
+        '{"name": "buy", "parameters": {"n": 7}}',
+        Reply(tool_calls=(call(arguments='{"n": 7}'),)),
+        form="llama3",
+        bare=True,
+    ),
+    "bare JSON of no declared tool is an answer": Case(
+        '{"name": "rob", "parameters": {}}',
+        Reply('{"name": "rob", "parameters": {}}'),
+        form="llama3",
+        bare=True,
+    ),
+    "bare JSON that is no call is an answer": Case(
+        '{"answer": 4} ', Reply('{"answer": 4} '), form="llama3", bare=True
+    ),
+    "granite": Case(
+        '<|tool_call|>[{"name": "buy", "arguments": {"n": 7}}]',
+        Reply(tool_calls=(call(arguments='{"n": 7}'),)),
+        form="granite",
+    ),
+    "phi-4": Case(
+        'Ok. <|tool_call|>[{"name": "buy", "arguments": {"n": 7}}]<|/tool_call|>',
+        Reply("Ok.", tool_calls=(call(arguments='{"n": 7}'),)),
+        form="phi4",
+    ),
+}
+
+
+def parser_of(vocab: Vocab, case: Case) -> TurnParser:
+    grammar = Grammar(FORM[case.form], THINK, bare_json=case.bare)
+    return TurnParser(vocab, grammar, case.tools, case.stop, reasoning=case.reasoning)
+
+
+def run(
+    parser: TurnParser, ids: Sequence[int], size: int, stopped_on: str | None
+) -> tuple[list[ParseDelta], Reply]:
+    deltas: list[ParseDelta] = []
+    for at in range(0, len(ids), size):
+        deltas += parser.feed(array("i", ids[at : at + size]))
+    rest, reply = parser.finish(stopped_on=stopped_on)
+    return deltas + rest, reply
+
+
+def said_by(deltas: Sequence[ParseDelta]) -> Reply:
+    """What a client that only sees deltas would put together."""
+    text, reasoning, calls = "", "", dict[int, list[str]]()
+    for delta in deltas:
+        if isinstance(delta, TextDelta):
+            text += delta.text
+        elif isinstance(delta, ReasoningDelta):
+            reasoning += delta.text
+        else:
+            assert isinstance(delta, CallDelta)
+            if delta.index not in calls:
+                assert delta.name
+                calls[delta.index] = [delta.name, ""]
+            calls[delta.index][1] += delta.arguments
+    assert list(calls) == list(range(len(calls)))
+    return Reply(text, reasoning, tuple(ReplyCall(name, arguments) for name, arguments in calls.values()))
+
+
+SAYABLE = [
+    (name, kind)
+    for kind in VOCABS
+    for name, case in CASES.items()
+    if kind != "metaspace" or not ("▁" in case.said or case.said.startswith(" "))
+]
+"""Metaspace vocabularies write a space for each ▁ and drop the first one of a text; no family has both."""
+
+
+@pytest.mark.parametrize(("name", "kind"), SAYABLE)
+def test_a_turn_is_read_the_same_in_any_chunks(name: str, kind: str) -> None:
+    case, vocab = CASES[name], VOCABS[kind]
+    ids = vocab.encode(case.said)
+    for size in (1, 2, 3, 7, len(ids) or 1):
+        deltas, reply = run(parser_of(vocab, case), ids, size, case.stopped_on)
+        assert reply == case.reply
+        told = said_by(deltas)
+        assert (told.text, told.reasoning, told.tool_calls) == (reply.text, reply.reasoning, reply.tool_calls)
+
+
+def test_text_is_told_as_it_comes() -> None:
+    parser = parser_of(BY_ID, CASES["text is text"])
+    told = [parser.feed(array("i", [i])) for i in BY_ID.encode("one two three")]
+    assert sum(bool(deltas) for deltas in told) > 3
+
+
+def test_half_a_character_is_never_told() -> None:
+    parser = parser_of(BY_ID, CASES["text is text"])
+    for token in BY_ID.encode("🙂" * 5):
+        for delta in parser.feed(array("i", [token])):
+            assert isinstance(delta, TextDelta)
+            assert "\ufffd" not in delta.text
+
+
+def test_half_a_marker_is_never_told() -> None:
+    parser = parser_of(BY_TEXT, CASES["one call"])
+    told = [delta for token in BY_TEXT.encode(ONE) for delta in parser.feed(array("i", [token]))]
+    assert not any(isinstance(delta, TextDelta) for delta in told)
+
+
+def test_half_a_stop_string_is_never_told() -> None:
+    parser = parser_of(BY_TEXT, CASES["a stop string is cut"])
+    told = "".join(
+        delta.text
+        for token in BY_TEXT.encode("Answer: 4\nObserv")
+        for delta in parser.feed(array("i", [token]))
+        if isinstance(delta, TextDelta)
+    )
+    assert told == "Answer: 4"  # white space waits too: it may belong to markup
+
+
+@pytest.mark.parametrize("kind", VOCABS)
+@given(data=st.data())
+def test_any_ids_are_read_and_text_is_what_the_tokenizer_decodes(kind: str, data: st.DataObject) -> None:
+    vocab = VOCABS[kind]
+    ids = data.draw(st.lists(st.integers(0, vocab.size - 1), max_size=60))
+    size = data.draw(st.integers(1, 9))
+    plain = TurnParser(vocab, Grammar(), ())
+    deltas, reply = run(plain, ids, size, None)
+    assert said_by(deltas).text == reply.text
+    shown = [i for i in ids if i not in vocab.special_ids]
+    if vocab.byte_level and len(shown) == len(ids):
+        assert reply.text == vocab.decode(ids)
+    for form in FORM.values():
+        parser = TurnParser(vocab, Grammar(form, THINK), TOOLS)
+        deltas, reply = run(parser, ids, size, None)
+        told = said_by(deltas)
+        assert (told.text, told.reasoning, told.tool_calls) == (reply.text, reply.reasoning, reply.tool_calls)
+        for made in reply.tool_calls:
+            assert isinstance(json.loads(made.arguments), dict)
+
+
+WORDS = (
+    *(
+        "<tool_call>",
+        "</tool_call>",
+        "<think>",
+        "</think>",
+        '{"name": "buy", "arguments": {}}',
+        "{",
+        "}",
+        "a",
+    ),
+    *("\n", " ", "<function=buy>", "</function>", "<parameter=n>", "</parameter>", "STOP", "<|im_end|>"),
+    *("<arg_key>", "</s>"),
+)
+MARKUP = st.lists(st.sampled_from(WORDS), max_size=14).map("".join)
+
+
+@pytest.mark.parametrize("kind", ["markers by id", "markers by text"])
+@given(said=MARKUP, cut=st.booleans(), form=st.sampled_from(sorted(FORM)), opened=st.booleans())
+def test_any_markup_is_read_the_same_in_any_chunks(
+    kind: str, said: str, cut: bool, form: str, opened: bool
+) -> None:
+    vocab = VOCABS[kind]
+    case = Case(said, Reply(), form=form, reasoning=opened, stop=("STOP",))
+    stopped_on = "STOP" if cut and said.endswith("STOP") else None
+    ids = vocab.encode(said)
+    if stopped_on and vocab.decode(ids).find("STOP") != len(said) - 4:
+        stopped_on = None
+    results = [run(parser_of(vocab, case), ids, size, stopped_on) for size in (1, 3, len(ids) or 1)]
+    for deltas, reply in results:
+        assert reply == results[0][1]
+        told = said_by(deltas)
+        assert (told.text, told.reasoning, told.tool_calls) == (reply.text, reply.reasoning, reply.tool_calls)
+        if stopped_on:
+            assert "STOP" not in reply.text + reply.reasoning
