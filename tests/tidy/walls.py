@@ -26,7 +26,10 @@ SHELL = (
     "operator.kube",
     "operator.handlers",
     "sandbox.entry",
+    "sandbox.guard",
+    "sandbox.logs",
     "sandbox.process",
+    "sandbox.procfs",
     "trainer.*",
 )
 """Modules that act: they may do I/O, read the clock, draw numbers, use asyncio."""

@@ -1,0 +1,92 @@
+"""What an agent and a verifier find in their environment (api.md section 5), in pods and locally. (pure)
+
+Every agent in our tests is pointed at the gateway by its own documented variables; nothing of ours is installed
+beside it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from sandgate.contract.session import SessionHandle, TerminationMessage
+
+TASK_PATH = "/sandgate/task.json"
+"""SANDGATE_TASK_FILE in a pod."""
+RESULT_PATH = "/sandgate/result.json"
+"""SANDGATE_RESULT_FILE in a verifier's pod."""
+TERMINATION_PATH = "/dev/termination-log"
+"""Kubernetes' own default of terminationMessagePath."""
+ENV_BYTES_MAX = 120_000
+"""Of one variable: Linux refuses a longer string than 128 KiB to execve."""
+
+TASK_FILE = "File"
+"""TaskDelivery.FILE, without importing manifests beside untrusted code."""
+
+
+def agent_env(
+    handle: SessionHandle,
+    *,
+    model: str,
+    prompt: Any,
+    delivery: str,
+    task_path: str = TASK_PATH,
+    termination_path: str = TERMINATION_PATH,
+) -> dict[str, str]:
+    """Variables of the agent. `delivery`: Env puts the prompt into SANDGATE_PROMPT (chat messages as JSON), File only
+    names the file. A prompt that no variable can hold is delivered as a file in any case."""
+    env = {
+        "OPENAI_BASE_URL": handle.base_url,
+        "OPENAI_API_BASE": handle.base_url,
+        "OPENAI_API_KEY": handle.api_key,
+        "ANTHROPIC_BASE_URL": handle.anthropic_base_url,
+        "ANTHROPIC_API_KEY": handle.api_key,
+        "SANDGATE_SESSION_ID": handle.session_id,
+        "SANDGATE_COMPLETE_URL": handle.complete_url,
+        "SANDGATE_MODEL": model,
+        "SANDGATE_TERMINATION_LOG": termination_path,
+    }
+    text = prompt_text(prompt)
+    if delivery == TASK_FILE or len(text.encode("utf-8", "surrogatepass")) > ENV_BYTES_MAX:
+        return env | {"SANDGATE_TASK_FILE": task_path}
+    return env | {"SANDGATE_PROMPT": text}
+
+
+def verifier_env(
+    handle: SessionHandle,
+    *,
+    model: str,
+    task_path: str = TASK_PATH,
+    result_path: str = RESULT_PATH,
+    termination_path: str = TERMINATION_PATH,
+) -> dict[str, str]:
+    """Variables of the verifier: no model endpoint; a key that can set this session's reward and nothing else."""
+    return {
+        "SANDGATE_SESSION_ID": handle.session_id,
+        "SANDGATE_MODEL": model,
+        "SANDGATE_TASK_FILE": task_path,
+        "SANDGATE_RESULT_FILE": result_path,
+        "SANDGATE_REWARD_URL": handle.reward_url,
+        "SANDGATE_REWARD_KEY": handle.reward_key,
+        "SANDGATE_TERMINATION_LOG": termination_path,
+    }
+
+
+def prompt_text(prompt: Any) -> str:
+    """A prompt as a variable can hold it: text as it is, chat messages as JSON; no NUL, which ends a C string."""
+    text = prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False)
+    return text.replace("\0", "")
+
+
+def task_document(uid: str, prompt: Any, data: Any, sample_index: int) -> bytes:
+    """Content of SANDGATE_TASK_FILE."""
+    task = {"uid": uid, "prompt": prompt, "data": data, "sample_index": sample_index}
+    return json.dumps(task, ensure_ascii=False).encode("utf-8", "backslashreplace")
+
+
+def result_document(exit_code: int | None, message: TerminationMessage) -> bytes:
+    """Content of SANDGATE_RESULT_FILE: `message` is what the agent left, parsed if it was JSON; `exit_code` null if it
+    was killed."""
+    result: Mapping[str, Any] = {"exit_code": exit_code, "message": message.value}
+    return json.dumps(result, ensure_ascii=False).encode("utf-8", "backslashreplace")

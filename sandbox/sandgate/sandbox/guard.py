@@ -1,0 +1,42 @@
+"""Kills what a driver started when the driver dies, by kill -9 too: a process of its own, told by lines on stdin.
+
+PR_SET_PDEATHSIG reaches only direct children and needs code between fork and exec, which is not safe in a process
+with threads. This small process holds the read end of a pipe whose only write end is the driver's: whatever ends the
+driver ends the pipe. Lines: `+GROUP MARK` (a process group, and a NAME=value of its environment) and `-GROUP`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from sandgate.sandbox.procfs import kill_group, kill_marked
+
+ROUNDS = 3
+"""A process that forks while it is being killed is caught by a later round."""
+
+
+def follow(lines: list[str], groups: dict[int, bytes]) -> None:
+    """Fold lines into what is to be killed."""
+    for line in lines:
+        number, _, mark = line[1:].partition(" ")
+        if line[:1] == "+":
+            groups[int(number)] = mark.encode()
+        elif line[:1] == "-":
+            groups.pop(int(number), None)
+
+
+def main() -> None:
+    """Read until the pipe ends, then kill."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    groups: dict[int, bytes] = {}
+    rest = b""
+    while chunk := os.read(0, 65536):
+        *lines, rest = (rest + chunk).split(b"\n")
+        follow([line.decode() for line in lines if line], groups)
+    for _ in range(ROUNDS):
+        for group in groups:
+            kill_group(group)
+        if not groups or not kill_marked(mark for mark in groups.values() if mark):
+            break

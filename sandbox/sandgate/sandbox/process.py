@@ -1,0 +1,279 @@
+"""A sandbox as a local process: the same environment, limits and results as in a pod, and none of the walls.
+
+**No isolation**: the program runs with this user's rights, sees this machine's files and network, and can read what
+other processes of the user hold. Use it for agents you trust.
+
+Memory: the resident memory of the process group is looked at every MEMORY_POLL_S; over the limit, all of it is killed
+and the exit says OOMKilled. Why not rlimits: they count reserved address space, which JavaScript and CUDA programs
+reserve by the hundreds of GB, hold for each process alone, and end in an exception in the agent, not in a fact of its
+sandbox. Why not cgroups: an ordinary user may not make them everywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from sandgate.contract.session import OUTCOME_BYTES_MAX
+from sandgate.sandbox import procfs
+from sandgate.sandbox.logs import Log
+
+MEMORY_POLL_S: Final = 0.1
+GRACE_S: Final = 5.0
+"""Between SIGTERM and SIGKILL."""
+DRAIN_S: Final = 1.0
+"""How long output is still read after the process ended: something that left the group may hold the pipe."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSpec:
+    """What to run. Nothing is inherited but what stands here."""
+
+    argv: Sequence[str]
+    env: Mapping[str, str] = field(repr=False)
+    cwd: Path
+    log: Path
+    """Where stdout and stderr go."""
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+    """Never written to the log."""
+    mark: str = ""
+    """`NAME=value` of `env` that tells its processes apart, also those that leave the process group."""
+    memory_bytes: int | None = None
+    termination: Path | None = None
+    """File in which it may leave a result."""
+    log_bytes: int = 8 << 20
+    """Of the log; the rest is dropped, and the log says so."""
+    pass_fds: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessExit:
+    """How it ended."""
+
+    code: int | None
+    """None if a signal killed it."""
+    signal: int | None
+    oom: bool
+    message: bytes
+    """Of the termination file; at most 4096 bytes, as Kubernetes keeps."""
+    at: float
+    """Unix seconds."""
+    tail: str
+    """End of its output, for people; without secrets."""
+
+
+class StartFailed(Exception):
+    """The program could not be started: not found, not executable, no such working directory."""
+
+
+class Guard:
+    """Holds the pipe whose end makes guard.py kill everything that was registered."""
+
+    def __init__(self) -> None:
+        # Without site-packages it is up in 20 ms and holds 8 MB.
+        run = "import sys; sys.path.insert(0, sys.argv[1]); from sandgate.sandbox.guard import main; main()"
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", run, str(Path(__file__).resolve().parents[2])],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+            cwd="/",
+            env={"LANG": "C.UTF-8"},
+        )
+
+    def add(self, group: int, mark: str) -> None:
+        """Kill this process group when we die."""
+        self._tell(f"+{group} {mark}\n")
+
+    def remove(self, group: int) -> None:
+        """It ended."""
+        self._tell(f"-{group}\n")
+
+    def _tell(self, line: str) -> None:
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # somebody killed the guard; nothing else depends on it
+            self._process.stdin.write(line.encode())
+            self._process.stdin.flush()
+
+    def close(self) -> None:
+        """The guard kills what is still registered, and ends."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.wait()
+
+
+class SandboxProcess:
+    """A running program: own session and process group, own environment, bounded log, known end."""
+
+    def __init__(
+        self, spec: ProcessSpec, popen: subprocess.Popen[bytes], log: Log, guard: Guard | None
+    ) -> None:
+        self.spec, self.pid = spec, popen.pid
+        self.started_at = time.time()
+        self._popen, self._log, self._guard = popen, log, guard
+        self._oom = False
+        self._oom_before = procfs.oom_kills()
+        self._ended: asyncio.Future[ProcessExit] = asyncio.get_running_loop().create_future()
+        self._run = asyncio.get_running_loop().create_task(self._follow())
+
+    @classmethod
+    async def start(cls, spec: ProcessSpec, guard: Guard | None = None) -> SandboxProcess:
+        """Raises StartFailed, saying why. Once it returns, the program's exec has succeeded."""
+        argv = [resolve(spec.argv[0], spec.env, spec.cwd), *spec.argv[1:]]
+        log = Log(spec.log, spec.secrets, spec.log_bytes)
+        read, write = os.pipe()
+        try:
+            popen = subprocess.Popen(  # noqa: ASYNC220 - returns with the exec's result, a millisecond or two
+                argv,
+                env=dict(spec.env),
+                cwd=spec.cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=write,
+                stderr=write,
+                start_new_session=True,
+                pass_fds=spec.pass_fds,
+            )
+        except (OSError, ValueError) as error:
+            os.close(read)
+            log.close()
+            raise StartFailed(f"{spec.argv[0]}: {getattr(error, 'strerror', None) or error}") from error
+        finally:
+            os.close(write)
+        if guard is not None:
+            guard.add(popen.pid, spec.mark)
+        with suppress(OSError, ValueError):
+            resource.prlimit(popen.pid, resource.RLIMIT_CORE, (0, 0))
+        log.follow(read)
+        return cls(spec, popen, log, guard)
+
+    async def wait(self) -> ProcessExit:
+        """Its end; everything it started is gone then, and its log is whole."""
+        return await asyncio.shield(self._ended)
+
+    @property
+    def exited(self) -> bool:
+        return self._ended.done()
+
+    async def stop(self, grace_s: float = GRACE_S) -> ProcessExit:
+        """SIGTERM to the group, after `grace_s` SIGKILL. Repeating it is harmless."""
+        if not self._ended.done():
+            procfs.kill_group(self.pid, signal.SIGTERM)
+            try:
+                async with asyncio.timeout(grace_s):
+                    return await self.wait()
+            except TimeoutError:
+                self.kill()
+        return await self.wait()
+
+    def kill(self) -> None:
+        """SIGKILL to the group."""
+        if not self._ended.done():
+            procfs.kill_group(self.pid)
+
+    def out_of_memory(self) -> None:
+        """The watch found it over its limit."""
+        if not self._ended.done():
+            self._oom = True
+            self.kill()
+
+    async def _follow(self) -> None:
+        code = await _exit_code(self._popen)
+        at = time.time()
+        # The group's id may only be used again once its last member is gone, so this cannot hit a stranger.
+        procfs.kill_group(self.pid)
+        if self.spec.mark:
+            await asyncio.to_thread(procfs.kill_marked, [self.spec.mark.encode()])
+        await self._log.drain(DRAIN_S)
+        if self._guard is not None:
+            self._guard.remove(self.pid)
+        killed = code == -signal.SIGKILL
+        oom = self._oom or (killed and -1 < self._oom_before < procfs.oom_kills())
+        self._ended.set_result(
+            ProcessExit(
+                code=code if code >= 0 else None,
+                signal=-code if code < 0 else None,
+                oom=oom,
+                message=read_termination(self.spec.termination),
+                at=at,
+                tail=self._log.tail,
+            )
+        )
+
+
+async def _exit_code(popen: subprocess.Popen[bytes]) -> int:
+    """Wait without a thread (pidfd), or with one where the kernel has none. Like Popen: -N for signal N."""
+    loop = asyncio.get_running_loop()
+    try:
+        handle = os.pidfd_open(popen.pid)
+    except (AttributeError, OSError):
+        return await loop.run_in_executor(None, popen.wait)
+    gone = asyncio.Event()
+    loop.add_reader(handle, gone.set)
+    try:
+        await gone.wait()
+    finally:
+        loop.remove_reader(handle)
+        os.close(handle)
+    return popen.wait()
+
+
+def resolve(program: str, env: Mapping[str, str], cwd: Path) -> str:
+    """The program's file: by its own PATH, not ours; a name with a slash is relative to `cwd`. Raises StartFailed."""
+    if "/" in program:
+        places = [str(cwd / program)]
+    else:
+        places = [str(Path(part or ".") / program) for part in env.get("PATH", os.defpath).split(os.pathsep)]
+    for place in places:
+        if os.access(place, os.X_OK) and not os.path.isdir(place):
+            return os.path.abspath(place)
+    why = "is not an executable file" if "/" in program else "is not on PATH"
+    raise StartFailed(f"{program} {why}")
+
+
+def read_termination(path: Path | None) -> bytes:
+    """What the program left, cut to what Kubernetes keeps. Nothing if it is not a plain file (a program may put a
+    link or a pipe there)."""
+    if path is None:
+        return b""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError:
+        return b""
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            return b""
+        return os.read(handle, OUTCOME_BYTES_MAX)
+    except OSError:
+        return b""
+    finally:
+        os.close(handle)
+
+
+async def watch_memory(
+    running: Callable[[], Sequence[SandboxProcess]], poll_s: float = MEMORY_POLL_S
+) -> None:
+    """For ever: end those of `running` that hold more than their limit. One scan of /proc serves all."""
+    while True:
+        await asyncio.sleep(poll_s)
+        limited = [(one, limit) for one in running() if (limit := one.spec.memory_bytes) and not one.exited]
+        if not limited:
+            continue
+        held = await asyncio.to_thread(procfs.group_memory)
+        for one, limit in limited:
+            # The quick sum counts shared pages more than once: look closely before killing.
+            if held.get(one.pid, 0) > limit:
+                exact = await asyncio.to_thread(procfs.group_memory_exact, one.pid)
+                if exact > limit:
+                    one.out_of_memory()

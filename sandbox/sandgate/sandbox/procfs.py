@@ -1,0 +1,88 @@
+"""What Linux says of processes: who belongs to a sandbox, how much memory they hold. Empty answers elsewhere."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+PROC = Path("/proc")
+PAGE = os.sysconf("SC_PAGE_SIZE")
+ENVIRON_BYTES_MAX = 1 << 20
+"""Of a process's environment that is looked at."""
+
+
+def pids() -> Iterator[int]:
+    """All processes now."""
+    with suppress(OSError):
+        for name in os.listdir(PROC):
+            if name.isdigit():
+                yield int(name)
+
+
+def group_memory() -> dict[int, int]:
+    """Process group -> resident bytes of its members. Pages that they share count once for each: an upper bound."""
+    held: dict[int, int] = {}
+    for pid in pids():
+        with suppress(OSError, ValueError, IndexError):
+            raw = (PROC / str(pid) / "stat").read_bytes()
+            # The command name, in brackets, may hold anything; after it the fields are numbers (proc(5)).
+            fields = raw[raw.rindex(b")") + 2 :].split()
+            group, pages = int(fields[2]), int(fields[21])
+            held[group] = held.get(group, 0) + pages * PAGE
+    return held
+
+
+def group_memory_exact(group: int) -> int:
+    """Resident bytes of a process group, shared pages divided among those that share them (PSS)."""
+    total = 0
+    for pid in pids():
+        with suppress(OSError, ValueError, IndexError):
+            if os.getpgid(pid) != group:
+                continue
+            for line in (PROC / str(pid) / "smaps_rollup").read_bytes().splitlines():
+                if line.startswith(b"Pss:"):
+                    total += int(line.split()[1]) * 1024
+    return total
+
+
+def marked(marks: Iterable[bytes]) -> list[int]:
+    """Processes (not this one) whose environment holds one of `marks` (`NAME=value`): also those that left their
+    group, as daemons do."""
+    wanted, found = set(marks), []
+    for pid in pids():
+        if pid == os.getpid():
+            continue
+        with suppress(OSError):
+            with open(PROC / str(pid) / "environ", "rb") as file:
+                environ = file.read(ENVIRON_BYTES_MAX)
+            if not wanted.isdisjoint(environ.split(b"\0")):
+                found.append(pid)
+    return found
+
+
+def kill_group(group: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Signal every process of the group; none is fine. Never our own group."""
+    if group > 1 and group != os.getpgrp():
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, number)
+
+
+def kill_marked(marks: Iterable[bytes]) -> int:
+    """SIGKILL what `marked` finds; how many."""
+    found = marked(marks)
+    for pid in found:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    return len(found)
+
+
+def oom_kills() -> int:
+    """Processes that the kernel killed for memory since it started; -1 where it does not say."""
+    with suppress(OSError, ValueError):
+        for line in (PROC / "vmstat").read_bytes().splitlines():
+            if line.startswith(b"oom_kill "):
+                return int(line.split()[1])
+    return -1
