@@ -17,6 +17,7 @@ from sandgate.trainer.cli import app
 from sandgate.trainer.cli import doctor as command
 from sandgate.trainer.doctor.findings import Finding
 from tests.gateway.tokens.lab import CHATML, QWEN_PLAIN, train, write_model
+from tests.support.vllm import Vllm
 
 CHATML_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -43,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-class Vllm:
+class Fake:
     """vLLM 0.32's answers, as recorded in the shapes of its token_in_token_out/protocol.py, over known logits."""
 
     def __init__(self, folder: Path, **faults: Any) -> None:
@@ -102,7 +103,7 @@ class Vllm:
         return {"choices": [choice]}
 
 
-def examine(folder: Path | None, engine: Vllm | None) -> dict[str, Finding]:
+def examine(folder: Path | None, engine: Fake | None) -> dict[str, Finding]:
     transport = httpx.MockTransport(engine) if engine else None
     found = list(command.examine(folder, "http://engine:8000" if engine else None, transport))
     assert len({finding.check for finding in found}) == len(found), "one line per check"
@@ -110,7 +111,7 @@ def examine(folder: Path | None, engine: Vllm | None) -> dict[str, Finding]:
 
 
 def test_a_healthy_pair_has_no_complaints(folder: Path) -> None:
-    found = examine(folder, Vllm(folder))
+    found = examine(folder, Fake(folder))
     assert {name: finding.verdict for name, finding in found.items() if finding.verdict != "ok"} == {}
     assert {
         "codec",
@@ -157,12 +158,12 @@ ENGINES: dict[str, tuple[dict[str, Any], str, str, str]] = {
 def test_an_unfit_engine_is_told_what_to_fix(
     folder: Path, faults: dict[str, Any], check: str, verdict: str, fix: str
 ) -> None:
-    found = examine(folder, Vllm(folder, **faults))[check]
+    found = examine(folder, Fake(folder, **faults))[check]
     assert (found.verdict, fix in found.fix) == (verdict, True), found
 
 
 def test_an_engine_alone_can_be_judged(folder: Path) -> None:
-    found = examine(None, Vllm(folder, spans=[{"version": "step-7", "start": 0, "end": 4}]))
+    found = examine(None, Fake(folder, spans=[{"version": "step-7", "start": 0, "end": 4}]))
     assert {finding.verdict for finding in found.values()} == {"ok"}
     assert "step-7" in found["weight version"].detail
     assert "template" not in found
@@ -228,3 +229,12 @@ def test_the_command_as_json(folder: Path) -> None:
     assert said.exit_code == 1
     last = json.loads(said.stdout)[-1]
     assert (last["check"], last["verdict"]) == ("engine", "fail")
+
+
+@pytest.mark.vllm
+def test_the_real_engine_is_fit(vllm: Vllm) -> None:
+    """All checks against vLLM itself, with the model it serves: the fake above says what this one says."""
+    found = {finding.check: finding for finding in command.examine(vllm.folder, vllm.url)}
+    assert {name: finding for name, finding in found.items() if finding.verdict != "ok"} == {}
+    assert found["logprobs mode"].detail.startswith("processed")
+    assert {"template", "tokenizer parity", "weight version", "token ids in"} <= found.keys()
