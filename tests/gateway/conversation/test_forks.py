@@ -116,6 +116,12 @@ CASES: dict[str, tuple[Callable[[], Talk], TurnRequest, str | None, ForkReason |
         "t1",
         ForkReason.ASSISTANT_DROPPED,
     ),
+    "an answer and its result give way to a user error": (
+        shopped,
+        ask(*WHOLE[:4], user("your call was malformed"), *WHOLE[6:], user("and?")),
+        "t0",
+        ForkReason.ASSISTANT_DROPPED,
+    ),
     # user_or_tool_edited
     "a tool result in other words": (
         shopped,

@@ -93,6 +93,20 @@ def test_find_ids(prompt: list[int], turn: str | None) -> None:
     assert (found.id if found else None) == turn
 
 
+def test_find_ids_goes_on_below_the_elder_of_two_turns_with_the_same_ids() -> None:
+    """Greedy sampling answers a retry with the very ids; the conversation went on from the first answer."""
+    talk = forked()
+    same = {"context": talk.records[1].context, "ids": talk.records[1].ids}
+    twin = talk.say(request(HI, echo("t0", YES), ON), YES, **same)
+    deeper = array("i", [0, 1, 2, 3, 4, 10, 11, 12, 13, 14, 30, 31, 32, 33, 34])
+    found = talk.tree.find_ids(deeper)
+    assert found is not None
+    assert found.id == "t3"
+    found = talk.tree.find_ids(deeper[:10])
+    assert found is not None
+    assert found.id == twin
+
+
 def test_find_ids_in_an_empty_tree() -> None:
     assert Tree().find_ids(array("i", [1])) is None
 

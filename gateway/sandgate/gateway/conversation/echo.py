@@ -61,6 +61,8 @@ def recognise(
     """How `echo` is `turn`'s reply, or None if it is not. `known`: call mark -> turn, for the whole session."""
     if not echo.plain or len(echo.calls) != len(reply.tool_calls):
         return None
+    if _exact(echo, turn, reply):
+        return _EXACT
     ids = _ids(echo, turn, known)
     if ids is None or any(c.name != r.name for c, r in zip(echo.calls, reply.tool_calls, strict=True)):
         return None
@@ -79,8 +81,6 @@ def recognise(
         text = arguments = Level.LOSSY
     thought = Level.EXACT if echo.reasoning == reply.reasoning else Level.REASONING
     level = max(ids, text, arguments, thought)
-    if level is Level.EXACT:
-        return _EXACT
     cost = (
         (_LOSSY if level is Level.LOSSY else 0)
         + (_RENAMED if ids else 0)
@@ -88,6 +88,21 @@ def recognise(
         + (_UNTHOUGHT if thought else 0)
     )
     return Recognised(level, cost, tuple(notes))
+
+
+def _exact(echo: Echo, turn: str, reply: Reply) -> bool:
+    """The common case, decided at once."""
+    if echo.text != reply.text or echo.reasoning != reply.reasoning:
+        return False
+    for at, sampled in enumerate(reply.tool_calls):
+        call = echo.calls[at]
+        if (
+            call.arguments != sampled.arguments
+            or call.name != sampled.name
+            or mark_of(call.id) != call_mark(turn, at)
+        ):
+            return False
+    return True
 
 
 def _ids(echo: Echo, turn: str, known: dict[str, str]) -> Level | None:

@@ -13,11 +13,19 @@ from itertools import takewhile
 
 from sandgate.contract.errors import ForkReason
 from sandgate.gateway.conversation.messages import Message, TurnRequest
-from sandgate.gateway.conversation.sameness import FOREIGN, KEY_BYTES, NO_TOOLS, foreign_key, head_length
+from sandgate.gateway.conversation.sameness import (
+    FOREIGN,
+    KEY_BYTES,
+    NO_TOOLS,
+    USER,
+    foreign_key,
+    head_length,
+)
 from sandgate.gateway.conversation.turns import Turn
 
-BRANCHES_MAX = 64
-"""Newest branches a request is compared with: a fork's reason is a label, and this bounds its cost."""
+BRANCHES_MAX = 16
+"""Newest branches a request is compared with: a fork's reason is a label, and this bounds its cost (1,000 turns in 16
+branches: about 5 ms)."""
 SUMMARY_CHARS_MIN = 40
 """A reply of at least this length that stands inside a later system or user message is a summary put to use."""
 
@@ -68,8 +76,9 @@ def name(
     """
     if why := _by_words(request, head, turns, by_echo):
         return why
-    branches = [_branch(turn, by_echo) for turn in _tips(turns, by_echo)[-BRANCHES_MAX:]]
-    echoed = _branch(parent, by_echo).said if parent else []
+    keys: dict[str, bytes] = {}
+    branches = [_branch(turn, by_echo, keys) for turn in _tips(turns, by_echo)[-BRANCHES_MAX:]]
+    echoed = _branch(parent, by_echo, keys).said if parent else []
     mine = [*echoed, *rest]
     common, overlap, same_head, _, at = max(
         (
@@ -173,7 +182,11 @@ def _by_blocks(near: _Branch, mine: Sequence[bytes], common: int, echoed: int) -
         return ForkReason.USER_OR_TOOL_EDITED
     if any(_sampled(block) for block in added):
         return ForkReason.ASSISTANT_EDITED
-    return ForkReason.ASSISTANT_DROPPED if len(skipped) == 1 else ForkReason.HISTORY_TRUNCATED
+    answers = sum(map(_sampled, skipped))
+    with_prompt = any(block[:1] == USER for block in skipped)
+    cut_out = not added and len(skipped) > 1
+    truncated = answers > 1 or with_prompt or cut_out
+    return ForkReason.HISTORY_TRUNCATED if truncated else ForkReason.ASSISTANT_DROPPED
 
 
 def _sampled(block: bytes) -> bool:
@@ -206,7 +219,8 @@ def _before(turn: Turn, by_echo: Mapping[bytes, Turn]) -> Turn | None:
     return by_echo.get(turn.blocks[0]) if turn.blocks else None
 
 
-def _branch(turn: Turn, by_echo: Mapping[bytes, Turn]) -> _Branch:
+def _branch(turn: Turn, by_echo: Mapping[bytes, Turn], keys: dict[str, bytes]) -> _Branch:
+    """`keys`: those of answers already made, since branches share their trunk."""
     way = [turn]
     while before := _before(way[-1], by_echo):
         way.append(before)
@@ -215,5 +229,9 @@ def _branch(turn: Turn, by_echo: Mapping[bytes, Turn]) -> _Branch:
     for one in reversed(way):
         said += one.blocks[1:]
         answers.append(len(said))
-        said.append(foreign_key(one.reply.text, [(c.name, c.arguments) for c in one.reply.tool_calls]))
+        key = keys.get(one.id)
+        if key is None:
+            calls = [(call.name, call.arguments) for call in one.reply.tool_calls]
+            key = keys[one.id] = foreign_key(one.reply.text, calls)
+        said.append(key)
     return _Branch(turn.head_key, said, answers)

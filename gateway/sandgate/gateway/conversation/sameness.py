@@ -249,7 +249,12 @@ def echo_of(run: Sequence[Message]) -> Echo:
     """Consecutive assistant messages as one turn."""
     if len(run) == 1:
         message = run[0]
-        plain = all(isinstance(part, TextPart) for part in message.parts)
+        parts = message.parts
+        if not parts:
+            return Echo("", message.tool_calls, message.reasoning or "")
+        if len(parts) == 1 and isinstance(parts[0], TextPart):
+            return Echo(parts[0].text, message.tool_calls, message.reasoning or "")
+        plain = all(isinstance(part, TextPart) for part in parts)
         return Echo(message.text, message.tool_calls, message.reasoning or "", plain)
     one = [echo_of([message]) for message in run]
     return Echo(

@@ -124,19 +124,19 @@ class Tree:
         return forks.name(self.turns, self._index.by_echo, request, head_key, best.turn, rest)
 
     def find_ids(self, prompt: Ids) -> Turn | None:
-        """For requests that are token ids: the deepest turn whose prompt + response are the head of `prompt`."""
-        at, deepest = 0, None
-        level = self._children.get(None, [])
-        while level:
-            for turn in reversed(level):
-                middle = at + len(turn.context)
-                end = middle + len(turn.ids)
-                if prompt[at:middle] == turn.context and prompt[middle:end] == turn.ids:
-                    at, deepest = end, turn
-                    break
-            else:
-                return deepest
-            level = self._children.get(deepest.id, [])
+        """For requests that are token ids: the deepest turn whose prompt + response are the head of `prompt`; of twins
+        the newest."""
+        best: tuple[int, int] = (0, -1)
+        deepest = None
+        waiting = [(0, root) for root in self._children.get(None, ())]
+        while waiting:
+            at, turn = waiting.pop()
+            middle = at + len(turn.context)
+            end = middle + len(turn.ids)
+            if prompt[at:middle] == turn.context and prompt[middle:end] == turn.ids:
+                if (end, turn.number) > best:
+                    best, deepest = (end, turn.number), turn
+                waiting += [(end, child) for child in self._children.get(turn.id, ())]
         return deepest
 
     def confirm(self, parent: str, prompt: Ids) -> ForkReason | None:
@@ -156,6 +156,12 @@ class Tree:
             at = turn.parent
         out.reverse()
         return out
+
+    def prompt_ids(self, turn: Turn) -> Ids:
+        """What `turn` was sampled after; only its own context if its parent is not here (the tree was let go)."""
+        if turn.parent is None or turn.parent not in self._turns:
+            return turn.context
+        return self.path_ids(turn.parent) + turn.context
 
     def path_ids(self, turn_id: str) -> Ids:
         """Everything up to and including this turn's sampled ids: a fresh array, the caller's to keep.

@@ -86,7 +86,8 @@ def walk(index: Index, seen: Outline, start: State, policy: MatchPolicy) -> Stat
                 for after in _readings(index, seen, state, policy):
                     if after.since > state.since:
                         bases[after.key] = after
-                        best = max(best, after, key=lambda one: one.rank)
+                        if best.rank < after.rank:
+                            best = after
                     if after.key in index.known:
                         _push(waiting, after)
             else:
@@ -122,7 +123,10 @@ def _readings(index: Index, seen: Outline, state: State, policy: MatchPolicy) ->
     """What the assistant messages at `state.at` may be: echoes of turns sampled for this chain, or foreign words."""
     candidates = index.by_prompt.get(state.key, ())
     last = seen.run_end[state.at]
-    for end in {*range(state.at + 1, min(last, state.at + RUN_MAX) + 1), last}:
+    ends = (
+        (last,) if last == state.at + 1 else {*range(state.at + 1, min(last, state.at + RUN_MAX) + 1), last}
+    )
+    for end in ends:
         echo = echo_of(seen.messages[state.at : end])
         for turn in candidates:
             how = recognise(echo, turn.id, turn.reply, turn.stop_reason, index.calls, policy)
@@ -135,5 +139,5 @@ def _readings(index: Index, seen: Outline, state: State, policy: MatchPolicy) ->
 
 
 def _recognised(state: State, turn: Turn, how: Recognised, end: int) -> State:
-    notes = tuple(f"{turn.id}: {note}" for note in how.notes)
+    notes = tuple(f"{turn.id}: {note}" for note in how.notes) if how.notes else ()
     return State(turn_key(turn.id), turn, end, end, state.cost + how.cost, how.level, notes)
