@@ -119,14 +119,40 @@ def from_json(value: dict[str, Json]) -> Trajectory:
 
     Raises NewerRecord, CorruptRecord.
     """
-    if int(value.get("schema_version", 0)) > SCHEMA_VERSION:
-        raise NewerRecord(seen=int(value["schema_version"]), known=SCHEMA_VERSION)
+    if not isinstance(value, dict):
+        raise CorruptRecord(f"not a trajectory record: {type(value).__name__}")
+    seen = value.get("schema_version", 0)
+    if isinstance(seen, int) and seen > SCHEMA_VERSION:
+        raise NewerRecord(seen=seen, known=SCHEMA_VERSION)
     known = {k: v for k, v in value.items() if k in Trajectory.__dataclass_fields__}
+    for name, given in known.items():
+        if name not in ARRAY_FIELDS and not _fits(given, Trajectory.__dataclass_fields__[name].type):
+            raise CorruptRecord(f"not a trajectory record: {name} cannot be {type(given).__name__}")
     try:
         for name, code in ARRAY_FIELDS.items():
             known[name] = array(code, known[name])
-        for name in ("turn_ids", "turn_ends", "turn_rewards"):
+        for name, kind in (("turn_ids", "str"), ("turn_ends", "int"), ("turn_rewards", "float")):
             known[name] = tuple(known.get(name, ()))
+            if not all(_fits(entry, kind) for entry in known[name]):
+                raise CorruptRecord(f"not a trajectory record: {name} holds more than {kind}")
         return Trajectory(**known)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise CorruptRecord(f"not a trajectory record: {error!r}") from error
+
+
+_JSON_TYPES: dict[str, tuple[type, ...]] = {
+    "int": (int,),
+    "str": (str,),
+    "bool": (bool,),
+    "float": (float, int),
+    "float | None": (float, int, type(None)),
+    "str | None": (str, type(None)),
+    "bytes | None": (bytes, type(None)),
+    "dict[str, Json]": (dict,),
+}
+"""A field's annotation -> what JSON may hold for it; other fields are lists. `array` itself checks array fields."""
+
+
+def _fits(given: Json, annotation: Json) -> bool:
+    kinds = _JSON_TYPES.get(str(annotation), (list, tuple))
+    return isinstance(given, kinds) and not (isinstance(given, bool) and bool not in kinds)

@@ -162,6 +162,18 @@ async def test_pages_that_do_not_fit_together_are_refused(tmp_path: Path) -> Non
         await SqliteStore.open(tmp_path / "j")
 
 
+async def test_an_index_that_is_damaged_is_made_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await make(tmp_path / "j", "a", "b")
+    raw = (tmp_path / "j").read_bytes()
+    at = raw.rindex(b"s\x02")  # an index entry: the session's name, then the sequence
+    (tmp_path / "j").write_bytes(raw[:at] + b"z" + raw[at + 1 :])
+    async with await SqliteStore.open(tmp_path / "j") as store:
+        assert names(store, "s") == ["a", "b"]
+    assert "its index was damaged" in caplog.text
+
+
 # --- the writer by itself
 
 

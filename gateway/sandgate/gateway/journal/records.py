@@ -84,6 +84,8 @@ class TurnCommitted(_Record, frozen=True, kw_only=True, tag="turn"):
     """How an echo was recognised where it was lossy (rule N10)."""
     top: tuple[tuple[tuple[int, float], ...], ...] = ()
     """Per token the top alternatives (id, logprob), if the client asked for them."""
+    created: int = 0
+    """Unix seconds: what the answer says as `created`, so that a replay says it too."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -209,5 +211,5 @@ def decode(raw: bytes) -> Record:
         if seen > SCHEMA:
             raise NewerRecord(seen=seen, known=SCHEMA)
         return _DECODER.decode(raw)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptRecord(f"not a journal record: {error}") from error

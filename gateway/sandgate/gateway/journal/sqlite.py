@@ -329,9 +329,7 @@ def _open(path: Path) -> _Start:
             if lost:
                 log.error("journal %s: the last %d transactions were damaged and are gone", path.name, lost)
             _prepare(db, path, new=new)
-            found = [text for (text,) in db.execute("PRAGMA quick_check(1)")]
-            if found != ["ok"]:
-                raise CorruptRecord(f"journal {path.name}: {found[0]}")
+            _check_structure(db, path)
             return _Start(db, lost + _cut_tail(db, path))
         except BaseException:
             db.close()
@@ -392,6 +390,21 @@ def _sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
+def _check_structure(db: sqlite3.Connection, path: Path) -> None:
+    """Raises CorruptRecord for tables that do not fit together; an index that does not is made anew."""
+    if (problem := _problem(db, "quick_check")) is None and _problem(db, "integrity_check") is not None:
+        log.warning("journal %s: its index was damaged and is made anew", path.name)
+        db.execute("REINDEX records")
+        problem = _problem(db, "integrity_check")
+    if problem is not None:
+        raise CorruptRecord(f"journal {path.name}: {problem}")
+
+
+def _problem(db: sqlite3.Connection, check: str) -> str | None:
+    (found,) = db.execute(f"PRAGMA {check}(1)").fetchone()
+    return None if found == "ok" else str(found)
+
+
 def _cut_tail(db: sqlite3.Connection, path: Path) -> int:
     rows: Iterator[Row] = db.execute(f"{SELECT} ORDER BY seq")
     first = cut_from(rows)
@@ -413,5 +426,7 @@ def _naming_damage(path: Path) -> Iterator[None]:
         if getattr(error, "sqlite_errorcode", 0) & 0xFF in DAMAGED:
             raise CorruptRecord(f"journal {path.name}: {error}") from error
         raise JournalUnavailable(f"journal {path.name}: {error}") from error
+    except UnicodeDecodeError as error:  # SQLite's message quotes a damaged schema
+        raise CorruptRecord(f"journal {path.name}: its schema is damaged") from error
     except OSError as error:
         raise JournalUnavailable(f"journal {path.name}: {error.strerror}") from error
