@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from sandgate.gateway.conversation.messages import TurnRequest
 from sandgate.gateway.conversation.turns import Turn
@@ -24,6 +25,8 @@ class Call:
     request: TurnRequest
     turns: tuple[str, ...]
     """Turn ids, one per choice."""
+    begun: float
+    """Unix seconds; the answer's `created`, streamed or not, now or in a replay."""
     done: asyncio.Future[list[Turn]]
     prepared: asyncio.Future[None]
     """The prompt is rendered and admitted: from here on headers may go out."""
@@ -31,9 +34,13 @@ class Call:
     fork: str | None = None
     listeners: int = 0
     steps: list[Step] = field(default_factory=list)
-    replayed: bool = False
+    """What was said so far, if it is streamed: a joiner starts from the first."""
+    doomed: bool = False
+    """Cancelled or failed: whoever asks now gets a call of its own."""
+    committing: bool = False
+    """Its turns are being made durable: too late to cancel."""
     linger: asyncio.TimerHandle | None = None
-    _waiter: asyncio.Future[None] | None = None
+    _waiters: set[asyncio.Future[None]] = field(default_factory=set)
 
     def say(self, index: int, deltas: list[ParseDelta], tokens: Tokens | None = None) -> None:
         """More of choice `index`; wakes the followers."""
@@ -43,30 +50,51 @@ class Call:
 
     def wake(self) -> None:
         """Something changed."""
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
-    async def follow(self, keepalive_s: float) -> AsyncIterator[list[Step]]:
-        """New steps as they come; an empty list after `keepalive_s` of silence. Ends when the call is durable;
-        raises what the call raised."""
-        at = 0
+    def cancel(self) -> None:
+        """Abort it in the engine, unless it has its answer already."""
+        if self.task is not None and not self.committing:
+            self.doomed = True
+            self.task.cancel()
+
+    async def follow(self, keepalive_s: float, gone: asyncio.Future[Any]) -> AsyncIterator[list[Step]]:
+        """New steps as they come; an empty list after `keepalive_s` of silence. Ends when the call is durable, or
+        as soon as `gone` is done (the client's connection broke); raises what the call raised."""
         loop = asyncio.get_running_loop()
-        while True:
-            if at < len(self.steps):
-                fresh, at = self.steps[at:], len(self.steps)
-                yield fresh
-                continue
-            if self.done.done():
-                self.done.result()
-                return
-            if self._waiter is None:
-                self._waiter = loop.create_future()
-            waiter = self._waiter
-            timer = loop.call_later(keepalive_s, self.wake)
-            try:
-                await waiter
-            finally:
-                timer.cancel()
-            if at == len(self.steps) and not self.done.done():
-                yield []
+        at, heard = 0, loop.time()
+        waiter: asyncio.Future[None] = loop.create_future()
+
+        def poke(_: object = None) -> None:
+            if not waiter.done():
+                waiter.set_result(None)
+
+        gone.add_done_callback(poke)
+        timer = loop.call_at(heard + keepalive_s, poke)
+        try:
+            while not gone.done():
+                if at < len(self.steps):
+                    fresh, at = self.steps[at:], len(self.steps)
+                    heard = loop.time()
+                    yield fresh
+                    continue
+                if self.done.done():
+                    self.done.result()
+                    return
+                if loop.time() >= heard + keepalive_s:
+                    heard = loop.time()
+                    yield []
+                    continue
+                if timer.cancelled() or timer.when() <= loop.time():  # one timer, moved on only when it fired
+                    timer = loop.call_at(heard + keepalive_s, poke)
+                waiter = loop.create_future()
+                self._waiters.add(waiter)
+                try:
+                    await waiter
+                finally:
+                    self._waiters.discard(waiter)
+        finally:
+            timer.cancel()
+            gone.remove_done_callback(poke)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
-from typing import Any
+import copy
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 from sandgate.contract.errors import Forbidden, Gone, InvalidBody, NotFound
 from sandgate.contract.keys import Key, Scope
-from sandgate.contract.trajectory import Json, Trajectory, to_json
+from sandgate.contract.trajectory import Json, to_json
 from sandgate.gateway import sampling
 from sandgate.gateway.config import Config
 from sandgate.gateway.engine.api import Engine
-from sandgate.gateway.journal.records import Completed, Record, Rewarded, Sealed
+from sandgate.gateway.journal.records import Completed, Delivered, Record, Rewarded, Sealed
 from sandgate.gateway.metrics import Metrics
+from sandgate.gateway.prompts import off_loop
 from sandgate.gateway.session import Phase, Session
 from sandgate.gateway.sessions import Sessions
 from sandgate.gateway.trajectories.linearize import Facts
@@ -36,6 +41,8 @@ class Core:
     origin: str
     epoch: str
     """Of this life of the process; event cursors of another life are void."""
+    ending: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
+    """Sessions that are being completed, finalized or aborted; whoever does or waits holds the lock."""
 
     async def open(self, spec: SessionSpec, key: Key) -> tuple[dict[str, Json], bool]:
         """SessionHandle and whether it was created now."""
@@ -70,24 +77,42 @@ class Core:
 
     async def complete(self, session: Session, body: Complete) -> dict[str, Json]:
         """The agent is done. Idempotent: the first one stands. Its reward counts only with reward_source agent."""
-        if session.phase is Phase.ABORTED:
-            raise Gone(f"session {session.session_id} was aborted")
-        if session.phase is Phase.OPEN:
-            records: list[Any] = [Completed(at=self.sessions.now(), info=body.reward_info)]
-            reward = body.reward_info.get("reward")
-            if session.spec.get("reward_source") == "agent" and isinstance(reward, int | float):
-                shaped = RewardBody(reward=float(reward), reward_info=body.reward_info)
-                records.insert(
-                    0,
-                    Rewarded(at=self.sessions.now(), turn=None, reward=shaped.reward, info=body.reward_info),
-                )
-            await self.sessions.record(session, *records)
+        async with self._alone(session):
+            if session.phase is Phase.ABORTED:
+                raise Gone(f"session {session.session_id} was aborted")
+            if session.phase is Phase.OPEN:
+                now = self.sessions.now()
+                records: list[Record] = [Completed(at=now, info=body.reward_info)]
+                if (reward := _own_reward(session, body)) is not None:
+                    records.insert(0, Rewarded(at=now, turn=None, reward=reward, info=body.reward_info))
+                await self.sessions.record(session, *records)
         return {"session_id": session.session_id, "state": session.phase.value}
+
+    @asynccontextmanager
+    async def _alone(self, session: Session) -> AsyncIterator[None]:
+        """No other ending of this session meanwhile: the first one stands, the second sees it."""
+        lock = self.ending.get(session.session_id)
+        if lock is None:
+            lock = self.ending[session.session_id] = asyncio.Lock()
+        async with lock:
+            yield
+
+    async def _seal(self, session: Session, sealed: Sealed) -> None:
+        """Cancel what is in flight, then end it. Reserved first: nothing is recorded behind a seal."""
+        session.closing = True
+        try:
+            await self.turns.cancel(session)
+            notes = [
+                Delivered(at=sealed.at, turn=turn) for turn in sorted(session.unsure - session.delivered)
+            ]
+            await self.sessions.record(session, *notes, sealed)
+        finally:
+            session.closing = False
 
     async def reward(self, session: Session, body: RewardBody) -> str | None:
         """Reward a turn; returns its id (None = whichever is last when the session ends)."""
-        if session.ended:
-            raise Gone(f"session {session.session_id} is {session.phase.value}; its rewards are final")
+        if session.ended or session.closing:
+            raise Gone(f"session {session.session_id} has ended; its rewards are final")
         turn = None
         if body.interaction_id is not None:
             turn = body.interaction_id.rpartition("-")[2]
@@ -101,43 +126,48 @@ class Core:
 
     async def finalize(self, session: Session, body: Finalize) -> dict[str, Json]:
         """Seal it (stragglers are cancelled) and give its trajectories. The first outcome stands."""
-        if session.phase is Phase.ABORTED:
-            raise Gone(f"session {session.session_id} was aborted")
-        if not session.ended:
-            await self.turns.cancel(session)
-        if not session.ended:
-            outcome = body.outcome
-            sealed = Sealed(
-                at=self.sessions.now(),
-                failure_class=outcome.failure_class if outcome else None,
-                failure_reason=outcome.failure_reason if outcome else None,
-                detail=outcome.detail if outcome else "",
-                complete=outcome.complete if outcome else True,
-                reward=body.reward,
-                info=body.reward_info,
-                discount=body.discount,
-                shared_nodes=self.config.shared_nodes,
-            )
-            await self.sessions.record(session, sealed)
+        async with self._alone(session):
+            if session.phase is Phase.ABORTED:
+                raise Gone(f"session {session.session_id} was aborted")
+            if not session.ended:
+                await self._seal(session, self._sealed(body))
         out: dict[str, Json] = {"session_id": session.session_id, "state": session.phase.value}
         if body.trajectories:
-            out["trajectories"] = [to_json(one) for one in self.trajectories(session)]
-        else:
-            session.evict()
+            out["trajectories"] = await self._rows([session])
+        session.evict()
         return out
+
+    def _sealed(self, body: Finalize) -> Sealed:
+        outcome = body.outcome
+        return Sealed(
+            at=self.sessions.now(),
+            failure_class=outcome.failure_class if outcome else None,
+            failure_reason=outcome.failure_reason if outcome else None,
+            detail=outcome.detail if outcome else "",
+            complete=outcome.complete if outcome else True,
+            reward=body.reward,
+            info=body.reward_info,
+            discount=body.discount,
+            shared_nodes=self.config.shared_nodes,
+        )
 
     async def abort(self, session: Session) -> None:
         """Cancel what is in flight and discard. Idempotent; a finalized session stays finalized."""
-        await self.turns.cancel(session)
-        if not session.ended:
-            await self.sessions.record(session, Sealed(at=self.sessions.now(), aborted=True, complete=False))
-
-    def trajectories(self, session: Session) -> list[Trajectory]:
-        """One row per leaf of a finalized session; none of an aborted one. The session's tree is then let go: it
-        can be read back from the journal."""
-        rows = trajectories_of(self.sessions.restored(session), self.record_facts())
+        async with self._alone(session):
+            if not session.ended:
+                await self._seal(session, Sealed(at=self.sessions.now(), aborted=True, complete=False))
         session.evict()
-        return rows
+
+    async def _rows(self, sessions: list[Session]) -> list[dict[str, Json]]:
+        """Trajectories of ended sessions, made in a thread: whole trees may have to be read back from the journal."""
+        facts = self.record_facts()
+        still = [copy.copy(one) for one in sessions]  # one may be evicted meanwhile
+
+        def work() -> list[dict[str, Json]]:
+            whole = (self.sessions.restored(one) for one in still)
+            return [to_json(row) for one in whole for row in trajectories_of(one, facts)]
+
+        return await off_loop(self.turns.pool, work)
 
     def record_facts(self) -> Facts:
         """What is recorded beside every trajectory."""
@@ -166,12 +196,13 @@ class Core:
         if record is None:
             return {"lease_id": None, "until": now, "trajectories": []}
         await self._settle(record)
-        rows = [row for one in record.sessions for row in self.trajectories(self.sessions.get(one))]
+        leased = [self.sessions.get(one) for one in record.sessions]
+        rows = await self._rows(leased)
         return {
             "lease_id": record.lease,
             "until": record.until,
             "sessions": list(record.sessions),
-            "trajectories": [to_json(row) for row in rows],
+            "trajectories": rows,
         }
 
     async def ack(self, lease: str) -> dict[str, Json]:
@@ -201,14 +232,19 @@ class Core:
             raise
         self.sessions.book.fold("", record)
 
-    def tree(self, session: Session, *, text: bool) -> dict[str, Json]:
+    async def tree(self, session: Session, *, text: bool) -> dict[str, Json]:
         """For viewers: turns, parents, fork reasons, spans."""
-        return tree_view(self.sessions.restored(session), self.turns.codec if text else None)
+        still = copy.copy(session)
+
+        def work() -> dict[str, Json]:
+            return tree_view(self.sessions.restored(still), self.turns.codec if text else None)
+
+        return await off_loop(self.turns.pool, work)
 
     async def events(self, after: int, wait_s: float, job: str = "") -> dict[str, Json]:
         """State changes after the cursor, waiting up to `wait_s` for the first."""
         log = self.sessions
-        if after > log.cursor:
+        if after > log.cursor or 0 < after < log.first_cursor:
             return {"events": [], "cursor": log.cursor, "epoch": self.epoch, "reset": True}
         try:
             async with asyncio.timeout(wait_s):
@@ -216,7 +252,7 @@ class Core:
                     await log.changed.wait()
         except TimeoutError:
             pass
-        reset = bool(log.events) and log.events[0].cursor > after + 1 and after > 0
+        reset = bool(log.events) and 0 < after < log.events[0].cursor - 1
         found = [
             {"cursor": event.cursor, "session_id": event.session_id, "state": event.state}
             for event in log.events
@@ -272,3 +308,13 @@ class Core:
                 for one in self.engine.status()
             ],
         }
+
+
+def _own_reward(session: Session, body: Complete) -> float | None:
+    """What the agent gives itself by /complete, where the job lets it. Raises InvalidBody if it is no number."""
+    said = body.reward_info.get("reward")
+    if session.spec.get("reward_source") != "agent" or said is None:
+        return None
+    if isinstance(said, bool) or not isinstance(said, int | float) or not math.isfinite(said):
+        raise InvalidBody("reward_info.reward: must be a finite number", field="reward_info.reward")
+    return float(said)

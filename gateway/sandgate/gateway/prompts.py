@@ -33,6 +33,8 @@ class Prepared:
     ids: Ids
     known: int
     """How many of `ids` are the parent's path; the rest is this turn's context."""
+    tree_size: int
+    """Turns in the tree when it was searched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class Prompts:
 
     async def prepare(self, tree: Tree, request: TurnRequest) -> Prepared:
         """Hashes find the parent, tokens decide. Raises BadRequest where the template refuses the messages."""
-        match = tree.find(request, self.policy)
+        match, size = tree.find(request, self.policy), len(tree)
         with self.metrics.render_s.time():
             why = match.fork
             if match.parent is not None:
@@ -55,22 +57,22 @@ class Prompts:
                 )
                 if not isinstance(added, ForkReason):
                     path = tree.path_ids(match.parent)
-                    return Prepared(match, match.parent, _said(match.fork), path + added, len(path))
+                    return Prepared(match, match.parent, _said(match.fork), path + added, len(path), size)
                 why = added
             ids = await self._sized(
                 request.messages, lambda: self.codec.render(request.messages, request.tools)
             )
-        return self._confirmed(tree, match, why, ids)
+        return self._confirmed(tree, match, why, ids, size)
 
-    def _confirmed(self, tree: Tree, match: Match, why: ForkReason | None, ids: Ids) -> Prepared:
+    def _confirmed(self, tree: Tree, match: Match, why: ForkReason | None, ids: Ids, size: int) -> Prepared:
         found = tree.find_ids(ids)
         if found is None:
-            return Prepared(match, None, _said(why), ids, 0)
+            return Prepared(match, None, _said(why), ids, 0, size)
         if found.id == match.parent:
             why = match.fork
         elif not tree.children(found.id):
             why = None  # other messages, but the very ids: no branch is left
-        return Prepared(match, found.id, _said(why), ids, len(tree.path_ids(found.id)))
+        return Prepared(match, found.id, _said(why), ids, len(tree.path_ids(found.id)), size)
 
     async def _bridge(
         self, tree: Tree, parent: Turn, tail: Sequence[Message], tools: Sequence[Tool]

@@ -17,6 +17,20 @@ ALIASES = {"maxTokens": "max_tokens", "topP": "top_p", "topK": "top_k", "minP": 
 """Manifests say camelCase, JSON bodies snake_case; both arrive here."""
 
 
+BOUNDS: dict[str, tuple[type, float, float]] = {
+    "temperature": (float, 0, 2),
+    "top_p": (float, 1e-6, 1),
+    "top_k": (int, -1, 2**31 - 1),
+    "min_p": (float, 0, 1),
+    "presence_penalty": (float, -2, 2),
+    "frequency_penalty": (float, -2, 2),
+    "repetition_penalty": (float, 0.01, 10),
+    "seed": (int, -(2**63), 2**63 - 1),
+    "max_tokens": (int, 1, 2**31 - 1),
+}
+"""As the dialects bound them for agents."""
+
+
 def job_sampling(*layers: Mapping[str, Any] | None) -> dict[str, Any]:
     """Job-side parameters, later layers first; unknown names refused. Keys: Sampling's, and `override`."""
     out: dict[str, Any] = {}
@@ -26,8 +40,20 @@ def job_sampling(*layers: Mapping[str, Any] | None) -> dict[str, Any]:
             if name not in NAMES and name not in ("max_tokens", "override", "stop"):
                 raise InvalidBody(f"sampling.{raw}: no such sampling parameter", field=f"sampling.{raw}")
             if value is not None:
+                _check(f"sampling.{raw}", name, value)
                 out[name] = value
     return out
+
+
+def _check(field: str, name: str, value: Any) -> None:
+    if name == "override" and not isinstance(value, bool):
+        raise InvalidBody(f"{field}: must be true or false", field=field)
+    if name in BOUNDS:
+        kind, low, high = BOUNDS[name]
+        fits = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+        if not fits or not low <= value <= high:
+            word = "an integer" if kind is int else "a number"
+            raise InvalidBody(f"{field}: must be {word} in [{low:g}, {high:g}]", field=field)
 
 
 def effective(asked: Sampling, job: Mapping[str, Any]) -> Sampling:

@@ -59,6 +59,10 @@ class Session:
     limit_reached: str = ""
     engine_errors: int = 0
     in_flight: int = 0
+    closing: bool = False
+    """Its seal is being made durable: reserved before that await, so that nothing is recorded behind it."""
+    unsure: set[str] = field(default_factory=set)
+    """Turns that may have been told just before a kill took the note of it."""
 
     def apply(self, record: Record) -> None:
         """Fold one record in. Idempotent for turns."""
@@ -75,17 +79,18 @@ class Session:
             case Rewarded():
                 self.rewards.append(record)
             case Completed():
-                self.completed = record
+                self.completed = self.completed or record
                 if self.phase is Phase.OPEN:
                     self.phase = Phase.COMPLETE
             case Sealed():
-                self.sealed = record
-                self.phase = Phase.ABORTED if record.aborted else Phase.FINALIZED
+                if not self.ended:
+                    self.sealed = record
+                    self.phase = Phase.ABORTED if record.aborted else Phase.FINALIZED
             case _:
                 raise TypeError(f"{type(record).__name__} is not a record of a session")
 
     def _apply_turn(self, record: TurnCommitted) -> None:
-        if record.turn in self.tree:
+        if record.turn in self.tree or self.ended:
             return
         self.tree.apply(record)
         self.turns += 1
@@ -106,14 +111,20 @@ class Session:
 
     def refuse_if_ended(self) -> None:
         """Raises Gone unless the session takes turns."""
+        if self.closing:
+            raise Gone(f"session {self.session_id} is being closed")
         if self.phase is not Phase.OPEN:
             raise Gone(f"session {self.session_id} is {self.phase.value}")
 
     def refuse_over_limits(self, *, turns: int, total_tokens: int, asked: int = 1) -> None:
-        """Raises LimitReached, and remembers it as the likely reason of the session's end. 0 = no limit."""
-        if turns and self.turns + asked > turns:
-            self.limit_reached = "turns"
-            raise LimitReached("turns", used=self.turns, limit=turns)
+        """Raises LimitReached, and remembers it as the likely reason of the session's end. 0 = no limit.
+
+        Turns in flight count: they are reserved.
+        """
+        if turns and self.turns + self.in_flight + asked > turns:
+            if self.turns + asked > turns:
+                self.limit_reached = "turns"
+            raise LimitReached("turns", used=self.turns + self.in_flight, limit=turns)
         if total_tokens and self.tokens >= total_tokens:
             self.limit_reached = "totalTokens"
             raise LimitReached("totalTokens", used=self.tokens, limit=total_tokens)
@@ -136,6 +147,7 @@ class Session:
         """Let the tree of an ended session go; counts stay. It can be folded again from the journal."""
         if self.ended:
             self.tree, self.answers, self.delivered, self.evicted = Tree(), {}, set(), True
+            self.intents, self.unsure = {}, set()
 
     def same_spec(self, spec: dict[str, Any]) -> None:
         """Creating it again must mean the same. Raises Conflict."""

@@ -8,12 +8,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from sandgate.contract.errors import NotFound, Overloaded
+from sandgate.contract.errors import JournalUnavailable, NotFound, Overloaded, SandgateError
 from sandgate.gateway.journal.records import Opened, PolicyVersion, Record, Sealed
 from sandgate.gateway.journal.store import Store
 from sandgate.gateway.session import Phase, Session
 from sandgate.gateway.trajectories.leases import LeaseBook
 
+CURSOR_STEPS_S = 1e6
+"""A life's cursors start at its start in microseconds, so that none of an earlier life is ever mistaken for its own;
+2**53 of them last until the year 2255."""
+UNSURE_S = 60.0
+"""A turn committed this long before the journal's last record, and told, would have its note there."""
 EVENTS_KEPT = 10_000
 """State changes a slow poller may lag behind; beyond it the poller lists sessions again."""
 
@@ -43,12 +48,22 @@ class Sessions:
     opening: dict[str, asyncio.Future[Session]] = field(default_factory=dict)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     open_count: int = 0
+    first_cursor: int = 0
+
+    def __post_init__(self) -> None:
+        self.cursor = self.first_cursor = int(self.now() * CURSOR_STEPS_S)
 
     def replay(self) -> None:
         """Fold the whole journal. Called once, before anything is served."""
+        last = 0.0
         for _, session_id, record in self.store.scan():
             self._fold(session_id, record)
-        self.open_count = sum(not session.ended for session in self.live.values())
+            last = max(last, record.at)
+        for session in self.live.values():
+            if not session.ended:
+                self.open_count += 1
+                told = (turn.id for turn in session.tree.turns if turn.at >= last - UNSURE_S)
+                session.unsure = set(told) - session.delivered
 
     def _fold(self, session_id: str, record: Record) -> None:
         if isinstance(record, PolicyVersion):
@@ -93,7 +108,8 @@ class Sessions:
             session = Session(session_id)
             await self.record(session, Opened(at=self.now(), spec=spec))
         except BaseException as error:
-            done.set_exception(error)
+            told = error if isinstance(error, SandgateError) else JournalUnavailable("not written")
+            done.set_exception(told)
             done.exception()  # retrieved: whoever waits gets it, nobody is warned if none does
             raise
         finally:
@@ -102,7 +118,24 @@ class Sessions:
         return session, True
 
     async def record(self, session: Session, *records: Record) -> None:
-        """Make durable, then visible, then known to pollers. Raises JournalUnavailable; then nothing changed."""
+        """Make durable, then visible, then known to pollers. Raises JournalUnavailable; then nothing changed.
+
+        Once begun it is carried through, even if the caller is cancelled: what is durable is visible.
+        """
+        work = asyncio.ensure_future(self._record(session, records))
+        cancelled = False
+        while not work.done():
+            try:
+                await asyncio.shield(work)
+            except asyncio.CancelledError:
+                cancelled = True
+            except SandgateError:
+                break
+        work.result()
+        if cancelled:
+            raise asyncio.CancelledError
+
+    async def _record(self, session: Session, records: tuple[Record, ...]) -> None:
         await self.store.append(session.session_id, *records)
         before = session.phase
         for record in records:

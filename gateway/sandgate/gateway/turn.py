@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from sandgate.contract.errors import ForkReason, Gone, LimitReached, Paused, SandgateError
+from sandgate.contract.errors import ForkReason, Gone, JournalUnavailable, LimitReached, Paused, SandgateError
 from sandgate.gateway import admission, sampling
-from sandgate.gateway.calls import Call
+from sandgate.gateway.calls import Call, Step
 from sandgate.gateway.config import Config
 from sandgate.gateway.conversation.echo import MatchPolicy
 from sandgate.gateway.conversation.messages import Sampling, TurnRequest
@@ -27,7 +27,8 @@ from sandgate.gateway.tokens.api import Codec, Parser
 
 OFF_LOOP_IDS = 4_096
 """Samples beyond this are parsed in a thread."""
-
+INTERNAL = "internal error; the gateway's log has the details"
+"""All that a client is told of a bug."""
 
 log = logging.getLogger("sandgate.gateway")
 
@@ -62,16 +63,24 @@ class Turns:
 
     def begin(self, session: Session, request: TurnRequest, *, retry: bool) -> Call:
         """The call that answers this request: in flight already, committed already, or new. Raises SandgateError."""
-        key = (session.session_id, request.digest)
-        for call in self.calls.get(key, ()):
-            if (retry or call.listeners == 0) and call.request.n == request.n:
-                self.metrics.joined.inc()
-                return call
-        told = session.replayable(request.digest, retry=retry, n=request.n)
-        if told is not None:
-            self.metrics.replays.inc()
+        calls = [call for call in self.calls.get((session.session_id, request.digest), ()) if not call.doomed]
+        for call in calls:
+            if call.listeners == 0:
+                return self._join(call)
+        told = session.replayable(request.digest, retry=False, n=request.n)
+        if told is not None and all(told[0].id not in call.turns for call in calls):
             return self._replay(session, request, told)
+        if retry and calls:  # its own connection may be dead without our knowing yet
+            return self._join(calls[0])
+        if retry and (told := session.replayable(request.digest, retry=True, n=request.n)) is not None:
+            return self._replay(session, request, told)
+        return self._fresh(session, request)
+
+    def _fresh(self, session: Session, request: TurnRequest) -> Call:
         session.refuse_if_ended()
+        journal = self.sessions.store.status()
+        if not journal.healthy:  # known before the engine is troubled, and before a stream's headers are out
+            raise JournalUnavailable(journal.detail)
         self._refuse_over_limits(session, request.n)
         admission.refuse(
             self.load,
@@ -80,26 +89,41 @@ class Turns:
             session_limit=self.config.limits.in_flight_per_session,
             asked=request.n,
         )
-        return self._start(key, session, request)
+        return self._start(session, request)
+
+    def _join(self, call: Call) -> Call:
+        self.metrics.joined.inc()
+        return call
 
     def _replay(self, session: Session, request: TurnRequest, told: list[Turn]) -> Call:
-        loop = asyncio.get_running_loop()
-        call = Call(session, request, tuple(t.id for t in told), loop.create_future(), loop.create_future())
-        call.replayed, call.fork = True, told[0].fork
+        self.metrics.replays.inc()
+        call = self._call(session, request, tuple(turn.id for turn in told), float(told[0].created))
+        call.fork = told[0].fork
         call.prepared.set_result(None)
         call.done.set_result(told)
         return call
 
-    def _start(self, key: tuple[str, bytes], session: Session, request: TurnRequest) -> Call:
-        loop = asyncio.get_running_loop()
+    def _start(self, session: Session, request: TurnRequest) -> Call:
         turns = tuple(self.new_id() for _ in range(request.n))
-        call = Call(session, request, turns, loop.create_future(), loop.create_future())
-        self.calls.setdefault(key, []).append(call)
+        call = self._call(session, request, turns, self.sessions.now())
         self.load.in_flight += request.n
         session.in_flight += request.n
         self.idle.clear()
-        call.task = loop.create_task(self._run(key, call), name=f"turn {turns[0]}")
+        call.task = asyncio.get_running_loop().create_task(self._run(call), name=f"turn {turns[0]}")
         return call
+
+    def _call(self, session: Session, request: TurnRequest, turns: tuple[str, ...], begun: float) -> Call:
+        loop = asyncio.get_running_loop()
+        call = Call(session, request, turns, begun, loop.create_future(), loop.create_future())
+        self.calls.setdefault((session.session_id, request.digest), []).append(call)
+        return call
+
+    def _forget(self, call: Call) -> None:
+        """Durable and told, or failed: nobody can join it any more."""
+        key = (call.session.session_id, call.request.digest)
+        self.calls[key].remove(call)
+        if not self.calls[key]:
+            del self.calls[key]
 
     def attach(self, call: Call) -> None:
         """A connection waits for this call."""
@@ -112,33 +136,38 @@ class Turns:
         """The connection got its answer, or is gone. A call that nobody waits for lingers for the client's retry,
         then is aborted in the engine."""
         call.listeners -= 1
-        if call.listeners == 0 and call.task is not None and not call.done.done():
+        if call.listeners:
+            return
+        if call.done.done():
+            self._forget(call)
+        else:
             loop = asyncio.get_running_loop()
-            call.linger = loop.call_later(self.config.limits.linger_s, call.task.cancel)
+            call.linger = loop.call_later(self.config.limits.linger_s, call.cancel)
 
     async def delivered(self, call: Call) -> None:
         """The answer was written in full. Noted without an fsync: if the note is lost, a retry gets the same answer."""
-        fresh = [turn for turn in call.turns if turn not in call.session.delivered]
-        if fresh and not call.session.ended:
+        session = call.session
+        fresh = [turn for turn in call.turns if turn not in session.delivered]
+        if fresh and not session.ended and not session.closing:
             now = self.sessions.now()
-            await self.sessions.note(call.session, *(Delivered(at=now, turn=turn) for turn in fresh))
+            await self.sessions.note(session, *(Delivered(at=now, turn=turn) for turn in fresh))
 
     async def cancel(self, session: Session) -> None:
         """Abort everything this session has in flight; returns when the engine calls are gone."""
-        tasks = [
-            call.task
+        running = [
+            call
             for (session_id, _), calls in self.calls.items()
             if session_id == session.session_id
             for call in calls
-            if call.task is not None
+            if not call.done.done()
         ]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for call in running:
+            call.cancel()
+        await asyncio.gather(*(call.task for call in running if call.task), return_exceptions=True)
 
     # -- the turn -----------------------------------------------------------------------------------------------
 
-    async def _run(self, key: tuple[str, bytes], call: Call) -> None:
+    async def _run(self, call: Call) -> None:
         try:
             records = await self._make(call)
         except BaseException as error:
@@ -146,7 +175,8 @@ class Turns:
                 error = Gone("the call was cancelled")
             elif not isinstance(error, SandgateError):
                 log.exception("turn %s failed", call.turns[0])
-                error = SandgateError("internal error; the gateway's log has the details")
+                error = SandgateError(INTERNAL)
+            call.doomed = True
             for future in (call.prepared, call.done):
                 if not future.done():
                     future.set_exception(error)
@@ -154,19 +184,18 @@ class Turns:
         else:
             call.done.set_result(records)
         finally:
-            self._release(key, call)
+            self._release(call)
 
-    def _release(self, key: tuple[str, bytes], call: Call) -> None:
+    def _release(self, call: Call) -> None:
         n = call.request.n
         self.load.in_flight -= n
         call.session.in_flight -= n
         if self.load.in_flight == 0:
             self.idle.set()
-        self.calls[key].remove(call)
-        if not self.calls[key]:
-            del self.calls[key]
         if call.linger is not None:
             call.linger.cancel()
+        if call.listeners == 0:
+            self._forget(call)
         call.wake()
 
     async def _make(self, call: Call) -> list[Turn]:
@@ -177,10 +206,9 @@ class Turns:
         prepared = await self.prompts.prepare(session.tree, request)
         max_tokens = sampling.clamp(want.max_tokens, prompt=len(prepared.ids), window=self.window)
         call.fork = prepared.fork
-        if not call.prepared.done():
-            call.prepared.set_result(None)
-        call.wake()
+        call.prepared.set_result(None)
         await self._hold()
+        session.refuse_if_ended()
         resampled = session.was_cut(request.digest)
         intents = [Intent(at=self.sessions.now(), turn=turn, digest=request.digest) for turn in call.turns]
         await self.sessions.store.append(session.session_id, *intents, sync=False)
@@ -204,8 +232,11 @@ class Turns:
         streaming = request.stream
 
         def on_delta(delta: Delta) -> None:
-            tokens = Tokens(delta.ids, delta.logprobs) if request.logprobs else None
-            call.say(index, parser.feed(delta.ids), tokens)
+            for at in range(
+                len(delta.ids)
+            ):  # token by token, as `retell` does: the same answer, byte for byte
+                told = _token(delta, at) if request.logprobs else None
+                call.say(index, parser.feed(delta.ids[at : at + 1]), told)
 
         prompt = Prompt(
             request_id=f"{call.turns[index]}-{self.new_id()[:8]}",
@@ -244,10 +275,10 @@ class Turns:
     ) -> list[Turn]:
         session, request, match = call.session, call.request, prepared.match
         session.refuse_if_ended()
+        call.fork = fork = self._fork_now(call, prepared)
         records = []
         for index, (sample, parser) in enumerate(made):
-            stopped_on = sample.stop_reason if isinstance(sample.stop_reason, str) else None
-            deltas, reply = parser.finish(stopped_on=stopped_on)
+            deltas, reply = parser.finish(stopped_on=_stop_string(sample.stop_reason))
             if request.stream:
                 call.say(index, deltas)
             records.append(
@@ -255,7 +286,7 @@ class Turns:
                     at=self.sessions.now(),
                     turn=call.turns[index],
                     parent=prepared.parent,
-                    fork=prepared.fork if index == 0 else ForkReason.RETRY_RESAMPLED.value,
+                    fork=fork if index == 0 else ForkReason.RETRY_RESAMPLED.value,
                     digest=request.digest,
                     index=index,
                     context=prepared.ids[prepared.known :].tobytes(),
@@ -276,12 +307,41 @@ class Turns:
                     resumed=sample.resumed,
                     notes=match.notes,
                     top=sample.top,
+                    created=int(call.begun),
                 )
             )
+        call.committing = True
         with self.metrics.commit_s.time():
             await self.sessions.record(session, *records)
         self._count(records, len(prepared.ids) - prepared.known)
         return [session.tree[record.turn] for record in records]
+
+    def _fork_now(self, call: Call, prepared: Prepared) -> str | None:
+        """Other turns may have been committed since the prompt was made: a sibling, or a second branch."""
+        tree = call.session.tree
+        if prepared.fork is not None or len(tree) == prepared.tree_size:
+            return prepared.fork
+        again = tree.find(call.request, self.prompts.policy)
+        return again.fork.value if again.fork and again.parent == prepared.parent else None
+
+    async def retell(self, call: Call) -> list[Step]:
+        """A durable answer as the steps that it was, or would have been, streamed in."""
+        turns, request = call.done.result(), call.request
+        prompts = [call.session.tree.prompt_ids(turn) for turn in turns]
+
+        def work() -> list[Step]:
+            steps: list[Step] = []
+            ends: list[Step] = []
+            for index, (turn, prompt) in enumerate(zip(turns, prompts, strict=True)):
+                parser = self.codec.parser(prompt, request.tools, request.sampling.stop)
+                for at in range(len(turn.ids)):
+                    told = _token(turn, at) if request.logprobs else None
+                    steps.append((index, parser.feed(turn.ids[at : at + 1]), told))
+                ends.append((index, parser.finish(stopped_on=_stop_string(turn.stop_reason))[0], None))
+            return steps + ends
+
+        long = sum(len(turn.ids) for turn in turns) > OFF_LOOP_IDS
+        return await off_loop(self.pool, work) if long else work()
 
     def _count(self, records: list[TurnCommitted], context: int) -> None:
         for record in records:
@@ -304,14 +364,18 @@ class Turns:
         }
 
     def _refuse_over_limits(self, session: Session, n: int) -> None:
-        limits = {"turns": self.config.session_limits.turns, **(session.spec.get("limits") or {})}
-        total = limits.get("total_tokens", limits.get("totalTokens", self.config.session_limits.total_tokens))
+        own, defaults = session.spec.get("limits") or {}, self.config.session_limits
+        turns, total = own.get("turns"), own.get("total_tokens")
+        before = session.limit_reached
         try:
             session.refuse_over_limits(
-                turns=int(limits.get("turns") or 0), total_tokens=int(total or 0), asked=n
+                turns=defaults.turns if turns is None else turns,
+                total_tokens=defaults.total_tokens if total is None else total,
+                asked=n,
             )
         except LimitReached:
-            self.sessions.tell(session)
+            if session.limit_reached and not before:  # once: pollers need not hear of every refusal
+                self.sessions.tell(session)
             raise
 
     async def _hold(self) -> None:
@@ -346,10 +410,20 @@ class Turns:
 
 
 async def _all(making: list[Coroutine[Any, Any, tuple[Sample, Parser]]]) -> list[tuple[Sample, Parser]]:
-    """All or the first error, unwrapped; the others are then cancelled."""
+    """All or the first error, unwrapped; the others are then cancelled, and gone when this returns."""
     tasks = [asyncio.ensure_future(one) for one in making]
     try:
         return list(await asyncio.gather(*tasks))
     finally:
         for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _token(said: Delta | Turn, at: int) -> Tokens:
+    """One token with its logprob and, if the engine gave them, its alternatives."""
+    return Tokens(said.ids[at : at + 1], said.logprobs[at : at + 1], said.top[at : at + 1])
+
+
+def _stop_string(reason: str | int | None) -> str | None:
+    return reason if isinstance(reason, str) else None

@@ -43,6 +43,8 @@ class Delta:
 
     ids: Ids
     logprobs: Floats
+    top: tuple[tuple[tuple[int, float], ...], ...] = ()
+    """Aligned too, if alternatives were asked for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
+from starlette.exceptions import HTTPException
 
-from sandgate.contract.errors import InvalidBody, SandgateError
+from sandgate.contract.errors import BadRequest, InvalidBody, NotFound, SandgateError, TooLarge
 from sandgate.gateway.core import Core
+from sandgate.gateway.turn import INTERNAL
 from sandgate.gateway.web import leases, process, sessions
 from sandgate.gateway.web.doors import JsonBody
 
@@ -26,15 +28,36 @@ def build(core: Core) -> FastAPI:
 
     def on_invalid(_: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"] if part != "body") or "body"
-        return on_error(_, InvalidBody(f"{where}: {first['msg']}", field=where))
+        return on_error(_, misfit(error))
+
+    def on_http(_: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        kind = {404: NotFound, 413: TooLarge}.get(error.status_code, BadRequest)
+        core.metrics.error(kind.reason)
+        response = error_response(kind(str(error.detail)))
+        response.status_code = error.status_code
+        return response
+
+    def on_bug(_: Request, error: Exception) -> Response:
+        return on_error(_, SandgateError(INTERNAL))
 
     app.add_exception_handler(SandgateError, on_error)
     app.add_exception_handler(RequestValidationError, on_invalid)
+    app.add_exception_handler(HTTPException, on_http)
+    app.add_exception_handler(Exception, on_bug)
     for router in (sessions.router, leases.router, process.router, process.probes):
         app.include_router(router)
     return app
+
+
+def misfit(error: RequestValidationError) -> InvalidBody:
+    """The deepest complaint: of "one or a list of them", the form that was meant."""
+    found = max(error.errors(), key=lambda one: len(one["loc"]))
+    if found["type"] == "json_invalid":
+        return InvalidBody("body: not JSON", field="body")
+    parts = [str(part) for part in found["loc"] if part not in ("body", "SessionSpec", "list[SessionSpec]")]
+    where = ".".join(parts) or "body"
+    return InvalidBody(f"{where}: {found['msg']}", field=where)
 
 
 def error_response(error: SandgateError) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from array import array
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, cast
@@ -10,17 +11,19 @@ from typing import Any, cast
 import msgspec
 import orjson
 from pydantic import ValidationError
+from starlette.exceptions import HTTPException
 
 from sandgate.contract.errors import Forbidden, InvalidBody, NotFound, SandgateError, TooLarge
 from sandgate.contract.keys import Key, Scope
 from sandgate.gateway.calls import Call, Step
+from sandgate.gateway.conversation.messages import TurnRequest
 from sandgate.gateway.conversation.turns import Turn
 from sandgate.gateway.core import Core
 from sandgate.gateway.engine.api import Finish
 from sandgate.gateway.protocols.base import Adapter, Choice, Context, ModelNotFound, Stream, Tokens, Usage
 from sandgate.gateway.protocols.table import FALLBACK, adapter_for
 from sandgate.gateway.session import Session
-from sandgate.gateway.tokens.api import CallDelta, ParseDelta, ReasoningDelta, TextDelta
+from sandgate.gateway.turn import INTERNAL
 from sandgate.gateway.web import auth, control
 from sandgate.gateway.web.shapes import Complete
 
@@ -37,6 +40,9 @@ SSE_HEADERS: Headers = [
 ]
 
 
+log = logging.getLogger("sandgate.gateway")
+
+
 class ClientGone(Exception):
     """The client's connection is gone; there is nobody to answer."""
 
@@ -49,24 +55,39 @@ class Front:
         self.control = control.build(core)
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            session_id, path = split(scope["path"])
-            if scope["method"] == "POST" and (adapter := adapter_for(path)) is not None:
-                await self._model_call(adapter, session_id, scope, receive, send)
-                return
-            if (
-                session_id is not None
-                or path in ("/complete", "/v1/complete")
-                or path.startswith("/v1/models")
-            ):
-                await self._small(session_id, path, scope, receive, send)
-                return
-        if scope["type"] == "websocket":
-            # Codex falls back to HTTP at once on 426, dies on 400 and dawdles on 404 (facts of 30 clients).
-            await send({"type": "websocket.http.response.start", "status": 426, "headers": []})
-            await send({"type": "websocket.http.response.body", "body": b""})
+        if scope["type"] != "http":
+            await self.control(scope, receive, send)
             return
-        await self.control(scope, receive, send)
+        started = ended = False
+
+        async def watched(message: MutableMapping[str, Any]) -> None:
+            nonlocal started, ended
+            started = True
+            ended = message["type"] == "http.response.body" and not message.get("more_body")
+            await send(message)
+
+        try:
+            await self._route(scope, receive, watched)
+        except Exception:
+            log.exception("%s failed", scope["method"])
+            if started and not ended:
+                raise  # half an answer is out: only a broken connection can tell the client
+            if not started:
+                bug = SandgateError(INTERNAL)
+                await respond(send, bug.status, FALLBACK.error_body(bug), bug)
+
+    async def _route(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        if (b"upgrade", b"websocket") in ((name, value.lower()) for name, value in scope["headers"]):
+            # Codex falls back to HTTP at once on 426, dies on 400 and dawdles on 404 (facts of 30 clients).
+            await respond(send, 426, b'{"error":{"message":"no WebSocket here; use HTTP"}}')
+            return
+        session_id, path = split(scope["path"])
+        if scope["method"] == "POST" and (adapter := adapter_for(path)) is not None:
+            await self._model_call(adapter, session_id, scope, receive, send)
+        elif session_id is not None or path in ("/complete", "/v1/complete") or path.startswith("/v1/models"):
+            await self._small(session_id, path, scope, receive, send)
+        else:
+            await self.control(scope, bounded(scope, receive, self.core.config.limits.body_bytes), send)
 
     # -- model calls --------------------------------------------------------------------------------------------
 
@@ -89,9 +110,9 @@ class Front:
         gone = asyncio.ensure_future(receive())
         try:
             if request.stream:
-                delivered = await self._stream(adapter, call, gone, send)
+                delivered = await self._stream(adapter, call, request, gone, send)
             else:
-                delivered = await self._json(adapter, call, gone, send)
+                delivered = await self._json(adapter, call, request, gone, send)
         finally:
             gone.cancel()
             self.core.turns.detach(call)
@@ -100,7 +121,10 @@ class Front:
 
     def _session(self, headers: Headers, named: str | None) -> Session:
         key = self.core.gate.key(headers)
-        return self.core.sessions.get(auth.agent_session(key, named))
+        session = self.core.sessions.get(auth.agent_session(key, named))
+        if key.scope is Scope.TRAINER:
+            auth.control(key, job=session.spec.get("job"))
+        return session
 
     def _check_model(self, model: str) -> None:
         config = self.core.config
@@ -109,17 +133,19 @@ class Front:
                 f"The model `{model}` does not exist; this session serves `{config.model.name}`"
             )
 
-    async def _json(self, adapter: Adapter, call: Call, gone: asyncio.Future[Any], send: Send) -> bool:
+    async def _json(
+        self, adapter: Adapter, call: Call, request: TurnRequest, gone: asyncio.Future[Any], send: Send
+    ) -> bool:
         if not call.done.done():
             await asyncio.wait({call.done, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if gone.done() and not call.done.done():
+        if gone.done():
             return False
         try:
             choices, usage = self._told(call)
         except SandgateError as error:
             await self._refuse(adapter, error, send)
             return False
-        body = adapter.reply(self._context(call), choices, usage)
+        body = adapter.reply(self._context(call, request), choices, usage)
         headers = [
             JSON_TYPE,
             (b"content-length", str(len(body)).encode()),
@@ -129,45 +155,45 @@ class Front:
         await send({"type": "http.response.body", "body": body})
         return not gone.done()
 
-    async def _stream(self, adapter: Adapter, call: Call, gone: asyncio.Future[Any], send: Send) -> bool:
+    async def _stream(
+        self, adapter: Adapter, call: Call, request: TurnRequest, gone: asyncio.Future[Any], send: Send
+    ) -> bool:
         if not call.prepared.done():
             await asyncio.wait({call.prepared, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if gone.done() and not call.prepared.done():
+        if gone.done():
             return False
         if (refused := call.prepared.exception()) is not None:
             if not isinstance(refused, SandgateError):
                 raise refused
             await self._refuse(adapter, refused, send)
             return False
-        stream = adapter.stream(self._context(call))
+        stream = adapter.stream(self._context(call, request))
         headers = [*SSE_HEADERS, *self._turn_headers(call, call.fork)]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": stream.start(), "more_body": True})
         try:
-            said = False
-            async for steps in call.follow(self.core.config.limits.keepalive_s):
-                if gone.done():
-                    return False
-                said = said or bool(steps)
+            async for steps in call.follow(self.core.config.limits.keepalive_s, gone):
                 chunk = b"".join(encoded(stream, step) for step in steps) if steps else stream.keepalive()
                 if chunk:
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            if gone.done():
+                return False
+            choices, usage = self._told(call)
+            untold = [] if call.steps else await self.core.turns.retell(call)
         except SandgateError as error:
             self.core.metrics.error(error.reason)
             await send({"type": "http.response.body", "body": stream.error(error)})
             return False
-        choices, usage = self._told(call)
-        whole = b"" if said else b"".join(encoded(stream, step) for step in steps_of(choices))
+        whole = b"".join(encoded(stream, step) for step in untold)
         await send({"type": "http.response.body", "body": whole + stream.finish(choices, usage)})
         return not gone.done()
 
-    def _context(self, call: Call) -> Context:
-        core, request = self.core, call.request
-        done = call.done.done() and call.done.exception() is None
+    def _context(self, call: Call, request: TurnRequest) -> Context:
+        core = self.core
         return Context(
             turns=call.turns,
             model=request.model or core.config.model.name,
-            created=int(call.done.result()[0].at if done else core.sessions.now()),
+            created=int(call.begun),
             include_usage=request.include_usage,
             logprobs=request.logprobs,
             token_text=self._token_text if request.logprobs else None,
@@ -241,18 +267,6 @@ def encoded(stream: Stream, step: Step) -> bytes:
     return first + b"".join(stream.delta(delta, index) for delta in deltas[1:])
 
 
-def steps_of(choices: list[Choice]) -> list[Step]:
-    """A finished answer as steps, for a stream that joined too late to see them."""
-    steps: list[Step] = []
-    for index, choice in enumerate(choices):
-        reply = choice.reply
-        deltas: list[ParseDelta] = [ReasoningDelta(reply.reasoning)] if reply.reasoning else []
-        deltas += [TextDelta(reply.text)] if reply.text else []
-        deltas += [CallDelta(at, call.name, call.arguments) for at, call in enumerate(reply.tool_calls)]
-        steps.append((index, deltas, choice.tokens))
-    return steps
-
-
 def choice_of(turn: Turn, *, logprobs: bool) -> Choice:
     """A durable turn as an answer."""
     tokens = Tokens(turn.ids, turn.logprobs, turn.top) if logprobs else None
@@ -292,11 +306,33 @@ def is_retry(headers: Headers) -> bool:
     return False
 
 
+def bounded(scope: AsgiScope, receive: Receive, limit: int) -> Receive:
+    """`receive` for the control app, which reads whole bodies before it looks at the key."""
+    size = announced(scope)
+
+    async def limited() -> MutableMapping[str, Any]:
+        nonlocal size
+        message = await receive()
+        size += len(message.get("body", b"")) if announced(scope) == 0 else 0
+        if size > limit:
+            raise HTTPException(413, f"body over the limit of {limit} bytes")
+        return message
+
+    return limited
+
+
+def announced(scope: AsgiScope) -> int:
+    """Content-Length, 0 if there is none."""
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit():
+            return int(value[:20])
+    return 0
+
+
 async def read_body(scope: AsgiScope, receive: Receive, limit: int) -> bytes:
     """The whole body. Raises TooLarge early if the length is announced; ClientGone if the client went away."""
-    for name, value in scope["headers"]:
-        if name == b"content-length" and value.isdigit() and int(value) > limit:
-            raise TooLarge(f"body of {int(value)} bytes; the limit is {limit}")
+    if (size := announced(scope)) > limit:
+        raise TooLarge(f"body of {size} bytes; the limit is {limit}")
     chunks: list[bytes] = []
     size = 0
     while True:

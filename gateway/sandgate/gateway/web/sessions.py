@@ -110,4 +110,4 @@ async def abort(core: Front, key: Controller, session_id: str) -> Any:
 @router.get("/{session_id}/tree")
 async def tree(core: Front, key: Controller, session_id: str, text: bool = True) -> Any:
     """Turns, parents, fork reasons, per-token spans."""
-    return JsonBody(core.tree(own(core, key, session_id), text=text))
+    return JsonBody(await core.tree(own(core, key, session_id), text=text))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any
 
+import orjson
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 SESSION_ID = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?$"
@@ -18,13 +19,48 @@ def _finite(value: float) -> float:
 
 
 Reward = Annotated[float, AfterValidator(_finite)]
-Info = dict[str, Any]
+DEPTH_MAX = 100
+"""Levels of nesting in what is kept for a client; orjson stops at 254."""
+
+
+def _storable(value: Any) -> Any:
+    """What is kept must fit the journal, and JSON again: no half characters, no integers over 64 bits."""
+    if _depth(value) > DEPTH_MAX:
+        raise ValueError(f"is nested deeper than {DEPTH_MAX} levels")
+    try:
+        orjson.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"cannot be kept: {error}") from None
+    return value
+
+
+def _depth(value: Any) -> int:
+    deepest, waiting = 0, [(value, 1)]
+    while waiting:
+        one, level = waiting.pop()
+        deepest = max(deepest, level)
+        if level <= DEPTH_MAX and isinstance(one, dict | list):
+            waiting += [(each, level + 1) for each in (one.values() if isinstance(one, dict) else one)]
+    return deepest
+
+
+Stored = Annotated[Any, AfterValidator(_storable)]
+Info = Annotated[dict[str, Any], AfterValidator(_storable)]
 
 
 class _Body(BaseModel):
     """Unknown fields are ignored on purpose (api.md); known ones are checked strictly."""
 
     model_config = ConfigDict(extra="ignore", strict=False)
+
+
+class SessionLimits(_Body):
+    """Of one session, instead of the gateway's own; 0 = none."""
+
+    model_config = ConfigDict(extra="ignore", strict=False, validate_by_name=True, validate_by_alias=True)
+
+    turns: int | None = Field(default=None, ge=0, le=2**31 - 1)
+    total_tokens: int | None = Field(default=None, ge=0, le=2**53, alias="totalTokens")
 
 
 class SessionSpec(_Body):
@@ -38,9 +74,9 @@ class SessionSpec(_Body):
     attempt: int = Field(default=0, ge=0, le=10_000)
     model: str = Field(default="", max_length=512)
     sampling: Info = {}
-    limits: Info = {}
+    limits: SessionLimits = SessionLimits()
     reward_source: str = Field(default="trainer", pattern="^(agent|verifier|trainer|exitCode)$")
-    task: Any = None
+    task: Stored = None
     metadata: Info = {}
 
 
