@@ -1,7 +1,7 @@
 """Make the tiny model of the shop example: `make model`, or this file with the engine venv's python.
 
-A Qwen3 of well under 1M parameters, trained from scratch on demonstrations (`lesson.py`) in a few minutes
-on two CPU threads. The first 70 % of the steps show no mistakes, the rest do: so it knows the skill, and
+A Qwen3 of well under 1M parameters, trained from scratch on demonstrations (`lesson.py`) in six minutes
+on two idle CPU threads. The first 70 % of the steps show no mistakes, the rest do: so it knows the skill, and
 fails about every second time, which is what a reinforcement-learning example needs. The checked-in `model/`
 was made by this program with its defaults. Same seed, same machine, same result; another CPU rounds
 differently, which changes the weights but not what the model can do.
