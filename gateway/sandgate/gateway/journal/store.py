@@ -39,6 +39,10 @@ class Store(Protocol):
         """Forget these sessions' records (acked and past their time)."""
         ...
 
+    async def replace(self, session: str, *records: Record) -> None:
+        """Forget the session's records and append these instead, all in one: how a long log is compacted."""
+        ...
+
     def status(self) -> StoreStatus: ...
 
     async def aclose(self) -> None:
