@@ -141,20 +141,7 @@ async def serve(config: Config) -> None:
     host, port = sock.getsockname()[:2]
     origin = config.origin or f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
     async with gateway(config, origin=origin.rstrip("/")) as running:
-        server = _Server(
-            uvicorn.Config(
-                running.app,
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                server_header=False,
-                date_header=False,
-                timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=SHUTDOWN_S,
-                ws="none",
-                proxy_headers=False,
-            )
-        )
+        server = web_server(running.app)
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -168,6 +155,24 @@ async def serve(config: Config) -> None:
         server.should_exit = True
         stopping.cancel()
         await serving
+
+
+def web_server(app: Front) -> uvicorn.Server:
+    """The HTTP server of a gateway; give its `serve` a bound socket."""
+    return _Server(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            date_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=SHUTDOWN_S,
+            ws="none",
+            proxy_headers=False,
+        )
+    )
 
 
 class _Server(uvicorn.Server):
