@@ -198,6 +198,12 @@ CASES: dict[str, tuple[Callable[[], Talk], TurnRequest, str | None, ForkReason |
         ForkReason.SIDE_CALL,
     ),
     # new_root
+    "a question about the first answer is no compaction": (
+        lambda: plain("one"),
+        request(user(f"Is this polite? {DONE.text}")),
+        None,
+        ForkReason.NEW_ROOT,
+    ),
     "the agent's first request after a title call": (titled, ask(AGENT, GO), None, ForkReason.NEW_ROOT),
     "another conversation of the same agent": (
         shopped,
