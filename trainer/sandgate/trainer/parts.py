@@ -41,8 +41,8 @@ class Parts:
         return sorted(self.folder.glob("[!.]*.parquet"))
 
     def merge(self) -> Merged:
-        """All that ever came in trajectories.parquet, each trajectory once; then the parts are removed. Repeatable after
-        a kill at any point. Raises Conflict, CorruptRecord: then everything is left as it is."""
+        """All that ever came in trajectories.parquet, each trajectory once; then the parts are removed. Repeatable
+        after a kill at any point. Raises Conflict, CorruptRecord: then everything is left as it is."""
         parts, whole = self.pending, self.out / TRAJECTORIES
         done = merge_parquet([*([whole] if whole.exists() else []), *parts], whole)
         for part in parts:

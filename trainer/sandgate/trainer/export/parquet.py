@@ -151,7 +151,12 @@ def _groups(batches: Iterable[Any]) -> Iterator[Any]:
 
 def _batches(path: str | os.PathLike[str]) -> Iterator[Any]:
     with _opened(path) as file:
-        yield from file.iter_batches(batch_size=READ_ROWS)
+        rows = 0
+        for batch in file.iter_batches(batch_size=READ_ROWS):
+            rows += batch.num_rows
+            yield batch
+        if rows != file.metadata.num_rows:  # a damaged page header hides its page
+            raise CorruptRecord(f"{path}: {rows} rows can be read of {file.metadata.num_rows}")
 
 
 @contextmanager
@@ -162,5 +167,5 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
             yield file
     except FileNotFoundError:
         raise
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise CorruptRecord(f"{path} is not a Parquet file of trajectories: {error}") from error
