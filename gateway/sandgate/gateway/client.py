@@ -64,8 +64,8 @@ class Events:
     cursor: int
     epoch: str
     reset: bool
-    sessions: tuple[str, ...] = field(default=())
-    """Session ids that changed, in order; one may stand there twice."""
+    sessions: tuple[tuple[str, str], ...] = field(default=())
+    """(session id, new state), in order; a session may stand there more than once."""
 
 
 class GatewayClient:
@@ -208,7 +208,7 @@ class GatewayClient:
         """State changes after the cursor, waiting up to `wait_s` for the first."""
         query = {"after": str(after), "wait_s": f"{wait_s:g}"}
         answer = await self._call("GET", "/v1/events", query=query, waits_s=wait_s)
-        changed = tuple(str(one["session_id"]) for one in answer["events"])
+        changed = tuple((str(one["session_id"]), str(one["state"])) for one in answer["events"])
         return Events(int(answer["cursor"]), str(answer["epoch"]), bool(answer["reset"]), changed)
 
     async def pause(self) -> None:
@@ -228,9 +228,12 @@ class GatewayClient:
         found: dict[str, Json] = await self._call("GET", "/v1/status")
         return found
 
-    async def ready(self) -> str:
-        """Why it takes no turns now; empty when it does. Raises Unavailable if nothing answers at all."""
-        answer = await self._call("GET", "/readyz", wanted=(200, 503))
+    async def ready(self, *, timeout_s: float = ATTEMPT_S) -> str:
+        """Why it takes no turns now; empty when it does. Asked once. Raises Unavailable if nothing answers."""
+        try:
+            answer = await self._once("GET", "/readyz", None, None, timeout_s, (200, 503))
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Unavailable(f"{self.origin} does not answer: {_said(error)}") from error
         return "" if answer.get("ready") else str(answer.get("detail") or "not ready")
 
     async def healthy(self) -> bool:
@@ -267,8 +270,7 @@ class GatewayClient:
             if time.monotonic() + pause >= end:
                 if isinstance(last, SandgateError):
                     raise last
-                said = str(last) or type(last).__name__
-                raise Unavailable(f"{self.origin} does not answer: {said}") from last
+                raise Unavailable(f"{self.origin} does not answer: {_said(last)}") from last
             await asyncio.sleep(pause)
 
     async def _once(
@@ -298,6 +300,10 @@ class GatewayClient:
             if answer.status in (204, 408) or not raw:
                 return None
             return _json(raw)
+
+
+def _said(error: Exception) -> str:
+    return str(error) or type(error).__name__
 
 
 def error_of(status: int, headers: Mapping[str, str], raw: bytes) -> SandgateError:

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from sandgate.contract.session import SessionHandle, TerminationMessage
+from sandgate.sandbox.expand import container_env as container_env
+from sandgate.sandbox.expand import expand_all as expand_all
 
 TASK_PATH = "/sandgate/task.json"
 """SANDGATE_TASK_FILE in a pod."""

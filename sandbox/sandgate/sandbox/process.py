@@ -189,6 +189,13 @@ class SandboxProcess:
             self.kill()
 
     async def _follow(self) -> None:
+        try:
+            self._ended.set_result(await self._end())
+        except Exception as error:
+            self._ended.set_exception(error)
+            raise
+
+    async def _end(self) -> ProcessExit:
         code = await _exit_code(self._popen)
         at = time.time()
         # The group's id may only be used again once its last member is gone, so this cannot hit a stranger.
@@ -199,16 +206,13 @@ class SandboxProcess:
         if self._guard is not None:
             self._guard.remove(self.pid)
         killed = code == -signal.SIGKILL
-        oom = self._oom or (killed and -1 < self._oom_before < procfs.oom_kills())
-        self._ended.set_result(
-            ProcessExit(
-                code=code if code >= 0 else None,
-                signal=-code if code < 0 else None,
-                oom=oom,
-                message=read_termination(self.spec.termination),
-                at=at,
-                tail=self._log.tail,
-            )
+        return ProcessExit(
+            code=code if code >= 0 else None,
+            signal=-code if code < 0 else None,
+            oom=self._oom or (killed and -1 < self._oom_before < procfs.oom_kills()),
+            message=read_termination(self.spec.termination),
+            at=at,
+            tail=self._log.tail,
         )
 
 

@@ -1,0 +1,183 @@
+"""The job's engine, locally: given by URL, or started as a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandgate.contract.errors import Unavailable, Unsupported
+from sandgate.contract.job import EngineKind, ManagedEngine, RolloutJobSpec
+from sandgate.operator.drivers.folder import Folder
+from sandgate.operator.drivers.progress import EngineReady, EngineStarting, ProcessRestarted, Tell
+from sandgate.operator.drivers.supervise import Supervised, log_path, own_env
+from sandgate.sandbox.agents import expand_all
+from sandgate.sandbox.process import Guard, ProcessSpec
+
+SCRIPT = Path(__file__).resolve().parents[4] / "scripts" / "engine-env.sh"
+"""In a clone; an installed package has none."""
+STOP_S = 10.0
+"""vLLM's own children need a few seconds to go."""
+CPU_ENV = {"VLLM_CPU_KVCACHE_SPACE": "1"}
+"""GiB; a small model on a laptop needs less, and the default takes half the machine."""
+VLLM_ENV = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+"""Dev mode: pause, resume and weight updates. On loopback only."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningEngine:
+    """What gateways are told, and the process if it is ours."""
+
+    urls: tuple[str, ...]
+    process: Supervised | None = None
+
+
+@asynccontextmanager
+async def engine(
+    spec: RolloutJobSpec, folder: Folder, manifest_dir: Path, guard: Guard, tell: Tell, *, url: str | None
+) -> AsyncIterator[RunningEngine]:
+    """Endpoints as they are, or a managed one that answers. Raises Unavailable, Unsupported."""
+    began = time.monotonic()
+    if url is not None:
+        yield RunningEngine((url.rstrip("/"),))
+        return
+    if spec.engine.endpoints is not None:
+        yield RunningEngine(tuple(one.rstrip("/") for one in spec.engine.endpoints))
+        return
+    managed = spec.engine.managed
+    if managed is None:
+        raise Unsupported(
+            "spec.engine.selector: there are no pods without a cluster; use --engine-url, endpoints or managed",
+            field="spec.engine.selector",
+        )
+    port = free_port()
+    argv, env = await command(spec, managed, manifest_dir, port)
+    what = ProcessSpec(argv=argv, env=env, cwd=manifest_dir, log=log_path(folder.logs, "engine"))
+
+    async def answering() -> None:
+        await process.first_ready(lambda: asyncio.to_thread(health, port), managed.start_seconds)
+
+    process = Supervised(
+        "engine",
+        lambda: what,
+        guard,
+        on_restart=lambda name, why, n: tell(ProcessRestarted(name=name, why=why, restarts=n)),
+        ready=answering,
+    )
+    tell(EngineStarting(log=what.log))
+    await process.start()
+    try:
+        await answering()
+        tell(EngineReady(urls=(f"http://127.0.0.1:{port}",), seconds=time.monotonic() - began))
+        yield RunningEngine((f"http://127.0.0.1:{port}",), process)
+    finally:
+        await process.stop(STOP_S)
+
+
+async def command(
+    spec: RolloutJobSpec, managed: ManagedEngine, manifest_dir: Path, port: int
+) -> tuple[list[str], dict[str, str]]:
+    """(argv, env) of the engine. Raises Unavailable if there is no interpreter that has one."""
+    model, local = model_of(spec, managed, manifest_dir)
+    env = own_env() | VLLM_ENV | (CPU_ENV if managed.gpus == 0 else {})
+    if local:
+        env["HF_HUB_OFFLINE"] = "1"  # a local model needs no hub, and waits for none
+    if managed.command:
+        names = {
+            "MODEL": model,
+            "MODEL_NAME": spec.engine.model or spec.model.name,
+            "HOST": "127.0.0.1",
+            "PORT": str(port),
+            "MAX_MODEL_LEN": str(spec.model.max_model_len),
+        }
+        env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env.get('PATH', os.defpath)}"
+        return expand_all((*managed.command, *managed.args), {**env, **names}), env | managed.env
+    if spec.engine.kind is not EngineKind.VLLM:
+        raise Unsupported(
+            "spec.engine.managed.command: is needed for sglang", field="spec.engine.managed.command"
+        )
+    python = await interpreter()
+    return vllm_argv(spec, managed, python, model, port), env | managed.env
+
+
+def vllm_argv(spec: RolloutJobSpec, managed: ManagedEngine, python: str, model: str, port: int) -> list[str]:
+    """A vLLM that returns exact ids and the logprobs the job asks for. Later arguments win, also over ours."""
+    argv = [python, "-m", "vllm.entrypoints.openai.api_server"]
+    argv += ["--model", model, "--served-model-name", spec.engine.model or spec.model.name]
+    argv += ["--host", "127.0.0.1", "--port", str(port)]
+    argv += [
+        "--enable-scale-out",
+        "--logprobs-mode",
+        spec.engine.logprobs_mode,
+        "--enable-prompt-tokens-details",
+    ]
+    if spec.model.max_model_len:
+        argv += ["--max-model-len", str(spec.model.max_model_len)]
+    if managed.gpus == 0:
+        argv += ["--dtype", "float32", "--enforce-eager", "--max-num-seqs", "32"]
+    elif managed.gpus > 1:
+        argv += ["--tensor-parallel-size", str(managed.gpus)]
+    return [*argv, *managed.args]
+
+
+def model_of(spec: RolloutJobSpec, managed: ManagedEngine, manifest_dir: Path) -> tuple[str, bool]:
+    """(weights, are they a local folder): a folder beside the manifest if there is one of that name, else a hub's
+    name."""
+    name = managed.model or spec.model.tokenizer
+    local = manifest_dir / name
+    return (str(local.resolve()), True) if local.exists() else (name, False)
+
+
+async def interpreter() -> str:
+    """A Python that has vLLM: SANDGATE_ENGINE_PYTHON, SANDGATE_ENGINE_VENV, our own, or what the clone's script makes.
+
+    Raises Unavailable, saying what to do.
+    """
+    if told := os.environ.get("SANDGATE_ENGINE_PYTHON"):
+        return told
+    if venv := os.environ.get("SANDGATE_ENGINE_VENV"):
+        return str(Path(venv) / "bin" / "python")
+    if importlib.util.find_spec("vllm") is not None:
+        return sys.executable
+    if not SCRIPT.is_file():
+        raise Unavailable(
+            "no engine: install vllm beside sandgate, or set SANDGATE_ENGINE_PYTHON to a Python that has it,"
+            " or give --engine-url"
+        )
+    made = await asyncio.to_thread(
+        subprocess.run, [str(SCRIPT)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=False
+    )
+    lines = made.stdout.decode().strip().splitlines()
+    if made.returncode != 0 or not lines:
+        raise Unavailable(f"{SCRIPT.name} failed with exit code {made.returncode}; see its output above")
+    return str(Path(lines[-1]) / "bin" / "python")
+
+
+def health(port: int) -> str:
+    """Why the engine does not answer; empty if it does. Blocks for a second at most."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1.0)
+    try:
+        connection.request("GET", "/health")
+        status = connection.getresponse().status
+        return "" if status == 200 else f"/health answers {status}"
+    except (OSError, http.client.HTTPException) as error:
+        return f"/health does not answer ({error})"
+    finally:
+        connection.close()
+
+
+def free_port() -> int:
+    """A loopback port that nobody listens on now."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port

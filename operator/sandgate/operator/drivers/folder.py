@@ -1,0 +1,132 @@
+"""The `--out` folder of a local run: where everything lies, whose it is, and that only one run uses it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandgate.contract.errors import Conflict
+from sandgate.contract.job import RolloutJob
+from sandgate.contract.names import group_name
+from sandgate.contract.schema import encode
+
+SECRET_BYTES = 32
+"""Signs the keys of this folder's sessions; as long as the HMAC it feeds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """Paths below `--out`."""
+
+    root: Path
+
+    @property
+    def trajectories(self) -> Path:
+        """The merged result of a job that is over."""
+        return self.root / "trajectories.parquet"
+
+    @property
+    def logs(self) -> Path:
+        """`<session>.log`, `<session>.verifier.log`, `gateway-<n>.log`, `engine.log`."""
+        return self.root / "logs"
+
+    @property
+    def secret(self) -> Path:
+        """Hex, mode 0600."""
+        return self.root / "secret"
+
+    def group(self, job: str, uid: str) -> Path:
+        """Trajectories of one group; there once they are durable."""
+        return self.root / "groups" / f"{group_name(job, uid)}.parquet"
+
+    def journal(self, index: int) -> Path:
+        """A gateway's truth."""
+        return self.root / f"gateway-{index}.sqlite"
+
+    def journals(self) -> int:
+        """How many gateways earlier runs had."""
+        index = 0
+        while self.journal(index).exists():
+            index += 1
+        return index
+
+    def config(self, index: int) -> Path:
+        """A gateway's settings, written anew by each run."""
+        return self.root / "run" / f"gateway-{index}.json"
+
+    def scratch(self, name: str) -> Path:
+        """A session's own folder: home, task, result. Gone when the session is."""
+        return self.root / "run" / name
+
+    def job_file(self) -> Path:
+        """The manifest, as it was understood."""
+        return self.root / "job.json"
+
+
+class Claim:
+    """Exclusive use of a folder, for as long as this process lives or until `release`."""
+
+    def __init__(self, root: Path, job: RolloutJob) -> None:
+        """Makes what is missing. Raises Conflict if another run uses it, or it holds another job."""
+        root.mkdir(parents=True, exist_ok=True)
+        self.folder = Folder(root)
+        self._lock = os.open(root / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise Conflict(f"{root}: another run uses this folder") from None
+        try:
+            self._prepare(job)
+        except BaseException:
+            self.release()
+            raise
+
+    def _prepare(self, job: RolloutJob) -> None:
+        folder = self.folder
+        said = encode(job)
+        with suppress(FileNotFoundError):
+            old = json.loads(folder.job_file().read_text())
+            for field in ("metadata.name", "spec.groupSize", "spec.model.name"):
+                before, after = _at(old, field), _at(said, field)
+                if before != after:
+                    raise Conflict(
+                        f"{folder.root}: holds a run with {field} {before!r}, this job has {after!r};"
+                        " give it a folder of its own"
+                    )
+        shutil.rmtree(folder.root / "run", ignore_errors=True)
+        for path in (folder.logs, folder.root / "groups", folder.root / "run"):
+            path.mkdir(exist_ok=True)
+        (folder.root / "run").chmod(0o700)
+        replace(folder.job_file(), json.dumps(said, ensure_ascii=False, indent=1))
+        if not folder.secret.exists():
+            replace(folder.secret, secrets.token_hex(SECRET_BYTES))
+
+    def release(self) -> None:
+        """Let others use it."""
+        os.close(self._lock)
+
+
+def replace(path: Path, text: str) -> None:
+    """Write a private file whole."""
+    part = path.with_name(f".{path.name}.tmp")
+    with suppress(FileNotFoundError):
+        part.unlink()
+    handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+def _at(value: object, field: str) -> object:
+    for name in field.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value

@@ -1,0 +1,159 @@
+"""The job's gateways as supervised processes that share their listening sockets with us.
+
+We open the socket and keep it: while a killed gateway starts again, connections queue in the kernel, so that no agent
+is ever refused.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from sandgate.contract.errors import SandgateError
+from sandgate.contract.job import RolloutJob
+from sandgate.contract.keys import Key, Scope, mint
+from sandgate.contract.names import gateway_name
+from sandgate.gateway.client import GatewayClient
+from sandgate.operator.drivers.folder import Folder, replace
+from sandgate.operator.drivers.progress import GatewayReady, ProcessRestarted, Tell
+from sandgate.operator.drivers.supervise import Supervised, log_path, own_env
+from sandgate.sandbox.process import Guard, ProcessSpec
+
+BACKLOG = 4096
+"""Connections that wait while a gateway restarts; the kernel cuts it to net.core.somaxconn."""
+READY_S = 180.0
+"""A journal of a million turns is replayed in about a minute."""
+STOP_S = 30.0
+"""Running turns may finish: the gateway's own drain takes at most 25 s."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalGateway:
+    """One gateway."""
+
+    name: str
+    origin: str
+    client: GatewayClient
+    process: Supervised
+
+
+@asynccontextmanager
+async def gateways(
+    job: RolloutJob, folder: Folder, manifest_dir: Path, urls: Sequence[str], guard: Guard, tell: Tell
+) -> AsyncIterator[dict[str, LocalGateway]]:
+    """All of them, ready; at least as many as earlier runs had, whose journals they go on with. Raises Unavailable."""
+    count = max(job.spec.gateway.replicas, folder.journals())
+    key = mint(bytes.fromhex(folder.secret.read_text().strip()), Key(Scope.ADMIN, job=job.metadata.name))
+    async with AsyncExitStack() as stack:
+        found: dict[str, LocalGateway] = {}
+        for index in range(count):
+            one = await _start(index, job, folder, manifest_dir, urls, guard, tell, key)
+            stack.push_async_callback(one.process.stop, STOP_S)
+            stack.push_async_callback(one.client.aclose)
+            found[one.name] = one
+        for one in found.values():
+            await one.process.first_ready(_readiness(one.client), READY_S)
+            tell(GatewayReady(name=one.name, origin=one.origin))
+        yield found
+
+
+async def _start(
+    index: int,
+    job: RolloutJob,
+    folder: Folder,
+    manifest_dir: Path,
+    urls: Sequence[str],
+    guard: Guard,
+    tell: Tell,
+    key: str,
+) -> LocalGateway:
+    sock = listen()
+    origin = f"http://127.0.0.1:{sock.getsockname()[1]}"
+    name = gateway_name(job.metadata.name, index)
+    settings = config(job, folder, manifest_dir, urls, index=index, fd=sock.fileno(), origin=origin)
+    replace(folder.config(index), json.dumps(settings, indent=1))
+
+    def spec() -> ProcessSpec:
+        # `sock` is held by this function for as long as the gateway may be started again.
+        return ProcessSpec(
+            argv=[sys.executable, "-m", "sandgate.gateway.app", "--config", str(folder.config(index))],
+            env=own_env(),
+            cwd=folder.root,
+            log=log_path(folder.logs, f"gateway-{index}"),
+            pass_fds=(sock.fileno(),),
+        )
+
+    process = Supervised(
+        name,
+        spec,
+        guard,
+        on_restart=lambda who, why, n: tell(ProcessRestarted(name=who, why=why, restarts=n)),
+    )
+    await process.start()
+    return LocalGateway(name, origin, GatewayClient(origin, key), process)
+
+
+def listen() -> socket.socket:
+    """A listening loopback socket on a free port."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(("127.0.0.1", 0))
+    sock.listen(BACKLOG)
+    return sock
+
+
+def config(
+    job: RolloutJob,
+    folder: Folder,
+    manifest_dir: Path,
+    urls: Sequence[str],
+    *,
+    index: int,
+    fd: int,
+    origin: str,
+) -> dict[str, Any]:
+    """A gateway's settings file."""
+    spec = job.spec
+    sampling = {name: value for name, value in asdict(spec.sampling).items() if value is not None}
+    return {
+        "listen": {"fd": fd},
+        "origin": origin,
+        "journal": str(folder.journal(index).resolve()),
+        "engine": {
+            "urls": list(urls),
+            "kind": spec.engine.kind.value,
+            "logprobs_mode": spec.engine.logprobs_mode,
+            "model": spec.engine.model,
+        },
+        "model": {
+            "name": spec.model.name,
+            "tokenizer": str((manifest_dir / spec.model.tokenizer).resolve()),
+            "renderer": spec.model.renderer,
+            "history_policy": spec.model.history_policy.value,
+            "max_model_len": spec.model.max_model_len,
+            "template_kwargs": spec.model.template_kwargs,
+        },
+        "job": job.metadata.name,
+        "secret_file": str(folder.secret.resolve()),
+        "session_limits": {"turns": spec.limits.turns, "total_tokens": spec.limits.total_tokens},
+        "sampling": sampling,
+        "log_level": "INFO",
+    }
+
+
+def _readiness(client: GatewayClient) -> Callable[[], Any]:
+    """A short look: the process may have died, and its socket, which is ours, would keep us waiting."""
+
+    async def check() -> str:
+        try:
+            return await client.ready(timeout_s=2.0)
+        except SandgateError as error:
+            return str(error)
+
+    return check

@@ -1,0 +1,345 @@
+"""A RolloutJob without a cluster: engine, gateways and agents as processes of this machine, under the same plan.
+
+Agents run as local processes with this user's rights: there is no isolation. Everything that matters is in the
+`out` folder: a run that was interrupted, killed or drained goes on when it is started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine, Mapping
+from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sandgate.contract.errors import Gone, NotFound
+from sandgate.contract.job import Backend, RolloutJob, Task
+from sandgate.contract.session import SessionHandle, SessionSpec, SessionState
+from sandgate.contract.status import JobCondition
+from sandgate.operator.drivers.collect import Collector
+from sandgate.operator.drivers.collect import Merge as Merge
+from sandgate.operator.drivers.collect import WriteGroups as WriteGroups
+from sandgate.operator.drivers.engine import engine
+from sandgate.operator.drivers.folder import Claim, Folder
+from sandgate.operator.drivers.gateways import LocalGateway, gateways
+from sandgate.operator.drivers.progress import Counts as Counts
+from sandgate.operator.drivers.progress import Draining as Draining
+from sandgate.operator.drivers.progress import EngineReady as EngineReady
+from sandgate.operator.drivers.progress import EngineStarting as EngineStarting
+from sandgate.operator.drivers.progress import Event as Event
+from sandgate.operator.drivers.progress import GatewayReady as GatewayReady
+from sandgate.operator.drivers.progress import GroupCollected as GroupCollected
+from sandgate.operator.drivers.progress import JobResult as JobResult
+from sandgate.operator.drivers.progress import Problem as Problem
+from sandgate.operator.drivers.progress import ProcessRestarted as ProcessRestarted
+from sandgate.operator.drivers.progress import Resumed as Resumed
+from sandgate.operator.drivers.progress import SessionEnded as SessionEnded
+from sandgate.operator.drivers.progress import SessionStarted as SessionStarted
+from sandgate.operator.drivers.progress import Tell
+from sandgate.operator.drivers.report import Meter, result
+from sandgate.operator.drivers.sandboxes import Sandboxes, check
+from sandgate.operator.drivers.supervise import Supervised
+from sandgate.operator.drivers.tasks import load_tasks
+from sandgate.operator.manifest import load_job as load_job
+from sandgate.operator.observe import JOB_KEY, Observed
+from sandgate.operator.plan import actions
+from sandgate.operator.plan.actions import Action, JobWant, Ref
+from sandgate.operator.plan.job import plan_job
+from sandgate.operator.plan.session import plan_session
+from sandgate.operator.plan.status import is_over
+from sandgate.operator.reconcile import Reconciler
+from sandgate.sandbox.process import Guard, watch_memory
+
+COUNTS_S = 1.0
+"""Between Counts events."""
+EVENTS_WAIT_S = 20.0
+"""Of one long poll at a gateway."""
+TASK_CHARS_MAX = 65_536
+"""A larger task is not repeated in the session's record; the agent has it anyway."""
+
+
+def ignore(event: Event) -> None:
+    """The default `progress`."""
+
+
+async def run_local(
+    job: RolloutJob,
+    *,
+    manifest_dir: Path,
+    out: Path,
+    write_groups: WriteGroups,
+    merge: Merge,
+    engine_url: str | None = None,
+    progress: Tell = ignore,
+    stop: asyncio.Event | None = None,
+    abort: asyncio.Event | None = None,
+) -> JobResult:
+    """Run `job` to its end, or until it was told to stop; running it again with the same `out` goes on.
+
+    `manifest_dir`: what relative paths of the manifest begin at. `progress` is called on the event loop. `stop`:
+    start nothing new, let sessions end. `abort`: end now; sessions that run are tried again by the next run.
+    `spec.output`, `trainer` and `staleness` belong to clusters with a trainer and have no effect here.
+
+    Raises BadManifest, Unsupported (the job cannot run here), Conflict (`out` is in use, or another job's),
+    Unavailable (engine or gateway do not start, or keep dying).
+    """
+    check(job)
+    tasks = await asyncio.to_thread(load_tasks, job.spec.tasks, manifest_dir)
+    claim = await asyncio.to_thread(Claim, out, job)
+    async with AsyncExitStack() as stack:
+        stack.callback(claim.release)
+        guard = Guard()
+        stack.callback(guard.close)
+        if job.spec.agent.backend is not Backend.PROCESS:
+            backend = job.spec.agent.backend.value
+            progress(
+                Problem(text=f"backend {backend}: here agents run as local processes, without isolation")
+            )
+        model = await stack.enter_async_context(
+            engine(job.spec, claim.folder, manifest_dir, guard, progress, url=engine_url)
+        )
+        found = await stack.enter_async_context(
+            gateways(job, claim.folder, manifest_dir, model.urls, guard, progress)
+        )
+        run = LocalRun(job, tasks, manifest_dir, claim.folder, found, guard, progress, write_groups)
+        served = [one.process for one in found.values()] + ([model.process] if model.process else [])
+        await run.go(served, stop or asyncio.Event(), abort or asyncio.Event())
+        return await run.finish(served, merge)
+
+
+class LocalRun:
+    """The interpreter of plans: every action is carried out here, and nothing is decided."""
+
+    def __init__(
+        self,
+        job: RolloutJob,
+        tasks: tuple[Task, ...],
+        manifest_dir: Path,
+        folder: Folder,
+        found: Mapping[str, LocalGateway],
+        guard: Guard,
+        tell: Tell,
+        write_groups: WriteGroups,
+    ) -> None:
+        self.job, self.folder, self.gateways, self.tell = job, folder, found, tell
+        self.tasks = {task.uid: task for task in tasks}
+        # Nobody publishes weights here, so nothing can be stale, and waiting for them would never end.
+        self.want = JobWant(name=job.metadata.name, spec=replace(job.spec, staleness=None))
+        self.reconciler = Reconciler(
+            self._plan, self._carry_out, woke=lambda key: self.observed.waits(key, None)
+        )
+        self.observed = Observed(self.want, self.reconciler.touch, started_at=time.time())
+        self.sandboxes = Sandboxes(job, manifest_dir, folder, guard, self.observed, self._spawn)
+        self.collector = Collector(job.metadata.name, folder, found, self.observed, write_groups, tell)
+        self.observed.on_settled(lambda uid: self.collector.occasion.set())
+        self.meter = Meter(self.observed, found, tell)
+        self.handles: dict[str, tuple[str, SessionHandle]] = {}
+        """Live session -> (gateway, handle)."""
+        self.over = asyncio.Event()
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._beside: set[asyncio.Task[None]] = set()
+
+    # -- the run ------------------------------------------------------------------------------------------------------
+
+    async def go(self, served: list[Supervised], stop: asyncio.Event, abort: asyncio.Event) -> None:
+        """Until the job is over, drained or aborted. Raises what ended a part of it."""
+        loop = asyncio.get_running_loop()
+        parts = [
+            self._resume_and_run(),
+            self.collector.run(),
+            self.meter.run(COUNTS_S),
+            watch_memory(lambda: self.sandboxes.running),
+            *(self._follow(one) for one in self.gateways.values()),
+        ]
+        ends = [loop.create_task(one) for one in (_until(self.over), _until(abort), *parts)]
+        draining = loop.create_task(self._drain(stop))
+        kept = [one.task for one in served if one.task is not None]
+        try:
+            done, _ = await asyncio.wait([*ends, *kept, self.failed], return_when=asyncio.FIRST_COMPLETED)
+            for one in done:
+                one.result()
+        finally:
+            for task in (*ends, draining):
+                task.cancel()
+            await asyncio.gather(*ends, draining, return_exceptions=True)
+            await self.sandboxes.kill_all()
+            await asyncio.gather(*self._beside, return_exceptions=True)
+
+    async def _resume_and_run(self) -> None:
+        lost = 0
+        for gateway in self.gateways.values():
+            listed = [one async for one in gateway.client.sessions(job=self.job.metadata.name)]
+            lost += sum(not one.state.ended for one in listed)
+            self.observed.found(gateway.name, listed)
+            for one in listed:
+                if not one.state.ended and one.session_id in self.observed.sessions:
+                    handle = await gateway.client.create(
+                        self._spec(self.observed.sessions[one.session_id].ref)
+                    )
+                    self.handles[one.session_id] = (gateway.name, handle)
+        self.observed.tasks(self.tasks)
+        self.collector.resume()
+        job = self.observed.job()
+        if job.begun:
+            self.tell(Resumed(ended=job.tally.ended, lost=lost, collected=len(self.collector.collected)))
+        for name in self.gateways:
+            self.observed.gateway(name, ready=True)
+        await self.reconciler.run()
+
+    async def _drain(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        self.observed.drain()
+        self.tell(Draining(running=len(self.observed.live)))
+        self._check_over()
+
+    async def _follow(self, gateway: LocalGateway) -> None:
+        """Sessions that completed or were aborted by somebody else."""
+        cursor = 0
+        while True:
+            events = await gateway.client.events(cursor, wait_s=EVENTS_WAIT_S)
+            cursor = events.cursor
+            changed = {name for name, _ in events.sessions}
+            if events.reset:
+                changed |= {one.ref.name for one in self.observed.live}
+            states = dict(events.sessions)
+            for name in changed & self.observed.sessions.keys():
+                if states.get(name) != SessionState.OPEN.value:
+                    now = time.time()
+                    with suppress(NotFound):
+                        self.observed.told(await gateway.client.get(name), now)
+
+    async def finish(self, served: list[Supervised], merge: Merge) -> JobResult:
+        """Bring in what is left, merge if the job is over."""
+        await self.collector.finish()
+        status = self.observed.status
+        over = any(is_over(status, kind) for kind in (JobCondition.COMPLETE, JobCondition.FAILED))
+        if over:
+            files = self.collector.files(self.tasks)
+            await asyncio.to_thread(merge, files, self.folder.trajectories)
+        self.meter.counts()
+        complete = is_over(status, JobCondition.COMPLETE) and not self.collector.missing()
+        return await result(
+            self.observed,
+            self.gateways,
+            complete=complete,
+            trajectories=self.folder.trajectories if over else None,
+            groups=len(self.collector.collected),
+            seconds=self.meter.seconds,
+            restarts=sum(one.restarts for one in served),
+        )
+
+    def _spawn(self, what: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(what)
+        self._beside.add(task)
+
+        def done(task: asyncio.Task[None]) -> None:
+            self._beside.discard(task)
+            error = None if task.cancelled() else task.exception()
+            if error is not None and not self.failed.done():
+                self.failed.set_exception(error)
+
+        task.add_done_callback(done)
+
+    def _check_over(self) -> None:
+        over = (JobCondition.COMPLETE, JobCondition.FAILED)
+        drained = self.observed.draining and not self.observed.live
+        if drained or any(is_over(self.observed.status, kind) for kind in over):
+            self.over.set()
+
+    # -- plans and actions --------------------------------------------------------------------------------------------
+
+    def _plan(self, key: str) -> list[Action]:
+        now = time.time()
+        if key == JOB_KEY:
+            plan = plan_job(self.want, self.observed.job(), now)
+            self._check_over()
+            return plan
+        seen = self.observed.sessions.get(key)
+        return [] if seen is None else plan_session(self.want.spec, seen, now)
+
+    async def _carry_out(self, key: str, action: Action) -> None:
+        """Idempotent: names are derived from the session, and gateways know them."""
+        match action:
+            case actions.OpenSession(ref, gateway):
+                await self._open(ref, gateway)
+            case actions.StartAttempt(ref):
+                _, handle = self.handles[ref.name]
+                self.tell(
+                    SessionStarted(session_id=ref.name, uid=ref.uid, sample=ref.sample, attempt=ref.attempt)
+                )
+                await self.sandboxes.start_agent(ref, handle, self.tasks[ref.uid])
+            case actions.StopAttempt(ref, stop):
+                self.observed.stopping(ref, stop)
+                self.sandboxes.stop_agent(ref)
+            case actions.LookSession(ref):
+                await self._look(ref)
+            case actions.StartVerifier(ref):
+                await self.sandboxes.start_verifier(ref, self.handles[ref.name][1], self.tasks[ref.uid])
+            case actions.StopVerifier(ref):
+                self.sandboxes.stop_verifier(ref)
+            case actions.SealSession(ref, outcome):
+                await self._seal(ref, outcome)
+            case actions.CloseGroup(uid, gateway):
+                with suppress(NotFound):
+                    await self.gateways[gateway].client.close_group(uid, job=self.job.metadata.name)
+                self.observed.closed(uid)
+            case actions.Forget(ref):
+                await self.sandboxes.forget(ref)
+                self.handles.pop(ref.name, None)
+                self.observed.forget(ref)
+                self.reconciler.forget(key)
+            case actions.WriteStatus(status):
+                self.observed.wrote(status)
+                self._check_over()
+            case actions.WakeAt(at):
+                self.observed.waits(key, at)
+
+    async def _open(self, ref: Ref, gateway: str) -> None:
+        if ref.name in self.observed.sessions:
+            return
+        handle = await self.gateways[gateway].client.create(self._spec(ref))
+        self.handles[ref.name] = (gateway, handle)
+        self.observed.opened(ref, gateway, time.time())
+
+    def _spec(self, ref: Ref) -> SessionSpec:
+        task = self.tasks.get(ref.uid)
+        document = None if task is None else {"prompt": task.prompt, "data": task.data}
+        return SessionSpec(
+            session_id=ref.name,
+            uid=ref.uid,
+            sample_index=ref.sample,
+            group_size=self.job.spec.group_size,
+            job=ref.job,
+            attempt=ref.attempt,
+            reward_source=self.job.spec.reward.source.value,
+            task=document if len(str(document)) <= TASK_CHARS_MAX else None,
+        )
+
+    async def _look(self, ref: Ref) -> None:
+        asked = time.time()
+        try:
+            said = await self.gateways[self.handles[ref.name][0]].client.get(ref.name)
+        except NotFound:
+            self.observed.vanished(ref, asked)
+        else:
+            self.observed.told(said, asked)
+
+    async def _seal(self, ref: Ref, outcome: Any) -> None:
+        client = self.gateways[self.handles[ref.name][0]].client
+        try:
+            with suppress(Gone):  # aborted by somebody: then that is how it ended
+                await client.finalize(ref.name, outcome)
+            said = await client.get(ref.name)
+        except NotFound:
+            self.observed.vanished(ref, time.time())
+            return
+        seen = self.observed.sessions.get(ref.name)
+        self.observed.told(said, time.time())
+        if seen is not None:
+            self.tell(self.meter.ended(seen, said, outcome))
+
+
+async def _until(event: asyncio.Event) -> None:
+    await event.wait()

@@ -1,0 +1,319 @@
+"""What was seen, kept slim: facts in, `JobObserved` and `SessionObserved` out.
+
+Sessions are kept while they live or wait for their commit; groups while they are not settled; the rest is counted.
+Every change names the keys that must be planned again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from sandgate.contract.errors import FAILURE_CLASS, FailureClass, FailureReason
+from sandgate.contract.session import SessionOutcome, SessionState, SessionSummary
+from sandgate.contract.status import RolloutJobStatus
+from sandgate.operator.plan.actions import (
+    GroupObserved,
+    JobObserved,
+    JobWant,
+    Ref,
+    Running,
+    SampleObserved,
+    SampleState,
+    SessionObserved,
+    Stop,
+    Tally,
+)
+from sandgate.operator.plan.groups import FREE, count, good, settled
+
+JOB_KEY = "job"
+"""The job's own key; sessions have their names, which are longer."""
+
+
+@dataclass(slots=True)
+class Observed:
+    """One job and its sessions. Not for several threads."""
+
+    want: JobWant
+    changed: Callable[[str], None]
+    """Called with each key that must be planned again."""
+    started_at: float = 0.0
+    sessions: dict[str, SessionObserved] = field(default_factory=dict)
+    gateways: dict[str, int] = field(default_factory=dict)
+    groups: dict[str, GroupObserved] = field(default_factory=dict)
+    settled: dict[str, int] = field(default_factory=dict)
+    """Settled groups -> samples of them that count."""
+    fresh: dict[str, None] = field(default_factory=dict)
+    tally: Tally = field(default_factory=Tally)
+    committed: set[str] = field(default_factory=set)
+    """Groups whose trajectories are with the trainer for good."""
+    status: RolloutJobStatus | None = None
+    draining: bool = False
+    policy_version: int = 0
+    _total: int = 0
+    _begun: int = 0
+    _placed: dict[str, str] = field(default_factory=dict)
+    """Live session -> its gateway."""
+    _wake_at: float | None = None
+    _on_settled: list[Callable[[str], None]] = field(default_factory=list)
+
+    # -- out ----------------------------------------------------------------------------------------------------------
+
+    def job(self) -> JobObserved:
+        """A view for one plan: it shares what is inside, and a plan only reads."""
+        return JobObserved(
+            gateways=self.gateways,
+            fresh=self.fresh.keys(),
+            groups=self.groups,
+            tally=self.tally,
+            begun=self._begun,
+            committed=len(self.committed) * self.want.spec.group_size,
+            total=self._total,
+            started_at=self.started_at,
+            draining=self.draining,
+            policy_version=self.policy_version,
+            status=self.status,
+            wake_at=self._wake_at,
+        )
+
+    @property
+    def live(self) -> list[SessionObserved]:
+        """Sessions that are not sealed."""
+        return [one for one in self.sessions.values() if one.ref.name in self._placed]
+
+    def gateway_of(self, uid: str) -> str:
+        """Where a begun, unsettled group is."""
+        return self.groups[uid].gateway
+
+    def on_settled(self, call: Callable[[str], None]) -> None:
+        """`call(uid)` when a group settles."""
+        self._on_settled.append(call)
+
+    # -- in: the job --------------------------------------------------------------------------------------------------
+
+    def tasks(self, uids: Iterable[str]) -> None:
+        """Further tasks of the job, in order."""
+        for uid in uids:
+            self._total += self.want.spec.group_size
+            if uid not in self.groups and uid not in self.settled:
+                self.fresh[uid] = None
+        self.changed(JOB_KEY)
+
+    def gateway(self, name: str, *, ready: bool) -> None:
+        """A gateway takes sessions, or none any more."""
+        if ready:
+            self.gateways.setdefault(name, sum(1 for one in self._placed.values() if one == name))
+        else:
+            self.gateways.pop(name, None)
+        self.changed(JOB_KEY)
+
+    def drain(self) -> None:
+        """Start nothing new."""
+        self.draining = True
+        self.changed(JOB_KEY)
+
+    def wrote(self, status: RolloutJobStatus) -> None:
+        """The status was written."""
+        self.status = status
+
+    def waits(self, key: str, at: float | None) -> None:
+        """When a key will be planned again anyway."""
+        if key == JOB_KEY:
+            self._wake_at = at
+        elif key in self.sessions:
+            self.sessions[key] = replace(self.sessions[key], wake_at=at)
+
+    # -- in: sessions -------------------------------------------------------------------------------------------------
+
+    def found(self, gateway: str, listed: Sequence[SessionSummary]) -> None:
+        """What a gateway held when this driver started. Sessions that had not ended are lost: their sandboxes were
+        another driver's."""
+        for said in sorted(listed, key=lambda one: (one.uid, one.sample_index, one.attempt)):
+            if said.job != self.want.name or not 0 <= said.sample_index < self.want.spec.group_size:
+                continue
+            ref = Ref(said.job, said.uid, said.sample_index, said.attempt)
+            if said.session_id != ref.name:
+                continue
+            self._begin(ref.uid, gateway)
+            if said.state.ended:
+                self._sample(ref, _ended(said, self._at(ref)))
+            else:
+                self._live(ref, gateway, said.created_at, starting=False)
+                self.sessions[ref.name] = replace(self.sessions[ref.name], lost=True, summary=said)
+                self.changed(ref.name)
+        for uid in list(self.groups):
+            group = self.groups[uid]
+            if any(sample.reason is FailureReason.STRAGGLER for sample in group.samples):
+                self.groups[uid] = replace(group, closed=True)
+            self._settle(uid)
+        self.changed(JOB_KEY)
+
+    def opened(self, ref: Ref, gateway: str, now: float) -> None:
+        """Its gateway holds it."""
+        if ref.name in self.sessions:
+            return
+        self._begin(ref.uid, gateway)
+        self._live(ref, gateway, now, starting=True)
+        self.changed(ref.name)
+        self.changed(JOB_KEY)
+
+    def told(self, said: SessionSummary, now: float) -> None:
+        """How a session stands, by its gateway."""
+        seen = self.sessions.get(said.session_id)
+        if seen is None:
+            return
+        self.sessions[said.session_id] = replace(seen, summary=said, looked_at=now)
+        if said.state.ended:
+            self._over(seen.ref, _ended(said, self._at(seen.ref)))
+        self.changed(said.session_id)
+
+    def sandbox(self, ref: Ref, running: Running) -> None:
+        """The agent is being started, runs, or has ended."""
+        seen = self.sessions.get(ref.name)
+        if seen is None:
+            return
+        self.sessions[ref.name] = replace(seen, sandbox=running)
+        if running.started_at is not None or running.exit is not None:
+            sample = self._at(ref)
+            if sample.starting and sample.attempt == ref.attempt:
+                self._sample(ref, replace(sample, starting=False))
+                self.changed(JOB_KEY)
+        self.changed(ref.name)
+
+    def verifier(self, ref: Ref, running: Running) -> None:
+        """The same of its verifier."""
+        if (seen := self.sessions.get(ref.name)) is not None:
+            self.sessions[ref.name] = replace(seen, verifier=running)
+            self.changed(ref.name)
+
+    def stopping(self, ref: Ref, stop: Stop) -> None:
+        """It was told to stop. The first reason stands."""
+        seen = self.sessions.get(ref.name)
+        if seen is None or seen.stop is not None:
+            return
+        self.sessions[ref.name] = replace(seen, stop=stop)
+        sample = self._at(ref)
+        if sample.attempt == ref.attempt:
+            self._sample(ref, replace(sample, stopping=True))
+        self.changed(ref.name)
+
+    def sealed(self, ref: Ref, outcome: SessionOutcome, said: SessionSummary | None, now: float) -> None:
+        """Its gateway finalized it."""
+        seen = self.sessions.get(ref.name)
+        if seen is None:
+            return
+        reason = outcome.failure_reason
+        summary = said or seen.summary or SessionSummary(session_id=ref.name, state=SessionState.FINALIZED)
+        self.sessions[ref.name] = replace(
+            seen, summary=replace(summary, state=SessionState.FINALIZED), looked_at=now
+        )
+        spent = self._at(ref).spent + (_is_infra(reason) and reason not in FREE)
+        ended = SampleObserved(
+            state=SampleState.ENDED,
+            attempt=ref.attempt,
+            ended_at=now,
+            reason=reason,
+            failure=None if reason is None else FAILURE_CLASS[reason],
+            spent=spent,
+        )
+        self._over(ref, ended)
+        self.changed(ref.name)
+
+    def vanished(self, ref: Ref, now: float) -> None:
+        """Its gateway does not know it (its journal was lost)."""
+        self.sealed(ref, SessionOutcome(failure_reason=FailureReason.GATEWAY_LOST), None, now)
+
+    def closed(self, uid: str) -> None:
+        """The gateway knows that no more sessions of this group count."""
+        if uid in self.groups:
+            self.groups[uid] = replace(self.groups[uid], closed=True)
+            self._settle(uid)
+            self.changed(JOB_KEY)
+
+    def commit(self, uid: str, names: Iterable[str]) -> None:
+        """The trajectories of this group, these sessions, are with the trainer for good."""
+        self.committed.add(uid)
+        for name in names:
+            if name in self.sessions:
+                self.sessions[name] = replace(self.sessions[name], committed=True)
+                self.changed(name)
+        self.changed(JOB_KEY)
+
+    def forget(self, ref: Ref) -> None:
+        """Nothing of it is needed any more."""
+        self.sessions.pop(ref.name, None)
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _begin(self, uid: str, gateway: str) -> None:
+        if uid not in self.groups and uid not in self.settled:
+            waiting = (SampleObserved(),) * self.want.spec.group_size
+            self.groups[uid] = GroupObserved(uid=uid, gateway=gateway, samples=waiting)
+            self.fresh.pop(uid, None)
+            self._begun += 1
+
+    def _live(self, ref: Ref, gateway: str, now: float, *, starting: bool) -> None:
+        spent = self._at(ref).spent
+        self._sample(
+            ref,
+            SampleObserved(state=SampleState.LIVE, attempt=ref.attempt, starting=starting, spent=spent),
+        )
+        self.sessions[ref.name] = SessionObserved(ref=ref, opened_at=now)
+        self._placed[ref.name] = gateway
+        if gateway in self.gateways:
+            self.gateways[gateway] += 1
+
+    def _over(self, ref: Ref, ended: SampleObserved) -> None:
+        gateway = self._placed.pop(ref.name, None)
+        if gateway in self.gateways:
+            self.gateways[gateway] -= 1
+        if gateway is not None and self._at(ref).attempt == ref.attempt:
+            self._sample(ref, ended)
+            self._settle(ref.uid)
+            self.changed(JOB_KEY)
+
+    def _at(self, ref: Ref) -> SampleObserved:
+        group = self.groups.get(ref.uid)
+        return SampleObserved() if group is None else group.samples[ref.sample]
+
+    def _sample(self, ref: Ref, sample: SampleObserved) -> None:
+        group = self.groups.get(ref.uid)
+        if group is not None:
+            head, tail = group.samples[: ref.sample], group.samples[ref.sample + 1 :]
+            self.groups[ref.uid] = replace(group, samples=(*head, sample, *tail))
+
+    def _settle(self, uid: str) -> None:
+        group = self.groups.get(uid)
+        if group is None or not settled(group):
+            return
+        del self.groups[uid]
+        self.settled[uid] = sum(good(sample) for sample in group.samples)
+        more = count(group)
+        self.tally = Tally(
+            ended=self.tally.ended + more.ended,
+            failed=self.tally.failed + more.failed,
+            retries=self.tally.retries + more.retries,
+        )
+        for call in self._on_settled:
+            call(uid)
+
+
+def _is_infra(reason: FailureReason | None) -> bool:
+    return reason is not None and FAILURE_CLASS[reason] is FailureClass.INFRA
+
+
+def _ended(said: SessionSummary, before: SampleObserved) -> SampleObserved:
+    """The sample, once its newest attempt ended as the gateway tells. One that somebody aborted has no reason there."""
+    reason = FailureReason.ABORTED if said.state is SessionState.ABORTED else None
+    if said.failure_reason is not None:
+        known = said.failure_reason in FailureReason.__members__.values()
+        reason = FailureReason(said.failure_reason) if known else FailureReason.ABORTED
+    spent = before.spent + (_is_infra(reason) and reason not in FREE)
+    return SampleObserved(
+        state=SampleState.ENDED,
+        attempt=said.attempt,
+        ended_at=said.changed_at,
+        reason=reason,
+        failure=None if reason is None else FAILURE_CLASS[reason],
+        spent=spent,
+    )

@@ -1,0 +1,135 @@
+"""Keyed queue, backoff, deadline heap: store -> plan -> driver. Knows neither kopf nor Kubernetes.
+
+One key is never worked on twice at the same time; what happens to it meanwhile is looked at right after. A plan that
+could not be carried out is planned again after a pause, from what is seen then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from sandgate.contract.errors import EngineFailed, Overloaded, SandgateError, Unavailable
+from sandgate.operator.plan.actions import Action, WakeAt
+
+log = logging.getLogger(__name__)
+
+WORKERS = 64
+"""Keys worked on at once: actions mostly wait for a gateway, an API server or a process."""
+BACKOFF_S, BACKOFF_S_MAX = 0.2, 30.0
+"""Pause after a failure, doubled each time, with up to a quarter added at random."""
+RETRIED: tuple[type[Exception], ...] = (Unavailable, Overloaded, EngineFailed, OSError, TimeoutError)
+"""Failures that pass by themselves. Anything else is a mistake in the job or in us, and ends the run."""
+
+Key = str
+Plan = Callable[[Key], Sequence[Action]]
+"""What is to be done for a key now; [] for one that is gone."""
+CarryOut = Callable[[Key, Action], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class Reconciler:
+    """Run it as a task; it ends by being cancelled, or by an error that no repetition can mend."""
+
+    plan: Plan
+    carry_out: CarryOut
+    woke: Callable[[Key], None] = lambda key: None
+    """Told before a key is planned because its time has come."""
+    now: Callable[[], float] = time.time
+    retried: tuple[type[Exception], ...] = RETRIED
+    _ready: asyncio.Queue[Key] = field(default_factory=asyncio.Queue)
+    _queued: set[Key] = field(default_factory=set)
+    _busy: set[Key] = field(default_factory=set)
+    _failures: dict[Key, int] = field(default_factory=dict)
+    _due: dict[Key, float] = field(default_factory=dict)
+    _heap: list[tuple[float, Key]] = field(default_factory=list)
+    _earlier: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def touch(self, key: Key) -> None:
+        """Plan this key soon. Cheap; many touches are one plan."""
+        if key in self._queued:
+            return
+        self._queued.add(key)
+        if key not in self._busy:
+            self._ready.put_nowait(key)
+
+    def wake_at(self, key: Key, at: float) -> None:
+        """Plan this key at that time (unix seconds); a later call replaces an earlier one."""
+        self._due[key] = at
+        heapq.heappush(self._heap, (at, key))
+        if self._heap[0] == (at, key):
+            self._earlier.set()
+
+    def forget(self, key: Key) -> None:
+        """It is gone: no wake-ups, no backoff."""
+        self._due.pop(key, None)
+        self._failures.pop(key, None)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is queued or worked on; time may still bring something."""
+        return not self._queued and not self._busy
+
+    async def run(self, workers: int = WORKERS) -> None:
+        """For ever. Raises what a plan or an action raised, if it is not in `retried`."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._clock())
+                for _ in range(workers):
+                    tasks.create_task(self._worker())
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None
+
+    async def _worker(self) -> None:
+        while True:
+            key = await self._ready.get()
+            self._queued.discard(key)
+            self._busy.add(key)
+            try:
+                await self._turn(key)
+            finally:
+                self._busy.discard(key)
+                if key in self._queued:  # touched while we worked on it
+                    self._ready.put_nowait(key)
+
+    async def _turn(self, key: Key) -> None:
+        try:
+            for action in self.plan(key):
+                if isinstance(action, WakeAt):
+                    self.wake_at(key, action.at)
+                await self.carry_out(key, action)
+        except self.retried as error:
+            pause = self._backoff(key)
+            text = str(error) or type(error).__name__
+            log.warning("%s: %s; again in %.1f s", key, text, pause)
+            pause = max(pause, (error.retry_after or 0.0) if isinstance(error, SandgateError) else 0.0)
+            asyncio.get_running_loop().call_later(pause, self.touch, key)
+        else:
+            self._failures.pop(key, None)
+
+    def _backoff(self, key: Key) -> float:
+        failed = self._failures.get(key, 0)
+        self._failures[key] = failed + 1
+        return min(BACKOFF_S * (1 << min(failed, 16)), BACKOFF_S_MAX) * (1 + random.random() / 4)
+
+    async def _clock(self) -> None:
+        while True:
+            now = self.now()
+            while self._heap and self._heap[0][0] <= now:
+                at, key = heapq.heappop(self._heap)
+                if self._due.get(key) == at:  # else it was replaced or forgotten
+                    del self._due[key]
+                    self.woke(key)
+                    self.touch(key)
+            self._earlier.clear()
+            pause = self._heap[0][0] - self.now() if self._heap else None
+            try:
+                async with asyncio.timeout(pause if pause is None else max(0.0, pause)):
+                    await self._earlier.wait()
+            except TimeoutError:
+                pass
