@@ -49,9 +49,10 @@ UNPROVABLE = {
         + NEXT,
         "renders differently after different conversations",
     ),
-    "the tail repeats what the assistant said": (
+    "a user's turn repeats what was said before it": (
         CHATML.replace(
-            "{{ m.content }}", "{{ m.content }}{% if loop.last %}{{ messages[-2].content }}{% endif %}"
+            "{{ m.content }}",
+            "{{ m.content }}{{ messages[loop.index0 - 1].content if m.role == 'user' and not loop.first }}",
         ),
         "renders differently after different conversations",
     ),

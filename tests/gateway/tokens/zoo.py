@@ -80,10 +80,14 @@ FAMILY_TOKENS = {
         "<sop>",
     ),
     "nemotron": ("<|im_start|>", "<|im_end|>", "<|endoftext|>"),
-    "gemma": ("<bos>", "<eos>", "<|turn>", "<turn|>", "<|image|>", "<|video|>", "<|audio|>"),
+    "gemma": ("<bos>", "<eos>", "<|image>", "<image|>", "<|image|>", "<|think|>", "<|channel>", "<channel|>"),
     "llama": ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>"),
 }
 """Tokens that a family's renderer looks up although its template may not name them."""
+
+
+FAMILY_PLAIN = dict.fromkeys(("qwen", "nemotron", "glm"), (*lab.QWEN_PLAIN,))
+"""The same for added tokens that are not special."""
 
 
 @dataclass(frozen=True)
@@ -132,12 +136,14 @@ def specimen(name: str, source: str) -> Specimen:
     """A template with its tokens."""
     ends = [end for pattern, ends in MORE_ENDS.items() if fnmatch(name, pattern) for end in ends]
     ends = ends or [next((end for end in ENDS if end in source), "</s>")]
-    bos = next(
-        (bos for bos in ("<|begin_of_text|>", "<bos>", "<｜begin▁of▁sentence｜>") if bos in source), "<s>"
-    )
+    begins = ("<|begin_of_text|>", "<bos>", "<｜begin▁of▁sentence｜>")
+    bos = "<bos>" if "gemma" in name else next((bos for bos in begins if bos in source), "<s>")
     family = FAMILY.get(name, "")
     more = [
         token for prefix, tokens in FAMILY_TOKENS.items() if family.startswith(prefix) for token in tokens
+    ]
+    plain = [
+        token for prefix, tokens in FAMILY_PLAIN.items() if family.startswith(prefix) for token in tokens
     ]
     return Specimen(
         name,
@@ -145,7 +151,7 @@ def specimen(name: str, source: str) -> Specimen:
         bos,
         tuple(ends),
         special=_once([bos, *ends, *more, *SPECIAL.findall(source)]),
-        plain=_once(PLAIN.findall(source)),
+        plain=_once([*plain, *PLAIN.findall(source)]),
     )
 
 

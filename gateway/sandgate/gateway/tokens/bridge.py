@@ -17,9 +17,7 @@ If any rule fails, the answer is a fork reason, never a guess.
 
 from __future__ import annotations
 
-import threading
 from array import array
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -68,8 +66,7 @@ class TailProver:
         self._vocab = vocab
         self._stops = {vocab.texts[i]: i for i in stop_ids if i in vocab.texts}
         self._with_system = self._takes((system("s"), user("q")))
-        self._bases: OrderedDict[object, _Base | NotProved] = OrderedDict()
-        self._lock = threading.Lock()
+        self._bases: dict[object, _Base | NotProved] = {}
 
     def prove(self, tail: Sequence[Message], tools: Sequence[Tool]) -> Tail | NotProved:
         """The ids of `tail` behind a closed assistant turn, closer and generation prompt included, or why not."""
@@ -138,15 +135,11 @@ class TailProver:
 
     def _base(self, known: Known, tools: Sequence[Tool]) -> _Base | NotProved:
         key = (known.messages, _tools_key(tools), self._template.today())
-        with self._lock:
-            if key in self._bases:
-                self._bases.move_to_end(key)
-                return self._bases[key]
-        base = self._render_base(known, tools)
-        with self._lock:
-            self._bases[key] = base
-            while len(self._bases) > BASES_MAX:
-                self._bases.popitem(last=False)
+        base = self._bases.get(key)
+        if base is None:
+            if len(self._bases) >= BASES_MAX:
+                self._bases.clear()
+            base = self._bases[key] = self._render_base(known, tools)
         return base
 
     def _render_base(self, known: Known, tools: Sequence[Tool]) -> _Base | NotProved:

@@ -175,10 +175,14 @@ def _each(pattern: re.Pattern[str], body: str, make: Callable[[re.Match[str]], R
     return found if any(isinstance(item, ReplyCall) for item in found) else None
 
 
+_NAME = re.compile(r"[^\s<>{}\"]+")
+"""What may be a function's name where nothing but tags delimits it."""
+
+
 def _tagged(name: str, pattern: re.Pattern[str], text: str, tools: Sequence[Tool]) -> ReplyCall | None:
     """A call of verbatim values: as compact JSON, each value of the type that the tool's schema declares."""
     name = name.strip()
-    if not name or "<" in name:
+    if not _NAME.fullmatch(name):
         return None
     declared = _properties(name, tools)
     arguments: dict[str, Any] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -147,15 +148,21 @@ def find_folder(model: Path | str) -> Path:
     if (folder / "tokenizer.json").is_file():
         return folder
     if not folder.exists() and str(model).count("/") == 1:
-        from huggingface_hub import constants
-
-        cached = Path(constants.HF_HUB_CACHE) / ("models--" + str(model).replace("/", "--")) / "snapshots"
+        cached = _hub_cache() / ("models--" + str(model).replace("/", "--")) / "snapshots"
         found = sorted(cached.glob("*/tokenizer.json"), key=lambda path: path.stat().st_mtime)
         if found:
             return found[-1].parent
     raise BadManifest(
         f"{model}: no tokenizer.json there, and not in the local cache", field="spec.model.tokenizer"
     )
+
+
+def _hub_cache() -> Path:
+    """Where huggingface_hub keeps snapshots: HF_HUB_CACHE, else hub/ in HF_HOME, else the user's cache."""
+    home = os.environ.get("HF_HOME") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "huggingface"
+    )
+    return Path(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub"))
 
 
 def read_checkpoint(folder: Path, name: str = "") -> Checkpoint:

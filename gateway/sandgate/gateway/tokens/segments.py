@@ -10,9 +10,7 @@ falls back to whole encodes where the proof fails.
 from __future__ import annotations
 
 import re
-import threading
 from array import array
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -54,45 +52,48 @@ class Mode(StrEnum):
 
 
 class SegmentCache:
-    """Text -> ids, least recently used out first, bounded by bytes. Thread-safe."""
+    """Text -> ids, bounded by bytes; what was not used for a while goes first.
+
+    Two generations: a hit in the old one moves to the young one; when the young one has half of the bytes, it becomes
+    the old one, and what is still in that is dropped. Single dict operations only, so threads need no lock: the worst a
+    race can do is to encode a text twice or to count an entry's bytes once too few until the next change of generation.
+    """
 
     def __init__(self, bytes_max: int = CACHE_BYTES_MAX) -> None:
-        self._bytes_max = bytes_max
-        self._bytes = 0
-        self._entries: OrderedDict[str, Ids] = OrderedDict()
-        self._lock = threading.Lock()
+        self.bytes_max = bytes_max
+        self._young: dict[str, Ids] = {}
+        self._old: dict[str, Ids] = {}
+        self._young_bytes = self._old_bytes = 0
         self.hits = 0
         self.misses = 0
 
     def get(self, key: str) -> Ids | None:
         """The ids stored for `key`; the caller must not change them."""
-        with self._lock:
-            ids = self._entries.get(key)
+        ids = self._young.get(key)
+        if ids is None:
+            ids = self._old.get(key)
             if ids is None:
                 self.misses += 1
                 return None
-            self.hits += 1
-            self._entries.move_to_end(key)
-            return ids
+            self.put(key, ids)
+        self.hits += 1
+        return ids
 
     def put(self, key: str, ids: Ids) -> None:
         """Remember, unless the entry alone would fill a quarter of the cache."""
         cost = _cost(key, ids)
-        if cost > self._bytes_max // 4:
+        if cost > self.bytes_max // 4:
             return
-        with self._lock:
-            if key in self._entries:
-                return
-            self._entries[key] = ids
-            self._bytes += cost
-            while self._bytes > self._bytes_max:
-                old_key, old = self._entries.popitem(last=False)
-                self._bytes -= _cost(old_key, old)
+        if self._young_bytes + cost > self.bytes_max // 2:
+            self._old, self._old_bytes = self._young, self._young_bytes
+            self._young, self._young_bytes = {}, 0
+        self._young[key] = ids
+        self._young_bytes += cost
 
     @property
     def bytes(self) -> int:
         """Bytes held now."""
-        return self._bytes
+        return self._young_bytes + self._old_bytes
 
 
 def _cost(key: str, ids: Ids) -> int:
@@ -165,10 +166,10 @@ class SegmentEncoder:
         tried = probes(self._cuts)
         truth = [self._whole(probe) for probe in tried]
         for mode in (Mode.PLAIN, Mode.ANCHORED):
-            self.mode, self.cache = mode, SegmentCache(self.cache._bytes_max)
+            self.mode, self.cache = mode, SegmentCache(self.cache.bytes_max)
             if all(self.encode(probe) == ids for probe, ids in zip(tried, truth, strict=True)):
                 return mode
-        self.cache = SegmentCache(self.cache._bytes_max)
+        self.cache = SegmentCache(self.cache.bytes_max)
         return Mode.WHOLE
 
 
