@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from sandgate.trainer.cli import app, say
 from sandgate.trainer.export.arrow import read_parquet, write_parquet
 from sandgate.trainer.export.jsonl import read_jsonl
+from sandgate.trainer.tinymodel import write_tiny_model
 from sandgate.trainer.trees import lay_out
 from tests.trainer.trajectories import exact, trajectory
 
@@ -127,6 +128,24 @@ def test_trajectories_are_listed(run: Path) -> None:
     ]  # fmt: skip
     assert "shop-q1-1" in ask("trajectories", "--out", run).stdout
     assert json.loads(ask("trajectories", "other", "--out", run, "--json").stdout) == []
+
+
+def test_a_run_that_has_not_finished_shows_the_groups_that_are_done(run: Path) -> None:
+    (run / "groups").mkdir()
+    (run / "trajectories.parquet").rename(run / "groups" / "q1.parquet")
+    (run / "groups" / ".q2.parquet.tmp").write_bytes(b"half")
+    assert len(json.loads(ask("trajectories", "--out", run, "--json").stdout)) == 2
+    assert json.loads(ask("export", run, "--json").stdout)["path"] == str(run / "trajectories.parquet")
+
+
+def test_show_decodes_by_the_runs_own_tokenizer(run: Path) -> None:
+    (run / "run").mkdir()
+    (run / "run" / "gateway-0.json").write_text(json.dumps({"model": {"tokenizer": str(run / "model")}}))
+    assert "«10 11»" in ask("show", "forked", "--out", run).stdout, (
+        "no text, but ids, while the folder is missing"
+    )
+    write_tiny_model(run / "model")
+    assert "\\x04«\\x0c»" in ask("show", "forked", "--out", run).stdout
 
 
 def newer(path: Path) -> None:

@@ -6,21 +6,25 @@ own fold of its records.
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from sandgate.contract.errors import CorruptRecord, NotFound
+from sandgate.contract.errors import CorruptRecord, NotFound, SandgateError
 from sandgate.contract.trajectory import Json
 from sandgate.gateway.journal.records import Record
 from sandgate.gateway.journal.rows import read
 from sandgate.gateway.journal.sqlite import APPLICATION_ID, SELECT
 from sandgate.gateway.session import Session
+from sandgate.gateway.tokens.api import Codec
 from sandgate.gateway.tokens.load import load_codec
 from sandgate.gateway.trees import tree_view
 
 MAGIC = b"SQLite format 3\0"
+CONFIGS = "run/gateway-*.json"
+"""Where a local run leaves its gateways' settings."""
 DEPTH_MAX = 3
 """Folders below --out in which a journal may lie."""
 
@@ -46,8 +50,9 @@ def sessions(out: Path, job: str = "") -> Iterator[dict[str, Json]]:
                     yield session.summary()
 
 
-def tree(out: Path, session_id: str, tokenizer: str = "") -> dict[str, Json]:
-    """As GET /v1/sessions/{id}/tree gives it; with `tokenizer` (a model folder) its spans carry text.
+def tree(out: Path, session_id: str, *, text: bool = True, tokenizer: str = "") -> dict[str, Json]:
+    """As GET /v1/sessions/{id}/tree gives it. With `text` its spans carry text too, decoded by the model folder
+    `tokenizer`, or by the one that the run used if that is still there.
 
     Raises NotFound, CorruptRecord, NewerRecord, BadManifest (the tokenizer).
     """
@@ -55,9 +60,27 @@ def tree(out: Path, session_id: str, tokenizer: str = "") -> dict[str, Json]:
         with _opened(path) as db:
             session = _fold(db, session_id)
         if session.opened_at:
-            codec = load_codec(tokenizer, renderer="template") if tokenizer else None
-            return tree_view(session, codec)
+            return tree_view(session, _codec(out, tokenizer) if text else None)
     raise NotFound(f"no session {session_id!r} in {out}")
+
+
+def _codec(out: Path, tokenizer: str) -> Codec | None:
+    if tokenizer:
+        return load_codec(tokenizer)
+    try:
+        return load_codec(used_tokenizer(out))
+    except SandgateError:  # moved since: ids are what there is
+        return None
+
+
+def used_tokenizer(out: Path) -> str:
+    """The model folder that the run's first gateway was told of; empty if that is not known any more."""
+    for path in sorted(out.glob(CONFIGS)):
+        try:
+            return str(json.loads(path.read_text("utf-8"))["model"]["tokenizer"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return ""
 
 
 def _is_journal(path: Path) -> bool:

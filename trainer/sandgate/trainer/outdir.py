@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 from sandgate.contract.errors import NotFound
 from sandgate.contract.trajectory import Trajectory
 
 TRAJECTORIES = "trajectories.parquet"
+GROUPS = "groups/[!.]*.parquet"
+"""One file per group while the run goes on."""
 
 
-def trajectories_file(out: Path) -> Path:
-    """`out` itself if it is a file, else its trajectories.parquet. Raises NotFound saying what is there instead."""
+def trajectory_files(out: Path) -> list[Path]:
+    """Where the trajectories of `out` lie: itself if it is a file, its merged file, or, while the run goes on, one
+    file per group that is done. Raises NotFound saying what is missing."""
     if out.is_file():
-        return out
+        return [out]
     if not out.is_dir():
         raise NotFound(f"{out}: no such file or directory")
-    if not (out / TRAJECTORIES).is_file():
-        raise NotFound(f"{out}: no {TRAJECTORIES} in it; has `sandgate run --out {out}` finished?")
-    return out / TRAJECTORIES
+    if (out / TRAJECTORIES).is_file():
+        return [out / TRAJECTORIES]
+    if groups := sorted(out.glob(GROUPS)):
+        return groups
+    raise NotFound(f"{out}: no {TRAJECTORIES} in it, and no group that is done")
 
 
 def trajectories(out: Path) -> Iterator[Trajectory]:
-    """Of a finished run, or of a Parquet file. Raises NotFound, NewerRecord, CorruptRecord."""
+    """Of a run, or of a Parquet file. Raises NotFound now, NewerRecord and CorruptRecord while it is read."""
     from sandgate.trainer.export.arrow import read_parquet  # loads Arrow
 
-    return read_parquet(trajectories_file(out))
+    return chain.from_iterable(map(read_parquet, trajectory_files(out)))

@@ -66,7 +66,7 @@ class Stored:
     def tree(self, session_id: str, *, text: bool) -> Tree:
         from sandgate.trainer import offline
 
-        return offline.tree(self.out, session_id, self.tokenizer if text else "")
+        return offline.tree(self.out, session_id, text=text, tokenizer=self.tokenizer)
 
 
 def source(out: Path | None, url: str | None, key: str | None, tokenizer: str = "") -> Source:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import typer
 
-from sandgate.trainer.cli import doctor, exports, looks, say, serve, show
+from sandgate.trainer.cli import doctor, exports, looks, run, say, serve, show
 
 app = typer.Typer(
     cls=say.Commands,
@@ -21,6 +21,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="On-policy RL rollouts from any agent that speaks the OpenAI or Anthropic protocol.",
 )
+app.command("run")(run.run)
 app.command("show")(show.show)
 app.command("doctor")(doctor.doctor)
 app.command("gateway")(serve.gateway)

@@ -32,9 +32,9 @@ def export(
     from sandgate.trainer.export.jsonl import write_jsonl
 
     write = {Format.PARQUET: write_parquet, Format.JSONL: write_jsonl}[format]
-    source = outdir.trajectories_file(out)
-    target = to or source.with_suffix(f".{format}")
-    rows = write(target, outdir.trajectories(source))
+    found = outdir.trajectories(out)  # before the target's folder is made
+    target = to or (out if out.is_file() else out / outdir.TRAJECTORIES).with_suffix(f".{format}")
+    rows = write(target, found)
     if json:
         say.as_json({"path": str(target), "format": str(format), "trajectories": rows})
     else:

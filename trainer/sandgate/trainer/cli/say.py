@@ -95,3 +95,8 @@ def cell(value: Any) -> str:
             return ", ".join(f"{key} {cell(found)}" for key, found in value.items()) or "-"
         case _:
             return str(value)
+
+
+def plural(count: int, one: str, many: str = "") -> str:
+    """`1 group`, `2 groups`."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"

@@ -26,7 +26,8 @@ def show(
     url: Url = None,
     key: KeyOption = None,
     tokenizer: Annotated[
-        str, typer.Option("--tokenizer", metavar="DIR", help="With --out: decode ids by this model folder.")
+        str,
+        typer.Option("--tokenizer", metavar="DIR", help="With --out: decode by this model folder."),
     ] = "",
     full: Annotated[bool, typer.Option("--full", help="Show every token of every span.")] = False,
     json: say.AsJson = False,

@@ -1,0 +1,172 @@
+"""`sandgate run JOB.yaml`: the main job on this machine, without a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sandgate.contract.errors import InvalidBody, NotFound, Unavailable
+from sandgate.contract.trajectory import Json
+from sandgate.trainer import outdir
+from sandgate.trainer.cli import say
+from sandgate.trainer.summary import summarize
+
+if TYPE_CHECKING:
+    from sandgate.contract.job import RolloutJob
+    from sandgate.operator.drivers.local import Counts, Event, JobResult
+    from sandgate.trainer.cli.progress import Display
+
+DEFAULT_OUT = Path("out")
+"""Below the current directory; each job has a folder of its own there."""
+
+
+def run(
+    manifest: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="A RolloutJob.", show_default=False)],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="Everything goes here; default: out/NAME. Again = go on."),
+    ] = None,
+    engine_url: Annotated[
+        str | None,
+        typer.Option("--engine-url", metavar="URL", help="Use this engine, whatever the manifest says."),
+    ] = None,
+    json: say.AsJson = False,
+) -> None:
+    """Run a job on this machine: engine (if managed), gateway, agents; then a summary and trajectories.parquet.
+
+    Ctrl-C lets running sessions end, a second one aborts them; running it again goes on. Exit code 0: the job is
+    complete; 1: it failed or is incomplete; 130: stopped by Ctrl-C before it was complete.
+    """
+    from sandgate.operator.drivers.local import load_job
+    from sandgate.trainer.cli.progress import display
+
+    if engine_url is not None and not engine_url.startswith(("http://", "https://")):
+        raise InvalidBody(f"{engine_url!r} is not an http URL", field="--engine-url")
+    job = load_job(manifest)
+    folder = out or DEFAULT_OUT / job.metadata.name
+    stops = Stops()
+    try:
+        with display(quiet=json) as shown:
+            ran = asyncio.run(_run(job, manifest.resolve().parent, folder, engine_url, shown, stops))
+    except Unavailable as error:  # it was asked rightly, and did not happen
+        say.error_line(error)
+        raise typer.Exit(say.NOT_DONE) from None
+    found = report(ran, folder, str(job.spec.model.tokenizer))
+    if json:
+        say.as_json(found)
+    else:
+        say.table(rows(found), "run", "")
+    if not ran.result.complete:
+        raise typer.Exit(say.STOPPED if stops.count else say.NOT_DONE)
+
+
+@dataclass(slots=True)
+class Stops:
+    """How often Ctrl-C was pressed: once lets sessions end, twice aborts them."""
+
+    count: int = 0
+
+    def handler(self, stop: asyncio.Event, abort: asyncio.Event) -> Callable[[], None]:
+        """For the loop's signal handlers."""
+
+        def pressed() -> None:
+            self.count += 1
+            (stop if self.count == 1 else abort).set()
+
+        return pressed
+
+
+@dataclass(slots=True)
+class Ran:
+    """A run that is over."""
+
+    result: JobResult
+    last: Counts | None
+    """Of this run alone; `result` is of the whole job."""
+
+
+async def _run(
+    job: RolloutJob, base: Path, out: Path, engine_url: str | None, shown: Display, stops: Stops
+) -> Ran:
+    from sandgate.operator.drivers.local import Counts, run_local
+    from sandgate.trainer.export.arrow import merge_parquet, write_parquet
+
+    last: Counts | None = None
+
+    def tell(event: Event) -> None:
+        nonlocal last
+        if isinstance(event, Counts):
+            last = event
+        shown.tell(event)
+
+    stop, abort = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stops.handler(stop, abort))
+    result = await run_local(
+        job,
+        manifest_dir=base,
+        out=out,
+        write_groups=write_parquet,
+        merge=merge_parquet,
+        engine_url=engine_url,
+        progress=tell,
+        stop=stop,
+        abort=abort,
+    )
+    return Ran(result, last)
+
+
+def report(ran: Ran, out: Path, model: str) -> dict[str, Json]:
+    """What --json gives. Rewards, trajectories and tokens are of the rows that are written; sessions, turns, forks and
+    failures of all attempts, retried ones included; `tokens_per_s` of this run."""
+    result = ran.result
+    try:
+        numbers = summarize(outdir.trajectories(out)).numbers(0.0)
+    except NotFound:
+        numbers = summarize([]).numbers(0.0)
+    sampled = ran.last.sampled_tokens if ran.last else 0
+    return {
+        "complete": result.complete,
+        **numbers,
+        "sessions": result.sessions,
+        "turns": result.turns,
+        "forks": result.forks,
+        "failures": result.failures,
+        "restarts": result.restarts,
+        "wall_s": round(result.seconds, 3),
+        "tokens_per_s": round(sampled / result.seconds, 1) if result.seconds else None,
+        "problems": list(result.problems),
+        "out": str(out),
+        "trajectories_file": str(result.trajectories) if result.trajectories else None,
+        "model": model,
+    }
+
+
+def rows(found: dict[str, Any]) -> list[dict[str, str]]:
+    """The summary for people: every number with its unit, nothing that is empty."""
+    reward = "-"
+    if found["reward_mean"] is not None:
+        reward = f"{found['reward_mean']:.3f} ± {found['reward_std']:.3f}, {found['solved']:.0%} solved"
+    lines = {
+        "state": "complete" if found["complete"] else "not complete: run it again to go on",
+        "sessions": f"{found['sessions']:,} in {say.plural(found['groups'], 'group')}",
+        "reward": reward,
+        "turns": say.cell(found["turns"]),
+        "tokens": f"{found['sampled_tokens']:,} sampled, {found['context_tokens']:,} context",
+        "rate": f"{found['tokens_per_s'] or 0:,.1f} tokens/s, {found['wall_s']:.1f} s",
+        "forks": say.cell(found["forks"]),
+        "failures": say.cell(found["failures"]),
+        "restarts": say.cell(found["restarts"] or None),
+        "problems": "; ".join(found["problems"]) or "-",
+        "trajectories": f"{found['trajectories']:,} in {found['trajectories_file'] or found['out']}",
+        "model": found["model"],
+    }
+    optional = {"restarts", "problems"}
+    return [{"run": name, "": text} for name, text in lines.items() if not (name in optional and text == "-")]
