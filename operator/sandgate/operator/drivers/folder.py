@@ -64,6 +64,10 @@ class Folder:
         """A session's own folder: home, task, result. Gone when the session is."""
         return self.root / "run" / name
 
+    def tidy(self) -> None:
+        """Remove what is of use only while something runs."""
+        shutil.rmtree(self.root / "run", ignore_errors=True)
+
     def job_file(self) -> Path:
         """The manifest, as it was understood."""
         return self.root / "job.json"
@@ -100,7 +104,7 @@ class Claim:
                         f"{folder.root}: holds a run with {field} {before!r}, this job has {after!r};"
                         " give it a folder of its own"
                     )
-        shutil.rmtree(folder.root / "run", ignore_errors=True)
+        folder.tidy()
         for path in (folder.logs, folder.root / "groups", folder.root / "run"):
             path.mkdir(exist_ok=True)
         (folder.root / "run").chmod(0o700)

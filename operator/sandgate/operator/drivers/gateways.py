@@ -6,6 +6,7 @@ is ever refused.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import sys
@@ -52,15 +53,20 @@ async def gateways(
     key = mint(bytes.fromhex(folder.secret.read_text().strip()), Key(Scope.ADMIN, job=job.metadata.name))
     async with AsyncExitStack() as stack:
         found: dict[str, LocalGateway] = {}
+        stack.push_async_callback(_stop, found)
         for index in range(count):
             one = await _start(index, job, folder, manifest_dir, urls, guard, tell, key)
-            stack.push_async_callback(one.process.stop, STOP_S)
-            stack.push_async_callback(one.client.aclose)
             found[one.name] = one
         for one in found.values():
             await one.process.first_ready(_readiness(one.client), READY_S)
             tell(GatewayReady(name=one.name, origin=one.origin))
         yield found
+
+
+async def _stop(found: dict[str, LocalGateway]) -> None:
+    for one in found.values():
+        await one.client.aclose()
+    await asyncio.gather(*(one.process.stop(STOP_S) for one in found.values()))
 
 
 async def _start(

@@ -7,6 +7,7 @@ Agents run as local processes with this user's rights: there is no isolation. Ev
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack, suppress
@@ -54,8 +55,8 @@ from sandgate.sandbox.process import Guard, watch_memory
 
 COUNTS_S = 1.0
 """Between Counts events."""
-EVENTS_WAIT_S = 20.0
-"""Of one long poll at a gateway."""
+EVENTS_WAIT_S = 2.0
+"""Of one long poll at a gateway; one that shuts down waits for it."""
 TASK_CHARS_MAX = 65_536
 """A larger task is not repeated in the session's record; the agent has it anyway."""
 
@@ -86,10 +87,13 @@ async def run_local(
     Unavailable (engine or gateway do not start, or keep dying).
     """
     check(job)
+    # Our processes have other working directories.
+    manifest_dir, out = Path(os.path.abspath(manifest_dir)), Path(os.path.abspath(out))
     tasks = await asyncio.to_thread(load_tasks, job.spec.tasks, manifest_dir)
     claim = await asyncio.to_thread(Claim, out, job)
     async with AsyncExitStack() as stack:
         stack.callback(claim.release)
+        stack.push_async_callback(asyncio.to_thread, claim.folder.tidy)
         guard = Guard()
         stack.callback(guard.close)
         if job.spec.agent.backend is not Backend.PROCESS:
@@ -213,6 +217,9 @@ class LocalRun:
     async def finish(self, served: list[Supervised], merge: Merge) -> JobResult:
         """Bring in what is left, merge if the job is over."""
         await self.collector.finish()
+        for action in self._plan(JOB_KEY):  # what was collected since the last plan
+            if isinstance(action, actions.WriteStatus):
+                self.observed.wrote(action.status)
         status = self.observed.status
         over = any(is_over(status, kind) for kind in (JobCondition.COMPLETE, JobCondition.FAILED))
         if over:

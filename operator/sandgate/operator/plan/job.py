@@ -33,8 +33,9 @@ def plan_job(want: JobWant, seen: JobObserved, now: float) -> list[Action]:
     those that are starting `startBurst`; a group's siblings are on one gateway; a sample that ended well enough is
     never begun again.
     """
-    if is_over(seen.status, JobCondition.FAILED) or is_over(seen.status, JobCondition.COMPLETE):
-        return []
+    over = is_over(seen.status, JobCondition.FAILED) or is_over(seen.status, JobCondition.COMPLETE)
+    if over:  # only what the trainer has acknowledged still grows
+        return _tell(want, seen, now)
     stop = _stop(want, seen, now)
     actions: list[Action] = []
     if stop is not None:
@@ -44,13 +45,16 @@ def plan_job(want: JobWant, seen: JobObserved, now: float) -> list[Action]:
     else:
         actions += _cut(want, seen, now)
         actions += _start(want, seen, now)
-    status = job_status(want, seen, now, late=late(want.spec, seen, now))
-    if status != seen.status:
-        actions.append(WriteStatus(status))
+    actions += _tell(want, seen, now)
     at = min(_times(want.spec, seen, now), default=None)
     if at is not None and at != seen.wake_at:
         actions.append(WakeAt(at))
     return actions
+
+
+def _tell(want: JobWant, seen: JobObserved, now: float) -> list[Action]:
+    status = job_status(want, seen, now, late=late(want.spec, seen, now))
+    return [] if status == seen.status else [WriteStatus(status)]
 
 
 def late(spec: RolloutJobSpec, seen: JobObserved, now: float) -> bool:

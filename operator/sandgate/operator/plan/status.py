@@ -31,9 +31,10 @@ def job_status(want: JobWant, seen: JobObserved, now: float, *, late: bool) -> R
     samples = [sample for group in groups for sample in group.samples]
     running = sum(sample.state is SampleState.LIVE for sample in samples)
     idle = not running and all(settled(group) for group in groups)
-    failed = late and not running and all(group.closed or settled(group) for group in groups)
-    complete = idle and not seen.fresh and not failed
     old = seen.status or RolloutJobStatus()
+    # Past the deadline, groups settle because they are closed: that is no completion.
+    complete = is_over(old, JobCondition.COMPLETE) or (idle and not seen.fresh and not late)
+    failed = late and not complete and idle
     facts: dict[JobCondition, Fact] = {
         JobCondition.READY: _ready(seen),
         JobCondition.SUSPENDED: _suspended(want),
