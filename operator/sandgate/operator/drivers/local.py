@@ -88,7 +88,7 @@ async def run_local(
     """
     check(job)
     # Our processes have other working directories.
-    manifest_dir, out = Path(os.path.abspath(manifest_dir)), Path(os.path.abspath(out))
+    manifest_dir, out = _absolute(manifest_dir), _absolute(out)
     tasks = await asyncio.to_thread(load_tasks, job.spec.tasks, manifest_dir)
     claim = await asyncio.to_thread(Claim, out, job)
     async with AsyncExitStack() as stack:
@@ -350,3 +350,7 @@ class LocalRun:
 
 async def _until(event: asyncio.Event) -> None:
     await event.wait()
+
+
+def _absolute(path: Path) -> Path:
+    return Path(os.path.abspath(path))
