@@ -8,13 +8,14 @@ from math import exp
 from typing import Literal, TypeVar
 
 import msgspec
+import orjson
 
 from sandgate.contract.errors import EngineFailed, EngineUnavailable
 from sandgate.gateway.conversation.messages import Sampling
 from sandgate.gateway.engine.answers import Top, read
 from sandgate.gateway.engine.api import EngineFacts, Prompt
 from sandgate.gateway.engine.transport import Lost, Transport
-from sandgate.gateway.engine.wire import Door, body_of, words_of
+from sandgate.gateway.engine.wire import Door, body_of, is_shut, words_of
 
 TEMPERATURE = 0.7
 """For telling raw from processed logprobs: far enough from 1 to move them by tenths of a nat."""
@@ -72,10 +73,15 @@ async def probe(http: Transport, url: str, *, model: str, logprobs_mode: str) ->
     return found
 
 
+NO_MODEL = orjson.dumps(
+    {"token_ids": [0], "sampling_params": {"max_tokens": 1}, "model": "sandgate-asks-whether-this-is-open"}
+)
+"""Refused at the first check, for one line in the engine's log; nothing is sampled."""
+
+
 async def _door(http: Transport, url: str) -> Door:
-    """An empty body is refused by both: 400 or 422 where generate is open, 403 or 404 where it is not."""
-    answer = await _ask(http, "POST", url + Door.GENERATE.value, b"{}")
-    return Door.COMPLETIONS if answer[0] in (403, 404, 405) else Door.GENERATE
+    status, body = await _ask(http, "POST", url + Door.GENERATE.value, NO_MODEL)
+    return Door.COMPLETIONS if is_shut(status, body) else Door.GENERATE
 
 
 async def _ask(http: Transport, method: str, url: str, body: bytes | None = None) -> tuple[int, bytes]:

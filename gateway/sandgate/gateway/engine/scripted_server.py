@@ -44,13 +44,13 @@ class _Generate(msgspec.Struct):
     token_ids: list[int]
     sampling_params: _Params
     stream: bool = False
-    request_id: str = ""
+    model: str | None = None
 
 
 class _Completion(_Params):
     prompt: list[int] = []
     stream: bool = False
-    request_id: str = ""
+    model: str | None = None
 
 
 class ScriptedServer:
@@ -126,6 +126,8 @@ class ScriptedServer:
             asked = msgspec.json.decode(await request.read(), type=_Generate)
         except msgspec.DecodeError as error:
             return _error(400, str(error))
+        if asked.model not in (None, self.model):
+            return _error(404, f"The model `{asked.model}` does not exist.")
         return await self._answer(
             request, asked.token_ids, asked.sampling_params, asked.stream, self._as_generate
         )

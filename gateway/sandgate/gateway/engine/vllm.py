@@ -240,10 +240,8 @@ class VllmEngine:
 
     async def _refuse(self, answer: Streamed, door: Door, prompt_tokens: int) -> None:
         body = await answer.body()
-        if door is Door.GENERATE and answer.status in (403, 404, 405):
-            words = wire.words_of(body)
-            if answer.status != 404 or words == "Not Found":  # else: the model does not exist
-                raise _Shut(words)
+        if door is Door.GENERATE and wire.is_shut(answer.status, body):
+            raise _Shut
         if wire.says_paused(answer.status, body):
             raise _PausedNow
         raise wire.refusal(answer.status, body, answer.retry_after, prompt_tokens=prompt_tokens)

@@ -169,6 +169,12 @@ def says_paused(status: int, body: bytes) -> bool:
     return status == 503 and PAUSED.search(words_of(body)) is not None
 
 
+def is_shut(status: int, body: bytes) -> bool:
+    """/inference/v1/generate is not served: 403 without --enable-scale-out, 404 or 405 by older servers. A 404 in other
+    words is about the model."""
+    return status in (403, 405) or (status == 404 and words_of(body) in ("Not Found", "404: Not Found"))
+
+
 def _seconds(retry_after: str | None) -> float:
     """Retry-After in seconds; HTTP dates and nonsense count as 1."""
     try:

@@ -1,0 +1,143 @@
+"""What the conformance suite runs on: an engine, its controls, and what only the suite may know about it."""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from sandgate.gateway.conversation.messages import Sampling
+from sandgate.gateway.engine.api import Engine, Prompt
+from sandgate.gateway.engine.control import EngineControl
+from sandgate.gateway.engine.scripted import Player, Script, ScriptedEngine
+from sandgate.gateway.engine.scripted_server import ScriptedServer
+from sandgate.gateway.engine.transport import Transport
+from sandgate.gateway.engine.vllm import VllmEngine
+from sandgate.gateway.tokens.load import read_checkpoint
+from tests.support.vllm import Vllm
+
+WINDOW, VOCABULARY = 4_096, 1_024
+EOS = (1_017,)
+ENDLESS = 400
+"""Tokens: some seconds of a real model on a busy machine, time enough for what a test does in the middle."""
+REPEATING = Sampling(temperature=0.0, repetition_penalty=0.05)
+
+
+def decode(ids: Sequence[int]) -> str:
+    """Of the scripted engines: every token is one letter."""
+    return "".join(chr(97 + token % 26) for token in ids)
+
+
+def babble(ids: array[int], _: int) -> list[int]:
+    """A script without an end: depends on the prompt only."""
+    return [(sum(ids[:3]) + 7 * at) % 1_000 for at in range(3_000)]
+
+
+@dataclass(slots=True)
+class Subject:
+    """One engine under test."""
+
+    engine: Engine
+    pause: Callable[[str], Awaitable[None]]
+    resume: Callable[[], Awaitable[None]]
+    label: Callable[[str], Awaitable[None]]
+    running: Callable[[], Awaitable[int]]
+    """Generations that the engine itself works on."""
+    decode: Callable[[Sequence[int]], str]
+    model: str = "scripted"
+    player: Player | None = None
+    numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+    def prompt(self, **more: Any) -> Prompt:
+        """Three ids, 20 tokens, seeded."""
+        base: dict[str, Any] = {
+            "request_id": f"conformance-{id(self)}-{next(self.numbers)}",
+            "ids": array("i", [5, 6, 7]),
+            "sampling": Sampling(temperature=1.0, seed=3),
+            "max_tokens": 20,
+            "model": self.model,
+        }
+        return Prompt(**{**base, **more})
+
+    def endless(self, **more: Any) -> Prompt:
+        """Does not end before its ENDLESS tokens: this penalty makes a model repeat itself."""
+        return self.prompt(**{"sampling": REPEATING, "max_tokens": ENDLESS, **more})
+
+
+@asynccontextmanager
+async def in_process(script: Script = babble, **more: Any) -> AsyncIterator[Subject]:
+    """ScriptedEngine."""
+    engine = ScriptedEngine(
+        script,
+        **{"decode": decode, "eos_ids": EOS, "max_model_len": WINDOW, "vocab_size": VOCABULARY, **more},
+    )
+    player = engine.player
+
+    async def pause(mode: str) -> None:
+        player.pause(mode)
+
+    async def resume() -> None:
+        player.resume()
+
+    async def label(version: str) -> None:
+        player.label = version
+
+    async def running() -> int:
+        return player.running
+
+    yield Subject(engine, pause, resume, label, running, decode, player=player)
+    await engine.aclose()
+
+
+@asynccontextmanager
+async def over_http(
+    script: Script = babble, *, server: dict[str, Any] | None = None, **more: Any
+) -> AsyncIterator[Subject]:
+    """VllmEngine against the scripted server."""
+    player = Player(
+        script,
+        **{"decode": decode, "eos_ids": EOS, "max_model_len": WINDOW, "vocab_size": VOCABULARY, **more},
+    )
+    async with (
+        ScriptedServer(player, **(server or {})) as serving,
+        _client(serving.url, "scripted") as subject,
+    ):
+        subject.player = player
+        yield subject
+
+
+@asynccontextmanager
+async def real(vllm: Vllm) -> AsyncIterator[Subject]:
+    """VllmEngine against vLLM, with its weight label as it was at the start."""
+    async with _client(vllm.url, vllm.model) as subject:
+        subject.decode = read_checkpoint(vllm.folder).vocab.decode
+        yield subject
+        await subject.resume()
+        await subject.label("default")
+
+
+@asynccontextmanager
+async def _client(url: str, model: str) -> AsyncIterator[Subject]:
+    engine = await VllmEngine.connect([url], model=model, vocab_size=VOCABULARY)
+    http = Transport()
+
+    async def running() -> int:
+        text = (await http.ask("GET", f"{url}/metrics")).body.decode()
+        lines = [line for line in text.splitlines() if line.startswith("vllm:num_requests_running")]
+        return int(sum(float(line.rsplit(" ", 1)[1]) for line in lines))
+
+    async with EngineControl([url]) as control:
+        yield Subject(
+            engine,
+            control.pause,  # type: ignore[arg-type]  # a str that is one of the modes
+            control.resume,
+            control.update_weight_version,
+            running,
+            decode,
+            model,
+        )
+    await engine.aclose()
+    await http.aclose()

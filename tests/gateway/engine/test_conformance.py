@@ -1,0 +1,231 @@
+"""What every engine keeps: the scripted one, the same behind vLLM's wire, and vLLM itself."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+
+import msgspec
+import pytest
+
+from sandgate.contract.errors import EngineFailed, PromptTooLong
+from sandgate.gateway.engine.api import Delta, Sample, VersionSpan
+from tests.gateway.engine.subjects import (
+    ENDLESS,
+    REPEATING,
+    VOCABULARY,
+    WINDOW,
+    Subject,
+    in_process,
+    over_http,
+    real,
+)
+from tests.support.waiting import until
+
+SUBJECTS: dict[str, Callable[[], AbstractAsyncContextManager[Subject]]] = {
+    "scripted": in_process,
+    "scripted over http": over_http,
+    "completions over http": lambda: over_http(server={"generate_open": False}),
+    "0.31 over http": lambda: over_http(server={"old_logprobs": True, "versions": False}, chunk=3),
+}
+
+
+@pytest.fixture(params=[*SUBJECTS, pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.timeout(400)])])
+async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
+    if request.param == "vllm":
+        async with real(request.getfixturevalue("vllm")) as one:
+            yield one
+    else:
+        async with SUBJECTS[request.param]() as one:
+            yield one
+
+
+def whole(sample: Sample) -> None:
+    """The laws of a Sample."""
+    assert len(sample.ids) == len(sample.logprobs)
+    assert all(logprob <= 1e-6 for logprob in sample.logprobs)
+    edges = [0, *(span.end for span in sample.versions)]
+    assert [span.start for span in sample.versions] == edges[:-1]
+    assert edges[-1] == len(sample.ids)
+
+
+class Listener:
+    """Collects deltas; knows when the `at`th token arrived."""
+
+    def __init__(self, at: int = 1) -> None:
+        self.deltas: list[Delta] = []
+        self._heard = asyncio.Event()
+        self._at = at
+
+    def __call__(self, delta: Delta) -> None:
+        assert len(delta.ids) == len(delta.logprobs) > 0
+        self.deltas.append(delta)
+        if self.count >= self._at:
+            self._heard.set()
+
+    async def hears(self, task: asyncio.Task[Sample]) -> None:
+        """Until so many tokens arrived; fails if the generation ends before."""
+        waiting = asyncio.create_task(self._heard.wait())
+        await asyncio.wait([waiting, task], return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        assert self._heard.is_set(), f"ended after {self.count} tokens: {task}"
+        assert not task.done(), "ended before anything could happen in its middle"
+
+    @property
+    def count(self) -> int:
+        return sum(len(delta.ids) for delta in self.deltas)
+
+    def joined(self) -> tuple[array[int], array[float]]:
+        ids, logprobs = array("i"), array("f")
+        for delta in self.deltas:
+            ids.extend(delta.ids)
+            logprobs.extend(delta.logprobs)
+        return ids, logprobs
+
+
+async def test_ids_logprobs_and_versions_are_aligned(subject: Subject) -> None:
+    sample = await subject.engine.generate(subject.prompt(version=4))
+    whole(sample)
+    assert 1 <= len(sample.ids) <= 20
+    assert sample.versions == (VersionSpan(4, 0, len(sample.ids)),), (
+        "a label without a number: the told version"
+    )
+    assert sample.resumed == 0
+
+
+async def test_a_stream_is_the_sample_and_json_is_the_same(subject: Subject) -> None:
+    listener = Listener()
+    streamed = await subject.engine.generate(subject.prompt(), listener)
+    at_once = await subject.engine.generate(subject.prompt())
+    whole(streamed)
+    assert listener.joined() == (streamed.ids, streamed.logprobs)
+    assert streamed.ids == at_once.ids
+    assert streamed.logprobs == pytest.approx(at_once.logprobs, abs=1e-5)
+    assert (streamed.finish, streamed.stop_reason, streamed.versions) == (
+        at_once.finish, at_once.stop_reason, at_once.versions,
+    )  # fmt: skip
+
+
+async def test_length_is_exact(subject: Subject) -> None:
+    sample = await subject.engine.generate(subject.endless(max_tokens=7))
+    whole(sample)
+    assert (sample.finish, len(sample.ids)) == ("length", 7)
+
+
+async def test_a_stop_id_ends_it_and_is_kept(subject: Subject) -> None:
+    free = await subject.engine.generate(subject.endless(max_tokens=9))
+    stop = free.ids[-1]
+    sample = await subject.engine.generate(subject.endless(max_tokens=9, stop_ids=(stop,)))
+    whole(sample)
+    assert sample.ids == free.ids[: free.ids.index(stop) + 1]
+    assert (sample.finish, sample.stop_reason) == ("stop", stop)
+
+
+async def test_a_stop_string_ends_it_and_its_tokens_are_kept(subject: Subject) -> None:
+    free = await subject.engine.generate(subject.endless(max_tokens=9))
+    stop = next(text for token in free.ids if (text := subject.decode([token])).strip())
+    sampling = msgspec.structs.replace(REPEATING, stop=(stop,))
+    sample = await subject.engine.generate(subject.endless(max_tokens=9, sampling=sampling))
+    whole(sample)
+    assert sample.ids == free.ids[: len(sample.ids)]
+    assert (sample.finish, sample.stop_reason) == ("stop", stop)
+    assert stop in subject.decode(sample.ids)
+    assert stop not in subject.decode(sample.ids[:-1])
+
+
+async def test_alternatives_are_as_many_as_asked_most_likely_first(subject: Subject) -> None:
+    sample = await subject.engine.generate(subject.prompt(top_logprobs=3, max_tokens=4))
+    whole(sample)
+    assert [len(top) for top in sample.top] == [3] * len(sample.ids)
+    for top in sample.top:
+        assert list(top) == sorted(top, key=lambda pair: -pair[1])
+    none = await subject.engine.generate(subject.prompt(max_tokens=4))
+    assert none.top == ()
+
+
+async def test_cancelling_frees_the_engine(subject: Subject) -> None:
+    listener = Listener(at=3)
+    task = asyncio.create_task(subject.engine.generate(subject.endless(), listener))
+    await listener.hears(task)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await until(_idle(subject), what="the engine runs nothing", within_s=30)
+    assert [each.in_flight for each in subject.engine.status()] == [0]
+
+
+async def test_cancelling_frees_the_engine_without_a_stream(subject: Subject) -> None:
+    if subject.player is not None:
+        subject.player.token_s = 0.01  # as slow as a model
+    task = asyncio.create_task(subject.engine.generate(subject.endless()))
+    await until(lambda: _busy(subject), what="the generation runs", within_s=30)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await until(_idle(subject), what="the engine runs nothing", within_s=30)
+
+
+def _idle(subject: Subject) -> Callable[[], Awaitable[bool]]:
+    async def idle() -> bool:
+        return await subject.running() == 0
+
+    return idle
+
+
+async def _busy(subject: Subject) -> bool:
+    return await subject.running() > 0
+
+
+async def test_a_listener_that_fails_frees_the_engine(subject: Subject) -> None:
+    def broken(_: Delta) -> None:
+        raise RuntimeError("the caller's own mistake")
+
+    with pytest.raises(RuntimeError, match="own mistake"):
+        await subject.engine.generate(subject.endless(), broken)
+    await until(_idle(subject), what="the engine runs nothing", within_s=30)
+
+
+async def test_a_prompt_over_the_window_is_refused_with_the_window(subject: Subject) -> None:
+    long = array("i", [5]) * (WINDOW + 10)
+    with pytest.raises(PromptTooLong) as caught:
+        await subject.engine.generate(subject.prompt(ids=long))
+    assert (caught.value.tokens, caught.value.limit) == (WINDOW + 10, WINDOW)
+
+
+async def test_ids_that_do_not_exist_are_refused(subject: Subject) -> None:
+    with pytest.raises(EngineFailed, match="400"):
+        await subject.engine.generate(subject.prompt(ids=array("i", [5, VOCABULARY + 9])))
+
+
+async def _swap(subject: Subject, mode: str, streamed: bool = True) -> tuple[Sample, Listener]:
+    """A generation with a weight update from version 7 to 8 in its middle."""
+    await subject.label("step-7")
+    listener = Listener(at=5)
+    task = asyncio.create_task(subject.engine.generate(subject.endless(version=7), listener))
+    await listener.hears(task)
+    await subject.pause(mode)
+    await subject.label("step-8")
+    await subject.resume()
+    return await task, listener
+
+
+def _reports_versions(subject: Subject, request: pytest.FixtureRequest) -> bool:
+    return request.node.callspec.params["subject"] in ("scripted", "scripted over http", "vllm")
+
+
+@pytest.mark.parametrize("mode", ["abort", "keep"])
+async def test_a_weight_update_in_the_middle_is_seen_token_by_token(
+    subject: Subject, mode: str, request: pytest.FixtureRequest
+) -> None:
+    sample, listener = await _swap(subject, mode)
+    whole(sample)
+    assert (len(sample.ids), sample.finish) == (ENDLESS, "length")
+    assert listener.joined() == (sample.ids, sample.logprobs)
+    assert sample.resumed == (1 if mode == "abort" else 0)
+    if _reports_versions(subject, request):
+        assert [span.version for span in sample.versions] == [7, 8]
+        assert 5 <= sample.versions[0].end < ENDLESS
+    else:
+        assert sample.versions == (VersionSpan(7, 0, ENDLESS),)

@@ -1,0 +1,154 @@
+"""One generation over several pieces: what was sampled stays, exactly."""
+
+from __future__ import annotations
+
+from array import array
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandgate.contract.errors import EngineFailed, EngineUnavailable
+from sandgate.gateway.conversation.messages import Sampling
+from sandgate.gateway.engine.answers import Step
+from sandgate.gateway.engine.api import Prompt, VersionSpan
+from sandgate.gateway.engine.generation import RESUMES_MAX, Generation
+from sandgate.gateway.engine.sse import EVENT_BYTES_MAX, Events
+
+
+def begin(*, streams: bool = True, **more: Any) -> Generation:
+    base: dict[str, Any] = {
+        "request_id": "r",
+        "ids": array("i", [1, 2]),
+        "sampling": Sampling(),
+        "max_tokens": 10,
+    }
+    return Generation(Prompt(**{**base, **more}), told=3, streams=streams)
+
+
+def step(*ids: int, finish: Any = None, labels: Any = None) -> Step:
+    return Step(array("i", ids), array("f", [-0.5] * len(ids)), finish=finish, labels=labels)
+
+
+def test_a_cut_generation_asks_for_the_rest_and_keeps_each_pieces_version() -> None:
+    made = begin()
+    made.take(step(7, 8))
+    made.take(step(finish="abort", labels=(("step-3", 0, 2),)))
+    assert made.cut("aborted", told=4)
+    assert made.asks() == (array("i", [1, 2, 7, 8]), 8)
+    made.take(step(9, finish="stop", labels=(("step-4", 0, 1),)))
+    sample = made.sample("e")
+    assert sample.ids == array("i", [7, 8, 9])
+    assert sample.versions == (VersionSpan(3, 0, 2), VersionSpan(4, 2, 3))
+    assert (sample.finish, sample.resumed) == ("stop", 1)
+
+
+def test_a_lost_piece_has_the_version_that_was_told_when_it_began() -> None:
+    made = begin()
+    made.take(step(7, 8))
+    made.cut("lost", told=5)
+    made.take(step(9, finish="stop"))
+    assert made.sample("e").versions == (VersionSpan(3, 0, 2), VersionSpan(5, 2, 3))
+
+
+def test_pieces_of_one_version_are_one_span() -> None:
+    made = begin()
+    made.take(step(7))
+    made.cut("lost", told=3)
+    made.take(step(9, finish="stop"))
+    assert made.sample("e").versions == (VersionSpan(3, 0, 2),)
+
+
+def test_a_generation_cut_at_its_last_token_is_done() -> None:
+    made = begin(max_tokens=2)
+    made.take(step(7, 8, finish="abort"))
+    assert not made.cut("aborted", told=3)
+    assert made.sample("e").finish == "length"
+
+
+def test_a_generation_cut_after_a_stop_id_is_done() -> None:
+    made = begin(stop_ids=(8,))
+    made.take(step(7, 8))
+    assert not made.cut("lost", told=3)
+    assert (made.sample("e").finish, made.sample("e").stop_reason) == ("stop", 8)
+
+
+def test_it_is_not_cut_for_ever() -> None:
+    made = begin()
+    for _ in range(RESUMES_MAX):
+        made.take(step(finish="abort"))
+        assert made.cut("aborted", told=3)
+    made.take(step(finish="abort"))
+    with pytest.raises(EngineUnavailable, match="cut 16 times"):
+        made.cut("aborted", told=3)
+
+
+def test_a_grammar_starts_again_if_nothing_was_told() -> None:
+    made = begin(streams=False, constraint={"regex": "a+"})
+    made.take(step(7, 8, finish="abort"))
+    assert made.cut("aborted", told=4)
+    assert made.asks() == (array("i", [1, 2]), 10)
+    made.take(step(9, finish="stop", labels=(("4", 0, 1),)))
+    assert (made.sample("e").ids, made.sample("e").versions) == (array("i", [9]), (VersionSpan(4, 0, 1),))
+
+
+def test_a_grammar_that_was_told_in_part_fails() -> None:
+    made = begin(constraint={"regex": "a+"})
+    made.take(step(7))
+    with pytest.raises(EngineUnavailable, match="grammar"):
+        made.cut("aborted", told=4)
+
+
+def test_more_than_asked_for_is_refused() -> None:
+    with pytest.raises(EngineFailed, match="3 tokens of 2"):
+        begin(max_tokens=2).take(step(7, 8, 9))
+
+
+def test_tokens_after_the_end_are_refused() -> None:
+    made = begin()
+    made.take(step(7, finish="stop"))
+    with pytest.raises(EngineFailed, match="after the end"):
+        made.take(step(8))
+
+
+@given(
+    pieces=st.lists(st.lists(st.integers(0, 99), max_size=4), min_size=1, max_size=8),
+    versions=st.lists(st.integers(0, 3), min_size=8, max_size=8),
+)
+def test_however_it_is_cut_the_sample_is_the_pieces_joined(
+    pieces: list[list[int]], versions: list[int]
+) -> None:
+    made = begin(max_tokens=100)
+    for at, piece in enumerate(pieces):
+        last = at == len(pieces) - 1
+        labels = ((str(versions[at]), 0, len(piece)),)
+        made.take(step(*piece, finish="stop" if last else "abort", labels=labels))
+        if not last:
+            made.cut("aborted", told=0)
+    sample = made.sample("e")
+    per_token = [span.version for span in sample.versions for _ in range(span.start, span.end)]
+    assert sample.ids.tolist() == [token for piece in pieces for token in piece]
+    assert len(sample.logprobs) == len(sample.ids)
+    assert per_token == [versions[at] for at, piece in enumerate(pieces) for _ in piece]
+    edges = [0, *(span.end for span in sample.versions)]
+    assert [span.start for span in sample.versions] == edges[:-1]
+
+
+STREAM = b': hello\n\nevent: x\ndata: {"a":1}\n\ndata:{"b":2}\r\n\r\ndata: [DONE]\n\n'
+
+
+@given(cuts=st.lists(st.integers(0, len(STREAM)), max_size=12))
+def test_events_are_the_same_however_the_bytes_arrive(cuts: list[int]) -> None:
+    edges = [0, *sorted(cuts), len(STREAM)]
+    events = Events()
+    got = [e for a, b in pairwise(edges) for e in events.feed(STREAM[a:b])]
+    assert got == [b'{"a":1}', b'{"b":2}']
+    assert events.done
+
+
+def test_an_endless_event_is_refused() -> None:
+    events = Events()
+    with pytest.raises(EngineFailed, match="larger than"):
+        events.feed(b"data: " + b"x" * EVENT_BYTES_MAX)

@@ -1,0 +1,161 @@
+"""Requests say what was meant; refusals mean what they say."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+import orjson
+import pytest
+
+from sandgate.contract.errors import (
+    EngineFailed,
+    EngineUnavailable,
+    Overloaded,
+    PromptTooLong,
+    SandgateError,
+)
+from sandgate.gateway.conversation.messages import Sampling
+from sandgate.gateway.engine.api import Prompt
+from sandgate.gateway.engine.wire import Door, body_of, refusal, says_paused, words_of
+
+
+def prompt(**more: Any) -> Prompt:
+    base: dict[str, Any] = {
+        "request_id": "r",
+        "ids": array("i", [1, 2]),
+        "sampling": Sampling(),
+        "max_tokens": 9,
+    }
+    return Prompt(**{**base, **more})
+
+
+SAMPLING = Sampling(
+    temperature=0.5,
+    top_p=0.9,
+    top_k=7,
+    min_p=0.1,
+    presence_penalty=0.2,
+    frequency_penalty=0.3,
+    repetition_penalty=1.1,
+    seed=11,
+    max_tokens=3,
+    stop=("END",),
+)
+PARAMS = {
+    "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "presence_penalty": 0.2, "frequency_penalty": 0.3,
+    "repetition_penalty": 1.1, "seed": 11, "stop": ["END"], "stop_token_ids": [4], "max_tokens": 9, "logprobs": 0,
+}  # fmt: skip
+
+BODIES: dict[str, tuple[Door, Prompt, dict[str, Any], dict[str, Any]]] = {
+    "nothing unsaid is sent: the engine's defaults hold": (
+        Door.GENERATE,
+        prompt(),
+        {},
+        {"token_ids": [1, 2], "sampling_params": {"max_tokens": 9, "logprobs": 0}},
+    ),
+    "every sampling parameter has its place; the clamped max_tokens wins": (
+        Door.GENERATE,
+        prompt(sampling=SAMPLING, stop_ids=(4,), model="m"),
+        {"salt": "v3"},
+        {"token_ids": [1, 2], "sampling_params": PARAMS, "model": "m", "cache_salt": "v3"},
+    ),
+    "completions have the same parameters, flat, and ids for names": (
+        Door.COMPLETIONS,
+        prompt(sampling=SAMPLING, stop_ids=(4,), model="m"),
+        {},
+        {
+            "prompt": [1, 2],
+            **PARAMS,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+            "model": "m",
+        },
+    ),
+    "a later piece moves the seed": (
+        Door.GENERATE,
+        prompt(sampling=Sampling(seed=5)),
+        {"piece": 2},
+        {"token_ids": [1, 2], "sampling_params": {"seed": 7, "max_tokens": 9, "logprobs": 0}},
+    ),
+    "a grammar passes through, a structural tag as text": (
+        Door.GENERATE,
+        prompt(constraint={"structural_tag": {"a": 1}}),
+        {},
+        {
+            "token_ids": [1, 2],
+            "sampling_params": {
+                "structured_outputs": {"structural_tag": '{"a":1}'},
+                "max_tokens": 9,
+                "logprobs": 0,
+            },
+        },
+    ),
+    "one more top logprob, because the sampled token takes a place; a stream with usage": (
+        Door.GENERATE,
+        prompt(top_logprobs=3),
+        {"stream": True},
+        {
+            "token_ids": [1, 2],
+            "sampling_params": {"max_tokens": 9, "logprobs": 4},
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize(("door", "asked", "how", "want"), BODIES.values(), ids=BODIES)
+def test_body(door: Door, asked: Prompt, how: dict[str, Any], want: dict[str, Any]) -> None:
+    assert orjson.loads(body_of(door, asked, asked.ids, max_tokens=asked.max_tokens, **how)) == want
+
+
+LONG_1 = "This model's maximum context length is 4096 tokens. However, your prompt contains 5000 input tokens, which"
+LONG_2 = "The decoder prompt (length 5000) is longer than the maximum model length of 4096. Make sure that"
+LONG_3 = (
+    "The decoder prompt (length 4096) plus the number of requested output tokens (at least 1) is longer than the "
+    "maximum model length of 4096. Make sure"
+)
+
+
+def said(message: str) -> bytes:
+    return orjson.dumps(
+        {"error": {"message": message, "type": "BadRequestError", "param": None, "code": 400}}
+    )
+
+
+REFUSALS: dict[str, tuple[int, bytes, str | None, type[SandgateError], str, float | None]] = {
+    "too long, in vLLM's first words": (400, said(LONG_1), None, PromptTooLong, "5000 tokens; this model", None),
+    "too long, in its second": (400, said(LONG_2), None, PromptTooLong, "5000 tokens; this model", None),
+    "too long, in its third": (400, said(LONG_3), None, PromptTooLong, "5000 tokens; this model", None),
+    "another 400 is passed on": (400, said("bad  regex\n here"), None, EngineFailed, "(400): bad regex here", None),
+    "FastAPI's detail": (404, b'{"detail":"Not Found"}', None, EngineFailed, "answered 404: Not Found", None),
+    "overloaded, with its time": (429, said("queue full"), "7", Overloaded, "queue full", 7.0),
+    "unavailable, without": (503, b"", None, EngineUnavailable, "503", 1.0),
+    "a date is no number of seconds": (503, b"", "Wed, 21 Oct", EngineUnavailable, "503", 1.0),
+    "an hour is too long to tell anyone": (429, b"", "3600", Overloaded, "", 60.0),
+    "broken": (500, b"Internal Server Error", None, EngineFailed, "answered 500: Internal Server Error", None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "after", "kind", "text", "seconds"), REFUSALS.values(), ids=REFUSALS
+)
+def test_refusal(
+    status: int, body: bytes, after: str | None, kind: type[SandgateError], text: str, seconds: float | None
+) -> None:
+    error = refusal(status, body, after, prompt_tokens=5000)
+    assert type(error) is kind
+    assert text in str(error)
+    assert error.retry_after == seconds
+
+
+def test_an_engines_words_are_cut() -> None:
+    assert len(words_of(said("x" * 10_000))) == 500
+    assert len(words_of(b"y" * 10_000)) == 500
+
+
+def test_only_a_503_that_says_so_is_a_pause() -> None:
+    assert says_paused(503, said("Generation is paused. Call /resume."))
+    assert not says_paused(503, said("Engine is dead"))
+    assert not says_paused(500, said("Generation is paused"))
