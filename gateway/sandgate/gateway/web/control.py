@@ -30,11 +30,12 @@ def build(core: Core) -> FastAPI:
         assert isinstance(error, RequestValidationError)
         return on_error(_, misfit(error))
 
-    def on_http(_: Request, error: Exception) -> Response:
+    def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         kind = {404: NotFound, 413: TooLarge}.get(error.status_code, BadRequest)
         core.metrics.error(kind.reason)
-        response = error_response(kind(str(error.detail)))
+        what = f"{request.method} {request.url.path[:200]}: " if kind is not TooLarge else ""
+        response = error_response(kind(what + str(error.detail)))
         response.status_code = error.status_code
         return response
 

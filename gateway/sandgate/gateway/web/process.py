@@ -8,7 +8,6 @@ from fastapi import APIRouter, Query
 from fastapi.responses import Response
 from prometheus_client import generate_latest
 
-from sandgate.contract.errors import NotFound
 from sandgate.gateway.web.doors import WAIT_S_MAX, Controller, Front, JsonBody
 from sandgate.gateway.web.shapes import VersionBody
 
@@ -73,9 +72,3 @@ async def metrics(core: Front) -> Response:
     """Prometheus."""
     core.measure()
     return Response(generate_latest(core.metrics.registry), media_type="text/plain; version=0.0.4")
-
-
-@probes.get("/{rest:path}", include_in_schema=False)
-async def unknown(core: Front, rest: str) -> Response:
-    """404 in the API's own shape."""
-    raise NotFound(f"no such path: /{rest[:200]}")
