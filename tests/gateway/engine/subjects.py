@@ -88,8 +88,10 @@ async def in_process(script: Script = babble, **more: Any) -> AsyncIterator[Subj
     async def running() -> int:
         return player.running
 
-    yield Subject(engine, pause, resume, label, running, decode, player=player)
-    await engine.aclose()
+    try:
+        yield Subject(engine, pause, resume, label, running, decode, player=player)
+    finally:
+        await engine.aclose()
 
 
 @asynccontextmanager
@@ -114,9 +116,11 @@ async def real(vllm: Vllm) -> AsyncIterator[Subject]:
     """VllmEngine against vLLM, with its weight label as it was at the start."""
     async with _client(vllm.url, vllm.model) as subject:
         subject.decode = read_checkpoint(vllm.folder).vocab.decode
-        yield subject
-        await subject.resume()
-        await subject.label("default")
+        try:
+            yield subject
+        finally:
+            await subject.resume()
+            await subject.label("default")
 
 
 @asynccontextmanager
@@ -130,14 +134,16 @@ async def _client(url: str, model: str) -> AsyncIterator[Subject]:
         return int(sum(float(line.rsplit(" ", 1)[1]) for line in lines))
 
     async with EngineControl([url]) as control:
-        yield Subject(
-            engine,
-            control.pause,  # type: ignore[arg-type]  # a str that is one of the modes
-            control.resume,
-            control.update_weight_version,
-            running,
-            decode,
-            model,
-        )
-    await engine.aclose()
-    await http.aclose()
+        try:
+            yield Subject(
+                engine,
+                control.pause,  # type: ignore[arg-type]  # a str that is one of the modes
+                control.resume,
+                control.update_weight_version,
+                running,
+                decode,
+                model,
+            )
+        finally:
+            await engine.aclose()
+            await http.aclose()

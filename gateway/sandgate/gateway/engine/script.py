@@ -253,7 +253,8 @@ class Player:
                 return
             if fault is not None and run.done >= fault.after:
                 if fault.kind == "reset":
-                    self._remember(run)
+                    if run.done > run.start:  # else the caller cannot tell it from a new request
+                        self._remember(run)
                     raise Broken(fault.message)
                 if fault.kind == "abort":
                     run.aborted.set()

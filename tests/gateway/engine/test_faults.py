@@ -1,0 +1,175 @@
+"""What goes wrong in an engine becomes one precise error, or is survived with every sampled id kept."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import pytest
+
+from sandgate.contract.errors import EngineFailed, EngineUnavailable, Overloaded, SandgateError
+from sandgate.gateway.engine.api import Delta, VersionSpan
+from sandgate.gateway.engine.generation import RESUMES_MAX
+from sandgate.gateway.engine.scripted import Fault, Gate, Player, Reply, logprob_of
+from tests.gateway.engine.subjects import Subject, in_process, over_http
+
+SUBJECTS: dict[str, Callable[..., AbstractAsyncContextManager[Subject]]] = {
+    "scripted": in_process,
+    "over http": over_http,
+}
+IDS = [11, 12, 13, 14, 15, 16]
+PROMPT = [5, 6, 7]
+LOGPROBS = array("f", [logprob_of(token, len(PROMPT) + at) for at, token in enumerate(IDS)])
+
+Open = Callable[[Any], AbstractAsyncContextManager[Subject]]
+
+
+@pytest.fixture(params=SUBJECTS)
+def opens(request: pytest.FixtureRequest) -> Open:
+    made: Open = SUBJECTS[request.param]
+    return made
+
+
+REFUSED: dict[str, tuple[Fault, type[SandgateError], str, float | None]] = {
+    "500 is a failure": (Fault("status", message="CUDA error"), EngineFailed, "500: CUDA error", None),
+    "400 is a failure in the engine's words": (Fault("status", 0, 400, "bad regex"), EngineFailed, "bad regex", None),
+    "429 is overload, as long as told": (Fault("status", status=429, retry_after="3"), Overloaded, "overloaded", 3.0),
+    "503 is unavailable": (Fault("status", status=503, retry_after="2"), EngineUnavailable, "503", 2.0),
+    "a sentinel logprob": (Fault("sentinel"), EngineFailed, "id 11): logprob -9999", None),
+    "a sentinel in the middle": (Fault("sentinel", after=3), EngineFailed, "id 14): logprob -9999", None),
+    "a missing logprob": (Fault("misaligned", after=2), EngineFailed, "logprobs", None),
+    "a positive logprob": (Fault("positive", after=2), EngineFailed, "logprob 0.5 is positive", None),
+    "an id that does not exist": (Fault("foreign_id", after=2), EngineFailed, "-7", None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize(("fault", "kind", "text", "seconds"), REFUSED.values(), ids=REFUSED)
+async def test_refused(
+    opens: Open, streamed: bool, fault: Fault, kind: type[SandgateError], text: str, seconds: float | None
+) -> None:
+    async with opens([Reply(IDS, fault=fault)]) as subject:
+        with pytest.raises(kind) as caught:
+            await subject.engine.generate(subject.prompt(), (lambda _: None) if streamed else None)
+        assert text in str(caught.value)
+        assert caught.value.retry_after == seconds
+        assert [each.in_flight for each in subject.engine.status()] == [0]
+
+
+@pytest.mark.parametrize("after", [0, 1, 4, 5])
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_an_aborted_generation_is_taken_up_again(opens: Open, streamed: bool, after: int) -> None:
+    deltas: list[Delta] = []
+    async with opens([Reply(IDS, fault=Fault("abort", after=after)), "never"]) as subject:
+        sample = await subject.engine.generate(subject.prompt(), deltas.append if streamed else None)
+    assert (sample.ids.tolist(), sample.logprobs) == (IDS, LOGPROBS)
+    assert (sample.finish, sample.resumed) == ("stop", 1)
+    assert [token for delta in deltas for token in delta.ids] == (IDS if streamed else [])
+
+
+@pytest.mark.parametrize("after", [1, 4, 5])
+async def test_a_stream_that_breaks_goes_on_after_its_last_id(opens: Open, after: int) -> None:
+    deltas: list[Delta] = []
+    async with opens([Reply(IDS, fault=Fault("reset", after=after)), "never"]) as subject:
+        sample = await subject.engine.generate(subject.prompt(version=2), deltas.append)
+        assert subject.player is not None
+        assert subject.player.counts["resumed"] == 1
+    assert (sample.ids.tolist(), sample.logprobs) == (IDS, LOGPROBS)
+    assert sample.versions == (VersionSpan(2, 0, len(IDS)),)
+    assert [token for delta in deltas for token in delta.ids] == IDS
+
+
+async def test_what_breaks_before_anything_was_heard_is_asked_again() -> None:
+    async with over_http([Reply(IDS, fault=Fault("reset", after=3)), Reply([21, 22])]) as subject:
+        sample = await subject.engine.generate(subject.prompt())
+    assert (sample.ids.tolist(), sample.resumed) == ([21, 22], 0)
+
+
+async def test_what_breaks_again_and_again_is_unavailable() -> None:
+    async with over_http([Reply(IDS, fault=Fault("reset"))]) as subject:
+        with pytest.raises(EngineUnavailable):
+            await subject.engine.generate(subject.prompt())
+        assert not subject.engine.status()[0].healthy
+
+
+async def test_an_engine_that_aborts_for_ever_is_given_up(opens: Open) -> None:
+    class AbortsAll(Player):
+        def _plan(self, ask: Any) -> Any:
+            run = super()._plan(ask)
+            run.aborted.set()
+            return run
+
+    async with opens([Reply(IDS)]) as subject:
+        assert subject.player is not None
+        subject.player.__class__ = AbortsAll
+        with pytest.raises(EngineUnavailable, match=f"cut {RESUMES_MAX} times"):
+            await subject.engine.generate(subject.prompt())
+        assert subject.player.counts["aborted"] == RESUMES_MAX + 1
+
+
+async def test_versions_are_told_per_piece_when_the_weights_change_in_the_middle(opens: Open) -> None:
+    gate = Gate()
+    async with opens([Reply(IDS, gate=gate, gate_at=2)]) as subject:
+        await subject.label("step-7")
+        task = asyncio.create_task(subject.engine.generate(subject.prompt(version=1)))
+        await gate.reached.wait()
+        await subject.pause("abort")
+        await subject.label("step-8")
+        await subject.resume()
+        sample = await task
+    assert sample.versions == (VersionSpan(7, 0, 2), VersionSpan(8, 2, 6))
+    assert (sample.logprobs, sample.resumed) == (LOGPROBS, 1)
+
+
+async def test_a_frozen_generation_goes_on_by_itself(opens: Open) -> None:
+    gate = Gate()
+    async with opens([Reply(IDS, gate=gate, gate_at=2)]) as subject:
+        await subject.label("7")
+        task = asyncio.create_task(subject.engine.generate(subject.prompt()))
+        await gate.reached.wait()
+        await subject.pause("keep")
+        gate.open.set()
+        await subject.label("8")
+        assert not task.done()
+        await subject.resume()
+        sample = await task
+    assert (sample.versions, sample.resumed) == ((VersionSpan(7, 0, 2), VersionSpan(8, 2, 6)), 0)
+
+
+@pytest.mark.parametrize("refuses", [True, False], ids=["503 as 0.33", "waits as 0.32"])
+async def test_a_new_request_waits_for_the_end_of_a_pause(opens: Open, refuses: bool) -> None:
+    async with opens([Reply(IDS)]) as subject:
+        assert subject.player is not None
+        subject.player.refuse_paused = refuses
+        await subject.pause("abort")
+        task = asyncio.create_task(subject.engine.generate(subject.prompt()))
+        asyncio.get_running_loop().call_later(0.05, subject.player.resume)
+        if refuses and subject.model == "scripted" and not subject.engine.status()[0].url.startswith("http"):
+            with pytest.raises(EngineUnavailable, match="paused"):
+                await task  # in process, who pauses the engine is also who holds new turns
+        else:
+            assert (await task).ids.tolist() == IDS
+
+
+async def test_closing_ends_what_runs_and_refuses_what_comes(opens: Open) -> None:
+    gate = Gate()
+    async with opens([Reply(IDS, gate=gate)]) as subject:
+        task = asyncio.create_task(subject.engine.generate(subject.prompt()))
+        await gate.reached.wait()
+        await subject.engine.aclose()
+        with pytest.raises(EngineUnavailable, match="clos"):
+            await task
+        with pytest.raises(EngineUnavailable, match="closed"):
+            await subject.engine.generate(subject.prompt())
+        assert subject.player is not None
+        assert subject.player.running == 0
+
+
+@pytest.fixture(autouse=True)
+async def _no_task_is_left() -> AsyncIterator[None]:
+    yield
+    code = [getattr(task.get_coro(), "cr_code", None) for task in asyncio.all_tasks()]
+    assert not [c.co_qualname for c in code if c is not None and "/sandgate/" in c.co_filename]
