@@ -25,7 +25,7 @@ from sandgate.contract.errors import BadRequest, ForkReason
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.messages import ImagePart, Message, Tool
 from sandgate.gateway.tokens.known import Known, known_pair, system, user
-from sandgate.gateway.tokens.template import ChatTemplate
+from sandgate.gateway.tokens.template import ChatTemplate, tools_key
 from sandgate.gateway.tokens.vocab import Vocab
 
 BASES_MAX = 512
@@ -134,7 +134,7 @@ class TailProver:
         return min(((at, stop) for at, stop in found if at >= 0), default=None)
 
     def _base(self, known: Known, tools: Sequence[Tool]) -> _Base | NotProved:
-        key = (known.messages, _tools_key(tools), self._template.today())
+        key = (known.messages, tools_key(tools), self._template.today())
         base = self._bases.get(key)
         if base is None:
             if len(self._bases) >= BASES_MAX:
@@ -161,10 +161,6 @@ class TailProver:
             return messages[0].text in self._template.render(messages)
         except BadRequest:
             return False
-
-
-def _tools_key(tools: Sequence[Tool]) -> tuple[tuple[str, str | None, str], ...]:
-    return tuple((tool.name, tool.description, repr(tool.schema)) for tool in tools)
 
 
 def append(prompt: Ids, response: Ids, tail: Tail, *, closed: bool) -> Ids | ForkReason:

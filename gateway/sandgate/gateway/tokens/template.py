@@ -16,9 +16,12 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
+from jinja2.runtime import LoopContext
+from jinja2.utils import Namespace
 
 from sandgate.contract.errors import BadRequest, InvalidBody, Unsupported
 from sandgate.gateway.conversation.messages import ImagePart, Message, TextPart, Tool, ToolCall
+from sandgate.gateway.tokens.roles import Roles, find_roles
 
 TEMPLATE_CHARS_MAX = 1_000_000
 """Characters of a chat template; the largest in use has 20 thousand."""
@@ -50,9 +53,47 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """Hugging Face's filter: plain json.dumps, no HTML escapes."""
+    if not ensure_ascii and indent is None and separators is None and not sort_keys:
+        return value.json() if type(value) is _ToolDict else _PLAIN_JSON(value)
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
+
+
+_PLAIN_JSON = json.JSONEncoder(ensure_ascii=False).encode
+"""json.dumps makes a new encoder for every call that is not all defaults."""
+
+
+class _ToolDict(dict[str, Any]):
+    """A tool as templates see it. Every turn of every session prints the same ones, so its JSON is kept."""
+
+    __slots__ = ("_text",)
+    _text: str
+
+    def json(self) -> str:
+        try:
+            return self._text
+        except AttributeError:
+            self._text = _PLAIN_JSON(self)
+            return self._text
+
+
+class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """The sandbox, without its detour for what templates do most: reading a dict's key as an attribute."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """As the sandbox's own: a dict has no such attribute, so the key is looked up, else undefined."""
+        if type(obj) in (dict, _ToolDict) and attribute not in _DICT_ATTRIBUTES:
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        if type(obj) in (LoopContext, Namespace) and not attribute.startswith("_"):
+            value = getattr(obj, attribute, _MISSING)
+            return value if value is not _MISSING else self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
+
+_MISSING = object()
+_DICT_ATTRIBUTES = frozenset(dir(_ToolDict))
+"""Left to the sandbox: methods come before keys, and some are unsafe."""
 
 
 def _raise(message: str) -> NoReturn:
@@ -60,8 +101,8 @@ def _raise(message: str) -> NoReturn:
 
 
 @functools.cache
-def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    env = jinja2.sandbox.ImmutableSandboxedEnvironment(
+def _environment() -> _Environment:
+    env = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
     env.filters["tojson"] = _tojson
@@ -118,13 +159,15 @@ class ChatTemplate:
             raise InvalidBody(f"chat template does not compile: {error}", field="chat_template") from error
         about = json.dumps(self.variables, sort_keys=True, default=str)
         self.digest = hashlib.sha256(f"{source}\0{about}".encode()).hexdigest()[:12]
+        self.roles = Roles()
         self.dialect = self._find_dialect()
+        self.roles = find_roles(self.render)
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, generation_prompt: bool = True
     ) -> str:
         """The prompt text. Raises BadRequest where the template refuses or fails, Unsupported for images."""
-        dicts = [message_dict(message, self.dialect) for message in messages]
+        dicts = [message_dict(message, self.dialect) for message in self.roles.adapt(messages)]
         try:
             return self._render(dicts, tools_json(tools), generation_prompt)
         except TemplateRefused as error:
@@ -230,14 +273,38 @@ def _mapping(arguments: str) -> Any:
 
 
 def tools_json(tools: Sequence[Tool]) -> list[dict[str, Any]] | None:
-    """Tools as templates want them; None for no tools (what `{% if tools %}` and `is not none` both understand)."""
-    return [tool_json(tool) for tool in tools] or None
+    """Tools as templates want them; None for no tools (what `{% if tools %}` and `is not none` both understand).
+
+    The dicts of the same `Tool` objects are kept (requests share them), so nobody may change them.
+    """
+    return [_kept(tool)[1] for tool in tools] or None
+
+
+TOOLS_KEPT = 1024
+"""Tools in use at once; more are made anew each time."""
+_KEPT: dict[int, tuple[Tool, dict[str, Any], str]] = {}
+
+
+def _kept(tool: Tool) -> tuple[Tool, dict[str, Any], str]:
+    """By identity: the entry holds the tool, so its id cannot become another's while it is kept."""
+    found = _KEPT.get(id(tool))
+    if found is None:
+        if len(_KEPT) >= TOOLS_KEPT:
+            _KEPT.clear()
+        key = repr((tool.name, tool.description, tool.schema))
+        found = _KEPT[id(tool)] = (tool, tool_json(tool), key)
+    return found
+
+
+def tools_key(tools: Sequence[Tool]) -> tuple[str, ...]:
+    """Equal if the tools render the same: key order is part of it."""
+    return tuple(_kept(tool)[2] for tool in tools)
 
 
 def tool_json(tool: Tool) -> dict[str, Any]:
     """OpenAI's function form: name, description if any, parameters (an empty object schema if none was given)."""
-    function: dict[str, Any] = {"name": tool.name}
+    function = _ToolDict(name=tool.name)
     if tool.description is not None:
         function["description"] = tool.description
     function["parameters"] = tool.schema if tool.schema is not None else {"type": "object", "properties": {}}
-    return {"type": "function", "function": function}
+    return _ToolDict(type="function", function=function)
