@@ -182,6 +182,16 @@ def test_the_bridge_can_be_asked_for(tmp_path: Path) -> None:
     assert isinstance(codec, TemplateCodec)
 
 
+def test_a_template_that_always_forks_runs_if_it_is_asked_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = model(tmp_path / "m", "{% for m in messages %}{{ m.content }}\n" + NEXT)
+    codec = load_codec(folder, renderer="template")
+    assert "every later turn will fork" in caplog.text
+    found = codec.bridge(array("i", [1]), array("i", codec.stop_ids[:1]), (user("a"),), (), closed=True)
+    assert found == ForkReason.TEMPLATE_NOT_ADDITIVE
+
+
 def test_loading_a_plain_checkpoint_imports_neither_renderers_nor_transformers(tmp_path: Path) -> None:
     folder = model(tmp_path / "m")
     code = (

@@ -6,6 +6,7 @@ import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from fnmatch import fnmatch
 
 from sandgate.gateway.tokens.codec import TemplateCodec
@@ -114,7 +115,8 @@ class Specimen:
         return tuple(self.vocab.ids[end] for end in self.ends)
 
     def template(self) -> ChatTemplate:
-        return ChatTemplate(self.source, tokens={"bos_token": self.bos, "eos_token": self.ends[0]})
+        tokens = {"bos_token": self.bos, "eos_token": self.ends[0]}
+        return ChatTemplate(self.source, tokens=tokens, now=lambda: datetime(2026, 1, 2, tzinfo=UTC))
 
     def codec(self, history: History = "sampled") -> TemplateCodec:
         return TemplateCodec(self.template(), self.vocab, eos_ids=self.eos_ids, history=history)

@@ -22,6 +22,7 @@ from sandgate.gateway.tokens.held import HeldParser
 from sandgate.gateway.tokens.known import assistant, example_call, user
 from sandgate.gateway.tokens.parse import TurnParser, opens_reasoning, starts_thinking
 from sandgate.gateway.tokens.rewrites import History, rewritten
+from sandgate.gateway.tokens.roles import Roles, find_roles
 from sandgate.gateway.tokens.template import message_dict, tools_json
 from sandgate.gateway.tokens.vocab import Vocab
 
@@ -84,6 +85,8 @@ class FamilyCodec:
         self._renderer: Any = _create(family, shim, history, dict(variables or {}))
         stops = [int(token_id) for token_id in self._renderer.get_stop_token_ids()]
         self._stop_ids = tuple(dict.fromkeys((*stops, *eos_ids)))
+        self._roles = Roles()
+        self._roles = find_roles(lambda messages: vocab.decode(self.render(messages, ())))
         self.grammar: Grammar | None = self._find_grammar()
         self._thinks = self.grammar is not None and starts_thinking(self, vocab, self.grammar)
         self._suffix = SUFFIX_IDS
@@ -107,7 +110,7 @@ class FamilyCodec:
         return self.vocab.size
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Ids:
-        dicts = [message_dict(message) for message in messages]
+        dicts = [message_dict(message) for message in self._roles.adapt(messages)]
         try:
             ids = self._renderer.render_ids(dicts, tools=tools_json(tools), add_generation_prompt=True)
         except Exception as error:
@@ -121,7 +124,10 @@ class FamilyCodec:
     ) -> Ids | ForkReason:
         if reason := unbridgeable(tail):
             return reason
-        ids = self._bridge(self._tail_of(prompt), response, tail, tools, closed=closed)
+        try:
+            ids = self._bridge(self._tail_of(prompt), response, tail, tools, closed=closed)
+        except BadRequest:
+            ids = None
         if ids is None:
             kept = self.history == "sampled"
             return ForkReason.TEMPLATE_NOT_ADDITIVE if kept else ForkReason.HISTORY_REWRITTEN_BY_TEMPLATE
@@ -149,7 +155,7 @@ class FamilyCodec:
         """The family's own bridge; what it adds to `prompt + response`, if it leaves those as they are."""
         if closed and (not response or response[-1] not in self._stop_ids):
             return None
-        dicts = [message_dict(message) for message in tail]
+        dicts = [message_dict(message) for message in self._roles.adapt(tail)]
         try:
             made = self._renderer.bridge_to_next_turn(
                 prompt.tolist(), response.tolist(), dicts, tools=tools_json(tools)

@@ -54,9 +54,10 @@ def load_codec(
     """The codec of a model folder (tokenizer.json, tokenizer_config.json, chat template, generation_config.json).
 
     `renderer`: `auto` (a family of the `renderers` package if it renders probe conversations exactly as the
-    checkpoint's own template does, else the verified bridge), `template` (the bridge), or a family's name (`qwen3`),
-    which is then taken at its word. `history`: `sampled` or `template`. `template_kwargs`: extra template variables
-    (`enable_thinking`). `model_name`: the hub name, if the folder's own is not it.
+    checkpoint's own template does, else the verified bridge), `template` (the bridge, even if every turn will fork),
+    or a family's name (`qwen3`), which is then taken at its word. `history`: `sampled` or `template`.
+    `template_kwargs`: extra template variables (`enable_thinking`). `model_name`: the hub name, if the folder's own is
+    not it.
 
     A name that is no folder is looked up in the local Hugging Face cache; nothing is downloaded. Raises BadManifest
     with everything that was tried and why it failed.
@@ -73,7 +74,7 @@ def load_codec(
     if renderer != "template":
         codec = _family(checkpoint, renderer, policy, variables, tried)
     if codec is None and renderer in ("auto", "template"):
-        codec = _bridge(checkpoint, policy, variables, tried)
+        codec = _bridge(checkpoint, policy, variables, tried, at_any_price=renderer == "template")
     if codec is None:
         why = "; ".join(tried) or "nothing"
         raise BadManifest(f"no codec for {model_dir_or_name}; tried: {why}", field="spec.model.renderer")
@@ -120,9 +121,14 @@ def _template(checkpoint: Checkpoint, variables: dict[str, Any]) -> ChatTemplate
 
 
 def _bridge(
-    checkpoint: Checkpoint, history: History, variables: dict[str, Any], tried: list[str]
+    checkpoint: Checkpoint,
+    history: History,
+    variables: dict[str, Any],
+    tried: list[str],
+    *,
+    at_any_price: bool,
 ) -> TemplateCodec | None:
-    """The generic bridge, if it can render and at least one tail shape is additive."""
+    """The generic bridge, if it can render and at least one tail shape is additive, or it was asked for."""
     if checkpoint.template is None:
         tried.append("template: the checkpoint has no chat template")
         return None
@@ -137,8 +143,12 @@ def _bridge(
         why = "; ".join(
             f"{name}: {shape.why}" for name, shape in shapes.items() if not isinstance(shape, Tail)
         )
-        tried.append(f"template: no tail is additive ({why})")
-        return None
+        if not at_any_price:
+            tried.append(
+                f"template: no tail is additive ({why}); `renderer: template` runs it with a fork each turn"
+            )
+            return None
+        logger.warning("every later turn will fork, no tail is additive: %s", why)
     return codec
 
 

@@ -40,8 +40,10 @@ CONVERSATIONS: dict[str, tuple[tuple[Message, ...], tuple[Tool, ...]]] = {
         (user("Weather?"), assistant("I look.", (CALL,)), ANSWER, assistant("Clear."), user("Thanks.")),
         TOOLS,
     ),
+    "a thought": ((user("One?"), assistant("Two.", reasoning="I think."), user("Three?")), ()),
+    "a thought before a call": ((user("Weather?"), assistant("", (CALL,), "I look."), ANSWER), TOOLS),
 }
-"""Compared at start-up. Histories with reasoning are left out: families may keep, on purpose, what templates drop."""
+"""Compared at start-up."""
 
 
 def difference(codec: Codec, template: ChatTemplate, vocab: Vocab) -> str:

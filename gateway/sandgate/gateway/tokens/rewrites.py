@@ -29,13 +29,13 @@ def rewritten(
     """True unless it is shown that the template, asked for everything, would give `prompt + response + ids`."""
     try:
         return not (
-            _keeps_thoughts(codec, tail, tools) and _renders_back(codec, prompt, response, tail, tools, ids)
+            keeps_thoughts(codec, tail, tools) and _renders_back(codec, prompt, response, tail, tools, ids)
         )
     except BadRequest:
         return True
 
 
-def _keeps_thoughts(codec: Codec, tail: Sequence[Message], tools: Sequence[Tool]) -> bool:
+def keeps_thoughts(codec: Codec, tail: Sequence[Message], tools: Sequence[Tool]) -> bool:
     calls = _calls([("zkname", "{}")], tail) if tail[0].role == "tool" else []
     past = (
         user("q1"),
