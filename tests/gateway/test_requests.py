@@ -271,6 +271,7 @@ async def test_broken_http_ends_the_connection_not_the_gateway(g: Running, raw: 
 
 # -- anything at all ------------------------------------------------------------------------------------------------
 
+JSON = {"content-type": "application/json"}
 text = st.text(max_size=8) | st.sampled_from(["shop", "user", "assistant", "tool", "\x00", "s-1", "…"])
 numbers = st.integers(-(2**70), 2**70) | st.floats() | st.sampled_from([0, 1, -1, 2**31, 2**53, 2**63])
 values = st.recursive(
@@ -399,7 +400,10 @@ def test_nothing_that_a_client_sends_is_a_500(
         running.core.turns.resume()
         async with _asgi(running) as http:
             request = http.build_request(
-                method, httpx.URL("http://g" + _quoted(path)), content=body, headers={**more, **bearer(key)}
+                method,
+                httpx.URL("http://g" + _quoted(path)),
+                content=body,
+                headers={**JSON, **more, **bearer(key)},
             )
             return await http.send(request)
 

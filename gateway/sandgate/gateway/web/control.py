@@ -17,7 +17,11 @@ from sandgate.gateway.web.doors import JsonBody
 def build(core: Core) -> FastAPI:
     """The app; `core` is all it knows."""
     app = FastAPI(
-        title="Sandgate gateway", version="1", default_response_class=JsonBody, redirect_slashes=False
+        title="Sandgate gateway",
+        version="1",
+        default_response_class=JsonBody,
+        redirect_slashes=False,
+        strict_content_type=False,  # what comes is JSON, whether it says so or not
     )
     app.state.core = core
 
