@@ -1,0 +1,298 @@
+"""What of a job runs next, and where: a row is a situation, its name what must hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sandgate.contract.errors import FailureReason
+from sandgate.contract.status import ConditionStatus, JobCondition
+from sandgate.operator.plan.actions import (
+    Action,
+    CloseGroup,
+    JobObserved,
+    JobWant,
+    Stop,
+    StopAttempt,
+    Tally,
+    WakeAt,
+    WriteStatus,
+)
+from sandgate.operator.plan.job import plan_job
+from sandgate.operator.plan.status import is_over, job_status
+from tests.operator.plans import GATEWAY, group, ref, seen, start, want
+
+SUSPENDED = Stop(FailureReason.ABORTED, "the job is suspended")
+LATE = Stop(FailureReason.ABORTED, "activeDeadlineSeconds of the job passed")
+CUT = Stop(FailureReason.STRAGGLER, "the group has its quorum")
+QUORUM = {"group__quorum": 2, "group__stragglerSeconds": 30}
+
+Case = tuple[JobWant, JobObserved, float, list[Action]]
+CASES: dict[str, Case] = {
+    "starts only what parallelism allows": (
+        want(parallelism=2),
+        seen(fresh="abc"),
+        0.0,
+        [start("a"), start("b")],
+    ),
+    "what runs counts against parallelism": (
+        want(parallelism=2),
+        seen(group("a", "r"), fresh="bc"),
+        0.0,
+        [start("b")],
+    ),
+    "what stops still counts": (want(parallelism=1), seen(group("a", "x"), fresh="b"), 0.0, []),
+    "startBurst caps what is starting, not what runs": (
+        want(parallelism=9, startBurst=2, groupSize=3),
+        seen(group("a", "r r s"), fresh="b"),
+        0.0,
+        [start("b", 0)],
+    ),
+    "a group begins whole, sibling after sibling": (
+        want(groupSize=3, parallelism=4),
+        seen(fresh="ab"),
+        0.0,
+        [start("a", 0), start("a", 1), start("a", 2), start("b", 0)],
+    ),
+    "begun groups come before new ones": (
+        want(groupSize=2, parallelism=2),
+        seen(group("a", "r w"), fresh="b"),
+        0.0,
+        [start("a", 1)],
+    ),
+    "siblings share a gateway, groups go to the least loaded": (
+        want(groupSize=2, parallelism=9),
+        seen(fresh="abc", gateways={"g0": 3, "g1": 0}),
+        0.0,
+        [
+            start("a", 0, gateway="g1"),
+            start("a", 1, gateway="g1"),
+            start("b", 0, gateway="g1"),
+            start("b", 1, gateway="g1"),
+            start("c", 0, gateway="g0"),
+            start("c", 1, gateway="g0"),
+        ],
+    ),
+    "a begun group stays where it is": (
+        want(groupSize=2, parallelism=9),
+        seen(group("a", "r w", gateway="g1"), gateways={"g0": 0, "g1": 5}),
+        0.0,
+        [start("a", 1, gateway="g1")],
+    ),
+    "without a gateway nothing starts": (want(), seen(fresh="a", gateways={}), 0.0, []),
+    "draining starts nothing": (want(), seen(group("a", "i"), fresh="b", draining=True), 99.0, []),
+    "a good sample is not begun again": (want(), seen(group("a", "g")), 99.0, []),
+    "a failed policy is not begun again, and needs no word": (want(), seen(group("a", "p")), 99.0, []),
+    "a crashed agent is not begun again": (want(), seen(group("a", "c")), 99.0, []),
+    "an infra failure is tried again after a pause": (want(), seen(group("a", "i")), 0.5, [WakeAt(1.0)]),
+    "and then as the next attempt": (want(), seen(group("a", "i4")), 1.0, [start("a", attempt=5)]),
+    "when retries are spent the group is closed": (
+        want(),
+        seen(group("a", "I")),
+        99.0,
+        [CloseGroup("a", GATEWAY)],
+    ),
+    "a closed group is left alone": (want(), seen(group("a", "I", closed=True)), 99.0, []),
+    "what we cut short ourselves is tried again at once": (
+        want(group__retry__infra=0),
+        seen(group("a", "d"), group("b", "u2")),
+        0.0,
+        [start("a", attempt=1), start("b", attempt=3)],
+    ),
+    "a suspended job stops what runs": (
+        want(suspend=True, groupSize=2),
+        seen(group("a", "r s"), fresh="b"),
+        0.0,
+        [StopAttempt(ref("a", 0), SUSPENDED), StopAttempt(ref("a", 1), SUSPENDED)],
+    ),
+    "what was told to stop is not told again": (want(suspend=True), seen(group("a", "x")), 0.0, []),
+    "a suspended job plans no retry": (want(suspend=True), seen(group("a", "i")), 99.0, []),
+    "past its deadline a job stops": (
+        want(activeDeadlineSeconds=50),
+        seen(group("a", "r"), fresh="b", started_at=100.0),
+        150.0,
+        [StopAttempt(ref("a"), LATE)],
+    ),
+    "before it, it is woken in time": (
+        want(activeDeadlineSeconds=50),
+        seen(group("a", "r"), started_at=100.0),
+        120.0,
+        [WakeAt(150.0)],
+    ),
+    "after the deadline what ended well may be had": (
+        want(activeDeadlineSeconds=50, groupSize=2),
+        seen(group("a", "g u"), started_at=100.0),
+        150.0,
+        [CloseGroup("a", GATEWAY)],
+    ),
+    "stragglers have their time after the quorum": (
+        want(groupSize=3, **QUORUM),
+        seen(group("a", "g g r", at=10.0)),
+        20.0,
+        [WakeAt(40.0)],
+    ),
+    "then they are cut": (
+        want(groupSize=3, **QUORUM),
+        seen(group("a", "g g r", at=10.0)),
+        40.0,
+        [StopAttempt(ref("a", 2), CUT)],
+    ),
+    "and the group is closed when the last one is gone": (
+        want(groupSize=3, **QUORUM),
+        seen(group("a", "g g z", at=10.0)),
+        40.0,
+        [CloseGroup("a", GATEWAY)],
+    ),
+    "a straggler is not tried again": (
+        want(groupSize=3, **QUORUM),
+        seen(group("a", "g g z", at=10.0, closed=True)),
+        99.0,
+        [],
+    ),
+    "a retry that is due after the cut is not made": (
+        want(groupSize=3, **QUORUM),
+        seen(group("a", "g g i", at=10.0)),
+        40.0,
+        [CloseGroup("a", GATEWAY)],
+    ),
+    "below the quorum nobody is cut": (
+        want(groupSize=3, **QUORUM),
+        seen(group("a", "g r r", at=10.0)),
+        999.0,
+        [],
+    ),
+    "a sample that never ran keeps its group open": (
+        want(groupSize=3, parallelism=1, **QUORUM),
+        seen(group("a", "g g w", at=10.0)),
+        999.0,
+        [start("a", 2)],
+    ),
+    "staleness bounds the groups that are begun": (
+        want(staleness={"maxVersionsBehind": 1, "batchSize": 2}, parallelism=99),
+        seen(fresh="abcdef", begun=1),
+        0.0,
+        [start("a"), start("b"), start("c")],
+    ),
+    "a new policy version admits more": (
+        want(staleness={"maxVersionsBehind": 0, "batchSize": 2}, parallelism=99),
+        seen(fresh="abc", begun=2, policy_version=1),
+        0.0,
+        [start("a"), start("b")],
+    ),
+    "a wake-up that is planned is not planned again": (
+        want(),
+        seen(group("a", "i"), wake_at=1.0),
+        0.5,
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize(("wanted", "observed", "now", "actions"), CASES.values(), ids=CASES)
+def test_plan_job(wanted: JobWant, observed: JobObserved, now: float, actions: list[Action]) -> None:
+    assert [one for one in plan_job(wanted, observed, now) if not isinstance(one, WriteStatus)] == actions
+
+
+CONDITIONS: dict[str, tuple[JobWant, JobObserved, float, set[JobCondition]]] = {
+    "a job at work is ready and progressing": (
+        want(),
+        seen(group("a", "r")),
+        0.0,
+        {JobCondition.READY, JobCondition.PROGRESSING},
+    ),
+    "without gateways it is not ready": (
+        want(),
+        seen(fresh="a", gateways={}),
+        0.0,
+        {JobCondition.PROGRESSING},
+    ),
+    "a suspended one does not progress": (
+        want(suspend=True),
+        seen(fresh="a"),
+        0.0,
+        {JobCondition.READY, JobCondition.SUSPENDED},
+    ),
+    "a drained one does not progress": (want(), seen(fresh="a", draining=True), 0.0, {JobCondition.READY}),
+    "it is complete when everything ended": (
+        want(),
+        seen(tally=Tally(ended=1), total=1),
+        0.0,
+        {JobCondition.READY, JobCondition.COMPLETE},
+    ),
+    "a group that waits for its word is not the end": (
+        want(),
+        seen(group("a", "I")),
+        0.0,
+        {JobCondition.READY, JobCondition.PROGRESSING},
+    ),
+    "it failed when the deadline cut it": (
+        want(activeDeadlineSeconds=5),
+        seen(group("a", "u", closed=True), fresh="b"),
+        9.0,
+        {JobCondition.READY, JobCondition.FAILED},
+    ),
+    "not before the last one stopped": (
+        want(activeDeadlineSeconds=5),
+        seen(group("a", "x"), fresh="b"),
+        9.0,
+        {JobCondition.READY, JobCondition.PROGRESSING},
+    ),
+}
+
+
+@pytest.mark.parametrize(("wanted", "observed", "now", "true"), CONDITIONS.values(), ids=CONDITIONS)
+def test_conditions(wanted: JobWant, observed: JobObserved, now: float, true: set[JobCondition]) -> None:
+    (status,) = [one.status for one in plan_job(wanted, observed, now) if isinstance(one, WriteStatus)]
+    assert {one.type for one in status.conditions if one.status is ConditionStatus.TRUE} == {
+        one.value for one in true
+    }
+    assert [one.type for one in status.conditions] == [one.value for one in JobCondition]
+
+
+def status_of(observed: JobObserved, now: float = 0.0, **fields: Any) -> Any:
+    return job_status(want(**fields), observed, now, late=False)
+
+
+def test_counts_are_of_samples_and_attempts() -> None:
+    status = status_of(
+        seen(
+            group("a", "g c p"),
+            group("b", "r i1 I3"),
+            tally=Tally(ended=30, failed=4, retries=2),
+            total=60,
+            committed=9,
+        ),
+        groupSize=3,
+    )
+    assert (status.sessions, status.running, status.committed) == (60, 1, 9)
+    assert status.ended == 30 + 3 + 1
+    assert status.failed == 4 + 2 + 1
+    assert status.retries == 2 + 1 + 3
+
+
+def test_a_status_that_did_not_change_is_not_written_again() -> None:
+    observed = seen(group("a", "r"), fresh="b")
+    (written,) = [one.status for one in plan_job(want(parallelism=1), observed, 5.0)]  # type: ignore[union-attr]
+    later = seen(group("a", "r"), fresh="b", status=written)
+    assert plan_job(want(parallelism=1), later, 500.0) == []
+
+
+def test_a_condition_keeps_the_time_since_when_it_holds() -> None:
+    first = status_of(seen(group("a", "r")), 0.0)
+    second = status_of(seen(group("a", "r"), status=first, gateways={}), 60.0)
+    times = {one.type: one.last_transition_time for one in second.conditions}
+    assert times["Progressing"] == "1970-01-01T00:00:00Z"
+    assert times["Ready"] == "1970-01-01T00:01:00Z"
+    assert second.start_time == "1970-01-01T00:00:00Z"
+
+
+def test_a_job_that_is_over_starts_nothing_and_still_counts_commits() -> None:
+    done = status_of(seen(tally=Tally(ended=2), total=2))
+    assert is_over(done, JobCondition.COMPLETE)
+    assert plan_job(want(), seen(tally=Tally(ended=2), total=2, status=done), 1.0) == []
+    more = seen(fresh="z", tally=Tally(ended=2), total=2, committed=2, status=done)
+    (action,) = plan_job(want(), more, 1.0)
+    assert isinstance(action, WriteStatus)
+    assert action.status.committed == 2
+    assert is_over(action.status, JobCondition.COMPLETE)

@@ -1,0 +1,319 @@
+"""One attempt from its opening to its end: a row is a situation, its name what must hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sandgate.contract.errors import FailureClass, FailureReason
+from sandgate.contract.job import RolloutJobSpec
+from sandgate.contract.session import SessionOutcome
+from sandgate.operator.plan.actions import (
+    Action,
+    Exit,
+    Forget,
+    LookSession,
+    SealSession,
+    SessionObserved,
+    StartAttempt,
+    StartVerifier,
+    Stop,
+    StopAttempt,
+    StopVerifier,
+    WakeAt,
+)
+from sandgate.operator.plan.session import plan_session
+from tests.operator.plans import left, ref, running, said, session, spec
+
+R = FailureReason
+VERIFIER = {"reward": {"source": "verifier", "verifier": {"container": {"image": "v"}, "seconds": 50}}}
+AGENT = {"reward": {"source": "agent", "discount": 0.5}}
+TRAINER = {"reward": {"source": "trainer"}}
+COMPLETE = {"agent__completion": "Complete"}
+
+
+def ended(code: int | None = 0, at: float = 20.0, **more: Any) -> Exit:
+    return Exit(at=at, code=code, **more)
+
+
+def after(end: Exit, summary: Any = None, **more: Any) -> SessionObserved:
+    """The agent ended, and the gateway was asked since."""
+    return session(sandbox=running(1.0, end), summary=summary or said(turns=2), looked_at=end.at, **more)
+
+
+def seal(reason: FailureReason | None = None, detail: str = "", **more: Any) -> list[Action]:
+    return [SealSession(ref(), SessionOutcome(failure_reason=reason, detail=detail, **more))]
+
+
+def scored(
+    code: int | None, well: bool, reason: FailureReason | None = None, detail: str = ""
+) -> list[Action]:
+    """By exit code."""
+    return seal(reason, detail, reward=float(well), reward_info={"exit_code": code})
+
+
+Case = tuple[RolloutJobSpec, SessionObserved, float, list[Action]]
+STEPS: dict[str, Case] = {
+    "an open session is started": (spec(), session(), 0.0, [StartAttempt(ref())]),
+    "one that starts is waited for": (spec(), session(sandbox=running(None)), 5.0, [WakeAt(10)]),
+    "once is enough": (spec(), session(sandbox=running(None), wake_at=10), 5.0, []),
+    "one that does not start in time is stopped": (
+        spec(),
+        session(sandbox=running(None)),
+        10.0,
+        [StopAttempt(ref(), Stop(R.START_TIMEOUT, "not started within startSeconds 10"))],
+    ),
+    "one that runs is waited for": (spec(), session(sandbox=running(3.0)), 5.0, [WakeAt(103.0)]),
+    "one that runs too long is stopped": (
+        spec(),
+        session(sandbox=running(3.0)),
+        103.0,
+        [StopAttempt(ref(), Stop(R.SESSION_TIMEOUT, "still running after sessionSeconds 100"))],
+    ),
+    "one that is being stopped is left to it": (
+        spec(),
+        session(sandbox=running(3.0), stop=Stop(R.SESSION_TIMEOUT)),
+        999.0,
+        [],
+    ),
+    "an end is looked into before it is judged": (
+        spec(),
+        session(sandbox=running(1.0, ended(at=20.0)), summary=said(), looked_at=19.0),
+        20.0,
+        [LookSession(ref())],
+    ),
+    "with /complete as the end, the sandbox is stopped then": (
+        spec(**COMPLETE),
+        session(sandbox=running(1.0), summary=said("complete")),
+        5.0,
+        [StopAttempt(ref(), Stop(None))],
+    ),
+    "with exit as the end, /complete stops nothing": (
+        spec(),
+        session(sandbox=running(1.0), summary=said("complete")),
+        5.0,
+        [WakeAt(101.0)],
+    ),
+    "aborted at the gateway, its sandbox is stopped": (
+        spec(),
+        session(sandbox=running(1.0), summary=said("aborted")),
+        5.0,
+        [StopAttempt(ref(), Stop(R.ABORTED, "aborted at the gateway"))],
+    ),
+    "and then forgotten": (spec(), after(ended(), said("aborted")), 30.0, [Forget(ref())]),
+    "a session of another life is sealed as lost": (
+        spec(),
+        session(lost=True, summary=said()),
+        0.0,
+        seal(R.DRIVER_LOST, "its driver died while it ran"),
+    ),
+    "one told to stop before it began is sealed": (
+        spec(),
+        session(stop=Stop(R.ABORTED, "suspended")),
+        0.0,
+        seal(R.ABORTED, "suspended"),
+    ),
+    "a sealed one is kept until it is committed": (spec(), after(ended(), said("finalized")), 30.0, []),
+    "then it is forgotten": (
+        spec(),
+        after(ended(), said("finalized"), committed=True),
+        30.0,
+        [Forget(ref())],
+    ),
+    "an infra failure has nothing to commit": (
+        spec(),
+        after(ended(), said("finalized", failure_class="infra")),
+        30.0,
+        [Forget(ref())],
+    ),
+    "a verifier runs after the agent": (spec(**VERIFIER), after(ended()), 20.0, [StartVerifier(ref())]),
+    "also after one that crashed": (spec(**VERIFIER), after(ended(1)), 20.0, [StartVerifier(ref())]),
+    "not after an infra failure": (
+        spec(**VERIFIER),
+        after(ended(None, reason=R.OOM_KILLED, detail="too much")),
+        20.0,
+        seal(R.OOM_KILLED, "too much"),
+    ),
+    "a verifier is waited for": (
+        spec(**VERIFIER),
+        after(ended(), verifier=running(25.0)),
+        30.0,
+        [WakeAt(75.0)],
+    ),
+    "a slow one is stopped": (
+        spec(**VERIFIER),
+        after(ended(), verifier=running(25.0)),
+        75.0,
+        [StopVerifier(ref())],
+    ),
+    "its message is the reward": (
+        spec(**VERIFIER),
+        after(
+            ended(), verifier=running(25.0, ended(at=26.0, message=left(reward=0.5, reward_info={"a": 1})))
+        ),
+        26.0,
+        seal(reward=0.5, reward_info={"a": 1}),
+    ),
+    "without a message, the gateway is asked what it posted": (
+        spec(**VERIFIER),
+        after(ended(), verifier=running(25.0, ended(at=26.0))),
+        26.0,
+        [LookSession(ref())],
+    ),
+    "what it posted stands": (
+        spec(**VERIFIER),
+        after(ended(at=26.0), said(reward=0.5), verifier=running(25.0, ended(at=26.0))),
+        26.0,
+        seal(),
+    ),
+    "one that says nothing has failed, and the agent is not to blame": (
+        spec(**VERIFIER),
+        after(ended(at=26.0), verifier=running(25.0, ended(at=26.0))),
+        26.0,
+        seal(R.VERIFIER_FAILED, "verifier: it ended well but gave no reward"),
+    ),
+    "the word of one that crashed is not taken": (
+        spec(**VERIFIER),
+        after(ended(at=26.0), verifier=running(25.0, ended(1, at=26.0, message=left(reward=1.0)))),
+        26.0,
+        seal(R.VERIFIER_FAILED, "verifier: exit code 1"),
+    ),
+    "a crash keeps its reason beside the verdict": (
+        spec(**VERIFIER),
+        after(ended(1), verifier=running(25.0, ended(at=20.0, message=left(reward=0.5)))),
+        26.0,
+        seal(R.AGENT_EXIT, "exit code 1", reward=0.5, reward_info={}),
+    ),
+    "a remote agent is waited for": (spec(), session(remote=True), 5.0, [WakeAt(100.0)]),
+    "its /complete ends the session": (
+        spec(**TRAINER),
+        session(remote=True, summary=said("complete", turns=1), looked_at=7.0),
+        8.0,
+        seal(),
+    ),
+    "its time ends it too": (
+        spec(),
+        session(remote=True),
+        100.0,
+        [StopAttempt(ref(), Stop(R.SESSION_TIMEOUT, "not complete after sessionSeconds 100"))],
+    ),
+}
+
+
+@pytest.mark.parametrize(("wanted", "observed", "now", "actions"), STEPS.values(), ids=STEPS)
+def test_plan_session(
+    wanted: RolloutJobSpec, observed: SessionObserved, now: float, actions: list[Action]
+) -> None:
+    assert plan_session(wanted, observed, now) == actions
+
+
+ENDS: dict[str, tuple[RolloutJobSpec, SessionObserved, list[Action]]] = {
+    "exit 0 is a good end": (spec(), after(ended()), scored(0, True)),
+    "exit 1 is the agent's": (
+        spec(),
+        after(ended(1, detail="ValueError: x")),
+        scored(1, False, R.AGENT_EXIT, "exit code 1: ValueError: x"),
+    ),
+    "a signal is the agent's": (
+        spec(),
+        after(ended(None, signal=11)),
+        scored(None, False, R.AGENT_SIGNAL, "killed by signal 11"),
+    ),
+    "out of memory is the sandbox's": (
+        spec(),
+        after(ended(None, signal=9, reason=R.OOM_KILLED, detail="too much")),
+        seal(R.OOM_KILLED, "too much"),
+    ),
+    "a program that cannot be started is the sandbox's": (
+        spec(),
+        after(ended(None, reason=R.START_FAILED, detail="no such file")),
+        seal(R.START_FAILED, "no such file"),
+    ),
+    "a timeout is the policy's": (
+        spec(),
+        after(ended(None, signal=15), stop=Stop(R.SESSION_TIMEOUT, "too long")),
+        scored(None, False, R.SESSION_TIMEOUT, "too long"),
+    ),
+    "a timeout under a failing engine is the engine's": (
+        spec(),
+        after(ended(None, signal=15), said(engine_errors=2), stop=Stop(R.SESSION_TIMEOUT, "too long")),
+        seal(R.ENGINE_ERROR, "too long; the engine failed 2 calls of it"),
+    ),
+    "one that had completed only lingered": (
+        spec(),
+        after(ended(None, signal=15), said("complete", turns=1), stop=Stop(R.SESSION_TIMEOUT, "too long")),
+        scored(None, True),
+    ),
+    "the turn limit is the policy's, also if the agent dies of it": (
+        spec(),
+        after(ended(1), said(turns=3, limit_reached="turns")),
+        scored(1, False, R.TURN_LIMIT, "limit reached: turns"),
+    ),
+    "and if it takes it well": (
+        spec(),
+        after(ended(0), said(turns=3, limit_reached="totalTokens")),
+        scored(0, False, R.TOKEN_LIMIT, "limit reached: totalTokens"),
+    ),
+    "the window is the policy's": (
+        spec(),
+        after(ended(1), said(turns=3, limit_reached="context")),
+        scored(1, False, R.CONTEXT_EXCEEDED, "limit reached: context"),
+    ),
+    "a crash under a failing engine is the engine's": (
+        spec(),
+        after(ended(1), said(turns=3, engine_errors=1)),
+        seal(R.ENGINE_ERROR, "exit code 1; the engine failed 1 calls of it"),
+    ),
+    "an agent that hides that no turn got through is found out": (
+        spec(),
+        after(ended(0), said(turns=0, engine_errors=4)),
+        seal(R.ENGINE_ERROR, "no turn got through: the engine failed"),
+    ),
+    "an engine error that a retry mended is none": (
+        spec(),
+        after(ended(0), said(turns=2, engine_errors=1)),
+        scored(0, True),
+    ),
+    "exit without /complete is the agent's, where /complete is asked for": (
+        spec(**COMPLETE),
+        after(ended(0)),
+        scored(0, False, R.AGENT_EXIT, "exited without a POST to /complete"),
+    ),
+    "exit just after /complete is a good end": (
+        spec(**COMPLETE),
+        after(ended(0), said("complete", turns=1)),
+        scored(0, True),
+    ),
+    "stopped after /complete is a good end, however it died": (
+        spec(**COMPLETE),
+        after(ended(None, signal=9), said("complete", turns=1), stop=Stop(None)),
+        scored(None, True),
+    ),
+    "the agent's own word counts where the job says so": (
+        spec(**AGENT),
+        after(ended(message=left(reward=0.25, reward_info={"b": 2}))),
+        seal(reward=0.25, reward_info={"b": 2}, discount=0.5),
+    ),
+    "and only there": (spec(**TRAINER), after(ended(message=left(reward=0.25))), seal()),
+    "without a message, what it posted stands": (spec(**AGENT), after(ended()), seal()),
+    "an infra failure is never scored": (
+        spec(**AGENT),
+        after(ended(None, reason=R.OOM_KILLED, message=left(reward=1.0))),
+        seal(R.OOM_KILLED),
+    ),
+}
+
+
+@pytest.mark.parametrize(("wanted", "observed", "actions"), ENDS.values(), ids=ENDS)
+def test_how_a_session_ended(
+    wanted: RolloutJobSpec, observed: SessionObserved, actions: list[Action]
+) -> None:
+    assert plan_session(wanted, observed, 30.0) == actions
+
+
+def test_no_infra_failure_carries_a_reward() -> None:
+    sealed = [one for _, _, actions in ENDS.values() for one in actions if isinstance(one, SealSession)]
+    infra = [one.outcome for one in sealed if one.outcome.failure_class is FailureClass.INFRA]
+    assert len(infra) >= 5
+    assert all(one.reward is None and "reward" not in one.body() for one in infra)
