@@ -72,6 +72,13 @@ def test_the_end_of_a_long_prompt_gives_the_bridge_that_all_of_it_gives(name: st
 
 
 @pytest.mark.parametrize("name", EQUAL)
+def test_long_prompts_are_not_copied_for_a_bridge(name: str) -> None:
+    codec = family(name)
+    prompt = codec.render((user("word " * 5 * SUFFIX_IDS),), ())
+    assert 0 < len(codec._tail_of(prompt)) <= SUFFIX_IDS
+
+
+@pytest.mark.parametrize("name", EQUAL)
 def test_sampled_history_bridges_users_and_tools(name: str) -> None:
     codec = family(name)
     tools_too = ("a tool answer",) if codec.grammar else ()  # Gemma wants to see a call before an answer

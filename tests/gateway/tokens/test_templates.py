@@ -130,6 +130,24 @@ def test_with_history_template_a_bridge_is_what_the_template_makes_of_what_was_s
     assert prompt + response + bridge == codec.render((*before, told, *tail), tools)
 
 
+DROPS_THOUGHTS = ("trl/qwen3", "trl/glm4moe", "trl/qwen3_5_think", "trl/nemotron_3_nano", "axolotl/qwen3")
+
+
+@pytest.mark.parametrize("name", DROPS_THOUGHTS)
+def test_a_thought_before_the_last_turn_that_the_template_drops_later_is_a_rewrite(name: str) -> None:
+    """The last turn itself would render back: only the known conversation shows what happens to the earlier one."""
+    before = (user("Weather?"), assistant("", (call(1),), reasoning="I must look."), answer(1, "rain"))
+    tail = (user("Thanks."),)
+    for history, kept in (("template", False), ("sampled", True)):
+        codec = zoo()[name].codec(history)  # type: ignore[arg-type]
+        prompt = codec.render(before, TOOLS)
+        assert "I must look." in codec.decode(prompt)
+        assert "I must look." not in codec.decode(codec.render((*before, assistant("Rain."), *tail), TOOLS))
+        bridge = codec.bridge(prompt, codec.vocab.encode("Rain."), tail, TOOLS, closed=False)
+        assert (bridge != ForkReason.HISTORY_REWRITTEN_BY_TEMPLATE) is kept
+        assert isinstance(bridge, ForkReason) is not kept
+
+
 def elsewise(codec: TemplateCodec, said: str = "I look.") -> Ids:
     """A turn that no template rendered."""
     return codec.vocab.encode(said) + array("i", codec.stop_ids[:1])
