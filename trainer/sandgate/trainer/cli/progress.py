@@ -37,7 +37,7 @@ class Display(Protocol):
 
 
 def display(*, quiet: bool) -> Display:
-    """Bars if stderr is a terminal, lines if not; nothing but problems when `quiet`."""
+    """Bars if stderr is a terminal, lines if not; when `quiet`, only what a person must know."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     return Bars(console) if console.is_terminal and not quiet else Lines(console, quiet=quiet)
 
@@ -96,7 +96,7 @@ class Lines:
                 self._counts(event)
             return
         line = line_of(event)
-        if line is not None and (not self.quiet or isinstance(event, Problem)):
+        if line is not None and (not self.quiet or isinstance(event, Problem | Draining)):
             self.console.print(line, markup=False)
 
     def _counts(self, found: Counts) -> None:

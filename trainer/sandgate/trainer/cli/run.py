@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 DEFAULT_OUT = Path("out")
 """Below the current directory; each job has a folder of its own there."""
+ENGINE_S = 10.0
+"""How long an engine that should be up may take to answer."""
+ENGINE_POLL_S = 0.5
 
 
 def run(
@@ -57,7 +60,7 @@ def run(
     except Unavailable as error:  # it was asked rightly, and did not happen
         say.error_line(error)
         raise typer.Exit(say.NOT_DONE) from None
-    found = report(ran, folder, str(job.spec.model.tokenizer))
+    found = report(ran, folder, str(manifest.parent / job.spec.model.tokenizer))
     if json:
         say.as_json(found)
     else:
@@ -68,16 +71,24 @@ def run(
 
 @dataclass(slots=True)
 class Stops:
-    """How often Ctrl-C was pressed: once lets sessions end, twice aborts them."""
+    """What Ctrl-C does: while nothing runs yet it ends the run; then once lets sessions end, twice aborts them, and a
+    third time does not wait for anything."""
 
     count: int = 0
+    started: bool = False
+    """A session may run."""
 
-    def handler(self, stop: asyncio.Event, abort: asyncio.Event) -> Callable[[], None]:
+    def handler(
+        self, stop: asyncio.Event, abort: asyncio.Event, task: asyncio.Future[Any]
+    ) -> Callable[[], None]:
         """For the loop's signal handlers."""
 
         def pressed() -> None:
             self.count += 1
-            (stop if self.count == 1 else abort).set()
+            if not self.started or self.count > 2:
+                task.cancel()
+            else:
+                (stop if self.count == 1 else abort).set()
 
         return pressed
 
@@ -94,33 +105,60 @@ class Ran:
 async def _run(
     job: RolloutJob, base: Path, out: Path, engine_url: str | None, shown: Display, stops: Stops
 ) -> Ran:
-    from sandgate.operator.drivers.local import Counts, run_local
+    from sandgate.operator.drivers.local import Counts, SessionStarted, run_local
     from sandgate.trainer.export.arrow import merge_parquet, write_parquet
 
     last: Counts | None = None
 
     def tell(event: Event) -> None:
         nonlocal last
+        stops.started = stops.started or isinstance(event, SessionStarted)
         if isinstance(event, Counts):
             last = event
         shown.tell(event)
 
+    await answering([engine_url] if engine_url else list(job.spec.engine.endpoints or ()))
     stop, abort = asyncio.Event(), asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stops.handler(stop, abort))
-    result = await run_local(
-        job,
-        manifest_dir=base,
-        out=out,
-        write_groups=write_parquet,
-        merge=merge_parquet,
-        engine_url=engine_url,
-        progress=tell,
-        stop=stop,
-        abort=abort,
+    running = asyncio.ensure_future(
+        run_local(
+            job,
+            manifest_dir=base,
+            out=out,
+            write_groups=write_parquet,
+            merge=merge_parquet,
+            engine_url=engine_url,
+            progress=tell,
+            stop=stop,
+            abort=abort,
+        )
     )
-    return Ran(result, last)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stops.handler(stop, abort, running))
+    try:
+        return Ran(await running, last)
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+async def answering(urls: list[str]) -> None:
+    """One of the engines that should be up answers within ENGINE_S. Raises Unavailable: a typing error in a URL is told
+    now, not after the gateway's long patience with engines that restart."""
+    if not urls:
+        return
+    import httpx
+
+    why = ""
+    async with httpx.AsyncClient(timeout=ENGINE_S, trust_env=False) as http:
+        end = asyncio.get_running_loop().time() + ENGINE_S
+        while asyncio.get_running_loop().time() < end:
+            for url in urls:
+                try:
+                    await http.get(f"{url.rstrip('/')}/health")
+                    return
+                except (httpx.HTTPError, httpx.InvalidURL) as error:
+                    why = f"{url}: {error}"
+            await asyncio.sleep(ENGINE_POLL_S)
+    raise Unavailable(f"no engine answers: {why}")
 
 
 def report(ran: Ran, out: Path, model: str) -> dict[str, Json]:
@@ -144,7 +182,7 @@ def report(ran: Ran, out: Path, model: str) -> dict[str, Json]:
         "tokens_per_s": round(sampled / result.seconds, 1) if result.seconds else None,
         "problems": list(result.problems),
         "out": str(out),
-        "trajectories_file": str(result.trajectories) if result.trajectories else None,
+        "trajectories_file": str(out / outdir.TRAJECTORIES) if result.trajectories else None,
         "model": model,
     }
 
