@@ -12,6 +12,7 @@ Hermes tool parser. Tests share it: leave it running (not paused) and with the w
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -126,10 +127,11 @@ def _start(config: pytest.Config) -> Vllm:
     url = f"http://127.0.0.1:{port}"
     end = time.monotonic() + START_S
     while not _up(url):
-        if process.poll() is not None or time.monotonic() > end:
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it should not end: this is the pause between two looks
+            process.wait(0.2)
+        if process.returncode is not None or time.monotonic() > end:
             log.seek(0)
             pytest.fail(f"vLLM did not start; its last words:\n{log.read()[-3000:]}")
-        time.sleep(0.2)
     return Vllm(url, "shop", MODEL)
 
 
