@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ async def test_a_job_runs_to_its_end_and_says_what_it_gave(tmp_path: Path) -> No
     async with lab(tmp_path, lambda ids, number: "yes" if number % 2 else "no") as here:
         done = await here.run()
         assert done.code == 0, done.stderr
+        assert measured(done.stdout) == measured(page_example())
         told = dict(line.split(None, 1) for line in done.stdout.splitlines()[1:])
         assert told["state"].strip() == "complete"
         assert told["sessions"].strip() == "4 in 2 groups"
@@ -48,6 +50,18 @@ async def test_a_job_that_is_done_is_not_run_again(tmp_path: Path) -> None:
     assert found["complete"] is True
     assert (found["sessions"], found["trajectories"], found["reward_mean"]) == (4, 4, 1.0)
     assert first.stderr == again.stderr == "", "--json is quiet"
+
+
+def page_example() -> str:
+    """What docs/cli.md shows for `sandgate run`, without the command."""
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text("utf-8")
+    return page.split("$ sandgate run ", 1)[1].split("```", 1)[0].split("\n", 1)[1]
+
+
+def measured(shown: str) -> list[str]:
+    """Its lines, but for the rate: that is this machine's."""
+    lines = [line.rstrip() for line in shown.splitlines()]
+    return [re.sub(r"[\d.,]+ tokens/s, [\d.]+ s", "N tokens/s, N s", line) for line in lines]
 
 
 async def said(process: asyncio.subprocess.Process, word: str) -> None:
