@@ -16,17 +16,21 @@ def frames_kept(index: bytes) -> int:
 
 
 def lost_commits(log: bytes, kept: int) -> int:
-    """Transactions of the log's newest generation that end after its first `kept` frames: written, and not accepted.
+    """Transactions of the log's newest generation that end after its first `kept` frames: once synced, now damaged.
 
-    At least as many records are gone. What was cut off with the file's end leaves no trace.
+    At least as many records are gone. The very last one does not count: a process that is killed while it writes
+    leaves it just so, and nobody was told. What was cut off with the file's end leaves no trace.
     """
     if len(log) < HEADER_BYTES:
         return 0
     page, salt = struct.unpack_from(">I4x8s", log, 8)
-    lost, frame = 0, FRAME_HEADER_BYTES + page
+    frame = FRAME_HEADER_BYTES + page
+    commits = frames = last_commit = 0
     for at in range(HEADER_BYTES + kept * frame, len(log) - FRAME_HEADER_BYTES + 1, frame):
         pages_after_commit, seen = struct.unpack_from(">4xI8s", log, at)
         if seen != salt:  # from here on an older generation
             break
-        lost += pages_after_commit != 0
-    return lost
+        frames += 1
+        if pages_after_commit:
+            commits, last_commit = commits + 1, frames
+    return commits - (commits > 0 and last_commit == frames)
