@@ -1,0 +1,206 @@
+"""What an agent may ask of an answer: choices, logprobs, stops, forced tools, formats; and whose sampling wins."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from array import array
+from typing import Any
+
+import openai
+import pytest
+
+from sandgate.gateway.engine.scripted import Fault, Reply
+from tests.support.gateway import BUY, Running, call_text, codec, events, gateway, ids
+
+HI: Any = [{"role": "user", "content": "hi"}]
+SELL: Any = {
+    "type": "function",
+    "function": {"name": "sell", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+@pytest.fixture
+async def g() -> Any:
+    async with gateway(lambda prompt, number: ["kiwi", "lime", "plum"][number % 3]) as running:
+        yield running
+
+
+async def test_n_choices_are_n_siblings(g: Running) -> None:
+    agent = await g.session()
+    answer = await agent.openai().chat.completions.create(model="shop", messages=HI, n=3)
+    assert [choice.message.content for choice in answer.choices] == ["kiwi", "lime", "plum"]
+    turns = await g.tree(agent)
+    assert [turn["parent"] for turn in turns] == [None] * 3
+    assert [turn["fork"] for turn in turns] == [None, "retry_resampled", "retry_resampled"]
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == sum(turn["sampled_tokens"] for turn in turns)
+    assert len(await g.finalize(agent)) == 3
+
+
+async def test_one_choice_that_fails_fails_them_all_and_commits_none() -> None:
+    broken = Reply("x", fault=Fault("status", status=400))
+    async with gateway(["kiwi", broken, "plum"]) as g:
+        agent = await g.session()
+        assert (await agent.post("hi", n=3)).status_code >= 400
+        assert await g.tree(agent) == []
+        assert g.engine.player.running == 0
+        assert g.core.turns.load.in_flight == 0
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["json", "sse"])
+async def test_logprobs_and_their_alternatives_are_the_engines(g: Running, stream: bool) -> None:
+    agent = await g.session()
+    answer = await agent.post("hi", logprobs=True, top_logprobs=3, stream=stream)
+    (turn,) = await g.tree(agent)
+    if stream:
+        parts = [event["choices"][0]["logprobs"] for event in events(answer.content) if event["choices"]]
+        content = [entry for part in parts if part for entry in part["content"]]
+    else:
+        content = answer.json()["choices"][0]["logprobs"]["content"]
+    assert [entry["logprob"] for entry in content] == pytest.approx(turn["logprobs"])
+    sampled = turn["spans"][1]["ids"]
+    assert "".join(entry["token"] for entry in content) == codec().decode(_ids(sampled))
+    for entry, token in zip(content, sampled, strict=True):
+        assert len(entry["top_logprobs"]) == 3
+        own = [other for other in entry["top_logprobs"] if other["token"] == codec().decode(_ids([token]))]
+        assert any(math.isclose(other["logprob"], entry["logprob"], rel_tol=1e-6) for other in own)
+
+
+def _ids(values: list[int]) -> Any:
+    return array("i", values)
+
+
+async def test_a_stop_string_ends_the_text_and_is_not_in_it() -> None:
+    async with gateway(["one two STOP three"]) as g:
+        agent = await g.session()
+        answer = await agent.openai().chat.completions.create(model="shop", messages=HI, stop=["STOP"])
+        assert (answer.choices[0].message.content or "").rstrip() == "one two"
+        assert answer.choices[0].finish_reason == "stop"
+        (turn,) = await g.tree(agent)
+        assert turn["stop_reason"] == "STOP"
+        sampled = codec().decode(_ids(turn["spans"][1]["ids"]))
+        assert "STOP" in sampled, "what was sampled is kept whole"
+        assert turn["sampling"]["stop"] == ["STOP"]
+
+
+CHOICES: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "required": ({"tools": [BUY, SELL], "tool_choice": "required"}, {"buy", "sell"}),
+    "named": (
+        {"tools": [BUY, SELL], "tool_choice": {"type": "function", "function": {"name": "sell"}}},
+        {"sell"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CHOICES)
+async def test_a_forced_tool_choice_constrains_the_engine(case: str) -> None:
+    body, names = CHOICES[case]
+    async with gateway([call_text(min(names))]) as g:
+        agent = await g.session()
+        answer = await agent.openai().chat.completions.create(model="shop", messages=HI, **body)
+        assert answer.choices[0].finish_reason == "tool_calls"
+        (prompt,) = g.engine.prompts
+        grammar = str(prompt.constraint).replace("\\", "")
+        assert {name for name in ("buy", "sell") if f'"{name}"' in grammar} == names
+
+
+@pytest.mark.parametrize("choice", ["auto", "none", None])
+async def test_an_unforced_tool_choice_leaves_the_engine_free(g: Running, choice: str | None) -> None:
+    agent = await g.session()
+    await agent.ask("hi", tools=[BUY], **({"tool_choice": choice} if choice else {}))
+    assert [prompt.constraint for prompt in g.engine.prompts] == [None]
+
+
+FORMATS: dict[str, tuple[dict[str, Any], Any]] = {
+    "text": ({"type": "text"}, None),
+    "json_object": ({"type": "json_object"}, {"json_object": True}),
+    "json_schema": (
+        {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}},
+        {"json": {"type": "object"}},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FORMATS)
+async def test_a_response_format_is_the_engines_grammar(g: Running, case: str) -> None:
+    asked, constraint = FORMATS[case]
+    agent = await g.session()
+    await agent.ask("hi", response_format=asked)
+    assert [prompt.constraint for prompt in g.engine.prompts] == [constraint]
+
+
+async def test_an_answer_cut_at_max_tokens_says_length(g: Running) -> None:
+    agent = await g.session()
+    answer = await agent.openai().chat.completions.create(model="shop", messages=HI, max_tokens=1)
+    assert answer.choices[0].finish_reason == "length"
+    (turn,) = await g.tree(agent)
+    assert turn["spans"][1]["ids"] == ids("kiwi")[:1]
+
+
+SAMPLING: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "nobody says anything": ({}, {}, {}, {"temperature": 1.0, "top_p": 1.0}),
+    "the agent says": ({}, {}, {"temperature": 0.5}, {"temperature": 0.5, "top_p": 1.0}),
+    "the job fills what the agent leaves open": (
+        {"temperature": 0.7, "top_k": 20},
+        {},
+        {"temperature": 0.5},
+        {"temperature": 0.5, "top_p": 1.0, "top_k": 20},
+    ),
+    "the session's own beats the job's": (
+        {"temperature": 0.7},
+        {"temperature": 0.9},
+        {},
+        {"temperature": 0.9, "top_p": 1.0},
+    ),
+    "override: the job's, and nothing of the agent's": (
+        {"temperature": 0.7, "override": True},
+        {},
+        {"temperature": 0.0, "top_p": 0.1, "seed": 5},
+        {"temperature": 0.7, "top_p": 1.0},
+    ),
+    "override by the session": (
+        {},
+        {"temperature": 1.0, "override": True},
+        {"temperature": 0.0, "top_p": 0.1},
+        {"temperature": 1.0, "top_p": 1.0},
+    ),
+    "override: the agent's length stays where the job has none": (
+        {"override": True},
+        {},
+        {"max_tokens": 7, "temperature": 0.3},
+        {"temperature": 1.0, "top_p": 1.0, "max_tokens": 7},
+    ),
+    "manifests say maxTokens": ({}, {"maxTokens": 9, "override": True}, {"max_tokens": 7}, {"max_tokens": 9}),
+}
+
+
+@pytest.mark.parametrize("case", SAMPLING)
+async def test_whose_sampling_wins(case: str) -> None:
+    job, session, agents, want = SAMPLING[case]
+    async with gateway(lambda prompt, number: "x", sampling=job) as g:
+        agent = await g.session(sampling=session)
+        await agent.ask("hi", **agents)
+        (prompt,) = g.engine.prompts
+        (turn,) = await g.tree(agent)
+        for name, value in want.items():
+            told = prompt.max_tokens if name == "max_tokens" else getattr(prompt.sampling, name)
+            assert told == value, name
+            assert turn["sampling"][name] == value, f"{name} is recorded"
+        unsaid = {"top_k", "min_p", "seed", "presence_penalty", "frequency_penalty"} - want.keys()
+        assert all(getattr(prompt.sampling, name) is None for name in unsaid)
+
+
+async def test_the_sync_sdk_works_too() -> None:
+    async with gateway(["kiwi"]) as g:
+        agent = await g.session()
+
+        def ask() -> str | None:
+            with openai.OpenAI(
+                base_url=agent.handle["base_url"],
+                api_key=agent.handle["api_key"],
+                http_client=openai.DefaultHttpxClient(verify=False),
+            ) as sdk:
+                return sdk.chat.completions.create(model="shop", messages=HI).choices[0].message.content
+
+        assert await asyncio.to_thread(ask) == "kiwi"
