@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sandgate.trainer.pytest_plugin import sandgate_gateway as sandgate_gateway
 from tests.support.vllm import vllm as vllm
 from tests.trainer.runs import FORKED, LINEAR, write_run
 

@@ -12,11 +12,9 @@ from typer.testing import CliRunner
 
 from sandgate.contract.errors import NotFound, Unavailable
 from sandgate.gateway.tokens.load import load_codec, read_checkpoint
-from sandgate.trainer import pytest_plugin, tinymodel
+from sandgate.trainer import tinymodel
 from sandgate.trainer.cli import app
 from sandgate.trainer.testing import RunningGateway, gateway
-
-pytest_plugins = [pytest_plugin.__name__]
 
 TEXTS = [
     "",
