@@ -33,7 +33,7 @@ FORBIDDEN = re.compile(
 )
 """Paths of one machine, hosts of package registries, secrets."""
 
-MAY_SLEEP = ("tests/support/waiting.py", "tests/bench/")
+MAY_SLEEP = ("tests/support/waiting.py", "tests/bench/", "tests/simulation/")
 SLEEPS = {"time.sleep", "asyncio.sleep", "anyio.sleep", "sleep"}
 
 
@@ -100,7 +100,8 @@ def sleeps(path: Path) -> Iterator[str]:
 
 
 def test_tests_do_not_sleep() -> None:
-    """They wait for what they wait for: tests/support/waiting.py. `asyncio.sleep(0)` only yields, and is fine."""
+    """They wait for what they wait for: tests/support/waiting.py. `asyncio.sleep(0)` only yields, and is fine; the
+    simulation sleeps in virtual time."""
     paths = [p for p in python_below("tests") if not str(p.relative_to(ROOT)).startswith(MAY_SLEEP)]
     found = [line for path in paths for line in sleeps(path)]
     assert not found, "\n".join(found)
@@ -118,6 +119,11 @@ def test_no_module_is_dead() -> None:
     }
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["scripts"].values()
     started |= {target.split(":")[0].removeprefix("sandgate.") for target in scripts}
+    started |= {  # by a command line: `python -c "from sandgate.x import main"`
+        name
+        for module in modules()
+        for name in re.findall(r"from sandgate\.([\w.]+) import main", module.path.read_text("utf-8"))
+    }
     packages = {module.name for module in modules() if module.path.name == "__init__.py"}
     dead = module_names() - used - started - packages
     assert not dead, f"imported from nowhere, not even from a test: {sorted(dead)}"

@@ -11,13 +11,23 @@ SHELL = (
     "gateway.__main__",
     "gateway.config",
     "gateway.client",
+    "gateway.offline",
+    "gateway.core",
     "gateway.calls",
+    "gateway.prompts",
     "gateway.turn",
     "gateway.sessions",
     "gateway.metrics",
     "gateway.web.*",
     "gateway.engine.vllm",
+    "gateway.engine.transport",
+    "gateway.engine.health",
+    "gateway.engine.facts",
+    "gateway.engine.control",
+    "gateway.engine.script",
     "gateway.engine.scripted",
+    "gateway.engine.scripted_server",
+    "gateway.tokens.load",
     "gateway.journal.sqlite",
     "gateway.journal.postgres",
     "operator.observe",
@@ -50,7 +60,7 @@ IMPURE_CALLS = frozenset(
 )
 
 FRONT_DOORS = {
-    "gateway": ("gateway.client",),
+    "gateway": ("gateway.client", "gateway.offline"),
     "sandbox": ("sandbox.pod", "sandbox.agents", "sandbox.process"),
     "operator": ("operator.reconcile", "operator.drivers.local"),
     "contract": ("contract", "contract.*"),
@@ -58,7 +68,13 @@ FRONT_DOORS = {
 """Room -> the modules that other rooms may import."""
 
 SIDE_DOORS = {
-    "trainer.testing": ("gateway.app", "gateway.config", "gateway.engine.scripted"),
+    "trainer.testing": (
+        "gateway.app",
+        "gateway.config",
+        "gateway.engine.scripted",
+        "gateway.engine.scripted_server",
+    ),
+    "trainer.doctor.*": ("gateway.tokens.load", "gateway.tokens.api", "gateway.conversation.messages"),
     "trainer.cli": ("gateway.app", "gateway.config", "gateway.engine.scripted", "operator.handlers"),
     "trainer.cli.*": ("gateway.app", "gateway.config", "gateway.engine.scripted", "operator.handlers"),
 }
@@ -66,7 +82,12 @@ SIDE_DOORS = {
 
 HOMES = {
     "kopf": ("operator.handlers",),
-    "aiohttp": ("gateway.web.*", "gateway.client", "gateway.engine.vllm", "operator.kube"),
+    "aiohttp": (
+        "gateway.client",
+        "gateway.engine.transport",
+        "gateway.engine.scripted_server",
+        "operator.kube",
+    ),
     "fastapi": ("gateway.web.*", "gateway.app"),
     "starlette": ("gateway.web.*", "gateway.app"),
     "uvicorn": ("gateway.web.*", "gateway.app"),
@@ -85,5 +106,5 @@ HOMES = {
 }
 """Third party -> the only modules that know it."""
 
-FRAMEWORKS = frozenset({"torch", "verl", "ray", "tensordict", "transfer_queue", "transformers"})
+FRAMEWORKS = frozenset({"torch", "verl", "ray", "tensordict", "transfer_queue", "transformers", "pytest"})
 """What a user brings along; imported inside the function that needs it, and so in no extra."""

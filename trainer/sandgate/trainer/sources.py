@@ -59,12 +59,12 @@ class Stored:
     tokenizer: str = ""
 
     def sessions(self, job: str) -> Iterator[dict[str, Json]]:
-        from sandgate.trainer import offline  # loads the gateway; asking one over HTTP does not need it
+        from sandgate.gateway import offline  # loads the gateway; asking one over HTTP does not need it
 
         return offline.sessions(self.out, job)
 
     def tree(self, session_id: str, *, text: bool) -> Tree:
-        from sandgate.trainer import offline
+        from sandgate.gateway import offline
 
         return offline.tree(self.out, session_id, text=text, tokenizer=self.tokenizer)
 
