@@ -28,7 +28,7 @@ from sandgate.gateway.web.auth import Gate
 from sandgate.gateway.web.shapes import CloseGroup, Complete, Finalize, LeaseBody, RewardBody, SessionSpec
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Core:
     """Composed by app.py; the web layer knows nothing else."""
 

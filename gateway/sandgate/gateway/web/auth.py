@@ -31,9 +31,9 @@ def bearer(headers: RawHeaders) -> str:
 class Gate:
     """Verifies and mints with the job's secret."""
 
-    secret: bytes
+    secret: bytes = field(repr=False)
     now: Callable[[], float]
-    cache: dict[str, Key] = field(default_factory=dict)
+    cache: dict[str, Key] = field(default_factory=dict, repr=False)
 
     def key(self, headers: RawHeaders) -> Key:
         """What the caller's key says. Raises Unauthorized."""
