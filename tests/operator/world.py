@@ -128,7 +128,7 @@ class World:
             reason = FailureReason.OOM_KILLED if how == "oom" else FailureReason.START_FAILED
         if how in ("limit", "engine"):
             more = {"limit_reached": "turns"} if how == "limit" else {"engine_errors": 1}
-            self.sessions[name] = replace(self.sessions[name], **more)  # type: ignore[arg-type]
+            self.sessions[name] = replace(self.sessions[name], **more)
         self.sessions[name] = replace(self.sessions[name], turns=1)
         end = Exit(at=self.now, code=code, signal=None if code is not None else 9, reason=reason)
         self.store.sandbox(ref, Running(seen.asked_at, seen.started_at or self.now, end))

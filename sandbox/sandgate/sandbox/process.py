@@ -86,6 +86,7 @@ class Guard:
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", run, str(Path(__file__).resolve().parents[2])],
             stdin=subprocess.PIPE,
+            bufsize=0,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
             cwd="/",
@@ -102,15 +103,14 @@ class Guard:
 
     def _tell(self, line: str) -> None:
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # somebody killed the guard; nothing else depends on it
-            self._process.stdin.write(line.encode())
-            self._process.stdin.flush()
+        if not self._process.stdin.closed:
+            with suppress(BrokenPipeError):  # somebody killed the guard; nothing else depends on it
+                self._process.stdin.write(line.encode())
 
     def close(self) -> None:
         """The guard kills what is still registered, and ends."""
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):
-            self._process.stdin.close()
+        self._process.stdin.close()
         self._process.wait()
 
 
