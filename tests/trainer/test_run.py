@@ -33,6 +33,8 @@ async def test_a_job_runs_to_its_end_and_says_what_it_gave(tmp_path: Path) -> No
         assert told["model"].strip() == "model"
         assert "gateway ask-gateway-0 listens on" in done.stderr
         assert "4/4 sessions" in done.stderr
+        shown = CliRunner().invoke(app, ["show", "ask-q1-b979e0ce57e8-0-0", "--out", str(tmp_path / "out")])
+        assert re.search("«(yes|no)<.im_end.>»", shown.stdout), "text, without being told the tokenizer again"
     rows = list(read_parquet(tmp_path / "out" / "trajectories.parquet"))
     assert sorted((row.uid, row.sample_index) for row in rows) == [("q1", 0), ("q1", 1), ("q2", 0), ("q2", 1)]
     for row in rows:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
 from sandgate.contract.errors import NotFound
 from sandgate.contract.trajectory import Trajectory
+from sandgate.trainer.files import replacing
 
 TRAJECTORIES = "trajectories.parquet"
+ORIGIN = "origin.json"
+"""Written when the run begins."""
 GROUPS = "groups/[!.]*.parquet"
 """One file per group while the run goes on."""
 
@@ -33,3 +37,18 @@ def trajectories(out: Path) -> Iterator[Trajectory]:
     from sandgate.trainer.export.arrow import read_parquet  # loads Arrow
 
     return chain.from_iterable(map(read_parquet, trajectory_files(out)))
+
+
+def remember(out: Path, tokenizer: Path) -> None:
+    """Leave in `out` what later looks need and its journals do not say: the model folder."""
+    with replacing(out / ORIGIN) as file:
+        file.write_text(json.dumps({"tokenizer": str(tokenizer.resolve())}), "utf-8")
+
+
+def used_tokenizer(out: Path) -> str:
+    """The model folder that the run used, if it is known and still there; else empty."""
+    try:
+        folder = Path(json.loads((out / ORIGIN).read_text("utf-8"))["tokenizer"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    return str(folder) if (folder / "tokenizer.json").is_file() else ""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from sandgate.contract.errors import InvalidBody
 from sandgate.contract.trajectory import Json
+from sandgate.trainer import outdir
 from sandgate.trainer.trees import Tree
 
 if TYPE_CHECKING:
@@ -66,7 +67,8 @@ class Stored:
     def tree(self, session_id: str, *, text: bool) -> Tree:
         from sandgate.gateway import offline
 
-        return offline.tree(self.out, session_id, text=text, tokenizer=self.tokenizer)
+        tokenizer = self.tokenizer or outdir.used_tokenizer(self.out)
+        return offline.tree(self.out, session_id, text=text, tokenizer=tokenizer)
 
 
 def source(out: Path | None, url: str | None, key: str | None, tokenizer: str = "") -> Source:

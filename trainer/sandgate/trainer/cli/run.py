@@ -105,7 +105,7 @@ class Ran:
 async def _run(
     job: RolloutJob, base: Path, out: Path, engine_url: str | None, shown: Display, stops: Stops
 ) -> Ran:
-    from sandgate.operator.drivers.local import Counts, SessionStarted, run_local
+    from sandgate.operator.drivers.local import Counts, GatewayReady, SessionStarted, run_local
     from sandgate.trainer.export.arrow import merge_parquet, write_parquet
 
     last: Counts | None = None
@@ -115,6 +115,8 @@ async def _run(
         stops.started = stops.started or isinstance(event, SessionStarted)
         if isinstance(event, Counts):
             last = event
+        elif isinstance(event, GatewayReady):  # the folder is ours now
+            outdir.remember(out, base / job.spec.model.tokenizer)
         shown.tell(event)
 
     await answering([engine_url] if engine_url else list(job.spec.engine.endpoints or ()))
