@@ -1,0 +1,153 @@
+"""YAML as people write it: errors name file, line and field."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sandgate.contract.errors import BadManifest, Unsupported
+from sandgate.contract.job import Tasks
+from sandgate.contract.schema import decode
+from sandgate.operator.drivers.tasks import load_tasks
+from sandgate.operator.manifest import MANIFEST_BYTES_MAX, load_job, parse_job
+from tests.contract.manifests import GOOD
+
+TEXT = """\
+# a comment
+apiVersion: sandgate.dev/v1alpha1
+kind: RolloutJob
+metadata: {name: shop}
+spec:
+  model: {name: tiny, tokenizer: model}
+  engine:
+    endpoints:
+      - http://127.0.0.1:8000
+  tasks:
+    inline:
+      - uid: q1
+        prompt: buy 7 kiwi
+      - uid: q2
+        prompt: sell 2 tea
+  groupSize: 4
+  agent:
+    template:
+      spec:
+        containers:
+          - name: agent
+            command: [python, agent.py]
+"""
+
+
+def test_a_good_manifest_is_read() -> None:
+    assert parse_job(TEXT).spec.group_size == 4
+    assert parse_job(yaml.safe_dump(GOOD)).metadata.name == "shop"
+
+
+LINES = {
+    "a value": ("groupSize: 4", "groupSize: 0", "spec.groupSize: 0 is below 1", 16),
+    "in a list": ("uid: q2", "uid: 2", "spec.tasks.inline[1].uid: must be text", 14),
+    "a misspelt field": ("groupSize:", "groupsize:", "did you mean groupSize?", 16),
+    "a field that is missing is looked for in its parent": (
+        "name: tiny, ",
+        "",
+        "spec.model.name: is missing",
+        6,
+    ),
+    "in an embedded pod": ("[python, agent.py]", "[]", "containers[0].command: must not be empty", 22),
+    "twice": ("  groupSize: 4", "  groupSize: 4\n  groupSize: 5", "groupSize: stands there twice", 17),
+}
+
+
+@pytest.mark.parametrize(("good", "bad", "says", "line"), LINES.values(), ids=LINES)
+def test_errors_name_the_line(good: str, bad: str, says: str, line: int) -> None:
+    with pytest.raises(BadManifest) as refused:
+        parse_job(TEXT.replace(good, bad), "job.yaml")
+    assert says in str(refused.value)
+    assert str(refused.value).endswith(f"(job.yaml:{line})")
+
+
+NOT_ONE = {
+    "nothing": ("", "holds no objects of kind RolloutJob"),
+    "only a comment": ("# nothing\n", "holds no objects"),
+    "another kind": ("kind: Pod\n", "holds no objects"),
+    "two jobs": (TEXT + "---\n" + TEXT, "holds 2 objects"),
+    "no kind": ("a: 1\n", "kind: is missing"),
+    "a list": ("- a\n", "not a manifest"),
+    "a text": ("hello", "not a manifest"),
+    "not YAML": ("a: [1\n", "not YAML"),
+    "a tab": ("a:\n\tb: 1\n", "not YAML"),
+    "a Python object": ("kind: !!python/object:os.system {}\n", "not YAML"),
+    "a date that is none": ("kind: 2024-13-45\n", "cannot be read"),
+    "an alias of itself": ("kind: &a [*a]\n", "are aliases nested?"),
+    "a billion laughs": (
+        "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n"
+        + "".join(f"a{n + 1}: &a{n + 1} [{', '.join([f'*a{n}'] * 10)}]\n" for n in range(9)),
+        "are aliases nested?",
+    ),
+    "very deep": ("a: " + "[" * 3000 + "]" * 3000, "too deep"),
+}
+
+
+@pytest.mark.parametrize(("text", "says"), NOT_ONE.values(), ids=NOT_ONE)
+def test_what_is_not_one_job_is_refused(text: str, says: str) -> None:
+    with pytest.raises(BadManifest, match=says.replace("?", r"\?")):
+        parse_job(text, "job.yaml")
+
+
+def test_other_objects_may_stand_beside_the_job() -> None:
+    assert parse_job(f"kind: ConfigMap\n---\n{TEXT}---\n").metadata.name == "shop"
+
+
+def test_files_are_read_and_their_faults_told(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    with pytest.raises(BadManifest, match="No such file"):
+        load_job(path)
+    path.write_bytes(b"\xef\xbb\xbf" + TEXT.encode())
+    assert load_job(path).metadata.name == "shop"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(BadManifest, match="not UTF-8"):
+        load_job(path)
+    path.write_bytes(b"#" * (MANIFEST_BYTES_MAX + 1))
+    with pytest.raises(BadManifest, match="put the tasks into a file"):
+        load_job(path)
+
+
+def tasks(**block: object) -> Tasks:
+    return decode(Tasks, block, "spec.tasks")
+
+
+def test_tasks_are_read_from_lines(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text('{"uid": "a", "prompt": "x"}\n\n{"uid": "b", "data": {"n": 1}}\n')
+    assert [(task.uid, task.prompt, task.data) for task in load_tasks(tasks(file="t.jsonl"), tmp_path)] == [
+        ("a", "x", None),
+        ("b", "", {"n": 1}),
+    ]
+
+
+FILES = {
+    "not JSON": ('{"uid": "a"}\n{"uid"\n', r"t\.jsonl:2: not JSON"),
+    "no uid": ("{}\n", r"t\.jsonl:1: uid: is missing"),
+    "an unknown field": ('{"uid": "a", "promt": "x"}\n', "did you mean prompt"),
+    "the same uid twice": ('{"uid": "a"}\n{"uid": "a"}\n', "'a' stands there twice"),
+    "nothing": ("\n", "holds no task"),
+    "a list": ("[]\n", "must be an object"),
+    "not text": ("\udcff\n", "t.jsonl"),
+}
+
+
+@pytest.mark.parametrize(("text", "says"), FILES.values(), ids=FILES)
+def test_a_bad_task_file_is_refused_by_line(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "t.jsonl").write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(BadManifest, match=says):
+        load_tasks(tasks(file="t.jsonl"), tmp_path)
+
+
+def test_tasks_that_need_a_cluster_are_refused_without_one(tmp_path: Path) -> None:
+    with pytest.raises(Unsupported):
+        load_tasks(tasks(queue={}), tmp_path)
+    with pytest.raises(BadManifest, match="No such file"):
+        load_tasks(tasks(file="none.jsonl"), tmp_path)
+    with pytest.raises(BadManifest, match="twice"):
+        load_tasks(tasks(inline=[{"uid": "a"}, {"uid": "a"}]), tmp_path)

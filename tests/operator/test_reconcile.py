@@ -1,0 +1,211 @@
+"""The queue: one key at a time, nothing lost, failures again later, wake-ups in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from itertools import pairwise
+
+import pytest
+
+from sandgate.contract.errors import Unavailable
+from sandgate.operator import reconcile
+from sandgate.operator.plan.actions import Action, CloseGroup, WakeAt
+from sandgate.operator.reconcile import Reconciler
+
+DO = CloseGroup("a", "g")
+
+
+class Bench:
+    """Plans from a list per key; what was carried out, in order."""
+
+    def __init__(self, plan: Callable[[str], list[Action]] | None = None) -> None:
+        self.plans: dict[str, list[list[Action]]] = {}
+        self.done: list[tuple[str, Action]] = []
+        self.woken: list[str] = []
+        self.working: set[str] = set()
+        self.hold: dict[str, asyncio.Event] = {}
+        self.began, self.moved = asyncio.Event(), asyncio.Event()
+        self.fails: list[Exception] = []
+        self.reconciler = Reconciler(plan or self.plan, self.carry_out, woke=self.woke)
+
+    def plan(self, key: str) -> list[Action]:
+        left = self.plans.get(key, [])
+        return left.pop(0) if left else []
+
+    async def carry_out(self, key: str, action: Action) -> None:
+        assert key not in self.working, "two workers on one key"
+        self.working.add(key)
+        self.began.set()
+        try:
+            if key in self.hold:
+                await self.hold[key].wait()
+            else:
+                await asyncio.sleep(0)
+            if self.fails:
+                raise self.fails.pop(0)
+            self.done.append((key, action))
+        finally:
+            self.working.discard(key)
+            self.moved.set()
+
+    @asynccontextmanager
+    async def running(self, workers: int = 3) -> AsyncIterator[asyncio.Task[None]]:
+        task = asyncio.ensure_future(self.reconciler.run(workers))
+        yield task
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async def idle(self) -> None:
+        """Everything that needs no time has happened."""
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert self.reconciler.idle
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Looked at again after each action and wake-up."""
+        async with asyncio.timeout(5):
+            while not condition():
+                self.moved.clear()
+                await self.moved.wait()
+
+    def woke(self, key: str) -> None:
+        self.woken.append(key)
+        self.moved.set()
+
+
+async def test_many_touches_are_one_plan() -> None:
+    bench = Bench()
+    bench.plans = {"a": [[DO], [DO], [DO]]}
+    for _ in range(5):
+        bench.reconciler.touch("a")
+    async with bench.running():
+        await bench.idle()
+    assert bench.done == [("a", DO)]
+
+
+async def test_a_key_touched_while_it_is_worked_on_is_planned_again_after() -> None:
+    bench = Bench()
+    bench.plans = {"a": [[DO], [WakeAt(9e9)]]}
+    bench.hold["a"] = asyncio.Event()
+    bench.reconciler.touch("a")
+    async with bench.running():
+        await bench.began.wait()
+        bench.reconciler.touch("a")
+        bench.reconciler.touch("a")
+        await asyncio.sleep(0)
+        assert bench.done == []
+        bench.hold["a"].set()
+        await bench.idle()
+    assert bench.done == [("a", DO), ("a", WakeAt(9e9))]
+
+
+async def test_other_keys_do_not_wait_for_a_slow_one() -> None:
+    bench = Bench()
+    bench.plans = {"slow": [[DO]], "b": [[DO]], "c": [[DO]]}
+    bench.hold["slow"] = asyncio.Event()
+    async with bench.running():
+        bench.reconciler.touch("slow")
+        await bench.began.wait()
+        bench.reconciler.touch("b")
+        bench.reconciler.touch("c")
+        await bench.until(lambda: len(bench.done) == 2)
+        assert {key for key, _ in bench.done} == {"b", "c"}
+
+
+async def test_what_fails_for_a_moment_is_planned_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconcile, "BACKOFF_S", 0.001)
+    bench = Bench(lambda key: [DO] if not bench.done else [])
+    bench.fails = [Unavailable("away", retry_after=0.0), ConnectionResetError(), TimeoutError()]
+    bench.reconciler.touch("a")
+    async with bench.running():
+        await bench.until(lambda: bench.done)
+    assert bench.done == [("a", DO)]
+    assert bench.fails == []
+
+
+async def test_the_rest_of_a_failed_plan_is_not_carried_out() -> None:
+    bench = Bench()
+    bench.plans = {"a": [[DO, WakeAt(9e9)]]}
+    bench.fails = [Unavailable("away")]
+    bench.reconciler.touch("a")
+    async with bench.running():
+        await bench.idle()
+    assert bench.done == []
+
+
+async def test_a_mistake_ends_the_run() -> None:
+    bench = Bench()
+    bench.plans = {"a": [[DO]]}
+    bench.fails = [KeyError("a bug")]
+    bench.reconciler.touch("a")
+    with pytest.raises(KeyError, match="a bug"):
+        await bench.reconciler.run(2)
+
+
+def test_pauses_grow_and_are_bounded() -> None:
+    reconciler = Reconciler(lambda key: [], Bench().carry_out)
+    pauses = [reconciler._backoff("a") for _ in range(12)]
+    assert 0.2 <= pauses[0] <= 0.25
+    assert all(later >= earlier * 1.5 for earlier, later in pairwise(pauses[:6]))
+    assert pauses[-1] <= reconcile.BACKOFF_S_MAX * 1.25
+    reconciler.forget("a")
+    assert reconciler._backoff("a") <= 0.25
+
+
+async def test_keys_are_woken_when_their_time_has_come() -> None:
+    bench = Bench()
+    bench.plans = {"a": [[DO]], "b": [[DO]]}
+    now = 100.0
+    bench.reconciler.now = lambda: now
+    async with bench.running():
+        bench.reconciler.wake_at("b", 102.0)
+        bench.reconciler.wake_at("a", 101.0)
+        await asyncio.sleep(0)
+        assert bench.done == []
+        now = 101.5
+        bench.reconciler._earlier.set()
+        await asyncio.sleep(0)
+        await bench.idle()
+        await bench.until(lambda: bench.done)
+        assert bench.woken == ["a"]
+        assert bench.done == [("a", DO)]
+
+
+async def test_a_real_clock_wakes_too() -> None:
+    bench = Bench()
+    bench.plans = {"a": [[DO]]}
+    async with bench.running():
+        bench.reconciler.wake_at("a", bench.reconciler.now() + 0.02)
+        await bench.until(lambda: bench.done)
+    assert bench.woken == ["a"]
+
+
+async def test_a_later_wake_up_replaces_an_earlier_one_and_a_forgotten_one_never_comes() -> None:
+    bench = Bench()
+    now = 100.0
+    bench.reconciler.now = lambda: now
+    bench.reconciler.wake_at("a", 101.0)
+    bench.reconciler.wake_at("a", 105.0)
+    bench.reconciler.wake_at("b", 101.0)
+    bench.reconciler.forget("b")
+    now = 103.0
+    async with bench.running():
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert bench.woken == []
+        now = 106.0
+        bench.reconciler._earlier.set()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert bench.woken == ["a"]
+
+
+async def test_a_wake_up_in_a_plan_is_kept_and_told() -> None:
+    bench = Bench()
+    bench.plans = {"a": [[WakeAt(bench.reconciler.now() - 1)]]}
+    bench.reconciler.touch("a")
+    async with bench.running():
+        await bench.until(lambda: bench.woken)
+    assert bench.woken == ["a"]
