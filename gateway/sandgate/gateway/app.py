@@ -42,6 +42,8 @@ KEEP_ALIVE_S = 75
 """Idle connections; agents think and run tools between turns, and a new TLS-less connection is cheap anyway."""
 SHUTDOWN_S = 5
 """After the drain: connections that still do not end are cut."""
+RETIRE_EVERY_S = 60.0
+"""A sweep walks all groups; once a minute is nothing, and nobody waits for it."""
 WINDOW_FALLBACK = 4_096
 """Tokens, where neither the config nor the engine tells."""
 
@@ -96,7 +98,21 @@ async def gateway(
         turns = Turns(config, sessions, engine, codec, metrics, _new_id, _window(config, engine))
         stack.callback(turns.pool.shutdown, wait=False, cancel_futures=True)
         core = Core(config, Gate(secret, now), sessions, turns, engine, metrics, origin, _new_id())
+        if config.limits.retire_s:
+            retiring = asyncio.ensure_future(_retire(sessions, config.limits.retire_s))
+            stack.callback(retiring.cancel)
         yield Gateway(core, Front(core))
+
+
+async def _retire(sessions: Sessions, age_s: float) -> None:
+    """For ever: the journal and the memory of a long-lived gateway hold what somebody may still ask for."""
+    while True:
+        await asyncio.sleep(min(age_s, RETIRE_EVERY_S))
+        try:
+            if gone := await sessions.retire(age_s):
+                log.info("retired %d sessions", gone)
+        except SandgateError as error:
+            log.warning("retiring waits: %s", error)
 
 
 def _new_id() -> str:

@@ -195,7 +195,7 @@ class Core:
         )
         if record is None:
             return {"lease_id": None, "until": now, "trajectories": []}
-        await self._settle(record)
+        await self.sessions.settle(record)
         leased = [self.sessions.get(one) for one in record.sessions]
         rows = await self._rows(leased)
         return {
@@ -207,30 +207,19 @@ class Core:
 
     async def ack(self, lease: str) -> dict[str, Json]:
         """The trainer has it for good. Idempotent."""
-        await self._settle(self.sessions.book.ack(lease, self.sessions.now()))
+        await self.sessions.settle(self.sessions.book.ack(lease, self.sessions.now()))
         return {"lease_id": lease, "state": "acked"}
 
     async def nack(self, lease: str) -> dict[str, Json]:
         """The trainer gives it back. Idempotent."""
-        await self._settle(self.sessions.book.nack(lease, self.sessions.now()))
+        await self.sessions.settle(self.sessions.book.nack(lease, self.sessions.now()))
         return {"lease_id": lease, "state": "nacked"}
 
     async def close_group(self, body: CloseGroup, key: Key) -> dict[str, Json]:
         """No more sessions count for this task: what is sealed and good now is its group. Idempotent."""
         job = body.job or key.job or self.config.job
-        await self._settle(self.sessions.book.close(job, body.uid, self.sessions.now()))
+        await self.sessions.settle(self.sessions.book.close(job, body.uid, self.sessions.now()))
         return {"job": job, "uid": body.uid, "state": "closed"}
-
-    async def _settle(self, record: Record | None) -> None:
-        """Durable, then so; undone if it cannot be made durable."""
-        if record is None:
-            return
-        try:
-            await self.sessions.store.append("", record)
-        except BaseException:
-            self.sessions.book.undo(record)
-            raise
-        self.sessions.book.fold("", record)
 
     async def tree(self, session: Session, *, text: bool) -> dict[str, Json]:
         """For viewers: turns, parents, fork reasons, spans."""

@@ -49,6 +49,8 @@ class Sessions:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     open_count: int = 0
     first_cursor: int = 0
+    settling: int = 0
+    """Records of no session that are being written: not in the book yet, so its snapshot would lose them."""
 
     def __post_init__(self) -> None:
         self.cursor = self.first_cursor = int(self.now() * CURSOR_STEPS_S)
@@ -176,8 +178,49 @@ class Sessions:
 
     async def set_version(self, version: int) -> None:
         """The trainer's weights advanced; durable, so that a restart does not mislabel tokens."""
-        await self.store.append("", PolicyVersion(at=self.now(), version=version))
-        self.version = version
+        self.settling += 1
+        try:
+            await self.store.append("", PolicyVersion(at=self.now(), version=version))
+            self.version = version
+        finally:
+            self.settling -= 1
+
+    async def settle(self, record: Record | None) -> None:
+        """A decision of the lease book: durable, then so; undone if it cannot be made durable."""
+        if record is None:
+            return
+        self.settling += 1
+        try:
+            await self.store.append("", record)
+        except BaseException:
+            self.book.undo(record)
+            raise
+        else:
+            self.book.fold("", record)
+        finally:
+            self.settling -= 1
+
+    async def retire(self, age_s: float) -> int:
+        """Forget sessions whose groups were acknowledged, sealed more than `age_s` ago; how many went.
+
+        The log of leases is compacted with them, unless one of its records is being written just now.
+        """
+        now = self.now()
+        gone = [one for one in self.book.disposable() if self._sealed_before(one, now - age_s)]
+        if not gone:
+            return 0
+        for session_id in gone:
+            self.live.pop(session_id, None)
+        self.book.forget(gone)
+        await self.store.retire(gone)
+        if not self.settling:
+            version = PolicyVersion(at=now, version=self.version)
+            await self.store.replace("", version, *self.book.snapshot(now))
+        return len(gone)
+
+    def _sealed_before(self, session_id: str, when: float) -> bool:
+        session = self.live.get(session_id)
+        return session is not None and session.sealed is not None and session.sealed.at < when
 
     def listing(self, state: str | None, job: str | None, after: str) -> Iterable[Session]:
         """Sessions in id order after `after`."""
