@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -124,18 +124,7 @@ class Sessions:
 
         Once begun it is carried through, even if the caller is cancelled: what is durable is visible.
         """
-        work = asyncio.ensure_future(self._record(session, records))
-        cancelled = False
-        while not work.done():
-            try:
-                await asyncio.shield(work)
-            except asyncio.CancelledError:
-                cancelled = True
-            except SandgateError:
-                break
-        work.result()
-        if cancelled:
-            raise asyncio.CancelledError
+        await _carried_through(self._record(session, records))
 
     async def _record(self, session: Session, records: tuple[Record, ...]) -> None:
         await self.store.append(session.session_id, *records)
@@ -186,9 +175,12 @@ class Sessions:
             self.settling -= 1
 
     async def settle(self, record: Record | None) -> None:
-        """A decision of the lease book: durable, then so; undone if it cannot be made durable."""
-        if record is None:
-            return
+        """A decision of the lease book: durable, then so; undone if it cannot be made durable. Carried through even if
+        the caller is cancelled."""
+        if record is not None:
+            await _carried_through(self._settle(record))
+
+    async def _settle(self, record: Record) -> None:
         self.settling += 1
         try:
             await self.store.append("", record)
@@ -229,3 +221,19 @@ class Sessions:
             wanted = (not state or session.phase == state) and (not job or session.spec.get("job") == job)
             if wanted and session_id > after:
                 yield session
+
+
+async def _carried_through(change: Coroutine[Any, Any, None]) -> None:
+    """What is durable must be visible: a cancelled caller is told so only after the change is done."""
+    work = asyncio.ensure_future(change)
+    cancelled = False
+    while not work.done():
+        try:
+            await asyncio.shield(work)
+        except asyncio.CancelledError:
+            cancelled = True
+        except SandgateError:
+            break
+    work.result()
+    if cancelled:
+        raise asyncio.CancelledError
