@@ -25,16 +25,17 @@ def build(core: Core) -> FastAPI:
     )
     app.state.core = core
 
-    def on_error(_: Request, error: Exception) -> Response:
+    # All of them async: Starlette runs plain functions in a thread, one hop for each refusal.
+    async def on_error(_: Request, error: Exception) -> Response:
         assert isinstance(error, SandgateError)
         core.metrics.error(error.reason)
         return error_response(error)
 
-    def on_invalid(_: Request, error: Exception) -> Response:
+    async def on_invalid(_: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return on_error(_, misfit(error))
+        return await on_error(_, misfit(error))
 
-    def on_http(request: Request, error: Exception) -> Response:
+    async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         kind = {404: NotFound, 413: TooLarge}.get(error.status_code, BadRequest)
         core.metrics.error(kind.reason)
@@ -43,8 +44,8 @@ def build(core: Core) -> FastAPI:
         response.status_code = error.status_code
         return response
 
-    def on_bug(_: Request, error: Exception) -> Response:
-        return on_error(_, SandgateError(INTERNAL))
+    async def on_bug(_: Request, error: Exception) -> Response:
+        return await on_error(_, SandgateError(INTERNAL))
 
     app.add_exception_handler(SandgateError, on_error)
     app.add_exception_handler(RequestValidationError, on_invalid)

@@ -1,0 +1,90 @@
+"""What can only be asked of a process that lives: is nothing reserved, is nothing running, is memory what the disk says."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from sandgate.gateway.journal.records import Record, TurnCommitted
+from sandgate.gateway.session import Session
+from sandgate.gateway.sessions import Sessions
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+REST_S = 200.0
+"""Longer than any linger, stall or patience."""
+SERVANTS = ("write-behind", "watch")
+"""Tasks that live as long as their process."""
+
+
+def replayed(world: World, found: list[tuple[str, Record]]) -> None:
+    """After a restart: what was durable is on the disk still."""
+    here = {record.turn for _, record in found if isinstance(record, TurnCommitted)}
+    told = {told.turn for told in world.history.told}
+    for turn in sorted(told - here):
+        world.wrong(f"turn {turn} was told and is not on the disk after a restart")
+
+
+async def at_rest(world: World) -> None:
+    """Nobody asks for anything any more."""
+    await asyncio.sleep(REST_S)
+    core, store = world.core, world.store
+    assert core is not None
+    assert store is not None
+    if core.turns.load.in_flight:
+        world.wrong(f"load.in_flight is {core.turns.load.in_flight} at rest")
+    if core.turns.calls:
+        world.wrong(f"calls are left at rest: {len(core.turns.calls)}")
+    for session in core.sessions.live.values():
+        if session.in_flight:
+            world.wrong(f"{session.session_id}: in_flight is {session.in_flight} at rest")
+        if session.closing:
+            world.wrong(f"{session.session_id}: still closing at rest")
+    if core.sessions.opening or core.sessions.book.holds or core.sessions.book.acking:
+        world.wrong("openings, leases or acks are under way at rest")
+    if world.fleet.running:
+        world.wrong(f"{len(world.fleet.running)} generations run at rest")
+    for task in world.loop.tasks[world.life]:
+        name = getattr(task.get_coro(), "__name__", "")
+        if not any(servant in f"{task.get_name()} {name}" for servant in SERVANTS):
+            world.wrong(f"an orphan task at rest: {task!r}")
+    store.flush()
+    again = Sessions(store, core.sessions.now)
+    again.replay()
+    _same(world, core.sessions, again)
+    world.history.disk = world.disk.sound_records()
+
+
+def _same(world: World, live: Sessions, again: Sessions) -> None:
+    """What lives is the fold of what is durable."""
+    if live.live.keys() != again.live.keys():
+        world.wrong(f"sessions live {sorted(live.live)}, on disk {sorted(again.live)}")
+        return
+    for name, session in live.live.items():
+        mine, theirs = _of(session), _of(again.live[name])
+        for field, value in mine.items():
+            if value != theirs[field]:
+                world.wrong(f"{name}.{field} is {value!r}, and by replay {theirs[field]!r}")
+    if live.version != again.version:
+        world.wrong(f"version {live.version}, by replay {again.version}")
+    if live.open_count != again.open_count:
+        world.wrong(f"open_count {live.open_count}, by replay {again.open_count}")
+    book, other = live.book, again.book
+    for field in ("members", "leases", "whole", "partial"):
+        if getattr(book, field) != getattr(other, field):
+            world.wrong(
+                f"lease book: {field} is {getattr(book, field)!r}, by replay {getattr(other, field)!r}"
+            )
+
+
+def _of(session: Session) -> dict[str, Any]:
+    out = {
+        name: getattr(session, name)
+        for name in ("spec", "opened_at", "phase", "rewards", "completed", "sealed", "turns", "tokens",
+                     "sampled", "forks", "evicted", "answers", "delivered", "intents")
+    }  # fmt: skip
+    out["tree"] = [
+        (turn.id, turn.parent, turn.context, turn.ids, turn.logprobs) for turn in session.tree.turns
+    ]
+    return out

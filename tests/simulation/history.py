@@ -1,0 +1,128 @@
+"""What happened, as seen from outside of the gateway: what agents were told, what engines sampled, what is on disk."""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from sandgate.contract.trajectory import Floats, Ids
+from sandgate.gateway.journal.records import Record
+
+LINES_KEPT = 600
+"""Of the log that a failing seed prints."""
+NEVER = float("inf")
+
+
+@dataclass(slots=True, eq=False)
+class Piece:
+    """One request to an engine, and what it sampled before its end."""
+
+    turn: str
+    request_id: str
+    prompt: Ids
+    told: int
+    """The policy version that the gateway believes in, from its cache salt."""
+    started: float
+    life: int
+    ids: Ids = field(default_factory=lambda: array("i"))
+    logprobs: Floats = field(default_factory=lambda: array("f"))
+    versions: Ids = field(default_factory=lambda: array("i"))
+    """Of the weights that really sampled each id."""
+    reported: bool = False
+    """The versions were told in full to the gateway."""
+    ended: float = NEVER
+    """When it was finished, aborted or lost."""
+    answered: bool = False
+    """It ended by itself (stop, length), and not by an abort."""
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """The generations of one call: n turns that were announced by one append of intents."""
+
+    session: str
+    digest: bytes
+    turns: tuple[str, ...]
+    life: int
+    begun: float
+    over: float = NEVER
+    """When it was clear that it will never be committed."""
+    durable: float = NEVER
+
+
+@dataclass(slots=True, eq=False)
+class Told:
+    """An answer that reached a client to its end."""
+
+    session: str
+    ask: str
+    """Which question, see agents."""
+    n: int
+    turn: str
+    choices: tuple[Any, ...]
+    """Normalised: (text, reasoning, calls, finish, logprobs) by index, or what was not told as None."""
+    sent: float
+    """When the gateway let go of the bytes that ended it."""
+    heard: float
+    accepted: bool
+    """The client read it to the last byte; else it saw the end of the turn, and then the connection broke."""
+    streamed: bool
+
+
+@dataclass(slots=True, eq=False)
+class Asked:
+    """One HTTP request for an answer."""
+
+    session: str
+    ask: str
+    n: int
+    at: float
+    retry: bool
+    """It said so, in a header."""
+
+
+@dataclass(slots=True)
+class History:
+    """Grows only. Times are virtual seconds."""
+
+    pieces: list[Piece] = field(default_factory=list)
+    groups: list[Group] = field(default_factory=list)
+    told: list[Told] = field(default_factory=list)
+    asked: list[Asked] = field(default_factory=list)
+    durable: dict[str, float] = field(default_factory=dict)
+    """Turn -> when it was durable for the first time."""
+    disk: list[tuple[str, Record]] = field(default_factory=list)
+    """What the disk holds at the end."""
+    finalizing: dict[str, float] = field(default_factory=dict)
+    """Session -> when its driver first asked for its end."""
+    aborted: set[str] = field(default_factory=set)
+    """Sessions whose driver was told that they are aborted."""
+    finalized: set[str] = field(default_factory=set)
+    rows: list[tuple[str, list[dict[str, Any]]]] = field(default_factory=list)
+    """(session, its trajectories), each time they were told."""
+    leases: list[tuple[str, float, float, tuple[str, ...]]] = field(default_factory=list)
+    """(lease, told at, until, sessions) as answered."""
+    given_back: dict[str, float] = field(default_factory=dict)
+    """Lease -> when it was first asked to be acked or nacked."""
+    acked: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Lease -> its sessions, where the trainer was told that its ack counts."""
+    rewards: dict[str, float] = field(default_factory=dict)
+    """Session -> the final reward that its driver gave and was told to have been taken."""
+    versions: dict[int, float] = field(default_factory=dict)
+    """Policy version -> when the trainer first said it."""
+    wrong: list[str] = field(default_factory=list)
+    """What was seen to be wrong at once."""
+    counts: dict[str, int] = field(default_factory=dict)
+    lines: deque[str] = field(default_factory=lambda: deque(maxlen=LINES_KEPT))
+    digest: int = 0
+    """Of all lines ever."""
+
+    def say(self, at: float, line: str) -> None:
+        """One line of the compact log; its first word is counted."""
+        word = line.partition(" ")[0]
+        self.counts[word] = self.counts.get(word, 0) + 1
+        self.lines.append(f"{at:10.4f} {line}")
+        self.digest = zlib.crc32(f"{at:.6f}{line}".encode(), self.digest)

@@ -1,0 +1,357 @@
+"""One world from one seed: the real gateway core and its web front over a simulated clock, disk, network and engine.
+
+First chaos: kills between any two steps, torn writes, lost answers, full disks, weight updates. Then it heals, everybody
+finishes what they were doing, and the checker reads what happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import functools
+import tempfile
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from sandgate.gateway.config import Config
+from sandgate.gateway.core import Core
+from sandgate.gateway.journal.records import Record, TurnCommitted
+from sandgate.gateway.metrics import Metrics
+from sandgate.gateway.prompts import Prompts
+from sandgate.gateway.sessions import Sessions
+from sandgate.gateway.turn import Turns
+from sandgate.gateway.web.auth import Gate
+from sandgate.gateway.web.server import Front
+from tests.simulation import audit
+from tests.simulation.disk import SimDisk, SimStore
+from tests.simulation.driver import Control, Driver, Trainer, Weights
+from tests.simulation.engine import WINDOW, Fleet, connect
+from tests.simulation.history import NEVER, Group, History, Piece
+from tests.simulation.loop import LIFE, InlineExecutor, VirtualLoop
+from tests.simulation.network import Network
+from tests.simulation.words import Words
+from tests.support.gateway import SECRET, codec, config_in
+
+PATIENCE_S = 4 * 3600.0
+"""Virtual; a world that has not finished long after it healed hangs."""
+EPOCH = 1_700_000_000.0
+"""Unix seconds at the start."""
+
+
+@functools.cache
+def _config() -> Config:
+    with tempfile.TemporaryDirectory() as folder:
+        return config_in(Path(folder))
+
+
+class World:
+    """Make it, `run` it, then read `history`."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.rng = Random(seed)
+        self.loop = VirtualLoop(self._fork())
+        self.history = History()
+        self.words = Words()
+        self.chaos = True
+        self.cuts = self.rng.choice((0.0, 0.1, 0.3))
+        """Share of connections that a client's side cuts."""
+        self.kills = self.rng.choice((0, 1, 3, 6))
+        self.front: Front | None = None
+        self.core: Core | None = None
+        self.store: SimStore | None = None
+        self.life = 0
+        self.lives: list[int] = []
+        self.disk = SimDisk(self)
+        self.fleet = Fleet(self, self._fork())
+        self.network = Network(self, self._fork())
+        self._ids = self._fork()
+        self._kill_in = -1
+        self._armed = ""
+        self._killed = asyncio.Event()
+        self._groups: dict[str, Group] = {}
+        self._config = self._settings()
+
+    def _fork(self) -> Random:
+        return Random(self.rng.getrandbits(64))
+
+    def _settings(self) -> Config:
+        import msgspec
+
+        rng, config = self.rng, _config()
+        limits = msgspec.structs.replace(
+            config.limits,
+            linger_s=rng.choice((0.0, 0.5, 10.0)),
+            keepalive_s=rng.choice((0.05, 8.0)),
+            pause_hold_s=rng.choice((0.5, 240.0)),
+            drain_s=rng.choice((0.1, 25.0)),
+            in_flight_per_session=rng.choice((3, 64)),
+        )
+        return msgspec.structs.replace(
+            config, limits=limits, shared_nodes=rng.choice(("once", "once", "every"))
+        )
+
+    # -- what parts of the world tell it --------------------------------------------------------------------------
+
+    def say(self, line: str) -> None:
+        """To the log."""
+        self.history.say(self.loop.time(), line)
+
+    def wrong(self, what: str) -> None:
+        """Seen to be wrong at once."""
+        self.say(f"WRONG {what}")
+        self.history.wrong.append(f"{self.loop.time():.4f} {what}")
+
+    def became_durable(self, session: str, record: Record) -> None:
+        """Called by the disk."""
+        if isinstance(record, TurnCommitted):
+            self.history.durable.setdefault(record.turn, self.loop.time())
+            group = self._groups.get(record.turn)
+            if group is not None and record.turn == group.turns[-1]:
+                group.durable = min(group.durable, self.loop.time())
+        self.say(f"durable {session} {type(record).__name__} {getattr(record, 'turn', '')!s:.6}")
+
+    def announced(self, group: Group) -> None:
+        """Intents were given to the journal."""
+        self.history.groups.append(group)
+        for turn in group.turns:
+            self._groups[turn] = group
+        self.say(f"intent {group.session} {','.join(turn[:6] for turn in group.turns)}")
+
+    def sampling(self, piece: Piece) -> None:
+        """An engine begins a piece."""
+        self.history.pieces.append(piece)
+        self.say(f"sample {piece.request_id[:6]}{piece.request_id[33:]} prompt={len(piece.prompt)}")
+
+    def group_over(self, turn: str, why: str) -> None:
+        """This call will not be committed."""
+        group = self._groups.get(turn)
+        if group is not None and group.over == NEVER:
+            group.over = self.loop.time()
+            self.say(f"over {turn[:6]} {why}")
+
+    def served(self, task: asyncio.Task[None], path: str) -> None:
+        """The app is done with a connection; it must never raise."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.wrong(f"{path}: the app raised {error!r}")
+
+    def moment(self, kind: str) -> None:
+        """Something that a kill likes to come close to."""
+        if self._armed == kind:
+            self._armed = ""
+            self._kill_in = self.rng.choice((0, 1, 2, 3, 5, 8, 13))
+
+    # -- lives ----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """A new process on the old disk."""
+        self.life += 1
+        self.lives.append(self.life)
+        context = contextvars.copy_context()
+        context.run(LIFE.set, self.life)
+        await self.loop.create_task(self._compose(), name="start", context=context)
+
+    async def _compose(self) -> None:
+        """As `app.gateway` does, with parts of this world."""
+        known = list(self.disk.sound_records())
+        self.store = store = SimStore(self, self.disk, self._fork())
+        now = self._now
+        sessions = Sessions(store, now)
+        sessions.replay()
+        engine = await connect(
+            self.fleet,
+            logprobs_mode="processed_logprobs",
+            vocab_size=codec().vocab_size,
+            version_now=lambda: sessions.version,
+        )
+        pool = InlineExecutor(self.loop, self._fork())
+        metrics = Metrics()
+        turns = Turns(self._config, sessions, engine, codec(), metrics, self._new_id, WINDOW)
+        turns.pool.shutdown(wait=False)
+        turns.pool = pool  # type: ignore[assignment]
+        turns.prompts = Prompts(codec(), turns.prompts.policy, metrics, pool)
+        core = Core(
+            self._config, Gate(SECRET, now), sessions, turns, engine, metrics, "http://sim", self._new_id()
+        )
+        self.loop.create_task(store.write_behind(), name="write-behind")
+        self.core, self.front = core, Front(core)
+        self.say(f"life {self.life} records={len(known)}")
+        audit.replayed(self, known)
+
+    def _now(self) -> float:
+        return EPOCH + self.loop.time()
+
+    def _new_id(self) -> str:
+        return f"{self._ids.getrandbits(96):024x}"
+
+    def kill(self) -> None:
+        """SIGKILL: not one more step of this life."""
+        assert self.store is not None
+        life = self.life
+        self.front = self.core = None
+        self.loop.dead.add(life)
+        self.say(f"kill {life}")
+        self.store.die()
+        self.fleet.lose(life)
+        self.network.lose(life)
+        for group in self.history.groups:
+            if group.life == life and group.durable == NEVER:
+                group.over = min(group.over, self.loop.time())
+        self._killed.set()
+
+    def _between_steps(self) -> None:
+        if self._kill_in >= 0:
+            self._kill_in -= 1
+            if self._kill_in < 0 and self.front is not None:
+                self.kill()
+
+    async def stop(self) -> None:
+        """SIGTERM, as `app.serve` does it: drain, cut what is left, close everything."""
+        core, store, life = self.core, self.store, self.life
+        assert core is not None
+        assert store is not None
+        self.say(f"term {life}")
+        await self._inside(core.turns.drain(self._config.limits.drain_s))
+        self.front = None
+        tasks = [task for task in self.loop.tasks[life] if task.get_name().startswith("serve ")]
+        if tasks:
+            await asyncio.wait(tasks, timeout=5.0)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.core = None
+        await self._inside(core.engine.aclose())
+        with contextlib.suppress(Exception):  # a disk that fails to the last: what waited was told to nobody
+            await self._inside(store.aclose())
+        left = [task for task in self.loop.tasks[life] if task.get_name() != "write-behind"]
+        self.network.lose(life)
+        self.loop.dead.add(life)
+        self.say(f"stopped {life} left={len(left)}")
+
+    async def _inside(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Run it as the present life's own."""
+        context = contextvars.copy_context()
+        context.run(LIFE.set, self.life)
+        return await self.loop.create_task(work, context=context)
+
+    async def _supervise(self) -> None:
+        """Kills or stops the process now and then, and starts it again."""
+        rng = self._fork()
+        for _ in range(self.kills):
+            await asyncio.sleep(rng.choice((0.05, 0.5, 2.0, 10.0, 40.0)) * rng.random())
+            if rng.random() < 0.15:
+                await self.stop()
+            else:
+                self._killed.clear()
+                how = rng.choice(("any", "commit", "told", "sampled"))
+                if how == "any":
+                    self._kill_in = rng.randrange(200)
+                else:
+                    self._armed = how
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(30.0):
+                        await self._killed.wait()
+                self._armed, self._kill_in = "", -1
+                if self.front is not None:
+                    self.kill()
+            await asyncio.sleep(rng.choice((0.0, 0.1, 3.0)))
+            await self.start()
+
+    async def _spoil(self) -> None:
+        """Disks that fill up, engines that go down."""
+        rng = self._fork()
+        while True:
+            await asyncio.sleep(rng.choice((1.0, 10.0, 30.0)) * rng.random())
+            what = rng.choice(("disk", "write", "engine", "engines"))
+            self.say(f"spoil {what}")
+            if what == "write":
+                self.disk.fail_next = 1
+            elif what == "disk":
+                self.disk.failure = "database or disk is full"
+                await asyncio.sleep(rng.choice((0.1, 2.0, 15.0)))
+                self.disk.failure = ""
+            else:
+                self.fleet.down = {"http://engine-a"} if what == "engine" else {"http://"}
+                await asyncio.sleep(rng.choice((0.1, 3.0, 20.0)))
+                self.fleet.down = set()
+
+    # -- the whole ------------------------------------------------------------------------------------------------
+
+    def run(self) -> History:
+        """To the end. Raises loop.Stuck where nothing can happen any more."""
+        self.loop.on_step = self._between_steps
+        try:
+            self.loop.run_until_complete(self._all())
+        finally:
+            self.loop.close()
+        for complaint in self.loop.complaints:
+            self.history.wrong.append(f"asyncio: {complaint}")
+        return self.history
+
+    async def _all(self) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            await self.start()
+            control = Control(self, self._fork())
+            trainer = Trainer(self, self._fork(), control)
+            drivers = [asyncio.ensure_future(driver.run()) for driver in self._drivers(control)]
+            supervisor = asyncio.ensure_future(self._supervise())
+            sides = [asyncio.ensure_future(trainer.run()), asyncio.ensure_future(self._spoil())]
+            if self.rng.random() < 0.6:
+                sides.append(asyncio.ensure_future(Weights(self, self._fork(), control).run()))
+            await asyncio.wait(drivers, timeout=self.rng.choice((5.0, 60.0, 300.0)))
+            await self._heal(supervisor, sides)
+            await asyncio.gather(*drivers)
+            await self._settle(trainer)
+        await audit.at_rest(self)
+        await self._bury()
+
+    def _drivers(self, control: Control) -> Iterator[Driver]:
+        for task in range(self.rng.randint(1, 2)):
+            size = self.rng.randint(1, 2)
+            for sample in range(size):
+                yield Driver(self, self._fork(), control, f"t{task}", sample, size)
+
+    async def _heal(self, supervisor: asyncio.Task[None], sides: list[asyncio.Task[None]]) -> None:
+        """From here on nothing goes wrong any more."""
+        self.kills = 0
+        for task in (supervisor, *sides):
+            task.cancel()
+        await asyncio.gather(supervisor, *sides, return_exceptions=True)
+        self._armed, self._kill_in = "", -1
+        self.disk.failure, self.disk.fail_next = "", 0
+        self.fleet.down, self.fleet.faults = set(), 0.0
+        self.fleet.resume()
+        self.chaos, self.cuts = False, 0.0
+        if self.front is None:
+            if self.core is not None or self.life not in self.loop.dead:
+                self.kill_rest()
+            await self.start()
+        assert self.core is not None
+        self.core.turns.resume()
+        self.say("healed")
+
+    def kill_rest(self) -> None:
+        """Of a process that was stopped half-way, or was just coming up."""
+        if self.store is not None and self.disk.owner is self.store:
+            self.kill()
+        else:
+            self.loop.dead.add(self.life)
+
+    async def _settle(self, trainer: Trainer) -> None:
+        """Every group is closed, every lease acked."""
+        sessions = sorted(self.history.finalized | self.history.aborted)
+        for uid in sorted({session.partition(".")[0] for session in sessions}):
+            await trainer.control.call("POST", "/v1/groups/close", {"job": "shop-job", "uid": uid})
+        for _ in range(3):
+            while await trainer.once():
+                pass
+            await asyncio.sleep(120.0)  # leases that were forgotten expire
+
+    async def _bury(self) -> None:
+        """All lives end; the last one by a kill."""
+        if self.life not in self.loop.dead:
+            self.kill()
+        await self.loop.bury(self.lives)
