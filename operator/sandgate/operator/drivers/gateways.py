@@ -51,11 +51,12 @@ async def gateways(
     """All of them, ready; at least as many as earlier runs had, whose journals they go on with. Raises Unavailable."""
     count = max(job.spec.gateway.replicas, folder.journals())
     key = mint(bytes.fromhex(folder.secret.read_text().strip()), Key(Scope.ADMIN, job=job.metadata.name))
-    async with AsyncExitStack() as stack:
+    async with AsyncExitStack() as sockets, AsyncExitStack() as stack:
         found: dict[str, LocalGateway] = {}
         stack.push_async_callback(_stop, found)
         for index in range(count):
-            one = await _start(index, job, folder, manifest_dir, urls, guard, tell, key)
+            sock = sockets.enter_context(listen())
+            one = await _start(index, job, folder, manifest_dir, urls, guard, tell, key, sock)
             found[one.name] = one
         for one in found.values():
             await one.process.first_ready(_readiness(one.client), READY_S)
@@ -78,15 +79,14 @@ async def _start(
     guard: Guard,
     tell: Tell,
     key: str,
+    sock: socket.socket,
 ) -> LocalGateway:
-    sock = listen()
     origin = f"http://127.0.0.1:{sock.getsockname()[1]}"
     name = gateway_name(job.metadata.name, index)
     settings = config(job, folder, manifest_dir, urls, index=index, fd=sock.fileno(), origin=origin)
     replace(folder.config(index), json.dumps(settings, indent=1))
 
     def spec() -> ProcessSpec:
-        # `sock` is held by this function for as long as the gateway may be started again.
         return ProcessSpec(
             argv=[sys.executable, "-m", "sandgate.gateway.app", "--config", str(folder.config(index))],
             env=own_env(),

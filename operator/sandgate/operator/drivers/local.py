@@ -18,7 +18,7 @@ from typing import Any
 from sandgate.contract.errors import Gone, NotFound
 from sandgate.contract.job import Backend, RolloutJob, Task
 from sandgate.contract.session import SessionHandle, SessionSpec, SessionState
-from sandgate.contract.status import JobCondition
+from sandgate.contract.status import JobCondition, RolloutJobStatus
 from sandgate.operator.drivers.collect import Collector
 from sandgate.operator.drivers.collect import Merge as Merge
 from sandgate.operator.drivers.collect import WriteGroups as WriteGroups
@@ -57,6 +57,8 @@ COUNTS_S = 1.0
 """Between Counts events."""
 EVENTS_WAIT_S = 2.0
 """Of one long poll at a gateway; one that shuts down waits for it."""
+NEWS = (SessionState.COMPLETE.value, SessionState.ABORTED.value)
+"""What others do to a session; that it was opened or finalized we know, because we did it."""
 TASK_CHARS_MAX = 65_536
 """A larger task is not repeated in the session's record; the agent has it anyway."""
 
@@ -109,7 +111,10 @@ async def run_local(
         )
         run = LocalRun(job, tasks, manifest_dir, claim.folder, found, guard, progress, write_groups)
         served = [one.process for one in found.values()] + ([model.process] if model.process else [])
-        await run.go(served, stop or asyncio.Event(), abort or asyncio.Event())
+        abort = abort or asyncio.Event()
+        await run.go(served, stop or asyncio.Event(), abort)
+        if abort.is_set():
+            return await run.give_up(served)
         return await run.finish(served, merge)
 
 
@@ -204,15 +209,13 @@ class LocalRun:
         while True:
             events = await gateway.client.events(cursor, wait_s=EVENTS_WAIT_S)
             cursor = events.cursor
-            changed = {name for name, _ in events.sessions}
+            changed = {name for name, state in events.sessions if state in NEWS}
             if events.reset:
                 changed |= {one.ref.name for one in self.observed.live}
-            states = dict(events.sessions)
             for name in changed & self.observed.sessions.keys():
-                if states.get(name) != SessionState.OPEN.value:
-                    now = time.time()
-                    with suppress(NotFound):
-                        self.observed.told(await gateway.client.get(name), now)
+                now = time.time()
+                with suppress(NotFound):
+                    self.observed.told(await gateway.client.get(name), now)
 
     async def finish(self, served: list[Supervised], merge: Merge) -> JobResult:
         """Bring in what is left, merge if the job is over."""
@@ -232,6 +235,20 @@ class LocalRun:
             self.gateways,
             complete=complete,
             trajectories=self.folder.trajectories if over else None,
+            groups=len(self.collector.collected),
+            seconds=self.meter.seconds,
+            restarts=sum(one.restarts for one in served),
+        )
+
+    async def give_up(self, served: list[Supervised]) -> JobResult:
+        """At once: nobody waits for turns that nobody will read. Journals lose nothing by it."""
+        await asyncio.gather(*(one.stop(0.0) for one in served))
+        return JobResult(
+            complete=False,
+            status=self.observed.status or RolloutJobStatus(),
+            sessions=self.observed.tally.ended,
+            turns=self.meter.turns,
+            sampled_tokens=self.meter.sampled,
             groups=len(self.collector.collected),
             seconds=self.meter.seconds,
             restarts=sum(one.restarts for one in served),

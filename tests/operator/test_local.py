@@ -1,0 +1,370 @@
+"""`run_local` whole: real gateways, real agents, a scripted engine; things die, and only what must is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import stat
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandgate.contract.errors import BadManifest, Conflict, FailureReason, Unavailable, Unsupported
+from sandgate.gateway.engine.script import Fault, Reply
+from sandgate.operator.drivers.local import (
+    Event,
+    GroupCollected,
+    ProcessRestarted,
+    Resumed,
+    SessionEnded,
+    SessionStarted,
+)
+from sandgate.sandbox import procfs
+from tests.operator.rig import HERE, WITHIN_S, Rig, job, rig
+from tests.support.waiting import until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+
+VERIFIER = {"source": "verifier", "verifier": {"container": {"command": ["python", "judge.py"]}}}
+MEMORY = {"command": ["python", "agent.py"], "resources": {"limits": {"memory": "200Mi"}}}
+
+
+@pytest.fixture
+async def up(tmp_path: Path) -> AsyncIterator[Rig]:
+    async with rig(tmp_path) as made:
+        yield made
+
+
+def gateway_pid(folder: Path) -> int:
+    """Of the first gateway of a run in `folder`."""
+    config = str(folder / "run" / "gateway-0.json").encode()
+    (found,) = [pid for pid in procfs.pids() if config in command_of(pid)]
+    return found
+
+
+def command_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+async def test_who_fails_fails_alone_and_says_why(up: Rig) -> None:
+    """One job with a group per way to fail: sample 0 is good everywhere."""
+    up.script.rules["FAULT"] = Reply("", fault=Fault("status", status=400, message="bad engine"))
+    deeds = ["good", "crash", "memory", "hang", "signal", "limit", "fault", "posts"]
+    result = await up.run(
+        job(
+            *(f"{deed} 7 kiwi" for deed in deeds),
+            groupSize=2,
+            parallelism=6,
+            limits={"turns": 2, "sessionSeconds": 6},
+            group={"retry": {"infra": 1}},
+            reward=VERIFIER,
+            agent={"backend": "Process", "template": {"spec": {"containers": [MEMORY]}}},
+        )
+    )
+    rows = {(row.uid, row.sample_index): row for row in up.rows()}
+    assert result.complete
+    assert result.groups == len(deeds)
+    for deed in deeds:  # the good sibling of each is there, whole
+        row = rows[deed, 0]
+        assert (row.failure_class, row.failure_reason, row.complete, len(row.turn_ids)) == (
+            None,
+            None,
+            True,
+            2,
+        )
+        assert row.reward == (0.25 if deed == "posts" else 1.0)
+    ends = {
+        deed: (rows[deed, 1].failure_class, rows[deed, 1].failure_reason)
+        for deed in deeds
+        if (deed, 1) in rows
+    }
+    assert ends == {
+        "good": (None, None),
+        "crash": ("agent", "AgentExit"),
+        "hang": ("policy", "SessionTimeout"),
+        "signal": ("agent", "AgentSignal"),
+        "limit": ("policy", "TurnLimit"),
+        "posts": (None, None),
+    }
+    assert {deed: rows[deed, 1].reward for deed in ("crash", "hang", "limit")} == {
+        "crash": 0,
+        "hang": 0,
+        "limit": 0,
+    }
+    assert rows["crash", 1].reward_info["exit_code"] == 1
+    assert rows["good", 0].reward_info == {"exit_code": 0, "uid": "good", "data": {"n": 7}}
+    # infrastructure is tried again, as a new attempt, within bounds; and is never a row that could be trained on
+    infra = {(one.uid, one.attempt): one for one in up.of(SessionEnded) if one.failure_class == "infra"}
+    assert {key: one.failure_reason for key, one in infra.items()} == {
+        ("memory", 0): FailureReason.OOM_KILLED,
+        ("memory", 1): FailureReason.OOM_KILLED,
+        ("fault", 0): FailureReason.ENGINE_ERROR,
+        ("fault", 1): FailureReason.ENGINE_ERROR,
+    }
+    assert all(one.reward is None for one in infra.values())
+    assert result.failures == {
+        "AgentExit": 1,
+        "AgentSignal": 1,
+        "OOMKilled": 2,
+        "SessionTimeout": 1,
+        "TurnLimit": 1,
+        "EngineError": 2,
+    }
+    assert (result.status.ended, result.status.failed, result.status.retries) == (16, 6, 2)
+    assert result.status.committed == 16
+    assert up.processes() == []
+    no_secrets(up.out)
+
+
+def no_secrets(out: Path) -> None:
+    """Agents of these tests print their keys."""
+    files = [path for path in out.rglob("*") if path.is_file()]
+    assert len(files) > 10
+    keys = [path for path in files if b"sk-sg-" in path.read_bytes()]
+    assert keys == []
+    assert "key: [key]" in next((out / "logs").glob("shop-good-*.log")).read_text()
+    assert stat.S_IMODE((out / "secret").stat().st_mode) == 0o600
+    assert not (out / "run").exists()
+
+
+async def test_a_gateway_that_is_killed_loses_no_session(up: Rig) -> None:
+    gate = up.script.gate("slow")
+
+    async def kill() -> None:
+        await gate.reached.wait()
+        os.kill(gateway_pid(up.out), signal.SIGKILL)
+        gate.open.set()
+
+    killer = asyncio.ensure_future(kill())
+    result = await up.run(job("slow 7 kiwi", "good 1 tea", groupSize=2, parallelism=4))
+    await killer
+    (restart,) = up.of(ProcessRestarted)
+    assert (restart.name, restart.restarts) == ("shop-gateway-0", 1)
+    assert restart.why.startswith("signal 9")
+    assert result.complete
+    assert result.failures == {}
+    assert result.restarts == 1
+    assert [(row.uid, row.sample_index, row.attempt, len(row.turn_ids)) for row in up.rows()] == [
+        ("slow", 0, 0, 2),
+        ("slow", 1, 0, 2),
+        ("good", 0, 0, 2),
+        ("good", 1, 0, 2),
+    ]
+    slow = [row for row in up.rows() if row.uid == "slow"]
+    assert all(up.script.vocab.decode(list(row.response_ids)).startswith("receipt 44") for row in slow)
+
+
+async def test_a_drained_run_goes_on_when_it_is_run_again(up: Rig) -> None:
+    wanted = job("a", "b", "c", "d", parallelism=1)
+
+    def stop_after_the_first(event: Event) -> None:
+        if isinstance(event, SessionStarted) and event.uid == "b":
+            up.stop.set()
+
+    up.on_event = stop_after_the_first
+    first = await up.run(wanted)
+    assert not first.complete
+    assert first.trajectories is None
+    assert [one.uid for one in up.of(SessionEnded)] == ["a", "b"]
+    assert [one.uid for one in up.of(GroupCollected)] == ["a", "b"]
+    assert not (up.out / "trajectories.parquet").exists()
+
+    up.stop.clear()
+    second = await up.run(wanted)
+    assert up.of(Resumed) == [Resumed(ended=2, lost=0, collected=2)]
+    assert [one.uid for one in up.of(SessionStarted)] == ["c", "d"]
+    assert second.complete
+    assert second.sessions == 4
+    assert [row.uid for row in up.rows()] == ["a", "b", "c", "d"]
+
+    third = await up.run(wanted)
+    assert up.of(SessionStarted) == []
+    assert third.complete
+    assert third.rewards == (9.0,) * 4
+    assert [row.uid for row in up.rows()] == ["a", "b", "c", "d"]
+
+
+DRIVER = """
+import asyncio, sys
+from pathlib import Path
+from tests.operator.rig import Rig, Script, job
+asyncio.run(Rig(Path(sys.argv[1]), None, sys.argv[2]).run(job("done 1 tea", "slow 7 kiwi")))
+"""
+
+
+async def test_a_driver_that_is_killed_is_gone_with_all_it_started_and_the_next_goes_on(up: Rig) -> None:
+    gate = up.script.gate("slow")
+    root = str(HERE.parents[1])
+    driver = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", DRIVER, str(up.folder), up.url, cwd=root, env={**os.environ, "PYTHONPATH": root}
+    )
+    try:
+        async with asyncio.timeout(WITHIN_S):
+            await gate.reached.wait()
+
+        async def collected() -> bool:
+            return len(list((up.out / "groups").glob("shop-done-*.parquet"))) == 1
+
+        await until(collected, what="the first group is written", within_s=WITHIN_S)
+        gateway = gateway_pid(up.out)
+        assert up.processes()
+    finally:
+        driver.kill()
+        await driver.wait()
+
+    async def gone() -> bool:
+        return not up.processes() and not command_of(gateway)
+
+    await until(gone, what="agents and gateway of the dead driver are gone", within_s=WITHIN_S)
+
+    gate.open.set()
+    result = await up.run(job("done 1 tea", "slow 7 kiwi"))
+    assert up.of(Resumed) == [Resumed(ended=1, lost=1, collected=1)]
+    assert [(one.uid, one.attempt) for one in up.of(SessionStarted)] == [("slow", 1)]
+    lost = [one for one in up.of(SessionEnded) if one.attempt == 0]
+    assert [(one.uid, one.failure_reason) for one in lost] == [("slow", FailureReason.DRIVER_LOST)]
+    assert result.complete
+    assert [(row.uid, row.attempt) for row in up.rows()] == [("done", 0), ("slow", 1)]
+
+
+async def test_an_aborted_run_ends_at_once_and_can_be_resumed(up: Rig) -> None:
+    gate = up.script.gate("slow")
+
+    async def abort() -> None:
+        await gate.reached.wait()
+        up.abort.set()
+
+    aborting = asyncio.ensure_future(abort())
+    first = await up.run(job("slow 7 kiwi"))
+    await aborting
+    assert (first.complete, first.trajectories) == (False, None)
+    assert up.processes() == []
+    up.abort.clear()
+    gate.open.set()
+    second = await up.run(job("slow 7 kiwi"))
+    assert second.complete
+    assert [(row.uid, row.attempt) for row in up.rows()] == [("slow", 1)]
+
+
+async def test_complete_ends_a_session_and_a_managed_engine_is_started_and_restarted(up: Rig) -> None:
+    """The engine is a process of the job; its first life ends by our hand."""
+    (up.folder / "script.jsonl").write_text('"done"\n')
+    server = ["python", "-m", "sandgate.gateway.engine.scripted_server", "--port", "$(PORT)", "--script"]
+    server += [
+        str(up.folder / "script.jsonl"),
+        "--model-dir",
+        "$(MODEL)",
+        "--served-model-name",
+        "$(MODEL_NAME)",
+    ]
+    killed: list[int] = []
+
+    def kill_the_engine_once(event: Event) -> None:
+        if isinstance(event, SessionEnded) and not killed:
+            killed.extend(pid for pid in procfs.pids() if b"script.jsonl" in command_of(pid))
+            os.kill(killed[0], signal.SIGKILL)
+
+    up.on_event = kill_the_engine_once
+    result = await up.run(
+        job(
+            "complete 7 kiwi",
+            "again 7 kiwi",
+            groupSize=2,
+            parallelism=2,
+            engine={"managed": {"command": server, "gpus": 0}},
+            agent={
+                "backend": "Process",
+                "completion": "Complete",
+                "template": {"spec": {"containers": [{"command": ["python", "agent.py"]}]}},
+            },
+            group={"retry": {"infra": 8}},
+        ),
+        url=None,
+    )
+    assert len(killed) == 1
+    assert "engine" in {one.name for one in up.of(ProcessRestarted)}
+    assert result.complete
+    rows = {(row.uid, row.sample_index): row.failure_reason for row in up.rows()}
+    assert rows["complete", 1] is None  # it posted to /complete, and was stopped
+    assert rows["complete", 0] == rows["again", 0] == "AgentExit"  # these only ended
+
+
+REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "a container without a command": (
+        {"agent": {"template": {"spec": {"containers": [{"image": "x"}]}}}},
+        BadManifest,
+        "containers\\[0\\].command: is missing",
+    ),
+    "a verifier without a command": (
+        {"reward": {"source": "verifier", "verifier": {"container": {"image": "x"}}}},
+        BadManifest,
+        "verifier.container.command: is missing",
+    ),
+    "a value from a secret": (
+        {
+            "agent": {
+                "template": {
+                    "spec": {"containers": [{"command": ["x"], "env": [{"name": "A", "valueFrom": {}}]}]}
+                }
+            }
+        },
+        Unsupported,
+        "env\\[0\\].valueFrom",
+    ),
+    "a suspended job": ({"suspend": True}, Unsupported, "spec.suspend"),
+    "tasks of a queue": ({"tasks": {"queue": {}}}, Unsupported, "spec.tasks"),
+}
+
+
+@pytest.mark.parametrize(("spec", "error", "says"), REFUSED.values(), ids=REFUSED)
+async def test_what_cannot_run_here_is_refused_before_anything_starts(
+    up: Rig, spec: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        await up.run(job("a", **spec))
+    assert not up.out.exists()
+
+
+async def test_engine_pods_need_a_cluster(up: Rig) -> None:
+    with pytest.raises(Unsupported, match=r"spec\.engine\.selector"):
+        await up.run(job("a", engine={"selector": {"matchLabels": {"a": "b"}}}), url=None)
+
+
+async def test_a_gateway_that_cannot_start_says_why_at_once(up: Rig) -> None:
+    with pytest.raises(Unavailable, match=r"shop-gateway-0 ended while it started: .*no-such-model"):
+        await up.run(job("a", model={"name": "shop", "tokenizer": "no-such-model"}))
+
+
+async def test_a_folder_is_used_by_one_run_and_for_one_job(up: Rig) -> None:
+    gate = up.script.gate("slow")
+    first = asyncio.ensure_future(up.run(job("slow 7 kiwi")))
+    await gate.reached.wait()
+    other = Rig(up.folder, up.script, up.url)
+    with pytest.raises(Conflict, match="another run uses this folder"):
+        await other.run(job("slow 7 kiwi"))
+    gate.open.set()
+    assert (await first).complete
+    with pytest.raises(Conflict, match=r"spec\.groupSize"):
+        await up.run(job("slow 7 kiwi", groupSize=2))
+
+
+async def test_two_gateways_share_the_work_and_their_journals(up: Rig) -> None:
+    result = await up.run(job("a", "b", "c", "d", groupSize=2, parallelism=4, gateway={"replicas": 2}))
+    assert result.complete
+    assert [(row.uid, row.sample_index) for row in up.rows()] == [
+        (uid, sample) for uid in "abcd" for sample in range(2)
+    ]
+    assert sorted(path.name for path in up.out.glob("*.sqlite")) == ["gateway-0.sqlite", "gateway-1.sqlite"]
+    again = await up.run(
+        job("a", "b", "c", "d", groupSize=2, parallelism=4)
+    )  # one replica now; both journals serve
+    assert again.complete
+    assert again.sessions == 8
+    assert up.of(SessionStarted) == []
