@@ -1,0 +1,54 @@
+"""The floor: an aiohttp server that passes bytes to the engine and back, and looks at nothing.
+
+python -m tests.bench.relay --engine http://127.0.0.1:9000
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+
+import uvloop
+from aiohttp import ClientSession, ClientTimeout, TCPConnector, web
+
+
+async def serve(port: int, engine: str) -> None:
+    session = ClientSession(connector=TCPConnector(limit=0), timeout=ClientTimeout(total=None))
+
+    async def relay(request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        headers = {"Content-Type": "application/json"}
+        async with session.post(engine + "/v1/chat/completions", data=body, headers=headers) as answer:
+            kind = answer.headers["Content-Type"]
+            if "event-stream" not in kind:
+                return web.Response(body=await answer.read(), content_type="application/json")
+            out = web.StreamResponse(headers={"Content-Type": kind})
+            await out.prepare(request)
+            async for data in answer.content.iter_any():
+                await out.write(data)
+            await out.write_eof()
+            return out
+
+    async def healthz(_: web.Request) -> web.Response:
+        return web.Response()
+
+    app = web.Application(client_max_size=64 * 1024 * 1024)
+    app.add_routes([web.post("/v1/chat/completions", relay), web.get("/healthz", healthz)])
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port, backlog=1024).start()
+    print(json.dumps({"listening": f"http://127.0.0.1:{runner.addresses[0][1]}"}), flush=True)
+    await asyncio.Event().wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--engine", required=True)
+    args = parser.parse_args()
+    uvloop.run(serve(args.port, args.engine))
+
+
+if __name__ == "__main__":
+    main()
