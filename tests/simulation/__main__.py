@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import time
 from collections import Counter
 
@@ -17,6 +18,7 @@ def main() -> int:
     parser.add_argument("--seeds", default="0:200", help="A:B, or one seed")
     parser.add_argument("--log", type=int, default=60, help="lines of the event log that a failing seed prints")
     args = parser.parse_args()
+    logging.disable(logging.WARNING)
     first, _, last = args.seeds.partition(":")
     failed: list[int] = []
     totals: Counter[str] = Counter()

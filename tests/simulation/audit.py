@@ -53,6 +53,7 @@ async def at_rest(world: World) -> None:
     again = Sessions(store, core.sessions.now)
     again.replay()
     _same(world, core.sessions, again)
+    world.history.end = world.loop.time()
     world.history.disk = world.disk.sound_records()
 
 

@@ -131,6 +131,7 @@ class Driver:
         if rng.random() < 0.5:
             path = f"/v1/sessions/{session}/reward"
             await self.control.call("POST", path, {"reward": 0.25}, key=handle["reward_key"])
+            history.rewarded.add(session)
         outcome = {"failure_class": "infra", "complete": False} if infra else {}
         body = {"outcome": outcome, "reward": reward, "trajectories": rng.random() < 0.5}
         history.finalizing[session] = self.world.loop.time()

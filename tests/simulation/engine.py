@@ -124,12 +124,12 @@ class _Run:
                 if fault == "stall" and sampled >= fault_at:
                     fault = ""
                     await asyncio.sleep(STALL_S)
-                count = rng.randint(1, 4)
-                self._sample(left[sampled : sampled + count])
-                sampled += len(left[sampled : sampled + count])
+                chunk = left[sampled : sampled + rng.randint(1, 4)]
+                self._sample(chunk)
+                sampled += len(chunk)
                 stop = left[sampled - 1] in self.params.get("stop_token_ids", ())
                 finish = "stop" if stop else "length" if sampled == self.params["max_tokens"] else None
-                self._tell(count, finish, lie=fault == "lie" and sampled >= fault_at)
+                self._tell(len(chunk), finish, lie=fault == "lie" and sampled >= fault_at)
                 if finish:
                     piece.answered = True
                     fleet.world.moment("sampled")

@@ -109,6 +109,9 @@ class History:
     """Lease -> when it was first asked to be acked or nacked."""
     acked: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Lease -> its sessions, where the trainer was told that its ack counts."""
+    rewarded: set[str] = field(default_factory=set)
+    """Sessions for which a reward was taken before their end."""
+    end: float = NEVER
     rewards: dict[str, float] = field(default_factory=dict)
     """Session -> the final reward that its driver gave and was told to have been taken."""
     versions: dict[int, float] = field(default_factory=dict)

@@ -33,7 +33,8 @@ class Words:
         kind = rng.choices(("text", "call", "calls", "think", "junk", "empty"), (8, 5, 2, 2, 1, 0.3))[0]
         end = codec().stop_ids[0]
         if kind == "junk":
-            return [rng.randrange(codec().vocab_size) for _ in range(rng.randint(1, 12))] + [end]
+            junk = [rng.randrange(codec().vocab_size) for _ in range(rng.randint(1, 12))]
+            return [*(one for one in junk if one not in codec().stop_ids), end]
         if kind == "empty":
             return [end]
         said = " ".join(rng.choices(NOUNS, k=rng.randint(0, 6)))
