@@ -8,7 +8,8 @@ from tests.bench.run import cases, measure
 
 def bench(smoke: bool) -> dict[str, float]:
     """JSON and SSE, one and 64 conversations at once."""
-    model, out = folder(), {}
+    model = folder()
+    out: dict[str, float] = {}
     for case in cases(smoke):
         if smoke or (case.name.startswith("5k") and not case.name.endswith("x256")):
             row = measure(case, model)["gateway"]

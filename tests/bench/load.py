@@ -60,6 +60,8 @@ class Scenario(msgspec.Struct, kw_only=True):
     sessions: int
     concurrency: int
     stream: bool
+    stagger_s: float = 0.0
+    """Over which the agents start, evenly: in a job they are not in step with each other."""
 
 
 @dataclass
@@ -175,7 +177,8 @@ async def run(scenario: Scenario) -> dict[str, Any]:
     texts, seen = Texts(), Seen()
     numbers = iter(range(scenario.sessions))
 
-    async def worker() -> None:
+    async def worker(index: int) -> None:
+        await asyncio.sleep(scenario.stagger_s * index / scenario.concurrency)
         for number in numbers:
             await conversation(scenario, texts, number, seen)
 
@@ -183,7 +186,7 @@ async def run(scenario: Scenario) -> dict[str, Any]:
     if scenario.target != "stub":
         probing = asyncio.create_task(probe(scenario.origin, seen))
     began = time.perf_counter()
-    await asyncio.gather(*(worker() for _ in range(scenario.concurrency)))
+    await asyncio.gather(*(worker(index) for index in range(scenario.concurrency)))
     took = time.perf_counter() - began
     if probing is not None:
         probing.cancel()

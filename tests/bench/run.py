@@ -162,6 +162,7 @@ def load(case: Case, target: str, origin: str) -> Row:
         sessions=case.sessions,
         concurrency=case.concurrency,
         stream=case.stream,
+        stagger_s=case.delay_ms / 1000,
     )
     child = subprocess.Popen(
         [sys.executable, "-m", "tests.bench.load"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT

@@ -1,0 +1,168 @@
+"""What is learned about an engine at start-up, and its controls."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import subprocess
+import sys
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandgate.contract.errors import EngineFailed, EngineUnavailable
+from sandgate.gateway.conversation.messages import Sampling
+from sandgate.gateway.engine.answers import Top
+from sandgate.gateway.engine.api import Prompt
+from sandgate.gateway.engine.control import EngineControl
+from sandgate.gateway.engine.facts import TEMPERATURE, kind_of, logprobs_kind, probe
+from sandgate.gateway.engine.scripted import Player
+from sandgate.gateway.engine.scripted_server import ScriptedServer
+from sandgate.gateway.engine.transport import Transport
+from sandgate.gateway.engine.vllm import VllmEngine
+from sandgate.gateway.engine.wire import Door
+from tests.support.vllm import Vllm
+
+LOGITS = {3: 4.0, 5: 2.0, 7: 1.5, 9: -1.0}
+
+
+def softmax(temperature: float) -> Top:
+    scaled = {token: logit / temperature for token, logit in LOGITS.items()}
+    total = math.log(sum(math.exp(value) for value in scaled.values()))
+    return tuple((token, value - total) for token, value in scaled.items())
+
+
+ONE, SCALED = softmax(1.0), softmax(TEMPERATURE)
+KINDS: dict[str, tuple[Top, Top, str]] = {
+    "the same at every temperature: raw": (ONE, ONE, "raw"),
+    "steeper when colder: processed": (ONE, SCALED, "processed"),
+    "noise of a GPU is no difference": (ONE, tuple((t, p + 1e-3) for t, p in ONE), "raw"),
+    "numbers above zero: logits": (tuple(LOGITS.items()), tuple(LOGITS.items()), "logits"),
+    "more than one in sum: logits": (((1, -0.1), (2, -0.1)), ((1, -0.1), (2, -0.1)), "logits"),
+    "a flat distribution says nothing": (((1, -2.0), (2, -2.0)), ((1, -2.0), (2, -2.0)), "unclear"),
+    "one token says nothing": (((1, 0.0),), ((1, 0.0),), "unclear"),
+    "neither": (ONE, softmax(0.3), "unclear"),
+}
+
+
+@pytest.mark.parametrize(("one", "other", "kind"), KINDS.values(), ids=KINDS)
+def test_kind_of_logprobs(one: Top, other: Top, kind: str) -> None:
+    assert kind_of(one, other, TEMPERATURE) == kind
+
+
+async def _probe(player: Player, *, model: str = "scripted", **server: Any) -> Any:
+    http = Transport()
+    try:
+        async with ScriptedServer(player, **server) as serving:
+            return await probe(http, serving.url, model=model, logprobs_mode="raw_logprobs")
+    finally:
+        await http.aclose()
+
+
+async def test_an_engine_says_what_it_is() -> None:
+    player = Player([[1]], max_model_len=777)
+    found = await _probe(player, version="0.33.1")
+    assert (found.facts.version, found.facts.max_model_len, found.facts.models) == (
+        "0.33.1",
+        777,
+        ["scripted"],
+    )
+    assert (found.facts.logprobs_mode, found.door, found.notes) == ("raw_logprobs", Door.GENERATE, [])
+    assert player.counts["generations"] == 0, "asking what it is samples nothing"
+
+
+async def test_a_closed_door_is_noted_with_the_flag_that_opens_it() -> None:
+    found = await _probe(Player([[1]]), generate_open=False)
+    assert found.door is Door.COMPLETIONS
+    assert "--enable-scale-out" in found.notes[0]
+
+
+async def test_another_model_is_noted_with_those_there_are() -> None:
+    found = await _probe(Player([[1]]), model="qwen")
+    assert found.notes == ["model 'qwen' is not served; there are ['scripted']"]
+    assert found.facts.max_model_len == 0
+
+
+async def test_what_is_no_vllm_is_refused_at_once() -> None:
+    server = ScriptedServer(Player([[1]]))
+    server._version = 7  # type: ignore[assignment]  # not what a vLLM answers
+    async with server:
+        with pytest.raises(EngineFailed, match="not a vLLM server"):
+            await VllmEngine.connect([server.url])
+
+
+async def test_controls_act_on_every_replica() -> None:
+    async with (
+        ScriptedServer(Player([[1]])) as one,
+        ScriptedServer(Player([[1]])) as two,
+        EngineControl([one.url, two.url, one.url]) as control,
+    ):
+        await control.pause("keep")
+        assert await control.is_paused() == [True, True]
+        await control.update_weight_version(8)
+        await control.reload_weights("/models/step-8")
+        await control.reset_prefix_cache()
+        await control.resume()
+        assert await control.is_paused() == [False, False]
+        assert await control.weight_versions() == ["8", "8"]
+
+
+async def test_controls_name_the_replica_that_did_not() -> None:
+    async with ScriptedServer(Player([[1]])) as one:
+        async with EngineControl([one.url, "http://127.0.0.1:1"]) as control:
+            with pytest.raises(EngineUnavailable, match=r"127\.0\.0\.1:1/pause"):
+                await control.pause()
+            assert one.player.paused, "the others were asked all the same"
+        async with EngineControl([one.url]) as control:
+            with pytest.raises(EngineFailed, match="mode is abort, wait or keep"):
+                await control.pause("stop")  # type: ignore[arg-type]
+
+
+async def test_the_scripted_server_runs_by_itself(tmp_path: Path) -> None:
+    """As a user starts it: a model folder and a script of texts."""
+    model = Path(__file__).parents[3] / "examples" / "shop" / "model"
+    script = tmp_path / "replies.jsonl"
+    script.write_text('"hello"\n{"ids": [7, 8], "finish": "length"}\n')
+    command = [sys.executable, "-m", "sandgate.gateway.engine.scripted_server"]
+    command += ["--model-dir", str(model), "--script", str(script)]
+    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        url = json.loads(await process.stdout.readline())["listening"]
+        engine = await VllmEngine.connect([url])
+        prompt = Prompt(request_id="r", ids=array("i", [5]), sampling=Sampling(), max_tokens=9)
+        first, second = await engine.generate(prompt), await engine.generate(prompt)
+        await engine.aclose()
+    finally:
+        process.terminate()
+        await process.wait()
+    assert (first.finish, first.ids[-1], second.ids.tolist(), second.finish) == (
+        "stop",
+        1017,
+        [7, 8],
+        "length",
+    )
+
+
+def test_a_script_that_cannot_be_read_names_its_line(tmp_path: Path) -> None:
+    script = tmp_path / "replies.jsonl"
+    script.write_text('"hello"\n{"say": 1}\n')
+    command = [sys.executable, "-m", "sandgate.gateway.engine.scripted_server", "--script", str(script)]
+    model = Path(__file__).parents[3] / "examples" / "shop" / "model"
+    done = subprocess.run([*command, "--model-dir", str(model)], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert f"{script}:2: want a string" in done.stderr
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(400)
+async def test_vllm_says_what_it_is_and_its_logprobs_are_what_they_are(vllm: Vllm) -> None:
+    http = Transport()
+    found = await probe(http, vllm.url, model=vllm.model, logprobs_mode="processed_logprobs")
+    kinds = [await logprobs_kind(http, vllm.url, door, model=vllm.model, ids=(5, 6, 7)) for door in Door]
+    await http.aclose()
+    assert (found.door, found.notes, found.facts.max_model_len) == (Door.GENERATE, [], vllm.max_model_len)
+    assert kinds == ["processed", "processed"]

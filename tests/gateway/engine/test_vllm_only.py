@@ -1,0 +1,150 @@
+"""What only the real engine can show: its two doors agree, grammars bind, aborts need the prefix."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from array import array
+from collections.abc import AsyncIterator
+from typing import Any
+
+import orjson
+import pytest
+
+from sandgate.gateway.conversation.messages import Sampling
+from sandgate.gateway.engine.answers import Step, read
+from sandgate.gateway.engine.api import Delta
+from sandgate.gateway.engine.transport import Transport
+from sandgate.gateway.engine.wire import Door, abort_body, body_of
+from sandgate.gateway.tokens.load import read_checkpoint
+from tests.gateway.engine.subjects import Subject, real
+from tests.support.vllm import Vllm
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
+
+
+@pytest.fixture
+async def subject(vllm: Vllm) -> AsyncIterator[Subject]:
+    async with real(vllm) as one:
+        yield one
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[Transport]:
+    one = Transport()
+    yield one
+    await one.aclose()
+
+
+SAMPLINGS = {
+    "greedy": Sampling(temperature=0.0),
+    "seeded": Sampling(temperature=1.0, seed=11),
+    "shaped": Sampling(temperature=1.3, top_p=0.9, top_k=20, min_p=0.01, seed=12),
+    "penalised": Sampling(
+        temperature=1.0, presence_penalty=0.5, frequency_penalty=0.5, repetition_penalty=1.1, seed=1
+    ),
+}
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+async def test_both_doors_give_the_same_ids_and_logprobs(
+    vllm: Vllm, subject: Subject, http: Transport, sampling: Sampling
+) -> None:
+    steps: list[Step] = []
+    for door in Door:
+        prompt = subject.prompt(sampling=sampling, max_tokens=40, ids=array("i", range(20, 60)))
+        body = body_of(door, prompt, prompt.ids, max_tokens=prompt.max_tokens)
+        answer = await http.ask("POST", vllm.url + door.value, body=body, timeout_s=60)
+        assert answer.status == 200, answer.body
+        steps.append(read(answer.body, door))
+    assert steps[0].ids == steps[1].ids
+    assert steps[0].logprobs == pytest.approx(steps[1].logprobs, abs=1e-5)
+    assert steps[0].finish == steps[1].finish
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"item": {"enum": ["kiwi", "plum"]}, "n": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["item", "n"],
+    "additionalProperties": False,
+}
+TAG = {
+    "type": "structural_tag",
+    "format": {
+        "type": "tag",
+        "begin": "<tool_call>\n",
+        "content": {"type": "json_schema", "json_schema": SCHEMA},
+        "end": "\n</tool_call>",
+    },
+}
+OBJECT = r'\{\s*"item"\s*:\s*"(kiwi|plum)"\s*,\s*"n"\s*:\s*[1-9]\s*\}'
+GRAMMARS: dict[str, tuple[dict[str, Any], str]] = {
+    "regex": ({"regex": "(yes|no), [0-9]{3}"}, r"(yes|no), [0-9]{3}"),
+    "json schema": ({"json": SCHEMA}, OBJECT),
+    "json schema as text": ({"json": json.dumps(SCHEMA)}, OBJECT),
+    "choice": ({"choice": ["alpha", "beta"]}, r"alpha|beta"),
+    "grammar": ({"grammar": 'root ::= "a" ("b" | "c") "d"'}, r"a[bc]d"),
+    "structural tag": ({"structural_tag": TAG}, rf"<tool_call>\n{OBJECT}\n</tool_call>"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("door", Door, ids=lambda door: door.name.lower())
+@pytest.mark.parametrize(("constraint", "form"), GRAMMARS.values(), ids=GRAMMARS)
+async def test_a_grammar_binds(
+    vllm: Vllm, subject: Subject, http: Transport, constraint: dict[str, Any], form: str, door: Door
+) -> None:
+    prompt = subject.prompt(constraint=constraint, max_tokens=200, sampling=Sampling(temperature=1.0, seed=5))
+    body = body_of(door, prompt, prompt.ids, max_tokens=200)
+    answer = await http.ask("POST", vllm.url + door.value, body=body, timeout_s=60)
+    assert answer.status == 200, answer.body
+    step = read(answer.body, door)
+    ids = [token for token in step.ids if token not in vllm.eos_ids]
+    text = read_checkpoint(vllm.folder).vocab.decode(ids)
+    assert step.finish == "stop"
+    assert re.fullmatch(form, text), text
+
+
+async def test_a_grammar_that_is_cut_starts_again_and_is_whole(subject: Subject) -> None:
+    """JSON mode: nothing was told, so the answer is sampled anew, from the grammar's beginning."""
+    prompt = subject.prompt(constraint={"regex": "[a-z]{400}"}, max_tokens=500)
+    task = asyncio.create_task(subject.engine.generate(prompt))
+    async with asyncio.timeout(60):
+        while await subject.running() == 0:
+            assert not task.done()
+    await subject.pause("abort")
+    await subject.resume()
+    sample = await task
+    text = subject.decode([token for token in sample.ids if token not in (1017, 1015)])
+    assert re.fullmatch("[a-z]{400}", text)
+    assert sample.resumed in (0, 1), "0: the pause came after the end"
+
+
+async def test_an_abort_needs_the_prefix(vllm: Vllm, subject: Subject, http: Transport) -> None:
+    deltas: list[Delta] = []
+    started = asyncio.Event()
+
+    def on_delta(delta: Delta) -> None:
+        deltas.append(delta)
+        started.set()
+
+    prompt = subject.endless()
+    task = asyncio.create_task(subject.engine.generate(prompt, on_delta))
+    await asyncio.wait_for(started.wait(), 60)
+    bare = orjson.dumps({"request_ids": [prompt.request_id]})
+    url = f"{vllm.url}/inference/v1/abort_requests"
+    assert (await http.ask("POST", url, body=bare)).status == 200
+    assert await subject.running() == 1, "the bare id does nothing"
+    assert (await http.ask("POST", url, body=abort_body(prompt.request_id))).status == 200
+    sample = await task
+    assert sample.resumed == 1, "aborted by its prefixed id, and taken up again by us"
+    assert sum(len(delta.ids) for delta in deltas) == len(sample.ids) == prompt.max_tokens
+
+
+async def test_siblings_find_the_prompt_in_the_cache(subject: Subject) -> None:
+    """--enable-prompt-tokens-details; a block is 128 tokens on CPU. Another version's salt finds nothing."""
+    ids = array("i", [at % 1000 for at in range(17, 17 + 400)])
+    first = await subject.engine.generate(subject.prompt(ids=ids, max_tokens=2, version=51))
+    second = await subject.engine.generate(subject.prompt(ids=ids, max_tokens=2, version=51))
+    other = await subject.engine.generate(subject.prompt(ids=ids, max_tokens=2, version=52))
+    assert (first.cached_tokens, second.cached_tokens, other.cached_tokens) == (0, 384, 0)
