@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from sandgate.gateway.engine.api import Delta, Prompt, Sample
+from sandgate.gateway.engine.scripted import Fault, Reply
 from sandgate.gateway.journal.memory import MemoryDisk, MemoryStore
 from sandgate.gateway.journal.records import Completed, Delivered, Rewarded, Sealed, TurnCommitted
 from sandgate.gateway.sessions import Sessions
@@ -21,6 +22,7 @@ from tests.support.gateway import (
     eventually,
     gated,
     gateway,
+    rest,
     within,
 )
 
@@ -86,6 +88,8 @@ async def test_two_ends_at_once_are_one(pair: tuple[str, str]) -> None:
         await within(latch.reached)
         second = end(g, agent, pair[1], **({"reward": 0.0} if pair[1] == "finalize" else {}))
         third = end(g, agent, "complete")
+        await eventually(lambda: len(g.requests) == 3, "all have arrived")
+        await rest()
         latch.open()
         one, two = await first, await second
         await third
@@ -114,6 +118,8 @@ async def test_complete_sent_twice_at_once_is_one_completion_and_one_reward() ->
             for _ in range(3)
         ]
         await within(latch.reached)
+        await eventually(lambda: len(g.requests) == 3, "all have arrived")
+        await rest()
         latch.open()
         assert {(await one).status_code for one in sent} == {200}
         kinds = [type(record) for record in records(g, agent)]
@@ -148,6 +154,21 @@ async def test_ending_returns_only_when_every_engine_call_is_gone() -> None:
         assert (await aborting).json()["state"] == "aborted"
         assert (await asked).status_code == 410
         assert g.core.turns.load.in_flight == 0
+
+
+async def test_a_choice_that_fails_frees_no_slot_before_the_others_are_gone() -> None:
+    reply, gate = gated("x")
+    slow = Stubborn(engine([reply, Reply("x", fault=Fault("status", status=400))]))
+    async with gateway(slow) as g:
+        agent = await g.session()
+        asked = asyncio.ensure_future(agent.post("hi", n=2))
+        await within(slow.aborting)
+        await rest()
+        assert (asked.done(), g.core.turns.load.in_flight) == (False, 2)
+        slow.let_go.set()
+        assert (await asked).status_code >= 400
+        assert g.core.turns.load.in_flight == 0
+        assert not gate.open.is_set()
 
 
 async def test_an_error_reaches_everybody_who_waits_for_the_call() -> None:

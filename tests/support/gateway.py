@@ -106,6 +106,12 @@ async def eventually(condition: Callable[[], bool], what: str) -> None:
         raise AssertionError(f"never so: {what}") from None
 
 
+async def rest() -> None:
+    """Let everything that can go on go on until it waits for something outside; a request takes some 20 steps."""
+    for _ in range(200):
+        await asyncio.sleep(0)
+
+
 async def within(event: asyncio.Event, what: str = "event") -> None:
     """Wait for it, not for ever."""
     try:
@@ -219,6 +225,8 @@ class Running:
     admin: httpx.AsyncClient
     folder: Path
     config: Config
+    requests: set[Any]
+    """Requests that the web server is working on."""
     agents: list[Agent] = field(default_factory=list)
 
     async def session(self, **spec: Any) -> Agent:
@@ -334,7 +342,9 @@ async def gateway(
         stack.push_async_callback(source.aclose)
         admin = client(origin, admin_key())
         stack.push_async_callback(admin.aclose)
-        up = Running(running.core, running.app, origin, source, store, admin, folder, config)
+        up = Running(
+            running.core, running.app, origin, source, store, admin, folder, config, server.server_state.tasks
+        )
         stack.push_async_callback(_leave, up)
         yield up
 
