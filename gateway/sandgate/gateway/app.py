@@ -36,6 +36,7 @@ from sandgate.gateway.tokens.api import Codec
 from sandgate.gateway.tokens.load import load_codec
 from sandgate.gateway.turn import Turns
 from sandgate.gateway.web.auth import Gate
+from sandgate.gateway.web.guard import Guarded
 from sandgate.gateway.web.server import Front
 
 KEEP_ALIVE_S = 75
@@ -185,6 +186,7 @@ def web_server(app: Front) -> uvicorn.Server:
             date_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=SHUTDOWN_S,
+            http=Guarded,
             ws="none",
             proxy_headers=False,
         )

@@ -20,6 +20,9 @@ from sandgate.gateway.tokens.api import Codec
 OFF_LOOP_CHARS = 6_000
 """Text beyond this is rendered in a thread: encoding runs at ~0.6 ms per 1,000 tokens and must not stall the loop."""
 
+TOOL_CHARS = 2_000
+"""Of a tool's schema in a prompt, about: CLI agents send 20 tools in 40 to 80 kB."""
+
 T = TypeVar("T")
 
 
@@ -60,7 +63,9 @@ class Prompts:
                     return Prepared(match, match.parent, _said(match.fork), path + added, len(path), size)
                 why = added
             ids = await self._sized(
-                request.messages, lambda: self.codec.render(request.messages, request.tools)
+                request.messages,
+                lambda: self.codec.render(request.messages, request.tools),
+                tools=len(request.tools),
             )
         return self._confirmed(tree, match, why, ids, size)
 
@@ -86,8 +91,10 @@ class Prompts:
 
         return await self._sized(tail, work)
 
-    async def _sized(self, messages: Sequence[Message], work: Callable[[], T]) -> T:
-        size = sum(len(message.text) for message in messages)
+    async def _sized(self, messages: Sequence[Message], work: Callable[[], T], tools: int = 0) -> T:
+        size = tools * TOOL_CHARS
+        for message in messages:
+            size += len(message.text) + sum(len(call.arguments) for call in message.tool_calls)
         return await off_loop(self.pool, work) if size > OFF_LOOP_CHARS else work()
 
 

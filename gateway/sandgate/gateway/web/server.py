@@ -40,6 +40,10 @@ SSE_HEADERS: Headers = [
 ]
 
 
+BODY_S = 60.0
+"""Silence in the middle of a body; a client that is that slow is gone, or means no good."""
+LATE = f"the body stopped coming for {BODY_S:g} s"
+
 log = logging.getLogger("sandgate.gateway")
 
 
@@ -308,11 +312,16 @@ def is_retry(headers: Headers) -> bool:
 
 def bounded(scope: AsgiScope, receive: Receive, limit: int) -> Receive:
     """`receive` for the control app, which reads whole bodies before it looks at the key."""
-    size = announced(scope)
+    size, whole = announced(scope), False
 
     async def limited() -> MutableMapping[str, Any]:
-        nonlocal size
-        message = await receive()
+        nonlocal size, whole
+        try:
+            async with asyncio.timeout(None if whole else BODY_S):
+                message = await receive()
+        except TimeoutError:
+            raise HTTPException(408, LATE) from None
+        whole = whole or not message.get("more_body", False)
         size += len(message.get("body", b"")) if announced(scope) == 0 else 0
         if size > limit:
             raise HTTPException(413, f"body over the limit of {limit} bytes")
@@ -336,7 +345,11 @@ async def read_body(scope: AsgiScope, receive: Receive, limit: int) -> bytes:
     chunks: list[bytes] = []
     size = 0
     while True:
-        message = await receive()
+        try:
+            async with asyncio.timeout(BODY_S):
+                message = await receive()
+        except TimeoutError:
+            raise InvalidBody(LATE, field="body") from None
         if message["type"] == "http.disconnect":
             raise ClientGone
         chunk = message.get("body", b"")
