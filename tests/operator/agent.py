@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-import time
+import threading
 import urllib.error
 import urllib.request
 
@@ -30,7 +30,7 @@ def ask(messages: list[dict[str, str]]) -> dict[str, str]:
             raise
         except (OSError, ValueError) as error:
             print("again:", error, file=sys.stderr, flush=True)
-            time.sleep(0.05)
+            threading.Event().wait(0.05)
     raise SystemExit("no answer")
 
 
@@ -47,16 +47,16 @@ def main() -> None:
         raise SystemExit(1)
     if deed == "memory":
         print(len(bytearray(400 << 20)))
-        time.sleep(600)
+        signal.pause()
     if deed == "hang":
-        time.sleep(600)
+        signal.pause()
     if deed == "signal":
         os.kill(os.getpid(), signal.SIGSEGV)
     if deed == "complete":
         request = urllib.request.Request(os.environ["SANDGATE_COMPLETE_URL"], b"{}", method="POST")
         request.add_header("authorization", "Bearer " + os.environ["OPENAI_API_KEY"])
         urllib.request.urlopen(request, timeout=60).close()
-        time.sleep(600)
+        signal.pause()
     with open(os.environ["SANDGATE_TERMINATION_LOG"], "w") as file:
         json.dump({"reward": 9.0, "reward_info": {"said": messages[1]["content"]}}, file)
 

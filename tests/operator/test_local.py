@@ -53,13 +53,15 @@ def command_of(pid: int) -> bytes:
         return b""
 
 
+DEEDS = ["good", "crash", "memory", "hang", "signal", "limit", "fault", "posts"]
+"""What sample 1 of each group does; sample 0 is good everywhere."""
+
+
 async def test_who_fails_fails_alone_and_says_why(up: Rig) -> None:
-    """One job with a group per way to fail: sample 0 is good everywhere."""
     up.script.rules["FAULT"] = Reply("", fault=Fault("status", status=400, message="bad engine"))
-    deeds = ["good", "crash", "memory", "hang", "signal", "limit", "fault", "posts"]
     result = await up.run(
         job(
-            *(f"{deed} 7 kiwi" for deed in deeds),
+            *(f"{deed} 7 kiwi" for deed in DEEDS),
             groupSize=2,
             parallelism=6,
             limits={"turns": 2, "sessionSeconds": 6},
@@ -68,24 +70,43 @@ async def test_who_fails_fails_alone_and_says_why(up: Rig) -> None:
             agent={"backend": "Process", "template": {"spec": {"containers": [MEMORY]}}},
         )
     )
-    rows = {(row.uid, row.sample_index): row for row in up.rows()}
     assert result.complete
-    assert result.groups == len(deeds)
-    for deed in deeds:  # the good sibling of each is there, whole
-        row = rows[deed, 0]
-        assert (row.failure_class, row.failure_reason, row.complete, len(row.turn_ids)) == (
-            None,
-            None,
-            True,
-            2,
-        )
-        assert row.reward == (0.25 if deed == "posts" else 1.0)
-    ends = {
-        deed: (rows[deed, 1].failure_class, rows[deed, 1].failure_reason)
-        for deed in deeds
-        if (deed, 1) in rows
+    assert result.groups == len(DEEDS)
+    counts = {
+        "AgentExit": 1,
+        "AgentSignal": 1,
+        "OOMKilled": 2,
+        "SessionTimeout": 1,
+        "TurnLimit": 1,
+        "EngineError": 2,
     }
-    assert ends == {
+    assert result.failures == counts
+    assert (result.status.ended, result.status.failed, result.status.retries) == (16, 6, 2)
+    assert result.status.committed == 16
+    siblings_are_whole(up)
+    failures_are_told(up)
+    infra_is_tried_again_and_never_scored(up)
+    assert up.processes() == []
+    no_secrets(up.out)
+
+
+def siblings_are_whole(up: Rig) -> None:
+    for row in up.rows():
+        if row.sample_index == 0:
+            assert (row.failure_class, row.failure_reason, row.complete, len(row.turn_ids)) == (
+                None,
+                None,
+                True,
+                2,
+            )
+            assert row.reward == (0.25 if row.uid == "posts" else 1.0)
+    assert [row.uid for row in up.rows() if row.sample_index == 0] == DEEDS
+    assert up.rows()[0].reward_info == {"exit_code": 0, "uid": "good", "data": {"n": 7}}
+
+
+def failures_are_told(up: Rig) -> None:
+    rows = {row.uid: row for row in up.rows() if row.sample_index == 1}
+    assert {uid: (row.failure_class, row.failure_reason) for uid, row in rows.items()} == {
         "good": (None, None),
         "crash": ("agent", "AgentExit"),
         "hang": ("policy", "SessionTimeout"),
@@ -93,14 +114,12 @@ async def test_who_fails_fails_alone_and_says_why(up: Rig) -> None:
         "limit": ("policy", "TurnLimit"),
         "posts": (None, None),
     }
-    assert {deed: rows[deed, 1].reward for deed in ("crash", "hang", "limit")} == {
-        "crash": 0,
-        "hang": 0,
-        "limit": 0,
-    }
-    assert rows["crash", 1].reward_info["exit_code"] == 1
-    assert rows["good", 0].reward_info == {"exit_code": 0, "uid": "good", "data": {"n": 7}}
-    # infrastructure is tried again, as a new attempt, within bounds; and is never a row that could be trained on
+    assert {rows[uid].reward for uid in ("crash", "hang", "signal", "limit")} == {0.0}
+    assert rows["crash"].reward_info["exit_code"] == 1
+    assert rows["hang"].reward_info["exit_code"] is None
+
+
+def infra_is_tried_again_and_never_scored(up: Rig) -> None:
     infra = {(one.uid, one.attempt): one for one in up.of(SessionEnded) if one.failure_class == "infra"}
     assert {key: one.failure_reason for key, one in infra.items()} == {
         ("memory", 0): FailureReason.OOM_KILLED,
@@ -109,18 +128,6 @@ async def test_who_fails_fails_alone_and_says_why(up: Rig) -> None:
         ("fault", 1): FailureReason.ENGINE_ERROR,
     }
     assert all(one.reward is None for one in infra.values())
-    assert result.failures == {
-        "AgentExit": 1,
-        "AgentSignal": 1,
-        "OOMKilled": 2,
-        "SessionTimeout": 1,
-        "TurnLimit": 1,
-        "EngineError": 2,
-    }
-    assert (result.status.ended, result.status.failed, result.status.retries) == (16, 6, 2)
-    assert result.status.committed == 16
-    assert up.processes() == []
-    no_secrets(up.out)
 
 
 def no_secrets(out: Path) -> None:

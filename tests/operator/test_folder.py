@@ -1,0 +1,73 @@
+"""The `--out` folder: one run at a time, one job for ever, private where it must be."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from sandgate.contract.errors import Conflict
+from sandgate.contract.job import RolloutJob
+from sandgate.contract.schema import decode
+from sandgate.operator.drivers.folder import Claim, replace
+from tests.contract.manifests import spoilt
+
+
+def job(*changes: tuple[str, object]) -> RolloutJob:
+    return decode(RolloutJob, spoilt(*changes))
+
+
+def test_a_folder_is_made_with_a_secret_of_its_own(tmp_path: Path) -> None:
+    claims = [Claim(tmp_path / name, job()) for name in ("a", "b")]
+    secrets = [one.folder.secret.read_text() for one in claims]
+    assert len(set(secrets)) == 2
+    assert all(len(bytes.fromhex(one)) == 32 for one in secrets)
+    assert stat.S_IMODE(claims[0].folder.secret.stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "a" / "run").stat().st_mode) == 0o700
+    for one in claims:
+        one.release()
+
+
+def test_the_next_run_finds_the_same_secret_and_a_clean_table(tmp_path: Path) -> None:
+    first = Claim(tmp_path, job())
+    secret = first.folder.secret.read_text()
+    (first.folder.scratch("left-over")).mkdir()
+    first.folder.journal(0).touch()
+    first.folder.journal(1).touch()
+    first.release()
+    second = Claim(tmp_path, job())
+    assert second.folder.secret.read_text() == secret
+    assert not second.folder.scratch("left-over").exists()
+    assert second.folder.journals() == 2
+    second.release()
+
+
+def test_two_runs_at_once_are_refused(tmp_path: Path) -> None:
+    first = Claim(tmp_path, job())
+    with pytest.raises(Conflict, match="another run uses this folder"):
+        Claim(tmp_path, job())
+    first.release()
+    Claim(tmp_path, job()).release()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("metadata.name", "other"), ("spec.groupSize", 8), ("spec.model.name", "other")]
+)
+def test_another_job_is_refused_by_what_differs(tmp_path: Path, field: str, value: object) -> None:
+    Claim(tmp_path, job()).release()
+    with pytest.raises(Conflict, match=field.replace(".", r"\.")):
+        Claim(tmp_path, job((field, value)))
+    Claim(tmp_path, job(("spec.parallelism", 99))).release()  # this may change, and the refusal left no lock
+    assert json.loads((tmp_path / "job.json").read_text())["spec"]["parallelism"] == 99
+
+
+def test_files_are_replaced_whole_and_private(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    (tmp_path / ".x.tmp").write_text("of a run that was killed")
+    replace(path, "one")
+    replace(path, "two")
+    assert path.read_text() == "two"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [one.name for one in tmp_path.iterdir()] == ["x"]
