@@ -45,6 +45,9 @@ APPLICATION_ID = 0x53474A31
 """'SGJ1' in the file's header: tells a journal from any other SQLite file."""
 WAL_BYTES_KEPT = 64 << 20
 """The -wal file is cut back to this after a checkpoint; below, it is overwritten in place."""
+LINGER_S = 0.005
+"""Seconds a note may wait for a write that somebody waits for: far less than a generation takes, so that a killed
+process still knows what it had begun."""
 GROUP_BYTES_MAX = 16 << 20
 """Of one transaction, so that in a burst the first callers do not wait for the last."""
 FORGET_CHUNK = 32
@@ -240,15 +243,23 @@ class _Writer:
             self.tell(self.refuse(taken, "the writer stopped" if taken or not last else "", last=True))
 
     def gather(self) -> tuple[list[Job], bool]:
-        """Everything queued by now, at least one job, up to GROUP_BYTES_MAX; and whether it is the last."""
+        """Everything queued by now, at least one job, up to GROUP_BYTES_MAX; and whether it is the last.
+
+        Jobs that nobody waits for get company for LINGER_S: usually the turn they belong to, and one fsync for both.
+        """
         jobs: list[Job] = []
         size = 0
-        while not jobs or (size < GROUP_BYTES_MAX and not self.jobs.empty()):
-            job = self.jobs.get()
+        urgent = False
+        while not jobs or (size < GROUP_BYTES_MAX and not (urgent and self.jobs.empty())):
+            try:
+                job = self.jobs.get(timeout=LINGER_S if jobs and not urgent else None)
+            except queue.Empty:
+                break
             if job is None:
                 return jobs, True
             jobs.append(job)
             size += job.size
+            urgent = urgent or job.sync
         return jobs, False
 
     def attempt(self, jobs: list[Job]) -> Group:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from sandgate.contract.errors import BadRequest, ForkReason
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.messages import ImagePart, Message, Tool
-from sandgate.gateway.tokens.known import Known, known_pair, system, user
+from sandgate.gateway.tokens.known import Known, answers_of, known_pair, system, user
 from sandgate.gateway.tokens.template import ChatTemplate, tools_key
 from sandgate.gateway.tokens.vocab import Vocab
 
@@ -89,9 +89,12 @@ class TailProver:
         self, tail: Sequence[Message], tools: Sequence[Tool], *, with_calls: bool
     ) -> tuple[str, str] | NotProved:
         """(closer, closer + rest), if both known conversations give the same."""
+        answers = answers_of(tail) if with_calls else ()
+        knowns = known_pair(answers, with_system=self._with_system)
+        plain = known_pair([""] * len(answers), with_system=self._with_system)
         found = []
-        for known in known_pair(tail, with_system=self._with_system, with_calls=with_calls):
-            after = self._tail_text(known, tail, tools)
+        for known, unnamed in zip(knowns, plain, strict=True):
+            after = self._tail_text(known, unnamed, tail, tools)
             if isinstance(after, NotProved):
                 return after
             found.append(after)
@@ -100,23 +103,33 @@ class TailProver:
         return found[0]
 
     def _tail_text(
-        self, known: Known, tail: Sequence[Message], tools: Sequence[Tool]
+        self, known: Known, unnamed: Known, tail: Sequence[Message], tools: Sequence[Tool]
     ) -> tuple[str, str] | NotProved:
-        """(closer, closer + rest) for one known conversation."""
-        base = self._base(known, tools)
-        if isinstance(base, NotProved):
-            return base
+        """(closer, closer + rest) for one known conversation.
+
+        Call ids are new at every turn, and few templates print them: the base of the same conversation under ids of
+        our own is kept, and evidence enough where it agrees. Where it does not, the base under the tail's ids decides.
+        """
         try:
             whole = self._template.render((*known.messages, *tail), tools)
         except BadRequest as error:
             return NotProved(str(error))
+        found = self._behind(self._base(unnamed, tools), whole, known.mark)
+        if isinstance(found, NotProved) and known != unnamed:
+            return self._behind(self._render_base(known, tools), whole, known.mark)
+        return found
+
+    def _behind(self, base: _Base | NotProved, whole: str, mark: str) -> tuple[str, str] | NotProved:
+        """(closer, closer + rest) in a render, judged by what the conversation alone renders to."""
+        if isinstance(base, NotProved):
+            return base
         head = next((head for head in base.heads if whole.startswith(head)), None)
         if head is None:
             return NotProved("the template renders earlier messages differently once the tail is there")
-        at = whole.find(known.mark, len(head))
+        at = whole.find(mark, len(head))
         if at < 0:
             return DROPS_CALLS
-        after = whole[at + len(known.mark) :]
+        after = whole[at + len(mark) :]
         found = self._closer(after)
         if found is None:
             return NotProved("no stop token ends the assistant's turn")

@@ -12,7 +12,7 @@ from sandgate.gateway.tokens.api import Parser
 from sandgate.gateway.tokens.bridge import NotProved, Tail, TailProver, append, unbridgeable
 from sandgate.gateway.tokens.forced import structured_outputs
 from sandgate.gateway.tokens.grammar import Grammar, detect
-from sandgate.gateway.tokens.known import TAIL_SHAPES, Known, known_pair
+from sandgate.gateway.tokens.known import TAIL_SHAPES, Known, answers_of, known_pair
 from sandgate.gateway.tokens.parse import TurnParser, opens_reasoning, starts_thinking
 from sandgate.gateway.tokens.rewrites import History, rewritten
 from sandgate.gateway.tokens.template import ChatTemplate
@@ -123,4 +123,4 @@ def template_closers(template: ChatTemplate, vocab: Vocab, *, next_turn: bool) -
 def _endings() -> list[tuple[Known, Sequence[Message]]]:
     """Known conversations with a tail, one for each way in which a turn may end."""
     shapes = [TAIL_SHAPES["user"], TAIL_SHAPES["tool"]]
-    return [(known_pair(tail, with_system=False)[0], tail) for tail in shapes]
+    return [(known_pair(answers_of(tail), with_system=False)[0], tail) for tail in shapes]

@@ -59,17 +59,22 @@ def assistant(text: str, calls: Sequence[ToolCall] = (), reasoning: str | None =
     )
 
 
-def known_pair(tail: Sequence[Message], *, with_system: bool, with_calls: bool = True) -> tuple[Known, Known]:
-    """Two conversations for this tail, as different as the template lets them be.
-
-    The assistant calls as many tools as the tail answers at its head, under the ids that the tail names; without
-    `with_calls` it only talks. `with_system`: whether the second may have a system message.
-    """
+def answers_of(tail: Sequence[Message]) -> tuple[str, ...]:
+    """Ids of the calls that the tail answers at its head."""
     answers = []
     for message in tail:
-        if message.role != "tool" or not with_calls:
+        if message.role != "tool":
             break
         answers.append(message.tool_call_id or "")
+    return tuple(answers)
+
+
+def known_pair(answers: Sequence[str], *, with_system: bool) -> tuple[Known, Known]:
+    """Two conversations for a tail, as different as the template lets them be.
+
+    The assistant calls as many tools as the tail answers at its head (`answers_of`), under the ids that the tail names;
+    for no answers it only talks. `with_system`: whether the second may have a system message.
+    """
     first = Known((user("qone"), _closing("zkaone", "fnone", answers)), _mark("zkaone", answers))
     head = [system("sysq two")] if with_system else []
     head += [user("q0 of two"), assistant("a0 of two"), user("q2 of two")]
