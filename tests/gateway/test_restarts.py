@@ -43,7 +43,6 @@ class Worker:
         while not stop.is_set():
             turn, text = await (self._streamed() if self.streams else self._whole())
             self.told.append((turn, text))
-            # The history is cut now and then: the window is small, and each new root is one more thing to keep.
             self.history += [{"role": "assistant", "content": text}, {"role": "user", "content": "more"}]
 
     async def _whole(self) -> tuple[str, str]:
@@ -68,61 +67,81 @@ class Worker:
                 pass
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-async def test_killed_20_times_no_told_turn_is_lost_doubled_or_sampled_again(tmp_path: Path) -> None:
-    """kill -9 at random moments under running conversations with the real SDK, whole and streamed, on real SQLite."""
-    chance = random.Random(7)
-    asked: list[tuple[int, ...]] = []
+class World:
+    """Agents that talk through every life of one gateway, and an engine that outlives them all."""
 
-    def script(prompt: Any, number: int) -> str:
-        asked.append(tuple(prompt))
+    def __init__(self) -> None:
+        self.asked = 0
+        self.player = _player(self._reply, token_s=0.002)
+        self.specs = [{"session_id": f"s{number}", "uid": f"q{number}"} for number in range(AGENTS)]
+        self.workers: list[Worker] = []
+
+    def _reply(self, prompt: object, number: int) -> str:
+        """No two generations say the same."""
+        self.asked += 1
         return f"r{number}"
 
-    player = _player(script, token_s=0.002)
-    async with ScriptedServer(player, model="shop") as server, Process(tmp_path, server.url) as process:
-        await process.start()
-        async with process.admin() as admin:
-            specs = [{"session_id": f"s{number}", "uid": f"q{number}"} for number in range(AGENTS)]
-            handles = (await admin.post("/v1/sessions", json=specs)).json()
-            first_cursor = (await admin.get("/v1/events", params={"wait_s": 0})).json()["cursor"]
-        agents = [
-            Agent(handle, client(f"{process.origin}/sessions/{handle['session_id']}/")) for handle in handles
-        ]
-        workers = [Worker(number, agent) for number, agent in enumerate(agents)]
-        stop = asyncio.Event()
-        talking = [asyncio.ensure_future(worker.talk(stop)) for worker in workers]
-        for _ in range(KILLS):
-            assert process.life is not None
-            seen = sum(len(worker.told) for worker in workers)
+    @property
+    def told(self) -> int:
+        return sum(len(worker.told) for worker in self.workers)
 
-            async def goes_on(seen: int = seen) -> bool:
-                return sum(len(worker.told) for worker in workers) > seen
+    async def open(self, process: Process) -> Any:
+        """Handles of the sessions, made or found again."""
+        async with process.admin() as admin:
+            return (await admin.post("/v1/sessions", json=self.specs)).json()
+
+    async def talk(self, process: Process, handles: Any, kills: int) -> None:
+        """Until the last life; each one tells at least one turn before it is killed at a random moment."""
+        self.workers = [
+            Worker(number, Agent(handle, client(f"{process.origin}/sessions/{handle['session_id']}/")))
+            for number, handle in enumerate(handles)
+        ]
+        chance, stop = random.Random(7), asyncio.Event()
+        talking = [asyncio.ensure_future(worker.talk(stop)) for worker in self.workers]
+        for _ in range(kills):
+
+            async def goes_on(seen: int = self.told) -> bool:
+                return self.told > seen
 
             await until(goes_on, what="this life tells a turn")
+            assert process.life is not None
             life = process.life
             asyncio.get_running_loop().call_later(chance.uniform(0.0, 0.2), life.kill)
             await life.wait()
             await process.start()
         stop.set()
         await asyncio.gather(*talking)
+        for worker in self.workers:
+            await worker.agent.aclose()
+
+    async def look(self, process: Process, what: str, **body: Any) -> list[Any]:
+        """One answer of the control API per session."""
         async with process.admin() as admin:
-            trees = [
-                (await admin.get(f"/v1/sessions/{agent.id}/tree", params={"text": False})).json()
-                for agent in agents
-            ]
-            again = (await admin.post("/v1/sessions", json=specs)).json()
-            events = (await admin.get("/v1/events", params={"after": first_cursor, "wait_s": 0})).json()
-            rows = [
-                (await admin.post(f"/v1/sessions/{agent.id}/finalize", json={"reward": 1.0})).json()
-                for agent in agents
-            ]
-        for agent in agents:
-            await agent.aclose()
-    assert process.lives == KILLS + 1
+            method = "POST" if body else "GET"
+            urls = [f"/v1/sessions/{spec['session_id']}/{what}" for spec in self.specs]
+            return [(await admin.request(method, url, json=body or None)).json() for url in urls]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_killed_20_times_no_told_turn_is_lost_doubled_or_sampled_again(tmp_path: Path) -> None:
+    """kill -9 at random moments under running conversations with the real SDK, whole and streamed, on real SQLite."""
+    world = World()
+    async with ScriptedServer(world.player, model="shop") as server, Process(tmp_path, server.url) as process:
+        await process.start()
+        handles = await world.open(process)
+        async with process.admin() as admin:
+            cursor = (await admin.get("/v1/events", params={"wait_s": 0})).json()["cursor"]
+        await world.talk(process, handles, KILLS)
+        assert process.lives == KILLS + 1
+        again = await world.open(process)
+        async with process.admin() as admin:
+            events = (await admin.get("/v1/events", params={"after": cursor, "wait_s": 0})).json()
+        trees = await world.look(process, "tree")
+        rows = await world.look(process, "finalize", reward=1.0)
     assert again == handles, "open sessions go on with the same ids, URLs and keys"
     assert events["reset"] is True
-    for worker, tree, row in zip(workers, trees, rows, strict=True):
+    for worker, tree, row in zip(world.workers, trees, rows, strict=True):
         told = [turn for turn, _ in worker.told]
         assert len(set(told)) == len(told), "no answer was told as two turns"
         turns = tree["turns"]
@@ -131,14 +150,12 @@ async def test_killed_20_times_no_told_turn_is_lost_doubled_or_sampled_again(tmp
         )
         assert [turn["parent"] for turn in turns] == [None, *told[:-1]], "none was doubled: one branch"
         for turn, (_, text) in zip(turns, worker.told, strict=True):
-            sampled = turn["spans"][1]["ids"]
-            assert sampled == [*ids(text), codec().stop_ids[0]]
+            assert turn["spans"][1]["ids"] == [*ids(text), codec().stop_ids[0]]
         assert [one["turn_ids"] for one in row["trajectories"]] == [told]
     committed = sum(len(tree["turns"]) for tree in trees)
-    lost = len(asked) - committed
     assert committed > KILLS
-    assert lost <= KILLS * AGENTS, "only what was in flight at a kill was sampled again"
-    texts = {text for worker in workers for _, text in worker.told}
+    assert world.asked - committed <= KILLS * AGENTS, "only what was in flight at a kill was sampled again"
+    texts = {text for worker in world.workers for _, text in worker.told}
     assert len(texts) == committed, "each told answer is a generation of its own"
 
 

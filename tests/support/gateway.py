@@ -227,6 +227,7 @@ class Running:
     config: Config
     requests: set[Any]
     """Requests that the web server is working on."""
+    connections: set[Any]
     agents: list[Agent] = field(default_factory=list)
 
     async def session(self, **spec: Any) -> Agent:
@@ -342,8 +343,18 @@ async def gateway(
         stack.push_async_callback(source.aclose)
         admin = client(origin, admin_key())
         stack.push_async_callback(admin.aclose)
+        state = server.server_state
         up = Running(
-            running.core, running.app, origin, source, store, admin, folder, config, server.server_state.tasks
+            running.core,
+            running.app,
+            origin,
+            source,
+            store,
+            admin,
+            folder,
+            config,
+            state.tasks,
+            state.connections,
         )
         stack.push_async_callback(_leave, up)
         yield up
