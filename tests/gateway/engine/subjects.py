@@ -21,7 +21,7 @@ from tests.support.vllm import Vllm
 
 WINDOW, VOCABULARY = 4_096, 1_024
 EOS = (1_017,)
-ENDLESS = 400
+ENDLESS = 1_500
 """Tokens: some seconds of a real model on a busy machine, time enough for what a test does in the middle."""
 REPEATING = Sampling(temperature=0.0, repetition_penalty=0.05)
 

@@ -78,14 +78,16 @@ TAG = {
         "end": "\n</tool_call>",
     },
 }
-OBJECT = r'\{\s*"item"\s*:\s*"(kiwi|plum)"\s*,\s*"n"\s*:\s*[1-9]\s*\}'
+OBJECT = r'\{\s*"item"\s*:\s*"(kiwi|plum)"\s*,\s*"n"\s*:\s*[1-9]\s*\}?'
+"""Maybe not closed: JSON grammars allow blanks, and a model that has not learned JSON writes them until its tokens are
+used up. (The request's `disable_any_whitespace` is ignored by vLLM 0.32; the server's flag of that name is not.)"""
 GRAMMARS: dict[str, tuple[dict[str, Any], str]] = {
     "regex": ({"regex": "(yes|no), [0-9]{3}"}, r"(yes|no), [0-9]{3}"),
     "json schema": ({"json": SCHEMA}, OBJECT),
     "json schema as text": ({"json": json.dumps(SCHEMA)}, OBJECT),
     "choice": ({"choice": ["alpha", "beta"]}, r"alpha|beta"),
     "grammar": ({"grammar": 'root ::= "a" ("b" | "c") "d"'}, r"a[bc]d"),
-    "structural tag": ({"structural_tag": TAG}, rf"<tool_call>\n{OBJECT}\n</tool_call>"),
+    "structural tag": ({"structural_tag": TAG}, rf"<tool_call>\n{OBJECT}(\n</tool_call>)?"),
 }  # fmt: skip
 
 
@@ -101,13 +103,13 @@ async def test_a_grammar_binds(
     step = read(answer.body, door)
     ids = [token for token in step.ids if token not in vllm.eos_ids]
     text = read_checkpoint(vllm.folder).vocab.decode(ids)
-    assert step.finish == "stop"
     assert re.fullmatch(form, text), text
+    assert step.finish == "stop" or text.endswith((" ", "\n"))
 
 
 async def test_a_grammar_that_is_cut_starts_again_and_is_whole(subject: Subject) -> None:
     """JSON mode: nothing was told, so the answer is sampled anew, from the grammar's beginning."""
-    prompt = subject.prompt(constraint={"regex": "[a-z]{400}"}, max_tokens=500)
+    prompt = subject.prompt(constraint={"regex": "[a-z]{3000}"}, max_tokens=3_500)
     task = asyncio.create_task(subject.engine.generate(prompt))
     async with asyncio.timeout(60):
         while await subject.running() == 0:
@@ -116,7 +118,7 @@ async def test_a_grammar_that_is_cut_starts_again_and_is_whole(subject: Subject)
     await subject.resume()
     sample = await task
     text = subject.decode([token for token in sample.ids if token not in (1017, 1015)])
-    assert re.fullmatch("[a-z]{400}", text)
+    assert re.fullmatch("[a-z]{3000}", text)
     assert sample.resumed in (0, 1), "0: the pause came after the end"
 
 

@@ -170,6 +170,10 @@ class Player:
         """Go on."""
         self._go.set()
 
+    async def resumed(self) -> None:
+        """Until it is not paused."""
+        await self._go.wait()
+
     def abort(self, request_id: str) -> bool:
         """True if it was running."""
         run = self._runs.get(request_id)

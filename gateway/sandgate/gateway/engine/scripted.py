@@ -97,6 +97,9 @@ class ScriptedEngine:
             try:
                 await self._attempt(prompt, made, attempt, on_delta)
             except Refused as error:
+                if wire.says_paused(error.status, error.body):
+                    await self.player.resumed()
+                    continue
                 raise wire.refusal(
                     error.status, error.body, error.retry_after, prompt_tokens=len(prompt.ids)
                 ) from None

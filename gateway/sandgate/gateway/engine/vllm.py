@@ -165,9 +165,9 @@ class VllmEngine:
         except TimeoutError:
             raise EngineFailed(f"the engine did not finish within {self._timeout_s:g} s") from None
         except asyncio.CancelledError:
-            if task not in self._cut:
+            # Was it `aclose` that cancelled, and not (also) whoever owns the task?
+            if task not in self._cut or task.uncancel() > 0:
                 raise
-            task.uncancel()  # it was `aclose` that cancelled, not whoever owns the task
             raise EngineUnavailable("this gateway is closing its engines") from None
         finally:
             self._running.discard(task)
@@ -224,18 +224,22 @@ class VllmEngine:
             salt=f"v{made.told}",
         )
         request_id = tries.name(prompt.request_id)
+        working = True
+        """The engine may be sampling, for all we know."""
         try:
             async with self._http.post(url + door.value, body, request_id=request_id) as answer:
-                if answer.status != 200:
+                working = answer.status == 200
+                if not working:
                     await self._refuse(answer, door, len(ids))
                 elif on_delta is None:
                     await self._whole(answer, door, made)
                 else:
                     await self._stream(answer, door, made, on_delta)
-        except (Lost, _Shut, _PausedNow, Overloaded, EngineUnavailable):
+        except Lost:
             raise
         except BaseException:
-            await self._stop(url, request_id)
+            if working:
+                await self._stop(url, request_id)
             raise
 
     async def _refuse(self, answer: Streamed, door: Door, prompt_tokens: int) -> None:
