@@ -253,6 +253,11 @@ class Core:
         """Never backwards by accident: the trainer says what its weights are."""
         await self.sessions.set_version(version)
 
+    def health(self) -> tuple[int, dict[str, Json]]:
+        """Alive, and able to make turns durable: (200 or 503, what /healthz says)."""
+        store = self.sessions.store.status()
+        return (200 if store.healthy else 503), {"healthy": store.healthy, "detail": store.detail}
+
     def not_ready(self) -> str:
         """Why this process takes no turns, or nothing."""
         if self.turns.load.draining:

@@ -90,6 +90,9 @@ class Front:
             await self._model_call(adapter, session_id, scope, receive, send)
         elif session_id is not None or path in ("/complete", "/v1/complete") or path.startswith("/v1/models"):
             await self._small(session_id, path, scope, receive, send)
+        elif path == "/healthz" and scope["method"] == "GET":  # must answer when everything else is slow
+            status, said = self.core.health()
+            await respond(send, status, orjson.dumps(said))
         else:
             await self.control(scope, bounded(scope, receive, self.core.config.limits.body_bytes), send)
 
