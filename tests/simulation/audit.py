@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from sandgate.gateway.journal.records import Record, TurnCommitted
+from sandgate.gateway.journal.records import Record
 from sandgate.gateway.session import Session
 from sandgate.gateway.sessions import Sessions
 
@@ -14,16 +15,23 @@ if TYPE_CHECKING:
 
 REST_S = 200.0
 """Longer than any linger, stall or patience."""
-SERVANTS = ("write-behind", "watch")
+SERVANTS = ("write-behind", "retire", "watch", "check")
 """Tasks that live as long as their process."""
 
 
-def replayed(world: World, found: list[tuple[str, Record]]) -> None:
-    """After a restart: what was durable is on the disk still."""
-    here = {record.turn for _, record in found if isinstance(record, TurnCommitted)}
-    told = {told.turn for told in world.history.told}
-    for turn in sorted(told - here):
-        world.wrong(f"turn {turn} was told and is not on the disk after a restart")
+def still_there(world: World) -> None:
+    """What was ever durable is on the disk, in order, unless the gateway itself had it deleted."""
+    ever: dict[str, list[Record]] = defaultdict(list)
+    here: dict[str, list[Record]] = defaultdict(list)
+    for session, record in world.history.ever:
+        ever[session].append(record)
+    for session, record in world.disk.sound_records():
+        here[session].append(record)
+    for session, records in ever.items():
+        if session not in world.history.retired and here[session] != records:
+            world.wrong(f"{len(records)} records of {session!r} were durable, {len(here[session])} are there")
+    for session in sorted(here.keys() & world.history.retired - {""}):
+        world.wrong(f"{session} was retired and is there again")
 
 
 async def at_rest(world: World) -> None:
@@ -54,7 +62,7 @@ async def at_rest(world: World) -> None:
     again.replay()
     _same(world, core.sessions, again)
     world.history.end = world.loop.time()
-    world.history.disk = world.disk.sound_records()
+    still_there(world)
 
 
 def _same(world: World, live: Sessions, again: Sessions) -> None:

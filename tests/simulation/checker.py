@@ -46,7 +46,7 @@ class Case:
     broken: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        for session, record in self.history.disk:
+        for session, record in self.history.ever:
             if isinstance(record, TurnCommitted):
                 self._turn(session, record)
             elif isinstance(record, Sealed):
@@ -281,7 +281,7 @@ def check_ends(case: Case) -> Iterator[str]:
     for session in case.history.aborted:
         if session not in case.sealed or not case.sealed[session].aborted:
             yield f"{session} was aborted, and the disk does not say so"
-    given = {session for session, record in case.history.disk if isinstance(record, Rewarded)}
+    given = {session for session, record in case.history.ever if isinstance(record, Rewarded)}
     for session in case.history.rewarded - given:
         yield f"{session} was rewarded, and the disk does not say so"
 
@@ -291,13 +291,13 @@ def check_leases(case: Case) -> Iterator[str]:
     acked: dict[str, str] = {}
     leased: dict[str, Leased] = {}
     ended: dict[str, float] = {}
-    for _, record in case.history.disk:
+    for _, record in case.history.ever:
         if isinstance(record, Acked):
             yield from _acked(record, acked)
         if isinstance(record, Acked | Nacked):
             ended.setdefault(record.lease, record.at)
         if isinstance(record, Leased):
-            leased[record.lease] = record
+            leased.setdefault(record.lease, record)
     for lease, sessions in case.history.acked.items():
         for session in sessions:
             if acked.get(session) != lease:
@@ -311,7 +311,7 @@ def check_leases(case: Case) -> Iterator[str]:
 
 def _acked(record: Acked, acked: dict[str, str]) -> Iterator[str]:
     for session in record.sessions:
-        if session in acked:
+        if acked.get(session, record.lease) != record.lease:
             yield f"{session} was acked twice: {acked[session]}, {record.lease}"
         acked[session] = record.lease
 

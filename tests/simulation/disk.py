@@ -27,11 +27,27 @@ class SimDisk(MemoryDisk):
     def __init__(self, world: World) -> None:
         super().__init__()
         self._world = world
+        self._seen = 0
+        """The newest row that the world was told of."""
 
     def carry_out(self, job: Job) -> None:
         super().carry_out(job)
-        for body in job.bodies:
-            self._world.became_durable(job.session, decode(body))
+        self._world.history.retired.update(job.forget)
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """Tell the world of all rows that it does not know yet."""
+        fresh = [row for row in self.rows if row[0] > self._seen and sound(row)]
+        self._seen = self.seq
+        for row in fresh:
+            self._world.became_durable(row[1], decode(row[2]))
+
+    def leave_behind(self, job: Job, *, torn: bool) -> None:
+        """Written by a process that was killed while it did so."""
+        super().carry_out(job)
+        self._world.history.retired.update(job.forget)
+        if torn:
+            self.tear()
 
     def sound_records(self) -> list[tuple[str, Record]]:
         """What a process that opens it now will find."""
@@ -82,11 +98,9 @@ class SimStore(MemoryStore):
         waiting, self._waiting = self._waiting, []
         if waiting and not self.disk.failure and self._rng.random() < 0.5:
             part = waiting[: self._rng.randint(1, len(waiting))]
-            for job in part:
-                self.disk.carry_out(job)
             torn = bool(part[-1].bodies) and self._rng.random() < 0.5
-            if torn:
-                self.disk.tear()
+            for job in part:
+                self.disk.leave_behind(job, torn=torn and job is part[-1])
             self._world.say(f"disk kept {len(part)} of {len(waiting)} jobs under way{', torn' if torn else ''}")
         self._waiting = waiting[:0]
         self._release()

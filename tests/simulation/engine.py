@@ -102,7 +102,6 @@ class _Run:
     async def serve(self) -> None:
         """Sample to the end, unless something comes between."""
         fleet, piece, rng = self.fleet, self.piece, self.fleet.rng
-        fleet.running[self] = None
         try:
             plan, at = fleet.plan(piece.request_id, piece.prompt)
             left = plan[at:] if at < len(plan) else plan[-1:]
@@ -264,6 +263,7 @@ class SimTransport:
         )
         world.sampling(piece)
         run = _Run(self._fleet, piece, said)
+        self._fleet.running[run] = None
         world.loop.create_task(run.serve(), name=f"engine {request_id}", context=contextvars.Context())
         return run
 
@@ -277,7 +277,7 @@ class SimTransport:
         timeout_s: float = 10.0,
     ) -> Answer:
         fleet = self._fleet
-        if body is not None and url.endswith("abort_requests"):
+        if body is not None and url.endswith("abort_requests") and self._alive():
             for name in json.loads(body)["request_ids"]:
                 fleet.world.group_over(name.removeprefix(ABORT_PREFIX)[:24], "aborted")
         await asyncio.sleep(fleet.rng.choice(STEP_S))

@@ -94,8 +94,10 @@ class History:
     asked: list[Asked] = field(default_factory=list)
     durable: dict[str, float] = field(default_factory=dict)
     """Turn -> when it was durable for the first time."""
-    disk: list[tuple[str, Record]] = field(default_factory=list)
-    """What the disk holds at the end."""
+    ever: list[tuple[str, Record]] = field(default_factory=list)
+    """(session, record), all that was ever durable, in order."""
+    retired: set[str] = field(default_factory=set)
+    """Sessions whose records the gateway had deleted; the empty one is the log of leases, which it rewrites."""
     finalizing: dict[str, float] = field(default_factory=dict)
     """Session -> when its driver first asked for its end."""
     aborted: set[str] = field(default_factory=set)

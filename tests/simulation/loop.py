@@ -153,13 +153,17 @@ class InlineExecutor(Executor):
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
 
+        def done(result: Any) -> None:
+            if future.set_running_or_notify_cancel():
+                future.set_result(result)
+
         def work() -> None:
             try:
                 result = fn(*args, **kwargs)
             except Exception as error:  # noqa: BLE001 - told to the caller, as a pool does
                 future.set_exception(error)
             else:
-                self._loop.call_later(self._rng.choice((0.0, 0.001, 0.02)), future.set_result, result)
+                self._loop.call_later(self._rng.choice((0.0, 0.001, 0.02)), done, result)
 
         self._loop.call_later(self._rng.choice((0.0, 0.001, 0.05)), work)
         return future

@@ -16,6 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from sandgate.contract.errors import JournalUnavailable
 from sandgate.gateway.config import Config
 from sandgate.gateway.core import Core
 from sandgate.gateway.journal.records import Record, TurnCommitted
@@ -27,7 +28,7 @@ from sandgate.gateway.web.auth import Gate
 from sandgate.gateway.web.server import Front
 from tests.simulation import audit
 from tests.simulation.disk import SimDisk, SimStore
-from tests.simulation.driver import Control, Driver, Trainer, Weights
+from tests.simulation.driver import Control, Driver, Refused, Trainer, Weights
 from tests.simulation.engine import WINDOW, Fleet, connect
 from tests.simulation.history import NEVER, Group, History, Piece
 from tests.simulation.loop import LIFE, InlineExecutor, VirtualLoop
@@ -37,6 +38,8 @@ from tests.support.gateway import SECRET, codec, config_in
 
 PATIENCE_S = 4 * 3600.0
 """Virtual; a world that has not finished long after it healed hangs."""
+WRECKS: list[World] = []
+"""Worlds that did not come to their end: kept, because collecting their half-run coroutines would run them."""
 EPOCH = 1_700_000_000.0
 """Unix seconds at the start."""
 
@@ -89,6 +92,7 @@ class World:
             pause_hold_s=rng.choice((0.5, 240.0)),
             drain_s=rng.choice((0.1, 25.0)),
             in_flight_per_session=rng.choice((3, 64)),
+            retire_s=rng.choice((0.0, 0.0, 5.0, 60.0)),
         )
         return msgspec.structs.replace(
             config, limits=limits, shared_nodes=rng.choice(("once", "once", "every"))
@@ -107,6 +111,7 @@ class World:
 
     def became_durable(self, session: str, record: Record) -> None:
         """Called by the disk."""
+        self.history.ever.append((session, record))
         if isinstance(record, TurnCommitted):
             self.history.durable.setdefault(record.turn, self.loop.time())
             group = self._groups.get(record.turn)
@@ -156,11 +161,13 @@ class World:
 
     async def _compose(self) -> None:
         """As `app.gateway` does, with parts of this world."""
-        known = list(self.disk.sound_records())
+        self.disk.catch_up()
+        known = self.disk.sound_records()
         self.store = store = SimStore(self, self.disk, self._fork())
         now = self._now
         sessions = Sessions(store, now)
         sessions.replay()
+        await sessions.keep_doubts()
         engine = await connect(
             self.fleet,
             logprobs_mode="processed_logprobs",
@@ -177,9 +184,20 @@ class World:
             self._config, Gate(SECRET, now), sessions, turns, engine, metrics, "http://sim", self._new_id()
         )
         self.loop.create_task(store.write_behind(), name="write-behind")
+        if self._config.limits.retire_s:
+            self.loop.create_task(self._retire(sessions), name="retire")
         self.core, self.front = core, Front(core)
         self.say(f"life {self.life} records={len(known)}")
-        audit.replayed(self, known)
+        audit.still_there(self)
+
+    async def _retire(self, sessions: Sessions) -> None:
+        """As `app.gateway` does."""
+        while True:
+            await asyncio.sleep(self._config.limits.retire_s)
+            with contextlib.suppress(JournalUnavailable):
+                gone = await sessions.retire(self._config.limits.retire_s)
+                if gone:
+                    self.say(f"retired {gone} sessions")
 
     def _now(self) -> float:
         return EPOCH + self.loop.time()
@@ -197,9 +215,6 @@ class World:
         self.store.die()
         self.fleet.lose(life)
         self.network.lose(life)
-        for group in self.history.groups:
-            if group.life == life and group.durable == NEVER:
-                group.over = min(group.over, self.loop.time())
         self._killed.set()
 
     def _between_steps(self) -> None:
@@ -226,7 +241,9 @@ class World:
         await self._inside(core.engine.aclose())
         with contextlib.suppress(Exception):  # a disk that fails to the last: what waited was told to nobody
             await self._inside(store.aclose())
-        left = [task for task in self.loop.tasks[life] if task.get_name() != "write-behind"]
+        left = [
+            task for task in self.loop.tasks[life] if task.get_name() not in ("write-behind", "retire")
+        ]
         self.network.lose(life)
         self.loop.dead.add(life)
         self.say(f"stopped {life} left={len(left)}")
@@ -285,8 +302,10 @@ class World:
         self.loop.on_step = self._between_steps
         try:
             self.loop.run_until_complete(self._all())
-        finally:
-            self.loop.close()
+        except BaseException:
+            WRECKS.append(self)
+            raise
+        self.loop.close()
         for complaint in self.loop.complaints:
             self.history.wrong.append(f"asyncio: {complaint}")
         return self.history
@@ -344,7 +363,12 @@ class World:
         """Every group is closed, every lease acked."""
         sessions = sorted(self.history.finalized | self.history.aborted)
         for uid in sorted({session.partition(".")[0] for session in sessions}):
-            await trainer.control.call("POST", "/v1/groups/close", {"job": "shop-job", "uid": uid})
+            body = {"job": "shop-job", "uid": uid}
+            try:
+                await trainer.control.call("POST", "/v1/groups/close", body)
+            except Refused as error:
+                if error.status != 404 or not self._config.limits.retire_s:
+                    raise
         for _ in range(3):
             while await trainer.once():
                 pass

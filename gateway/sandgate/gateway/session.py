@@ -75,7 +75,7 @@ class Session:
             case TurnCommitted():
                 self._apply_turn(record)
             case Delivered():
-                self.delivered.add(record.turn)
+                (self.unsure if record.unsure else self.delivered).add(record.turn)
             case Rewarded():
                 self.rewards.append(record)
             case Completed():

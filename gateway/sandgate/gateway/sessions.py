@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sandgate.contract.errors import JournalUnavailable, NotFound, Overloaded, SandgateError
-from sandgate.gateway.journal.records import Opened, PolicyVersion, Record, Sealed
+from sandgate.gateway.journal.records import Delivered, Opened, PolicyVersion, Record, Sealed
 from sandgate.gateway.journal.store import Store
 from sandgate.gateway.session import Phase, Session
 from sandgate.gateway.trajectories.leases import LeaseBook
@@ -49,6 +49,10 @@ class Sessions:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     open_count: int = 0
     first_cursor: int = 0
+    doubts: dict[str, list[str]] = field(default_factory=dict)
+    """Session -> turns that `replay` found to be unsure and the journal does not call so yet."""
+    tail: asyncio.Future[None] | None = None
+    """Done when the newest synced append is folded into memory, or failed."""
     settling: int = 0
     """Records of no session that are being written: not in the book yet, so its snapshot would lose them."""
 
@@ -64,8 +68,19 @@ class Sessions:
         for session in self.live.values():
             if not session.ended:
                 self.open_count += 1
-                told = (turn.id for turn in session.tree.turns if turn.at >= last - UNSURE_S)
-                session.unsure = set(told) - session.delivered
+                told = {turn.id for turn in session.tree.turns if turn.at >= last - UNSURE_S}
+                if fresh := told - session.delivered - session.unsure:
+                    self.doubts[session.session_id] = sorted(fresh)
+                session.unsure |= told
+                session.unsure -= session.delivered
+
+    async def keep_doubts(self) -> None:
+        """After `replay`, before anything is served: what this replay is unsure of, later ones must be too. They could
+        not tell, as this life's records move the end of the journal away from the kill."""
+        doubts, self.doubts = self.doubts, {}
+        for session_id, turns in doubts.items():
+            notes = [Delivered(at=self.now(), turn=turn, unsure=True) for turn in turns]
+            await self.store.append(session_id, *notes, sync=False)
 
     def _fold(self, session_id: str, record: Record) -> None:
         if isinstance(record, PolicyVersion):
@@ -127,7 +142,7 @@ class Sessions:
         await _carried_through(self._record(session, records))
 
     async def _record(self, session: Session, records: tuple[Record, ...]) -> None:
-        await self.store.append(session.session_id, *records)
+        await self._append(session.session_id, *records)
         before = session.phase
         for record in records:
             session.apply(record)
@@ -140,6 +155,21 @@ class Sessions:
             self.open_count -= 1
         if session.phase is not before or isinstance(records[0], Opened):
             self.tell(session)
+
+    async def _append(self, session_id: str, *records: Record) -> None:
+        """Durable when this returns, and in the journal's own order: what the caller folds right after it, without an
+        await between, is folded as a replay will fold it, whoever the store wakes first."""
+        before = self.tail
+        mine = self.tail = asyncio.get_running_loop().create_future()
+        try:
+            try:
+                await self.store.append(session_id, *records)
+            finally:
+                if before is not None and not before.done():
+                    await before
+        finally:
+            if not mine.done():  # cancelled, if the loop is being torn down
+                mine.set_result(None)
 
     async def note(self, session: Session, *records: Record) -> None:
         """Visible now, durable with the next group: for what may be lost in a crash."""
@@ -183,7 +213,7 @@ class Sessions:
     async def _settle(self, record: Record) -> None:
         self.settling += 1
         try:
-            await self.store.append("", record)
+            await self._append("", record)
         except BaseException:
             self.book.undo(record)
             raise
@@ -201,10 +231,10 @@ class Sessions:
         gone = [one for one in self.book.disposable() if self._sealed_before(one, now - age_s)]
         if not gone:
             return 0
+        await self.store.retire(gone)  # first: what a bad disk still has, is tried again
         for session_id in gone:
             self.live.pop(session_id, None)
         self.book.forget(gone)
-        await self.store.retire(gone)
         if not self.settling:
             version = PolicyVersion(at=now, version=self.version)
             await self.store.replace("", version, *self.book.snapshot(now))

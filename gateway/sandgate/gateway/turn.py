@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -151,8 +150,10 @@ class Turns:
         fresh = [turn for turn in call.turns if turn not in session.delivered]
         if fresh and not session.ended and not session.closing:
             now = self.sessions.now()
-            with contextlib.suppress(JournalUnavailable):  # then a retry gets the same answer, as it may
+            try:
                 await self.sessions.note(session, *(Delivered(at=now, turn=turn) for turn in fresh))
+            except JournalUnavailable:
+                session.unsure.update(fresh)  # a retry gets the same answer, as it may; the seal will note it
 
     async def cancel(self, session: Session) -> None:
         """Abort everything this session has in flight; returns when the engine calls are gone."""

@@ -107,6 +107,9 @@ class Delivered(_Record, frozen=True, kw_only=True, tag="delivered"):
     """The answer was written to the client's connection in full."""
 
     turn: str
+    unsure: bool = False
+    """Maybe: a kill took the note of it, if there was one. Written by the next life of the process, so that later ones
+    know it too; a retry still gets the same answer."""
 
 
 class Rewarded(_Record, frozen=True, kw_only=True, tag="rewarded"):
