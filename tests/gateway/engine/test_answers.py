@@ -56,7 +56,7 @@ BAD = {
     "a sentinel": (GENERATE, generate([5], [entry(5, -9999.0)]), "token 0 (id 5): logprob -9999 is the engine's mark"),
     "a null logprob": (COMPLETIONS, completions([5, 6], [-0.5, None]), "token 1 (id 6): its logprob is None"),
     "no logprob at all": (GENERATE, generate([5], [entry(5, None)]), "token 0 (id 5): its logprob is None"),
-    "a logprob over float32": (GENERATE, generate([5], [entry(5, -1e300)]), "its logprob is -inf"),
+    "a logprob over float32": (GENERATE, generate([5], [entry(5, -1e300)]), "logprob -1e+300 is the engine's mark"),
     "NaN": (GENERATE, generate([5], [entry(5, math.nan)]), "cannot be read"),
     "a positive logprob": (GENERATE, generate([5], [entry(5, 0.25)]), "logprob 0.25 is positive"),
     "fewer logprobs than ids": (GENERATE, generate([5, 6], [entry(5, -1)]), "2 ids and 1 logprobs"),

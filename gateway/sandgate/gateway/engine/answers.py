@@ -130,16 +130,8 @@ class Step:
     cached_tokens: int = 0
 
     def check(self, vocab_size: int = 0) -> None:
-        """Raises EngineFailed for sentinels, NaN, infinities, positive logprobs, a missing one, ids that do not exist."""
-        if len(self.ids) != len(self.logprobs):
-            raise EngineFailed(f"the engine answered {len(self.ids)} ids and {len(self.logprobs)} logprobs")
-        if not self.ids:
-            return
-        # A sum is NaN or infinite as soon as one of its terms is: three passes in C instead of one in Python.
-        told = self.logprobs
-        good = isfinite(sum(told)) and min(told) > SENTINEL and max(told) <= POSITIVE_MAX
-        if not good or min(self.ids) < 0 or (vocab_size and max(self.ids) >= vocab_size):
-            raise EngineFailed(_culprit(self.ids, told, vocab_size))
+        """Raises EngineFailed for sentinels, NaN, positive or missing logprobs, and ids that do not exist."""
+        _check(self.ids, self.logprobs, vocab_size)
 
 
 def read(
@@ -149,7 +141,7 @@ def read(
 
     Raises EngineFailed naming what is wrong.
 
-    256 tokens take about 0.1 ms, most of it skipping fields that nobody asked for.
+    256 tokens (35 kB of JSON) take 0.08 ms, most of it skipping fields that nobody asked for.
     """
     decoder = _COLUMNS if door is Door.COMPLETIONS else _TOP if top else _PLAIN
     try:
@@ -159,15 +151,14 @@ def read(
     if answer.error is not None:
         words = answer.error.message if isinstance(answer.error, _Error) else answer.error
         raise EngineFailed(f"the engine failed: {words[:500]}")
-    step = _step(answer.choices[0], top) if answer.choices else Step()
-    if not allow_positive:
-        step.check(vocab_size)
+    vocabulary = None if allow_positive else vocab_size
+    step = _step(answer.choices[0], top, vocabulary) if answer.choices else Step()
     if answer.usage is not None and answer.usage.prompt_tokens_details is not None:
         step.cached_tokens = answer.usage.prompt_tokens_details.cached_tokens or 0
     return step
 
 
-def _step(choice: _Choice, top: int) -> Step:
+def _step(choice: _Choice, top: int, vocabulary: int | None) -> Step:
     logprobs = choice.logprobs
     ids = choice.token_ids or []
     alternatives: tuple[Top, ...] = ()
@@ -183,8 +174,8 @@ def _step(choice: _Choice, top: int) -> Step:
         _same_ids(ids, content)
         if top:
             alternatives = tuple(_best(cast(_EntryTop, entry).top_logprobs, top) for entry in content)
-    if len(told) != len(ids):
-        raise EngineFailed(f"the engine answered {len(ids)} ids and {len(told)} logprobs")
+    if vocabulary is not None:
+        _check(ids, told, vocabulary)  # before packing: an array would box every number anew
     try:
         packed_ids, packed = array("i", ids), array("f", cast(Sequence[float], told))
     except (OverflowError, TypeError):
@@ -237,8 +228,24 @@ def _finish(told: str | None) -> Finish | None:
     return FINISHES[told]
 
 
+def _check(ids: Sequence[int], told: Sequence[float | None], vocab_size: int) -> None:
+    """Sentinels, NaN, infinities, positive logprobs, missing ones, ids that do not exist."""
+    if len(told) != len(ids):
+        raise EngineFailed(f"the engine answered {len(ids)} ids and {len(told)} logprobs")
+    if not ids:
+        return
+    logprobs = cast(Sequence[float], told)
+    try:
+        # A sum is NaN as soon as one of its terms is: passes in C instead of one in Python.
+        good = isfinite(sum(logprobs)) and min(logprobs) > SENTINEL and max(logprobs) <= POSITIVE_MAX
+    except TypeError:  # None among them
+        good = False
+    if not good or min(ids) < 0 or max(ids) > VERSION_MAX or (vocab_size and max(ids) >= vocab_size):
+        raise EngineFailed(_culprit(ids, told, vocab_size))
+
+
 def _culprit(ids: Sequence[int], logprobs: Sequence[float | None], vocab_size: int = 0) -> str:
-    """Which token cannot be trusted, and why."""
+    """Which token cannot be trusted, and why. Of equally many."""
     for at, (token, logprob) in enumerate(zip(ids, logprobs, strict=True)):
         if logprob is None or not isfinite(logprob):
             return f"token {at} (id {token}): its logprob is {logprob}"
