@@ -56,11 +56,12 @@ fix: venv
 bench: venv
 	$(BIN)/python -m tests.bench $(ARGS)
 
-## make fuzz [EXAMPLES=5000]  the property tests, looking much longer than `make test` does
+## make fuzz [INPUTS=1000000] [EXAMPLES=n]  mutated bodies, records and manifests; with EXAMPLES the property tests too, for longer
 .PHONY: fuzz
-fuzz: export SANDGATE_FUZZ_EXAMPLES := $(or $(EXAMPLES),5000)
+fuzz: export SANDGATE_FUZZ_EXAMPLES := $(EXAMPLES)
 fuzz: venv
-	$(BIN)/pytest -m hypothesis --hypothesis-profile=fuzz -o timeout=0 $(T)
+	$(BIN)/python -m tests.fuzz --inputs $(or $(INPUTS),1000000)
+	$(if $(EXAMPLES),$(BIN)/pytest -m hypothesis --hypothesis-profile=fuzz -o timeout=0 $(T))
 
 ## make help                this list
 .PHONY: help

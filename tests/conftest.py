@@ -18,7 +18,7 @@ settings.register_profile(
     "fuzz",
     settings.get_profile("default"),
     derandomize=False,
-    max_examples=int(os.environ.get("SANDGATE_FUZZ_EXAMPLES", "5000")),
+    max_examples=int(os.environ.get("SANDGATE_FUZZ_EXAMPLES") or "5000"),
 )
 settings.load_profile("default")
 
