@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from functools import lru_cache
 from typing import NewType
 
 JobName = NewType("JobName", str)
@@ -29,6 +30,9 @@ JOB_NAME_MAX = 52
 SAMPLES_MAX = 65_536
 ATTEMPTS_MAX = 10_000
 UID_CHARS_MAX = 256
+
+NAMES_KEPT = 65_536
+"""Group names remembered: a name is asked for at every step of a session, and costs a hash."""
 
 LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 """An RFC 1123 DNS label, its length apart."""
@@ -55,6 +59,7 @@ def short_hash(*parts: str) -> str:
     return digest.hexdigest()[:_HASH_PART]
 
 
+@lru_cache(maxsize=NAMES_KEPT)
 def group_name(job: str, uid: str) -> GroupName:
     """`<job>-<slug of uid>-<hash of both>`."""
     return GroupName(f"{slug(job, _JOB_PART)}-{slug(uid, _UID_PART)}-{short_hash(job, uid)}")

@@ -79,7 +79,7 @@ class Observed:
     @property
     def live(self) -> list[SessionObserved]:
         """Sessions that are not sealed."""
-        return [one for one in self.sessions.values() if one.ref.name in self._placed]
+        return [self.sessions[name] for name in self._placed if name in self.sessions]
 
     def gateway_of(self, uid: str) -> str:
         """Where a begun, unsettled group is."""

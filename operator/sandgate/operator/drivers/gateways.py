@@ -30,6 +30,8 @@ BACKLOG = 4096
 """Connections that wait while a gateway restarts; the kernel cuts it to net.core.somaxconn."""
 READY_S = 180.0
 """A journal of a million turns is replayed in about a minute."""
+DEADLINE_S = 300.0
+"""How long calls wait for a gateway that is away: a restart replays its journal; a full disk may be emptied."""
 STOP_S = 30.0
 """Running turns may finish: the gateway's own drain takes at most 25 s."""
 
@@ -102,7 +104,7 @@ async def _start(
         on_restart=lambda who, why, n: tell(ProcessRestarted(name=who, why=why, restarts=n)),
     )
     await process.start()
-    return LocalGateway(name, origin, GatewayClient(origin, key), process)
+    return LocalGateway(name, origin, GatewayClient(origin, key, deadline_s=DEADLINE_S), process)
 
 
 def listen() -> socket.socket:
