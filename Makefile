@@ -11,6 +11,8 @@ MAKEFLAGS += --no-print-directory
 PYTHON ?= python3
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/sandgate
 export UV_CACHE_DIR ?= $(CACHE)/uv
+# The machine's own certificates, as pip and git use them: behind a company's proxy uv's built-in ones do not verify.
+export UV_SYSTEM_CERTS ?= 1
 # uv does not read pip's settings; a machine that names its package index to pip only should still work.
 ifdef PIP_INDEX_URL
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)

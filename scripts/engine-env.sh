@@ -50,6 +50,8 @@ free_gib=$(( $(df -Pk "$caches" | awk 'NR==2 {print $4}') / 1048576 ))
 [ "$free_gib" -ge 10 ] || die "$caches has $free_gib GiB free; the build needs 10 (3 download, 5 installed, room to work)"
 
 export UV_CACHE_DIR=${UV_CACHE_DIR:-$caches/uv} UV_PYTHON_DOWNLOADS=never UV_HTTP_TIMEOUT=${UV_HTTP_TIMEOUT:-300}
+# The machine's own certificates, as pip uses them.
+export UV_SYSTEM_CERTS=${UV_SYSTEM_CERTS:-1}
 # uv does not read pip's settings; a machine that names its package index to pip only should still work.
 if [ -z "${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-}${UV_CONFIG_FILE:-}" ] && [ -n "${PIP_INDEX_URL:-}" ]; then
     export UV_DEFAULT_INDEX="$PIP_INDEX_URL"
