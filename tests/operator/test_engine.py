@@ -45,6 +45,7 @@ async def test_its_environment_has_no_credentials(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("SANDGATE_ENGINE_PYTHON", "/opt/py")
     for name in ("HF_TOKEN", "HF_HUB_TOKEN", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "hidden")
+    monkeypatch.setenv("PYTHONPATH", "/ours")
     monkeypatch.setenv("HF_HOME", "/cache")
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     (tmp_path / "tiny").mkdir()
@@ -52,6 +53,7 @@ async def test_its_environment_has_no_credentials(monkeypatch: pytest.MonkeyPatc
     assert argv[0] == "/opt/py"
     assert argv[4] == str(tmp_path / "tiny")
     assert "hidden" not in env.values()
+    assert "PYTHONPATH" not in env
     assert (env["HF_HOME"], env["HF_HUB_OFFLINE"], env["A"]) == ("/cache", "1", "1")
     assert (env["VLLM_SERVER_DEV_MODE"], env["OMP_NUM_THREADS"]) == ("1", "3")
 

@@ -111,6 +111,8 @@ async def command(
             "spec.engine.managed.command: is needed for sglang", field="spec.engine.managed.command"
         )
     python = await interpreter()
+    if python != sys.executable:  # what our interpreter is told would break another one
+        env = {name: value for name, value in env.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
     return vllm_argv(spec, managed, python, model, port), env | managed.env
 
 
