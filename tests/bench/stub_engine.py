@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
@@ -160,7 +161,8 @@ class Stub(asyncio.Protocol):
         chat = self._path.endswith("/chat/completions")
         if self._stream:
             self._write(SSE_HEAD)
-            self._play(iter(self._answers.chat_events if chat else self._answers.generate_events))
+            events = self._answers.chat_events if chat else self._answers.generate_events
+            self._play(iter(events), asyncio.get_running_loop().time())
         else:
             whole = self._answers.chat if chat else self._answers.generate
             if self._delay_s:
@@ -168,14 +170,13 @@ class Stub(asyncio.Protocol):
             else:
                 self._write(whole)
 
-    def _play(self, events: object) -> None:
-        """The next event; the next one is due after a step's time."""
-        assert hasattr(events, "__next__")
-        loop = asyncio.get_running_loop()
-        for data in events:  # type: ignore[attr-defined]
+    def _play(self, events: Iterator[bytes], due: float) -> None:
+        """The next event; each is due a step's time after the one before, however late that one was."""
+        for data in events:
             self._write(data)
             if self._delay_s:
-                loop.call_later(self._delay_s / (TOKENS / PER_STEP), self._play, events)
+                due += self._delay_s / (TOKENS / PER_STEP)
+                asyncio.get_running_loop().call_at(due, self._play, events, due)
                 return
         self._write(SSE_END)
 
