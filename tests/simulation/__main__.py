@@ -1,4 +1,4 @@
-"""`python -m tests.simulation --seeds A:B`: run many worlds; print each seed that fails, with why and its last events."""
+"""`python -m tests.simulation --seeds A:B`: run many worlds; print each seed that fails, why, and its last events."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ def main() -> int:
     """Exit code 1 if any seed failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seeds", default="0:200", help="A:B, or one seed")
-    parser.add_argument("--log", type=int, default=60, help="lines of the event log that a failing seed prints")
+    parser.add_argument(
+        "--log", type=int, default=60, help="lines of the event log that a failing seed prints"
+    )
     args = parser.parse_args()
     logging.disable(logging.WARNING)
     first, _, last = args.seeds.partition(":")

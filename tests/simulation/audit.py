@@ -1,4 +1,4 @@
-"""What can only be asked of a process that lives: is nothing reserved, is nothing running, is memory what the disk says."""
+"""What can only be asked of a live process: is nothing reserved, is nothing running, is memory what the disk says."""
 
 from __future__ import annotations
 

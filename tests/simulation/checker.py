@@ -87,7 +87,15 @@ class Case:
 def verdict(history: History) -> list[str]:
     """All that is wrong; empty if nothing is."""
     case = Case(history)
-    laws = (check_told, check_one_answer, check_no_resampling, check_exact, check_rows, check_ends, check_leases)
+    laws = (
+        check_told,
+        check_one_answer,
+        check_no_resampling,
+        check_exact,
+        check_rows,
+        check_ends,
+        check_leases,
+    )
     return [*history.wrong, *case.broken, *(line for law in laws for line in law(case))]
 
 
@@ -167,7 +175,9 @@ def check_no_resampling(case: Case) -> Iterator[str]:
 def _holds(case: Case, other: Group, group: Group) -> bool:
     """Is `other` an answer, or still on its way, when `group` begins?"""
     if other.durable <= group.begun:
-        return all(turn in case.turns for turn in other.turns)  # of a torn group, all that is left may be a part
+        return all(
+            turn in case.turns for turn in other.turns
+        )  # of a torn group, all that is left may be a part
     if other.over != NEVER:
         return other.over > group.begun
     if other.durable != NEVER:
@@ -202,7 +212,9 @@ def _inexact(case: Case, turn: Turn, pieces: list[Piece]) -> Iterator[str]:
         elif piece.logprobs[: end - start] != logprobs[start:end]:
             yield f"the logprobs of ids {start}:{end} are not the engine's"
         else:
-            true = piece.versions[: end - start] if piece.reported else array("i", [piece.told]) * (end - start)
+            true = (
+                piece.versions[: end - start] if piece.reported else array("i", [piece.told]) * (end - start)
+            )
             if versions[start:end] != true:
                 yield f"versions {start}:{end} are {versions[start:end].tolist()}, sampled by {true.tolist()}"
     last = pieces[-1]
@@ -246,7 +258,10 @@ def _row(case: Case, row: dict[str, Any], trained: set[str]) -> Iterator[str]:
         if turn.record.parent != parent:
             yield f"turn {name} does not extend {parent}"
         parent = name
-        if whole[: head + start] != pieces[0].prompt.tolist() or row["response_ids"][start:end] != turn.ids.tolist():
+        if (
+            whole[: head + start] != pieces[0].prompt.tolist()
+            or row["response_ids"][start:end] != turn.ids.tolist()
+        ):
             yield f"the ids up to turn {name} are not what the engine saw and said"
         mine = every or name not in trained
         trained.add(name)
@@ -255,7 +270,9 @@ def _row(case: Case, row: dict[str, Any], trained: set[str]) -> Iterator[str]:
         versions = [v for v, a, b in turn.record.versions for _ in range(a, b)]
         if mask != [int(mine)] * len(turn.ids):
             yield f"turn {name}: mask {mask}, although it is {'' if mine else 'not '}trained here"
-        if mine and (told != array("f", turn.record.logprobs).tolist() or row["versions"][start:end] != versions):
+        if mine and (
+            told != array("f", turn.record.logprobs).tolist() or row["versions"][start:end] != versions
+        ):
             yield f"turn {name}: other logprobs or versions than committed"
     if sum(row["loss_mask"]) != masked:
         yield f"{sum(row['loss_mask'])} ids have mask 1, {masked} were sampled"
@@ -327,4 +344,3 @@ def _overlaps(case: Case, leased: dict[str, Leased], ended: dict[str, float]) ->
             early = mine.at <= other.at < min(until, ended.get(lease, NEVER))
             if other.lease != lease and shared and early:
                 yield f"{sorted(shared)} is held by lease {lease} until {until}, and was given to {other.lease}"
-

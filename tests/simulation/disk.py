@@ -101,6 +101,8 @@ class SimStore(MemoryStore):
             torn = bool(part[-1].bodies) and self._rng.random() < 0.5
             for job in part:
                 self.disk.leave_behind(job, torn=torn and job is part[-1])
-            self._world.say(f"disk kept {len(part)} of {len(waiting)} jobs under way{', torn' if torn else ''}")
+            self._world.say(
+                f"disk kept {len(part)} of {len(waiting)} jobs under way{', torn' if torn else ''}"
+            )
         self._waiting = waiting[:0]
         self._release()

@@ -133,10 +133,10 @@ class Driver:
             await self.control.call("POST", path, {"reward": 0.25}, key=handle["reward_key"])
             history.rewarded.add(session)
         outcome = {"failure_class": "infra", "complete": False} if infra else {}
-        body = {"outcome": outcome, "reward": reward, "trajectories": rng.random() < 0.5}
+        last: dict[str, Any] = {"outcome": outcome, "reward": reward, "trajectories": rng.random() < 0.5}
         history.finalizing[session] = self.world.loop.time()
         try:
-            said = await self.control.call("POST", f"/v1/sessions/{session}/finalize", body)
+            said = await self.control.call("POST", f"/v1/sessions/{session}/finalize", last)
         except Refused:
             if session not in history.retired:
                 raise
@@ -145,7 +145,7 @@ class Driver:
         history.finalized.add(session)
         history.rewards[session] = reward
         if "trajectories" in said:
-            history.rows.append((session, said["trajectories"]))
+            history.told_rows(session, said["trajectories"])
 
 
 @dataclass(slots=True)
@@ -183,7 +183,7 @@ class Trainer:
         history.leases.append((lease, world.loop.time(), said["until"], sessions))
         for session in sessions:
             rows = [row for row in said["trajectories"] if row["session_id"] == session]
-            history.rows.append((session, rows))
+            history.told_rows(session, rows)
         world.say(f"lease {lease[:6]} of {','.join(sessions)}")
         await asyncio.sleep(rng.choice((0.0, 0.5, 5.0, 15.0)))
         what = rng.choices(("ack", "nack", "forget"), (8, 1, 1) if world.chaos else (1, 0, 0))[0]

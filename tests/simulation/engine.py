@@ -51,7 +51,7 @@ class Fleet:
         self._plans: dict[str, tuple[int, list[int]]] = {}
 
     def plan(self, request_id: str, prompt: Ids) -> tuple[list[int], int]:
-        """What this generation says, and how much of it the prompt holds already: each attempt goes on with the same."""
+        """What this generation says, and how much of it the prompt holds already: each attempt goes on with it."""
         base = request_id.rpartition("-r")[0] if "-r" in request_id else request_id
         if base not in self._plans:
             self._plans[base] = (len(prompt), self.world.words.reply(self.rng))
@@ -303,5 +303,5 @@ class SimTransport:
 
 async def connect(fleet: Fleet, **more: Any) -> vllm.VllmEngine:
     """The real engine client over the simulated wire."""
-    with mock.patch.object(vllm, "Transport", lambda api_key="": SimTransport(fleet)):
+    with mock.patch.object(vllm, "Transport", return_value=SimTransport(fleet)):
         return await vllm.VllmEngine.connect(URLS, model="shop", **more)

@@ -125,6 +125,11 @@ class History:
     digest: int = 0
     """Of all lines ever."""
 
+    def told_rows(self, session: str, rows: list[dict[str, Any]]) -> None:
+        """Trajectories as they were told. What they say of the engine's version is what is known of it at that moment:
+        nothing, while it is down."""
+        self.rows.append((session, [{**row, "engine": ""} for row in rows]))
+
     def say(self, at: float, line: str) -> None:
         """One line of the compact log; its first word is counted."""
         word = line.partition(" ")[0]

@@ -16,7 +16,6 @@ LIFE: contextvars.ContextVar[int] = contextvars.ContextVar("life", default=0)
 """Which life of the gateway process the running code belongs to; 0 = the world outside of it."""
 STEPS_MAX = 2_000_000
 """A world that takes more is a busy loop: a usual one takes a few ten thousand."""
-_serial = itertools.count(1)
 
 
 class Stuck(Exception):
@@ -26,8 +25,10 @@ class Stuck(Exception):
 class _Numbered:
     """Hashes by age, not by address: sets of futures are walked in the same order in every run of a seed."""
 
+    numbers = itertools.count(1)
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._number = next(_serial)
+        self._number = next(_Numbered.numbers)
         super().__init__(*args, **kwargs)
 
     def __hash__(self) -> int:
@@ -53,9 +54,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
     """
 
     def __init__(self, rng: Random) -> None:
-        global _serial
         super().__init__()
-        _serial = itertools.count(1)
+        _Numbered.numbers = itertools.count(1)
         self.steps = 0
         self.dead: set[int] = set()
         self.on_step: Callable[[], None] | None = None
@@ -67,7 +67,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._rng = rng
         self._now = 0.0
         self._graves: list[asyncio.Handle] = []
-        self.set_task_factory(self._make_task)
+        self.set_task_factory(self._make_task)  # type: ignore[arg-type]
         self.set_exception_handler(self._complain)
 
     def time(self) -> float:
@@ -119,7 +119,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         due: list[asyncio.TimerHandle] = []
         while timers and (not due or timers[0].when() <= self._now):
             timer = heapq.heappop(timers)
-            timer._scheduled = False
+            timer._scheduled = False  # type: ignore[attr-defined]
             if not timer.cancelled():
                 self._now = max(self._now, timer.when())
                 due.append(timer)

@@ -1,4 +1,4 @@
-"""Connections between agents, drivers and the gateway's ASGI app: slow, cut at any byte, and dead with their process."""
+"""Connections from agents and drivers to the gateway's ASGI app: slow, cut at any byte, dead with their process."""
 
 from __future__ import annotations
 

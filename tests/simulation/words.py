@@ -1,5 +1,5 @@
-"""What models say here: texts, reasoning and tool calls in the shop model's tokens, often not as its tokenizer would cut
-them, and sometimes nonsense."""
+"""What models say here: texts, reasoning and tool calls in the shop model's tokens, often not as its tokenizer would
+cut them, and sometimes nonsense."""
 
 from __future__ import annotations
 

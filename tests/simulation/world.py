@@ -1,7 +1,7 @@
 """One world from one seed: the real gateway core and its web front over a simulated clock, disk, network and engine.
 
-First chaos: kills between any two steps, torn writes, lost answers, full disks, weight updates. Then it heals, everybody
-finishes what they were doing, and the checker reads what happened.
+First chaos: kills between any two steps, torn writes, lost answers, full disks, weight updates. Then it heals,
+everybody finishes what they were doing, and the checker reads what happened.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
+
+import msgspec
 
 from sandgate.contract.errors import JournalUnavailable
 from sandgate.gateway.config import Config
@@ -82,8 +84,6 @@ class World:
         return Random(self.rng.getrandbits(64))
 
     def _settings(self) -> Config:
-        import msgspec
-
         rng, config = self.rng, _config()
         limits = msgspec.structs.replace(
             config.limits,
@@ -215,6 +215,9 @@ class World:
         self.store.die()
         self.fleet.lose(life)
         self.network.lose(life)
+        for piece in self.history.pieces:
+            if piece.life == life:
+                piece.ended = min(piece.ended, self.loop.time())
         self._killed.set()
 
     def _between_steps(self) -> None:
@@ -241,9 +244,7 @@ class World:
         await self._inside(core.engine.aclose())
         with contextlib.suppress(Exception):  # a disk that fails to the last: what waited was told to nobody
             await self._inside(store.aclose())
-        left = [
-            task for task in self.loop.tasks[life] if task.get_name() not in ("write-behind", "retire")
-        ]
+        left = [task for task in self.loop.tasks[life] if task.get_name() not in ("write-behind", "retire")]
         self.network.lose(life)
         self.loop.dead.add(life)
         self.say(f"stopped {life} left={len(left)}")

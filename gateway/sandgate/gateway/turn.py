@@ -29,6 +29,7 @@ OFF_LOOP_IDS = 4_096
 """Samples beyond this are parsed in a thread."""
 INTERNAL = "internal error; the gateway's log has the details"
 """All that a client is told of a bug."""
+CANCELLED = "the call was cancelled"
 
 log = logging.getLogger("sandgate.gateway")
 
@@ -110,6 +111,7 @@ class Turns:
         session.in_flight += request.n
         self.idle.clear()
         call.task = asyncio.get_running_loop().create_task(self._run(call), name=f"turn {turns[0]}")
+        call.task.add_done_callback(lambda _: self._ended(call))
         return call
 
     def _call(self, session: Session, request: TurnRequest, turns: tuple[str, ...], begun: float) -> Call:
@@ -175,18 +177,27 @@ class Turns:
             records = await self._make(call)
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError):
-                error = Gone("the call was cancelled")
+                error = Gone(CANCELLED)
             elif not isinstance(error, SandgateError):
                 log.exception("turn %s failed", call.turns[0])
                 error = SandgateError(INTERNAL)
-            call.doomed = True
-            for future in (call.prepared, call.done):
-                if not future.done():
-                    future.set_exception(error)
-                    future.exception()  # retrieved here: a call nobody waits for any more is no warning
+            self._fail(call, error)
         else:
             call.done.set_result(records)
         finally:
+            self._release(call)
+
+    def _fail(self, call: Call, error: BaseException) -> None:
+        call.doomed = True
+        for future in (call.prepared, call.done):
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # retrieved here: a call nobody waits for any more is no warning
+
+    def _ended(self, call: Call) -> None:
+        """A task that is cancelled before its first step never enters its `try`."""
+        if not call.done.done():
+            self._fail(call, Gone(CANCELLED))
             self._release(call)
 
     def _release(self, call: Call) -> None:
