@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ class Bench:
         self.starts = 0
         self.made: list[Supervised] = []
 
-    def make(self, code: str, program: str = sys.executable) -> Supervised:
+    def make(self, code: str, program: str = sys.executable, **more: Any) -> Supervised:
         spec = ProcessSpec(argv=[program, "-S", "-c", code], env={}, cwd=self.folder, log=self.folder / "log")
 
         def asked() -> ProcessSpec:
@@ -38,7 +39,7 @@ class Bench:
                 self.again.set()
             return spec
 
-        self.made.append(Supervised("it", asked, self.guard, on_restart=self.on_restart))
+        self.made.append(Supervised("it", asked, self.guard, on_restart=self.on_restart, **more))
         return self.made[-1]
 
     def on_restart(self, name: str, why: str, count: int) -> None:
@@ -74,6 +75,35 @@ async def test_one_that_keeps_ending_is_given_up_with_its_last_words(bench: Benc
     with pytest.raises(Unavailable, match="it ended 8 times in a row: exit code 3: cannot bind"):
         await process.task
     assert len(bench.restarts) == supervise.FAILURES_MAX - 1
+
+
+async def test_one_that_answers_may_be_killed_as_often_as_somebody_likes(bench: Bench) -> None:
+    answered: asyncio.Queue[None] = asyncio.Queue()
+
+    async def answers() -> str:
+        answered.put_nowait(None)
+        return ""
+
+    process = bench.make(FOREVER, answers=answers)
+    await process.start()
+    for _ in range(2 * supervise.FAILURES_MAX):
+        await answered.get()
+        assert process.process is not None
+        os.kill(process.process.pid, signal.SIGKILL)
+    await answered.get()
+    await process.stop(0.0)
+    assert len(bench.restarts) == 2 * supervise.FAILURES_MAX
+
+
+async def test_one_that_answers_nothing_is_given_up_all_the_same(bench: Bench) -> None:
+    async def answers() -> str:
+        return "starting"
+
+    process = bench.make("raise SystemExit(3)", answers=answers)
+    await process.start()
+    assert process.task is not None
+    with pytest.raises(Unavailable, match="it ended 8 times in a row"):
+        await process.task
 
 
 async def test_one_that_is_stopped_stays_so(bench: Bench) -> None:

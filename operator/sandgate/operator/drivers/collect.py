@@ -49,10 +49,11 @@ class Collector:
     collected: set[str] = field(default_factory=set)
 
     def resume(self) -> None:
-        """Files of earlier runs."""
+        """Files of earlier runs. A group is written when it is whole or closed: nothing more comes of it."""
         for uid in (*self.observed.settled, *self.observed.groups):
             if self.folder.group(self.job, uid).exists():
                 self.collected.add(uid)
+                self.observed.closed(uid)
                 self.observed.commit(uid, ())
 
     async def run(self) -> None:

@@ -67,9 +67,9 @@ async def gateways(
 
 
 async def _stop(found: dict[str, LocalGateway]) -> None:
-    for one in found.values():
-        await one.client.aclose()
     await asyncio.gather(*(one.process.stop(STOP_S) for one in found.values()))
+    for one in found.values():  # after supervision, which asks by it
+        await one.client.aclose()
 
 
 async def _start(
@@ -97,14 +97,16 @@ async def _start(
             pass_fds=(sock.fileno(),),
         )
 
+    client = GatewayClient(origin, key, deadline_s=DEADLINE_S)
     process = Supervised(
         name,
         spec,
         guard,
         on_restart=lambda who, why, n: tell(ProcessRestarted(name=who, why=why, restarts=n)),
+        answers=_readiness(client),
     )
     await process.start()
-    return LocalGateway(name, origin, GatewayClient(origin, key, deadline_s=DEADLINE_S), process)
+    return LocalGateway(name, origin, client, process)
 
 
 def listen() -> socket.socket:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 from collections.abc import Awaitable, Callable
@@ -12,7 +13,7 @@ from sandgate.contract.errors import Unavailable
 from sandgate.sandbox.process import Guard, ProcessExit, ProcessSpec, SandboxProcess, StartFailed
 
 SETTLED_S = 10.0
-"""A process that lived that long was well; the next failure is a first one again."""
+"""A process that lived that long, or answered, was well; the next failure is a first one again."""
 PAUSE_S, PAUSE_S_MAX = 0.05, 5.0
 """Before a restart, doubled with each failure in a row. Callers wait meanwhile, so the first one is at once."""
 FAILURES_MAX = 8
@@ -54,10 +55,12 @@ class Supervised:
         *,
         on_restart: Callable[[str, str, int], None],
         ready: Callable[[], Awaitable[None]] | None = None,
+        answers: Callable[[], Awaitable[str]] | None = None,
     ) -> None:
-        """`spec` is asked before each start. `on_restart(name, why, restarts)`. `ready`: awaited after each start."""
+        """`spec` is asked before each start. `on_restart(name, why, restarts)`. `ready`: awaited after each restart.
+        `answers`: "" once it does; one that is killed after that, however soon and often, does not count as failing."""
         self.name, self._spec, self._guard = name, spec, guard
-        self._on_restart, self._ready = on_restart, ready
+        self._on_restart, self._ready, self._answers = on_restart, ready, answers
         self.restarts = 0
         self.process: SandboxProcess | None = None
         self.task: asyncio.Task[None] | None = None
@@ -78,8 +81,9 @@ class Supervised:
         failures = 0
         while True:
             assert self.process is not None
-            ended = await self.process.wait()
-            failures = 1 if ended.at - self.process.started_at > SETTLED_S else failures + 1
+            ended, answered = await self._life(self.process)
+            well = answered or ended.at - self.process.started_at > SETTLED_S
+            failures = 1 if well else failures + 1
             if failures >= FAILURES_MAX:
                 raise Unavailable(f"{self.name} ended {failures} times in a row: {says(ended)}")
             self.restarts += 1
@@ -88,6 +92,18 @@ class Supervised:
             await self._start()
             if self._ready is not None:
                 await self._ready()
+
+    async def _life(self, process: SandboxProcess) -> tuple[ProcessExit, bool]:
+        """(how it ended, did it ever answer)."""
+        if self._answers is None:
+            return await process.wait(), False
+        answering = asyncio.ensure_future(self.first_ready(self._answers, math.inf))
+        try:
+            ended = await process.wait()
+            return ended, answering.done() and answering.exception() is None
+        finally:
+            answering.cancel()
+            await asyncio.gather(answering, return_exceptions=True)
 
     async def stop(self, grace_s: float) -> None:
         """SIGTERM, then SIGKILL; it is not started again."""

@@ -1,0 +1,210 @@
+"""What was seen: facts in, the planner's view out, and which keys must be planned again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sandgate.contract.errors import FailureClass, FailureReason
+from sandgate.contract.session import SessionState, SessionSummary
+from sandgate.operator.observe import JOB_KEY, Observed
+from sandgate.operator.plan.actions import Exit, Ref, Running, SampleState, Stop
+from tests.operator.plans import ref, want
+
+
+class Seen:
+    """An `Observed` and the keys it named."""
+
+    def __init__(self, *uids: str, **spec: Any) -> None:
+        self.keys: list[str] = []
+        self.settled: list[str] = []
+        self.it = Observed(want(**spec), self.keys.append)
+        self.it.on_settled(self.settled.append)
+        self.it.tasks(uids)
+        self.it.gateway("g0", ready=True)
+        self.keys.clear()
+
+    def said(self, at: Ref, state: str = "finalized", **more: Any) -> SessionSummary:
+        return SessionSummary(
+            session_id=at.name,
+            state=SessionState(state),
+            job=at.job,
+            uid=at.uid,
+            sample_index=at.sample,
+            attempt=at.attempt,
+            changed_at=50.0,
+            **more,
+        )
+
+
+def test_a_session_that_opens_is_live_and_counts_for_its_gateway() -> None:
+    seen = Seen("a", "b", groupSize=2)
+    seen.it.opened(ref("a", 0), "g0", 5.0)
+    job = seen.it.job()
+    assert (list(job.fresh), list(job.groups), job.begun, job.total) == (["b"], ["a"], 1, 4)
+    assert [one.state for one in job.groups["a"].samples] == [SampleState.LIVE, SampleState.WAITING]
+    assert job.groups["a"].samples[0].starting
+    assert job.gateways == {"g0": 1}
+    assert seen.keys == [ref("a", 0).name, JOB_KEY]
+    seen.it.opened(ref("a", 0), "g0", 6.0)
+    assert seen.it.job().gateways == {"g0": 1}
+
+
+def test_a_start_is_news_to_the_job_once() -> None:
+    seen = Seen("a")
+    seen.it.opened(ref("a"), "g0", 5.0)
+    seen.keys.clear()
+    seen.it.sandbox(ref("a"), Running(5.0))
+    assert seen.keys == [ref("a").name]
+    seen.it.sandbox(ref("a"), Running(5.0, 6.0))
+    assert seen.keys == [ref("a").name, JOB_KEY, ref("a").name]
+    assert not seen.it.job().groups["a"].samples[0].starting
+    seen.it.sandbox(ref("a"), Running(5.0, 6.0, Exit(7.0, 0)))
+    assert seen.keys.count(JOB_KEY) == 1
+
+
+def test_a_group_settles_when_its_last_sample_ends_well_and_is_only_counted_then() -> None:
+    seen = Seen("a", groupSize=2)
+    for sample in (0, 1):
+        seen.it.opened(ref("a", sample), "g0", 5.0)
+    seen.it.told(seen.said(ref("a", 0)), 60.0)
+    assert seen.settled == []
+    assert seen.it.job().groups["a"].samples[0].ended_at == 50.0
+    more = {"failure_class": "policy", "failure_reason": "TurnLimit"}
+    seen.it.told(seen.said(ref("a", 1), **more), 60.0)
+    job = seen.it.job()
+    assert seen.settled == ["a"]
+    assert (job.groups, job.gateways, seen.it.settled) == ({}, {"g0": 0}, {"a": 2})
+    assert (job.tally.ended, job.tally.failed) == (2, 1)
+    assert seen.it.live == []
+
+
+def test_infra_failures_are_counted_against_retries_but_not_our_own_doing() -> None:
+    seen = Seen("a")
+    for attempt, reason in enumerate(["OOMKilled", "DriverLost", "Aborted", "NodeLost"]):
+        seen.it.opened(ref("a", 0, attempt), "g0", 5.0)
+        said = seen.said(ref("a", 0, attempt), failure_class="infra", failure_reason=reason)
+        seen.it.told(said, 60.0)
+    (sample,) = seen.it.job().groups["a"].samples
+    assert (sample.spent, sample.attempt, sample.failure) == (2, 3, FailureClass.INFRA)
+
+
+def test_a_closed_group_settles_with_what_there_is() -> None:
+    seen = Seen("a", groupSize=2)
+    seen.it.opened(ref("a", 0), "g0", 5.0)
+    seen.it.closed("a")
+    assert seen.settled == [], "one still runs"
+    seen.it.told(seen.said(ref("a", 0)), 60.0)
+    assert seen.settled == ["a"]
+    assert seen.it.settled == {"a": 1}
+    assert seen.it.job().tally.failed == 1
+    seen.it.closed("never begun")
+
+
+def test_a_session_that_somebody_aborted_has_ended() -> None:
+    seen = Seen("a")
+    seen.it.opened(ref("a"), "g0", 5.0)
+    seen.it.told(seen.said(ref("a"), "aborted"), 60.0)
+    (sample,) = seen.it.job().groups["a"].samples
+    assert (sample.state, sample.reason) == (SampleState.ENDED, FailureReason.ABORTED)
+
+
+def test_a_reason_of_a_newer_gateway_is_infrastructure() -> None:
+    seen = Seen("a")
+    seen.it.opened(ref("a"), "g0", 5.0)
+    seen.it.told(seen.said(ref("a"), failure_class="infra", failure_reason="Meteor"), 60.0)
+    assert seen.it.job().groups["a"].samples[0].failure is FailureClass.INFRA
+
+
+def test_a_session_that_its_gateway_lost_is_tried_again() -> None:
+    seen = Seen("a")
+    seen.it.opened(ref("a"), "g0", 5.0)
+    seen.it.vanished(ref("a"), 60.0)
+    (sample,) = seen.it.job().groups["a"].samples
+    assert (sample.reason, sample.spent) == (FailureReason.GATEWAY_LOST, 1)
+
+
+def test_the_first_reason_to_stop_stands() -> None:
+    seen = Seen("a")
+    seen.it.opened(ref("a"), "g0", 5.0)
+    seen.it.stopping(ref("a"), Stop(FailureReason.SESSION_TIMEOUT))
+    seen.it.stopping(ref("a"), Stop(FailureReason.STRAGGLER))
+    assert seen.it.sessions[ref("a").name].stop == Stop(FailureReason.SESSION_TIMEOUT)
+    assert seen.it.job().groups["a"].samples[0].stopping
+
+
+def test_what_an_earlier_driver_left_is_found_again() -> None:
+    seen = Seen("a", "b", "c", groupSize=2)
+    seen.it.found(
+        "g0",
+        [
+            seen.said(ref("b", 0, 0), failure_class="infra", failure_reason="OOMKilled"),
+            seen.said(ref("b", 0, 1), "open"),
+            seen.said(ref("b", 1)),
+            seen.said(ref("a", 0)),
+            seen.said(ref("a", 1), failure_class="agent", failure_reason="AgentExit"),
+        ],
+    )
+    job = seen.it.job()
+    assert (list(job.fresh), list(job.groups), seen.it.settled) == (["c"], ["b"], {"a": 2})
+    assert (job.begun, job.tally.ended, job.tally.failed) == (2, 2, 1)
+    first, second = job.groups["b"].samples
+    assert (first.state, first.attempt, first.spent, first.starting) == (SampleState.LIVE, 1, 1, False)
+    assert second.state is SampleState.ENDED
+    assert seen.it.sessions[ref("b", 0, 1).name].lost
+    assert ref("b", 0, 1).name in seen.keys
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"job": "another"},
+        {"sample_index": 7},
+        {"session_id": "made-by-hand"},
+    ],
+    ids=str,
+)
+def test_sessions_that_are_not_of_this_job_are_left_alone(other: dict[str, Any]) -> None:
+    seen = Seen("a")
+    said = seen.said(ref("a"))
+    fields = {name: getattr(said, name) for name in SessionSummary.__dataclass_fields__}
+    seen.it.found("g0", [SessionSummary(**{**fields, **other})])
+    assert list(seen.it.job().fresh) == ["a"]
+
+
+def test_a_group_whose_straggler_was_cut_is_over_for_the_next_driver_too() -> None:
+    seen = Seen("a", groupSize=2)
+    cut = seen.said(ref("a", 1), failure_class="infra", failure_reason="Straggler")
+    seen.it.found("g0", [seen.said(ref("a", 0)), cut])
+    assert seen.it.settled == {"a": 1}
+
+
+def test_what_is_committed_may_be_forgotten() -> None:
+    seen = Seen("a", groupSize=1)
+    seen.it.opened(ref("a"), "g0", 5.0)
+    seen.it.told(seen.said(ref("a")), 60.0)
+    seen.it.commit("a", [ref("a").name, "unknown"])
+    assert seen.it.sessions[ref("a").name].committed
+    assert seen.it.job().committed == 1
+    seen.it.forget(ref("a"))
+    assert seen.it.sessions == {}
+
+
+def test_news_of_what_is_forgotten_changes_nothing() -> None:
+    seen = Seen("a")
+    seen.it.sandbox(ref("a"), Running(1.0))
+    seen.it.verifier(ref("a"), Running(1.0))
+    seen.it.told(seen.said(ref("a")), 1.0)
+    seen.it.stopping(ref("a"), Stop(None))
+    seen.it.waits(ref("a").name, 5.0)
+    assert (seen.it.sessions, seen.keys) == ({}, [])
+
+
+def test_a_gateway_that_leaves_takes_no_sessions_and_comes_back_with_its_load() -> None:
+    seen = Seen("a", "b")
+    seen.it.opened(ref("a"), "g0", 5.0)
+    seen.it.gateway("g0", ready=False)
+    assert seen.it.job().gateways == {}
+    seen.it.gateway("g0", ready=True)
+    assert seen.it.job().gateways == {"g0": 1}
