@@ -30,6 +30,7 @@ def test_vllm_on_a_cpu_is_called_like_this() -> None:
         *("--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--enable-prompt-tokens-details"),
         *("--max-model-len", "4096"),
         *("--dtype", "float32", "--enforce-eager", "--max-num-seqs", "32"),
+        *("--gpu-memory-utilization", "0.2"),
         *("--max-num-seqs", "8"),  # the user's come last, and win
     ]
 

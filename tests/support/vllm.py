@@ -41,11 +41,14 @@ FLAGS = (
     "--dtype float32 --max-model-len 4096 --max-num-seqs 32 --enforce-eager --enable-scale-out"
     " --logprobs-mode processed_logprobs --enable-auto-tool-choice --tool-call-parser hermes"
     " --enable-prompt-tokens-details"
+    # Of a machine that others use too. Asked for by vLLM's start-up check where the size of the cache is not given (it
+    # is, below); the default is 0.92 of the memory node, which fails as soon as anything else runs.
+    " --gpu-memory-utilization 0.2"
 ).split()
 
 ENV = {
     "VLLM_SERVER_DEV_MODE": "1",  # pause, resume, weight versions
-    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; given a size, 0.32 does not ask how much memory is free (cpu_worker.py)
     # One thread, bound nowhere: 100 tokens a second on two busy cores; two threads that wait for each other made 20.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
@@ -89,8 +92,8 @@ def _told() -> Vllm:
     return Vllm(TOLD.rstrip("/"), served["id"], MODEL, max_model_len=served["max_model_len"])
 
 
-def _python() -> Path:
-    """The engine environment's interpreter; where scripts/engine-env.sh puts it."""
+def engine_python() -> Path:
+    """The engine environment's interpreter, where scripts/engine-env.sh puts it. Skips where there is none."""
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sandgate"
     digest = hashlib.sha256((ROOT / "engine" / "requirements.lock").read_bytes()).hexdigest()[:12]
     venv = caches / f"engine-{digest}"
@@ -100,7 +103,7 @@ def _python() -> Path:
 
 
 def _start(config: pytest.Config) -> Vllm:
-    python = _python()
+    python = engine_python()
     port = _free_port()
     log = tempfile.NamedTemporaryFile("w+", prefix="sandgate-vllm-", suffix=".log", delete=False)  # noqa: SIM115
     command = [
@@ -127,7 +130,9 @@ def _start(config: pytest.Config) -> Vllm:
     url = f"http://127.0.0.1:{port}"
     end = time.monotonic() + START_S
     while not _up(url):
-        with contextlib.suppress(subprocess.TimeoutExpired):  # it should not end: this is the pause between two looks
+        with contextlib.suppress(
+            subprocess.TimeoutExpired
+        ):  # it should not end: this is the pause between two looks
             process.wait(0.2)
         if process.returncode is not None or time.monotonic() > end:
             log.seek(0)

@@ -35,8 +35,8 @@ CPU_ENV = {
 """1 GiB of cache: a small model needs less, and the default takes half the machine. Threads bound to no core, on half
 of the cores: agents and gateways run beside it, and threads that wait for each other are 5 times slower."""
 CPU_MEMORY_SHARE = "0.2"
-"""Of the memory node, that vLLM wants free when it starts. Given a cache size 0.32 does not ask (it started with 0.99 of
-a machine in use); where it does ask, its default of 0.92 fails as soon as anything else runs."""
+"""Of the memory node, that vLLM wants free when it starts. Given a cache size 0.32 does not ask (it started with 0.99
+on a machine in use); where it does ask, its default of 0.92 fails as soon as anything else runs."""
 VLLM_ENV = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 """Dev mode: pause, resume and weight updates. On loopback only."""
 

@@ -1,0 +1,87 @@
+"""The examples as jobs of the tests: the real engine behind a recorder, real gateways, real agents."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from asyncio.subprocess import PIPE
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from sandgate.contract.job import RolloutJob
+from sandgate.contract.schema import decode
+from sandgate.contract.trajectory import Trajectory
+from sandgate.operator.drivers.local import Event, JobResult, run_local
+from sandgate.trainer.export.parquet import merge_parquet, read_parquet, write_parquet
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+SHOP = EXAMPLES / "shop" / "job.yaml"
+SANDGATE = Path(sys.executable).with_name("sandgate")
+WITHIN_S = 200.0
+"""A run that does not end in this time will not; alone on two cores they take 10 to 60 s."""
+
+T = TypeVar("T")
+
+
+def job(manifest: Path, *, tasks: int | None = None, args: tuple[str, ...] = (), **spec: Any) -> RolloutJob:
+    """An example's job: its first `tasks`, with more arguments for its agent, and fields that replace its own."""
+    told = yaml.safe_load(manifest.read_text())
+    own = told["spec"]
+    own["tasks"]["inline"] = own["tasks"]["inline"][:tasks]
+    container = own["agent"]["template"]["spec"]["containers"][0]
+    container["args"] = [*container.get("args", ()), *args]
+    for name, value in spec.items():
+        own[name] = {**own[name], **value} if isinstance(value, dict) else value
+    return decode(RolloutJob, told)
+
+
+@dataclass
+class Run:
+    """One `--out` folder; runs in it may follow each other."""
+
+    out: Path
+    engine: str
+    base: Path = SHOP.parent
+    """What paths of the manifest begin at."""
+    events: list[Event] = field(default_factory=list)
+    on_event: Callable[[Event], None] = lambda event: None
+
+    def _tell(self, event: Event) -> None:
+        self.events.append(event)
+        self.on_event(event)
+
+    def of(self, kind: type[T]) -> list[T]:
+        """Events of a kind."""
+        return [one for one in self.events if isinstance(one, kind)]
+
+    async def go(self, wanted: RolloutJob) -> JobResult:
+        """`sandgate run`, without its command line."""
+        async with asyncio.timeout(WITHIN_S):
+            return await run_local(
+                wanted,
+                manifest_dir=self.base,
+                out=self.out,
+                write_groups=write_parquet,
+                merge=merge_parquet,
+                engine_url=self.engine,
+                progress=self._tell,
+            )
+
+    def rows(self) -> list[Trajectory]:
+        """Of the merged file."""
+        return list(read_parquet(self.out / "trajectories.parquet"))
+
+
+async def command(*args: str | Path) -> tuple[int, Any]:
+    """`sandgate ...`: its exit code, and what it printed as JSON."""
+    process = await asyncio.create_subprocess_exec(SANDGATE, *map(str, args), "--json", stdout=PIPE, cwd=ROOT)
+    async with asyncio.timeout(WITHIN_S):
+        out, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, json.loads(out)
