@@ -12,6 +12,7 @@ from sandgate.contract.errors import ForkReason, Unsupported
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.echo import MatchPolicy
 from sandgate.gateway.conversation.messages import Message, Tool, TurnRequest
+from sandgate.gateway.conversation.sameness import outline
 from sandgate.gateway.conversation.tree import Match, Tree
 from sandgate.gateway.conversation.turns import Turn
 from sandgate.gateway.metrics import Metrics
@@ -22,6 +23,9 @@ OFF_LOOP_CHARS = 6_000
 
 TOOL_CHARS = 2_000
 """Of a tool's schema in a prompt, about: CLI agents send 20 tools in 40 to 80 kB."""
+
+OFF_LOOP_KEYS = 100_000
+"""The same for keying a request's blocks, which takes 0.3 ms for so many characters."""
 
 T = TypeVar("T")
 
@@ -51,7 +55,8 @@ class Prompts:
 
     async def prepare(self, tree: Tree, request: TurnRequest) -> Prepared:
         """Hashes find the parent, tokens decide. Raises BadRequest where the template refuses the messages."""
-        match, size = tree.find(request, self.policy), len(tree)
+        seen = await self._sized(request.messages, lambda: outline(request), most=OFF_LOOP_KEYS)
+        match, size = tree.find(request, self.policy, seen), len(tree)
         with self.metrics.render_s.time():
             why = match.fork
             if match.parent is not None:
@@ -91,11 +96,13 @@ class Prompts:
 
         return await self._sized(tail, work)
 
-    async def _sized(self, messages: Sequence[Message], work: Callable[[], T], tools: int = 0) -> T:
+    async def _sized(
+        self, messages: Sequence[Message], work: Callable[[], T], tools: int = 0, most: int = OFF_LOOP_CHARS
+    ) -> T:
         size = tools * TOOL_CHARS
         for message in messages:
             size += len(message.text) + sum(len(call.arguments) for call in message.tool_calls)
-        return await off_loop(self.pool, work) if size > OFF_LOOP_CHARS else work()
+        return await off_loop(self.pool, work) if size > most else work()
 
 
 async def off_loop(pool: Executor, work: Callable[..., T], *args: Any) -> T:

@@ -26,6 +26,8 @@ from sandgate.gateway.conversation.turns import Turn
 BRANCHES_MAX = 16
 """Newest branches a request is compared with: a fork's reason is a label, and this bounds its cost (1,000 turns in 16
 branches: about 5 ms)."""
+END_CHARS = 4096
+"""Of a long text's beginning and end the words are looked for: 430,000 characters would hold the event loop 40 ms."""
 SUMMARY_CHARS_MIN = 40
 """A reply of at least this length that stands inside a later system or user message is a summary put to use."""
 
@@ -105,16 +107,21 @@ def _by_words(
     request: TurnRequest, head: bytes, turns: Sequence[Turn], by_echo: Mapping[bytes, Turn]
 ) -> ForkReason | None:
     messages = request.messages
-    last = messages[-1].text if messages and messages[-1].role != "assistant" else ""
-    system = "\n".join(message.text for message in messages[: head_length(messages)])
+    last = _ends(messages[-1].text) if messages and messages[-1].role != "assistant" else ""
+    system = _ends("\n".join(message.text for message in messages[: head_length(messages)]))
     if COMPACTION_ASKED.search(last) or COMPACTION_ASKED.search(system):
         return ForkReason.COMPACTION
     opening = "\n".join(message.text for message in takewhile(_given, messages))
-    if COMPACTION_USED.search(opening) or _summary_used(opening, head, turns[-BRANCHES_MAX:], by_echo):
+    if COMPACTION_USED.search(_ends(opening)) or _summary_used(opening, head, turns[-BRANCHES_MAX:], by_echo):
         return ForkReason.COMPACTION
     if not request.tools and (TITLE_ASKED.search(last) or TITLE_ASKED.search(system)):
         return ForkReason.SIDE_CALL
     return None
+
+
+def _ends(text: str) -> str:
+    """Where a client's own words stand, before or after what it quotes."""
+    return text if len(text) <= 2 * END_CHARS else f"{text[:END_CHARS]}\n{text[-END_CHARS:]}"
 
 
 def _given(message: Message) -> bool:

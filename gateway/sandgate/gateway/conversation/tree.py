@@ -14,7 +14,7 @@ from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation import forks
 from sandgate.gateway.conversation.echo import Level, MatchPolicy
 from sandgate.gateway.conversation.messages import TurnRequest
-from sandgate.gateway.conversation.sameness import chain, outline, start_key
+from sandgate.gateway.conversation.sameness import Outline, chain, outline, start_key
 from sandgate.gateway.conversation.turns import Turn, turn_of
 from sandgate.gateway.conversation.walk import Index, State, walk
 from sandgate.gateway.journal.records import TurnCommitted
@@ -93,9 +93,12 @@ class Tree:
 
     # --- finding
 
-    def find(self, request: TurnRequest, policy: MatchPolicy = _POLICY) -> Match:
-        """The turn that `request` continues, and why not if it continues none. Changes nothing."""
-        seen = outline(request)
+    def find(self, request: TurnRequest, policy: MatchPolicy = _POLICY, seen: Outline | None = None) -> Match:
+        """The turn that `request` continues, and why not if it continues none. Changes nothing.
+
+        `seen`: the request's outline, if it was made elsewhere (a long one, in a thread).
+        """
+        seen = seen or outline(request)
         start = State(start_key(seen.head.key), None, seen.head.length)
         best = walk(self._index, seen, start, policy)
         rest = seen.rest(best.at)
