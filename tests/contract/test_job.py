@@ -73,7 +73,7 @@ def test_a_session_is_decoded_and_immutable_by_rule() -> None:
     assert (session.spec.sample_index, session.spec.attempt, session.spec.remote) == (2, 0, True)
     assert session.status is not None
     assert (session.status.base_url, session.status.reward) == ("http://g/v1", 1.0)
-    assert kinds.AgentSessionSpec.RULES == (Cel("self == oldSelf", "spec is immutable"),)
+    assert (Cel("self == oldSelf", "spec is immutable"),) == kinds.AgentSessionSpec.RULES
 
 
 def classes() -> list[type]:
