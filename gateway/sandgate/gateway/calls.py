@@ -35,12 +35,17 @@ class Call:
     listeners: int = 0
     steps: list[Step] = field(default_factory=list)
     """What was said so far, if it is streamed: a joiner starts from the first."""
+    pieces: list[list[int]] = field(default_factory=list)
+    """Per choice how many tokens came at once, while it is streamed: a replay is cut the same way."""
     doomed: bool = False
     """Cancelled or failed: whoever asks now gets a call of its own."""
     committing: bool = False
     """Its turns are being made durable: too late to cancel."""
     linger: asyncio.TimerHandle | None = None
     _waiters: set[asyncio.Future[None]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.pieces = [[] for _ in self.turns]
 
     def say(self, index: int, deltas: list[ParseDelta], tokens: Tokens | None = None) -> None:
         """More of choice `index`; wakes the followers."""

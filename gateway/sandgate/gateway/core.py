@@ -237,7 +237,7 @@ class Core:
             return {"events": [], "cursor": log.cursor, "epoch": self.epoch, "reset": True}
         try:
             async with asyncio.timeout(wait_s):
-                while log.cursor <= after:
+                while log.cursor <= after and not self.turns.load.draining:
                     await log.changed.wait()
         except TimeoutError:
             pass

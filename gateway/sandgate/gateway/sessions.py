@@ -183,6 +183,10 @@ class Sessions:
         self.events.append(
             Event(self.cursor, session.session_id, session.phase.value, str(session.spec.get("job", "")))
         )
+        self.wake()
+
+    def wake(self) -> None:
+        """Pollers look again."""
         self.changed.set()
         self.changed = asyncio.Event()
 

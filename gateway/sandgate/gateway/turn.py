@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from array import array
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from sandgate.contract.errors import ForkReason, Gone, JournalUnavailable, LimitReached, Paused, SandgateError
+from sandgate.contract.errors import (
+    ForkReason,
+    Gone,
+    JournalUnavailable,
+    LimitReached,
+    Paused,
+    PromptTooLong,
+    SandgateError,
+)
 from sandgate.gateway import admission, sampling
 from sandgate.gateway.calls import Call, Step
 from sandgate.gateway.config import Config
 from sandgate.gateway.conversation.echo import MatchPolicy
 from sandgate.gateway.conversation.messages import Sampling, TurnRequest
-from sandgate.gateway.conversation.turns import Turn
+from sandgate.gateway.conversation.turns import Turn, unpack_ids
 from sandgate.gateway.engine.api import Delta, Engine, Prompt, Sample
 from sandgate.gateway.journal.records import Delivered, Intent, TurnCommitted
 from sandgate.gateway.metrics import Metrics
@@ -218,7 +228,11 @@ class Turns:
         want = sampling.effective(request.sampling, job)
         constraint = constraint_of(self.codec, request)
         prepared = await self.prompts.prepare(session.tree, request)
-        max_tokens = sampling.clamp(want.max_tokens, prompt=len(prepared.ids), window=self.window)
+        try:
+            max_tokens = sampling.clamp(want.max_tokens, prompt=len(prepared.ids), window=self.window)
+        except PromptTooLong:
+            session.limit_reached = session.limit_reached or "context"
+            raise
         call.fork = prepared.fork
         call.prepared.set_result(None)
         await self._hold()
@@ -246,11 +260,12 @@ class Turns:
         streaming = request.stream
 
         def on_delta(delta: Delta) -> None:
-            for at in range(
-                len(delta.ids)
-            ):  # token by token, as `retell` does: the same answer, byte for byte
-                told = _token(delta, at) if request.logprobs else None
-                call.say(index, parser.feed(delta.ids[at : at + 1]), told)
+            if not request.logprobs:
+                call.pieces[index].append(len(delta.ids))
+                call.say(index, parser.feed(delta.ids))
+                return
+            for at in range(len(delta.ids)):  # each token with its logprob
+                call.say(index, parser.feed(delta.ids[at : at + 1]), _token(delta, at))
 
         prompt = Prompt(
             request_id=f"{call.turns[index]}-{self.new_id()[:8]}",
@@ -321,6 +336,7 @@ class Turns:
                     resumed=sample.resumed,
                     notes=match.notes,
                     top=sample.top,
+                    pieces=array("i", call.pieces[index]).tobytes(),
                     created=int(call.begun),
                 )
             )
@@ -348,9 +364,11 @@ class Turns:
             ends: list[Step] = []
             for index, (turn, prompt) in enumerate(zip(turns, prompts, strict=True)):
                 parser = self.codec.parser(prompt, request.tools, request.sampling.stop)
-                for at in range(len(turn.ids)):
-                    told = _token(turn, at) if request.logprobs else None
-                    steps.append((index, parser.feed(turn.ids[at : at + 1]), told))
+                start = 0
+                for end in _piece_ends(turn, request):  # as it was streamed: the same answer, byte for byte
+                    told = _token(turn, start) if request.logprobs else None
+                    steps.append((index, parser.feed(turn.ids[start:end]), told))
+                    start = end
                 ends.append((index, parser.finish(stopped_on=_stop_string(turn.stop_reason))[0], None))
             return steps + ends
 
@@ -415,6 +433,7 @@ class Turns:
     async def drain(self, seconds: float) -> bool:
         """Take no new turns; True if the running ones finished in time."""
         self.load.draining = True
+        self.sessions.wake()  # long polls end, so that connections can
         try:
             async with asyncio.timeout(seconds):
                 await self.idle.wait()
@@ -437,6 +456,14 @@ async def _all(making: list[Coroutine[Any, Any, tuple[Sample, Parser]]]) -> list
 def _token(said: Delta | Turn, at: int) -> Tokens:
     """One token with its logprob and, if the engine gave them, its alternatives."""
     return Tokens(said.ids[at : at + 1], said.logprobs[at : at + 1], said.top[at : at + 1])
+
+
+def _piece_ends(turn: Turn, request: TurnRequest) -> Iterable[int]:
+    """Where the pieces end in which a turn is told: token by token with logprobs, else as the engine gave it."""
+    if request.logprobs or not turn.pieces:
+        return range(1, len(turn.ids) + 1)
+    ends: Iterable[int] = itertools.accumulate(unpack_ids(turn.pieces))
+    return ends
 
 
 def _stop_string(reason: str | int | None) -> str | None:

@@ -70,6 +70,7 @@ class Turn:
     resumed: int
     notes: tuple[str, ...]
     top: tuple[tuple[tuple[int, float], ...], ...]
+    pieces: bytes
     at: float
     created: int
 
@@ -101,6 +102,7 @@ def turn_of(record: TurnCommitted, number: int) -> Turn:
         resumed=record.resumed,
         notes=record.notes,
         top=record.top,
+        pieces=record.pieces,
         at=record.at,
         created=record.created or int(record.at),
     )

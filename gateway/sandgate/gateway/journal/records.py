@@ -84,6 +84,8 @@ class TurnCommitted(_Record, frozen=True, kw_only=True, tag="turn"):
     """How an echo was recognised where it was lossy (rule N10)."""
     top: tuple[tuple[tuple[int, float], ...], ...] = ()
     """Per token the top alternatives (id, logprob), if the client asked for them."""
+    pieces: bytes = b""
+    """int32 LE: how many tokens came at once, if it was streamed; a replay is cut the same way."""
     created: int = 0
     """Unix seconds: what the answer says as `created`, so that a replay says it too."""
 

@@ -42,6 +42,8 @@ def failure(seen: SessionObserved, end: Exit, completion: Completion) -> Failure
         return FailureReason.AGENT_EXIT, "exited without a POST to /complete"
     if said is not None and said.engine_errors and not said.turns:
         return FailureReason.ENGINE_ERROR, "no turn got through: the engine failed"
+    if said is not None and said.limit_reached == "context":
+        return None, ""  # it compacted its history, or gave up in good order: it ended well by its own account
     return _limit(said)
 
 
