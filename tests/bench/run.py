@@ -29,6 +29,7 @@ import orjson
 from sandgate.contract.keys import Key, Scope, mint
 from tests.bench.load import Scenario
 from tests.bench.model import folder
+from tests.bench.stub_engine import WINDOW
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = bytes(range(32))
@@ -51,8 +52,8 @@ class Case:
     """Time the engine takes for one generation."""
 
 
-K5, K32 = 9_000, 105_000
-"""Characters of text for first prompts of about 3.4k and 30k tokens, tools included."""
+K5, K32, K128 = 9_000, 105_000, 570_000
+"""Characters of text for first prompts of about 3.4k, 30k and 128k tokens, tools included."""
 
 
 def cases(smoke: bool) -> list[Case]:
@@ -64,6 +65,7 @@ def cases(smoke: bool) -> list[Case]:
             out.append(Case(f"{size} {wire} x1", chars, turns, sessions, 1, stream))
             for width, delay in ((64, 1000.0), (256, 4000.0)):
                 out.append(Case(f"{size} {wire} x{width}", chars, turns, width, width, stream, delay))
+    out.append(Case("128k JSON x8", K128, 1, 8, 8, False, 500.0))
     out.append(Case("5k JSON saturated", K5, 10, 64, 64, False))
     out.append(Case("5k SSE saturated", K5, 10, 64, 64, True))
     if smoke:
@@ -126,7 +128,7 @@ def gateway(engine: str, model: Path) -> Iterator[tuple[str, int]]:
             "listen": {"port": port},
             "journal": str(home / "journal.db"),
             "engine": {"urls": [engine], "model": "bench"},
-            "model": {"name": "bench", "tokenizer": str(model), "max_model_len": 40_960},
+            "model": {"name": "bench", "tokenizer": str(model), "max_model_len": WINDOW},
             "secret_file": str(home / "secret"),
             "log_level": "WARNING",
         }

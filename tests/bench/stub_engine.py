@@ -22,7 +22,7 @@ TOKENS = 256
 """Of one answer: what a coding agent's turn has, in the median."""
 PER_STEP = 4
 """Tokens of one event: 64 events, and three at the end."""
-WINDOW = 40_960
+WINDOW = 262_144
 
 REASONING = (
     "The failing test points at the parser: it reads the header before the length is known, so a short read leaves "
