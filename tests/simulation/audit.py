@@ -6,7 +6,8 @@ import asyncio
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from sandgate.gateway.journal.records import Record
+from sandgate.gateway.core import Core
+from sandgate.gateway.journal.records import Opened, Record, TurnCommitted
 from sandgate.gateway.session import Session
 from sandgate.gateway.sessions import Sessions
 
@@ -30,8 +31,27 @@ def still_there(world: World) -> None:
     for session, records in ever.items():
         if session not in world.history.retired and here[session] != records:
             world.wrong(f"{len(records)} records of {session!r} were durable, {len(here[session])} are there")
-    for session in sorted(here.keys() & world.history.retired - {""}):
-        world.wrong(f"{session} was retired and is there again")
+    for gone in sorted(here.keys() & world.history.retired - {""}):
+        world.wrong(f"{gone} was retired and is there again")
+
+
+def nothing_ahead(world: World, core: Core) -> None:
+    """At any moment: what is visible is durable already. (Notes of delivery and intents may be ahead.)"""
+    ever: dict[str, list[Record]] = defaultdict(list)
+    for owner, record in world.history.ever:
+        ever[owner].append(record)
+    for name, session in core.sessions.live.items():
+        durable = ever[name]
+        turns = {record.turn for record in durable if isinstance(record, TurnCommitted)}
+        for turn in session.tree.turns:
+            if turn.id not in turns:
+                world.wrong(f"{name}: turn {turn.id} is visible and not durable")
+        said: tuple[Record | None, ...] = (*session.rewards, session.completed, session.sealed)
+        for seen in said:
+            if seen is not None and seen not in durable:
+                world.wrong(f"{name}: {type(seen).__name__} is visible and not durable")
+        if not any(isinstance(record, Opened) for record in durable):
+            world.wrong(f"{name} is visible and not durable")
 
 
 async def at_rest(world: World) -> None:

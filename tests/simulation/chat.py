@@ -105,11 +105,12 @@ class Client:
             manner.cut_in_body = rng.random() < 0.15
             manner.cut_at = rng.choice((0, 1, rng.randrange(200), rng.randrange(3000)))
         n = body.get("n", 1)
-        world.history.asked.append(Asked(self.session, ask, n, world.loop.time(), count > 0))
+        asked = Asked(self.session, ask, n, world.loop.time(), count > 0)
+        world.history.asked.append(asked)
         world.say(f"ask {ask} try={count} stream={bool(body.get('stream'))} n={n}")
         path = rng.choice((f"/sessions/{self.session}/v1/chat/completions", "/v1/chat/completions"))
         raw = json.dumps(body, ensure_ascii=rng.random() < 0.5).encode()
-        return await world.network.request("POST", path, headers, raw, manner)
+        return await world.network.request("POST", path, headers, raw, manner, asked)
 
     def _note(self, ask: str, body: dict[str, Any], heard: Heard) -> list[Said] | None:
         """Remember what was told; the answer, if it is whole."""

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from sandgate.contract.trajectory import Ids
@@ -70,6 +71,15 @@ class Case:
         prompt = parent.prompt + parent.ids + context if parent else context
         self.turns[record.turn] = Turn(session, record, array("i", record.ids), context, prompt)
 
+    def entitled(self, ask: str, until: float = NEVER) -> int:
+        """How many answers of its own this question may get, by what was asked until then."""
+        asked = [one for one in self.asks[ask] if one.at <= until]
+        fresh = [one for one in asked if not one.retry]
+        here = sorted((one for one in fresh if one.arrived != NEVER), key=lambda one: one.arrived)
+        if any(later.at < earlier.left for earlier, later in pairwise(fresh)):
+            return max(1, len(fresh))  # twins, or nearly: two clients at once
+        return 1 + sum(not _owed(asked, one) for one in here)
+
     @cached_property
     def asks(self) -> dict[str, list[Asked]]:
         """By question."""
@@ -82,6 +92,14 @@ class Case:
         """The question that the engine saw last in its prompt."""
         found = ASK.findall(codec().decode(piece.prompt[-TAIL_IDS:]))
         return ":".join(found[-1]) if found else ""
+
+
+def _owed(asked: list[Asked], later: Asked) -> bool:
+    """Nobody was told an answer to the question yet, and nobody else waits: this one must not get a second one."""
+    before = [one for one in asked if one.at < later.at]
+    return not any(one.answered for one in before) and all(
+        one.arrived == NEVER or one.missed < later.arrived for one in before
+    )
 
 
 def verdict(history: History) -> list[str]:
@@ -139,7 +157,7 @@ def check_one_answer(case: Case) -> Iterator[str]:
     for told in case.history.told:
         by_ask[told.ask].append(told)
     for ask, answers in by_ask.items():
-        fresh = max(1, sum(not asked.retry for asked in case.asks[ask]))
+        fresh = case.entitled(ask)
         turns = {told.turn for told in answers}
         if len(turns) > fresh:
             yield f"{ask}: asked {fresh} times, told {len(turns)} answers {sorted(turns)}"
@@ -163,7 +181,7 @@ def check_no_resampling(case: Case) -> Iterator[str]:
             by_ask[case.ask_of(made)].append(group)
     for ask, groups in by_ask.items():
         for group in groups:
-            fresh = max(1, sum(not one.retry and one.at <= group.begun for one in case.asks[ask]))
+            fresh = case.entitled(ask, group.begun)
             older = [other for other in groups if other.begun < group.begun and _holds(case, other, group)]
             if len(older) >= fresh:
                 said = ", ".join(f"{other.turns[0]} (durable {other.durable:.4f})" for other in older)
@@ -295,6 +313,11 @@ def check_ends(case: Case) -> Iterator[str]:
     for session in case.history.finalized:
         if session not in case.sealed or case.sealed[session].aborted:
             yield f"{session} was finalized, and the disk does not say so"
+    for name, pieces in case.pieces.items():
+        session = case.groups[name].session
+        for piece in pieces:
+            if piece.ended > case.history.ended.get(session, NEVER):
+                yield f"{session} is over, and turn {name} is sampled still"
     for session in case.history.aborted:
         if session not in case.sealed or not case.sealed[session].aborted:
             yield f"{session} was aborted, and the disk does not say so"

@@ -120,6 +120,7 @@ class Driver:
         await asyncio.sleep(self.rng.choice((0.0, 0.3, 5.0)))
         await self.control.call("POST", f"/v1/sessions/{session}/abort")
         self.world.history.aborted.add(session)
+        self.world.history.ended[session] = self.world.loop.time()
         self.world.say(f"aborted {session}")
 
     async def _end(self, session: str, handle: Any, infra: bool) -> None:
@@ -143,6 +144,7 @@ class Driver:
             said = {}  # finalized, leased, acked and forgotten before its answer got through
         self.world.say(f"finalized {session}")
         history.finalized.add(session)
+        history.ended[session] = self.world.loop.time()
         history.rewards[session] = reward
         if "trajectories" in said:
             history.told_rows(session, said["trajectories"])

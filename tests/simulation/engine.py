@@ -147,7 +147,8 @@ class _Run:
         piece = self.piece
         if finish:
             piece.reported = self.fleet.reports
-            piece.ended = self.fleet.world.loop.time() if finish == "abort" else piece.ended
+            if finish == "abort":
+                piece.ended = min(piece.ended, self.fleet.world.loop.time())
         if not self.streams and not finish:
             return
         start = max(0, len(piece.ids) - count) if self.streams else 0

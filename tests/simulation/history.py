@@ -82,6 +82,14 @@ class Asked:
     at: float
     retry: bool
     """It said so, in a header."""
+    left: float = NEVER
+    """When the client was done with the connection."""
+    arrived: float = NEVER
+    """When the gateway had read all of it."""
+    answered: bool = False
+    """The gateway let go of an answer to its last byte, and that was no error."""
+    missed: float = NEVER
+    """When the gateway knew that the connection was gone, before it could answer."""
 
 
 @dataclass(slots=True)
@@ -103,6 +111,8 @@ class History:
     aborted: set[str] = field(default_factory=set)
     """Sessions whose driver was told that they are aborted."""
     finalized: set[str] = field(default_factory=set)
+    ended: dict[str, float] = field(default_factory=dict)
+    """Session -> when its driver first heard that it is over."""
     rows: list[tuple[str, list[dict[str, Any]]]] = field(default_factory=list)
     """(session, its trajectories), each time they were told."""
     leases: list[tuple[str, float, float, tuple[str, ...]]] = field(default_factory=list)

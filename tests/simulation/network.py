@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from tests.simulation.history import Asked
 from tests.simulation.loop import LIFE
 
 if TYPE_CHECKING:
@@ -55,6 +56,9 @@ class Exchange:
     wire: asyncio.Queue[tuple[MutableMapping[str, Any] | None, float]] = field(default_factory=asyncio.Queue)
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     """The server knows that the client is gone, or the exchange is over."""
+    asked: Asked | None = None
+    """What to note it in, if it is a question."""
+    status: int = 0
     dead: bool = False
     over: bool = False
 
@@ -64,6 +68,8 @@ class Exchange:
             await asyncio.sleep(self.rng.choice(LATENCY_S))
             if not self.closed.is_set():
                 piece = self.pieces.pop(0)
+                if self.asked is not None and not self.pieces:
+                    self.asked.arrived = self.world.loop.time()
                 return {"type": "http.request", "body": piece, "more_body": bool(self.pieces)}
         await self.closed.wait()
         return {"type": "http.disconnect"}
@@ -75,19 +81,29 @@ class Exchange:
         if self.dead or self.closed.is_set():
             return
         self.wire.put_nowait((message, self.world.loop.time()))
+        self.status = message.get("status", self.status)
         if message["type"] == "http.response.body" and not message.get("more_body"):
             self.over = True
             self.closed.set()
+            if self.asked is not None and self.status == 200 and b'"error":' not in message.get("body", b""):
+                self.asked.answered = True
             self.world.moment("told")
 
     def hang_up(self, after_s: float) -> None:
         """By the client; the server hears of it later."""
-        self.world.loop.call_later(after_s, self.closed.set, context=contextvars.Context())
+        self.world.loop.call_later(after_s, self._noticed, context=contextvars.Context())
+
+    def _noticed(self) -> None:
+        self.closed.set()
+        if self.asked is not None and not self.over:
+            self.asked.missed = min(self.asked.missed, self.world.loop.time())
 
     def lost(self) -> None:
         """The process at the other end is gone: what it sent may still arrive, or not."""
         if not self.dead:
             self.dead = True
+            if self.asked is not None and not self.over:
+                self.asked.missed = min(self.asked.missed, self.world.loop.time())
             sent = [self.wire.get_nowait() for _ in range(self.wire.qsize())]
             for message in sent[: self.rng.randint(0, len(sent))]:
                 self.wire.put_nowait(message)
@@ -118,7 +134,13 @@ class Network:
             exchange.lost()
 
     async def request(
-        self, method: str, path: str, headers: dict[str, str], body: bytes, manner: Manner
+        self,
+        method: str,
+        path: str,
+        headers: dict[str, str],
+        body: bytes,
+        manner: Manner,
+        asked: Asked | None = None,
     ) -> Heard:
         """The whole answer. Raises Cut."""
         heard = Heard()
@@ -131,7 +153,7 @@ class Network:
         pieces: list[bytes | None] = [body[:at]] if at == len(body) else [body[:at], body[at:]]
         if manner.cut_in_body:
             pieces[1:] = [None]
-        exchange = Exchange(world, rng, life, pieces)
+        exchange = Exchange(world, rng, life, pieces, asked=asked)
         self.open[exchange] = None
         scope = _scope(method, path, headers, len(body))
         context = contextvars.copy_context()
@@ -145,6 +167,8 @@ class Network:
             raise Cut("the client lost patience", heard) from None
         finally:
             del self.open[exchange]
+            if asked is not None:
+                asked.left = world.loop.time()
             if not exchange.over:
                 exchange.hang_up(rng.choice(NOTICE_S))
         return heard

@@ -209,6 +209,8 @@ class World:
         """SIGKILL: not one more step of this life."""
         assert self.store is not None
         life = self.life
+        if self.core is not None:
+            audit.nothing_ahead(self, self.core)
         self.front = self.core = None
         self.loop.dead.add(life)
         self.say(f"kill {life}")
@@ -319,6 +321,8 @@ class World:
             drivers = [asyncio.ensure_future(driver.run()) for driver in self._drivers(control)]
             supervisor = asyncio.ensure_future(self._supervise())
             sides = [asyncio.ensure_future(trainer.run()), asyncio.ensure_future(self._spoil())]
+            if self.rng.random() < 0.4:  # a second one, that does not know of the first
+                sides.append(asyncio.ensure_future(Trainer(self, self._fork(), control).run()))
             if self.rng.random() < 0.6:
                 sides.append(asyncio.ensure_future(Weights(self, self._fork(), control).run()))
             await asyncio.wait(drivers, timeout=self.rng.choice((5.0, 60.0, 300.0)))

@@ -85,6 +85,7 @@ async def gateway(
             )
         sessions = Sessions(store, now, config.limits.sessions)
         sessions.replay()
+        await sessions.keep_doubts()
         if engine is None:
             engine = await VllmEngine.connect(
                 config.engine.urls,
