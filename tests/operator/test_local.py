@@ -362,6 +362,18 @@ async def test_a_folder_is_used_by_one_run_and_for_one_job(up: Rig) -> None:
         await up.run(job("slow 7 kiwi", groupSize=2))
 
 
+async def test_two_runs_of_one_job_do_not_end_each_others_agents(up: Rig) -> None:
+    """Their sessions have the same names."""
+    gate = up.script.gate("slow")
+    first = asyncio.ensure_future(up.run(job("slow 7 kiwi")))
+    await gate.reached.wait()
+    up.script.rules["slow"] = Reply("done")
+    second = await Rig(up.folder / "other", up.script, up.url).run(job("slow 7 kiwi"))
+    assert not first.done()
+    gate.open.set()
+    assert [(one.complete, one.failures) for one in (second, await first)] == [(True, {}), (True, {})]
+
+
 async def test_two_gateways_share_the_work_and_their_journals(up: Rig) -> None:
     result = await up.run(job("a", "b", "c", "d", groupSize=2, parallelism=4, gateway={"replicas": 2}))
     assert result.complete

@@ -71,7 +71,7 @@ class Sandboxes:
             termination_path=str(home / "termination-log"),
         )
         container = agent.template["spec"]["containers"][0]
-        spec = self._process(ref, container, env, home, f"{ref.name}.log", handle)
+        spec = self._process(container, env, home, f"{ref.name}.log", handle)
         await self._run(ref, spec, self.agents, self.observed.sandbox, self._agent_ended)
 
     async def start_verifier(self, ref: Ref, handle: SessionHandle, task: Task) -> None:
@@ -93,7 +93,7 @@ class Sandboxes:
             result_path=str(home / "result.json"),
             termination_path=str(home / "termination-log"),
         )
-        spec = self._process(ref, verifier.container, env, home, f"{ref.name}.verifier.log", handle)
+        spec = self._process(verifier.container, env, home, f"{ref.name}.verifier.log", handle)
         await self._run(ref, spec, self.verifiers, self.observed.verifier, self._verifier_ended)
 
     def stop_agent(self, ref: Ref) -> None:
@@ -121,7 +121,6 @@ class Sandboxes:
 
     def _process(
         self,
-        ref: Ref,
         container: Container,
         env: Mapping[str, str],
         home: Path,
@@ -137,7 +136,8 @@ class Sandboxes:
             cwd=(self.manifest_dir / container.get("workingDir", ".")).resolve(),
             log=self.folder.logs / log,
             secrets=(handle.api_key, handle.reward_key),
-            mark=f"SANDGATE_SESSION_ID={ref.name}",
+            # Not the session's id: another run of the same job, elsewhere on this machine, has the same ones.
+            mark=f"SANDGATE_TERMINATION_LOG={home / 'termination-log'}",
             memory_bytes=None if memory is None else bytes_of(str(memory)),
             termination=home / "termination-log",
         )
