@@ -43,7 +43,7 @@ def failure(seen: SessionObserved, end: Exit, completion: Completion) -> Failure
     if said is not None and said.engine_errors and not said.turns:
         return FailureReason.ENGINE_ERROR, "no turn got through: the engine failed"
     if said is not None and said.limit_reached == "context":
-        return None, ""  # it compacted its history, or gave up in good order: it ended well by its own account
+        return None, ""  # it compacted its history and went on: it ended well by its own account
     return _limit(said)
 
 
