@@ -27,7 +27,7 @@ class Prompt:
     stop_ids: tuple[int, ...] = ()
     """Generation ends with any of these; the id is part of the sample."""
     constraint: dict[str, Any] | None = None
-    """Structured output in vLLM's `structured_outputs` form: {"json": ...}, {"regex": ...} or {"structural_tag": ...}."""
+    """In vLLM's `structured_outputs` form: {"json": ...}, {"regex": ...} or {"structural_tag": ...}."""
     top_logprobs: int = 0
     """0 = of the sampled token only."""
     affinity: str = ""
