@@ -77,14 +77,15 @@ class Client:
         """The choices. Raises Over, GaveUp."""
         rng, body = self.rng, dict(body)
         for attempt in range(retry, TRIES_MAX + retry):
-            flagged = self.flags and attempt > 0
+            count = attempt if self.flags else 0
+            asked = Asked(self.session, ask, body.get("n", 1), self.world.loop.time(), count > 0)
             try:
-                heard = await self._once(ask, body, attempt if flagged else 0)
+                heard = await self._once(asked, body, count)
             except Cut as cut:
                 self.world.say(f"cut {ask} {cut}")
-                self._note(ask, body, cut.heard)
+                self._note(asked, body, cut.heard)
             else:
-                answer = self._note(ask, body, heard)
+                answer = self._note(asked, body, heard)
                 if answer is not None:
                     return answer
                 if heard.status not in (200, *RETRIED):
@@ -95,7 +96,7 @@ class Client:
             await asyncio.sleep(min(8.0, 0.25 * 2 ** (attempt - retry)) * rng.random())
         raise GaveUp(ask)
 
-    async def _once(self, ask: str, body: dict[str, Any], count: int) -> Heard:
+    async def _once(self, asked: Asked, body: dict[str, Any], count: int) -> Heard:
         world, rng = self.world, self.rng
         headers = {"authorization": f"Bearer {self.key}", "content-type": "application/json"}
         if self.flags:
@@ -104,34 +105,31 @@ class Client:
         if world.chaos and rng.random() < world.cuts:
             manner.cut_in_body = rng.random() < 0.15
             manner.cut_at = rng.choice((0, 1, rng.randrange(200), rng.randrange(3000)))
-        n = body.get("n", 1)
-        asked = Asked(self.session, ask, n, world.loop.time(), count > 0)
         world.history.asked.append(asked)
-        world.say(f"ask {ask} try={count} stream={bool(body.get('stream'))} n={n}")
+        world.say(f"ask {asked.ask} try={count} stream={bool(body.get('stream'))} n={asked.n}")
         path = rng.choice((f"/sessions/{self.session}/v1/chat/completions", "/v1/chat/completions"))
         raw = json.dumps(body, ensure_ascii=rng.random() < 0.5).encode()
         return await world.network.request("POST", path, headers, raw, manner, asked)
 
-    def _note(self, ask: str, body: dict[str, Any], heard: Heard) -> list[Said] | None:
+    def _note(self, asked: Asked, body: dict[str, Any], heard: Heard) -> list[Said] | None:
         """Remember what was told; the answer, if it is whole."""
-        world, n = self.world, body.get("n", 1)
+        world = self.world
         if heard.status == 500:
-            world.wrong(f"{ask}: status 500 {bytes(heard.body[:200])!r}")
+            world.wrong(f"{asked.ask}: status 500 {bytes(heard.body[:200])!r}")
         if heard.status != 200:
             if heard.whole:
-                world.say(f"refused {ask} {heard.status} {heard.headers.get('x-sandgate-reason')}")
+                world.say(f"refused {asked.ask} {heard.status} {heard.headers.get('x-sandgate-reason')}")
             return None
-        turn, choices, end = _stream_of(heard, n) if body.get("stream") else _json_of(heard, n)
+        turn, choices, end = _stream_of(heard, asked.n) if body.get("stream") else _json_of(heard, asked.n)
         normal = tuple(choice.normal() for choice in choices)
         if any(normal):
             whole = heard.whole and all(normal)
-            told = Told(self.session, ask, n, turn, normal, heard.sent_at(end), world.loop.time(), whole,
-                        bool(body.get("stream")))  # fmt: skip
+            told = Told(asked, turn, normal, heard.sent_at(end), world.loop.time(), whole)
             world.history.told.append(told)
-            world.say(f"told {ask} turn={turn[:6]} whole={whole}")
+            world.say(f"told {asked.ask} turn={turn[:6]} whole={whole}")
             return choices if whole else None
         if heard.whole:
-            world.say(f"failed {ask} {bytes(heard.body[-120:])!r}")
+            world.say(f"failed {asked.ask} {bytes(heard.body[-120:])!r}")
         return None
 
 

@@ -125,8 +125,8 @@ def check_told(case: Case) -> Iterator[str]:
             yield f"{told.ask}: turn {told.turn} was told at {told.sent:.4f} and durable at {durable:.4f}"
         group = case.groups.get(told.turn)
         turns = group.turns if group else (told.turn,)
-        if len(turns) != told.n:
-            yield f"{told.ask}: {told.n} choices were told, {len(turns)} generations were announced"
+        if len(turns) != told.asked.n:
+            yield f"{told.ask}: {told.asked.n} choices were told, {len(turns)} generations were announced"
         for turn, choice in zip(turns, told.choices, strict=False):
             committed = case.turns.get(turn)
             if committed is None or committed.session != told.session:
@@ -161,6 +161,7 @@ def check_one_answer(case: Case) -> Iterator[str]:
         turns = {told.turn for told in answers}
         if len(turns) > fresh:
             yield f"{ask}: asked {fresh} times, told {len(turns)} answers {sorted(turns)}"
+        yield from _shared(ask, answers)
         said: dict[tuple[str, int], Any] = {}
         for told in answers:
             for index, choice in enumerate(told.choices):
@@ -170,6 +171,16 @@ def check_one_answer(case: Case) -> Iterator[str]:
                 both = text[4] is not None and choice[4] is not None
                 if text[:4] != choice[:4] or (both and text[4] != choice[4]):
                     yield f"{ask}: turn {told.turn} was told as {text!r} and as {choice!r}"
+
+
+def _shared(ask: str, answers: list[Told]) -> Iterator[str]:
+    """Two who ask at once, each on a connection that lives, are two; neither is the other's retry."""
+    fresh = [told for told in answers if told.accepted and not told.asked.retry]
+    for one in fresh:
+        for other in fresh:
+            both = one.asked.arrived < other.asked.arrived < one.sent
+            if one is not other and both and one.turn == other.turn:
+                yield f"{ask}: turn {one.turn} was told to two who asked for one each"
 
 
 def check_no_resampling(case: Case) -> Iterator[str]:

@@ -118,6 +118,8 @@ class Driver:
 
     async def _abort_soon(self, session: str) -> None:
         await asyncio.sleep(self.rng.choice((0.0, 0.3, 5.0)))
+        if self.rng.random() < 0.7:
+            await self.world.next(self.rng.choice(("begin", "commit", "told", "sampled")))
         await self.control.call("POST", f"/v1/sessions/{session}/abort")
         self.world.history.aborted.add(session)
         self.world.history.ended[session] = self.world.loop.time()
@@ -162,7 +164,9 @@ class Trainer:
     async def run(self) -> None:
         """Until told to stop."""
         while True:
-            if not await self.once():
+            at_once = 2 if self.rng.random() < 0.3 else 1  # the other one does not know of this one
+            found = await asyncio.gather(*(self.once() for _ in range(at_once)))
+            if not any(found):
                 await asyncio.sleep(self.rng.choice((0.5, 4.0)))
 
     async def once(self) -> bool:

@@ -54,25 +54,6 @@ class Group:
 
 
 @dataclass(slots=True, eq=False)
-class Told:
-    """An answer that reached a client to its end."""
-
-    session: str
-    ask: str
-    """Which question, see agents."""
-    n: int
-    turn: str
-    choices: tuple[Any, ...]
-    """Normalised: (text, reasoning, calls, finish, logprobs) by index, or what was not told as None."""
-    sent: float
-    """When the gateway let go of the bytes that ended it."""
-    heard: float
-    accepted: bool
-    """The client read it to the last byte; else it saw the end of the turn, and then the connection broke."""
-    streamed: bool
-
-
-@dataclass(slots=True, eq=False)
 class Asked:
     """One HTTP request for an answer."""
 
@@ -90,6 +71,29 @@ class Asked:
     """The gateway let go of an answer to its last byte, and that was no error."""
     missed: float = NEVER
     """When the gateway knew that the connection was gone, before it could answer."""
+
+
+@dataclass(slots=True, eq=False)
+class Told:
+    """An answer that reached a client to its end."""
+
+    asked: Asked
+    turn: str
+    choices: tuple[Any, ...]
+    """Normalised: (text, reasoning, calls, finish, logprobs) by index, or what was not told as None."""
+    sent: float
+    """When the gateway let go of the bytes that ended it."""
+    heard: float
+    accepted: bool
+    """The client read it to the last byte; else it saw the end of the turn, and then the connection broke."""
+
+    @property
+    def ask(self) -> str:
+        return self.asked.ask
+
+    @property
+    def session(self) -> str:
+        return self.asked.session
 
 
 @dataclass(slots=True)

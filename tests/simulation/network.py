@@ -70,6 +70,7 @@ class Exchange:
                 piece = self.pieces.pop(0)
                 if self.asked is not None and not self.pieces:
                     self.asked.arrived = self.world.loop.time()
+                    self.world.moment("begin")
                 return {"type": "http.request", "body": piece, "more_body": bool(self.pieces)}
         await self.closed.wait()
         return {"type": "http.disconnect"}

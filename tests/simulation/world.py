@@ -38,6 +38,9 @@ from tests.simulation.network import Network
 from tests.simulation.words import Words
 from tests.support.gateway import SECRET, codec, config_in
 
+MOMENTS = ("begin", "commit", "told", "sampled")
+"""That a kill, or an abort, likes to come close to: a question is read, a commit begins, an answer is out, an engine is
+done."""
 PATIENCE_S = 4 * 3600.0
 """Virtual; a world that has not finished long after it healed hangs."""
 WRECKS: list[World] = []
@@ -78,6 +81,7 @@ class World:
         self._armed = ""
         self._killed = asyncio.Event()
         self._groups: dict[str, Group] = {}
+        self._waiters: dict[str, list[asyncio.Future[None]]] = {}
         self._config = self._settings()
 
     def _fork(self) -> Random:
@@ -144,10 +148,21 @@ class World:
             self.wrong(f"{path}: the app raised {error!r}")
 
     def moment(self, kind: str) -> None:
-        """Something that a kill likes to come close to."""
+        """One of MOMENTS."""
         if self._armed == kind:
             self._armed = ""
             self._kill_in = self.rng.choice((0, 1, 2, 3, 5, 8, 13))
+        for waiter in self._waiters.pop(kind, ()):
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def next(self, kind: str) -> None:
+        """Returns close to the next such moment, or after a while."""
+        waiter = self.loop.create_future()
+        self._waiters.setdefault(kind, []).append(waiter)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(20.0):
+                await waiter
 
     # -- lives ----------------------------------------------------------------------------------------------------
 
@@ -266,7 +281,7 @@ class World:
                 await self.stop()
             else:
                 self._killed.clear()
-                how = rng.choice(("any", "commit", "told", "sampled"))
+                how = rng.choice(("any", *MOMENTS))
                 if how == "any":
                     self._kill_in = rng.randrange(200)
                 else:
@@ -321,8 +336,6 @@ class World:
             drivers = [asyncio.ensure_future(driver.run()) for driver in self._drivers(control)]
             supervisor = asyncio.ensure_future(self._supervise())
             sides = [asyncio.ensure_future(trainer.run()), asyncio.ensure_future(self._spoil())]
-            if self.rng.random() < 0.4:  # a second one, that does not know of the first
-                sides.append(asyncio.ensure_future(Trainer(self, self._fork(), control).run()))
             if self.rng.random() < 0.6:
                 sides.append(asyncio.ensure_future(Weights(self, self._fork(), control).run()))
             await asyncio.wait(drivers, timeout=self.rng.choice((5.0, 60.0, 300.0)))
