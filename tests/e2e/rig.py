@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 from asyncio.subprocess import PIPE
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,12 +29,21 @@ WITHIN_S = 200.0
 T = TypeVar("T")
 
 
-def job(manifest: Path, *, tasks: int | None = None, args: tuple[str, ...] = (), **spec: Any) -> RolloutJob:
-    """An example's job: its first `tasks`, with more arguments for its agent, and fields that replace its own."""
+def job(
+    manifest: Path,
+    *,
+    tasks: int | None = None,
+    before: Sequence[str] = (),
+    args: Sequence[str] = (),
+    **spec: Any,
+) -> RolloutJob:
+    """An example's job: its first `tasks`, with words before and after its agent's command, and fields that replace its
+    own."""
     told = yaml.safe_load(manifest.read_text())
     own = told["spec"]
     own["tasks"]["inline"] = own["tasks"]["inline"][:tasks]
     container = own["agent"]["template"]["spec"]["containers"][0]
+    container["command"] = [*before, *container["command"]]
     container["args"] = [*container.get("args", ()), *args]
     for name, value in spec.items():
         own[name] = {**own[name], **value} if isinstance(value, dict) else value

@@ -12,8 +12,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import re
 import sys
+import time
 from array import array
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -43,6 +45,10 @@ class Exchange:
     body: bytearray = field(default_factory=bytearray)
     passed_on: bool = False
     """The whole answer was written to whoever asked, and the connection held."""
+    at: float = field(default_factory=time.time)
+    """Unix seconds, as in journals."""
+    over_at: float = math.inf
+    """From then on nothing more will come of it."""
 
     @cached_property
     def asked(self) -> Any:
@@ -181,9 +187,16 @@ class Recorder:
     async def _pass(self, request: web.Request) -> web.StreamResponse:
         raw = await request.read()
         exchange = self._record(request, raw)
-        if exchange is not None and (instead := await self.hook("asked", exchange)) is not None:
-            exchange.status = instead.status
-            return instead
+        try:
+            if exchange is not None and (instead := await self.hook("asked", exchange)) is not None:
+                exchange.status = instead.status
+                return instead
+            return await self._ask(request, raw, exchange)
+        finally:
+            if exchange is not None:
+                exchange.over_at = time.time()
+
+    async def _ask(self, request: web.Request, raw: bytes, exchange: Exchange | None) -> web.StreamResponse:
         headers = {name: text for name, text in request.headers.items() if name.lower() not in HOP}
         try:
             async with self._http.request(
