@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from array import array
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from sandgate.gateway.conversation.messages import Sampling
 from sandgate.gateway.engine.api import Engine, Prompt
@@ -29,6 +30,12 @@ REPEATING = Sampling(temperature=0.0, repetition_penalty=0.05)
 def decode(ids: Sequence[int]) -> str:
     """Of the scripted engines: every token is one letter."""
     return "".join(chr(97 + token % 26) for token in ids)
+
+
+TRIES = 8
+"""A generation of some thousand tokens takes a second; that it is always missed is no accident any more."""
+
+T = TypeVar("T")
 
 
 def babble(ids: array[int], _: int) -> list[int]:
@@ -61,6 +68,18 @@ class Subject:
             "model": self.model,
         }
         return Prompt(**{**base, **more})
+
+    async def busy(self, start: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
+        """A task of `start()` that the engine works on now. A real engine may be done before anybody looks: then
+        it is started again, a few times."""
+        for _ in range(TRIES):
+            task = asyncio.create_task(start())
+            while not task.done():
+                if await self.running() > 0:
+                    return task
+                await asyncio.sleep(0)
+            await task
+        raise AssertionError(f"done {TRIES} times before it was seen to run")
 
     def endless(self, **more: Any) -> Prompt:
         """Does not end before its ENDLESS tokens: this penalty makes a model repeat itself."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import functools
 import json
 import re
 from array import array
@@ -18,7 +18,7 @@ from sandgate.gateway.engine.api import Delta
 from sandgate.gateway.engine.transport import Transport
 from sandgate.gateway.engine.wire import Door, abort_body, body_of
 from sandgate.gateway.tokens.load import read_checkpoint
-from tests.gateway.engine.subjects import Subject, real
+from tests.gateway.engine.subjects import TRIES, Subject, real
 from tests.support.vllm import Vllm
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
@@ -110,10 +110,7 @@ async def test_a_grammar_binds(
 async def test_a_grammar_that_is_cut_starts_again_and_is_whole(subject: Subject) -> None:
     """JSON mode: nothing was told, so the answer is sampled anew, from the grammar's beginning."""
     prompt = subject.prompt(constraint={"regex": "[a-z]{3000}"}, max_tokens=3_500)
-    task = asyncio.create_task(subject.engine.generate(prompt))
-    async with asyncio.timeout(60):
-        while await subject.running() == 0:
-            assert not task.done()
+    task = await subject.busy(lambda: subject.engine.generate(prompt))
     await subject.pause("abort")
     await subject.resume()
     sample = await task
@@ -123,24 +120,20 @@ async def test_a_grammar_that_is_cut_starts_again_and_is_whole(subject: Subject)
 
 
 async def test_an_abort_needs_the_prefix(vllm: Vllm, subject: Subject, http: Transport) -> None:
-    deltas: list[Delta] = []
-    started = asyncio.Event()
-
-    def on_delta(delta: Delta) -> None:
-        deltas.append(delta)
-        started.set()
-
-    prompt = subject.endless()
-    task = asyncio.create_task(subject.engine.generate(prompt, on_delta))
-    await asyncio.wait_for(started.wait(), 60)
-    bare = orjson.dumps({"request_ids": [prompt.request_id]})
     url = f"{vllm.url}/inference/v1/abort_requests"
-    assert (await http.ask("POST", url, body=bare)).status == 200
-    assert await subject.running() == 1, "the bare id does nothing"
-    assert (await http.ask("POST", url, body=abort_body(prompt.request_id))).status == 200
-    sample = await task
-    assert sample.resumed == 1, "aborted by its prefixed id, and taken up again by us"
-    assert sum(len(delta.ids) for delta in deltas) == len(sample.ids) == prompt.max_tokens
+    for _ in range(TRIES):  # the engine may be done before we are
+        deltas: list[Delta] = []
+        prompt = subject.endless()
+        task = await subject.busy(functools.partial(subject.engine.generate, prompt, deltas.append))
+        bare = orjson.dumps({"request_ids": [prompt.request_id]})
+        assert (await http.ask("POST", url, body=bare)).status == 200
+        ran_on = await subject.running() == 1  # the bare id does nothing
+        assert (await http.ask("POST", url, body=abort_body(prompt.request_id))).status == 200
+        sample = await task
+        assert sum(len(delta.ids) for delta in deltas) == len(sample.ids) == prompt.max_tokens
+        if ran_on and sample.resumed == 1:  # aborted by its prefixed id, and taken up again by us
+            return
+    pytest.fail("never seen running after the bare id, then resumed after the prefixed one")
 
 
 async def test_siblings_find_the_prompt_in_the_cache(subject: Subject) -> None:
