@@ -214,7 +214,8 @@ answer's last, minus the median of the same load on the engine directly. The eng
 is on disk, with fsync. The relay is an aiohttp server that passes bytes on and looks at nothing. The gateway (or relay)
 has one core, engine and load share another. Stall: how long a concurrent /healthz waits.
 
-Made by `python -m tests.bench.run --write`; every number is in [benchmarks.json](benchmarks.json).
+Made by `python -m tests.bench.run --write`; every number is in [benchmarks.json](benchmarks.json);
+what they mean is in [performance.md](performance.md).
 
 """
 
@@ -227,24 +228,6 @@ def _stall(row: Row) -> str:
     return (
         " / ".join(f"{row['gateway'][f'healthz_ms_{which}']:.1f}" for which in ("p50", "p99", "max")) + " ms"
     )
-
-
-TAIL = """
-## Against the targets
-
-| target, one core, everything on | measured | |
-|---|---|---|
-| 5k: <= 1.0 ms CPU a turn, first turns included | 1.4 ms saturated, 1.9 alone | missed |
-| 64 in flight: added p50 <= 2 ms, p99 <= 8 ms | see 5k JSON x64 | p50 at the edge, p99 met |
-| <= 100 KiB a session of ten turns | see 5k | met |
-| <= 5 ms CPU a streamed turn | see 5k SSE | met alone and saturated |
-| no stall over 20 ms with eight prompts of 128k tokens | see 128k | met |
-
-Where a turn's CPU goes (5k, later turns, measured apart): HTTP in and out 0.5 ms (uvicorn, aiohttp; the relay's own cost is 0.3),
-encoding the tool result of about 300 tokens 0.4 (the tokenizer library; nothing in it was seen before), proving its tail 0.2 (two renders of the
-chat template), journal 0.2 (one fsync, its thread), finding the parent 0.13, decoding the request 0.06, parsing the answer 0.06. What is left
-to gain is HTTP (a leaner server and client than ASGI and aiohttp) and the second render of the proof; encoding is a floor.
-"""
 
 
 COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
@@ -284,7 +267,7 @@ def main() -> int:
     if args.write:
         machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
         (ROOT / "docs" / "benchmarks.md").write_text(
-            f"{HEAD}{table(rows)}\nMeasured on {machine}.\n{TAIL}", "utf-8"
+            f"{HEAD}{table(rows)}\nMeasured on {machine}.\n", "utf-8"
         )
         (ROOT / "docs" / "benchmarks.json").write_bytes(orjson.dumps(rows, option=orjson.OPT_INDENT_2))
     return 0 if all(row["gateway"]["errors"] == 0 for row in rows) else 1
