@@ -76,7 +76,7 @@ class Case:
         asked = [one for one in self.asks[ask] if one.at <= until]
         fresh = [one for one in asked if not one.retry]
         here = sorted((one for one in fresh if one.arrived != NEVER), key=lambda one: one.arrived)
-        if any(later.at < earlier.left for earlier, later in pairwise(fresh)):
+        if any(later.at <= earlier.left for earlier, later in pairwise(fresh)):
             return max(1, len(fresh))  # twins, or nearly: two clients at once
         return 1 + sum(not _owed(asked, one) for one in here)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 from collections.abc import MutableMapping
 from dataclasses import dataclass, field
@@ -78,8 +79,12 @@ class Exchange:
     async def send(self, message: MutableMapping[str, Any]) -> None:
         """Waits while the client is slow, then lets go; what goes to a closed connection is dropped in silence."""
         if self.rng.random() < 0.1:
-            await asyncio.sleep(self.rng.choice(LATENCY_S))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.rng.choice(LATENCY_S)):
+                    await self.closed.wait()
         if self.dead or self.closed.is_set():
+            if self.asked is not None and self.asked.missed == self.world.loop.time():
+                self.asked.answered = True  # cut in this very moment: the app cannot know yet, as with a dead socket
             return
         self.wire.put_nowait((message, self.world.loop.time()))
         self.status = message.get("status", self.status)
