@@ -30,7 +30,7 @@ demo: venv
 
 ## make test [T=...]        every test, with the real engine too; T: a path, or pytest options (T='-k lease')
 .PHONY: test
-test: venv $(if $(T),,engine)
+test: venv $(if $(T),,engine agents)
 	$(BIN)/pytest $(T)
 
 ## make check               lint, format, types, walls, generated files: all that can be said without running
@@ -86,6 +86,11 @@ $(STAMP): pyproject.toml constraints.txt
 .PHONY: engine
 engine: venv
 	@scripts/engine-env.sh
+
+# Environments of examples' agents whose packages have no place beside ours. The same.
+.PHONY: agents
+agents: venv
+	@scripts/agent-env.sh examples/mini_swe_agent
 
 # The tiny model of the example, trained anew; the one that is checked in was made like this.
 .PHONY: model

@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 from asyncio.subprocess import PIPE
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,19 +32,21 @@ T = TypeVar("T")
 def job(
     manifest: Path,
     *,
-    tasks: int | None = None,
+    uids: Collection[str] = (),
     before: Sequence[str] = (),
     args: Sequence[str] = (),
+    container: Mapping[str, Any] | None = None,
     **spec: Any,
 ) -> RolloutJob:
-    """An example's job: its first `tasks`, with words before and after its agent's command, and fields that replace its
-    own."""
+    """An example's job: some of its tasks, with words before and after its agent's command, and fields of its agent's
+    container and of its spec that replace its own."""
     told = yaml.safe_load(manifest.read_text())
     own = told["spec"]
-    own["tasks"]["inline"] = own["tasks"]["inline"][:tasks]
-    container = own["agent"]["template"]["spec"]["containers"][0]
-    container["command"] = [*before, *container["command"]]
-    container["args"] = [*container.get("args", ()), *args]
+    own["tasks"]["inline"] = [one for one in own["tasks"]["inline"] if not uids or one["uid"] in uids]
+    agent = own["agent"]["template"]["spec"]["containers"][0]
+    agent |= container or {}
+    agent["command"] = [*before, *agent["command"]]
+    agent["args"] = [*agent.get("args", ()), *args]
     for name, value in spec.items():
         own[name] = {**own[name], **value} if isinstance(value, dict) else value
     return decode(RolloutJob, told)

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from sandgate.gateway.conversation.messages import Message, Reply, TextPart, Tool
+from sandgate.gateway.protocols.openai_chat_in import decode
 from sandgate.gateway.tokens.load import load_codec, read_checkpoint
 from tests.e2e.rig import EXAMPLES
 from tests.support.vllm import Vllm
@@ -65,6 +66,38 @@ def may_differ(reply: Reply, theirs: Said, *, special: bool) -> bool:
     behind = calls != [] and text.startswith(told)  # text behind a call: vLLM drops it
     broken = reply.malformed != () and theirs[1] == []  # one of several calls is broken: vLLM reads none
     return special or broken or (calls == theirs[1] and (behind or text == told))
+
+
+BUY = {"name": "buy", "description": "Buy.", "parameters": {"type": "object", "properties": {}, "title": "B"}}
+CALL = {"id": "call_1", "type": "function", "function": {"name": "buy", "arguments": '{"n": 1}'}}
+REQUESTS: dict[str, dict[str, Any]] = {
+    "words": {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi."}]},
+    "a tool": {"messages": [{"role": "user", "content": "Hi."}], "tools": [BUY]},
+    "a strict tool": {"messages": [{"role": "user", "content": "Hi."}], "tools": [{**BUY, "strict": True}]},
+    "a lax tool": {
+        "messages": [{"role": "user", "content": "Hi."}],
+        "tools": [{**BUY, "strict": False}],
+    },
+    "a tool's answer": {
+        "messages": [
+            {"role": "user", "content": "Hi."},
+            {"role": "assistant", "content": None, "tool_calls": [CALL]},
+            {"role": "tool", "tool_call_id": "call_1", "content": "receipt 44"},
+        ],
+        "tools": [BUY],
+    },
+}
+
+
+@pytest.mark.parametrize("told", REQUESTS.values(), ids=REQUESTS)
+async def test_requests_are_rendered_as_vllm_renders_them(vllm: Vllm, told: dict[str, Any]) -> None:
+    tools = [{"type": "function", "function": one} for one in told.get("tools", ())]
+    body = {"model": "shop", "messages": told["messages"], **({"tools": tools} if tools else {})}
+    request = decode(json.dumps(body).encode())
+    ours = load_codec(vllm.folder).render(request.messages, request.tools)
+    async with httpx.AsyncClient(base_url=vllm.url, timeout=60.0) as http:
+        theirs = (await http.post("/v1/chat/completions/render", json=body)).json()
+    assert ours.tolist() == theirs["token_ids"]
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)

@@ -43,7 +43,9 @@ async def test_however_it_is_sampled(
     tmp_path: Path, recorder: Recorder, parity: Parity, args: tuple[str, ...], sampling: dict[str, Any]
 ) -> None:
     run = Run(tmp_path / "out", recorder.url)
-    result = await run.go(job(SHOP, tasks=2, args=args, groupSize=3, sampling=sampling))
+    result = await run.go(
+        job(SHOP, uids=("errand-00", "errand-01"), args=args, groupSize=3, sampling=sampling)
+    )
     assert (result.complete, result.sessions, result.failures, result.forks) == (True, 6, {}, {})
     made = truth.check(run.rows(), recorder.generations)
     assert len(made) == len(recorder.generations)

@@ -291,7 +291,7 @@ def _kept(tool: Tool) -> tuple[Tool, dict[str, Any], str]:
     if found is None:
         if len(_KEPT) >= TOOLS_KEPT:
             _KEPT.clear()
-        key = repr((tool.name, tool.description, tool.schema))
+        key = repr((tool.name, tool.description, tool.schema, tool.strict))
         found = _KEPT[id(tool)] = (tool, tool_json(tool), key)
     return found
 
@@ -302,9 +302,12 @@ def tools_key(tools: Sequence[Tool]) -> tuple[str, ...]:
 
 
 def tool_json(tool: Tool) -> dict[str, Any]:
-    """OpenAI's function form: name, description if any, parameters (an empty object schema if none was given)."""
+    """OpenAI's function form: name, description if any, parameters (an empty object schema if none was given), and
+    `strict` if the client said it, as vLLM and Hugging Face show it to templates."""
     function = _ToolDict(name=tool.name)
     if tool.description is not None:
         function["description"] = tool.description
     function["parameters"] = tool.schema if tool.schema is not None else {"type": "object", "properties": {}}
+    if tool.strict is not None:
+        function["strict"] = tool.strict
     return _ToolDict(type="function", function=function)
