@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import yaml
 
@@ -29,18 +30,23 @@ WITHIN_S = 200.0
 T = TypeVar("T")
 
 
-def job(
-    manifest: Path,
+def job(path: Path, **changes: Any) -> RolloutJob:
+    """An example's job, with `changes` as `manifest` takes them."""
+    return decode(RolloutJob, manifest(path, **changes))
+
+
+def manifest(
+    path: Path,
     *,
     uids: Collection[str] = (),
     before: Sequence[str] = (),
     args: Sequence[str] = (),
     container: Mapping[str, Any] | None = None,
     **spec: Any,
-) -> RolloutJob:
-    """An example's job: some of its tasks, with words before and after its agent's command, and fields of its agent's
-    container and of its spec that replace its own."""
-    told = yaml.safe_load(manifest.read_text())
+) -> dict[str, Any]:
+    """An example's manifest: some of its tasks, with words before and after its agent's command, and fields of its
+    agent's container and of its spec that replace its own."""
+    told: dict[str, Any] = yaml.safe_load(path.read_text())
     own = told["spec"]
     own["tasks"]["inline"] = [one for one in own["tasks"]["inline"] if not uids or one["uid"] in uids]
     agent = own["agent"]["template"]["spec"]["containers"][0]
@@ -49,7 +55,20 @@ def job(
     agent["args"] = [*agent.get("args", ()), *args]
     for name, value in spec.items():
         own[name] = {**own[name], **value} if isinstance(value, dict) else value
-    return decode(RolloutJob, told)
+    return told
+
+
+def written(folder: Path, path: Path, **changes: Any) -> Path:
+    """The same as a file in `folder`: for the command line."""
+    told = manifest(path, **changes)
+    own = told["spec"]
+    own["model"]["tokenizer"] = str(path.parent / own["model"]["tokenizer"])
+    verifier = own["reward"]["verifier"]["container"]
+    for one in (own["agent"]["template"]["spec"]["containers"][0], verifier):
+        one["workingDir"] = str((path.parent / one.get("workingDir", ".")).resolve())
+    file = folder / "job.yaml"
+    file.write_text(yaml.safe_dump(told))
+    return file
 
 
 @dataclass
@@ -89,10 +108,33 @@ class Run:
         return list(read_parquet(self.out / "trajectories.parquet"))
 
 
+class Command:
+    """`sandgate ARGS --json`, running. `async with Command(...) as command`."""
+
+    def __init__(self, *args: str | Path) -> None:
+        self._args = [str(SANDGATE), *map(str, args), "--json"]
+
+    async def __aenter__(self) -> Self:
+        self.process = await asyncio.create_subprocess_exec(*self._args, stdout=PIPE, cwd=ROOT)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self.process.returncode is None:
+            self.process.kill()
+            await self.process.communicate()
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    async def end(self) -> tuple[int, Any]:
+        """Its exit code, and what it printed as JSON; None if it could not."""
+        async with asyncio.timeout(WITHIN_S):
+            out, _ = await self.process.communicate()
+        assert self.process.returncode is not None
+        return self.process.returncode, json.loads(out) if out else None
+
+
 async def command(*args: str | Path) -> tuple[int, Any]:
-    """`sandgate ...`: its exit code, and what it printed as JSON."""
-    process = await asyncio.create_subprocess_exec(SANDGATE, *map(str, args), "--json", stdout=PIPE, cwd=ROOT)
-    async with asyncio.timeout(WITHIN_S):
-        out, _ = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, json.loads(out)
+    """From its start to its end."""
+    async with Command(*args) as started:
+        return await started.end()
