@@ -19,6 +19,8 @@ from tests.simulation.history import NEVER, Asked, Group, History, Piece, Told
 from tests.simulation.words import ASK
 from tests.support.gateway import codec
 
+UNDER_WAY_S = 0.1
+"""From the moment in which a request is written until the engine has it."""
 TAIL_IDS = 400
 """The last message of a prompt is shorter."""
 
@@ -110,6 +112,7 @@ def verdict(history: History) -> list[str]:
         check_one_answer,
         check_no_resampling,
         check_exact,
+        check_weights,
         check_rows,
         check_ends,
         check_leases,
@@ -250,6 +253,20 @@ def _inexact(case: Case, turn: Turn, pieces: list[Piece]) -> Iterator[str]:
     wanted = "stop" if turn.ids and turn.ids[-1] in codec().stop_ids else "length"
     if turn.record.finish != wanted or (last.answered and len(turn.ids) != starts[-1] + len(last.ids)):
         yield f"it ended with {turn.record.finish}, the engine with {wanted}"
+
+
+def check_weights(case: Case) -> Iterator[str]:
+    """While new turns are held none begins, and none is labelled with weights that were replaced before it began."""
+    for group in case.history.groups:
+        if any(held < group.begun < let_go for held, let_go in case.history.pauses):
+            yield f"turn {group.turns[0]} began at {group.begun:.4f}, in a pause"
+    for piece in case.history.pieces:
+        known = [v for v, heard in case.history.versions.items() if heard + UNDER_WAY_S < piece.started]
+        if piece.told < max(known, default=0):
+            yield (
+                f"turn {piece.turn}: sampled from {piece.started:.4f} for version {piece.told}, "
+                f"although {max(known)} was told by then"
+            )
 
 
 def check_rows(case: Case) -> Iterator[str]:

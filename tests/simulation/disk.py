@@ -98,7 +98,8 @@ class SimStore(MemoryStore):
         waiting, self._waiting = self._waiting, []
         if waiting and not self.disk.failure and self._rng.random() < 0.5:
             part = waiting[: self._rng.randint(1, len(waiting))]
-            torn = bool(part[-1].bodies) and self._rng.random() < 0.5
+            appends = bool(part[-1].bodies) and not part[-1].forget  # what it deletes goes in one with it
+            torn = appends and self._rng.random() < 0.5
             for job in part:
                 self.disk.leave_behind(job, torn=torn and job is part[-1])
             self._world.say(

@@ -229,17 +229,20 @@ class Weights:
         polite = rng.random() < 0.7
         if polite:
             await self.control.call("POST", "/v1/pause")
+        held, life = world.loop.time(), world.life
         mode = rng.choice(("keep", "abort", "wait"))
         await fleet.pause(mode)
         version = fleet.version + 1
         if rng.random() < 0.5:
             await asyncio.sleep(rng.choice((0.05, 2.0)))
         fleet.version = version
-        world.history.versions[version] = world.loop.time()
         world.say(f"weights {version} mode={mode} polite={polite}")
         if rng.random() < 0.5:
             fleet.resume()
         await self.control.call("PUT", "/v1/policy-version", {"version": version})
+        world.history.versions[version] = world.loop.time()
         fleet.resume()
         if polite:
+            if world.life == life and world.front is not None:
+                world.history.pauses.append((held, world.loop.time()))
             await self.control.call("POST", "/v1/resume")

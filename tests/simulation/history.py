@@ -131,7 +131,9 @@ class History:
     rewards: dict[str, float] = field(default_factory=dict)
     """Session -> the final reward that its driver gave and was told to have been taken."""
     versions: dict[int, float] = field(default_factory=dict)
-    """Policy version -> when the trainer first said it."""
+    """Policy version -> when the trainer heard that the gateway knows it."""
+    pauses: list[tuple[float, float]] = field(default_factory=list)
+    """(heard that new turns are held, asked to let them go), of one life of the gateway each."""
     wrong: list[str] = field(default_factory=list)
     """What was seen to be wrong at once."""
     counts: dict[str, int] = field(default_factory=dict)

@@ -84,7 +84,9 @@ class Exchange:
                     await self.closed.wait()
         if self.dead or self.closed.is_set():
             if self.asked is not None and self.asked.missed == self.world.loop.time():
-                self.asked.answered = True  # cut in this very moment: the app cannot know yet, as with a dead socket
+                self.asked.answered = (
+                    True  # cut in this very moment: the app cannot know yet, as with a dead socket
+                )
             return
         self.wire.put_nowait((message, self.world.loop.time()))
         self.status = message.get("status", self.status)

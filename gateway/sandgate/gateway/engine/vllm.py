@@ -179,6 +179,7 @@ class VllmEngine:
         made = Generation(prompt, told=prompt.version, streams=on_delta is not None)
         tries = _Tries()
         while True:
+            made.told = self._told(prompt)  # a pause that was waited out may have brought new weights
             url = self.table.reserve(prompt.affinity, tries.out)
             if url is None:
                 raise tries.verdict(self.table)
