@@ -32,6 +32,8 @@ class Agent:
     folder: str
     sessions: int
     is_itself: Callable[[Chat], bool]
+    solved: int
+    """Sessions at least."""
     uids: tuple[str, ...] = ()
     group: int = 4
 
@@ -58,9 +60,9 @@ def mini_swe_agent(chat: Chat) -> bool:
 
 
 AGENTS = {
-    "openai-agents": Agent("openai_agents", 16, openai_agents),
-    # A session of it takes 4 s of a core: litellm imports that long.
-    "mini-swe-agent": Agent("mini_swe_agent", 4, mini_swe_agent, ("errand-01", "errand-03"), 2),
+    "openai-agents": Agent("openai_agents", 16, openai_agents, 1),
+    # A session of it takes 4 s of a core: litellm imports that long. The model solves half: of a few, perhaps none.
+    "mini-swe-agent": Agent("mini_swe_agent", 4, mini_swe_agent, 0, ("errand-01", "errand-03"), 2),
 }
 
 
@@ -95,7 +97,7 @@ async def test_as_it_is(
     assert (result.complete, result.sessions) == (True, agent.sessions)
     assert (result.failures, result.forks, result.restarts) == ({}, {}, 0)
     assert len(result.rewards) == agent.sessions
-    assert max(result.rewards) > 0
+    assert sum(reward == 1.0 for reward in result.rewards) >= agent.solved
 
     assert all(agent.is_itself(chat) for chat in agents.chats)
     for session in books.sessions(run.out, agents.chats).values():
