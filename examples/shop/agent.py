@@ -11,7 +11,7 @@ import os
 import sys
 from typing import Any
 
-from openai import OpenAI
+from openai import LengthFinishReasonError, OpenAI
 from openai.types.chat import ChatCompletion, ChatCompletionMessage
 
 from shop import Shop, leave_result
@@ -64,7 +64,10 @@ def ask(client: OpenAI, messages: list[Any], stream: bool) -> ChatCompletionMess
         completion: ChatCompletion = client.chat.completions.create(**request)
         return completion.choices[0].message
     with client.chat.completions.stream(**request) as events:
-        return events.get_final_completion().choices[0].message
+        try:
+            return events.get_final_completion().choices[0].message
+        except LengthFinishReasonError as error:  # cut at its token limit: what it said still counts
+            return error.completion.choices[0].message
 
 
 def run(client: OpenAI, prompt: str, stream: bool) -> Shop:
