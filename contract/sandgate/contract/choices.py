@@ -39,6 +39,17 @@ class Backend(StrEnum):
     """A local process of the driver: no isolation from the user's account, files and network."""
 
 
+class Isolation(StrEnum):
+    """What keeps a sandbox pod to its gateway."""
+
+    PROBED = "Probed"
+    """A NetworkPolicy, and the agent starts only after it was seen to hold."""
+    POLICY = "Policy"
+    """A NetworkPolicy that is not probed."""
+    OFF = "Off"
+    """None of ours: the agent may reach whatever the cluster lets it."""
+
+
 class TaskDelivery(StrEnum):
     """How an agent is given its task."""
 

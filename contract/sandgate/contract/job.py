@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
+from sandgate.contract.agent_session import AgentSession as AgentSession
+from sandgate.contract.agent_session import AgentSessionSpec as AgentSessionSpec
 from sandgate.contract.choices import (
     Backend as Backend,
 )
@@ -24,6 +26,9 @@ from sandgate.contract.choices import (
 )
 from sandgate.contract.choices import (
     HistoryPolicy as HistoryPolicy,
+)
+from sandgate.contract.choices import (
+    Isolation as Isolation,
 )
 from sandgate.contract.choices import (
     RewardSource as RewardSource,
@@ -48,12 +53,12 @@ from sandgate.contract.kinds import (
     messages,
     pod_template,
 )
+from sandgate.contract.names import API_VERSION as API_VERSION
+from sandgate.contract.names import GROUP as GROUP
 from sandgate.contract.names import JOB_NAME_MAX, LABEL_PATTERN, SAMPLES_MAX, UID_CHARS_MAX
+from sandgate.contract.names import VERSION as VERSION
 from sandgate.contract.rules import Bounds, Cel, Check, Column, Doc, OneOf, Pattern, Size
-from sandgate.contract.status import AgentSessionStatus, RolloutJobStatus
-
-GROUP, VERSION = "sandgate.dev", "v1alpha1"
-API_VERSION = f"{GROUP}/{VERSION}"
+from sandgate.contract.status import RolloutJobStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +127,13 @@ class ManagedEngine:
     args: Annotated[Parts, Doc("Added to the command line.")] = ()
     env: Annotated[LabelMap, Doc("Added to the environment.")] = field(default_factory=dict)
     start_seconds: Annotated[Seconds, Doc("How long until /health must answer.")] = 600
+    template: Annotated[
+        JsonObject,
+        Doc(
+            "Part of a PodTemplateSpec, laid over ours: labels, nodeSelector, tolerations, volumes, and of the "
+            "container named engine resources, env and volumeMounts. Not used locally."
+        ),
+    ] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +196,14 @@ class Gateway:
     journal: Annotated[Journal, Doc("Where turns are made durable.")] = field(
         default_factory=lambda: Journal(sqlite=SqliteJournal())
     )
+    image: Annotated[str, Doc("Container image; default the operator's. Not used locally.")] = ""
+    template: Annotated[
+        JsonObject,
+        Doc(
+            "Part of a PodTemplateSpec, laid over ours: labels, nodeSelector, tolerations, volumes, and of the "
+            "container named gateway resources, env and volumeMounts. Not used locally."
+        ),
+    ] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,6 +304,14 @@ class Agent:
     pool: Annotated[Pool, Doc("Warm sandboxes.")] = field(default_factory=Pool)
     task_delivery: Annotated[TaskDelivery, Doc("How the task reaches the agent.")] = TaskDelivery.ENV
     completion: Annotated[Completion, Doc("What ends a session well.")] = Completion.EXIT
+    isolation: Annotated[Isolation, Doc("What keeps a sandbox pod to its gateway; not used locally.")] = (
+        Isolation.PROBED
+    )
+    egress: Annotated[
+        tuple[JsonObject, ...],
+        Size(0, 64),
+        Doc("Further NetworkPolicyEgressRules: what an agent may reach beside its gateway and DNS."),
+    ] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -372,9 +400,10 @@ class Output:
 class Trainer:
     """The trainer's sign of life."""
 
-    heartbeat_seconds: Annotated[
-        Seconds, Doc("Nothing heard for that long: the job is suspended, then collected.")
-    ] = 300
+    heartbeat_seconds: Annotated[Seconds, Doc("Nothing heard for that long: the job is suspended.")] = 300
+    collect_seconds: Annotated[
+        Seconds, Doc("Nothing heard for that long: the job fails, and is collected as a finished one.")
+    ] = 3600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -443,50 +472,3 @@ class RolloutJob:
     metadata: Metadata
     spec: RolloutJobSpec
     status: RolloutJobStatus | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentSessionSpec:
-    """Which attempt at which sample of which task this is."""
-
-    RULES: ClassVar = (Cel("self == oldSelf", "spec is immutable"),)
-
-    job_name: Annotated[
-        str,
-        Size(1, JOB_NAME_MAX),
-        Pattern(LABEL_PATTERN, "a DNS label"),
-        Doc("The RolloutJob, in the same namespace."),
-    ]
-    task_uid: Annotated[str, Size(1, UID_CHARS_MAX), Doc("The task.")]
-    sample_index: Annotated[int, Bounds(0, SAMPLES_MAX - 1), Doc("Index in the group.")] = 0
-    attempt: Annotated[int, Bounds(0, 9_999), Doc("From 0.")] = 0
-    gateway: Annotated[LabelText, Doc("Name of the gateway pod that holds it.")] = ""
-    remote: Annotated[bool, Doc("The agent runs elsewhere and calls /complete; no sandbox is made.")] = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentSession:
-    """One agent episode: one attempt at one sample of a RolloutJob."""
-
-    KIND: ClassVar = "AgentSession"
-    PLURAL: ClassVar = "agentsessions"
-    SHORT: ClassVar = ("ags",)
-    COLUMNS: ClassVar = (
-        Column("Job", ".spec.jobName"),
-        Column("Task", ".spec.taskUid"),
-        Column("Sample", ".spec.sampleIndex", "integer"),
-        Column("Attempt", ".spec.attempt", "integer"),
-        Column("Running", ".status.conditions[?(@.type=='Running')].status"),
-        Column("Committed", ".status.conditions[?(@.type=='TrajectoryCommitted')].status"),
-        Column("Reward", ".status.reward"),
-        Column("Failure", ".status.failureReason"),
-        Column("Turns", ".status.turns", "integer", priority=1),
-        Column("Node", ".status.node", priority=1),
-        Column("Age", ".metadata.creationTimestamp", "date"),
-    )
-
-    api_version: Annotated[str, Pattern(f"^{API_VERSION}$", API_VERSION), Doc("Version of this kind.")]
-    kind: Annotated[str, Pattern("^AgentSession$", "AgentSession"), Doc("AgentSession.")]
-    metadata: Annotated[JsonObject, Doc("Object metadata.")]
-    spec: AgentSessionSpec
-    status: AgentSessionStatus | None = None

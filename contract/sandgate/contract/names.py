@@ -23,6 +23,10 @@ SessionId = NewType("SessionId", str)
 GatewayName = NewType("GatewayName", str)
 """Name of one gateway process or pod: `<job>-gateway-<index>`."""
 
+GROUP, VERSION = "sandgate.dev", "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+"""Of RolloutJob and AgentSession."""
+
 LABEL_MAX = 63
 """Characters of a DNS label (RFC 1123), hence of a Kubernetes label value."""
 JOB_NAME_MAX = 52
@@ -85,3 +89,35 @@ def gateway_name(job: str, index: int) -> GatewayName:
 def engine_name(job: str, index: int) -> str:
     """One replica of a managed engine."""
     return f"{job}-engine-{index}"
+
+
+def gateways_name(job: str) -> str:
+    """The job's gateways together: StatefulSet, headless Service, settings, disruption budget."""
+    return f"{job}-gateway"
+
+
+def engines_name(job: str) -> str:
+    """The job's managed engine: Deployment and headless Service."""
+    return f"{job}-engine"
+
+
+def signing_name(job: str) -> str:
+    """The Secret that holds what signs the job's keys."""
+    return f"{job}-signing"
+
+
+def verifier_name(session: str) -> str:
+    """Pod of a session's verifier."""
+    return f"{session}-v"
+
+
+def keys_name(group: str, attempt: int, chunk: int) -> str:
+    """The Secret with the keys of one attempt of KEYS_PER_SECRET samples of a group."""
+    return f"{group}-keys-{attempt}-{chunk}"
+
+
+KEYS_PER_SECRET = 64
+"""Samples whose keys share a Secret: one write for most groups, 40 kB at most."""
+
+assert JOB_NAME_MAX + len("-signing") <= LABEL_MAX
+assert _JOB_PART + _UID_PART + _HASH_PART + 5 + 5 + 4 + len("-v") <= LABEL_MAX

@@ -72,6 +72,10 @@ class RolloutJobStatus:
     failed: Annotated[int, Doc("Of them, those with a failure class.")] = 0
     retries: Annotated[int, Doc("Attempts beyond the first.")] = 0
     committed: Annotated[int, Doc("Samples whose trajectories are with the trainer for good.")] = 0
+    gateways: Annotated[int, Doc("Gateways that take sessions.")] = 0
+    engines: Annotated[int, Doc("Engines that answer.")] = 0
+    policy_version: Annotated[int, Doc("Of the weights, as the trainer last told.")] = 0
+    selector: Annotated[str, Doc("Label selector of the agents' pods, for the scale subresource.")] = ""
     start_time: Annotated[str, Doc("RFC 3339: when it was first not suspended.")] = ""
     completion_time: Annotated[str, Doc("RFC 3339: when it became Complete or Failed.")] = ""
 

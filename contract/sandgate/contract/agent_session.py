@@ -1,0 +1,64 @@
+"""AgentSession (`sandgate.dev/v1alpha1`): one agent episode as an object. (pure)"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from sandgate.contract.kinds import JsonObject, LabelText
+from sandgate.contract.names import (
+    API_VERSION,
+    JOB_NAME_MAX,
+    LABEL_PATTERN,
+    SAMPLES_MAX,
+    UID_CHARS_MAX,
+)
+from sandgate.contract.rules import Bounds, Cel, Column, Doc, Pattern, Size
+from sandgate.contract.status import AgentSessionStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSessionSpec:
+    """Which attempt at which sample of which task this is."""
+
+    RULES: ClassVar = (Cel("self == oldSelf", "spec is immutable"),)
+
+    job_name: Annotated[
+        str,
+        Size(1, JOB_NAME_MAX),
+        Pattern(LABEL_PATTERN, "a DNS label"),
+        Doc("The RolloutJob, in the same namespace."),
+    ]
+    task_uid: Annotated[str, Size(1, UID_CHARS_MAX), Doc("The task.")]
+    sample_index: Annotated[int, Bounds(0, SAMPLES_MAX - 1), Doc("Index in the group.")] = 0
+    attempt: Annotated[int, Bounds(0, 9_999), Doc("From 0.")] = 0
+    gateway: Annotated[LabelText, Doc("Name of the gateway pod that holds it.")] = ""
+    remote: Annotated[bool, Doc("The agent runs elsewhere and calls /complete; no sandbox is made.")] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSession:
+    """One agent episode: one attempt at one sample of a RolloutJob."""
+
+    KIND: ClassVar = "AgentSession"
+    PLURAL: ClassVar = "agentsessions"
+    SHORT: ClassVar = ("ags",)
+    COLUMNS: ClassVar = (
+        Column("Job", ".spec.jobName"),
+        Column("Task", ".spec.taskUid"),
+        Column("Sample", ".spec.sampleIndex", "integer"),
+        Column("Attempt", ".spec.attempt", "integer"),
+        Column("Running", ".status.conditions[?(@.type=='Running')].status"),
+        Column("Committed", ".status.conditions[?(@.type=='TrajectoryCommitted')].status"),
+        Column("Reward", ".status.reward"),
+        Column("Failure", ".status.failureReason"),
+        Column("Turns", ".status.turns", "integer", priority=1),
+        Column("Node", ".status.node", priority=1),
+        Column("Age", ".metadata.creationTimestamp", "date"),
+    )
+
+    api_version: Annotated[str, Pattern(f"^{API_VERSION}$", API_VERSION), Doc("Version of this kind.")]
+    kind: Annotated[str, Pattern("^AgentSession$", "AgentSession"), Doc("AgentSession.")]
+    metadata: Annotated[JsonObject, Doc("Object metadata.")]
+    spec: AgentSessionSpec
+    status: AgentSessionStatus | None = None

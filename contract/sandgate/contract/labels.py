@@ -1,0 +1,32 @@
+"""Labels, annotations and owners of everything Sandgate makes in a cluster, in one place. (pure)"""
+
+from __future__ import annotations
+
+from typing import Final
+
+MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+MANAGER: Final = "sandgate"
+"""Value of MANAGED_BY; also the field manager of server-side apply."""
+
+JOB: Final = "sandgate.dev/job"
+"""Name of the RolloutJob."""
+ROLE: Final = "sandgate.dev/role"
+SESSION: Final = "sandgate.dev/session"
+"""Session id: agent pods, verifier pods."""
+GROUP: Final = "sandgate.dev/group"
+"""names.group_name of the task: AgentSessions, their pods and keys."""
+SHARD: Final = "sandgate.dev/shard"
+"""On a RolloutJob, by its user: which operator shard looks after it; everything made for it has it too."""
+
+GATEWAY: Final = "gateway"
+ENGINE: Final = "engine"
+AGENT: Final = "agent"
+VERIFIER: Final = "verifier"
+"""Values of ROLE."""
+
+
+def labels(job: str, role: str, **more: str) -> dict[str, str]:
+    """What every object of a job has. `more`: `session`, `group`, `shard`; empty ones are left out."""
+    known = {"session": SESSION, "group": GROUP, "shard": SHARD}
+    extra = {known[name]: value for name, value in more.items() if value}
+    return {MANAGED_BY: MANAGER, JOB: job, ROLE: role, **extra}

@@ -1,0 +1,78 @@
+"""What an installation decides, apart from any job: images, names, defaults; a file that the chart writes. (pure)"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from sandgate.contract.errors import BadManifest
+
+Json = Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Field names are the file's keys. Unknown keys are refused."""
+
+    gateway_image: str = "sandgate-gateway:latest"
+    fetcher_image: str = "sandgate-fetcher:latest"
+    engine_image: str = "vllm/vllm-openai:latest"
+    """Of managed engines that name none."""
+    pull_policy: str = "IfNotPresent"
+    """Of our own images."""
+    pull_secrets: tuple[str, ...] = ()
+    """Names of imagePullSecrets of gateways and engines, in the job's namespace."""
+    namespaces: tuple[str, ...] = ()
+    """Watched; none: all of the cluster."""
+    shard: str = ""
+    """Only jobs whose label sandgate.dev/shard has this value; empty: those without one."""
+    cluster_domain: str = "cluster.local"
+    models_dir: str = "/models"
+    """What a relative model.tokenizer begins at, in gateways and engines."""
+    runtime_class: str = ""
+    """RuntimeClass of sandboxes whose template names none, e.g. gvisor."""
+    dns_labels: dict[str, str] = field(default_factory=lambda: {"k8s-app": "kube-dns"})
+    """Pods that sandboxes may ask for names, in namespace dns_namespace."""
+    dns_namespace: str = "kube-system"
+    trainer_labels: dict[str, str] = field(default_factory=lambda: {"sandgate.dev/trainer": "true"})
+    """Pods (any namespace) that may reach the gateways' control API besides the operator."""
+    operator_namespace: str = ""
+    """Where the operator runs; its pods may reach gateways."""
+    operator_labels: dict[str, str] = field(
+        default_factory=lambda: {"app.kubernetes.io/name": "sandgate-operator"}
+    )
+    gateway_resources: dict[str, Json] = field(
+        default_factory=lambda: {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "4Gi"}}
+    )
+    sandbox_resources: dict[str, Json] = field(
+        default_factory=lambda: {"requests": {"cpu": "100m", "memory": "128Mi"}}
+    )
+    """Of agent containers that ask for nothing."""
+    unreachable_seconds: int = 30
+    """tolerationSeconds of sandboxes on a node that is gone."""
+    history: int = 1000
+    """Committed AgentSessions kept per job for people to look at."""
+
+    @classmethod
+    def of(cls, text: str) -> Settings:
+        """From the file's text. Raises BadManifest naming the field."""
+        try:
+            said = json.loads(text)
+        except ValueError as error:
+            raise BadManifest(f"operator settings: not JSON: {error}") from error
+        if not isinstance(said, dict):
+            raise BadManifest("operator settings: must be an object")
+        known = {one.name: one for one in dataclasses.fields(cls)}
+        for name, value in said.items():
+            if name not in known:
+                raise BadManifest(f"operator settings: unknown key {name!r}", field=name)
+            default = getattr(cls(), name)
+            wanted = list if isinstance(default, tuple) else type(default)
+            if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
+                raise BadManifest(f"operator settings: {name} must be {wanted.__name__}", field=name)
+        fields: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in said.items()
+        }
+        return cls(**fields)
