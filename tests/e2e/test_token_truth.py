@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from array import array
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sandgate.contract.trajectory import Trajectory
 from tests.e2e import truth
 from tests.e2e.rig import SHOP, Run, command, job
 from tests.e2e.truth import Parity
@@ -29,6 +34,39 @@ async def test_the_shop_job_from_the_command_line(tmp_path: Path, recorder: Reco
     assert parity.check(made) == said["sampled_tokens"] > 500
     assert (said["complete"], said["forks"], said["failures"]) == (True, {}, {})
     assert (said["groups"], said["sessions"], said["turns"]) == (8, 32, len(made))
+    for lie, spoilt in spoilt_copies(max(rows, key=lambda row: len(row.turn_ids))):
+        others = [row for row in rows if row.session_id != spoilt.session_id]
+        with pytest.raises((AssertionError, KeyError)):
+            pytest.fail(f"nobody noticed {lie}: {truth.check([*others, spoilt], recorder.generations)}")
+
+
+def spoilt_copies(row: Trajectory) -> Iterator[tuple[str, Trajectory]]:
+    """The smallest lies that a record could tell: what the checks above must notice, or they prove nothing."""
+    last = len(row.response_ids) - 1
+
+    def changed(values: array[Any], at: int, value: float) -> array[Any]:
+        return array(values.typecode, [*values[:at], value, *values[at + 1 :]])
+
+    logprob = row.response_logprobs[last]
+    nearest = math.nextafter(logprob, -math.inf)
+    while array("f", [nearest])[0] == logprob:  # the next float32, not the next float64
+        nearest = logprob + 2 * (nearest - logprob)
+    yield (
+        "another sampled id",
+        replace(row, response_ids=changed(row.response_ids, last, row.response_ids[last] ^ 1)),
+    )
+    yield (
+        "a logprob of one bit more",
+        replace(row, response_logprobs=changed(row.response_logprobs, last, nearest)),
+    )
+    yield "a mask that hides a token", replace(row, loss_mask=changed(row.loss_mask, last, 0))
+    yield "another version", replace(row, versions=changed(row.versions, last, 1))
+    yield "another prompt id", replace(row, prompt_ids=changed(row.prompt_ids, 0, row.prompt_ids[0] ^ 1))
+    if len(row.turn_ids) > 1:
+        yield (
+            "a turn that is not told",
+            replace(row, turn_ids=row.turn_ids[1:], turn_ends=row.turn_ends[1:], turn_rewards=()),
+        )
 
 
 SAMPLINGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
