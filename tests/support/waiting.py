@@ -18,3 +18,11 @@ async def until(condition: Callable[[], Awaitable[bool]], *, what: str, within_s
     while not await condition():
         assert time.monotonic() < end, f"still not so after {within_s} s: {what}"
         await asyncio.sleep(POLL_S)
+
+
+def until_now(condition: Callable[[], bool], *, what: str, within_s: float = 10.0) -> None:
+    """The same without an event loop: for fixtures that start real machines."""
+    end = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < end, f"still not so after {within_s} s: {what}"
+        time.sleep(POLL_S)

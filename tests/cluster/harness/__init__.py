@@ -1,0 +1,1 @@
+"""A real Kubernetes of one's own, without Docker and without a registry (docs/testing.md)."""
