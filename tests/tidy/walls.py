@@ -33,6 +33,7 @@ SHELL = (
     "operator.observe",
     "operator.reconcile",
     "operator.drivers.*",
+    "operator.access",
     "operator.kube",
     "operator.handlers",
     "sandbox.entry",
