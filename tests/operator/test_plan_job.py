@@ -24,7 +24,7 @@ from sandgate.operator.plan.status import is_over, job_status
 from tests.operator.plans import GATEWAY, group, ref, seen, start, want
 
 SUSPENDED = Stop(FailureReason.ABORTED, "the job is suspended")
-LATE = Stop(FailureReason.ABORTED, "activeDeadlineSeconds of the job passed")
+LATE = Stop(FailureReason.ABORTED, "activeDeadlineSeconds 50 passed")
 CUT = Stop(FailureReason.STRAGGLER, "the group has its quorum")
 QUORUM = {"group__quorum": 2, "group__stragglerSeconds": 30}
 
@@ -251,7 +251,7 @@ def test_conditions(wanted: JobWant, observed: JobObserved, now: float, true: se
 
 
 def status_of(observed: JobObserved, now: float = 0.0, **fields: Any) -> Any:
-    return job_status(want(**fields), observed, now, late=False)
+    return job_status(want(**fields), observed, now)
 
 
 def test_counts_are_of_samples_and_attempts() -> None:

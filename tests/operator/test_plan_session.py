@@ -13,6 +13,7 @@ from sandgate.operator.plan.actions import (
     Action,
     Exit,
     Forget,
+    KillAttempt,
     LookSession,
     SealSession,
     SessionObserved,
@@ -73,7 +74,19 @@ STEPS: dict[str, Case] = {
     ),
     "one that is being stopped is left to it": (
         spec(),
-        session(sandbox=running(3.0), stop=Stop(R.SESSION_TIMEOUT)),
+        session(sandbox=running(3.0), stop=Stop(R.SESSION_TIMEOUT), stop_at=103.0),
+        110.0,
+        [WakeAt(163.0)],
+    ),
+    "for a minute": (
+        spec(),
+        session(sandbox=running(3.0), stop=Stop(R.SESSION_TIMEOUT), stop_at=103.0),
+        163.0,
+        [KillAttempt(ref())],
+    ),
+    "one that was killed is waited for": (
+        spec(),
+        session(sandbox=running(3.0), stop=Stop(R.SESSION_TIMEOUT), stop_at=103.0, killed=True),
         999.0,
         [],
     ),

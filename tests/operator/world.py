@@ -154,7 +154,7 @@ class World:
                 self.agents[ref.name] = ref, Running(self.now)
                 self.store.sandbox(ref, self.agents[ref.name][1])
             case actions.StopAttempt(ref, stop):
-                self.store.stopping(ref, stop)
+                self.store.stopping(ref, stop, self.now)
                 if ref.name in self.agents:
                     self.end_agent(ref.name, "signal")
             case actions.LookSession(ref):

@@ -16,6 +16,8 @@ from sandgate.operator.plan.actions import (
     GroupObserved,
     JobObserved,
     JobWant,
+    Outage,
+    Provided,
     Ref,
     Running,
     SampleObserved,
@@ -23,11 +25,22 @@ from sandgate.operator.plan.actions import (
     SessionObserved,
     Stop,
     Tally,
+    Told,
 )
 from sandgate.operator.plan.groups import FREE, count, good, settled
 
 JOB_KEY = "job"
 """The job's own key; sessions have their names, which are longer."""
+
+Recall = Callable[[Ref, SessionSummary], SessionObserved | None]
+"""What a new driver knows of a session that it found at a gateway: None for one that needs nothing any more."""
+
+
+def lost(ref: Ref, said: SessionSummary) -> SessionObserved | None:
+    """Sandboxes that ended with their driver: what had not ended is lost."""
+    if said.state.ended:
+        return None
+    return SessionObserved(ref=ref, opened_at=said.created_at, summary=said, lost=True)
 
 
 @dataclass(slots=True)
@@ -50,6 +63,15 @@ class Observed:
     status: RolloutJobStatus | None = None
     draining: bool = False
     policy_version: int = 0
+    engines: int | None = None
+    heard_at: float | None = None
+    """When the trainer last gave a sign of life; None: none is waited for."""
+    provided: Provided | None = None
+    loaded: bool = True
+    """All tasks that there are now, and all that gateways know, were taken in."""
+    more: bool = False
+    """Further tasks may come."""
+    _acked: int = 0
     _total: int = 0
     _begun: int = 0
     _placed: dict[str, str] = field(default_factory=dict)
@@ -67,14 +89,27 @@ class Observed:
             groups=self.groups,
             tally=self.tally,
             begun=self._begun,
-            committed=len(self.committed) * self.want.spec.group_size,
+            committed=len(self.committed) * self.want.spec.group_size + self._acked,
             total=self._total,
             started_at=self.started_at,
+            more=self.more or not self.loaded,
+            owed=self._owed(),
             draining=self.draining,
             policy_version=self.policy_version,
+            engines=self.engines,
+            heard_at=self.heard_at,
+            provided=self.provided,
             status=self.status,
             wake_at=self._wake_at,
         )
+
+    def _owed(self) -> int | None:
+        if not self.loaded:
+            return None
+        good_ones = sum(self.settled.values()) + sum(
+            good(sample) for group in self.groups.values() for sample in group.samples
+        )
+        return max(0, good_ones - self._acked)
 
     @property
     def live(self) -> list[SessionObserved]:
@@ -107,6 +142,43 @@ class Observed:
             self.gateways.pop(name, None)
         self.changed(JOB_KEY)
 
+    def provides(self, what: Provided) -> None:
+        """Gateways and engine are set up so."""
+        self.provided = what
+        self.changed(JOB_KEY)
+
+    def engines_answer(self, count: int) -> None:
+        """So many do."""
+        if count != self.engines:
+            self.engines = count
+            self.changed(JOB_KEY)
+
+    def version(self, version: int) -> None:
+        """Of the weights, as the trainer told; it never goes back."""
+        if version > self.policy_version:
+            self.policy_version = version
+            self.changed(JOB_KEY)
+
+    def heard(self, at: float, now: float) -> None:
+        """The trainer gave a sign of life. Only one that ends a silence is news."""
+        trainer = self.want.spec.trainer
+        if trainer is None or (self.heard_at is not None and at <= self.heard_at):
+            return
+        was, self.heard_at = self.heard_at, at
+        if was is not None and now >= was + trainer.heartbeat_seconds:
+            self.changed(JOB_KEY)
+
+    def outage(self, gateway: str, outage: Outage) -> None:
+        """A gateway, or all engines behind it, are away, or are back after `outage`."""
+        for name, at in self._placed.items():
+            seen = self.sessions.get(name)
+            if (
+                at == gateway
+                and seen is not None
+                and (outage.until is None or outage.until >= seen.opened_at)
+            ):
+                self.sessions[name] = replace(seen, outage=outage)
+
     def drain(self) -> None:
         """Start nothing new."""
         self.draining = True
@@ -125,21 +197,23 @@ class Observed:
 
     # -- in: sessions -------------------------------------------------------------------------------------------------
 
-    def found(self, gateway: str, listed: Sequence[SessionSummary]) -> None:
-        """What a gateway held when this driver started. Sessions that had not ended are lost: their sandboxes were
-        another driver's."""
+    def found(self, gateway: str, listed: Sequence[SessionSummary], recall: Recall = lost) -> None:
+        """What a gateway held when this driver started."""
         for said in sorted(listed, key=lambda one: (one.uid, one.sample_index, one.attempt)):
             if said.job != self.want.name or not 0 <= said.sample_index < self.want.spec.group_size:
                 continue
             ref = Ref(said.job, said.uid, said.sample_index, said.attempt)
             if said.session_id != ref.name:
                 continue
+            seen = recall(ref, said)
             self._begin(ref.uid, gateway)
             if said.state.ended:
                 self._sample(ref, _ended(said, self._at(ref)))
             else:
-                self._live(ref, gateway, said.created_at, starting=False)
-                self.sessions[ref.name] = replace(self.sessions[ref.name], lost=True, summary=said)
+                starting = seen is not None and not seen.lost and not _started(seen)
+                self._live(ref, gateway, said.created_at, starting=starting)
+            if seen is not None:
+                self.sessions[ref.name] = seen
                 self.changed(ref.name)
         for uid in list(self.groups):
             group = self.groups[uid]
@@ -148,12 +222,13 @@ class Observed:
             self._settle(uid)
         self.changed(JOB_KEY)
 
-    def opened(self, ref: Ref, gateway: str, now: float) -> None:
-        """Its gateway holds it."""
+    def opened(self, ref: Ref, gateway: str, now: float, told: Told | None = None) -> None:
+        """Its gateway holds it. `told`: what its AgentSession says, if it has one."""
         if ref.name in self.sessions:
             return
         self._begin(ref.uid, gateway)
         self._live(ref, gateway, now, starting=True)
+        self.sessions[ref.name] = replace(self.sessions[ref.name], told=told)
         self.changed(ref.name)
         self.changed(JOB_KEY)
 
@@ -186,12 +261,31 @@ class Observed:
             self.sessions[ref.name] = replace(seen, verifier=running)
             self.changed(ref.name)
 
-    def stopping(self, ref: Ref, stop: Stop) -> None:
+    def wrote_session(self, ref: Ref, told: Told | None) -> None:
+        """Its AgentSession says that now; None: it is gone."""
+        seen = self.sessions.get(ref.name)
+        if seen is not None and seen.told is not told:
+            self.sessions[ref.name] = replace(seen, told=told)
+            self.changed(ref.name)
+
+    def deleted(self, ref: Ref) -> None:
+        """Somebody deleted its AgentSession."""
+        if (seen := self.sessions.get(ref.name)) is not None:
+            self.sessions[ref.name] = replace(seen, deleted=True, told=None)
+            self.changed(ref.name)
+
+    def killed(self, ref: Ref) -> None:
+        """It was ended by force."""
+        if (seen := self.sessions.get(ref.name)) is not None:
+            self.sessions[ref.name] = replace(seen, killed=True)
+            self.changed(ref.name)
+
+    def stopping(self, ref: Ref, stop: Stop, now: float = 0.0) -> None:
         """It was told to stop. The first reason stands."""
         seen = self.sessions.get(ref.name)
         if seen is None or seen.stop is not None:
             return
-        self.sessions[ref.name] = replace(seen, stop=stop)
+        self.sessions[ref.name] = replace(seen, stop=stop, stop_at=now)
         sample = self._at(ref)
         if sample.attempt == ref.attempt:
             self._sample(ref, replace(sample, stopping=True))
@@ -237,6 +331,21 @@ class Observed:
             if name in self.sessions:
                 self.sessions[name] = replace(self.sessions[name], committed=True)
                 self.changed(name)
+        self.changed(JOB_KEY)
+
+    def commit_session(self, name: str) -> None:
+        """All trajectories of this session are with the trainer for good."""
+        seen = self.sessions.get(name)
+        if seen is None or seen.committed:
+            return
+        self.sessions[name] = replace(seen, committed=True)
+        self._acked += 1
+        self.changed(name)
+        self.changed(JOB_KEY)
+
+    def committed_before(self, count: int) -> None:
+        """Sessions whose trajectories were with the trainer before this driver started."""
+        self._acked += count
         self.changed(JOB_KEY)
 
     def forget(self, ref: Ref) -> None:
@@ -296,6 +405,10 @@ class Observed:
         )
         for call in self._on_settled:
             call(uid)
+
+
+def _started(seen: SessionObserved) -> bool:
+    return seen.sandbox is not None and (seen.sandbox.started_at is not None or seen.sandbox.exit is not None)
 
 
 def _is_infra(reason: FailureReason | None) -> bool:

@@ -295,8 +295,11 @@ class LocalRun:
                 )
                 await self.sandboxes.start_agent(ref, handle, self.tasks[ref.uid])
             case actions.StopAttempt(ref, stop):
-                self.observed.stopping(ref, stop)
+                self.observed.stopping(ref, stop, time.time())
                 self.sandboxes.stop_agent(ref)
+            case actions.KillAttempt(ref):
+                self.sandboxes.kill_agent(ref)
+                self.observed.killed(ref)
             case actions.LookSession(ref):
                 await self._look(ref)
             case actions.StartVerifier(ref):
@@ -305,6 +308,12 @@ class LocalRun:
                 self.sandboxes.stop_verifier(ref)
             case actions.SealSession(ref, outcome):
                 await self._seal(ref, outcome)
+            case _:
+                await self._put_down(key, action)
+
+    async def _put_down(self, key: str, action: Action) -> None:
+        """Ends of groups and sessions, and what only we need to know."""
+        match action:
             case actions.CloseGroup(uid, gateway):
                 with suppress(NotFound):
                     await self.gateways[gateway].client.close_group(uid, job=self.job.metadata.name)

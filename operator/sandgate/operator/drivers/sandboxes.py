@@ -101,6 +101,11 @@ class Sandboxes:
         if (process := self.agents.get(ref.name)) is not None:
             self.spawn(_stop(process))
 
+    def kill_agent(self, ref: Ref) -> None:
+        """SIGKILL, now."""
+        if (process := self.agents.get(ref.name)) is not None:
+            process.kill()
+
     def stop_verifier(self, ref: Ref) -> None:
         """The same."""
         if (process := self.verifiers.get(ref.name)) is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from typing import TypeAlias
 
 from sandgate.contract.errors import FailureClass, FailureReason
@@ -70,6 +70,26 @@ class Stop:
     detail: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """Something that a session needs did not answer for a while."""
+
+    since: float
+    until: float | None
+    """None while it lasts."""
+    reason: FailureReason
+    """GatewayLost or EngineLost."""
+
+
+class Told(IntEnum):
+    """What the session's AgentSession says of it, as last written."""
+
+    NOTHING = 0
+    RUNNING = 1
+    FINALIZED = 2
+    COMMITTED = 3
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionObserved:
     """One attempt that is open at its gateway."""
@@ -83,6 +103,16 @@ class SessionObserved:
     sandbox: Running | None = None
     verifier: Running | None = None
     stop: Stop | None = None
+    stop_at: float = 0.0
+    """When it was told."""
+    killed: bool = False
+    """It did not stop, and was ended by force."""
+    deleted: bool = False
+    """Somebody deleted its AgentSession."""
+    outage: Outage | None = None
+    """The last one of its gateway, or of all engines behind it, since it was opened."""
+    told: Told | None = None
+    """None: it has no AgentSession, and nothing is to be written."""
     lost: bool = False
     """It was begun in another life of the driver, and its sandbox is gone."""
     remote: bool = False
@@ -145,6 +175,15 @@ class Tally:
     retries: int = 0
 
 
+class Provided(StrEnum):
+    """What the driver has set up for a job."""
+
+    NOTHING = "nothing"
+    STOPPED = "stopped"
+    """Gateways; a managed engine is scaled to nothing."""
+    RUNNING = "running"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobObserved:
     """What is seen of a job. Only groups that are begun and not settled are spelled out: a plan costs what runs, not
@@ -165,9 +204,19 @@ class JobObserved:
     total: int = 0
     """Samples that the job asks for."""
     started_at: float = 0.0
+    more: bool = False
+    """Further tasks may come: the job is not complete when these are done."""
+    owed: int | None = 0
+    """Samples that ended well and are not committed yet; None while that is not known."""
     draining: bool = False
     """Nothing new is started; what runs may end."""
     policy_version: int = 0
+    engines: int | None = None
+    """That answer; None where nobody counts them."""
+    heard_at: float | None = None
+    """When the trainer last gave a sign of life, or could first have; None where none is waited for."""
+    provided: Provided | None = None
+    """None: gateways and engine are not the plan's business."""
     status: RolloutJobStatus | None = None
     """As last written."""
     wake_at: float | None = None
@@ -180,6 +229,8 @@ class JobWant:
     name: str
     spec: RolloutJobSpec
     generation: int = 0
+    selector: str = ""
+    """Of the agents' pods."""
 
 
 # -- what is done -----------------------------------------------------------------------------------------------------
@@ -206,6 +257,20 @@ class StopAttempt:
 
     ref: Ref
     stop: Stop
+
+
+@dataclass(frozen=True, slots=True)
+class KillAttempt:
+    """It was told to stop and did not."""
+
+    ref: Ref
+
+
+@dataclass(frozen=True, slots=True)
+class AbortSession:
+    """Discard it at the gateway, turns in flight too."""
+
+    ref: Ref
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +303,13 @@ class SealSession:
 
 
 @dataclass(frozen=True, slots=True)
+class WriteSession:
+    """Its AgentSession does not say yet what it should."""
+
+    ref: Ref
+
+
+@dataclass(frozen=True, slots=True)
 class CloseGroup:
     """Tell the gateway that no more sessions count for this task."""
 
@@ -250,6 +322,18 @@ class Forget:
     """Nothing of this attempt is needed any more."""
 
     ref: Ref
+
+
+@dataclass(frozen=True, slots=True)
+class Provide:
+    """Make the job's gateways, and its engine: running, or scaled to nothing."""
+
+    engine: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteJob:
+    """Its time after the end is over: the object goes, and with it everything that it owns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,12 +354,17 @@ Action: TypeAlias = (
     OpenSession
     | StartAttempt
     | StopAttempt
+    | KillAttempt
+    | AbortSession
     | LookSession
     | StartVerifier
     | StopVerifier
     | SealSession
+    | WriteSession
     | CloseGroup
     | Forget
+    | Provide
+    | DeleteJob
     | WriteStatus
     | WakeAt
 )

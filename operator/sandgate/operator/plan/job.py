@@ -10,10 +10,13 @@ from sandgate.contract.status import JobCondition
 from sandgate.operator.plan.actions import (
     Action,
     CloseGroup,
+    DeleteJob,
     GroupObserved,
     JobObserved,
     JobWant,
     OpenSession,
+    Provide,
+    Provided,
     Ref,
     SampleObserved,
     SampleState,
@@ -22,6 +25,7 @@ from sandgate.operator.plan.actions import (
     WakeAt,
     WriteStatus,
 )
+from sandgate.operator.plan.ends import deleted_at, ending, turning_points, why_stop
 from sandgate.operator.plan.groups import cut_at, decided, retry_at, retryable, settled
 from sandgate.operator.plan.status import is_over, job_status
 
@@ -34,41 +38,44 @@ def plan_job(want: JobWant, seen: JobObserved, now: float) -> list[Action]:
     never begun again.
     """
     over = is_over(seen.status, JobCondition.FAILED) or is_over(seen.status, JobCondition.COMPLETE)
+    actions = list(_provide(want, seen, over=over))
     if over:  # only what the trainer has acknowledged still grows
-        return _tell(want, seen, now)
-    stop = _stop(want, seen, now)
-    actions: list[Action] = []
+        return [*actions, *_tell(want, seen, now), *_expire(want, seen, now)]
+    stop = why_stop(want.spec, seen, now)
     if stop is not None:
         actions += _stop_all(want, seen, stop)
-        if late(want.spec, seen, now):
+        if ending(want.spec, seen, now) is not None:
             actions += _close_all(seen)
     else:
         actions += _cut(want, seen, now)
         actions += _start(want, seen, now)
     actions += _tell(want, seen, now)
-    at = min(_times(want.spec, seen, now), default=None)
-    if at is not None and at != seen.wake_at:
-        actions.append(WakeAt(at))
-    return actions
+    return [*actions, *_wake(seen, min(_times(want.spec, seen, now, stopped=stop is not None), default=None))]
+
+
+def _provide(want: JobWant, seen: JobObserved, *, over: bool) -> Iterator[Action]:
+    """Nothing is made for a job that was created suspended; engines are let go of as soon as nothing can run."""
+    if seen.provided is None or (seen.provided is Provided.NOTHING and want.spec.suspend):
+        return
+    wanted = Provided.STOPPED if over or want.spec.suspend else Provided.RUNNING
+    if seen.provided is not wanted:
+        yield Provide(engine=wanted is Provided.RUNNING)
 
 
 def _tell(want: JobWant, seen: JobObserved, now: float) -> list[Action]:
-    status = job_status(want, seen, now, late=late(want.spec, seen, now))
+    status = job_status(want, seen, now)
     return [] if status == seen.status else [WriteStatus(status)]
 
 
-def late(spec: RolloutJobSpec, seen: JobObserved, now: float) -> bool:
-    """The job's deadline has passed."""
-    limit = spec.active_deadline_seconds
-    return limit is not None and now >= seen.started_at + limit
+def _expire(want: JobWant, seen: JobObserved, now: float) -> list[Action]:
+    at = deleted_at(want.spec, seen)
+    if at is not None and now >= at:
+        return [DeleteJob()]
+    return _wake(seen, at)
 
 
-def _stop(want: JobWant, seen: JobObserved, now: float) -> Stop | None:
-    if want.spec.suspend:
-        return Stop(FailureReason.ABORTED, "the job is suspended")
-    if late(want.spec, seen, now):
-        return Stop(FailureReason.ABORTED, "activeDeadlineSeconds of the job passed")
-    return None
+def _wake(seen: JobObserved, at: float | None) -> list[Action]:
+    return [] if at is None or at == seen.wake_at else [WakeAt(at)]
 
 
 def _live(want: JobWant, group: GroupObserved) -> Iterator[tuple[Ref, SampleObserved]]:
@@ -87,7 +94,8 @@ def _stop_all(want: JobWant, seen: JobObserved, stop: Stop) -> Iterator[Action]:
 def _close_all(seen: JobObserved) -> Iterator[Action]:
     """Past the deadline: what ended well may still be had."""
     for group in seen.groups.values():
-        if not group.closed and all(sample.state is not SampleState.LIVE for sample in group.samples):
+        live = any(sample.state is SampleState.LIVE for sample in group.samples)
+        if not group.closed and not live and group.gateway in seen.gateways:
             yield CloseGroup(group.uid, group.gateway)
 
 
@@ -98,7 +106,7 @@ def _cut(want: JobWant, seen: JobObserved, now: float) -> Iterator[Action]:
         if cut is not None and now >= cut:
             stop = Stop(FailureReason.STRAGGLER, "the group has its quorum")
             yield from (StopAttempt(ref, stop) for ref, sample in _live(want, group) if not sample.stopping)
-        if not settled(group) and decided(group, want.spec, now):
+        if group.gateway in seen.gateways and not settled(group) and decided(group, want.spec, now):
             yield CloseGroup(group.uid, group.gateway)
 
 
@@ -121,7 +129,7 @@ def _start(want: JobWant, seen: JobObserved, now: float) -> Iterator[Action]:
 def _wanted(want: JobWant, seen: JobObserved, now: float) -> Iterator[OpenSession]:
     for group in seen.groups.values():
         cut = cut_at(group, want.spec)
-        if group.closed or (cut is not None and now >= cut):
+        if group.closed or group.gateway not in seen.gateways or (cut is not None and now >= cut):
             continue
         for index, sample in enumerate(group.samples):
             again = retryable(sample, want.spec) and now >= retry_at(sample)
@@ -146,11 +154,10 @@ def _allowed(spec: RolloutJobSpec, seen: JobObserved) -> int:
     return max(0, ahead * spec.staleness.batch_size - seen.begun)
 
 
-def _times(spec: RolloutJobSpec, seen: JobObserved, now: float) -> Iterator[float]:
+def _times(spec: RolloutJobSpec, seen: JobObserved, now: float, *, stopped: bool) -> Iterator[float]:
     """When something changes by itself."""
-    if spec.active_deadline_seconds is not None and not late(spec, seen, now):
-        yield seen.started_at + spec.active_deadline_seconds
-    if spec.suspend:
+    yield from turning_points(spec, seen, now)
+    if stopped:
         return
     for group in seen.groups.values():
         cut = cut_at(group, spec)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from sandgate.contract.errors import FAILURE_CLASS, FailureClass, FailureReason
 from sandgate.contract.job import Completion, RewardSource, RolloutJobSpec
 from sandgate.contract.session import SessionOutcome, SessionState, SessionSummary
-from sandgate.operator.plan.actions import Exit, SessionObserved
+from sandgate.operator.plan.actions import Exit, Outage, SessionObserved
 
 LIMITS = {
     "turns": FailureReason.TURN_LIMIT,
@@ -17,6 +17,11 @@ LIMITS = {
     "context": FailureReason.CONTEXT_EXCEEDED,
 }
 """What the gateway says refused a turn."""
+
+SLACK_S = 30.0
+"""An outage that was noticed this long after the agent's end may have begun before it: long polls notice late."""
+SHARE = 0.1
+"""Of its time: an agent that lost less than that to an outage and ran out of time, would have done so anyway."""
 
 Failure = tuple[FailureReason | None, str]
 """(reason or None for a good end, detail for people)."""
@@ -29,17 +34,18 @@ def failure(seen: SessionObserved, end: Exit, completion: Completion) -> Failure
     if said is not None and said.state is SessionState.ABORTED:
         return FailureReason.ABORTED, "aborted at the gateway"
     if seen.stop is not None and seen.stop.reason is not None:
-        return _stopped(seen.stop.reason, seen.stop.detail, said, completed)
+        return _stopped(seen, seen.stop.reason, seen.stop.detail, end, completed=completed)
     if end.reason is not None:
         return end.reason, end.detail
     if seen.stop is not None:  # stopped because it had completed: how it died does not matter
         return _limit(said)
     if end.signal is not None:
-        return FailureReason.AGENT_SIGNAL, end.detail or f"killed by signal {end.signal}"
+        text = end.detail or f"killed by signal {end.signal}"
+        return _or_outage(seen, end, (FailureReason.AGENT_SIGNAL, text))
     if end.code != 0:
-        return _crashed(end, said)
+        return _or_outage(seen, end, _crashed(end, said))
     if completion is Completion.COMPLETE and not completed:
-        return FailureReason.AGENT_EXIT, "exited without a POST to /complete"
+        return _or_outage(seen, end, (FailureReason.AGENT_EXIT, "exited without a POST to /complete"))
     if said is not None and said.engine_errors and not said.turns:
         return FailureReason.ENGINE_ERROR, "no turn got through: the engine failed"
     if said is not None and said.limit_reached == "context":
@@ -47,14 +53,39 @@ def failure(seen: SessionObserved, end: Exit, completion: Completion) -> Failure
     return _limit(said)
 
 
-def _stopped(reason: FailureReason, detail: str, said: SessionSummary | None, completed: bool) -> Failure:
+def _stopped(
+    seen: SessionObserved, reason: FailureReason, detail: str, end: Exit, *, completed: bool
+) -> Failure:
+    said = seen.summary
     if reason is not FailureReason.SESSION_TIMEOUT:
         return reason, detail
     if completed:  # it was done; only the process lingered
         return _limit(said)
     if said is not None and said.engine_errors:
         return FailureReason.ENGINE_ERROR, f"{detail}; the engine failed {said.engine_errors} calls of it"
+    away = seen.outage
+    if away is not None:
+        begun = seen.sandbox.started_at if seen.sandbox is not None else None
+        begun = seen.opened_at if begun is None else begun
+        until = end.at if away.until is None else away.until
+        if until - max(away.since, begun) > SHARE * (end.at - begun):
+            return away.reason, f"{detail}; {_missing(away)} for {until - away.since:.0f} s of it"
     return reason, detail
+
+
+def _or_outage(seen: SessionObserved, end: Exit, failed: Failure) -> Failure:
+    """An agent that crashed while what it needs was away, crashed of that; a limit it had reached is its own."""
+    away = seen.outage
+    if away is None or failed[0] not in (FailureReason.AGENT_EXIT, FailureReason.AGENT_SIGNAL):
+        return failed
+    begun = seen.sandbox.started_at if seen.sandbox is not None else None
+    if away.since > end.at + SLACK_S or (away.until is not None and away.until < (begun or seen.opened_at)):
+        return failed
+    return away.reason, f"{failed[1]}; {_missing(away)} meanwhile"
+
+
+def _missing(away: Outage) -> str:
+    return "its gateway was away" if away.reason is FailureReason.GATEWAY_LOST else "no engine answered"
 
 
 def _crashed(end: Exit, said: SessionSummary | None) -> Failure:

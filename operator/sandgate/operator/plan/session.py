@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from sandgate.contract.errors import FailureReason
 from sandgate.contract.job import Completion, RewardSource, RolloutJobSpec
 from sandgate.contract.session import SessionOutcome, SessionState
 from sandgate.operator.plan.actions import (
+    AbortSession,
     Action,
     Exit,
     Forget,
+    KillAttempt,
     LookSession,
     Running,
     SealSession,
@@ -18,9 +22,16 @@ from sandgate.operator.plan.actions import (
     Stop,
     StopAttempt,
     StopVerifier,
+    Told,
     WakeAt,
+    WriteSession,
 )
 from sandgate.operator.plan.outcome import failure, is_infra, reward_of
+
+FORCE_S = 60.0
+"""How long a stopped agent may take to end; a pod's grace is 30 s, and its node must tell."""
+SHOW_S = 5.0
+"""Sessions shorter than this never say Running: a write each, for what nobody can read in time."""
 
 
 def plan_session(spec: RolloutJobSpec, seen: SessionObserved, now: float) -> list[Action]:
@@ -30,9 +41,11 @@ def plan_session(spec: RolloutJobSpec, seen: SessionObserved, now: float) -> lis
     """
     ref, state = seen.ref, _state(seen)
     if state is SessionState.FINALIZED:
-        return [Forget(ref)] if _collectable(seen) else []
+        return _sealed(seen)
     if state is SessionState.ABORTED and (seen.sandbox is None or seen.sandbox.exit is not None):
-        return [Forget(ref)]
+        return _sealed(seen)
+    if seen.deleted and state is not SessionState.ABORTED:
+        return [AbortSession(ref)]
     if seen.lost:
         outcome = SessionOutcome(
             failure_reason=FailureReason.DRIVER_LOST, detail="its driver died while it ran"
@@ -53,15 +66,28 @@ def _state(seen: SessionObserved) -> SessionState:
     return seen.summary.state if seen.summary is not None else SessionState.OPEN
 
 
+def _sealed(seen: SessionObserved) -> list[Action]:
+    """Say so, wait for the commit, say that too, and let it go."""
+    due = Told.COMMITTED if seen.committed else Told.FINALIZED
+    if seen.told is not None and seen.told < due:
+        return [WriteSession(seen.ref)]
+    return [Forget(seen.ref)] if _collectable(seen) else []
+
+
 def _collectable(seen: SessionObserved) -> bool:
     """The commit gate: what ended well enough to be trained on is kept until a trainer has it."""
     said = seen.summary
-    return seen.committed or (said is not None and said.failure_class == "infra")
+    if said is None:
+        return seen.committed
+    return seen.committed or said.state is SessionState.ABORTED or said.failure_class == "infra"
 
 
 def _running(spec: RolloutJobSpec, seen: SessionObserved, agent: Running, now: float) -> list[Action]:
     if seen.stop is not None:
-        return []
+        if seen.killed:
+            return []
+        by = seen.stop_at + FORCE_S
+        return [KillAttempt(seen.ref)] if now >= by else wake(seen.wake_at, by)
     state = _state(seen)
     if state is SessionState.ABORTED:
         return [StopAttempt(seen.ref, Stop(FailureReason.ABORTED, "aborted at the gateway"))]
@@ -75,7 +101,18 @@ def _running(spec: RolloutJobSpec, seen: SessionObserved, agent: Running, now: f
         stop = Stop(FailureReason.SESSION_TIMEOUT, f"still running after sessionSeconds {limit}")
     if now >= begun + limit:
         return [StopAttempt(seen.ref, stop)]
-    return wake(seen.wake_at, begun + limit)
+    return [*_show(seen, agent, now), *wake(seen.wake_at, min(_times(seen, agent, begun + limit, now)))]
+
+
+def _show(seen: SessionObserved, agent: Running, now: float) -> list[Action]:
+    due = agent.started_at is not None and now >= agent.started_at + SHOW_S
+    return [WriteSession(seen.ref)] if seen.told is Told.NOTHING and due else []
+
+
+def _times(seen: SessionObserved, agent: Running, limit_at: float, now: float) -> Iterator[float]:
+    yield limit_at
+    if seen.told is Told.NOTHING and agent.started_at is not None and now < agent.started_at + SHOW_S:
+        yield agent.started_at + SHOW_S
 
 
 def _ended(spec: RolloutJobSpec, seen: SessionObserved, end: Exit, now: float) -> list[Action]:
@@ -121,6 +158,8 @@ def _no_verdict(seen: SessionObserved, verdict: Exit) -> str:
 def _remote(spec: RolloutJobSpec, seen: SessionObserved, now: float) -> list[Action]:
     """The agent runs elsewhere: /complete ends it, or its time does."""
     done = Exit(at=seen.looked_at, code=0)
+    if seen.told is Told.NOTHING:  # what its agent needs to know stands there
+        return [WriteSession(seen.ref)]
     if seen.stop is not None:
         return _seal(spec, seen, Exit(at=now))
     if _state(seen) is SessionState.COMPLETE:

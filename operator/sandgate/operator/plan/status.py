@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime
 
 from sandgate.contract.status import Condition, ConditionStatus, JobCondition, RolloutJobStatus
-from sandgate.operator.plan.actions import GroupObserved, JobObserved, JobWant, SampleState
+from sandgate.operator.plan.actions import GroupObserved, JobObserved, JobWant, Provided, SampleState
+from sandgate.operator.plan.ends import ending, silent, stamp
 from sandgate.operator.plan.groups import good, retries, retryable, settled
 
 Fact = tuple[bool, str, str]
 """(status, reason, message)."""
-
-
-def stamp(now: float) -> str:
-    """RFC 3339, whole seconds, as Kubernetes writes it."""
-    return datetime.fromtimestamp(int(now), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def is_over(status: RolloutJobStatus | None, kind: JobCondition) -> bool:
@@ -25,22 +20,29 @@ def is_over(status: RolloutJobStatus | None, kind: JobCondition) -> bool:
     )
 
 
-def job_status(want: JobWant, seen: JobObserved, now: float, *, late: bool) -> RolloutJobStatus:
+def job_status(want: JobWant, seen: JobObserved, now: float) -> RolloutJobStatus:
     """What is to be told of the job; equal to `seen.status` if nothing changed."""
     groups = seen.groups.values()
     samples = [sample for group in groups for sample in group.samples]
     running = sum(sample.state is SampleState.LIVE for sample in samples)
     idle = not running and all(settled(group) for group in groups)
     old = seen.status or RolloutJobStatus()
+    why = ending(want.spec, seen, now)
     # Past the deadline, groups settle because they are closed: that is no completion.
-    complete = is_over(old, JobCondition.COMPLETE) or (idle and not seen.fresh and not late)
-    failed = late and not complete and idle
+    done = idle and not seen.fresh and not seen.more and why is None
+    failed = is_over(old, JobCondition.FAILED)
+    complete = not failed and (is_over(old, JobCondition.COMPLETE) or done)
+    facts_failed = _failed_fact(old) if failed else (False, "NotFailed", "")
+    if why is not None and idle and not complete and not failed:
+        failed, facts_failed = True, (True, why.reason, why.message)
     facts: dict[JobCondition, Fact] = {
         JobCondition.READY: _ready(seen),
-        JobCondition.SUSPENDED: _suspended(want),
-        JobCondition.PROGRESSING: _progressing(want, seen, over=complete or failed, running=running),
+        JobCondition.SUSPENDED: (suspended := _suspended(want, seen, now, over=complete or failed)),
+        JobCondition.PROGRESSING: _progressing(
+            seen, over=complete or failed, suspended=suspended[0], running=running
+        ),
         JobCondition.COMPLETE: (complete, "AllEnded" if complete else "NotAllEnded", ""),
-        JobCondition.FAILED: (failed, "DeadlineExceeded" if failed else "NotFailed", ""),
+        JobCondition.FAILED: facts_failed,
     }
     return replace(
         old,
@@ -52,25 +54,44 @@ def job_status(want: JobWant, seen: JobObserved, now: float, *, late: bool) -> R
         failed=seen.tally.failed + sum(_failed(group, want) for group in groups),
         retries=seen.tally.retries + sum(retries(group) for group in groups),
         committed=seen.committed,
+        gateways=len(seen.gateways),
+        engines=seen.engines or 0,
+        policy_version=seen.policy_version,
+        selector=want.selector,
         start_time=old.start_time or ("" if want.spec.suspend else stamp(now)),
         completion_time=old.completion_time or (stamp(now) if complete or failed else ""),
     )
 
 
+def _failed_fact(old: RolloutJobStatus) -> Fact:
+    """What ended a job stays what it was."""
+    before = next(one for one in old.conditions if one.type == JobCondition.FAILED)
+    return True, before.reason, before.message
+
+
 def _ready(seen: JobObserved) -> Fact:
-    if seen.gateways:
-        return True, "GatewaysReady", ""
-    return False, "NoGateway", "no gateway takes sessions"
+    if seen.provided is Provided.NOTHING:
+        return False, "NothingMade", "gateways and engine are not made yet"
+    if not seen.gateways:
+        return False, "NoGateway", "no gateway takes sessions"
+    if seen.engines == 0:
+        return False, "NoEngine", "no engine answers"
+    return True, "GatewaysReady" if seen.engines is None else "GatewaysAndEnginesReady", ""
 
 
-def _suspended(want: JobWant) -> Fact:
-    return want.spec.suspend, "SpecSuspend" if want.spec.suspend else "NotSuspended", ""
+def _suspended(want: JobWant, seen: JobObserved, now: float, *, over: bool) -> Fact:
+    if want.spec.suspend:
+        return True, "SpecSuspend", ""
+    if not over and want.spec.trainer is not None and silent(want.spec, seen, now):
+        text = f"nothing heard of the trainer for heartbeatSeconds {want.spec.trainer.heartbeat_seconds}"
+        return True, "TrainerSilent", text
+    return False, "NotSuspended", ""
 
 
-def _progressing(want: JobWant, seen: JobObserved, *, over: bool, running: int) -> Fact:
+def _progressing(seen: JobObserved, *, over: bool, suspended: bool, running: int) -> Fact:
     if over:
         return False, "Over", ""
-    if want.spec.suspend:
+    if suspended:
         return False, "Suspended", ""
     if seen.draining:
         return running > 0, "Draining", ""

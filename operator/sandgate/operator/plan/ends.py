@@ -1,0 +1,95 @@
+"""When does a job stop, and why: suspended, out of time, its trainer silent or gone. (pure)"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from sandgate.contract.errors import FailureReason
+from sandgate.contract.job import RolloutJobSpec, Trainer
+from sandgate.operator.plan.actions import JobObserved, Stop
+
+COLLECT_S = float(Trainer().collect_seconds)
+"""How long trajectories wait for a trainer where the job has no trainer block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The job gives up. `reason` is that of its condition Failed."""
+
+    reason: str
+    message: str
+
+
+def stamp(now: float) -> str:
+    """RFC 3339, whole seconds, as Kubernetes writes it."""
+    return datetime.fromtimestamp(int(now), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def seconds(text: str) -> float:
+    """The unix seconds of a stamp; 0 for what is none."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return 0.0
+
+
+def ending(spec: RolloutJobSpec, seen: JobObserved, now: float) -> Ending | None:
+    """Why nothing of the job will ever run again, though not everything ended."""
+    limit = spec.active_deadline_seconds
+    if limit is not None and now >= seen.started_at + limit:
+        return Ending("DeadlineExceeded", f"activeDeadlineSeconds {limit} passed")
+    trainer = spec.trainer
+    if trainer is not None and not spec.suspend and _unheard(seen, trainer.collect_seconds, now):
+        return Ending(
+            "TrainerLost", f"nothing heard of the trainer for collectSeconds {trainer.collect_seconds}"
+        )
+    return None
+
+
+def silent(spec: RolloutJobSpec, seen: JobObserved, now: float) -> bool:
+    """The trainer gave no sign of life for `heartbeatSeconds`."""
+    return spec.trainer is not None and _unheard(seen, spec.trainer.heartbeat_seconds, now)
+
+
+def why_stop(spec: RolloutJobSpec, seen: JobObserved, now: float) -> Stop | None:
+    """What running sessions are stopped for: none of it is their fault."""
+    if spec.suspend:
+        return Stop(FailureReason.ABORTED, "the job is suspended")
+    if (why := ending(spec, seen, now)) is not None:
+        return Stop(FailureReason.ABORTED, why.message)
+    if silent(spec, seen, now):
+        return Stop(FailureReason.ABORTED, "the trainer is silent")
+    return None
+
+
+def turning_points(spec: RolloutJobSpec, seen: JobObserved, now: float) -> Iterator[float]:
+    """When one of these answers changes by itself."""
+    times = []
+    if spec.active_deadline_seconds is not None:
+        times.append(seen.started_at + spec.active_deadline_seconds)
+    if spec.trainer is not None and seen.heard_at is not None and not spec.suspend:
+        times.append(seen.heard_at + spec.trainer.heartbeat_seconds)
+        times.append(seen.heard_at + spec.trainer.collect_seconds)
+    yield from (at for at in times if at > now)
+
+
+def deleted_at(spec: RolloutJobSpec, seen: JobObserved) -> float | None:
+    """When a job that is over deletes itself; None: never, or not the plan's business.
+
+    Trajectories win over the ttl: it runs from the end, but while a trainer is owed trajectories the job stays until
+    nothing was heard of that trainer for `collectSeconds`. So a job whose trainer is gone is collected in the end too.
+    """
+    ttl = spec.ttl_seconds_after_finished
+    if ttl is None or seen.status is None or seen.provided is None:
+        return None
+    done = seconds(seen.status.completion_time)
+    if seen.owed == 0:
+        return done + ttl
+    patience = COLLECT_S if spec.trainer is None else float(spec.trainer.collect_seconds)
+    return max(done + ttl, max(done, seen.heard_at or 0.0) + patience)
+
+
+def _unheard(seen: JobObserved, limit: float, now: float) -> bool:
+    return seen.heard_at is not None and now >= seen.heard_at + limit
