@@ -102,3 +102,8 @@ runAsNonRoot: true
 seccompProfile:
   type: RuntimeDefault
 {{- end -}}
+
+{{/* The user's labels or annotations beside ours, which win. Takes (list "our YAML" theirs). */}}
+{{- define "sandgate.beside" -}}
+{{- toYaml (mergeOverwrite (deepCopy (index . 1)) (index . 0 | fromYaml)) -}}
+{{- end -}}

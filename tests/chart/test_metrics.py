@@ -1,0 +1,46 @@
+"""What Prometheus and Grafana get, when asked for."""
+
+from __future__ import annotations
+
+import json
+
+from tests.chart.rendering import at, render
+
+
+def test_nothing_that_needs_other_operators_by_default() -> None:
+    kinds = {kind for kind, _, _ in render().refs}
+    assert "ServiceMonitor" not in kinds
+    assert not [name for _, _, name in render().refs if name.endswith("-dashboard")]
+
+
+def test_the_monitor_finds_the_service_and_its_port() -> None:
+    asked = {
+        "metrics": {"serviceMonitor": {"enabled": True, "interval": "1m30s", "labels": {"release": "p"}}}
+    }
+    rendered = render(asked)
+    monitor, service = rendered.one("ServiceMonitor"), rendered.one("Service")
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    (endpoint,) = monitor["spec"]["endpoints"]
+    (port,) = service["spec"]["ports"]
+    assert endpoint == {"port": port["name"], "path": "/metrics", "interval": "1m30s"}
+    assert monitor["metadata"]["labels"]["release"] == "p"
+
+
+def test_the_service_reaches_each_replica_at_the_port_that_probes_use() -> None:
+    service = render().one("Service")["spec"]
+    container = at(render().one("Deployment"), "spec.template.spec.containers.0")
+    assert service["clusterIP"] == "None"
+    assert service["ports"][0]["targetPort"] == container["ports"][0]["name"]
+    assert service["ports"][0]["port"] == container["ports"][0]["containerPort"]
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert container[probe]["httpGet"]["port"] == container["ports"][0]["name"]
+
+
+def test_the_dashboard_is_json_and_labelled() -> None:
+    asked = {
+        "metrics": {"dashboard": {"enabled": True, "labels": {"grafana_dashboard": None, "folder": "rl"}}}
+    }
+    found = render(asked).one("ConfigMap", "sandgate-dashboard")
+    assert found["metadata"]["labels"]["folder"] == "rl"
+    assert "grafana_dashboard" not in found["metadata"]["labels"]
+    assert json.loads(found["data"]["sandgate.json"])["panels"]

@@ -1,0 +1,120 @@
+"""The operator's settings file: what the operator reads is what the values say, every key of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from sandgate.operator.settings import Settings
+from tests.chart.rendering import NAMESPACE, RELEASE, Rendered, render
+
+SELECTOR = {"app.kubernetes.io/name": "sandgate-operator", "app.kubernetes.io/instance": RELEASE}
+SHA = f"sha256:{'a' * 64}"
+
+
+def text_of(rendered: Rendered, name: str = "sandgate-operator") -> str:
+    text: str = rendered.one("ConfigMap", name)["data"]["settings.json"]
+    return text
+
+
+def test_defaults_are_the_operators_own() -> None:
+    """Two places say them; they must not differ but where a release knows better."""
+    expected = dataclasses.replace(
+        Settings(),
+        gateway_image="sandgate-gateway:0.1.0",
+        fetcher_image="sandgate-fetcher:0.1.0",
+        operator_namespace=NAMESPACE,
+        operator_labels=SELECTOR,
+    )
+    assert Settings.of(text_of(render())) == expected
+
+
+def test_every_key_is_written() -> None:
+    assert json.loads(text_of(render())).keys() == {one.name for one in dataclasses.fields(Settings)}
+
+
+RESOURCES = {"requests": {"cpu": 2, "memory": "2Gi"}, "limits": {"memory": "8Gi", "cpu": "1.5"}}
+
+# values -> key of the settings, what it must hold
+CARRIED: Mapping[str, tuple[Mapping[str, Any], str, Any]] = {
+    "gateway image": ({"images": {"gateway": {"repository": "a/g", "tag": "1"}}}, "gateway_image", "a/g:1"),
+    "fetcher image by digest, behind the registry": (
+        {"images": {"registry": "r.example/t/", "fetcher": {"repository": "f", "digest": SHA, "tag": "1"}}},
+        "fetcher_image",
+        f"r.example/t/f@{SHA}",
+    ),
+    "engine image, not behind the registry": (
+        {"images": {"registry": "r.example", "engine": {"tag": "v0.30.1"}}},
+        "engine_image",
+        "vllm/vllm-openai:v0.30.1",
+    ),
+    "pull policy": ({"images": {"pullPolicy": "Never"}}, "pull_policy", "Never"),
+    "pull secrets": ({"images": {"pullSecrets": ["a", "b"]}}, "pull_secrets", ("a", "b")),
+    "watched namespaces": (
+        {"scope": "namespace", "watchNamespaces": ["x", "y"]},
+        "namespaces",
+        ("x", "y"),
+    ),
+    "its own namespace when none is named": ({"scope": "namespace"}, "namespaces", (NAMESPACE,)),
+    "cluster domain": ({"jobs": {"clusterDomain": "c.example"}}, "cluster_domain", "c.example"),
+    "models directory": ({"jobs": {"modelsDir": "/m"}}, "models_dir", "/m"),
+    "runtime class": ({"jobs": {"runtimeClass": "gvisor"}}, "runtime_class", "gvisor"),
+    "labels of DNS, the default taken away": (
+        {"jobs": {"dns": {"labels": {"k8s-app": None, "app": "coredns"}}}},
+        "dns_labels",
+        {"app": "coredns"},
+    ),
+    "namespace of DNS": ({"jobs": {"dns": {"namespace": "dns"}}}, "dns_namespace", "dns"),
+    "labels of trainers": (
+        {"jobs": {"trainer": {"labels": {"sandgate.dev/trainer": None, "t": "1"}}}},
+        "trainer_labels",
+        {"t": "1"},
+    ),
+    "gateway resources": (
+        {"jobs": {"gateway": {"resources": RESOURCES}}},
+        "gateway_resources",
+        RESOURCES,
+    ),
+    "sandbox resources": (
+        {"jobs": {"sandbox": {"resources": RESOURCES}}},
+        "sandbox_resources",
+        RESOURCES,
+    ),
+    "patience with a lost node": (
+        {"jobs": {"sandbox": {"unreachableSeconds": 86400}}},
+        "unreachable_seconds",
+        86400,
+    ),
+    "history, a number that floats would spoil": ({"jobs": {"history": 1000000}}, "history", 1000000),
+    "operator labels follow the release": ({}, "operator_labels", SELECTOR),
+    "operator namespace follows the release": ({}, "operator_namespace", NAMESPACE),
+    "the shard without a label": ({"shards": ["a"]}, "shard", ""),
+}
+
+
+@pytest.mark.parametrize(("values", "key", "expected"), CARRIED.values(), ids=CARRIED)
+def test_carried(values: Mapping[str, Any], key: str, expected: Any) -> None:
+    assert getattr(Settings.of(text_of(render(values))), key) == expected
+
+
+def test_the_table_has_every_key() -> None:
+    assert {key for _, key, _ in CARRIED.values()} == {one.name for one in dataclasses.fields(Settings)}
+
+
+def test_mounted_where_the_operator_looks_and_rolled_when_changed() -> None:
+    def pod(**history: int) -> Mapping[str, Any]:
+        template: Mapping[str, Any] = render({"jobs": history}).one("Deployment")["spec"]["template"]
+        return template
+
+    spec = pod()["spec"]
+    assert "--settings=/etc/sandgate/settings.json" in spec["containers"][0]["args"]
+    assert {"name": "settings", "mountPath": "/etc/sandgate", "readOnly": True} in spec["containers"][0][
+        "volumeMounts"
+    ]
+    assert {"name": "settings", "configMap": {"name": "sandgate-operator"}} in spec["volumes"]
+    assert pod()["metadata"] == pod()["metadata"]
+    assert pod()["metadata"] != pod(history=5)["metadata"]

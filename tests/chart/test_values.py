@@ -1,0 +1,129 @@
+"""Values: what the chart refuses, by name; that it describes and declares each of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+import yaml
+
+from scripts.generators.chart_values import values as documented
+from tests.chart.rendering import CHART, ChartRefused, helm, render
+
+SCHEMA = json.loads((CHART / "values.schema.json").read_text("utf-8"))
+DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))
+
+
+def nested(path: str, value: Any) -> dict[str, Any]:
+    for part in reversed(path.split(".")):
+        value = {part: value}
+    return dict(value)
+
+
+# path of the value -> a bad one; the message must name the path
+BAD: Mapping[str, tuple[str, Any]] = {
+    "a scope of another kind": ("scope", "galaxy"),
+    "watched namespaces of a cluster-wide install": ("watchNamespaces", ["a"]),
+    "a shard that is no label": ("shards/0", {"shards": ["Big_One"]}),
+    "a shard twice": ("shards", ["a", "a"]),
+    "a shard too long for names": ("shards/0", {"shards": ["a" * 41]}),
+    "no replica": ("operator/replicas", 0),
+    "replicas as text": ("operator/replicas", "2"),
+    "no time to stop": ("operator/terminationGracePeriodSeconds", 0),
+    "a quantity that is none": ("operator/resources/requests/cpu", "lots"),
+    "resources of another kind": ("operator/resources", {"request": {}}),
+    "a pod label that is none": ("operator/podLabels/x", "no spaces"),
+    "a digest without its algorithm": ("images/gateway/digest", "0" * 64),
+    "a tag with a slash": ("images/operator/tag", "a/b"),
+    "no repository": ("images/fetcher/repository", ""),
+    "an unknown pull policy": ("images/pullPolicy", "Sometimes"),
+    "a pull secret that is no name": ("images/pullSecrets/0", {"images": {"pullSecrets": ["_"]}}),
+    "a relative models directory": ("jobs/modelsDir", "models"),
+    "a negative history": ("jobs/history", -1),
+    "a fraction of a second": ("jobs/sandbox/unreachableSeconds", 1.5),
+    "a DNS that nothing is": ("jobs/dns/labels", {"k8s-app": None}),
+    "trainers that are anyone": ("jobs/trainer/labels", {"sandgate.dev/trainer": None}),
+    "an account neither made nor named": ("serviceAccount/name", {"serviceAccount": {"create": False}}),
+    "a budget that lets nobody go": ("pdb/maxUnavailable", 0),
+    "a port beyond all": (
+        "networkPolicy/apiServer/ports/0",
+        {"networkPolicy": {"apiServer": {"ports": [65536]}}},
+    ),
+    "no port of the API server": ("networkPolicy/apiServer/ports", []),
+    "an address without a mask": (
+        "networkPolicy/apiServer/cidrs/0",
+        {"networkPolicy": {"apiServer": {"cidrs": ["10.0.0.1"]}}},
+    ),
+    "a peer that is everybody": (
+        "networkPolicy/metricsFrom/0",
+        {"networkPolicy": {"metricsFrom": [{}]}},
+    ),
+    "an interval without a unit": ("metrics/serviceMonitor/interval", "30"),
+    "a switch that is text": ("crds/keep", "no"),
+}
+
+
+@pytest.mark.parametrize(("path", "value"), BAD.values(), ids=BAD)
+def test_refused_and_named(path: str, value: Any) -> None:
+    top = path.split("/", maxsplit=1)[0]
+    whole = value if isinstance(value, dict) and top in value else nested(path.replace("/", "."), value)
+    with pytest.raises(ChartRefused, match=f"at '/{path}'"):
+        render(whole)
+
+
+@pytest.mark.parametrize("path", sorted({"", *(".".join(one.path[:-1]) for one in documented(
+    (CHART / "values.yaml").read_text("utf-8"))) }))  # fmt: skip
+def test_unknown_keys_are_refused_everywhere(path: str) -> None:
+    with pytest.raises(ChartRefused, match="additional properties 'unheardOf' not allowed"):
+        render(nested(f"{path}.unheardOf".strip("."), 1))
+
+
+def declared(schema: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Paths of values that the schema knows: it stops where any key may come."""
+    schema = SCHEMA["$defs"][schema["$ref"].split("/")[-1]] if "$ref" in schema else schema
+    if "properties" in schema and path[-1:] != ("resources",):
+        for name, below in schema["properties"].items():
+            yield from declared(below, (*path, name))
+    else:
+        yield path
+
+
+def test_schema_and_values_know_the_same() -> None:
+    known = {one.path for one in documented((CHART / "values.yaml").read_text("utf-8"))}
+    assert set(declared(SCHEMA)) - {("global",)} == known
+
+
+def test_every_object_of_the_schema_is_closed_or_free() -> None:
+    """Closed, or a map of any keys on purpose: never open beside named properties."""
+
+    def objects(schema: Any) -> Iterator[Mapping[str, Any]]:
+        if isinstance(schema, dict):
+            if schema.get("type") == "object":
+                yield schema
+            for below in schema.values():
+                yield from objects(below)
+
+    open_ones = [
+        one for one in objects(SCHEMA) if "properties" in one and one.get("additionalProperties") is not False
+    ]
+    assert open_ones == []
+
+
+def test_the_notes_say_what_uninstalling_takes(tmp_path: Any) -> None:
+    """They are not in `helm template`; a dry run of the client renders them."""
+
+    def notes(**crds: bool) -> str:
+        said = helm(
+            "install", "s", str(CHART), "--dry-run=client", "--values=-", stdin=json.dumps({"crds": crds})
+        )
+        return said.split("NOTES:")[1]
+
+    assert "EVERY RolloutJob" in notes(keep=False)
+    assert "the definitions stay" in notes(keep=True)
+    assert "not by this release" in notes(install=False)
+
+
+def test_lint() -> None:
+    assert "0 chart(s) failed" in helm("lint", "--strict", str(CHART))
