@@ -106,6 +106,11 @@ def signing_name(job: str) -> str:
     return f"{job}-signing"
 
 
+def trainer_name(job: str) -> str:
+    """The Secret with a trainer's key, and the addresses of the job's gateways."""
+    return f"{job}-trainer"
+
+
 def verifier_name(session: str) -> str:
     """Pod of a session's verifier."""
     return f"{session}-v"

@@ -20,6 +20,8 @@ from sandgate.contract.job import EngineKind, ManagedEngine, RolloutJobSpec
 from sandgate.operator.drivers.folder import Folder
 from sandgate.operator.drivers.progress import EngineReady, EngineStarting, ProcessRestarted, Tell
 from sandgate.operator.drivers.supervise import Supervised, log_path, own_env
+from sandgate.operator.manifests.vllm import CPU_ENV, VLLM_ENV, command_names
+from sandgate.operator.manifests.vllm import vllm_argv as vllm_argv
 from sandgate.sandbox.agents import expand_all
 from sandgate.sandbox.process import Guard, ProcessSpec
 
@@ -27,18 +29,8 @@ SCRIPT = Path(__file__).resolve().parents[4] / "scripts" / "engine-env.sh"
 """In a clone; an installed package has none."""
 STOP_S = 10.0
 """vLLM's own children need a few seconds to go."""
-CPU_ENV = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 2) // 2)),
-}
-"""1 GiB of cache: a small model needs less, and the default takes half the machine. Threads bound to no core, on half
-of the cores: agents and gateways run beside it, and threads that wait for each other are 5 times slower."""
-CPU_MEMORY_SHARE = "0.2"
-"""Of the memory node, that vLLM wants free when it starts. Given a cache size 0.32 does not ask (it started with 0.99
-on a machine in use); where it does ask, its default of 0.92 fails as soon as anything else runs."""
-VLLM_ENV = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-"""Dev mode: pause, resume and weight updates. On loopback only."""
+CPU_THREADS = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 2) // 2))}
+"""On half of the cores: agents and gateways run beside it, and threads that wait for each other are 5 times slower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,17 +88,11 @@ async def command(
 ) -> tuple[list[str], dict[str, str]]:
     """(argv, env) of the engine. Raises Unavailable if there is no interpreter that has one."""
     model, local = model_of(spec, managed, manifest_dir)
-    env = VLLM_ENV | (CPU_ENV if managed.gpus == 0 else {}) | own_env()
+    env = VLLM_ENV | (CPU_ENV | CPU_THREADS if managed.gpus == 0 else {}) | own_env()
     if local:
         env["HF_HUB_OFFLINE"] = "1"  # a local model needs no hub, and waits for none
     if managed.command:
-        names = {
-            "MODEL": model,
-            "MODEL_NAME": spec.engine.model or spec.model.name,
-            "HOST": "127.0.0.1",
-            "PORT": str(port),
-            "MAX_MODEL_LEN": str(spec.model.max_model_len),
-        }
+        names = command_names(spec, model, "127.0.0.1", port)
         env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env.get('PATH', os.defpath)}"
         return expand_all((*managed.command, *managed.args), {**env, **names}), env | managed.env
     if spec.engine.kind is not EngineKind.VLLM:
@@ -117,27 +103,6 @@ async def command(
     if python != sys.executable:  # what our interpreter is told would break another one
         env = {name: value for name, value in env.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
     return vllm_argv(spec, managed, python, model, port), env | managed.env
-
-
-def vllm_argv(spec: RolloutJobSpec, managed: ManagedEngine, python: str, model: str, port: int) -> list[str]:
-    """A vLLM that returns exact ids and the logprobs the job asks for. Later arguments win, also over ours."""
-    argv = [python, "-m", "vllm.entrypoints.openai.api_server"]
-    argv += ["--model", model, "--served-model-name", spec.engine.model or spec.model.name]
-    argv += ["--host", "127.0.0.1", "--port", str(port)]
-    argv += [
-        "--enable-scale-out",
-        "--logprobs-mode",
-        spec.engine.logprobs_mode,
-        "--enable-prompt-tokens-details",
-    ]
-    if spec.model.max_model_len:
-        argv += ["--max-model-len", str(spec.model.max_model_len)]
-    if managed.gpus == 0:
-        argv += ["--dtype", "float32", "--enforce-eager", "--max-num-seqs", "32"]
-        argv += ["--gpu-memory-utilization", CPU_MEMORY_SHARE]
-    elif managed.gpus > 1:
-        argv += ["--tensor-parallel-size", str(managed.gpus)]
-    return [*argv, *managed.args]
 
 
 def model_of(spec: RolloutJobSpec, managed: ManagedEngine, manifest_dir: Path) -> tuple[str, bool]:

@@ -12,7 +12,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from sandgate.gateway.client import GatewayClient
 from sandgate.operator.drivers.folder import Folder, replace
 from sandgate.operator.drivers.progress import GatewayReady, ProcessRestarted, Tell
 from sandgate.operator.drivers.supervise import Supervised, log_path, own_env
+from sandgate.operator.manifests.gateway_config import gateway_config
 from sandgate.sandbox.process import Guard, ProcessSpec
 
 BACKLOG = 4096
@@ -129,32 +130,15 @@ def config(
     origin: str,
 ) -> dict[str, Any]:
     """A gateway's settings file."""
-    spec = job.spec
-    sampling = {name: value for name, value in asdict(spec.sampling).items() if value is not None}
-    return {
-        "listen": {"fd": fd},
-        "origin": origin,
-        "journal": str(folder.journal(index).resolve()),
-        "engine": {
-            "urls": list(urls),
-            "kind": spec.engine.kind.value,
-            "logprobs_mode": spec.engine.logprobs_mode,
-            "model": spec.engine.model,
-        },
-        "model": {
-            "name": spec.model.name,
-            "tokenizer": str((manifest_dir / spec.model.tokenizer).resolve()),
-            "renderer": spec.model.renderer,
-            "history_policy": spec.model.history_policy.value,
-            "max_model_len": spec.model.max_model_len,
-            "template_kwargs": spec.model.template_kwargs,
-        },
-        "job": job.metadata.name,
-        "secret_file": str(folder.secret.resolve()),
-        "session_limits": {"turns": spec.limits.turns, "total_tokens": spec.limits.total_tokens},
-        "sampling": sampling,
-        "log_level": "INFO",
-    }
+    return gateway_config(
+        job,
+        listen={"fd": fd},
+        origin=origin,
+        journal=str(folder.journal(index).resolve()),
+        urls=urls,
+        tokenizer=str((manifest_dir / job.spec.model.tokenizer).resolve()),
+        secret_file=str(folder.secret.resolve()),
+    )
 
 
 def _readiness(client: GatewayClient) -> Callable[[], Any]:

@@ -1,0 +1,18 @@
+"""The Kubernetes objects of a job: pure functions of job and settings, for `Kube.apply` and `Kube.create`. (pure)
+
+All objects of a job are `gateway_objects` + `engine_objects`, to be applied in their order: policies come before the
+pods they are about. `check_cluster` says first whether the job can run in a cluster at all.
+"""
+
+from __future__ import annotations
+
+from sandgate.operator.manifests.base import Json as Json
+from sandgate.operator.manifests.base import engine_pods as engine_pods
+from sandgate.operator.manifests.base import gateway_origin as gateway_origin
+from sandgate.operator.manifests.base import owner as owner
+from sandgate.operator.manifests.check import check_cluster as check_cluster
+from sandgate.operator.manifests.engines import engine_objects as engine_objects
+from sandgate.operator.manifests.gateways import gateway_objects as gateway_objects
+from sandgate.operator.manifests.policies import sandbox_policy as sandbox_policy
+from sandgate.operator.manifests.sessions import keys_secret as keys_secret
+from sandgate.operator.manifests.sessions import session_object as session_object

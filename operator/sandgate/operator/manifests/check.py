@@ -1,0 +1,83 @@
+"""Whether a job can run in a cluster: what only works on one machine is refused here, naming the field. (pure)"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+from sandgate.contract.errors import BadManifest, Unsupported
+from sandgate.contract.job import Backend, Beside, EngineKind, RolloutJob
+from sandgate.contract.schema import bad
+from sandgate.operator.manifests import engines, gateways
+from sandgate.operator.manifests.models import is_hub_name, leads_out
+from sandgate.operator.manifests.overlay import refuse
+
+
+def check_cluster(job: RolloutJob) -> None:
+    """Raises BadManifest or Unsupported; `field` is the path in the manifest."""
+    for field, text in _unsupported(job):
+        raise Unsupported(f"{field}: {text}", field=field)
+    for problem in _wrong(job):
+        raise problem
+    refuse(job.spec.gateway.template, gateways.PATH, gateways.OURS)
+    if job.spec.engine.managed is not None:
+        refuse(job.spec.engine.managed.template, engines.PATH, engines.OURS)
+
+
+def _unsupported(job: RolloutJob) -> Iterator[tuple[str, str]]:
+    spec = job.spec
+    if spec.tasks.file is not None:
+        yield (
+            "spec.tasks.file",
+            "no file of yours is seen in a cluster; put the tasks into a ConfigMap (spec.tasks.configMap) or push them"
+            " (spec.tasks.queue)",
+        )
+    if spec.agent.backend is not Backend.POD:
+        yield "spec.agent.backend", f"{spec.agent.backend.value} does not run in a cluster; use Pod"
+    if spec.agent.pool.size:
+        yield "spec.agent.pool.size", "there are no warm pods; use 0"
+    if spec.output.parquet is not None:
+        yield "spec.output.parquet", "gateways do not write files; use spec.output.lease and a trainer"
+    managed = spec.engine.managed
+    if managed is not None and not managed.command and spec.engine.kind is not EngineKind.VLLM:
+        yield "spec.engine.managed.command", f"is needed for {spec.engine.kind.value}"
+    if spec.engine.endpoints is not None and spec.gateway.beside is Beside.REQUIRED:
+        yield "spec.gateway.beside", "where URLs lead to is not known; use Preferred or Anywhere"
+
+
+def _wrong(job: RolloutJob) -> Iterator[BadManifest]:
+    spec = job.spec
+    if leads_out(spec.model.tokenizer):
+        yield bad(
+            "spec.model.tokenizer", "leads out of the folder of models; use a path in it, or an absolute one"
+        )
+    managed = spec.engine.managed
+    if managed is not None:
+        if not is_hub_name(managed.model) and leads_out(managed.model):
+            yield bad("spec.engine.managed.model", "leads out of the folder of models; use a path in it")
+        for index, one in enumerate(managed.args):
+            if not managed.command and one.partition("=")[0] == "--port":
+                yield bad(f"spec.engine.managed.args[{index}]", "the port is 8000 in a cluster; leave it out")
+    for index, url in enumerate(spec.engine.endpoints or ()):
+        host = urlsplit(url).hostname or ""
+        if host in ("localhost", "::1") or host.startswith("127."):
+            yield bad(
+                f"spec.engine.endpoints[{index}]", f"{host} is each gateway's own pod; name the engine's host"
+            )
+    for index, container in enumerate(spec.agent.template["spec"]["containers"]):
+        yield from _container(container, f"spec.agent.template.spec.containers[{index}]")
+    if spec.reward.verifier is not None:
+        yield from _container(spec.reward.verifier.container, "spec.reward.verifier.container")
+
+
+def _container(container: dict[str, Any], path: str) -> Iterator[BadManifest]:
+    """Relative paths begin beside the manifest, which is nowhere in a cluster; `.` alone is the image's own folder."""
+    if not container.get("image"):
+        yield bad(f"{path}.image", "is missing")
+    where = container.get("workingDir") or "."
+    if not posixpath.isabs(where) and posixpath.normpath(where) != ".":
+        yield bad(
+            f"{path}.workingDir", f"{where!r} begins beside the manifest; use an absolute path of the image"
+        )

@@ -1,0 +1,48 @@
+"""A gateway's settings file (sandgate.gateway.config), from a job: the same for every driver. (pure)"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from sandgate.contract.job import RolloutJob
+
+
+def gateway_config(
+    job: RolloutJob,
+    *,
+    listen: dict[str, Any],
+    origin: str,
+    journal: str,
+    urls: Sequence[str],
+    tokenizer: str,
+    secret_file: str,
+) -> dict[str, Any]:
+    """The file's content. Everything that is not the job's own is given: where to listen, what is found where."""
+    spec = job.spec
+    sampling = {name: value for name, value in asdict(spec.sampling).items() if value is not None}
+    return {
+        "listen": listen,
+        "origin": origin,
+        "journal": journal,
+        "engine": {
+            "urls": list(urls),
+            "kind": spec.engine.kind.value,
+            "logprobs_mode": spec.engine.logprobs_mode,
+            "model": spec.engine.model,
+        },
+        "model": {
+            "name": spec.model.name,
+            "tokenizer": tokenizer,
+            "renderer": spec.model.renderer,
+            "history_policy": spec.model.history_policy.value,
+            "max_model_len": spec.model.max_model_len,
+            "template_kwargs": spec.model.template_kwargs,
+        },
+        "job": job.metadata.name,
+        "secret_file": secret_file,
+        "session_limits": {"turns": spec.limits.turns, "total_tokens": spec.limits.total_tokens},
+        "sampling": sampling,
+        "log_level": "INFO",
+    }

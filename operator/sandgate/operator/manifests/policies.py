@@ -1,0 +1,118 @@
+"""Who may talk to whom: NetworkPolicies of a job. (pure)
+
+Policies add up. Whoever needs more (a verifier that asks a judge, Prometheus, remote agents, weights sent straight to
+engines) gets it by a policy of their own that selects our labels `sandgate.dev/job` and `sandgate.dev/role`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sandgate.contract.job import Isolation, RolloutJob
+from sandgate.contract.labels import AGENT, ENGINE, GATEWAY, VERIFIER
+from sandgate.contract.names import engines_name, gateways_name
+from sandgate.operator.manifests.base import HTTP_PORT, Json, engine_pods, metadata, pods_of
+from sandgate.operator.settings import Settings
+
+DNS_PORTS: Final = (53, 5353)
+"""Policies see a pod's own port, behind the Service's: CoreDNS has 53, OpenShift's DNS pods 5353."""
+NAMESPACE_NAME: Final = "kubernetes.io/metadata.name"
+"""Label that the API server gives every namespace."""
+
+
+def sandbox_policy(job: RolloutJob, settings: Settings) -> list[Json]:
+    """All NetworkPolicies of a job; they are part of `gateway_objects` and `engine_objects`."""
+    return [*sandbox_policies(job, settings), gateway_policy(job, settings), *engine_policies(job)]
+
+
+def sandbox_policies(job: RolloutJob, settings: Settings) -> list[Json]:
+    """Agents (unless isolation is Off) and verifiers: the job's gateways and DNS; nobody reaches them."""
+    name = job.metadata.name
+    rules = [to_gateways(job), to_dns(settings)]
+    verifiers = policy(job, f"{name}-verifiers", VERIFIER, egress=rules, ingress=[])
+    if job.spec.agent.isolation is Isolation.OFF:
+        return [verifiers]
+    more = [dict(rule) for rule in job.spec.agent.egress]
+    return [policy(job, f"{name}-agents", AGENT, egress=[*rules, *more], ingress=[]), verifiers]
+
+
+def gateway_policy(job: RolloutJob, settings: Settings) -> Json:
+    """Gateways: reached by the job's agents and verifiers, the operator and trainers."""
+    peers = [
+        {"podSelector": {"matchLabels": pods_of(job, AGENT)}},
+        {"podSelector": {"matchLabels": pods_of(job, VERIFIER)}},
+        {"namespaceSelector": in_namespace(settings.operator_namespace)}
+        | {"podSelector": {"matchLabels": settings.operator_labels}},
+        {"namespaceSelector": {}, "podSelector": {"matchLabels": settings.trainer_labels}},
+    ]
+    ingress = [{"from": peers, "ports": tcp(HTTP_PORT)}]
+    return policy(
+        job, gateways_name(job.metadata.name), GATEWAY, ingress=ingress, egress=gateway_egress(job, settings)
+    )
+
+
+def gateway_egress(job: RolloutJob, settings: Settings) -> list[Json] | None:
+    """The engines and DNS; None, which is anything, where an address is not known: engines given as URLs have names,
+    and policies only know pods and IP blocks; a Postgres is named in a Secret; a Parquet output is any store's URL."""
+    found = engine_pods(job)
+    if found is None or job.spec.gateway.journal.postgres is not None or job.spec.output.parquet is not None:
+        return None
+    labels, port = found
+    return [{"to": [{"podSelector": {"matchLabels": labels}}], "ports": tcp(port)}, to_dns(settings)]
+
+
+def engine_policies(job: RolloutJob) -> list[Json]:
+    """Managed engines: reached by this job's gateways only; their control endpoints have no password. Pods found by a
+    selector are not ours to close: others may use them."""
+    if job.spec.engine.managed is None:
+        return []
+    ingress = [{"from": [{"podSelector": {"matchLabels": pods_of(job, GATEWAY)}}], "ports": tcp(HTTP_PORT)}]
+    return [policy(job, engines_name(job.metadata.name), ENGINE, ingress=ingress)]
+
+
+def policy(
+    job: RolloutJob,
+    name: str,
+    role: str,
+    *,
+    ingress: list[Json] | None = None,
+    egress: list[Json] | None = None,
+) -> Json:
+    """For the job's pods of a role; a direction that is None is left open."""
+    types = [kind for kind, rules in (("Ingress", ingress), ("Egress", egress)) if rules is not None]
+    spec: Json = {"podSelector": {"matchLabels": pods_of(job, role)}, "policyTypes": types}
+    if ingress:
+        spec["ingress"] = ingress
+    if egress:
+        spec["egress"] = egress
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": metadata(job, name, role),
+        "spec": spec,
+    }
+
+
+def to_gateways(job: RolloutJob) -> Json:
+    """Egress rule."""
+    return {"to": [{"podSelector": {"matchLabels": pods_of(job, GATEWAY)}}], "ports": tcp(HTTP_PORT)}
+
+
+def to_dns(settings: Settings) -> Json:
+    """Egress rule."""
+    peer = {
+        "namespaceSelector": in_namespace(settings.dns_namespace),
+        "podSelector": {"matchLabels": settings.dns_labels},
+    }
+    ports = [{"protocol": protocol, "port": port} for port in DNS_PORTS for protocol in ("UDP", "TCP")]
+    return {"to": [peer], "ports": ports}
+
+
+def in_namespace(name: str) -> Json:
+    """namespaceSelector; every namespace where none is named."""
+    return {"matchLabels": {NAMESPACE_NAME: name}} if name else {}
+
+
+def tcp(port: int) -> list[Json]:
+    """`ports` of a rule."""
+    return [{"protocol": "TCP", "port": port}]

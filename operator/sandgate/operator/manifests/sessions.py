@@ -1,0 +1,54 @@
+"""AgentSessions, and the Secrets with their keys. (pure)"""
+
+from __future__ import annotations
+
+from sandgate.contract.agent_session import AgentSession, AgentSessionSpec
+from sandgate.contract.job import RolloutJob
+from sandgate.contract.keys import Key, Scope, mint
+from sandgate.contract.labels import AGENT
+from sandgate.contract.names import API_VERSION, KEYS_PER_SECRET, group_name, keys_name, session_id
+from sandgate.contract.schema import encode
+from sandgate.operator.manifests.base import Json, metadata, secret_data
+from sandgate.operator.plan.actions import Ref
+
+
+def session_object(job: RolloutJob, ref: Ref, gateway: str, *, remote: bool = False) -> Json:
+    """The AgentSession of one attempt."""
+    spec = AgentSessionSpec(
+        job_name=job.metadata.name,
+        task_uid=ref.uid,
+        sample_index=ref.sample,
+        attempt=ref.attempt,
+        gateway=gateway,
+        remote=remote,
+    )
+    group = group_name(job.metadata.name, ref.uid)
+    return {
+        "apiVersion": API_VERSION,
+        "kind": AgentSession.KIND,
+        "metadata": metadata(job, ref.name, AGENT, session=ref.name, group=group),
+        "spec": encode(spec),
+    }
+
+
+def keys_secret(
+    job: RolloutJob, uid: str, attempt: int, chunk: int, secret: bytes, expires_at: float
+) -> Json:
+    """Agent and reward keys of one attempt of KEYS_PER_SECRET samples of a task, by session id. To be *created*: one
+    that exists is as good, though it expires at another time, and cannot be changed (kubelets do not watch those)."""
+    name = job.metadata.name
+    group = group_name(name, uid)
+    first = chunk * KEYS_PER_SECRET
+    data: dict[str, str] = {}
+    for sample in range(first, min(first + KEYS_PER_SECRET, job.spec.group_size)):
+        session = session_id(name, uid, sample, attempt)
+        for ending, scope in (("api", Scope.AGENT), ("reward", Scope.REWARD)):
+            data[f"{session}.{ending}"] = mint(secret, Key(scope, name, session, expires_at))
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": metadata(job, keys_name(group, attempt, chunk), AGENT, group=group),
+        "type": "Opaque",
+        "immutable": True,
+        "data": secret_data(**data),
+    }
