@@ -1,0 +1,331 @@
+"""Pods of agents and verifiers, made from the job's PodTemplateSpec. (pure)
+
+The template's author is trusted, the program in it is not. So everything here is a default that the template may
+change (more rights included: Kubernetes' own admission decides whether a namespace allows them) but for what the
+session itself rests on: labels, owner, restartPolicy Never, our environment, the fetcher in front, the deadline.
+"""
+
+from __future__ import annotations
+
+import copy
+import posixpath
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from sandgate.contract.job import Isolation, RolloutJob, Task, TaskDelivery
+from sandgate.contract.labels import AGENT, SHARD, VERIFIER, labels
+from sandgate.contract.names import pod_name, verifier_name
+from sandgate.contract.session import SessionHandle
+from sandgate.sandbox.agents import (
+    ENV_BYTES_MAX,
+    RESULT_PATH,
+    TASK_PATH,
+    TERMINATION_PATH,
+    agent_env,
+    prompt_text,
+    verifier_env,
+)
+from sandgate.sandbox.harden import harden
+
+Json = Any
+
+DEFAULT_CONTAINER: Final = "kubectl.kubernetes.io/default-container"
+"""Annotation that names the container which decides how the session ended; kubectl logs and exec read it too."""
+FETCHER: Final = "sandgate-fetcher"
+"""Init container; also the name of its volume."""
+PROMPT_BYTES_MAX: Final = 8192
+"""Of a prompt in a pod's environment: what is longer would fill etcd, and comes as a file from the gateway. Where the
+template itself says $(SANDGATE_PROMPT) it stays a variable up to ENV_BYTES_MAX: the agent looks nowhere else."""
+RESULT_BYTES_MAX: Final = 32_768
+"""Of a result document: a termination message of 4096 bytes, each of which JSON may spell with six."""
+DEADLINE_MARGIN_S: Final = 120
+"""Added to start and session seconds: the operator ends a session in time; this ends one whose operator is gone."""
+GRACE_S: Final = 5
+"""Between SIGTERM and SIGKILL, as for local agents."""
+VOLUME_SIZE: Final = "64Mi"
+"""Twice what the fetcher accepts: the file is written aside, then renamed."""
+FETCHER_RESOURCES: Final = {
+    "requests": {"cpu": "10m", "memory": "32Mi"},
+    "limits": {"memory": "128Mi"},
+}
+FETCHER_USER: Final = 65532
+
+PROMPT_REFERENCE = "$(SANDGATE_PROMPT)"
+PLACEMENT = (
+    "affinity dnsConfig dnsPolicy hostAliases imagePullSecrets nodeSelector priorityClassName runtimeClassName"
+    " schedulerName securityContext tolerations"
+).split()
+"""What a verifier's pod takes from the agent's template: where it may run and how images are pulled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodDefaults:
+    """What the installation decides about sandboxes."""
+
+    fetcher_image: str
+    pull_policy: str = "IfNotPresent"
+    """Of the fetcher's image."""
+    pull_secrets: tuple[str, ...] = ()
+    """Names of imagePullSecrets beside the template's."""
+    runtime_class: str = ""
+    """Where the template names none."""
+    resources: Mapping[str, Json] = field(default_factory=dict)
+    """Of an agent or verifier that asks for nothing."""
+    unreachable_seconds: int = 30
+    """How long a pod stays bound to a node that does not answer."""
+    probe: tuple[str, ...] = ()
+    """Further `host:port` that an agent must not reach, beside the API server."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionUrls:
+    """A session's addresses: its handle without the keys, which travel in a Secret."""
+
+    session_id: str
+    origin: str
+    """Of its gateway, without a slash at the end."""
+    base_url: str
+    anthropic_base_url: str
+    complete_url: str
+    reward_url: str
+
+    @classmethod
+    def of(cls, origin: str, session: str) -> SessionUrls:
+        """As a gateway at `origin` makes them (api.md section 1)."""
+        base = f"{origin}/sessions/{session}"
+        return cls(
+            session_id=session,
+            origin=origin,
+            base_url=f"{base}/v1",
+            anthropic_base_url=base,
+            complete_url=f"{base}/complete",
+            reward_url=f"{origin}/v1/sessions/{session}/reward",
+        )
+
+    @property
+    def task_url(self) -> str:
+        """Where the task document is, for the session's own key."""
+        return f"{self.origin}/v1/sessions/{self.session_id}/task"
+
+    def handle(self) -> SessionHandle:
+        """With empty keys: nothing that is made of it can hold one."""
+        return SessionHandle(
+            session_id=self.session_id,
+            base_url=self.base_url,
+            anthropic_base_url=self.anthropic_base_url,
+            complete_url=self.complete_url,
+            reward_url=self.reward_url,
+            api_key="",
+            reward_key="",
+            expires_at=0.0,
+        )
+
+
+def agent_pod(
+    job: RolloutJob,
+    *,
+    session: str,
+    group: str,
+    namespace: str,
+    owner: Json,
+    handle: SessionUrls,
+    keys_secret: str,
+    task: Task,
+    sample_index: int,
+    look: PodDefaults,
+) -> Json:
+    """The pod of one attempt, for `create`. The same arguments give the same pod.
+
+    `sample_index` is in the task document that the gateway serves, and here only for symmetry with what a local
+    sandbox is given. `keys_secret` has the entry `<session>.api`.
+    """
+    del sample_index
+    spec = job.spec
+    template = copy.deepcopy(spec.agent.template)
+    pod = template["spec"]
+    main = pod["containers"][0]
+    main.setdefault("name", "agent")
+    delivery = _delivery(job, main, task)
+    env = agent_env(
+        handle.handle(),
+        model=spec.model.name,
+        prompt=task.prompt,
+        delivery=delivery.value,
+        termination_path=main.get("terminationMessagePath") or TERMINATION_PATH,
+    )
+    key = _secret(keys_secret, f"{session}.api")
+    _furnish(main, env, {"OPENAI_API_KEY": key, "ANTHROPIC_API_KEY": key}, look)
+    fetch: dict[str, Json] = {}
+    if spec.agent.isolation is Isolation.PROBED:
+        fetch |= {"SANDGATE_PROBE": ",".join(("kubernetes", *look.probe))}
+    if delivery is TaskDelivery.FILE:
+        fetch |= {"SANDGATE_TASK_URL": handle.task_url, "SANDGATE_TASK_FILE": TASK_PATH}
+    if fetch:
+        _fetcher(pod, main, handle, fetch, key, look)
+    seconds = spec.limits.start_seconds + spec.limits.session_seconds
+    _settle(pod, look, seconds)
+    meta = template.get("metadata") or {}
+    ours = _labels(job, AGENT, session, group)
+    return _object(pod_name(session), namespace, owner, meta, ours, pod)
+
+
+def verifier_pod(
+    job: RolloutJob,
+    *,
+    session: str,
+    group: str,
+    namespace: str,
+    owner: Json,
+    handle: SessionUrls,
+    keys_secret: str,
+    task: Task,
+    sample_index: int,
+    result: bytes,
+    look: PodDefaults,
+) -> Json:
+    """The pod of one verification. `result`: agents.result_document of what the agent left, at most RESULT_BYTES_MAX.
+
+    It runs where agents may run. Of the template's volumes it has those that its container mounts. `keys_secret` has
+    the entries `<session>.api` (for the fetcher alone) and `<session>.reward`. Raises ValueError if the job has no
+    verifier or the result is too long.
+    """
+    del task, sample_index  # the gateway serves both: a task's data may be large
+    verifier = job.spec.reward.verifier
+    if verifier is None:
+        raise ValueError("spec.reward.verifier: is missing")
+    if len(result) > RESULT_BYTES_MAX:
+        raise ValueError(f"result: {len(result)} bytes, at most {RESULT_BYTES_MAX}")
+    template = copy.deepcopy(job.spec.agent.template)
+    main = copy.deepcopy(dict(verifier.container))
+    main.setdefault("name", "verifier")
+    pod = {name: template["spec"][name] for name in PLACEMENT if name in template["spec"]}
+    mounted = {mount.get("name") for mount in main.get("volumeMounts") or []}
+    pod["volumes"] = [one for one in template["spec"].get("volumes") or [] if one.get("name") in mounted]
+    pod["containers"] = [main]
+    env = verifier_env(
+        handle.handle(),
+        model=job.spec.model.name,
+        termination_path=main.get("terminationMessagePath") or TERMINATION_PATH,
+    )
+    _furnish(main, env, {"SANDGATE_REWARD_KEY": _secret(keys_secret, f"{session}.reward")}, look)
+    fetch = {
+        "SANDGATE_TASK_URL": handle.task_url,
+        "SANDGATE_TASK_FILE": TASK_PATH,
+        "SANDGATE_RESULT": result.decode("utf-8"),
+        "SANDGATE_RESULT_FILE": RESULT_PATH,
+    }
+    _fetcher(pod, main, handle, fetch, _secret(keys_secret, f"{session}.api"), look)
+    _settle(pod, look, job.spec.limits.start_seconds + verifier.seconds)
+    meta = {"annotations": (template.get("metadata") or {}).get("annotations")}
+    ours = _labels(job, VERIFIER, session, group)
+    return _object(verifier_name(session), namespace, owner, meta, ours, pod)
+
+
+def _delivery(job: RolloutJob, main: Json, task: Task) -> TaskDelivery:
+    if job.spec.agent.task_delivery is TaskDelivery.FILE:
+        return TaskDelivery.FILE
+    said = [*(main.get("command") or []), *(main.get("args") or [])]
+    said += [str(one.get("value") or "") for one in main.get("env") or []]
+    wanted = any(PROMPT_REFERENCE in part for part in said)
+    size = len(prompt_text(task.prompt).encode("utf-8", "surrogatepass"))
+    return TaskDelivery.ENV if size <= (ENV_BYTES_MAX if wanted else PROMPT_BYTES_MAX) else TaskDelivery.FILE
+
+
+def _labels(job: RolloutJob, role: str, session: str, group: str) -> dict[str, str]:
+    shard = job.metadata.labels.get(SHARD, "")
+    return labels(job.metadata.name, role, session=session, group=group, shard=shard)
+
+
+def _secret(name: str, key: str) -> Json:
+    return {"secretKeyRef": {"name": name, "key": key}}
+
+
+def plain(text: str) -> str:
+    """`text` as an env value that Kubernetes' own `$(NAME)` expansion leaves as it is."""
+    return text.replace("$", "$$").encode("utf-8", "replace").decode("utf-8")
+
+
+def _furnish(main: Json, env: Mapping[str, str], keys: Mapping[str, Json], look: PodDefaults) -> None:
+    """Our variables first, so that `$(SANDGATE_PROMPT)` works in the container's own; and ours win."""
+    ours = [
+        {"name": name, "valueFrom": keys[name]} if name in keys else {"name": name, "value": plain(value)}
+        for name, value in env.items()
+    ]
+    main["env"] = ours + [one for one in main.get("env") or [] if one.get("name") not in env]
+    main.setdefault("terminationMessagePolicy", "File")
+    if not main.get("resources"):
+        main["resources"] = copy.deepcopy(dict(look.resources))
+    if posixpath.normpath(main.get("workingDir") or ".") == ".":
+        main.pop("workingDir", None)  # locally the manifest's folder; in an image, the image's own
+
+
+def _fetcher(
+    pod: Json, main: Json, handle: SessionUrls, env: Mapping[str, str], key: Json, look: PodDefaults
+) -> None:
+    """Before all other containers, the template's own init containers too: they run behind the wall as well."""
+    entries = [
+        {"name": name, "value": plain(value)}
+        for name, value in {"SANDGATE_GATEWAY": handle.origin, **env}.items()
+    ]
+    fetcher: Json = {
+        "name": FETCHER,
+        "image": look.fetcher_image,
+        "imagePullPolicy": look.pull_policy,
+        "env": entries,
+        "resources": copy.deepcopy(FETCHER_RESOURCES),
+        "securityContext": {
+            "runAsUser": FETCHER_USER,
+            "runAsGroup": FETCHER_USER,
+            "runAsNonRoot": True,
+            "readOnlyRootFilesystem": True,
+        },
+        "terminationMessagePolicy": "File",
+    }
+    if "SANDGATE_TASK_FILE" in env:
+        entries.append({"name": "SANDGATE_KEY", "valueFrom": key})
+        path = posixpath.dirname(TASK_PATH)
+        pod["volumes"] = [
+            *(pod.get("volumes") or []),
+            {"name": FETCHER, "emptyDir": {"sizeLimit": VOLUME_SIZE}},
+        ]
+        fetcher["volumeMounts"] = [{"name": FETCHER, "mountPath": path}]
+        main["volumeMounts"] = [
+            *(main.get("volumeMounts") or []),
+            {"name": FETCHER, "mountPath": path, "readOnly": True},
+        ]
+    pod["initContainers"] = [fetcher, *(pod.get("initContainers") or [])]
+
+
+def _settle(pod: Json, look: PodDefaults, seconds: int) -> None:
+    """What is the same for agents and verifiers."""
+    pod["restartPolicy"] = "Never"
+    own = pod.get("activeDeadlineSeconds") or seconds + DEADLINE_MARGIN_S
+    pod["activeDeadlineSeconds"] = min(own, seconds + DEADLINE_MARGIN_S)
+    pod.setdefault("terminationGracePeriodSeconds", GRACE_S)
+    if look.pull_secrets:
+        named = [*(pod.get("imagePullSecrets") or []), *({"name": name} for name in look.pull_secrets)]
+        pod["imagePullSecrets"] = [one for at, one in enumerate(named) if one not in named[:at]]
+    if look.runtime_class:
+        pod.setdefault("runtimeClassName", look.runtime_class)
+    harden(pod, look.unreachable_seconds)
+    if not pod.get("volumes"):
+        pod.pop("volumes", None)
+
+
+def _object(
+    name: str, namespace: str, owner: Json, meta: Mapping[str, Json], ours: dict[str, str], pod: Json
+) -> Json:
+    main = {DEFAULT_CONTAINER: pod["containers"][0]["name"]}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "labels": {**(meta.get("labels") or {}), **ours},
+            "annotations": {**(meta.get("annotations") or {}), **main},
+            "ownerReferences": [owner],
+        },
+        "spec": pod,
+    }
