@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cluster.harness.build import binary, folder_of
+from tests.cluster.harness.programs import PARTS, binary
 
 CHART = Path(__file__).resolve().parents[2] / "charts" / "sandgate"
 RELEASE, NAMESPACE = "sandgate", "sg-system"
@@ -71,7 +71,7 @@ def helm(*args: str, stdin: str | None = None) -> str:
 
     Skips the test where helm neither is nor can be built. Raises ChartRefused.
     """
-    if not folder_of("helm").exists() and shutil.which("go") is None:
+    if not PARTS["helm"].folder.exists() and shutil.which("go") is None:
         pytest.skip("helm is built from its Go module, and there is no Go here")
     done = subprocess.run(
         [str(binary("helm")), *args],

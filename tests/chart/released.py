@@ -1,0 +1,84 @@
+"""A release of our chart at a real API server, and everything that is there before and after."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.chart.rendering import CHART, RELEASE, helm
+from tests.cluster.harness.api import Api
+
+NOT_OURS = {"events", "componentstatuses"}
+"""Kinds that come by themselves, or are not stored."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """`helm` for one release; each call is one helm command that does not wait for pods."""
+
+    api: Api
+    namespace: str
+    name: str = RELEASE
+
+    def helm(self, verb: str, *args: str, values: Mapping[str, Any] | None = None) -> str:
+        """`helm VERB NAME ...`. Raises ChartRefused."""
+        where = f"--kubeconfig={self.api.kubeconfig}", f"--namespace={self.namespace}"
+        given = () if values is None else ("--values=-",)
+        return helm(verb, self.name, *args, *where, *given, stdin=json.dumps(values or {}))
+
+    def install(self, values: Mapping[str, Any] | None = None, *, chart: Path = CHART) -> None:
+        self.helm("install", str(chart), values=values or {})
+
+    def upgrade(self, values: Mapping[str, Any] | None = None, *, chart: Path = CHART) -> None:
+        self.helm("upgrade", str(chart), values=values or {})
+
+    def uninstall(self) -> None:
+        self.helm("uninstall", "--wait", "--timeout=60s")
+
+
+@contextmanager
+def released(
+    api: Api, namespace: str, values: Mapping[str, Any] | None = None, *, chart: Path = CHART
+) -> Iterator[Release]:
+    """Installed in a namespace of its own; gone afterwards, its custom resource definitions too."""
+    with api.namespace(namespace):
+        release = Release(api, namespace)
+        release.install(values, chart=chart)
+        try:
+            yield release
+        finally:
+            release.uninstall()
+
+
+def everything(api: Api) -> set[tuple[str, str, str]]:
+    """(resource, namespace, name) of every object of every kind that is served, namespaces that are going left out."""
+    rest = api.rest()
+    going = {
+        one["metadata"]["name"]
+        for one in rest.get("/api/v1/namespaces")["items"]
+        if one["metadata"].get("deletionTimestamp")
+    }
+    found = set()
+    for path, resource in _collections(api):
+        for one in rest.get(path).get("items") or []:
+            meta = one["metadata"]
+            if meta.get("namespace", "") not in going:
+                found.add((resource, meta.get("namespace", ""), meta["name"]))
+    return found
+
+
+def _collections(api: Api) -> Iterator[tuple[str, str]]:
+    rest = api.rest()
+    roots = ["/api/v1"]
+    roots += [f"/apis/{group['preferredVersion']['groupVersion']}" for group in rest.get("/apis")["groups"]]
+    for root in roots:
+        for one in rest.get(root)["resources"]:
+            if "list" in one["verbs"] and "/" not in one["name"] and one["name"] not in NOT_OURS:
+                yield (
+                    f"{root}/{one['name']}",
+                    f"{one['name']}.{root.split('/')[2] if root != '/api/v1' else ''}",
+                )
