@@ -36,6 +36,7 @@ SHELL = (
     "operator.access",
     "operator.kube",
     "operator.handlers",
+    "operator.jsonlog",
     "operator.lease",
     "operator.main",
     "operator.metrics",
@@ -68,7 +69,7 @@ IMPURE_CALLS = frozenset(
 FRONT_DOORS = {
     "gateway": ("gateway.client", "gateway.offline"),
     "sandbox": ("sandbox.pod", "sandbox.agents", "sandbox.process"),
-    "operator": ("operator.reconcile", "operator.drivers.local"),
+    "operator": ("operator.reconcile", "operator.drivers.local", "operator.manifests"),
     "contract": ("contract", "contract.*"),
 }
 """Room -> the modules that other rooms may import."""
@@ -81,8 +82,8 @@ SIDE_DOORS = {
         "gateway.engine.scripted_server",
     ),
     "trainer.doctor.*": ("gateway.tokens.load", "gateway.tokens.api", "gateway.conversation.messages"),
-    "trainer.cli": ("gateway.app", "gateway.config", "gateway.engine.scripted", "operator.handlers"),
-    "trainer.cli.*": ("gateway.app", "gateway.config", "gateway.engine.scripted", "operator.handlers"),
+    "trainer.cli": ("gateway.app", "gateway.config", "gateway.engine.scripted", "operator.main"),
+    "trainer.cli.*": ("gateway.app", "gateway.config", "gateway.engine.scripted", "operator.main"),
 }
 """Importer -> further modules that it alone may import: composition roots, which start whole rooms."""
 
@@ -98,7 +99,7 @@ HOMES = {
     "fastapi": ("gateway.web.*", "gateway.app"),
     "starlette": ("gateway.web.*", "gateway.app"),
     "uvicorn": ("gateway.web.*", "gateway.app"),
-    "uvloop": ("gateway.app", "operator.handlers"),
+    "uvloop": ("gateway.app",),
     "tokenizers": ("gateway.tokens.*",),
     "renderers": ("gateway.tokens.*",),
     "jinja2": ("gateway.tokens.*",),

@@ -12,7 +12,11 @@ from sandgate.operator.manifests.base import gateway_origin as gateway_origin
 from sandgate.operator.manifests.base import owner as owner
 from sandgate.operator.manifests.check import check_cluster as check_cluster
 from sandgate.operator.manifests.engines import engine_objects as engine_objects
+from sandgate.operator.manifests.example import example as example
+from sandgate.operator.manifests.example import pod_defaults as pod_defaults
+from sandgate.operator.manifests.example import session_owner as session_owner
 from sandgate.operator.manifests.gateways import gateway_objects as gateway_objects
 from sandgate.operator.manifests.policies import sandbox_policy as sandbox_policy
 from sandgate.operator.manifests.sessions import keys_secret as keys_secret
 from sandgate.operator.manifests.sessions import session_object as session_object
+from sandgate.operator.settings import Settings as Settings

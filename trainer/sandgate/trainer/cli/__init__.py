@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import typer
 
-from sandgate.trainer.cli import doctor, exports, looks, run, say, serve, show
+from sandgate.trainer.cli import doctor, exports, looks, render, run, say, serve, show
 
 app = typer.Typer(
     cls=say.Commands,
@@ -30,6 +30,7 @@ app.command("sessions")(looks.sessions)
 app.command("trajectories")(looks.trajectories)
 app.command("status")(looks.status)
 app.command("export")(exports.export)
+app.command("render")(render.render)
 
 
 @app.callback()

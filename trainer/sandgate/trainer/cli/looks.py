@@ -1,4 +1,5 @@
-"""`sandgate status`, `sessions`, `forks`, `trajectories`: what sessions did, from a gateway or a run's directory."""
+"""`sandgate status`, `sessions`, `forks`, `trajectories`: what sessions did, in a cluster, at a gateway or in a
+run's directory."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import typer
 
 from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer.cli import say
+from sandgate.trainer.cluster import Place
 from sandgate.trainer.sources import Source, source
 from sandgate.trainer.trees import fork_rows
 
@@ -18,6 +20,10 @@ Out = Annotated[
     Path | None, typer.Option("--out", metavar="DIR", help="Look into the --out directory of `sandgate run`.")
 ]
 Url = Annotated[str | None, typer.Option("--url", metavar="URL", help="Ask this gateway.")]
+Namespace = Annotated[
+    str, typer.Option("--namespace", "-n", metavar="NS", help="In a cluster; default the current one.")
+]
+Context = Annotated[str, typer.Option("--context", metavar="NAME", help="Of the kubeconfig.")]
 KeyOption = Annotated[
     str | None,
     typer.Option("--key", envvar="SANDGATE_KEY", help="Trainer or admin key for --url.", show_default=False),
@@ -29,10 +35,16 @@ SESSION_COLUMNS = (
 
 
 def status(
-    job: Job = "", out: Out = None, url: Url = None, key: KeyOption = None, json: say.AsJson = False
+    job: Job = "",
+    out: Out = None,
+    url: Url = None,
+    key: KeyOption = None,
+    namespace: Namespace = "",
+    context: Context = "",
+    json: say.AsJson = False,
 ) -> None:
     """Counts over all sessions: states, turns, tokens, forks by reason, failures by reason."""
-    found = count(source(out, url, key), job)
+    found = count(source(out, url, key, place=Place(namespace, context)), job)
     if json:
         say.as_json(found)
     else:
@@ -61,10 +73,16 @@ def count(where: Source, job: str) -> dict[str, Any]:
 
 
 def sessions(
-    job: Job = "", out: Out = None, url: Url = None, key: KeyOption = None, json: say.AsJson = False
+    job: Job = "",
+    out: Out = None,
+    url: Url = None,
+    key: KeyOption = None,
+    namespace: Namespace = "",
+    context: Context = "",
+    json: say.AsJson = False,
 ) -> None:
     """One line per session."""
-    found = list(source(out, url, key).sessions(job))
+    found = list(source(out, url, key, place=Place(namespace, context)).sessions(job))
     if json:
         say.as_json(found)
     else:
@@ -82,10 +100,16 @@ def session_row(one: dict[str, Any]) -> dict[str, Any]:
 
 
 def forks(
-    job: Job = "", out: Out = None, url: Url = None, key: KeyOption = None, json: say.AsJson = False
+    job: Job = "",
+    out: Out = None,
+    url: Url = None,
+    key: KeyOption = None,
+    namespace: Namespace = "",
+    context: Context = "",
+    json: say.AsJson = False,
 ) -> None:
     """Each break of token identity, with its reason. Exit code 1 if there is any."""
-    where = source(out, url, key)
+    where = source(out, url, key, place=Place(namespace, context))
     found = [
         row
         for one in where.sessions(job)

@@ -8,7 +8,8 @@ import typer
 from rich.text import Text
 
 from sandgate.trainer.cli import say
-from sandgate.trainer.cli.looks import KeyOption, Out, Url
+from sandgate.trainer.cli.looks import Context, KeyOption, Namespace, Out, Url
+from sandgate.trainer.cluster import Place
 from sandgate.trainer.sources import source
 from sandgate.trainer.trees import Line, Tree, lay_out, versions
 
@@ -29,11 +30,13 @@ def show(
         str,
         typer.Option("--tokenizer", metavar="DIR", help="With --out: decode by this model folder."),
     ] = "",
+    namespace: Namespace = "",
+    context: Context = "",
     full: Annotated[bool, typer.Option("--full", help="Show every token of every span.")] = False,
     json: say.AsJson = False,
 ) -> None:
     """The session's tree: turns, parents, fork reasons, and tokens (sampled ones stand out from context)."""
-    tree = source(out, url, key, tokenizer).tree(session, text=True)
+    tree = source(out, url, key, tokenizer, Place(namespace, context)).tree(session, text=True)
     if json:
         say.as_json(tree)
         return

@@ -1,0 +1,95 @@
+"""All objects of a job for a person to look at, with those of one session. (pure)"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+from sandgate.contract.agent_session import AgentSession
+from sandgate.contract.job import RolloutJob, Task
+from sandgate.contract.names import API_VERSION, gateway_name, group_name, keys_name
+from sandgate.contract.session import TerminationMessage
+from sandgate.operator.manifests.base import Json, gateway_origin
+from sandgate.operator.manifests.check import check_cluster
+from sandgate.operator.manifests.engines import engine_objects
+from sandgate.operator.manifests.gateways import gateway_objects
+from sandgate.operator.manifests.sessions import keys_secret, session_object
+from sandgate.operator.plan.actions import Ref
+from sandgate.operator.settings import Settings
+from sandgate.sandbox.agents import result_document
+from sandgate.sandbox.pod import PodDefaults, SessionUrls, agent_pod, verifier_pod
+
+NO_UID: Final = "00000000-0000-0000-0000-000000000000"
+NO_SECRET: Final = "00" * 32
+NOT_SHOWN: Final = "(not shown)"
+
+
+def pod_defaults(settings: Settings) -> PodDefaults:
+    """What the installation decides about sandboxes."""
+    return PodDefaults(
+        fetcher_image=settings.fetcher_image,
+        pull_policy=settings.pull_policy,
+        pull_secrets=settings.pull_secrets,
+        runtime_class=settings.runtime_class,
+        resources=settings.sandbox_resources,
+        unreachable_seconds=settings.unreachable_seconds,
+    )
+
+
+def session_owner(name: str, uid: str) -> Json:
+    """ownerReference to an AgentSession."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": AgentSession.KIND,
+        "name": name,
+        "uid": uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def example(job: RolloutJob, settings: Settings, *, namespace: str = "default") -> list[Json]:
+    """What the operator would make of the job, as of its first session; secret values are left out. `namespace`: where
+    the job names none. Raises BadManifest or Unsupported if it cannot run in a cluster."""
+    check_cluster(job)
+    meta = job.metadata
+    job = replace(job, metadata=replace(meta, namespace=meta.namespace or namespace, uid=meta.uid or NO_UID))
+    found = gateway_objects(job, settings, engine_urls=job.spec.engine.endpoints or (), secret_hex=NO_SECRET)
+    found += engine_objects(job, settings)
+    found += session_objects(job, settings)
+    return [redacted(one) for one in found]
+
+
+def session_objects(job: RolloutJob, settings: Settings) -> list[Json]:
+    """Of the first attempt at the first sample of the first task, or of one that stands for tasks to come."""
+    name, namespace = job.metadata.name, job.metadata.namespace
+    task = (job.spec.tasks.inline or (Task(uid="example", prompt="a task"),))[0]
+    ref = Ref(name, task.uid, 0, 0)
+    group = group_name(name, task.uid)
+    origin = gateway_origin(name, 0, namespace, settings)
+    where: dict[str, Any] = {
+        "session": ref.name,
+        "group": group,
+        "namespace": namespace,
+        "owner": session_owner(ref.name, NO_UID),
+        "handle": SessionUrls.of(origin, ref.name),
+        "keys_secret": keys_name(group, 0, 0),
+        "task": task,
+        "sample_index": 0,
+        "look": pod_defaults(settings),
+    }
+    found = [
+        keys_secret(job, task.uid, 0, 0, bytes.fromhex(NO_SECRET), 0.0),
+        session_object(job, ref, gateway_name(name, 0)),
+        agent_pod(job, **where),
+    ]
+    if job.spec.reward.verifier is not None:
+        found.append(verifier_pod(job, **where, result=result_document(0, TerminationMessage())))
+    return found
+
+
+def redacted(one: Json) -> Json:
+    """The object; of a Secret only the names in it."""
+    if one["kind"] != "Secret":
+        return one
+    return one | {"data": dict.fromkeys(one["data"], NOT_SHOWN)}
