@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 
+from sandgate.operator.metrics import Metrics
 from tests.chart.rendering import at, render
 
 
@@ -36,11 +38,23 @@ def test_the_service_reaches_each_replica_at_the_port_that_probes_use() -> None:
         assert container[probe]["httpGet"]["port"] == container["ports"][0]["name"]
 
 
-def test_the_dashboard_is_json_and_labelled() -> None:
-    asked = {
-        "metrics": {"dashboard": {"enabled": True, "labels": {"grafana_dashboard": None, "folder": "rl"}}}
-    }
-    found = render(asked).one("ConfigMap", "sandgate-dashboard")
+DASHBOARD = {"enabled": True, "labels": {"grafana_dashboard": None, "folder": "rl"}}
+
+
+def test_the_dashboard_is_found_by_the_users_labels() -> None:
+    found = render({"metrics": {"dashboard": DASHBOARD}}).one("ConfigMap", "sandgate-dashboard")
     assert found["metadata"]["labels"]["folder"] == "rl"
     assert "grafana_dashboard" not in found["metadata"]["labels"]
-    assert json.loads(found["data"]["sandgate.json"])["panels"]
+    assert found["metadata"]["labels"]["app.kubernetes.io/part-of"] == "sandgate"
+
+
+def test_the_dashboard_asks_for_metrics_that_the_operator_has() -> None:
+    families = list(Metrics().registry.collect())
+    suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_count", "_sum"], "gauge": [""]}
+    known = {one.name + suffix for one in families for suffix in suffixes[one.type]}
+    found = render({"metrics": {"dashboard": DASHBOARD}}).one("ConfigMap", "sandgate-dashboard")
+    board = json.loads(found["data"]["sandgate.json"])
+    queries = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    asked = {name for query in queries for name in re.findall(r"sandgate_\w+", query)}
+    assert asked <= known
+    assert len(asked) > len(families) / 2
