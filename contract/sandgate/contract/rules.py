@@ -7,9 +7,12 @@ in its `COLUMNS`. One statement serves three readers: the decoder, the OpenAPI s
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+Wrong: TypeAlias = tuple[str, str] | None
+"""(path below the field, what is wrong), or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +86,39 @@ class Pattern:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """For values that pass through as JSON: `wrong(value)` yields (path below the field, what is wrong)."""
+    """For values that pass through as JSON: what is wrong, and the schema that says the same to the API server."""
 
-    find: Callable[[Any], tuple[str, str] | None]
+    find: Callable[[Any], Wrong]
+    schema: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Unique:
+    """No two objects of a list have the same value of this field (same name in Python and manifest): a list-map."""
+
+    key: str
+
+    def find(self, value: Sequence[Any]) -> Wrong:
+        seen = set()
+        for index, one in enumerate(value):
+            name = getattr(one, self.key)
+            if name in seen:
+                return f"[{index}].{self.key}", f"{_short(str(name))} is there twice"
+            seen.add(name)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Mutable:
+    """May change while the object lives; a field of a spec without this may not, nor may anything in it, unless
+    something in it is marked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grows:
+    """A number that may change, but never become less. `because` ends the message."""
+
+    because: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +147,13 @@ class Column:
     path: str
     type: str = "string"
     priority: int = 0
+
+
+def rule_schema(rule: Cel) -> dict[str, Any]:
+    """As an entry of x-kubernetes-validations. The API server's field paths know no list indices: they end before."""
+    made = {"rule": rule.rule, "message": rule.message}
+    path = rule.field.split("[")[0]
+    return made | ({"fieldPath": f".{path}"} if path else {})
 
 
 def _short(value: str) -> str:

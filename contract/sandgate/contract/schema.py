@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from sandgate.contract.errors import BadManifest
-from sandgate.contract.rules import Bounds, Cel, Check, Name, OneOf, Pattern, Size
+from sandgate.contract.rules import Bounds, Cel, Check, Name, OneOf, Pattern, Size, Unique
 
 T = TypeVar("T")
 
@@ -137,7 +137,7 @@ def _value(hint: Any, value: Any, path: str, rules: tuple[Any, ...] = ()) -> Any
         if isinstance(rule, Bounds | Size | Pattern):
             if (wrong := rule.wrong(made)) is not None:
                 raise bad(path, wrong)
-        elif isinstance(rule, Check) and (found := rule.find(made)) is not None:
+        elif isinstance(rule, Check | Unique) and (found := rule.find(made)) is not None:
             raise bad(below(path, found[0]), found[1])
     return made
 

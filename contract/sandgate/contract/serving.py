@@ -1,0 +1,156 @@
+"""What serves a job: spec.model, spec.engine, spec.gateway and its journal. (pure)"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
+
+from sandgate.contract.choices import Beside, EngineKind, HistoryPolicy
+from sandgate.contract.kinds import (
+    EnvMap,
+    HttpUrl,
+    Image,
+    JsonObject,
+    LabelText,
+    NonNegative,
+    Parts,
+    Quantity,
+    Seconds,
+    SelectorLabels,
+    Text,
+    Word,
+)
+from sandgate.contract.rules import Bounds, Doc, Grows, Mutable, OneOf, Size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """The policy that is trained."""
+
+    name: Annotated[Word, Doc("What agents call it, in SANDGATE_MODEL and request bodies.")]
+    tokenizer: Annotated[
+        Text,
+        Size(1),
+        Doc(
+            "Directory with tokenizer.json and the chat template (a path in the gateways; locally relative to the "
+            "manifest), which is the model's own directory as a rule."
+        ),
+    ]
+    renderer: Annotated[Word, Doc("How messages become tokens: auto, template, or a family's name.")] = "auto"
+    history_policy: Annotated[HistoryPolicy, Doc("What of a sampled turn stays in context.")] = (
+        HistoryPolicy.SAMPLED
+    )
+    max_model_len: Annotated[NonNegative, Doc("Tokens of prompt and answer together; 0 asks the engine.")] = 0
+    template_kwargs: Annotated[
+        JsonObject, Doc("Further variables for the chat template, e.g. enable_thinking: false.")
+    ] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSelector:
+    """Engine pods in the job's namespace."""
+
+    match_labels: Annotated[SelectorLabels, Doc("Labels that the pods have.")]
+    port: Annotated[int, Bounds(1, 65535), Doc("Their HTTP port.")] = 8000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManagedEngine:
+    """An engine that is started for the job: pods in a cluster, one process locally."""
+
+    image: Annotated[Image, Doc("Container image; not used locally.")] = ""
+    replicas: Annotated[int, Bounds(1, 1024), Mutable(), Doc("Pods; locally always one process.")] = 1
+    gpus: Annotated[int, Bounds(0, 64), Doc("nvidia.com/gpu per pod; 0 is a CPU engine.")] = 1
+    model: Annotated[Text, Doc("Weights to serve: a path or hub name; default model.tokenizer.")] = ""
+    command: Annotated[
+        Parts,
+        Doc(
+            "Instead of the built-in command line. $(MODEL), $(MODEL_NAME), $(HOST), $(PORT) and $(MAX_MODEL_LEN) "
+            "expand; the engine must answer /health on that port."
+        ),
+    ] = ()
+    args: Annotated[Parts, Doc("Added to the command line.")] = ()
+    env: Annotated[EnvMap, Doc("Added to the environment.")] = field(default_factory=dict)
+    start_seconds: Annotated[Seconds, Doc("How long until /health must answer.")] = 600
+    template: Annotated[
+        JsonObject,
+        Doc(
+            "Part of a PodTemplateSpec, laid over ours: labels, nodeSelector, tolerations, volumes, and of the "
+            "container named engine resources, env and volumeMounts. Not used locally."
+        ),
+    ] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """The inference servers; exactly one of endpoints, selector and managed."""
+
+    RULES: ClassVar = (OneOf(("endpoints", "selector", "managed")),)
+
+    endpoints: Annotated[
+        tuple[HttpUrl, ...] | None, Size(1, 1024), Mutable(), Doc("Base URLs of engines that run already.")
+    ] = None
+    selector: Annotated[EngineSelector | None, Doc("Pods that run already; gateways go beside them.")] = None
+    managed: Annotated[ManagedEngine | None, Doc("Started and stopped with the job.")] = None
+    kind: Annotated[EngineKind, Doc("Whose API it speaks.")] = EngineKind.VLLM
+    model: Annotated[Text, Doc("The engine's name of the model; default model.name.")] = ""
+    logprobs_mode: Annotated[
+        Word, Doc("The mode the engine was started in; recorded with every trajectory.")
+    ] = "processed_logprobs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SqliteJournal:
+    """Each gateway's own volume."""
+
+    storage: Annotated[Quantity, Doc("Size of the volume.")] = "1Gi"
+    storage_class: Annotated[LabelText, Doc("StorageClass; empty is the cluster's default.")] = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecretRef:
+    """A key of a Secret in the job's namespace."""
+
+    name: Annotated[LabelText, Doc("Name of the Secret.")]
+    key: Annotated[Word, Doc("Key in it.")] = "dsn"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PostgresJournal:
+    """One database for all gateways, for clusters where a volume cannot follow its pod."""
+
+    secret_ref: Annotated[SecretRef, Doc("Where the connection string is.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Journal:
+    """Where turns are made durable; exactly one of sqlite and postgres."""
+
+    RULES: ClassVar = (OneOf(("sqlite", "postgres")),)
+
+    sqlite: Annotated[SqliteJournal | None, Doc("A SQLite file on each gateway's own volume.")] = None
+    postgres: Annotated[PostgresJournal | None, Doc("A shared database.")] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gateway:
+    """The job's gateways: one process, one core each."""
+
+    replicas: Annotated[
+        int,
+        Bounds(1, 100),
+        Grows("sessions live on their gateway"),
+        Doc("How many; a session stays with one."),
+    ] = 1
+    beside: Annotated[Beside, Doc("Placement on the engines' nodes.")] = Beside.PREFERRED
+    journal: Annotated[Journal, Doc("Where turns are made durable.")] = field(
+        default_factory=lambda: Journal(sqlite=SqliteJournal())
+    )
+    image: Annotated[Image, Doc("Container image; default the operator's. Not used locally.")] = ""
+    template: Annotated[
+        JsonObject,
+        Doc(
+            "Part of a PodTemplateSpec, laid over ours: labels, nodeSelector, tolerations, volumes, and of the "
+            "container named gateway resources, env and volumeMounts. Not used locally."
+        ),
+    ] = field(default_factory=dict)
