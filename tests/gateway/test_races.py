@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sandgate.gateway.engine.api import Delta, Prompt, Sample
+from sandgate.gateway.engine.api import Delta, EngineStatus, Prompt, Sample
 from sandgate.gateway.engine.scripted import Fault, Reply
 from sandgate.gateway.journal.memory import MemoryDisk, MemoryStore
 from sandgate.gateway.journal.records import Completed, Delivered, Rewarded, Sealed, TurnCommitted
@@ -198,7 +198,7 @@ class Careless:
         raise AssertionError("unreachable")
 
     def status(self) -> list[Any]:
-        return []
+        return [EngineStatus("careless://", healthy=True, in_flight=0)]
 
     async def aclose(self) -> None:
         pass

@@ -292,6 +292,7 @@ def config_in(
     limits: dict[str, Any] | None = None,
     sampling: dict[str, Any] | None = None,
     session_limits: dict[str, Any] | None = None,
+    wait: bool = False,
     **more: Any,
 ) -> Config:
     """Times are such that nothing happens by itself within a test."""
@@ -300,7 +301,7 @@ def config_in(
     patient = {"keepalive_s": NEVER_S, "linger_s": NEVER_S, "pause_hold_s": NEVER_S, "drain_s": 5.0}
     return Config(
         journal=str(folder / "journal.sqlite"),
-        engine=EngineConfig(urls=("http://127.0.0.1:9",)),
+        engine=EngineConfig(urls=("http://127.0.0.1:9",), wait=wait),
         model=ModelConfig(name="shop", tokenizer=str(MODEL), max_model_len=4096),
         secret_file=str(secret),
         limits=Limits(**{**patient, **(limits or {})}),

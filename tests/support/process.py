@@ -19,7 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Process:
-    """One journal and one address through many lives. `async with Process(folder, engine_url) as process`."""
+    """One journal and one address through many lives. `async with Process(folder, engine_url) as process`; with no
+    engine's URL it must be told to `wait`."""
 
     def __init__(self, folder: Path, engine_url: str, **settings: Any) -> None:
         self.folder = folder
@@ -29,7 +30,7 @@ class Process:
         self.origin = f"http://127.0.0.1:{self.sock.getsockname()[1]}"
         config = json.loads(msgspec.json.encode(config_in(folder, **settings)))
         config["listen"] = {"fd": self.sock.fileno()}
-        config["engine"]["urls"] = [engine_url]
+        config["engine"]["urls"] = [engine_url] if engine_url else []
         self.config = folder / "gateway.json"
         self.config.write_text(json.dumps(config))
         self.log = folder / "gateway.log"
@@ -51,7 +52,7 @@ class Process:
             self.life = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "sandgate.gateway.app",
+                "sandgate.gateway",
                 "--config",
                 str(self.config),
                 pass_fds=[self.sock.fileno()],

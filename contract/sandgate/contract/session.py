@@ -109,6 +109,8 @@ class SessionSummary:
     reward: float | None = None
     complete_info: dict[str, Json] | None = None
     """reward_info of the agent's /complete."""
+    committed: bool = False
+    """All its trajectories were acknowledged. Attempts that do not count for their group never are."""
     failure_class: str | None = None
     failure_reason: str | None = None
     created_at: float = 0.0

@@ -32,6 +32,7 @@ from sandgate.gateway.journal.sqlite import SqliteStore
 from sandgate.gateway.journal.store import Store
 from sandgate.gateway.metrics import Metrics
 from sandgate.gateway.sessions import Sessions
+from sandgate.gateway.tasks import TaskQueue
 from sandgate.gateway.tokens.api import Codec
 from sandgate.gateway.tokens.load import load_codec
 from sandgate.gateway.turn import Turns
@@ -45,8 +46,6 @@ SHUTDOWN_S = 5
 """After the drain: connections that still do not end are cut."""
 RETIRE_EVERY_S = 60.0
 """A sweep walks all groups; once a minute is nothing, and nobody waits for it."""
-WINDOW_FALLBACK = 4_096
-"""Tokens, where neither the config nor the engine tells."""
 
 log = logging.getLogger("sandgate.gateway")
 
@@ -83,17 +82,19 @@ async def gateway(
                 template_kwargs=dict(config.model.template_kwargs),
                 model_name=config.model.name,
             )
-        sessions = Sessions(store, now, config.limits.sessions)
+        tasks = TaskQueue(config.limits.tasks, config.limits.task_bytes)
+        sessions = Sessions(store, now, config.limits.sessions, tasks=tasks)
         sessions.replay()
         await sessions.keep_doubts()
         if engine is None:
             engine = await VllmEngine.connect(
-                config.engine.urls,
+                config.engine.urls if sessions.engines is None else sessions.engines,
                 model=config.engine.model or config.model.name,
                 logprobs_mode=config.engine.logprobs_mode,
                 timeout_s=config.engine.timeout_s,
                 vocab_size=_vocabulary(config, codec),
                 version_now=lambda: sessions.version,
+                patient=config.engine.wait,
             )
             stack.push_async_callback(engine.aclose)
         metrics = Metrics()
@@ -133,6 +134,7 @@ def _vocabulary(config: Config, codec: Codec) -> int:
 
 
 def _window(config: Config, engine: Engine) -> int:
+    """Told in the config, and not more than the engine takes, if that is known already; a later one may lower it."""
     told = config.model.max_model_len
     facts = getattr(engine, "facts", None)
     known = facts.max_model_len if facts is not None else 0
@@ -140,7 +142,7 @@ def _window(config: Config, engine: Engine) -> int:
         raise BadManifest(
             f"model.max_model_len: {told} is more than the engine's {known}", field="model.max_model_len"
         )
-    return told or known or WINDOW_FALLBACK
+    return told
 
 
 def _socket(config: Config) -> socket.socket:

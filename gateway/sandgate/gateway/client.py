@@ -11,7 +11,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
@@ -19,6 +19,7 @@ from urllib.parse import quote
 import aiohttp
 
 from sandgate.contract.errors import EngineFailed, SandgateError, Unavailable
+from sandgate.contract.job import Task
 from sandgate.contract.session import SessionHandle, SessionOutcome, SessionSpec, SessionSummary
 from sandgate.contract.trajectory import Trajectory, from_json
 
@@ -32,6 +33,8 @@ BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 """Pauses between attempts where the gateway does not say; then the last one."""
 RETRY_AFTER_S_MAX = 10.0
 """A longer Retry-After is cut: looking again is cheap."""
+ENGINES_S = 30.0
+"""New engines are asked what they are before the answer; one that hangs takes three timeouts of 10 s."""
 CREATE_BATCH = 500
 """Sessions per POST: keeps a body under a few MB and an answer under a second."""
 ERROR_CHARS_MAX = 2_000
@@ -65,7 +68,18 @@ class Events:
     epoch: str
     reset: bool
     sessions: tuple[tuple[str, str], ...] = field(default=())
-    """(session id, new state), in order; a session may stand there more than once."""
+    """(session id, new state), in order; a session may stand there more than once. `committed` is no state but the news
+    that all its trajectories were acknowledged."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPage:
+    """Part of a job's queue. `cursor`: ask for what is after it next time. `last`: nothing will ever be after it."""
+
+    cursor: int
+    last: bool
+    tasks: tuple[tuple[int, Task], ...]
+    """(number, task), in order; numbers start from 1 and are the gateway's own."""
 
 
 class GatewayClient:
@@ -177,6 +191,32 @@ class GatewayClient:
         """No more sessions count for this task: what ended well of it may be leased now. Raises NotFound."""
         await self._call("POST", "/v1/groups/close", {"job": job, "uid": uid})
 
+    async def task(self, session_id: str) -> Json:
+        """The task document that the session was created with. Raises NotFound if it was created without."""
+        return await self._call("GET", f"{_session(session_id)}/task")
+
+    # -- tasks --------------------------------------------------------------------------------------------------------
+
+    async def push_tasks(self, tasks: Sequence[Task], *, last: bool = False) -> None:
+        """To the queue of a running job, at most 10,000 at once. Repeats change nothing; at capacity it is repeated
+        until the deadline. Raises Conflict (a uid with another prompt or data; or the queue was ended), Overloaded."""
+        body = {"tasks": [asdict(task) for task in tasks], "last": last}
+        await self._call("POST", "/v1/tasks", body)
+
+    async def tasks(self, after: int = 0, *, wait_s: float = 0.0) -> TaskPage:
+        """The next page of the queue beyond number `after`, waiting up to `wait_s` for the first task or the end."""
+        query = {"after": str(after), "wait_s": f"{wait_s:g}"}
+        page = await self._call("GET", "/v1/tasks", query=query, waits_s=wait_s)
+        found = (
+            (one["number"], Task(uid=one["uid"], prompt=one["prompt"], data=one["data"]))
+            for one in page["tasks"]
+        )
+        return TaskPage(int(page["cursor"]), bool(page["last"]), tuple(found))
+
+    async def forget_tasks(self, upto: int) -> None:
+        """Tasks up to this number are finished: their places are free. Raises NotFound for a number not given yet."""
+        await self._call("POST", "/v1/tasks/forget", {"upto": upto})
+
     # -- leases -------------------------------------------------------------------------------------------------------
 
     async def lease(
@@ -222,6 +262,14 @@ class GatewayClient:
     async def set_policy_version(self, version: int) -> None:
         """Tokens sampled from now on carry this version."""
         await self._call("PUT", "/v1/policy-version", {"version": version})
+
+    async def set_engines(self, urls: Sequence[str]) -> None:
+        """Replace the engine's replicas; running generations end where they are. Survives a restart of the gateway."""
+        await self._call("PUT", "/v1/engines", {"urls": list(urls)}, waits_s=ENGINES_S)
+
+    async def heartbeat(self) -> float:
+        """A trainer lives; when the gateway heard it, in unix seconds."""
+        return float((await self._call("POST", "/v1/heartbeat", {}))["trainer_seen_at"])
 
     async def status(self) -> dict[str, Json]:
         """Load, pause, versions, journal, engines."""

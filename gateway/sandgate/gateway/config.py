@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,7 +31,11 @@ class Listen(_Strict, frozen=True, kw_only=True):
 class EngineConfig(_Strict, frozen=True, kw_only=True):
     """The inference servers."""
 
-    urls: tuple[str, ...]
+    urls: tuple[str, ...] = ()
+    """Where they are at the start; PUT /v1/engines replaces them while the gateway runs. Empty only with `wait`."""
+    wait: bool = False
+    """Start without an engine, and be ready while none answers: turns get 503 until one does. For gateways that are
+    told of their engines later, and must take sessions before."""
     kind: Literal["vllm", "sglang"] = "vllm"
     logprobs_mode: str = "processed_logprobs"
     """As the engine was started; the answer does not say it, so it is told here and recorded beside the data."""
@@ -84,6 +91,10 @@ class Limits(_Strict, frozen=True, kw_only=True):
     """Sub-agents and n=8 fit; a runaway client does not take the process."""
     sessions: int = 20_000
     """Open at once; beyond it 429 on create."""
+    tasks: int = 10_000
+    """Pushed and not yet forgotten; beyond it 429 on push."""
+    task_bytes: int = 256 * 1024 * 1024
+    """Of their prompts and data, as JSON: they are held in memory, and most datasets' tasks are a few kB."""
     pause_hold_s: float = 240.0
     """How long a weight update may hold a new turn; JS SDKs give up at 300 s."""
     keepalive_s: float = 8.0
@@ -102,9 +113,10 @@ class Config(_Strict, frozen=True, kw_only=True):
 
     listen: Listen = Listen()
     origin: str = ""
-    """What agents reach it by (`http://127.0.0.1:8000`); goes into base_url. Empty = from `listen`."""
+    """What agents reach it by (`http://127.0.0.1:8000`); goes into base_url. Empty = from `listen`. `$(NAME)` is the
+    environment variable NAME, so that the pods of one StatefulSet can share a file."""
     journal: str
-    """Path of the SQLite file."""
+    """Path of the SQLite file; `$(NAME)` as in `origin`."""
     engine: EngineConfig
     model: ModelConfig
     job: str = ""
@@ -121,8 +133,37 @@ class Config(_Strict, frozen=True, kw_only=True):
     log_level: str = "INFO"
 
 
-def load(path: Path) -> Config:
-    """Read a config file. Raises BadManifest naming the field."""
+REFERENCE = re.compile(r"\$(?P<escaped>\$?)\((?P<name>[A-Za-z_][A-Za-z0-9_.-]*)\)")
+"""`$(NAME)`, as in the command of a container; `$$(NAME)` stands for the text `$(NAME)`."""
+EXPANDED = ("origin", "journal")
+
+
+def load(path: Path, env: Mapping[str, str] = os.environ) -> Config:
+    """Read a config file; `$(NAME)` in `origin` and `journal` comes from `env`. Raises BadManifest naming the field."""
+    config = _read(path)
+    config = msgspec.structs.replace(
+        config, **{name: expanded(getattr(config, name), env, name) for name in EXPANDED}
+    )
+    if not config.engine.urls and not config.engine.wait:
+        raise BadManifest(f"{path}: engine.urls: no engine, and engine.wait is not set", field="engine.urls")
+    return config
+
+
+def expanded(text: str, env: Mapping[str, str], field: str) -> str:
+    """`text` with its references replaced. Unlike in a container, an unset variable is an error: a session's URL would
+    carry it. Raises BadManifest naming `field`."""
+
+    def value(found: re.Match[str]) -> str:
+        if found["escaped"]:
+            return found[0][1:]
+        if found["name"] not in env:
+            raise BadManifest(f"{field}: the environment has no {found['name']}", field=field)
+        return env[found["name"]]
+
+    return REFERENCE.sub(value, text)
+
+
+def _read(path: Path) -> Config:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Config)
     except msgspec.ValidationError as error:

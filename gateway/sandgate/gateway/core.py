@@ -10,12 +10,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
-from sandgate.contract.errors import Forbidden, Gone, InvalidBody, NotFound
+from sandgate.contract.errors import Forbidden, Gone, InvalidBody, NotFound, Unsupported
 from sandgate.contract.keys import Key, Scope
 from sandgate.contract.trajectory import Json, to_json
 from sandgate.gateway import sampling
 from sandgate.gateway.config import Config
-from sandgate.gateway.engine.api import Engine
+from sandgate.gateway.engine.api import Engine, Replaceable
 from sandgate.gateway.journal.records import Completed, Delivered, Record, Rewarded, Sealed
 from sandgate.gateway.metrics import Metrics
 from sandgate.gateway.prompts import off_loop
@@ -25,7 +25,15 @@ from sandgate.gateway.trajectories.linearize import Facts
 from sandgate.gateway.trees import trajectories_of, tree_view
 from sandgate.gateway.turn import Turns
 from sandgate.gateway.web.auth import Gate
-from sandgate.gateway.web.shapes import CloseGroup, Complete, Finalize, LeaseBody, RewardBody, SessionSpec
+from sandgate.gateway.web.shapes import (
+    CloseGroup,
+    Complete,
+    Finalize,
+    LeaseBody,
+    PushTasks,
+    RewardBody,
+    SessionSpec,
+)
 
 
 @dataclass(slots=True, repr=False)
@@ -249,6 +257,48 @@ class Core:
         ]
         return {"events": found, "cursor": log.cursor, "epoch": self.epoch, "reset": reset}
 
+    async def set_engines(self, urls: tuple[str, ...]) -> None:
+        """These replicas from now on: durable, then so. Raises Unsupported where the engine is part of this process."""
+        if not isinstance(self.engine, Replaceable):
+            raise Unsupported("this gateway's engine cannot be replaced while it runs")
+        await self.sessions.set_engines(urls)
+        await self.engine.set_urls(urls)
+
+    async def push_tasks(self, body: PushTasks, key: Key) -> dict[str, Json]:
+        """To the job's queue: durable when this returns. Raises what TaskQueue.push raises."""
+        self._only_job(body.job or key.job)
+        tasks = [(task.uid, task.prompt, task.data) for task in body.tasks]
+        await self.sessions.push(tasks, last=body.last)
+        queue = self.sessions.tasks
+        return {"held": len(queue.held), "cursor": queue.pushed, "last": queue.ended}
+
+    async def tasks(self, after: int, wait_s: float) -> dict[str, Json]:
+        """A page of the queue beyond number `after`, waiting up to `wait_s` for the first, or for the end."""
+        queue = self.sessions.tasks
+        try:
+            async with asyncio.timeout(wait_s):
+                while queue.pushed <= after and not queue.ended and not self.turns.load.draining:
+                    await self.sessions.changed.wait()
+        except TimeoutError:
+            pass
+        rows, last = queue.after(after)
+        return {
+            "tasks": [
+                {"number": row.number, "uid": row.uid, "prompt": row.prompt, "data": row.data} for row in rows
+            ],
+            "cursor": rows[-1].number if rows else after,
+            "last": last,
+        }
+
+    async def forget_tasks(self, upto: int) -> dict[str, Json]:
+        """Tasks up to this number are finished. Idempotent."""
+        await self.sessions.forget_tasks(upto)
+        return {"held": len(self.sessions.tasks.held), "forgotten": self.sessions.tasks.forgotten}
+
+    def _only_job(self, job: str) -> None:
+        if job and self.config.job and job != self.config.job:
+            raise NotFound(f"this gateway has no job {job!r}; it serves {self.config.job!r}")
+
     async def set_version(self, version: int) -> None:
         """Never backwards by accident: the trainer says what its weights are."""
         await self.sessions.set_version(version)
@@ -258,17 +308,19 @@ class Core:
         store = self.sessions.store.status()
         return (200 if store.healthy else 503), {"healthy": store.healthy, "detail": store.detail}
 
-    def not_ready(self) -> str:
-        """Why this process takes no turns, or nothing."""
+    def readiness(self) -> tuple[bool, str]:
+        """Is this process to be sent sessions, and what it has to say. Without an engine it takes no turns; it is ready
+        all the same where it was told to wait for one."""
         if self.turns.load.draining:
-            return "draining"
+            return False, "draining"
         store = self.sessions.store.status()
         if not store.healthy:
-            return f"journal: {store.detail}"
+            return False, f"journal: {store.detail}"
         engines = self.engine.status()
-        if engines and not any(engine.healthy for engine in engines):
-            return f"no engine answers: {engines[0].detail}"
-        return ""
+        if not any(engine.healthy for engine in engines):
+            detail = engines[0].detail if engines else "none is known yet"
+            return self.config.engine.wait, f"no engine answers: {detail}"
+        return True, ""
 
     def measure(self) -> None:
         """Refresh gauges before a scrape."""
@@ -290,6 +342,8 @@ class Core:
             "paused": self.turns.load.paused,
             "draining": self.turns.load.draining,
             "policy_version": self.sessions.version,
+            "trainer_seen_at": self.gate.trainer_seen_at,
+            "tasks": {"held": len(self.sessions.tasks.held), "last": self.sessions.tasks.ended},
             "max_model_len": self.turns.window,
             "journal": {
                 "healthy": store.healthy,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sandgate.contract.errors import CorruptRecord, NotFound, SandgateError
 from sandgate.contract.trajectory import Json
-from sandgate.gateway.journal.records import Record
+from sandgate.gateway.journal.records import TASKS, Record
 from sandgate.gateway.journal.rows import read
 from sandgate.gateway.journal.sqlite import APPLICATION_ID, SELECT
 from sandgate.gateway.session import Session
@@ -104,7 +104,9 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _ids(db: sqlite3.Connection) -> list[str]:
-    rows = db.execute("SELECT DISTINCT session FROM records WHERE session != '' ORDER BY session")
+    rows = db.execute(
+        "SELECT DISTINCT session FROM records WHERE session NOT IN ('', ?) ORDER BY session", (TASKS,)
+    )
     return [session for (session,) in rows]
 
 

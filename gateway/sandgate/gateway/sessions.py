@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from sandgate.contract.errors import JournalUnavailable, NotFound, Overloaded, SandgateError
-from sandgate.gateway.journal.records import Delivered, Opened, PolicyVersion, Record, Sealed
+from sandgate.gateway.journal.records import (
+    TASKS,
+    Acked,
+    Delivered,
+    EnginesSet,
+    Opened,
+    PolicyVersion,
+    Record,
+    Sealed,
+    TasksForgotten,
+    TasksPushed,
+)
 from sandgate.gateway.journal.store import Store
 from sandgate.gateway.session import Phase, Session
+from sandgate.gateway.tasks import Pushed, TaskQueue
 from sandgate.gateway.trajectories.leases import LeaseBook
 
 CURSOR_STEPS_S = 1e6
@@ -19,13 +31,15 @@ CURSOR_STEPS_S = 1e6
 2**53 of them last until the year 2255."""
 UNSURE_S = 60.0
 """A turn committed this long before the journal's last record, and told, would have its note there."""
+COMMITTED = "committed"
+"""What events call a session whose trajectories were all acknowledged."""
 EVENTS_KEPT = 10_000
 """State changes a slow poller may lag behind; beyond it the poller lists sessions again."""
 
 
 @dataclass(slots=True)
 class Event:
-    """A session changed state."""
+    """A session changed state, or was committed."""
 
     cursor: int
     session_id: str
@@ -42,7 +56,12 @@ class Sessions:
     limit: int = 20_000
     live: dict[str, Session] = field(default_factory=dict)
     book: LeaseBook = field(default_factory=LeaseBook)
+    tasks: TaskQueue = field(default_factory=TaskQueue)
+    pushing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while the task queue is being changed."""
     version: int = 0
+    engines: tuple[str, ...] | None = None
+    """Where the engines are, if that was told after the start."""
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))
     cursor: int = 0
     opening: dict[str, asyncio.Future[Session]] = field(default_factory=dict)
@@ -51,6 +70,8 @@ class Sessions:
     first_cursor: int = 0
     doubts: dict[str, list[str]] = field(default_factory=dict)
     """Session -> turns that `replay` found to be unsure and the journal does not call so yet."""
+    compacted: int = 0
+    """Tasks up to this number are gone from the journal, too."""
     tail: asyncio.Future[None] | None = None
     """Done when the newest synced append is folded into memory, or failed."""
     settling: int = 0
@@ -85,6 +106,10 @@ class Sessions:
     def _fold(self, session_id: str, record: Record) -> None:
         if isinstance(record, PolicyVersion):
             self.version = record.version
+        elif isinstance(record, EnginesSet):
+            self.engines = record.urls
+        elif isinstance(record, TasksPushed | TasksForgotten):
+            self.tasks.fold(record)
         elif session_id:
             session = self.live.get(session_id)
             if session is None:
@@ -177,13 +202,21 @@ class Sessions:
         for record in records:
             session.apply(record)
 
-    def tell(self, session: Session) -> None:
-        """Wake pollers: this session changed state."""
+    def tell(self, session: Session, news: str = "") -> None:
+        """Wake pollers: this session changed state, or has other `news`."""
         self.cursor += 1
-        self.events.append(
-            Event(self.cursor, session.session_id, session.phase.value, str(session.spec.get("job", "")))
-        )
+        job = str(session.spec.get("job", ""))
+        self.events.append(Event(self.cursor, session.session_id, news or session.phase.value, job))
         self.wake()
+
+    def committed(self, session: Session) -> bool:
+        """Were all its trajectories acknowledged? Attempts that do not count for their group never are."""
+        member = self.book.members.get(session.session_id)
+        return member is not None and bool(member.acked)
+
+    def summary(self, session: Session) -> dict[str, Any]:
+        """What GET /v1/sessions/{id} says."""
+        return {**session.summary(), "committed": self.committed(session)}
 
     def wake(self) -> None:
         """Pollers look again."""
@@ -201,12 +234,39 @@ class Sessions:
 
     async def set_version(self, version: int) -> None:
         """The trainer's weights advanced; durable, so that a restart does not mislabel tokens."""
+        await _carried_through(self._told(PolicyVersion(at=self.now(), version=version)))
+
+    async def set_engines(self, urls: tuple[str, ...]) -> None:
+        """Where the engines are from now on; durable, so that a restart finds them without being told again."""
+        await _carried_through(self._told(EnginesSet(at=self.now(), urls=urls)))
+
+    async def _told(self, record: PolicyVersion | EnginesSet) -> None:
         self.settling += 1
         try:
-            await self.store.append("", PolicyVersion(at=self.now(), version=version))
-            self.version = version
+            await self._append("", record)
+            self._fold("", record)
         finally:
             self.settling -= 1
+
+    async def push(self, tasks: Sequence[Pushed], *, last: bool) -> None:
+        """To the task queue, durably (see TaskQueue.push)."""
+        async with self.pushing:
+            if (record := self.tasks.push(tasks, self.now(), last=last)) is not None:
+                await _carried_through(self._queue(record))
+
+    async def forget_tasks(self, upto: int) -> None:
+        """See TaskQueue.forget. The log is compacted when half of it is dead."""
+        async with self.pushing:
+            if (record := self.tasks.forget(upto, self.now())) is not None:
+                await _carried_through(self._queue(record))
+                if upto - self.compacted >= len(self.tasks.held):
+                    await self.store.replace(TASKS, *self.tasks.snapshot(self.now()))
+                    self.compacted = upto
+
+    async def _queue(self, record: TasksPushed | TasksForgotten) -> None:
+        await self._append(TASKS, record)
+        self.tasks.fold(record)
+        self.wake()
 
     async def settle(self, record: Record | None) -> None:
         """A decision of the lease book: durable, then so; undone if it cannot be made durable. Carried through even if
@@ -223,6 +283,9 @@ class Sessions:
             raise
         else:
             self.book.fold("", record)
+            for session_id in record.sessions if isinstance(record, Acked) else ():
+                if (session := self.live.get(session_id)) is not None:
+                    self.tell(session, COMMITTED)
         finally:
             self.settling -= 1
 
@@ -240,9 +303,13 @@ class Sessions:
             self.live.pop(session_id, None)
         self.book.forget(gone)
         if not self.settling:
-            version = PolicyVersion(at=now, version=self.version)
-            await self.store.replace("", version, *self.book.snapshot(now))
+            await self.store.replace("", *self._process(now), *self.book.snapshot(now))
         return len(gone)
+
+    def _process(self, now: float) -> list[Record]:
+        """What the process was told, as records."""
+        said: list[Record] = [PolicyVersion(at=now, version=self.version)]
+        return said if self.engines is None else [*said, EnginesSet(at=now, urls=self.engines)]
 
     def _sealed_before(self, session_id: str, when: float) -> bool:
         session = self.live.get(session_id)

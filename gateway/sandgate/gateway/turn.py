@@ -27,6 +27,7 @@ from sandgate.gateway.conversation.echo import MatchPolicy
 from sandgate.gateway.conversation.messages import Sampling, TurnRequest
 from sandgate.gateway.conversation.turns import Turn, unpack_ids
 from sandgate.gateway.engine.api import Delta, Engine, Prompt, Sample
+from sandgate.gateway.engine.health import none_up
 from sandgate.gateway.journal.records import Delivered, Intent, TurnCommitted
 from sandgate.gateway.metrics import Metrics
 from sandgate.gateway.prompts import Prepared, Prompts, constraint_of, off_loop
@@ -40,6 +41,8 @@ OFF_LOOP_IDS = 4_096
 INTERNAL = "internal error; the gateway's log has the details"
 """All that a client is told of a bug."""
 CANCELLED = "the call was cancelled"
+WINDOW_FALLBACK = 4_096
+"""Tokens, where neither the job nor the engine tells."""
 
 log = logging.getLogger("sandgate.gateway")
 
@@ -54,8 +57,8 @@ class Turns:
     codec: Codec
     metrics: Metrics
     new_id: Callable[[], str]
-    window: int
-    """Tokens of prompt + answer that the model takes."""
+    told_window: int
+    """Tokens of prompt + answer, as the job says; 0 = what the engine says."""
     load: admission.Load = field(default_factory=admission.Load)
     resumed: asyncio.Event = field(default_factory=asyncio.Event)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
@@ -92,6 +95,10 @@ class Turns:
         journal = self.sessions.store.status()
         if not journal.healthy:  # known before the engine is troubled, and before a stream's headers are out
             raise JournalUnavailable(journal.detail)
+        engines = self.engine.status()
+        if not any(engine.healthy for engine in engines):
+            session.engine_errors += 1
+            raise none_up(engines)
         self._refuse_over_limits(session, request.n)
         admission.refuse(
             self.load,
@@ -384,6 +391,15 @@ class Turns:
                 self.metrics.forks[record.fork].inc()
             if record.resampled:
                 self.metrics.resampled.inc()
+
+    @property
+    def window(self) -> int:
+        """Tokens of prompt + answer that the model takes: the smaller of what the job and the engine say."""
+        facts = getattr(self.engine, "facts", None)
+        known = facts.max_model_len if facts is not None else 0
+        if self.told_window and known:
+            return min(self.told_window, known)
+        return self.told_window or known or WINDOW_FALLBACK
 
     # -- pause, limits ------------------------------------------------------------------------------------------
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from sandgate.contract.trajectory import Floats, Ids
 from sandgate.gateway.conversation.messages import Sampling
@@ -111,6 +111,16 @@ class Engine(Protocol):
 
     async def aclose(self) -> None:
         """Close connections; running generations are aborted."""
+        ...
+
+
+@runtime_checkable
+class Replaceable(Protocol):
+    """An engine whose replicas may change while it runs."""
+
+    async def set_urls(self, urls: Sequence[str]) -> None:
+        """These from now on. Returns when the new ones were asked what they are; one that did not answer is down until
+        it does. Running generations end where they are."""
         ...
 
 

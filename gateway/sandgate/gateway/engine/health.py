@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
+from sandgate.contract.errors import EngineUnavailable
+from sandgate.gateway.engine.api import EngineStatus
 from sandgate.gateway.engine.route import Table
 from sandgate.gateway.engine.transport import Lost, Transport
 
@@ -45,3 +47,9 @@ async def watch(
             log.warning("engine %s is %s", url, f"down: {failure}" if failure else "up")
             if failure is None and on_up is not None:
                 await on_up(url)
+
+
+def none_up(seen: Sequence[EngineStatus]) -> EngineUnavailable:
+    """No replica takes a turn, and why not."""
+    why = "; ".join(f"{each.url}: {each.detail}" for each in seen) or "none is known yet"
+    return EngineUnavailable(f"no engine is up ({why[:500]})", retry_after=PROBE_S)

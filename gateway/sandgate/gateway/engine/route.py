@@ -28,6 +28,8 @@ class Replica:
     failures: int = 0
     """Probes failed in a row."""
     detail: str = ""
+    leaving: bool = False
+    """Removed from the set: takes nothing new, and goes with its last generation."""
 
 
 @dataclass(slots=True)
@@ -47,7 +49,7 @@ class Table:
 
         The caller must `release` it. A group whose replica is down or avoided moves, and stays where it moved.
         """
-        able = [r for r in self.replicas.values() if r.healthy and r.url not in avoid]
+        able = [r for r in self.replicas.values() if r.healthy and not r.leaving and r.url not in avoid]
         if not able:
             return None
         home = self._homes.get(affinity) if affinity else None
@@ -77,10 +79,35 @@ class Table:
         replica = self.replicas[url]
         assert replica.in_flight > 0, f"{url} was released more often than reserved"
         replica.in_flight -= 1
+        if replica.leaving and not replica.in_flight:
+            del self.replicas[url]
+
+    def join(self, url: str) -> bool:
+        """Into the set, unless it is there: down until a probe says otherwise. True if it was not known at all."""
+        known = self.replicas.get(url)
+        if known is not None:
+            known.leaving = False
+            return False
+        self.replicas[url] = Replica(url, healthy=False, detail="not asked yet", failures=FAILURES_MAX)
+        return True
+
+    def leave(self, url: str) -> None:
+        """Out of the set: its groups move with their next turns, its running generations end where they are."""
+        for affinity in [group for group, home in self._homes.items() if home == url]:
+            self._leave(self._homes.pop(affinity))
+        self.replicas[url].leaving = True
+        if not self.replicas[url].in_flight:
+            del self.replicas[url]
+
+    def members(self) -> list[str]:
+        """URLs of the set, those that are leaving left out."""
+        return [replica.url for replica in self.replicas.values() if not replica.leaving]
 
     def probed(self, url: str, failure: str | None) -> bool:
         """Note a health probe: None = fine, else what went wrong. True if the replica just came up or went down."""
-        replica = self.replicas[url]
+        replica = self.replicas.get(url)
+        if replica is None:  # it left meanwhile
+            return False
         before = replica.healthy
         if failure is None:
             replica.failures, replica.healthy, replica.detail = 0, True, ""
@@ -92,10 +119,15 @@ class Table:
 
     def down(self, url: str, detail: str) -> None:
         """Seen dead (connection refused or reset): nothing new goes there until a probe says otherwise."""
-        replica = self.replicas[url]
-        replica.healthy, replica.detail = False, detail
-        replica.failures = max(replica.failures, FAILURES_MAX)
+        replica = self.replicas.get(url)
+        if replica is not None:
+            replica.healthy, replica.detail = False, detail
+            replica.failures = max(replica.failures, FAILURES_MAX)
 
     def status(self) -> list[EngineStatus]:
-        """One entry per replica, in configured order."""
-        return [EngineStatus(r.url, r.healthy, r.in_flight, r.detail) for r in self.replicas.values()]
+        """One entry per replica of the set, in the order in which they joined."""
+        return [
+            EngineStatus(r.url, r.healthy, r.in_flight, r.detail)
+            for r in self.replicas.values()
+            if not r.leaving
+        ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Callable, Sequence
 
 from sandgate.contract.errors import EngineFailed, EngineUnavailable, Overloaded, SandgateError
@@ -60,10 +61,10 @@ class VllmEngine:
     ) -> None:
         """`vocab_size`: ids at or above it are refused; 0 = unknown. `version_now`: the policy version last told, for
         what is sampled after a cut by an engine that reports none; default: the prompt's."""
-        if not urls:
-            raise EngineUnavailable("no engine URL is configured")
-        self.table = Table.of(tuple(dict.fromkeys(url.rstrip("/") for url in urls)))
+        self.table = Table.of(_plain(urls))
         self.facts = EngineFacts(logprobs_mode=logprobs_mode)
+        self._known: dict[str, EngineFacts] = {}
+        self._changing = asyncio.Lock()
         self._model, self._timeout_s, self._vocab_size = model, timeout_s, vocab_size
         self._version_now = version_now
         self._http = Transport(api_key=api_key)
@@ -88,9 +89,11 @@ class VllmEngine:
         api_key: str = "",
         version_now: Callable[[], int] | None = None,
         probe_s: float = health.PROBE_S,
+        patient: bool = False,
     ) -> VllmEngine:
         """Ask every replica what it is, and watch them from now on. A replica that does not answer yet is down until
-        it does; if none answers, `facts` stay unknown until one comes up. Raises EngineFailed for what is no vLLM."""
+        it does; if none answers, or there is none, `facts` stay unknown until one comes up. Raises EngineFailed for
+        what is no vLLM, unless `patient`: then that replica is down."""
         engine = cls(
             urls,
             model=model,
@@ -101,7 +104,8 @@ class VllmEngine:
             version_now=version_now,
         )
         try:
-            await asyncio.gather(*(engine._learn(url) for url in engine.table.replicas))
+            learn = engine._learn_quietly if patient else engine._learn
+            await asyncio.gather(*(learn(url) for url in engine.table.members()))
         except BaseException:
             await engine.aclose()
             raise
@@ -121,9 +125,16 @@ class VllmEngine:
         self._doors[url] = found.door
         for note in found.notes:
             log.warning("engine %s: %s", url, note)
-        window = found.facts.max_model_len
-        if not self.facts.version or 0 < window < self.facts.max_model_len:
-            self.facts = found.facts  # the smallest window is the one that every replica takes
+        self._known[url] = found.facts
+        self._choose_facts()
+        self.table.probed(url, None)
+
+    def _choose_facts(self) -> None:
+        """The smallest window is the one that every replica takes. Of a set that is all new, nothing is known yet:
+        then the old facts stay, because records of what was sampled carry them."""
+        found = [self._known[url] for url in self.table.members() if url in self._known]
+        if found:
+            self.facts = min(found, key=lambda facts: facts.max_model_len or sys.maxsize)
 
     async def _learn_quietly(self, url: str) -> None:
         try:
@@ -131,8 +142,23 @@ class VllmEngine:
         except EngineFailed as error:
             self.table.down(url, str(error))
 
+    async def set_urls(self, urls: Sequence[str]) -> None:
+        """Replace the replicas. New ones are asked what they are before the old ones leave, so that turns find an
+        engine all the while; what runs on a replica that leaves ends there. Returns when the new set is in force."""
+        wanted = _plain(urls)
+        async with self._changing:
+            fresh = [url for url in wanted if self.table.join(url)]
+            await asyncio.gather(*(self._learn_quietly(url) for url in fresh))
+            for url in set(self.table.members()) - set(wanted):
+                self.table.leave(url)
+            for known in (self._known, self._doors):
+                for url in known.keys() - self.table.replicas.keys():
+                    del known[url]
+            self._choose_facts()
+        log.info("engines: %s", ", ".join(wanted) or "none")
+
     def status(self) -> list[EngineStatus]:
-        """One entry per replica, in configured order."""
+        """One entry per replica of the set, in the order in which they joined."""
         return self.table.status()
 
     async def aclose(self) -> None:
@@ -332,5 +358,9 @@ class _Tries:
         """No replica is left."""
         if self._last is not None:
             return self._last
-        seen = "; ".join(f"{each.url}: {each.detail}" for each in table.status())
-        return EngineUnavailable(f"no engine is up ({seen[:500]})", retry_after=health.PROBE_S)
+        return health.none_up(table.status())
+
+
+def _plain(urls: Sequence[str]) -> tuple[str, ...]:
+    """Each once, without a slash at the end."""
+    return tuple(dict.fromkeys(url.rstrip("/") for url in urls))

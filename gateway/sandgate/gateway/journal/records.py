@@ -13,11 +13,14 @@ import msgspec
 from sandgate.contract.errors import CorruptRecord, NewerRecord
 from sandgate.gateway.conversation.messages import Reply
 
-SCHEMA = 1
+SCHEMA = 2
+"""The newest known. A record carries the first schema that knew its kind, so a journal without new kinds stays readable
+for older gateways."""
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    schema: int = SCHEMA
+    schema: int = 1
+    """Absent in the bytes: 1."""
     at: float
     """Unix seconds."""
 
@@ -178,6 +181,46 @@ class PolicyVersion(_Record, frozen=True, kw_only=True, tag="version"):
     version: int
 
 
+class _Second(_Record, frozen=True, kw_only=True, omit_defaults=False):
+    """Kinds that schema 2 added; their bytes say so."""
+
+    schema: int = 2
+
+
+class EnginesSet(_Second, frozen=True, kw_only=True, tag="engines"):
+    """These replicas from now on, instead of the configured ones. Session field of the row is the empty string."""
+
+    urls: tuple[str, ...]
+
+
+class TaskRow(msgspec.Struct, frozen=True, array_like=True):
+    """One pushed task."""
+
+    number: int
+    """From 1, in the order of pushing; not given twice."""
+    uid: str
+    prompt: Any
+    data: Any
+
+
+class TasksPushed(_Second, frozen=True, kw_only=True, tag="pushed"):
+    """The trainer's tasks. Session field of the row is TASKS."""
+
+    tasks: tuple[TaskRow, ...]
+    last: bool = False
+    """No more will come."""
+
+
+class TasksForgotten(_Second, frozen=True, kw_only=True, tag="forgotten"):
+    """Tasks up to this number are finished. Session field of the row is TASKS."""
+
+    upto: int
+
+
+TASKS = "~tasks"
+"""A log of its own, because it is compacted by itself; no session can have this id."""
+
+
 Record = Union[  # noqa: UP007 - msgspec wants the union as a value
     Opened,
     Intent,
@@ -191,6 +234,9 @@ Record = Union[  # noqa: UP007 - msgspec wants the union as a value
     Nacked,
     GroupClosed,
     PolicyVersion,
+    EnginesSet,
+    TasksPushed,
+    TasksForgotten,
 ]
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -198,7 +244,7 @@ _DECODER: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
 
 
 class _Version(msgspec.Struct):
-    schema: int = SCHEMA
+    schema: int = 1
 
 
 _VERSION: msgspec.msgpack.Decoder[_Version] = msgspec.msgpack.Decoder(_Version)

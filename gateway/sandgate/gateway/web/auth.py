@@ -34,19 +34,27 @@ class Gate:
     secret: bytes = field(repr=False)
     now: Callable[[], float]
     cache: dict[str, Key] = field(default_factory=dict, repr=False)
+    trainer_seen_at: float | None = None
+    """Unix seconds of the last call with a trainer's key; None = not in this life of the process."""
 
     def key(self, headers: RawHeaders) -> Key:
         """What the caller's key says. Raises Unauthorized."""
         text = bearer(headers)
         now = self.now()
-        known = self.cache.get(text)
-        if known is not None and not (known.expires_at and now >= known.expires_at):
-            return known
-        key = verify(self.secret, text, now)
-        if len(self.cache) >= CACHE_MAX:
-            self.cache.clear()
-        self.cache[text] = key
+        key = self.cache.get(text)
+        if key is None or (key.expires_at and now >= key.expires_at):
+            key = verify(self.secret, text, now)
+            if len(self.cache) >= CACHE_MAX:
+                self.cache.clear()
+            self.cache[text] = key
+        if key.scope is Scope.TRAINER:
+            self.trainer_seen_at = now
         return key
+
+    def heartbeat(self) -> float:
+        """A trainer lives, whatever key it uses; unix seconds."""
+        self.trainer_seen_at = now = self.now()
+        return now
 
     def session_key(self, scope: Scope, job: str, session: str, expires_at: float) -> str:
         """A key for one session; the same arguments give the same key."""
@@ -72,6 +80,21 @@ def control(key: Key, *, job: str | None = None) -> None:
         raise Forbidden(f"keys of scope {key.scope.value} do not open the control API")
     if job and key.job and job != key.job:
         raise Forbidden("this key is for another job")
+
+
+def may_read_task(key: Key, session: str, *, job: str) -> None:
+    """Agent and reward scope of that session, trainer, admin. Raises Forbidden."""
+    if key.scope in (Scope.AGENT, Scope.REWARD):
+        if key.session != session:
+            raise Forbidden("this key is for another session")
+        return
+    control(key, job=job)
+
+
+def admin(key: Key) -> None:
+    """Raises Forbidden."""
+    if key.scope is not Scope.ADMIN:
+        raise Forbidden(f"keys of scope {key.scope.value} do not administer this gateway")
 
 
 def may_reward(key: Key, session: str, *, job: str, reward_source: str) -> None:

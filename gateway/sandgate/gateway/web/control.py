@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from sandgate.contract.errors import BadRequest, InvalidBody, NotFound, SandgateError, TooLarge
 from sandgate.gateway.core import Core
 from sandgate.gateway.turn import INTERNAL
-from sandgate.gateway.web import leases, process, sessions
+from sandgate.gateway.web import leases, process, sessions, tasks
 from sandgate.gateway.web.doors import JsonBody
 
 
@@ -51,7 +51,7 @@ def build(core: Core) -> FastAPI:
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(Exception, on_bug)
-    for router in (sessions.router, leases.router, process.router, process.probes):
+    for router in (sessions.router, leases.router, tasks.router, process.router, process.probes):
         app.include_router(router)
     return app
 

@@ -34,6 +34,12 @@ async def _controller(request: Request) -> Key:
     return key
 
 
+async def _admin(request: Request) -> Key:
+    key = await _any(request)
+    auth.admin(key)
+    return key
+
+
 class JsonBody(Response):
     """JSON by orjson: trajectories are large, and FastAPI's own encoder walks every token."""
 
@@ -48,6 +54,8 @@ AnyKey = Annotated[Key, Depends(_any)]
 """Verified; its scope is the endpoint's to check."""
 Controller = Annotated[Key, Depends(_controller)]
 """Admin or trainer."""
+Admin = Annotated[Key, Depends(_admin)]
+"""The operator: admin only."""
 
 
 def own(core: Core, key: Key, session_id: str) -> Session:

@@ -8,8 +8,8 @@ from fastapi import APIRouter, Query
 from fastapi.responses import Response
 from prometheus_client import generate_latest
 
-from sandgate.gateway.web.doors import WAIT_S_MAX, Controller, Front, JsonBody
-from sandgate.gateway.web.shapes import VersionBody
+from sandgate.gateway.web.doors import WAIT_S_MAX, Admin, Controller, Front, JsonBody
+from sandgate.gateway.web.shapes import EnginesBody, VersionBody
 
 router = APIRouter(prefix="/v1", tags=["process"])
 
@@ -44,6 +44,20 @@ async def version(core: Front, _: Controller, body: VersionBody) -> Any:
     return core.status()
 
 
+@router.put("/engines")
+async def engines(core: Front, _: Admin, body: EnginesBody) -> Any:
+    """Replace the engine's replicas. Answers when the new ones were asked what they are; running generations end where
+    they are. Survives a restart."""
+    await core.set_engines(tuple(body.urls))
+    return core.status()
+
+
+@router.post("/heartbeat")
+async def heartbeat(core: Front, _: Controller) -> Any:
+    """A trainer says that it lives; every other call with a trainer's key says so, too."""
+    return {"trainer_seen_at": core.gate.heartbeat()}
+
+
 @router.get("/status")
 async def status(core: Front, _: Controller) -> Any:
     """Load, pause, versions, journal, engines."""
@@ -62,9 +76,9 @@ async def healthz(core: Front) -> Response:
 
 @probes.get("/readyz")
 async def readyz(core: Front) -> Response:
-    """Takes turns: not draining, journal healthy, an engine answers."""
-    why = core.not_ready()
-    return JsonBody({"ready": not why, "detail": why}, 503 if why else 200)
+    """Takes turns: not draining, journal healthy, an engine answers (or it was told to wait for one)."""
+    ready, detail = core.readiness()
+    return JsonBody({"ready": ready, "detail": detail}, 200 if ready else 503)
 
 
 @probes.get("/metrics")

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Query
 from fastapi.responses import Response
 
+from sandgate.contract.errors import NotFound
 from sandgate.gateway.session import Phase
 from sandgate.gateway.web import auth
 from sandgate.gateway.web.doors import PAGE, WAIT_S_MAX, AnyKey, Controller, Front, JsonBody, own
@@ -45,14 +46,14 @@ async def listing(
     for session in core.sessions.listing(state, job, after):
         if len(page) == limit:
             return {"sessions": page, "next": page[-1]["session_id"]}
-        page.append(session.summary())
+        page.append(core.sessions.summary(session))
     return {"sessions": page, "next": None}
 
 
 @router.get("/{session_id}")
 async def one(core: Front, key: Controller, session_id: str) -> Any:
     """State, turns, tokens, forks, in flight, timestamps."""
-    return own(core, key, session_id).summary()
+    return core.sessions.summary(own(core, key, session_id))
 
 
 @router.get("/{session_id}/wait")
@@ -69,8 +70,18 @@ async def wait(
             while session.phase is Phase.OPEN:
                 await core.sessions.changed.wait()
     except TimeoutError:
-        return JsonBody(session.summary(), 408)
-    return session.summary()
+        return JsonBody(core.sessions.summary(session), 408)
+    return core.sessions.summary(session)
+
+
+@router.get("/{session_id}/task")
+async def task(core: Front, key: AnyKey, session_id: str) -> Any:
+    """The task that the session was created with, for its sandbox. 404 if it was created without."""
+    session = core.sessions.get(session_id)
+    auth.may_read_task(key, session_id, job=session.spec.get("job", ""))
+    if session.spec.get("task") is None:
+        raise NotFound(f"session {session_id!r} was created without a task")
+    return JsonBody(session.spec["task"])
 
 
 @router.post("/{session_id}/reward")
@@ -104,7 +115,7 @@ async def abort(core: Front, key: Controller, session_id: str) -> Any:
     """Cancel in-flight engine calls and discard; siblings are untouched. Idempotent."""
     session = own(core, key, session_id)
     await core.abort(session)
-    return session.summary()
+    return core.sessions.summary(session)
 
 
 @router.get("/{session_id}/tree")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import orjson
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -44,6 +45,16 @@ def _depth(value: Any) -> int:
     return deepest
 
 
+def _engine_url(text: str) -> str:
+    parts = urlsplit(text)  # raises ValueError, as .port does
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+        raise ValueError("must be http(s)://host[:port]")
+    if parts.query or parts.fragment or parts.username:
+        raise ValueError("must be http(s)://host[:port], without more")
+    return text.rstrip("/")
+
+
+EngineUrl = Annotated[str, Field(max_length=2_048), AfterValidator(_engine_url)]
 Stored = Annotated[Any, AfterValidator(_storable)]
 Info = Annotated[dict[str, Any], AfterValidator(_storable)]
 
@@ -129,6 +140,35 @@ class CloseGroup(_Body):
 
     job: str = ""
     uid: str
+
+
+class TaskBody(_Body):
+    """One task of POST /v1/tasks."""
+
+    uid: str = Field(min_length=1, max_length=512)
+    prompt: Stored = ""
+    data: Stored = None
+
+
+class PushTasks(_Body):
+    """Body of POST /v1/tasks. The same tasks again change nothing."""
+
+    job: str = Field(default="", max_length=253)
+    tasks: list[TaskBody] = Field(default=[], max_length=10_000)
+    last: bool = False
+    """No more will come: the job ends with these."""
+
+
+class ForgetTasks(_Body):
+    """Body of POST /v1/tasks/forget."""
+
+    upto: int = Field(ge=0, le=2**53)
+
+
+class EnginesBody(_Body):
+    """Body of PUT /v1/engines: the whole set, base URLs without a path."""
+
+    urls: list[EngineUrl] = Field(max_length=1_024)
 
 
 class VersionBody(_Body):

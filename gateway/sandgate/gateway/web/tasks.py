@@ -1,0 +1,39 @@
+"""Control API: the queue of tasks that a trainer pushes and the operator works off."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from fastapi.responses import Response
+
+from sandgate.gateway.web import auth
+from sandgate.gateway.web.doors import WAIT_S_MAX, Admin, Controller, Front, JsonBody
+from sandgate.gateway.web.shapes import ForgetTasks, PushTasks
+
+router = APIRouter(prefix="/v1/tasks", tags=["tasks"])
+
+
+@router.post("")
+async def push(core: Front, key: Controller, body: PushTasks) -> Any:
+    """Push tasks to the job, all of them or none; durable when answered. The same again changes nothing; a uid with
+    another prompt or data is 409. 429 while as many tasks are unfinished as the gateway holds."""
+    auth.control(key, job=body.job)
+    return await core.push_tasks(body, key)
+
+
+@router.get("")
+async def look(
+    core: Front,
+    _: Admin,
+    after: Annotated[int, Query(ge=0)] = 0,
+    wait_s: Annotated[float, Query(ge=0, le=WAIT_S_MAX)] = 0.0,
+) -> Response:
+    """Tasks numbered over `after`, in order, a page of them; go on from `cursor`. `last`: these are the last of all."""
+    return JsonBody(await core.tasks(after, wait_s))
+
+
+@router.post("/forget")
+async def forget(core: Front, _: Admin, body: ForgetTasks) -> Any:
+    """Tasks up to this number are finished: their places are free. Idempotent."""
+    return await core.forget_tasks(body.upto)

@@ -1,0 +1,67 @@
+"""The settings file: what the environment adds, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandgate.contract.errors import BadManifest
+from sandgate.gateway.config import expanded, load
+
+ENV = {"POD_NAME": "shop-0", "A.b-c": "x", "TWICE": "$(POD_NAME)"}
+TEXTS = {
+    "text without a reference stays": ("/data/j", "/data/j"),
+    "a reference becomes its value": ("http://$(POD_NAME).gw:8000", "http://shop-0.gw:8000"),
+    "two references in one text": ("$(POD_NAME)/$(POD_NAME)", "shop-0/shop-0"),
+    "names as Kubernetes allows them": ("$(A.b-c)", "x"),
+    "an escaped reference is text": ("$$(POD_NAME)", "$(POD_NAME)"),
+    "an escaped unset one is text, too": ("$$(NOBODY)", "$(NOBODY)"),
+    "a dollar alone is text": ("a$b", "a$b"),
+    "a shell's spelling is text": ("${POD_NAME}", "${POD_NAME}"),
+    "a value is not read again": ("$(TWICE)", "$(POD_NAME)"),
+}
+
+
+@pytest.mark.parametrize(("text", "want"), TEXTS.values(), ids=TEXTS)
+def test_expanded(text: str, want: str) -> None:
+    assert expanded(text, ENV, "origin") == want
+
+
+def _file(folder: Path, **more: Any) -> Path:
+    said: dict[str, Any] = {
+        "journal": "j",
+        "engine": {"urls": ["http://e"]},
+        "model": {"name": "m", "tokenizer": "t"},
+        "secret_file": "s",
+    }
+    path = folder / "gateway.json"
+    path.write_text(json.dumps(said | more))
+    return path
+
+
+def test_origin_and_journal_are_expanded_and_nothing_else(tmp_path: Path) -> None:
+    path = _file(tmp_path, origin="http://$(POD_NAME):8000", journal="/data/$(POD_NAME)", job="$(POD_NAME)")
+    config = load(path, ENV)
+    assert (config.origin, config.journal) == ("http://shop-0:8000", "/data/shop-0")
+    assert config.job == "$(POD_NAME)"
+
+
+BAD: dict[str, tuple[dict[str, Any], str, str]] = {
+    "an unset variable": ({"journal": "/data/$(NOBODY)"}, "journal", "NOBODY"),
+    "no engine, and nothing to wait for": ({"engine": {"urls": []}}, "engine.urls", "engine.wait"),
+    "an engine of another kind": ({"engine": {"urls": ["u"], "kind": "x"}}, "engine.kind", "'x'"),
+}
+
+
+@pytest.mark.parametrize(("more", "field", "says"), BAD.values(), ids=BAD)
+def test_a_bad_config_names_the_field(tmp_path: Path, more: Any, field: str, says: str) -> None:
+    with pytest.raises(BadManifest, match=says) as caught:
+        load(_file(tmp_path, **more), ENV)
+    assert caught.value.field == field
+
+
+def test_without_an_engine_it_is_told_to_wait(tmp_path: Path) -> None:
+    assert load(_file(tmp_path, engine={"wait": True}), {}).engine.urls == ()

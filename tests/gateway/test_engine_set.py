@@ -1,0 +1,183 @@
+"""The engine's replicas change while the gateway runs; without any it waits, ready for sessions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandgate.contract.errors import EngineFailed, Unsupported
+from sandgate.gateway.client import GatewayClient
+from sandgate.gateway.engine.script import Player, Reply
+from sandgate.gateway.engine.scripted_server import ScriptedServer
+from sandgate.gateway.engine.vllm import VllmEngine
+from sandgate.gateway.journal.memory import MemoryDisk, MemoryStore
+from sandgate.gateway.journal.records import EnginesSet
+from tests.gateway.engine.test_replicas import nowhere
+from tests.support.gateway import Running, admin_key, codec, gated, gateway, ids, within
+from tests.support.process import Process
+
+
+def server(script: Any, **more: Any) -> ScriptedServer:
+    player = Player(script, encode=ids, eos_ids=codec().stop_ids, **{"max_model_len": 4096, **more})
+    return ScriptedServer(player, model="shop")
+
+
+@asynccontextmanager
+async def waiting(*urls: str, store: MemoryStore | None = None, **more: Any) -> AsyncIterator[Running]:
+    """A gateway over the real engine client that may start with nothing."""
+    engine = await VllmEngine.connect(urls, model="shop", patient=True)
+    async with gateway(engine, store=store, wait=True, **more) as running:
+        yield running
+
+
+@asynccontextmanager
+async def client(g: Running) -> AsyncIterator[GatewayClient]:
+    async with GatewayClient(g.origin, admin_key(), deadline_s=0.0) as made:
+        yield made
+
+
+async def test_without_an_engine_it_is_ready_says_so_and_refuses_turns_with_503() -> None:
+    async with waiting() as g:
+        ready = await g.admin.get("/readyz")
+        assert (ready.status_code, ready.json()["ready"]) == (200, True)
+        assert "no engine answers" in ready.json()["detail"]
+        agent = await g.session()
+        for stream in (False, True):
+            refused = await agent.post("hi", stream=stream)
+            assert refused.status_code == 503, "also before a stream's headers are out"
+            assert refused.headers["x-sandgate-reason"] == "EngineUnavailable"
+            assert int(refused.headers["retry-after"]) >= 1
+        seen = (await g.admin.get(f"/v1/sessions/{agent.id}")).json()
+        assert (seen["turns"], seen["engine_errors"], seen["state"]) == (0, 2, "open")
+
+
+async def test_a_gateway_that_need_not_wait_is_not_ready_without_an_engine() -> None:
+    engine = await VllmEngine.connect([nowhere()], model="shop")
+    async with gateway(engine) as g:
+        assert (await g.admin.get("/readyz")).status_code == 503
+
+
+async def test_turns_go_where_the_engines_are_said_to_be() -> None:
+    async with server(["first"]) as one, server(["second"]) as two, waiting() as g, client(g) as admin:
+        agent = await g.session()
+        await admin.set_engines([one.url + "/"])
+        assert (await agent.ask("hi"))["content"] == "first"
+        await admin.set_engines([two.url])
+        assert (await agent.ask("ho"))["content"] == "second"
+        status = await admin.status()
+        assert [each["url"] for each in status["engines"]] == [two.url]
+        assert await admin.ready() == ""
+        await admin.set_engines([])
+        assert (await agent.post("hu")).status_code == 503
+
+
+async def test_what_runs_on_a_removed_replica_ends_there() -> None:
+    reply, gate = gated("from the old one", at=1)
+    async with (
+        server([reply]) as old,
+        server(["from the new one"]) as new,
+        waiting(old.url) as g,
+        client(g) as admin,
+    ):
+        agent = await g.session(uid="q")
+        running = asyncio.ensure_future(agent.ask("hi"))
+        await within(gate.reached)
+        await admin.set_engines([new.url])
+        assert [each["url"] for each in (await admin.status())["engines"]] == [new.url]
+        assert (await agent.ask("ho"))["content"] == "from the new one", "its group moved"
+        gate.open.set()
+        assert (await running)["content"] == "from the old one"
+        assert set(g.engine.table.replicas) == {new.url}, "the old one went with its last generation"
+
+
+async def test_a_removed_replica_that_comes_back_keeps_what_runs_on_it() -> None:
+    reply, gate = gated("still here", at=1)
+    async with (
+        server([reply, "again"]) as old,
+        server(["other"]) as new,
+        waiting(old.url) as g,
+        client(g) as admin,
+    ):
+        agent = await g.session()
+        running = asyncio.ensure_future(agent.ask("hi"))
+        await within(gate.reached)
+        await admin.set_engines([new.url])
+        await admin.set_engines([old.url])
+        gate.open.set()
+        assert (await running)["content"] == "still here"
+        assert (await agent.ask("ho"))["content"] == "again"
+
+
+async def test_one_that_does_not_answer_is_down_and_one_that_is_no_engine_too() -> None:
+    async with server(["fine"]) as one, waiting() as g, client(g) as admin:
+        gone = nowhere()
+        await admin.set_engines([gone, g.origin, one.url])  # a gateway is no vLLM
+        found = {each["url"]: each["healthy"] for each in (await admin.status())["engines"]}
+        assert found == {gone: False, g.origin: False, one.url: True}
+        agent = await g.session()
+        assert (await agent.ask("hi"))["content"] == "fine"
+
+
+async def test_at_the_start_what_is_no_engine_is_an_error_unless_it_may_wait() -> None:
+    async with gateway() as other:
+        with pytest.raises(EngineFailed):
+            await VllmEngine.connect([other.origin], model="shop")
+        patient = await VllmEngine.connect([other.origin], model="shop", patient=True)
+        assert [each.healthy for each in patient.status()] == [False]
+        await patient.aclose()
+
+
+async def test_the_window_is_the_engines_once_it_is_known_and_never_over_the_jobs() -> None:
+    async with (
+        server(["a"], max_model_len=900) as small,
+        server(["b"], max_model_len=9000) as large,
+        waiting() as g,
+        client(g) as admin,
+    ):
+        windows = []
+        for urls in ([], [large.url], [small.url, large.url], [large.url]):
+            await admin.set_engines(urls)
+            windows.append((await admin.status())["max_model_len"])
+        assert windows == [4096, 4096, 900, 4096]
+
+
+async def test_engine_sets_survive_a_kill(tmp_path: Path) -> None:
+    async with server(["one", "two"]) as engine, Process(tmp_path, "", wait=True) as process:
+        await process.start()
+        async with GatewayClient(process.origin, admin_key()) as admin:
+            await admin.set_engines([engine.url])
+            await process.kill()
+            await process.start()
+            assert [each["url"] for each in (await admin.status())["engines"]] == [engine.url]
+            assert await admin.ready() == ""
+
+
+BAD = {
+    "no list": {"urls": "http://e"},
+    "no HTTP": {"urls": ["ftp://e"]},
+    "no host": {"urls": ["http://:80"]},
+    "a port of text": {"urls": ["http://e:port"]},
+    "a password": {"urls": ["http://me:secret@e"]},
+    "none at all": {},
+}
+
+
+@pytest.mark.parametrize("body", BAD.values(), ids=BAD)
+async def test_a_bad_set_is_400_and_changes_nothing(body: Any) -> None:
+    disk = MemoryDisk()
+    async with waiting(store=MemoryStore(disk)) as g:
+        answer = await g.admin.put("/v1/engines", json=body)
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["param"].startswith("urls")
+        assert not any(isinstance(record, EnginesSet) for _, _, record in g.store.scan())
+
+
+async def test_an_engine_inside_the_process_cannot_be_replaced() -> None:
+    async with gateway([Reply("x")]) as g, client(g) as admin:
+        with pytest.raises(Unsupported, match="cannot be replaced"):
+            await admin.set_engines(["http://e"])
