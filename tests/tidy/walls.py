@@ -33,7 +33,9 @@ SHELL = (
     "operator.observe",
     "operator.reconcile",
     "operator.drivers.*",
+    "operator.__main__",
     "operator.access",
+    "operator.command",
     "operator.kube",
     "operator.handlers",
     "operator.jsonlog",
@@ -82,8 +84,8 @@ SIDE_DOORS = {
         "gateway.engine.scripted_server",
     ),
     "trainer.doctor.*": ("gateway.tokens.load", "gateway.tokens.api", "gateway.conversation.messages"),
-    "trainer.cli": ("gateway.app", "gateway.config", "gateway.engine.scripted", "operator.main"),
-    "trainer.cli.*": ("gateway.app", "gateway.config", "gateway.engine.scripted", "operator.main"),
+    "trainer.cli": ("gateway.app", "gateway.config", "gateway.engine.scripted", "operator.command"),
+    "trainer.cli.*": ("gateway.app", "gateway.config", "gateway.engine.scripted", "operator.command"),
 }
 """Importer -> further modules that it alone may import: composition roots, which start whole rooms."""
 
@@ -105,6 +107,7 @@ HOMES = {
     "jinja2": ("gateway.tokens.*",),
     "transformers": ("gateway.tokens.*",),
     "prometheus_client": ("gateway.metrics", "gateway.web.*", "operator.metrics"),
+    "kubernetes": ("trainer.cluster", "trainer.forward"),
     "torch": ("trainer.export.*",),
     "pyarrow": ("trainer.export.*",),
     "verl": ("trainer.export.*", "trainer.verl"),

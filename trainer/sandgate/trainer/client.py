@@ -236,6 +236,10 @@ class AsyncRolloutClient:
         """Let held turns go on."""
         await self.call(control.resume())
 
+    async def heartbeat(self) -> None:
+        """A sign of life, for jobs with `trainer.heartbeatSeconds`; every other call is one too."""
+        await self.call(control.heartbeat())
+
     async def status(self) -> dict[str, Json]:
         """Load, pause, versions, journal, engines."""
         return await self.call(control.status())
@@ -378,6 +382,10 @@ class RolloutClient:
     def resume(self) -> None:
         """Let held turns go on."""
         self.call(control.resume())
+
+    def heartbeat(self) -> None:
+        """See `AsyncRolloutClient.heartbeat`."""
+        self.call(control.heartbeat())
 
     def status(self) -> dict[str, Json]:
         """Load, pause, versions, journal, engines."""

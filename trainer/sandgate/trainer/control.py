@@ -172,6 +172,11 @@ def policy_version(version: int) -> Call[dict[str, Json]]:
     return Call(method="PUT", path="/v1/policy-version", json={"version": version}, read=_json)
 
 
+def heartbeat() -> Call[dict[str, Json]]:
+    """The trainer lives; it need not ask for anything."""
+    return Call(method="POST", path="/v1/heartbeat", read=_json)
+
+
 def status() -> Call[dict[str, Json]]:
     """Load, pause, versions, journal, engines."""
     return Call(method="GET", path="/v1/status", read=_json)

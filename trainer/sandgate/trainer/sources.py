@@ -1,15 +1,18 @@
-"""Where looks come from: a gateway that answers, or the --out directory of a run. The same questions for both."""
+"""Where looks come from: a job in a cluster, a gateway, or the --out directory of a run. The same questions for all."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from sandgate.contract.errors import InvalidBody
-from sandgate.contract.trajectory import Json
+from sandgate.contract.errors import InvalidBody, NotFound
+from sandgate.contract.session import SessionState
+from sandgate.contract.trajectory import Json, Trajectory
 from sandgate.trainer import outdir
+from sandgate.trainer.cluster import JobGateways, Place, agent_session, job_gateways
 from sandgate.trainer.trees import Tree
 
 if TYPE_CHECKING:
@@ -30,6 +33,10 @@ class Source(Protocol):
         """Raises NotFound."""
         ...
 
+    def trajectories(self, job: str) -> Iterator[Trajectory]:
+        """Rows of sessions that are finalized, by session id. Looking takes no lease."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Live:
@@ -45,6 +52,11 @@ class Live:
     def tree(self, session_id: str, *, text: bool) -> Tree:
         with self.client() as client:
             return client.tree(session_id, text=text)
+
+    def trajectories(self, job: str) -> Iterator[Trajectory]:
+        with self.client() as client:
+            for one in client.sessions(state=SessionState.FINALIZED.value, job=job or None):
+                yield from client.finalize(one["session_id"])  # the first outcome stands: this only reads
 
     def client(self) -> RolloutClient:
         from sandgate.trainer.client import Retries, RolloutClient  # loaded by the command that needs it
@@ -70,14 +82,63 @@ class Stored:
         tokenizer = self.tokenizer or outdir.used_tokenizer(self.out)
         return offline.tree(self.out, session_id, text=text, tokenizer=tokenizer)
 
+    def trajectories(self, job: str) -> Iterator[Trajectory]:
+        return (one for one in outdir.trajectories(self.out) if not job or one.job == job)
 
-def source(out: Path | None, url: str | None, key: str | None, tokenizer: str = "") -> Source:
-    """Exactly one of `out` and `url`. Raises InvalidBody."""
-    if (out is None) == (url is None):
-        raise InvalidBody("say where to look: either --out DIR or --url URL", field="--out")
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The gateways of a RolloutJob."""
+
+    place: Place
+
+    def sessions(self, job: str) -> Iterator[dict[str, Json]]:
+        with self._gateways(job) as found:
+            for live in _each(found):
+                yield from live.sessions(job)
+
+    def trajectories(self, job: str) -> Iterator[Trajectory]:
+        with self._gateways(job) as found:
+            for live in _each(found):
+                yield from live.trajectories(job)
+
+    def tree(self, session_id: str, *, text: bool) -> Tree:
+        """By its AgentSession, which knows job and gateway."""
+        spec = agent_session(session_id, self.place)["spec"]
+        with self.gateway(str(spec["jobName"]), str(spec["gateway"])) as live:
+            return live.tree(session_id, text=text)
+
+    @contextmanager
+    def _gateways(self, job: str) -> Iterator[JobGateways]:
+        if not job:
+            raise InvalidBody("say which job; or where to look: --out DIR or --url URL", field="JOB")
+        with job_gateways(job, self.place) as found:
+            yield found
+
+    @contextmanager
+    def gateway(self, job: str, name: str) -> Iterator[Live]:
+        """One of them. Raises NotFound."""
+        with job_gateways(job, self.place) as found:
+            if name not in found.origins:
+                raise NotFound(f"job {job} has no gateway {name}; it has {', '.join(found.origins)}")
+            yield Live(found.origins[name], found.key)
+
+
+def _each(found: JobGateways) -> Iterator[Live]:
+    for origin in found.origins.values():
+        yield Live(origin, found.key)
+
+
+def source(
+    out: Path | None, url: str | None, key: str | None, tokenizer: str = "", place: Place | None = None
+) -> Source:
+    """`out`, `url` or, without both, the cluster at `place`. Raises InvalidBody."""
+    if out is not None and url is not None:
+        raise InvalidBody("say where to look once: --out DIR or --url URL", field="--out")
     if url is not None:
         if not url.startswith(("http://", "https://")):
             raise InvalidBody(f"{url!r} is not an http URL", field="--url")
         return Live(url, key or "")
-    assert out is not None
+    if out is None:
+        return Cluster(place or Place())
     return Stored(out, tokenizer)

@@ -11,8 +11,8 @@ import typer
 
 from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer.cli import say
-from sandgate.trainer.cluster import Place
-from sandgate.trainer.sources import Source, source
+from sandgate.trainer.cluster import Place, rollout_job
+from sandgate.trainer.sources import Cluster, Source, source
 from sandgate.trainer.trees import fork_rows
 
 Job = Annotated[str, typer.Argument(metavar="[JOB]", help="Only this job's sessions.", show_default=False)]
@@ -44,11 +44,23 @@ def status(
     json: say.AsJson = False,
 ) -> None:
     """Counts over all sessions: states, turns, tokens, forks by reason, failures by reason."""
-    found = count(source(out, url, key, place=Place(namespace, context)), job)
+    place = Place(namespace, context)
+    where = source(out, url, key, place=place)
+    found = conditions(job, place) if isinstance(where, Cluster) and job else {}
+    found |= count(where, job)
     if json:
         say.as_json(found)
     else:
         say.table([{"what": name, "value": value} for name, value in found.items()], "what", "value")
+
+
+def conditions(job: str, place: Place) -> dict[str, Any]:
+    """What the operator says of a RolloutJob: condition -> reason, or message where it has one."""
+    said = rollout_job(job, place).get("status") or {}
+    return {
+        one["type"]: f"{one['status']} {one.get('message') or one.get('reason', '')}".strip()
+        for one in said.get("conditions", ())
+    }
 
 
 def count(where: Source, job: str) -> dict[str, Any]:
@@ -129,17 +141,20 @@ def forks(
 def trajectories(
     job: Job = "",
     out: Annotated[
-        Path,
+        Path | None,
         typer.Option(
             "--out", metavar="DIR", help="The --out directory of `sandgate run`, or a Parquet file."
         ),
-    ] = Path(),
+    ] = None,
+    url: Url = None,
+    key: KeyOption = None,
+    namespace: Namespace = "",
+    context: Context = "",
     json: say.AsJson = False,
 ) -> None:
-    """One line per training row of a finished run."""
-    from sandgate.trainer import outdir
-
-    found = [trajectory_row(one) for one in outdir.trajectories(out) if not job or one.job == job]
+    """One line per training row of sessions that are finalized. Takes no lease."""
+    where = source(out, url, key, place=Place(namespace, context))
+    found = [trajectory_row(one) for one in where.trajectories(job)]
     if json:
         say.as_json(found)
     else:

@@ -1,0 +1,134 @@
+"""Several gateways as one: groups come from all of them, weight updates reach all of them or none."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import pytest
+from openai import AsyncOpenAI
+
+from sandgate.contract.errors import NotFound, SandgateError, Unavailable
+from sandgate.gateway.client import Lease
+from sandgate.trainer.client import AsyncRolloutClient, Retries
+from sandgate.trainer.fleet import AsyncFleet
+from sandgate.trainer.testing import RunningGateway, gateway
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.timeout(60)
+
+AWAY = "http://127.0.0.1:9"
+"""The discard port: nobody listens."""
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[dict[str, RunningGateway]]:
+    async with AsyncExitStack() as stack:
+        yield {
+            name: await stack.enter_async_context(gateway(["hello"] * 20, job="shop"))
+            for name in ("shop-gateway-0", "shop-gateway-1")
+        }
+
+
+def fleet_of(pair: dict[str, RunningGateway]) -> AsyncFleet:
+    return AsyncFleet({name: one.client for name, one in pair.items()}, job="shop")
+
+
+async def finished(one: RunningGateway, uid: str) -> None:
+    """A group of one session with one turn."""
+    handle = await one.client.create_session(uid=uid, job="shop")
+    async with AsyncOpenAI(base_url=handle.base_url, api_key=handle.api_key) as agent:
+        await agent.chat.completions.create(
+            model=one.model, messages=[{"role": "user", "content": f"say {uid}"}]
+        )
+    await one.client.finalize(handle.session_id, reward=1.0)
+
+
+async def test_groups_come_from_every_gateway_and_are_acknowledged_where_they_came_from(
+    pair: dict[str, RunningGateway],
+) -> None:
+    for number, one in enumerate([*pair.values()] * 2):
+        await finished(one, f"q{number}")
+    fleet = fleet_of(pair)
+    seen = []
+    async for group in fleet.groups(idle_s=0.0):
+        async with group:
+            seen.append(group.uid)
+    assert sorted(seen) == ["q0", "q1", "q2", "q3"]
+    assert [await one.client.lease(job="shop") for one in pair.values()] == [None, None], "nothing is left"
+
+
+async def test_a_gateway_that_is_away_is_passed_over_and_none_that_answers_is_an_error(
+    pair: dict[str, RunningGateway],
+) -> None:
+    await finished(pair["shop-gateway-1"], "q1")
+    async with AsyncRolloutClient(AWAY, "key", retries=Retries(attempts=1)) as away:
+        fleet = AsyncFleet({"away": away, "here": pair["shop-gateway-1"].client}, job="shop")
+        found = [await fleet.lease() for _ in range(2)]
+        assert [one.trajectories[0].uid for one in found if one] == ["q1"]
+        with pytest.raises(Unavailable, match="no gateway answers: away: "):
+            await AsyncFleet({"away": away}).lease()
+
+
+async def test_a_lease_of_somebody_else_is_not_settled() -> None:
+    async with AsyncRolloutClient(AWAY, "key") as away:
+        with pytest.raises(NotFound, match="not of this fleet"):
+            await AsyncFleet({"away": away}).ack(Lease("l-1", 0.0, (), ()))
+
+
+async def test_no_gateway_is_said() -> None:
+    with pytest.raises(Unavailable, match="no gateway yet"):
+        AsyncFleet({})
+
+
+async def test_a_weight_update_holds_all_gateways_and_all_carry_the_version(
+    pair: dict[str, RunningGateway],
+) -> None:
+    fleet = fleet_of(pair)
+    async with fleet.weight_update(7):
+        assert [one["paused"] for one in (await fleet.status()).values()] == [True, True]
+    assert [(one["paused"], one["policy_version"]) for one in (await fleet.status()).values()] == [
+        (False, 7)
+    ] * 2
+
+
+async def test_a_weight_update_that_cannot_pause_one_gateway_lets_the_others_go(
+    pair: dict[str, RunningGateway],
+) -> None:
+    here = pair["shop-gateway-0"].client
+    async with AsyncRolloutClient(AWAY, "key", retries=Retries(attempts=1)) as away:
+        fleet = AsyncFleet({"here": here, "away": away})
+        with pytest.raises(BaseExceptionGroup) as caught:
+            async with fleet.weight_update(8):
+                pytest.fail("the weights must not be swapped")
+        assert caught.group_contains(Unavailable)
+    status = await here.status()
+    assert (status["paused"], status["policy_version"]) == (False, 0)
+
+
+async def test_a_weight_update_whose_swap_fails_leaves_version_and_turns_as_they_were(
+    pair: dict[str, RunningGateway],
+) -> None:
+    fleet = fleet_of(pair)
+    with pytest.raises(ZeroDivisionError):
+        async with fleet.weight_update(9):
+            raise ZeroDivisionError
+    assert [(one["paused"], one["policy_version"]) for one in (await fleet.status()).values()] == [
+        (False, 0)
+    ] * 2
+
+
+async def test_a_heartbeat_is_heard_by_every_gateway_while_the_block_runs(
+    pair: dict[str, RunningGateway],
+) -> None:
+    fleet = fleet_of(pair)
+
+    async def heard() -> bool:
+        return all(one["trainer_seen_at"] for one in (await fleet.status()).values())
+
+    async with fleet.beating(every_s=0.01):
+        await until(heard, what="every gateway heard a heartbeat")
+    async with AsyncRolloutClient(AWAY, "key", retries=Retries(attempts=1)) as away:
+        with pytest.raises(SandgateError):
+            await AsyncFleet({"away": away}).heartbeat()
+        await AsyncFleet({"away": away, "here": pair["shop-gateway-0"].client}).heartbeat()
