@@ -1,78 +1,18 @@
-"""How a sandbox pod stands, from its status: what the planner is told, and whose fault an end is. (pure)
-
-The container named by the annotation kubectl.kubernetes.io/default-container decides; side-cars do not. Times are
-unix seconds. Which component says what: docs/reference of Kubernetes ("Pod disruption conditions", "Pod lifecycle"),
-and the corpus in tests/golden/pods.
-"""
+"""What is kept of a sandbox pod, and what the planner is told of it. (pure)"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
 from sys import intern
-from typing import Any, Final
+from typing import Any
 
 from sandgate.contract.errors import FailureReason
 from sandgate.contract.labels import GROUP, JOB, ROLE, SESSION
-from sandgate.contract.session import parse_termination
 from sandgate.operator.plan.actions import Exit, Running
+from sandgate.operator.podends import OVER, PodStatus, map_of, unix
 
 Body = Mapping[str, Any]
-
-DEFAULT_CONTAINER: Final = "kubectl.kubernetes.io/default-container"
-IMAGE_PATIENCE_S: Final = 60.0
-"""How long an image may fail to be pulled: a registry that hiccups is asked again after 10, 20 and 40 s."""
-CONFIG_PATIENCE_S: Final = 10.0
-"""How long a container may not be creatable: a Secret may reach its node a moment after the pod."""
-CLOCK_S: Final = 1.0
-"""Timestamps in a status are whole seconds."""
-STOP_SECONDS: Final = 1
-"""activeDeadlineSeconds that the operator writes to stop a pod."""
-SIGKILL: Final = 9
-SIGTERM: Final = 15
-SIGNAL_MAX: Final = 64
-TEXT_MAX: Final = 512
-"""Characters of a text that is kept."""
-
-IMAGE_AT_ONCE = frozenset({"InvalidImageName", "ErrImageNeverPull"})
-IMAGE_PATIENTLY = frozenset(
-    {
-        "ErrImagePull",
-        "ImagePullBackOff",
-        "RegistryUnavailable",
-        "ImageInspectError",
-        "SignatureValidationFailed",
-    }
-)
-CONFIG_PATIENTLY = frozenset(
-    {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreCreateHookError"}
-    | {"PreStartHookError", "PostStartHookError"}
-)
-"""Reasons of a waiting container."""
-NEVER_RAN = frozenset({"StartError", "ContainerCannotRun"})
-NODE_FORGOT = frozenset({"Unknown", "ContainerStatusUnknown"})
-"""Reasons of a terminated container: the runtime could not start it; its node forgot how it ended (power cut)."""
-
-DISRUPTIONS = {
-    "PreemptionByScheduler": FailureReason.PREEMPTED,
-    "DeletionByTaintManager": FailureReason.NODE_LOST,
-    "DeletionByPodGC": FailureReason.NODE_LOST,
-    "EvictionByEvictionAPI": FailureReason.EVICTED,
-}
-"""Reason of condition DisruptionTarget. TerminationByKubelet is told apart by the pod's own reason."""
-POD_REASONS = {
-    "Evicted": FailureReason.EVICTED,
-    "Preempting": FailureReason.PREEMPTED,
-    "Terminated": FailureReason.NODE_LOST,
-    "NodeShutdown": FailureReason.NODE_LOST,
-    "Shutdown": FailureReason.NODE_LOST,
-    "NodeLost": FailureReason.NODE_LOST,
-}
-"""status.reason: Terminated and the two after it are a node that shuts down."""
-FETCHER_REASONS = {"GatewayUnreachable": FailureReason.GATEWAY_LOST}
-"""What our init container says that is more precise than StartFailed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,11 +43,11 @@ def pod_seen(body: Body, now: float) -> PodSeen:
 
     Its first exit stands: later statuses of the same pod may tell less (a stuck pod that was then deleted).
     """
-    meta, status = _map(body, "metadata"), _map(body, "status")
-    marks = _map(meta, "labels")
-    pod = _Pod(body, now)
-    waiting, again = pod.waiting()
+    meta = map_of(body, "metadata")
+    marks = map_of(meta, "labels")
+    pod = PodStatus(body, now)
     exit_ = pod.exit()
+    waiting, again = ("", None) if exit_ is not None else pod.waiting()
     return PodSeen(
         name=str(meta.get("name", "")),
         namespace=intern(str(meta.get("namespace", ""))),
@@ -116,12 +56,12 @@ def pod_seen(body: Body, now: float) -> PodSeen:
         session=str(marks.get(SESSION, "")),
         group=intern(str(marks.get(GROUP, ""))),
         role=intern(str(marks.get(ROLE, ""))),
-        node=intern(str(_map(body, "spec").get("nodeName") or "")),
+        node=intern(str(map_of(body, "spec").get("nodeName") or "")),
         running=Running(unix(meta.get("creationTimestamp")) or now, pod.started_at, exit_),
         deleting=pod.deleted_at is not None,
-        over=status.get("phase") in ("Succeeded", "Failed"),
-        waiting="" if pod.started_at is not None or exit_ is not None else waiting,
-        again_at=None if exit_ is not None else again,
+        over=pod.phase in OVER,
+        waiting=waiting,
+        again_at=again,
     )
 
 
@@ -131,255 +71,3 @@ def pod_gone(seen: PodSeen, now: float) -> PodSeen:
     return replace(
         seen, running=replace(seen.running, exit=end), deleting=True, over=True, waiting="", again_at=None
     )
-
-
-class _Pod:
-    """One status, while it is being understood."""
-
-    def __init__(self, body: Body, now: float) -> None:
-        self.now = now
-        self.meta, self.spec, self.status = (_map(body, name) for name in ("metadata", "spec", "status"))
-        self.phase = self.status.get("phase")
-        self.reason = str(self.status.get("reason") or "")
-        self.text = str(self.status.get("message") or "")
-        self.conditions = {str(one.get("type")): one for one in _maps(self.status, "conditions")}
-        self.main = self._main()
-        self.state = _map(self.main, "state")
-        self.ended = _map(self.state, "terminated")
-        self.started_at = unix(_map(self.state, "running").get("startedAt"))
-        if self.ended and self.ended.get("reason") not in NEVER_RAN:
-            self.started_at = unix(self.ended.get("startedAt"))
-        self.deleted_at: float | None = None
-        if (until := unix(self.meta.get("deletionTimestamp"))) is not None:
-            grace = self.meta.get("deletionGracePeriodSeconds")
-            self.deleted_at = until - (grace if isinstance(grace, int) else 0)
-
-    def _main(self) -> Body:
-        named = _map(self.meta, "annotations").get(DEFAULT_CONTAINER)
-        if named is None:
-            named = next((one.get("name") for one in _maps(self.spec, "containers")), None)
-        return next((one for one in _maps(self.status, "containerStatuses") if one.get("name") == named), {})
-
-    # -- how it ended ----------------------------------------------------------------------------------------------
-
-    def exit(self) -> Exit | None:
-        """The most certain knowledge first."""
-        end = self._by_kubelet() or self._by_itself_or_removed()
-        return None if end is None else replace(end, at=min(end.at, self.now))
-
-    def _by_itself_or_removed(self) -> Exit | None:
-        removed = self._removed()
-        init = self._failed_init()
-        ended, own = (self.ended, self._own_exit) if init is None else (init[0], lambda: init[1])
-        if ended:
-            return removed if removed is not None and killed_by(removed.at, ended) else own()
-        return removed or self._stuck() or self._failed_pod()
-
-    def _by_kubelet(self) -> Exit | None:
-        """The node put the pod out: too little memory or disk, a critical pod, a shutdown. What its containers made of
-        SIGTERM says nothing then."""
-        target = self._condition("DisruptionTarget", "True")
-        known = POD_REASONS.get(self.reason)
-        if known is None and target.get("reason") != "TerminationByKubelet":
-            return None
-        at = unix(target.get("lastTransitionTime")) or self._transition("Ready") or self.now
-        detail = cut(self.text or str(target.get("message") or "") or self.reason)
-        return Exit(at, reason=known or FailureReason.EVICTED, detail=detail)
-
-    def _removed(self) -> Exit | None:
-        """Somebody takes the pod away: the scheduler, the node lifecycle, an eviction, a person."""
-        target = self._condition("DisruptionTarget", "True")
-        if target:
-            why, text = str(target.get("reason")), str(target.get("message") or "")
-            at = unix(target.get("lastTransitionTime")) or self.now
-            return Exit(at, reason=DISRUPTIONS.get(why, FailureReason.EVICTED), detail=cut(text or why))
-        if self.phase == "Unknown":
-            return Exit(self.now, reason=FailureReason.NODE_LOST, detail=cut(self.text or "phase Unknown"))
-        if self.deleted_at is None:
-            return None
-        # Not ready, though its container was last seen ready: it is the node that does not answer.
-        silent = self.main.get("ready") is True and self._condition("Ready", "False")
-        reason = FailureReason.NODE_LOST if silent else FailureReason.EVICTED
-        return Exit(self.deleted_at, reason=reason, detail="the pod was deleted")
-
-    def _own_exit(self) -> Exit:
-        """The deciding container has ended."""
-        ended, code = self.ended, exit_code(self.ended)
-        at = unix(ended.get("finishedAt")) or self.now
-        why, text = str(ended.get("reason") or ""), str(ended.get("message") or "")
-        if (late := self._too_late(at)) is not None:
-            return late
-        if why in NODE_FORGOT:
-            return Exit(
-                at, reason=FailureReason.NODE_LOST, detail=cut(text or "its node forgot how it ended")
-            )
-        if why in NEVER_RAN:
-            return Exit(at, reason=FailureReason.START_FAILED, detail=cut(text or why))
-        message = parse_termination(text.encode("utf-8", "replace"))
-        number = signal_of(code)
-        end = Exit(at, code if number is None else None, number, message=message)
-        if why == "OOMKilled" and code != 0:  # with code 0 it was a child, and the agent coped
-            detail = "more memory than resources.limits.memory"
-            return replace(end, reason=FailureReason.OOM_KILLED, detail=detail)
-        return end
-
-    def _too_late(self, at: float) -> Exit | None:
-        """activeDeadlineSeconds ended what ended at `at`. Not where it is 1: so the operator stops a pod, and knows
-        why."""
-        limit = self.spec.get("activeDeadlineSeconds")
-        begun = unix(self.status.get("startTime"))
-        if self.reason != "DeadlineExceeded" or limit == STOP_SECONDS:
-            return None
-        if begun is not None and isinstance(limit, int) and at < begun + limit - CLOCK_S:
-            return None  # it had ended before; something beside it ran on
-        reason = FailureReason.SESSION_TIMEOUT if self.started_at is not None else FailureReason.START_TIMEOUT
-        return Exit(at, None, SIGKILL, reason, cut(self.text or self.reason))
-
-    def _failed_init(self) -> tuple[Body, Exit] | None:
-        """An init container that failed ends a pod that never restarts: (its terminated state, what that means)."""
-        for one in self._inits():
-            ended = _map(_map(one, "state"), "terminated")
-            if not ended or ended.get("exitCode") == 0:
-                continue
-            at = unix(ended.get("finishedAt")) or self.now
-            if ended.get("reason") in NODE_FORGOT:
-                return ended, Exit(at, reason=FailureReason.NODE_LOST, detail="its node forgot how it ended")
-            if self._stopped():
-                return ended, Exit(at, None, SIGKILL, detail="stopped before its agent started")
-            reason, detail = init_failure(ended)
-            said = Exit(at, reason=reason, detail=cut(f"init container {one.get('name')}: {detail}"))
-            return ended, self._too_late(at) or said
-        return None
-
-    def _stopped(self) -> bool:
-        """By the operator."""
-        return self.reason == "DeadlineExceeded" and self.spec.get("activeDeadlineSeconds") == STOP_SECONDS
-
-    def _inits(self) -> Iterator[Body]:
-        """Without those that run beside the agent."""
-        specs = _maps(self.spec, "initContainers")
-        beside = {one.get("name") for one in specs if one.get("restartPolicy") == "Always"}
-        return (one for one in _maps(self.status, "initContainerStatuses") if one.get("name") not in beside)
-
-    def _stuck(self) -> Exit | None:
-        """A container that will not come up, though the pod goes on trying."""
-        for one in self._hopefuls():
-            waiting = _map(_map(one, "state"), "waiting")
-            why, text = str(waiting.get("reason") or ""), str(waiting.get("message") or "")
-            detail = cut(f"container {one.get('name')}: {why}: {text}")
-            if why in IMAGE_AT_ONCE or (
-                why in IMAGE_PATIENTLY and self.now >= self._since() + IMAGE_PATIENCE_S
-            ):
-                return Exit(self.now, reason=FailureReason.IMAGE_ERROR, detail=detail)
-            if why in CONFIG_PATIENTLY and self.now >= self._since() + CONFIG_PATIENCE_S:
-                return Exit(self.now, reason=FailureReason.START_FAILED, detail=detail)
-        return None
-
-    def _hopefuls(self) -> Iterator[Body]:
-        yield from _maps(self.status, "initContainerStatuses")
-        yield from (one for one in _maps(self.status, "containerStatuses") if one is self.main)
-
-    def _since(self) -> float:
-        """When the kubelet began with what it tries now: the newest of its steps."""
-        steps = [self._transition("Initialized", "True"), unix(self.status.get("startTime"))]
-        states = (_map(one, "state") for one in _maps(self.status, "initContainerStatuses"))
-        steps.extend(unix(_map(state, "terminated").get("finishedAt")) for state in states)
-        return max((step for step in steps if step is not None), default=self.now)
-
-    def _failed_pod(self) -> Exit | None:
-        """The pod is over and its deciding container never ran: its node did not take it, or its time was up."""
-        if self.phase not in ("Failed", "Succeeded"):
-            return None
-        at = self._transition("Ready") or self._transition("PodScheduled") or self.now
-        if self._stopped():
-            return Exit(at, None, SIGKILL, detail="stopped before its agent started")
-        if (late := self._too_late(at)) is not None:
-            return late
-        detail = cut(f"{self.reason}: {self.text}" if self.reason else self.text or "the pod failed")
-        return Exit(at, reason=FailureReason.START_FAILED, detail=detail)
-
-    # -- why it has not started -------------------------------------------------------------------------------------
-
-    def waiting(self) -> tuple[str, float | None]:
-        """(words, when patience with it ends)."""
-        scheduled = self.conditions.get("PodScheduled", {})
-        if scheduled.get("status") == "False":
-            return cut(f"{scheduled.get('reason')}: {scheduled.get('message') or ''}"), None
-        words, again = "", None
-        for one in self._hopefuls():
-            waiting = _map(_map(one, "state"), "waiting")
-            why = str(waiting.get("reason") or "")
-            if why in IMAGE_PATIENTLY | CONFIG_PATIENTLY:
-                patience = IMAGE_PATIENCE_S if why in IMAGE_PATIENTLY else CONFIG_PATIENCE_S
-                return cut(
-                    f"{one.get('name')}: {why}: {waiting.get('message') or ''}"
-                ), self._since() + patience
-            if why and not words:
-                words = cut(f"{one.get('name')}: {why}")
-        return words, again
-
-    def _condition(self, kind: str, status: str) -> Body:
-        found = self.conditions.get(kind, {})
-        return found if found.get("status") == status else {}
-
-    def _transition(self, kind: str, status: str | None = None) -> float | None:
-        found = self.conditions.get(kind, {}) if status is None else self._condition(kind, status)
-        return unix(found.get("lastTransitionTime"))
-
-
-def killed_by(at: float, ended: Body) -> bool:
-    """Did what began at `at` end the container? What ended before had ended by itself; SIGTERM or SIGKILL are always
-    taken for its doing, whatever two machines' clocks say."""
-    finished = unix(ended.get("finishedAt"))
-    return signal_of(exit_code(ended)) in (SIGTERM, SIGKILL) or finished is None or finished >= at - CLOCK_S
-
-
-def exit_code(ended: Body) -> int:
-    """Of a terminated state."""
-    code = ended.get("exitCode")
-    return code if isinstance(code, int) else 255
-
-
-def signal_of(code: int) -> int | None:
-    """Runtimes tell signal n as exit code 128 + n."""
-    return code - 128 if 128 < code <= 128 + SIGNAL_MAX else None
-
-
-def init_failure(ended: Body) -> tuple[FailureReason, str]:
-    """Of a terminated init container: what its termination message says, if it is our fetcher's."""
-    text = str(ended.get("message") or "")
-    try:
-        said = json.loads(text)
-    except (ValueError, RecursionError):
-        said = None
-    if isinstance(said, dict) and isinstance(said.get("reason"), str):
-        reason = FETCHER_REASONS.get(said["reason"], FailureReason.START_FAILED)
-        return reason, f"{said['reason']}: {said.get('detail') or ''}"
-    how = f"{ended.get('reason') or 'Error'}, exit code {ended.get('exitCode')}"
-    return FailureReason.START_FAILED, f"{how}: {text}" if text else how
-
-
-def unix(text: object) -> float | None:
-    """RFC 3339 to unix seconds; None for what is no time, and for the year 1, which is Go's way to say none."""
-    if not isinstance(text, str) or text.startswith("0001-"):
-        return None
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except ValueError:
-        return None
-
-
-def cut(text: str) -> str:
-    """At most TEXT_MAX characters, blanks at the ends away."""
-    text = text.strip().rstrip(": ")
-    return text if len(text) <= TEXT_MAX else f"{text[: TEXT_MAX - 1]}…"
-
-
-def _map(value: Body, name: str) -> Body:
-    found = value.get(name)
-    return found if isinstance(found, Mapping) else {}
-
-
-def _maps(value: Body, name: str) -> list[Body]:
-    found = value.get(name)
-    return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list | tuple) else []

@@ -1,0 +1,355 @@
+"""How a pod ended and whose fault that is, from its status. (pure)
+
+The container named by the annotation kubectl.kubernetes.io/default-container decides; side-cars do not. Times are
+unix seconds. Which component says what: Kubernetes' "Pod disruption conditions" and "Pod lifecycle", and the corpus of
+real statuses in tests/golden/pods.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, Final
+
+from sandgate.contract.errors import FailureReason
+from sandgate.contract.session import parse_termination
+from sandgate.operator.plan.actions import Exit
+
+Body = Mapping[str, Any]
+
+DEFAULT_CONTAINER: Final = "kubectl.kubernetes.io/default-container"
+IMAGE_PATIENCE_S: Final = 60.0
+"""How long an image may fail to be pulled: a registry that hiccups is asked again after 10, 20 and 40 s."""
+CONFIG_PATIENCE_S: Final = 10.0
+"""How long a container may not be creatable: a Secret may reach its node a moment after the pod."""
+PHASE_PATIENCE_S: Final = 5.0
+"""Between the end of the last container and the pod's phase that follows from it. The kubelet tells why it ended a pod
+(evicted, deadline) only with the phase; before, the container just looks killed."""
+CLOCK_S: Final = 1.0
+"""Timestamps in a status are whole seconds."""
+STOP_SECONDS: Final = 1
+"""activeDeadlineSeconds that the operator writes to stop a pod."""
+SIGKILL: Final = 9
+SIGTERM: Final = 15
+SIGNAL_MAX: Final = 64
+TEXT_MAX: Final = 512
+"""Characters of a text that is kept."""
+
+IMAGE_AT_ONCE = frozenset({"InvalidImageName", "ErrImageNeverPull"})
+IMAGE_PATIENTLY = frozenset(
+    {
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "RegistryUnavailable",
+        "ImageInspectError",
+        "SignatureValidationFailed",
+    }
+)
+CONFIG_PATIENTLY = frozenset(
+    {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreCreateHookError"}
+    | {"PreStartHookError", "PostStartHookError"}
+)
+"""Reasons of a waiting container."""
+NEVER_RAN = frozenset({"StartError", "ContainerCannotRun"})
+NODE_FORGOT = frozenset({"Unknown", "ContainerStatusUnknown"})
+"""Reasons of a terminated container: the runtime could not start it; its node forgot how it ended (power cut)."""
+
+OVER = ("Succeeded", "Failed")
+"""Phases that end a pod."""
+DISRUPTIONS = {
+    "PreemptionByScheduler": FailureReason.PREEMPTED,
+    "DeletionByTaintManager": FailureReason.NODE_LOST,
+    "DeletionByPodGC": FailureReason.NODE_LOST,
+    "EvictionByEvictionAPI": FailureReason.EVICTED,
+}
+"""Reason of condition DisruptionTarget. TerminationByKubelet is told apart by the pod's own reason."""
+POD_REASONS = {
+    "Evicted": FailureReason.EVICTED,
+    "Preempting": FailureReason.PREEMPTED,
+    "Terminated": FailureReason.NODE_LOST,
+    "NodeShutdown": FailureReason.NODE_LOST,
+    "Shutdown": FailureReason.NODE_LOST,
+    "NodeLost": FailureReason.NODE_LOST,
+}
+"""status.reason: Terminated and the two after it are a node that shuts down."""
+FETCHER_REASONS = {"GatewayUnreachable": FailureReason.GATEWAY_LOST}
+"""What our init container says that is more precise than StartFailed."""
+
+
+class PodStatus:
+    """One status, while it is being understood. Never raises: what is absent or odd counts as not said."""
+
+    def __init__(self, body: Body, now: float) -> None:
+        self.now = now
+        self.meta, self.spec, self.status = (map_of(body, name) for name in ("metadata", "spec", "status"))
+        self.phase = self.status.get("phase")
+        self.reason = str(self.status.get("reason") or "")
+        self.text = str(self.status.get("message") or "")
+        self.conditions = {str(one.get("type")): one for one in maps_of(self.status, "conditions")}
+        self.main = self._main()
+        self.state = map_of(self.main, "state")
+        self.ended = map_of(self.state, "terminated")
+        self.started_at = unix(map_of(self.state, "running").get("startedAt"))
+        if self.ended and self.ended.get("reason") not in NEVER_RAN:
+            self.started_at = unix(self.ended.get("startedAt"))
+        self.deleted_at: float | None = None
+        if (until := unix(self.meta.get("deletionTimestamp"))) is not None:
+            grace = self.meta.get("deletionGracePeriodSeconds")
+            self.deleted_at = until - (grace if isinstance(grace, int) else 0)
+
+    def _main(self) -> Body:
+        named = map_of(self.meta, "annotations").get(DEFAULT_CONTAINER)
+        if named is None:
+            named = next((one.get("name") for one in maps_of(self.spec, "containers")), None)
+        return next(
+            (one for one in maps_of(self.status, "containerStatuses") if one.get("name") == named), {}
+        )
+
+    # -- how it ended ----------------------------------------------------------------------------------------------
+
+    def exit(self) -> Exit | None:
+        """The most certain knowledge first."""
+        end = self._by_kubelet() or self._by_itself_or_removed()
+        return None if end is None else replace(end, at=min(end.at, self.now))
+
+    def _by_itself_or_removed(self) -> Exit | None:
+        removed = self._removed()
+        init = self._failed_init()
+        ended, own = (self.ended, self._own_exit) if init is None else (init[0], lambda: init[1])
+        if not ended:
+            return removed or self._stuck() or self._failed_pod()
+        if removed is not None and killed_by(removed.at, ended):
+            return removed
+        return own() if self.now >= self.told_at(ended) else None
+
+    def told_at(self, ended: Body) -> float:
+        """From when on a container's end can be taken as told: 0, or a time to wait for the pod's phase until."""
+        states = [*maps_of(self.status, "containerStatuses"), *maps_of(self.status, "initContainerStatuses")]
+        beside = any("running" in map_of(one, "state") for one in states)
+        if self.phase in OVER or beside:
+            return 0.0
+        finished = unix(ended.get("finishedAt"))
+        return 0.0 if finished is None else finished + PHASE_PATIENCE_S
+
+    def _by_kubelet(self) -> Exit | None:
+        """The node put the pod out: too little memory or disk, a critical pod, a shutdown. What its containers made of
+        SIGTERM says nothing then."""
+        target = self._condition("DisruptionTarget", "True")
+        known = POD_REASONS.get(self.reason)
+        if known is None and target.get("reason") != "TerminationByKubelet":
+            return None
+        at = unix(target.get("lastTransitionTime")) or self._transition("Ready") or self.now
+        detail = cut(self.text or str(target.get("message") or "") or self.reason)
+        return Exit(at, reason=known or FailureReason.EVICTED, detail=detail)
+
+    def _removed(self) -> Exit | None:
+        """Somebody takes the pod away: the scheduler, the node lifecycle, an eviction, a person."""
+        target = self._condition("DisruptionTarget", "True")
+        if target:
+            why, text = str(target.get("reason")), str(target.get("message") or "")
+            at = unix(target.get("lastTransitionTime")) or self.now
+            return Exit(at, reason=DISRUPTIONS.get(why, FailureReason.EVICTED), detail=cut(text or why))
+        if self.phase == "Unknown":
+            return Exit(self.now, reason=FailureReason.NODE_LOST, detail=cut(self.text or "phase Unknown"))
+        if self.deleted_at is None:
+            return None
+        # Not ready, though its container was last seen ready: it is the node that does not answer.
+        silent = self.main.get("ready") is True and self._condition("Ready", "False")
+        reason = FailureReason.NODE_LOST if silent else FailureReason.EVICTED
+        return Exit(self.deleted_at, reason=reason, detail="the pod was deleted")
+
+    def _own_exit(self) -> Exit:
+        """The deciding container has ended."""
+        ended, code = self.ended, exit_code(self.ended)
+        at = unix(ended.get("finishedAt")) or self.now
+        why, text = str(ended.get("reason") or ""), str(ended.get("message") or "")
+        if (late := self._too_late(at, at)) is not None:
+            return late
+        if why in NODE_FORGOT:
+            return Exit(
+                at, reason=FailureReason.NODE_LOST, detail=cut(text or "its node forgot how it ended")
+            )
+        if why in NEVER_RAN:
+            return Exit(at, reason=FailureReason.START_FAILED, detail=cut(text or why))
+        message = parse_termination(text.encode("utf-8", "replace"))
+        number = signal_of(code)
+        end = Exit(at, code if number is None else None, number, message=message)
+        if why == "OOMKilled" and code != 0:  # with code 0 it was a child, and the agent coped
+            detail = "more memory than resources.limits.memory"
+            return replace(end, reason=FailureReason.OOM_KILLED, detail=detail)
+        return end
+
+    def _too_late(self, at: float, finished: float | None = None) -> Exit | None:
+        """activeDeadlineSeconds ended it. Not where that is 1: so the operator stops a pod, and knows why; nor what
+        was `finished` before, while something beside it ran on."""
+        limit = self.spec.get("activeDeadlineSeconds")
+        if self.reason != "DeadlineExceeded" or limit == STOP_SECONDS:
+            return None
+        begun = unix(self.status.get("startTime"))
+        fires = 0.0 if begun is None or not isinstance(limit, int) else begun + limit
+        if finished is not None and finished < fires - CLOCK_S:
+            return None
+        reason = FailureReason.SESSION_TIMEOUT if self.started_at is not None else FailureReason.START_TIMEOUT
+        return Exit(at, None, SIGKILL, reason, cut(self.text or self.reason))
+
+    def _failed_init(self) -> tuple[Body, Exit] | None:
+        """An init container that failed ends a pod that never restarts: (its terminated state, what that means)."""
+        for one in self._inits():
+            ended = map_of(map_of(one, "state"), "terminated")
+            if not ended or ended.get("exitCode") == 0:
+                continue
+            at = unix(ended.get("finishedAt")) or self.now
+            if ended.get("reason") in NODE_FORGOT:
+                return ended, Exit(at, reason=FailureReason.NODE_LOST, detail="its node forgot how it ended")
+            if self._stopped():
+                return ended, Exit(at, None, SIGKILL, detail="stopped before its agent started")
+            reason, detail = init_failure(ended)
+            said = Exit(at, reason=reason, detail=cut(f"init container {one.get('name')}: {detail}"))
+            return ended, self._too_late(at, at) or said
+        return None
+
+    def _stopped(self) -> bool:
+        """By the operator."""
+        return self.reason == "DeadlineExceeded" and self.spec.get("activeDeadlineSeconds") == STOP_SECONDS
+
+    def _inits(self) -> Iterator[Body]:
+        """Without those that run beside the agent."""
+        specs = maps_of(self.spec, "initContainers")
+        beside = {one.get("name") for one in specs if one.get("restartPolicy") == "Always"}
+        return (one for one in maps_of(self.status, "initContainerStatuses") if one.get("name") not in beside)
+
+    def _stuck(self) -> Exit | None:
+        """A container that will not come up, though the pod goes on trying."""
+        for one in self._hopefuls():
+            waiting = map_of(map_of(one, "state"), "waiting")
+            why = str(waiting.get("reason") or "")
+            patience = patience_of(why)
+            if patience is None or self.now < self._since() + patience:
+                continue
+            reason = FailureReason.START_FAILED if why in CONFIG_PATIENTLY else FailureReason.IMAGE_ERROR
+            detail = f"container {one.get('name')}: {why}: {waiting.get('message') or ''}"
+            return Exit(self.now, reason=reason, detail=cut(detail))
+        return None
+
+    def _hopefuls(self) -> Iterator[Body]:
+        yield from maps_of(self.status, "initContainerStatuses")
+        yield from (one for one in maps_of(self.status, "containerStatuses") if one is self.main)
+
+    def _since(self) -> float:
+        """When the kubelet began with what it tries now: the newest of its steps."""
+        steps = [self._transition("Initialized", "True"), unix(self.status.get("startTime"))]
+        states = (map_of(one, "state") for one in maps_of(self.status, "initContainerStatuses"))
+        steps.extend(unix(map_of(state, "terminated").get("finishedAt")) for state in states)
+        return max((step for step in steps if step is not None), default=self.now)
+
+    def _failed_pod(self) -> Exit | None:
+        """The pod is over and its deciding container never ran: its node did not take it, or its time was up."""
+        if self.phase not in OVER:
+            return None
+        at = self._transition("Ready") or self._transition("PodScheduled") or self.now
+        if self._stopped():
+            return Exit(at, None, SIGKILL, detail="stopped before its agent started")
+        if (late := self._too_late(at)) is not None:
+            return late
+        detail = cut(f"{self.reason}: {self.text}" if self.reason else self.text or "the pod failed")
+        reason = FailureReason.START_FAILED if self.started_at is None else FailureReason.EVICTED
+        return Exit(at, reason=reason, detail=detail)
+
+    # -- why it has not started -------------------------------------------------------------------------------------
+
+    def waiting(self) -> tuple[str, float | None]:
+        """(words, when patience with it ends)."""
+        scheduled = self.conditions.get("PodScheduled", {})
+        if scheduled.get("status") == "False":
+            return cut(f"{scheduled.get('reason')}: {scheduled.get('message') or ''}"), None
+        words = ""
+        for one in self._hopefuls():
+            state = map_of(one, "state")
+            waiting, ended = map_of(state, "waiting"), map_of(state, "terminated")
+            why = str(waiting.get("reason") or "")
+            if (patience := patience_of(why)) is not None:
+                return cut(
+                    f"{one.get('name')}: {why}: {waiting.get('message') or ''}"
+                ), self._since() + patience
+            if ended and (one is self.main or ended.get("exitCode") != 0):
+                return "", self.told_at(ended)
+            if why and not words:
+                words = cut(f"{one.get('name')}: {why}")
+        return words, None
+
+    def _condition(self, kind: str, status: str) -> Body:
+        found = self.conditions.get(kind, {})
+        return found if found.get("status") == status else {}
+
+    def _transition(self, kind: str, status: str | None = None) -> float | None:
+        found = self.conditions.get(kind, {}) if status is None else self._condition(kind, status)
+        return unix(found.get("lastTransitionTime"))
+
+
+def killed_by(at: float, ended: Body) -> bool:
+    """Did what began at `at` end the container? What ended before had ended by itself; SIGTERM or SIGKILL are always
+    taken for its doing, whatever two machines' clocks say."""
+    finished = unix(ended.get("finishedAt"))
+    return signal_of(exit_code(ended)) in (SIGTERM, SIGKILL) or finished is None or finished >= at - CLOCK_S
+
+
+def exit_code(ended: Body) -> int:
+    """Of a terminated state."""
+    code = ended.get("exitCode")
+    return code if isinstance(code, int) else 255
+
+
+def signal_of(code: int) -> int | None:
+    """Runtimes tell signal n as exit code 128 + n."""
+    return code - 128 if 128 < code <= 128 + SIGNAL_MAX else None
+
+
+def patience_of(why: str) -> float | None:
+    """How long a container may wait for this reason; None: as long as the start may take."""
+    if why in IMAGE_AT_ONCE:
+        return 0.0
+    if why in IMAGE_PATIENTLY:
+        return IMAGE_PATIENCE_S
+    return CONFIG_PATIENCE_S if why in CONFIG_PATIENTLY else None
+
+
+def init_failure(ended: Body) -> tuple[FailureReason, str]:
+    """Of a terminated init container: what its termination message says, if it is our fetcher's."""
+    text = str(ended.get("message") or "")
+    try:
+        said = json.loads(text)
+    except (ValueError, RecursionError):
+        said = None
+    if isinstance(said, dict) and isinstance(said.get("reason"), str):
+        reason = FETCHER_REASONS.get(said["reason"], FailureReason.START_FAILED)
+        return reason, f"{said['reason']}: {said.get('detail') or ''}"
+    how = f"{ended.get('reason') or 'Error'}, exit code {ended.get('exitCode')}"
+    return FailureReason.START_FAILED, f"{how}: {text}" if text else how
+
+
+def unix(text: object) -> float | None:
+    """RFC 3339 to unix seconds; None for what is no time, and for the year 1, which is Go's way to say none."""
+    if not isinstance(text, str) or text.startswith("0001-"):
+        return None
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return None
+
+
+def cut(text: str) -> str:
+    """At most TEXT_MAX characters, blanks at the ends away."""
+    text = text.strip().rstrip(": ")
+    return text if len(text) <= TEXT_MAX else f"{text[: TEXT_MAX - 1]}…"
+
+
+def map_of(value: Body, name: str) -> Body:
+    found = value.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def maps_of(value: Body, name: str) -> list[Body]:
+    found = value.get(name)
+    return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list | tuple) else []

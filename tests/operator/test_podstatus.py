@@ -1,0 +1,554 @@
+"""What a pod's status means: whose fault an end is, and when it is no end at all."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandgate.contract.errors import FAILURE_CLASS, FailureClass, FailureReason
+from sandgate.operator.plan.actions import Exit
+from sandgate.operator.podends import CONFIG_PATIENCE_S, IMAGE_PATIENCE_S, PHASE_PATIENCE_S
+from sandgate.operator.podstatus import PodSeen, pod_gone, pod_seen
+from tests.operator.pods import (
+    CREATED,
+    SCHEDULED,
+    Json,
+    condition,
+    container,
+    disrupted,
+    ended,
+    pod,
+    runs,
+    waits,
+)
+
+R = FailureReason
+NOW = 100.0
+FETCHED = container(ended(0, 4), "sandgate-fetcher")
+SIDECAR = container(runs(), "tools")
+NOT_READY = condition("Ready", "False", at=22)
+UNPULLED = waits("ErrImagePull", "pull access denied")
+PULLED_AT = condition("Initialized", at=3)
+
+
+def fetcher(code: int, message: str, at: float = 4) -> Json:
+    return container(ended(code, at, message=message), "sandgate-fetcher")
+
+
+def policy_message(reason: str) -> str:
+    return json.dumps({"reason": reason, "detail": "10.96.0.1:443 answers"})
+
+
+def seen(body: Json, now: float = NOW) -> PodSeen:
+    return pod_seen(body, CREATED + now)
+
+
+def told(end: Exit | None) -> tuple[Any, ...] | None:
+    """(when, code, signal, reason)."""
+    return None if end is None else (end.at - CREATED, end.code, end.signal, end.reason)
+
+
+ENDS: dict[str, tuple[Json, tuple[Any, ...] | None]] = {
+    # -- by itself
+    "a pod that nobody looked at yet has not ended": (pod("Pending", conditions=()), None),
+    "a pod that runs has not ended": (pod("Running", runs()), None),
+    "an agent that exits with 0 ended well": (pod("Succeeded", ended(0)), (20, 0, None, None)),
+    "an exit code is told as it is": (pod("Failed", ended(3)), (20, 3, None, None)),
+    "an exit code above all signals is a code": (pod("Failed", ended(255)), (20, 255, None, None)),
+    "128 is a code": (pod("Failed", ended(128)), (20, 128, None, None)),
+    "128 and a signal's number is that signal": (pod("Failed", ended(139)), (20, None, 11, None)),
+    "a side-car that runs on does not keep the agent from ending": (
+        pod("Running", ended(0), SIDECAR),
+        (20, 0, None, None),
+    ),
+    "a side-car that fails does not end the agent": (
+        pod("Running", runs(), container(ended(1), "tools")),
+        None,
+    ),
+    "a container in front of the agent's in the list is still a side-car": (
+        pod("Running", container(ended(1), "istio"), container(runs())),
+        None,
+    ),
+    "a side-car that runs as an init container does not keep it from ending": (
+        pod("Running", ended(0), inits=(container(runs(), "proxy"),), sidecars=("proxy",)),
+        (20, 0, None, None),
+    ),
+    # -- memory
+    "out of memory is infrastructure": (
+        pod("Failed", ended(137, reason="OOMKilled")),
+        (20, None, 9, R.OOM_KILLED),
+    ),
+    "a child that ran out of memory is the agent's affair if it coped": (
+        pod("Succeeded", ended(0, reason="OOMKilled")),
+        (20, 0, None, None),
+    ),
+    # -- by the node
+    "a pod that its node evicts was evicted, not killed": (
+        pod("Failed", ended(137), reason="Evicted", message="The node was low on resource: memory."),
+        (NOW, None, None, R.EVICTED),
+    ),
+    "that its agent took SIGTERM well makes an eviction no success": (
+        pod(
+            "Failed",
+            ended(0),
+            reason="Evicted",
+            conditions=(SCHEDULED, disrupted("TerminationByKubelet", 25)),
+        ),
+        (25, None, None, R.EVICTED),
+    ),
+    "a critical pod pushed it out": (
+        pod(
+            "Failed",
+            ended(143),
+            reason="Preempting",
+            conditions=(disrupted("TerminationByKubelet", 25),),
+        ),
+        (25, None, None, R.PREEMPTED),
+    ),
+    "a node that shuts down is lost": (
+        pod(
+            "Failed",
+            ended(143),
+            reason="Terminated",
+            message="Pod was terminated in response to imminent node shutdown.",
+            conditions=(disrupted("TerminationByKubelet", 25),),
+        ),
+        (25, None, None, R.NODE_LOST),
+    ),
+    "a node that had shut down before takes no pod": (
+        pod("Failed", reason="NodeShutdown", message="Pod was rejected as the node is shutting down."),
+        (NOW, None, None, R.NODE_LOST),
+    ),
+    "a node that has no room after all refuses the pod": (
+        pod("Failed", reason="OutOfcpu", message="Pod was rejected: Node didn't have enough resource: cpu"),
+        (1, None, None, R.START_FAILED),
+    ),
+    "a node that refuses a pod which ran there before took it away": (
+        pod("Failed", runs(), reason="NodeAffinity", message="Pod was rejected"),
+        (1, None, None, R.EVICTED),
+    ),
+    "after a power cut the node forgot how it ended": (
+        pod("Failed", ended(255, reason="Unknown")),
+        (20, None, None, R.NODE_LOST),
+    ),
+    "a container that cannot be found any more is the node's loss": (
+        pod("Failed", ended(137, reason="ContainerStatusUnknown")),
+        (20, None, None, R.NODE_LOST),
+    ),
+    # -- by others
+    "preempted is told at once, though it still runs": (
+        pod("Running", runs(), conditions=(disrupted("PreemptionByScheduler", 22),), deleted=22),
+        (22, None, None, R.PREEMPTED),
+    ),
+    "a dead node is told at once, though its pod looks alive": (
+        pod("Running", runs(), conditions=(disrupted("DeletionByTaintManager", 22),), deleted=22),
+        (22, None, None, R.NODE_LOST),
+    ),
+    "a pod of a node that was deleted is lost with it": (
+        pod("Failed", runs(), conditions=(disrupted("DeletionByPodGC", 22),)),
+        (22, None, None, R.NODE_LOST),
+    ),
+    "an eviction by the API is told at once": (
+        pod("Running", runs(), conditions=(disrupted("EvictionByEvictionAPI", 22),), deleted=22),
+        (22, None, None, R.EVICTED),
+    ),
+    "a disruption that a newer Kubernetes names is one too": (
+        pod("Running", runs(), conditions=(disrupted("DeletionByMeteor", 22),)),
+        (22, None, None, R.EVICTED),
+    ),
+    "a disruption that was called off is none": (
+        pod("Running", runs(), conditions=(condition("DisruptionTarget", "False", "PreemptionByScheduler"),)),
+        None,
+    ),
+    "a pod that somebody deletes while it runs is evicted": (
+        pod("Running", runs(), deleted=22),
+        (22, None, None, R.EVICTED),
+    ),
+    "a pod that is deleted on a node which does not answer is lost with it": (
+        pod("Running", runs(), conditions=(SCHEDULED, NOT_READY), deleted=22),
+        (22, None, None, R.NODE_LOST),
+    ),
+    "a pod deleted before it started is evicted": (
+        pod("Pending", waits("ContainerCreating"), deleted=22),
+        (22, None, None, R.EVICTED),
+    ),
+    "an agent that had ended well before it was deleted ended well": (
+        pod("Succeeded", ended(0, 20), deleted=22),
+        (20, 0, None, None),
+    ),
+    "an agent that ends well because it was deleted did not end well": (
+        pod("Succeeded", ended(0, 23), deleted=22),
+        (22, None, None, R.EVICTED),
+    ),
+    "an agent that ends within the second of its deletion may have been told to": (
+        pod("Succeeded", ended(0, 21), deleted=22),
+        (22, None, None, R.EVICTED),
+    ),
+    "an agent that crashed before its deletion crashed": (
+        pod("Failed", ended(139, 20), deleted=22),
+        (20, None, 11, None),
+    ),
+    "SIGKILL on a node with a slow clock is still the deletion's": (
+        pod("Failed", ended(137, 2), deleted=22),
+        (22, None, None, R.EVICTED),
+    ),
+    "phase Unknown is a lost node": (pod("Unknown", runs()), (NOW, None, None, R.NODE_LOST)),
+    "NodeLost of older clusters is a lost node": (
+        pod("Running", runs(), reason="NodeLost", conditions=(NOT_READY,)),
+        (22, None, None, R.NODE_LOST),
+    ),
+    # -- images and containers that cannot be made
+    "an image that cannot be pulled for long is an image error": (
+        pod("Pending", UNPULLED, conditions=(PULLED_AT,)),
+        (NOW, None, None, R.IMAGE_ERROR),
+    ),
+    "backing off is the same": (
+        pod("Pending", waits("ImagePullBackOff"), conditions=(PULLED_AT,)),
+        (NOW, None, None, R.IMAGE_ERROR),
+    ),
+    "an image name that is none never gets better": (
+        pod("Pending", waits("InvalidImageName"), conditions=(condition("Initialized", at=99),)),
+        (NOW, None, None, R.IMAGE_ERROR),
+    ),
+    "an image that is not there and must not be pulled never gets better": (
+        pod("Pending", waits("ErrImageNeverPull"), conditions=(condition("Initialized", at=99),)),
+        (NOW, None, None, R.IMAGE_ERROR),
+    ),
+    "the fetcher's image counts as well": (
+        pod(
+            "Pending",
+            waits("PodInitializing"),
+            inits=(container(waits("InvalidImageName"), "sandgate-fetcher"),),
+        ),
+        (NOW, None, None, R.IMAGE_ERROR),
+    ),
+    "a side-car's image does not": (
+        pod("Running", runs(), container(waits("InvalidImageName"), "tools")),
+        None,
+    ),
+    "a container that cannot be configured fails to start": (
+        pod("Pending", waits("CreateContainerConfigError", "image will run as root")),
+        (NOW, None, None, R.START_FAILED),
+    ),
+    "a program that cannot be executed fails to start": (
+        pod("Failed", ended(128, 6, "StartError", "exec: no such file", since=None)),
+        (6, None, None, R.START_FAILED),
+    ),
+    "a program that an older runtime cannot execute fails to start": (
+        pod("Failed", ended(127, 6, "ContainerCannotRun", "no such file", since=None)),
+        (6, None, None, R.START_FAILED),
+    ),
+    "a pod that no node takes waits": (
+        pod("Pending", conditions=(condition("PodScheduled", "False", "Unschedulable"),)),
+        None,
+    ),
+    # -- init containers
+    "a wall that does not hold fails the start": (
+        pod(
+            "Failed",
+            waits("PodInitializing"),
+            inits=(fetcher(3, policy_message("NetworkPolicyNotEnforced")),),
+        ),
+        (4, None, None, R.START_FAILED),
+    ),
+    "a gateway that the fetcher cannot reach is lost": (
+        pod("Failed", waits("PodInitializing"), inits=(fetcher(4, policy_message("GatewayUnreachable")),)),
+        (4, None, None, R.GATEWAY_LOST),
+    ),
+    "an init container of the template's fails the start": (
+        pod("Failed", waits("PodInitializing"), inits=(FETCHED, container(ended(1, 6), "prepare"))),
+        (6, None, None, R.START_FAILED),
+    ),
+    "a side-car among the init containers does not": (
+        pod("Running", runs(), inits=(container(ended(1, 6), "proxy"),), sidecars=("proxy",)),
+        None,
+    ),
+    "a pod deleted while it fetched is evicted": (
+        pod("Failed", waits("PodInitializing"), inits=(fetcher(143, "", at=23),), deleted=22),
+        (22, None, None, R.EVICTED),
+    ),
+    "an init container that failed before the deletion failed the start": (
+        pod("Failed", waits("PodInitializing"), inits=(fetcher(2, "", at=10),), deleted=22),
+        (10, None, None, R.START_FAILED),
+    ),
+    "a node that lost power while it fetched is lost": (
+        pod(
+            "Failed",
+            waits("PodInitializing"),
+            inits=(container(ended(255, 6, "Unknown"), "sandgate-fetcher"),),
+        ),
+        (6, None, None, R.NODE_LOST),
+    ),
+    # -- deadlines
+    "stopped by the operator, it is the operator's to say why": (
+        pod("Failed", ended(143), reason="DeadlineExceeded", deadline=1),
+        (20, None, 15, None),
+    ),
+    "an agent that takes the operator's stop well has its own code": (
+        pod("Failed", ended(0), reason="DeadlineExceeded", deadline=1),
+        (20, 0, None, None),
+    ),
+    "stopped by the operator before it started": (
+        pod("Failed", waits("ContainerCreating"), reason="DeadlineExceeded", deadline=1),
+        (1, None, 9, None),
+    ),
+    "stopped by the operator while it fetched": (
+        pod(
+            "Failed",
+            waits("PodInitializing"),
+            inits=(fetcher(143, ""),),
+            reason="DeadlineExceeded",
+            deadline=1,
+        ),
+        (4, None, 9, None),
+    ),
+    "with no operator left the deadline ends it, as its own time out": (
+        pod("Failed", ended(143, 31), reason="DeadlineExceeded", deadline=30),
+        (31, None, 9, R.SESSION_TIMEOUT),
+    ),
+    "code 0 at the deadline is no success": (
+        pod("Failed", ended(0, 31), reason="DeadlineExceeded", deadline=30),
+        (31, None, 9, R.SESSION_TIMEOUT),
+    ),
+    "an agent that ended long before the deadline of its side-cars ended by itself": (
+        pod("Failed", ended(0, 20), reason="DeadlineExceeded", deadline=30),
+        (20, 0, None, None),
+    ),
+    "a start that outlasts the deadline is a start that timed out": (
+        pod("Failed", waits("ContainerCreating"), reason="DeadlineExceeded", deadline=30),
+        (1, None, 9, R.START_TIMEOUT),
+    ),
+    "a fetcher that outlasts the deadline too": (
+        pod(
+            "Failed",
+            waits("PodInitializing"),
+            inits=(fetcher(143, "", at=31),),
+            reason="DeadlineExceeded",
+            deadline=30,
+        ),
+        (31, None, 9, R.START_TIMEOUT),
+    ),
+    "nobody's clock makes an end lie in the future": (
+        pod("Failed", ended(3, 500)),
+        (NOW, 3, None, None),
+    ),
+}
+
+
+@pytest.mark.parametrize(("body", "end"), ENDS.values(), ids=ENDS)
+def test_ends(body: Json, end: tuple[Any, ...] | None) -> None:
+    assert told(seen(body).running.exit) == end
+
+
+PATIENCE = {
+    "an image is tried for a while": (
+        pod("Pending", UNPULLED, conditions=(PULLED_AT,)),
+        3 + IMAGE_PATIENCE_S,
+    ),
+    "from the end of the init container before it": (
+        pod("Pending", UNPULLED, inits=(container(ended(0, 50), "sandgate-fetcher"),)),
+        50 + IMAGE_PATIENCE_S,
+    ),
+    "a Secret may come a moment after its pod": (
+        pod("Pending", waits("CreateContainerConfigError", 'secret "keys" not found')),
+        1 + CONFIG_PATIENCE_S,
+    ),
+    "why the kubelet killed it is told with the phase": (pod("Running", ended(137)), 20 + PHASE_PATIENCE_S),
+    "an end that looks good waits for it too": (pod("Running", ended(0)), 20 + PHASE_PATIENCE_S),
+    "and a fetcher's": (
+        pod("Pending", waits("PodInitializing"), inits=(fetcher(143, ""),)),
+        4 + PHASE_PATIENCE_S,
+    ),
+}
+
+
+@pytest.mark.parametrize(("body", "until"), PATIENCE.values(), ids=PATIENCE)
+def test_patience_ends_when_it_says(body: Json, until: float) -> None:
+    before = seen(body, until - 0.5)
+    assert (before.running.exit, before.again_at) == (None, CREATED + until)
+    after = seen(body, until)
+    assert (after.running.exit is not None, after.again_at) == (True, None)
+
+
+WAITS = {
+    "the scheduler's words": (
+        pod("Pending", conditions=(condition("PodScheduled", "False", "Unschedulable", "0/3 nodes"),)),
+        "Unschedulable: 0/3 nodes",
+    ),
+    "a gate": (
+        pod("Pending", conditions=(condition("PodScheduled", "False", "SchedulingGated"),)),
+        "SchedulingGated",
+    ),
+    "the image's trouble": (
+        pod("Pending", UNPULLED, conditions=(condition("Initialized", at=90),)),
+        "agent: ErrImagePull: pull access denied",
+    ),
+    "what is being made": (pod("Pending", waits("ContainerCreating")), "agent: ContainerCreating"),
+    "what is waited for first": (
+        pod(
+            "Pending",
+            waits("PodInitializing"),
+            inits=(container(waits("PodInitializing"), "sandgate-fetcher"),),
+        ),
+        "sandgate-fetcher: PodInitializing",
+    ),
+    "nothing once it runs": (pod("Running", runs()), ""),
+}
+
+
+@pytest.mark.parametrize(("body", "words"), WAITS.values(), ids=WAITS)
+def test_why_it_has_not_started(body: Json, words: str) -> None:
+    assert seen(body).waiting == words
+
+
+DETAILS = {
+    "the node's own words": (
+        pod("Failed", ended(137), reason="Evicted", message="The node was low on resource: memory."),
+        "The node was low on resource: memory.",
+    ),
+    "what the fetcher left": (
+        pod("Failed", inits=(fetcher(3, policy_message("NetworkPolicyNotEnforced")),)),
+        "init container sandgate-fetcher: NetworkPolicyNotEnforced: 10.96.0.1:443 answers",
+    ),
+    "how an init container ended": (
+        pod("Failed", inits=(container(ended(1, message="no disk"), "prepare"),)),
+        "init container prepare: Error, exit code 1: no disk",
+    ),
+    "the runtime's complaint": (
+        pod("Failed", ended(128, 6, "StartError", 'exec: "pyton": not found', since=None)),
+        'exec: "pyton": not found',
+    ),
+    "why a container could not be configured": (
+        pod("Pending", waits("CreateContainerConfigError", "image will run as root")),
+        "container agent: CreateContainerConfigError: image will run as root",
+    ),
+}
+
+
+@pytest.mark.parametrize(("body", "detail"), DETAILS.values(), ids=DETAILS)
+def test_what_people_are_told(body: Json, detail: str) -> None:
+    end = seen(body).running.exit
+    assert end is not None
+    assert end.detail == detail
+
+
+def test_a_long_text_is_cut() -> None:
+    end = seen(pod("Failed", ended(137), reason="Evicted", message="x" * 10_000)).running.exit
+    assert end is not None
+    assert len(end.detail) == 512
+
+
+def test_what_an_agent_left_is_read() -> None:
+    left = json.dumps({"reward": 0.5, "reward_info": {"a": 1}})
+    end = seen(pod("Failed", ended(1, message=left))).running.exit
+    assert end is not None
+    assert (end.message.reward, end.message.reward_info) == (0.5, {"a": 1})
+
+
+def test_a_runtime_s_complaint_is_no_message_of_the_agent() -> None:
+    end = seen(pod("Failed", ended(128, 6, "StartError", '{"reward": 1}', since=None))).running.exit
+    assert end is not None
+    assert end.message.reward is None
+
+
+def test_who_where_and_since_when() -> None:
+    found = seen(pod("Running", runs(5), deleted=None))
+    assert (found.name, found.namespace, found.job) == ("s-0-0", "team", "shop")
+    assert (found.session, found.group, found.role, found.node) == ("s-0-0", "s", "agent", "n1")
+    assert (found.running.asked_at, found.running.started_at) == (CREATED, CREATED + 5)
+    assert (found.deleting, found.over) == (False, False)
+    assert seen(pod("Succeeded", ended(0), deleted=30)).deleting
+    assert seen(pod("Succeeded", ended(0))).over
+    assert not seen(pod("Running", ended(0), SIDECAR)).over, "somebody has to stop the side-car"
+
+
+def test_an_agent_that_never_started_has_no_start() -> None:
+    assert seen(pod("Failed", ended(128, 6, "StartError", since=6))).running.started_at is None
+    assert seen(pod("Succeeded", ended(0))).running.started_at == CREATED + 5
+
+
+def test_a_pod_that_is_gone_ended_as_it_had_or_was_deleted() -> None:
+    body = pod("Running", runs())
+    gone = pod_gone(seen(body), CREATED + 50)
+    assert told(gone.running.exit) == (50, None, None, R.EVICTED)
+    assert (gone.over, gone.deleting, gone.again_at) == (True, True, None)
+    assert told(pod_gone(seen(pod("Failed", ended(3))), CREATED + 50).running.exit) == (20, 3, None, None)
+
+
+def test_a_pod_without_the_mark_is_judged_by_its_first_container() -> None:
+    body = pod("Failed", ended(3), container(ended(0), "tools"))
+    del body["metadata"]["annotations"]
+    assert told(seen(body).running.exit) == (20, 3, None, None)
+
+
+def test_whatever_the_node_or_others_do_is_infrastructure() -> None:
+    """The law behind the table: what was not the agent's doing is never scored."""
+    for name, (_, end) in ENDS.items():
+        if end is not None and end[3] is not None and end[3] is not R.SESSION_TIMEOUT:
+            assert FAILURE_CLASS[end[3]] is FailureClass.INFRA, name
+
+
+def weight(value: object, known: set[int]) -> int:
+    """Bytes of a value and of what it holds, each once; interned text apart, which all pods share."""
+    if id(value) in known or value is None or isinstance(value, bool | FailureReason):
+        return 0
+    known.add(id(value))
+    own = sys.getsizeof(value)
+    if is_dataclass(value):
+        return own + sum(weight(getattr(value, one.name), known) for one in fields(value))
+    if isinstance(value, dict):
+        return own + sum(weight(part, known) for pair in value.items() for part in pair)
+    return own
+
+
+BYTES_MAX = 2560
+"""The budget of 2.5 KiB that the operator's size rests on."""
+
+
+def test_a_pod_costs_little() -> None:
+    running = weight(seen(pod("Running", runs())), set())
+    left = json.dumps({"reward": 0.5, "reward_info": {f"k{n}": n / 7 for n in range(10)}})
+    over = weight(seen(pod("Failed", ended(1, message=left))), set())
+    assert running < over < BYTES_MAX
+    assert running < 1024
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.just("2026-01-01T00:00:00Z"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def paths(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [at, *(path for key, one in inner for path in paths(one, (*at, key)))]
+
+
+@given(data=st.data(), body=st.sampled_from([body for body, _ in ENDS.values()]), odd=JSON)
+def test_a_status_that_nobody_foresaw_is_understood_somehow(
+    data: st.DataObject, body: Json, odd: Any
+) -> None:
+    body = copy.deepcopy(body)
+    *parents, last = data.draw(st.sampled_from(paths(body)[1:]))
+    at: Any = body
+    for key in parents:
+        at = at[key]
+    at[last] = odd
+    found = seen(body)
+    assert found.running.exit is None or found.running.exit.at <= CREATED + NOW
+
+
+@given(body=st.sampled_from([body for body, _ in ENDS.values()]), later=st.floats(0, 1e6))
+def test_an_end_does_not_change_its_meaning_as_time_goes_by(body: Json, later: float) -> None:
+    first, second = seen(body).running.exit, seen(body, NOW + later).running.exit
+    if first is not None:
+        assert second is not None
+        assert (first.code, first.signal, first.reason) == (second.code, second.signal, second.reason)
