@@ -55,9 +55,9 @@ Observe = Callable[[str, str, str, float], None]
 """Told of every attempt: verb, kind, HTTP status (or the error's name), seconds."""
 
 
-def session(access: Access) -> aiohttp.ClientSession:
+def session(access: Access, *, listed: Callable[[str], None]) -> aiohttp.ClientSession:
     """A session that sends the access's current token with every request, for whoever brings their own verbs (kopf).
-    The caller closes it."""
+    `listed` is told the path of every list's first page that was answered. The caller closes it."""
 
     async def signed(
         request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
@@ -67,6 +67,9 @@ def session(access: Access) -> aiohttp.ClientSession:
         response = await handler(request)
         if response.status == 401:
             access.token.forget()
+        query = request.url.query
+        if request.method == "GET" and response.status == 200 and not query.keys() & {"watch", "continue"}:
+            listed(request.url.path)
         return response
 
     return aiohttp.ClientSession(connector=_connector(access), middlewares=(signed,))

@@ -1,0 +1,48 @@
+"""Log records as JSON, one object a line. What looks like a key or a token is never written."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from datetime import UTC, datetime
+from typing import TextIO
+
+from sandgate.contract.keys import PREFIX
+
+TEXT_CHARS_MAX = 8_000
+"""Of a message, and of a traceback's end: a collector drops longer lines."""
+SECRET = re.compile(rf"{re.escape(PREFIX)}[\w.~-]+|eyJ[\w-]+\.[\w-]+\.[\w-]*|(?<=Bearer )\S+", re.IGNORECASE)
+HIDDEN = "[hidden]"
+QUIET = {"kopf": logging.WARNING, "aiohttp": logging.WARNING, "asyncio": logging.WARNING}
+"""Libraries that tell of every object and request."""
+
+
+class JsonLines(logging.Formatter):
+    """ts (RFC 3339, UTC), level, logger, message; `error` with the traceback, if there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line without its end."""
+        said = {
+            "ts": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": _safe(record.getMessage())[:TEXT_CHARS_MAX],
+        }
+        if record.exc_info:
+            said["error"] = _safe(self.formatException(record.exc_info))[-TEXT_CHARS_MAX:]
+        return json.dumps(said, ensure_ascii=False)
+
+
+def install(stream: TextIO, level: int = logging.INFO) -> None:
+    """All of this process's logs go there; earlier handlers of the root are dropped."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonLines())
+    logging.basicConfig(handlers=[handler], level=level, force=True)
+    for name, least in QUIET.items():
+        logging.getLogger(name).setLevel(max(level, least))
+    logging.captureWarnings(True)
+
+
+def _safe(text: str) -> str:
+    return SECRET.sub(HIDDEN, text)
