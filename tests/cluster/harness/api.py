@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.harness.build import binary
 from tests.cluster.harness.control import Control, Place
+from tests.cluster.harness.programs import binary
 from tests.cluster.harness.rest import Refused, Rest
 
 KUBECTL_S = 120.0

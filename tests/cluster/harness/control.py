@@ -8,14 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.harness.build import binary
 from tests.cluster.harness.pki import Pki
 from tests.cluster.harness.process import Ledger, spawn
+from tests.cluster.harness.programs import binary
 from tests.cluster.harness.rest import Rest
 from tests.support.waiting import until_now
 
 SERVICES = "10.233.0.0/16"
 API_SERVICE = "10.233.0.1"
+DNS_SERVICE = "10.233.0.10"
 PODS = "10.232.0.0/16"
 ISSUER = "https://kubernetes.default.svc.cluster.local"
 READY_WITHIN_S = 90.0
@@ -77,11 +78,12 @@ class Control:
         self.pki = Pki(folder / "pki")
         self.kubeconfig = folder / "admin.kubeconfig"
         self.audit_log = folder / "audit.log"
-        (folder / "log").mkdir(parents=True, exist_ok=True)
 
     def make_files(self, servers: Sequence[str], url: str) -> None:
         """Certificates and configuration. `servers`: further names of the API server; `url`: where tests find it."""
+        (self.folder / "log").mkdir()
         pki = self.pki
+        pki.folder.mkdir()
         pki.ca("ca")
         pki.ca("front-proxy-ca")
         pki.service_account_keys()

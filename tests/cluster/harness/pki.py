@@ -18,7 +18,6 @@ class Pki:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, file: str) -> Path:
         return self.folder / file

@@ -47,13 +47,28 @@ class Proc:
                 os.kill(self.pid, number)
 
 
+_unreaped: set[int] = set()
+"""Children of this Python, some of which only exist until their end is asked for."""
+
+
+def reap() -> None:
+    """Let those of our children that ended be gone."""
+    for pid in list(_unreaped):
+        with suppress(ChildProcessError):
+            if os.waitpid(pid, os.WNOHANG) == (0, 0):
+                continue
+        _unreaped.discard(pid)
+
+
 def boot() -> str:
     """Which life of the machine this is; pids and start times begin anew in each."""
     return Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip()
 
 
-def spawn(argv: Sequence[str], log: Path, *, env: Mapping[str, str] | None = None) -> Proc:
-    """Start in a session of its own, output to the end of `log`, no open file of ours inherited.
+def spawn(
+    argv: Sequence[str], log: Path, *, env: Mapping[str, str] | None = None, stdin: int | None = None
+) -> Proc:
+    """Start in a session of its own, output to the end of `log`, no open file of ours inherited but `stdin`.
 
     Returns at once; `argv[0]` must exec (nsenter does) for the pid to be the daemon's.
     """
@@ -65,14 +80,16 @@ def spawn(argv: Sequence[str], log: Path, *, env: Mapping[str, str] | None = Non
         list(argv),
         os.environ if env is None else env,
         file_actions=[
-            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
+            if stdin is None
+            else (os.POSIX_SPAWN_DUP2, stdin, 0),
             (os.POSIX_SPAWN_OPEN, 1, str(log), append, 0o600),
             (os.POSIX_SPAWN_DUP2, 1, 2),
         ],
         setsid=True,
     )
-    found = Proc.of(pid)
-    return found or Proc(pid, "ended at once")
+    _unreaped.add(pid)
+    return Proc.of(pid) or Proc(pid, "ended at once")
 
 
 def kill(processes: Iterable[Proc]) -> None:
@@ -80,15 +97,8 @@ def kill(processes: Iterable[Proc]) -> None:
     doomed = list(processes)
     for process in doomed:
         process.signal(signal.SIGKILL)
-    until_now(
-        lambda: not any(still_there(p) for p in doomed), what="killed processes end", within_s=ENDS_WITHIN_S
-    )
-
-
-def still_there(process: Proc) -> bool:
-    with suppress(ChildProcessError):  # not ours to reap: started by an earlier Python
-        os.waitpid(process.pid, os.WNOHANG)
-    return process.alive()
+    until_now(lambda: not any(p.alive() for p in doomed), what="killed processes end", within_s=ENDS_WITHIN_S)
+    reap()
 
 
 class Ledger:

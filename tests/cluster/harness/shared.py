@@ -1,0 +1,83 @@
+"""One cluster for all test runs of a machine: whoever comes first starts it, whoever leaves last ends it.
+
+A cluster of `make cluster-up` belongs to the person who typed it: runs use it and leave it on.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.cluster.harness.cache import locked
+from tests.cluster.harness.machines import STATE, Machines
+
+CHANGES = STATE.with_name(f"{STATE.name}.lock")
+"""Held by who starts or ends it."""
+USERS = STATE.with_name(f"{STATE.name}.users")
+"""Shared by the runs that use it; the kernel lets go for those that die."""
+OWNER = STATE / "owner.json"
+BROKEN = f"the cluster of `make cluster-up` is not healthy (logs: {STATE}): make cluster-down cluster-up"
+
+
+def start_for_make() -> None:
+    """Raises SystemExit when test runs use one of their own now."""
+    with locked(CHANGES):
+        machines = Machines()
+        if owner() and machines.healthy():
+            if owner() == "tests" and in_use():
+                raise SystemExit(
+                    "test runs have started a cluster of their own and use it; try again when they end"
+                )
+        else:
+            machines.up()
+        OWNER.write_text(json.dumps("make"))
+
+
+def stop_for_make() -> None:
+    """Also of what a crashed run left."""
+    with locked(CHANGES):
+        if in_use():
+            raise SystemExit("test runs use the cluster now")
+        Machines().down()
+
+
+@contextmanager
+def shared() -> Iterator[Machines]:
+    """The cluster that runs, or one that ends with its last user."""
+    with USERS.open("a") as users:
+        with locked(CHANGES):
+            machines = Machines()
+            if owner() == "make":
+                assert machines.healthy(), BROKEN
+            elif not (owner() == "tests" and in_use() and machines.healthy()):
+                machines.up()
+                OWNER.write_text(json.dumps("tests"))
+            fcntl.flock(users, fcntl.LOCK_SH)
+        try:
+            yield machines
+        finally:
+            with locked(CHANGES):
+                fcntl.flock(users, fcntl.LOCK_UN)
+                if owner() == "tests" and not in_use():
+                    machines.down()
+
+
+def owner() -> str:
+    """`make`, `tests`, or empty: there is none, or its start never ended."""
+    try:
+        found: str = json.loads(OWNER.read_text("utf-8"))
+    except FileNotFoundError:
+        return ""
+    return found
+
+
+def in_use() -> bool:
+    """Whether a test run holds it. Only while CHANGES is held does the answer stay true."""
+    with USERS.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
