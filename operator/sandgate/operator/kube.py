@@ -94,7 +94,7 @@ class Kube:
         in_flight: int = IN_FLIGHT,
     ) -> None:
         self.access = access
-        self._observe = observe
+        self.observe = observe
         self._deadline_s = deadline_s
         self._timeout = aiohttp.ClientTimeout(total=attempt_s, sock_connect=min(CONNECT_S, attempt_s))
         self._slots = asyncio.Semaphore(in_flight)
@@ -282,8 +282,8 @@ class Kube:
                 code = type(error).__name__
                 raise _away(self.access.server, error) from error
             finally:
-                if self._observe is not None:
-                    self._observe(verb, kind, code, time.monotonic() - start)
+                if self.observe is not None:
+                    self.observe(verb, kind, code, time.monotonic() - start)
         if 200 <= response.status < 300:
             try:
                 return json.loads(raw)

@@ -1,0 +1,112 @@
+"""Options and settings of the operator, read and checked; then one replica runs until it is told to stop."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from sandgate.contract.errors import BadManifest, SandgateError
+from sandgate.operator import access, jsonlog
+from sandgate.operator.kube import Kube
+from sandgate.operator.main import Hub, Options, Replica
+from sandgate.operator.metrics import Metrics
+from sandgate.operator.probes import State
+from sandgate.operator.settings import Settings
+
+LEASE = "sandgate-operator"
+"""Name of the Lease, with `-<shard>` after it."""
+PORT = 8080
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code: 0 drained after SIGTERM, 1 could not go on (start me again), 2 asked wrongly. JSON logs on stderr."""
+    said = _parser().parse_args(argv)
+    try:
+        settings = _settings(said.settings, said.namespace)
+        reached = access.find(said.kubeconfig)
+        options = _options(said, settings, os.environ, reached.namespace)
+    except (SandgateError, OSError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    jsonlog.install(sys.stderr)
+    return asyncio.run(_run(reached, settings, options))
+
+
+async def _run(reached: access.Access, settings: Settings, options: Options) -> int:
+    metrics = Metrics()
+    replica = Replica(
+        access=reached,
+        settings=settings,
+        options=options,
+        hub_of=_hub,
+        metrics=metrics,
+        state=State(metrics),
+        stop=asyncio.Event(),
+    )
+    try:
+        return await replica.run()
+    except OSError as error:
+        sys.stderr.write(f"error: --http {options.host}:{options.port}: {error}\n")
+        return 2
+
+
+def _hub(kube: Kube, settings: Settings, metrics: Metrics) -> Hub:
+    from sandgate.operator.cluster.hub import Hub as ClusterHub
+
+    return ClusterHub(kube, settings)
+
+
+def _settings(path: Path | None, namespaces: Sequence[str]) -> Settings:
+    settings = Settings()
+    if path is not None:
+        settings = Settings.of(path.read_text(encoding="utf-8"))
+    return dataclasses.replace(settings, namespaces=tuple(namespaces)) if namespaces else settings
+
+
+def _options(said: argparse.Namespace, settings: Settings, environ: Mapping[str, str], own: str) -> Options:
+    host, _, port = str(said.http).rpartition(":")
+    if not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise BadManifest(f"--http {said.http}: must be HOST:PORT or :PORT", field="--http")
+    lease = said.lease or (f"{LEASE}-{settings.shard}" if settings.shard else LEASE)
+    home = said.lease_namespace or environ.get("POD_NAMESPACE") or settings.operator_namespace or own
+    return Options(
+        host=host.strip("[]"),
+        port=int(port),
+        lease="" if said.no_lease else lease,
+        lease_namespace=home,
+        identity=environ.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}",
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="sandgate operator",
+        description="Watch RolloutJobs and run their sessions. One replica leads, the others stand by.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--settings", type=Path, metavar="FILE", help="JSON, as the chart writes it")
+    add(
+        "--namespace",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="watch this one (again: more); over the settings",
+    )
+    add(
+        "--kubeconfig",
+        type=Path,
+        metavar="FILE",
+        help="default: the pod's service account, $KUBECONFIG, ~/.kube/config",
+    )
+    add("--http", default=f":{PORT}", metavar="HOST:PORT", help=f"probes and metrics (default :{PORT})")
+    add("--lease", default="", metavar="NAME", help=f"default {LEASE}, and the shard's name")
+    add("--lease-namespace", default="", metavar="NAME", help="default $POD_NAMESPACE, or the context's")
+    add("--no-lease", action="store_true", help="lead without a Lease: only if no other operator runs")
+    return parser
