@@ -35,6 +35,7 @@ SHELL = (
     "operator.drivers.*",
     "operator.__main__",
     "operator.access",
+    "operator.cluster.*",
     "operator.command",
     "operator.kube",
     "operator.handlers",
@@ -53,7 +54,14 @@ SHELL = (
 )
 """Modules that act: they may do I/O, read the clock, draw numbers, use asyncio."""
 
-PURE_IN_SHELL = ("trainer.pacing",)
+PURE_IN_SHELL = (
+    "trainer.pacing",
+    "operator.cluster.api",
+    "operator.cluster.recall",
+    "operator.cluster.refused",
+    "operator.cluster.session_status",
+    "operator.cluster.store",
+)
 """Exceptions from a `*` above."""
 
 IMPURE = frozenset(

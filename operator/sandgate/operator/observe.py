@@ -120,6 +120,10 @@ class Observed:
         """Where a begun, unsettled group is."""
         return self.groups[uid].gateway
 
+    def placed(self, name: str) -> str:
+        """Where a live session is; empty for any other."""
+        return self._placed.get(name, "")
+
     def on_settled(self, call: Callable[[str], None]) -> None:
         """`call(uid)` when a group settles."""
         self._on_settled.append(call)
@@ -129,10 +133,18 @@ class Observed:
     def tasks(self, uids: Iterable[str]) -> None:
         """Further tasks of the job, in order."""
         for uid in uids:
+            if uid in self.fresh:
+                continue
             self._total += self.want.spec.group_size
             if uid not in self.groups and uid not in self.settled:
                 self.fresh[uid] = None
         self.changed(JOB_KEY)
+
+    def no_more(self) -> None:
+        """These are all."""
+        if self.more:
+            self.more = False
+            self.changed(JOB_KEY)
 
     def gateway(self, name: str, *, ready: bool) -> None:
         """A gateway takes sessions, or none any more."""

@@ -43,18 +43,20 @@ class Reconciler:
     now: Callable[[], float] = time.time
     retried: tuple[type[Exception], ...] = RETRIED
     _ready: asyncio.Queue[Key] = field(default_factory=asyncio.Queue)
-    _queued: set[Key] = field(default_factory=set)
+    _queued: dict[Key, float] = field(default_factory=dict)
+    """Key -> since when it waits."""
     _busy: set[Key] = field(default_factory=set)
     _failures: dict[Key, int] = field(default_factory=dict)
     _due: dict[Key, float] = field(default_factory=dict)
     _heap: list[tuple[float, Key]] = field(default_factory=list)
     _earlier: asyncio.Event = field(default_factory=asyncio.Event)
+    _rested: asyncio.Event = field(default_factory=asyncio.Event)
 
     def touch(self, key: Key) -> None:
         """Plan this key soon. Cheap; many touches are one plan."""
         if key in self._queued:
             return
-        self._queued.add(key)
+        self._queued[key] = self.now()
         if key not in self._busy:
             self._ready.put_nowait(key)
 
@@ -75,6 +77,23 @@ class Reconciler:
         """Nothing is queued or worked on; time may still bring something."""
         return not self._queued and not self._busy
 
+    @property
+    def length(self) -> int:
+        """Keys that wait."""
+        return len(self._queued)
+
+    @property
+    def oldest_s(self) -> float:
+        """How long the first of them has waited."""
+        first = next(iter(self._queued.values()), None)
+        return 0.0 if first is None else max(0.0, self.now() - first)
+
+    async def quiet(self) -> None:
+        """Returns when nothing is worked on; keys that wait may still wait."""
+        while self._busy:
+            self._rested.clear()
+            await self._rested.wait()
+
     async def run(self, workers: int = WORKERS) -> None:
         """For ever. Raises what a plan or an action raised, if it is not in `retried`."""
         try:
@@ -88,12 +107,13 @@ class Reconciler:
     async def _worker(self) -> None:
         while True:
             key = await self._ready.get()
-            self._queued.discard(key)
+            self._queued.pop(key, None)
             self._busy.add(key)
             try:
                 await self._turn(key)
             finally:
                 self._busy.discard(key)
+                self._rested.set()
                 if key in self._queued:  # touched while we worked on it
                     self._ready.put_nowait(key)
 
@@ -106,7 +126,8 @@ class Reconciler:
         except self.retried as error:
             pause = self._backoff(key)
             text = str(error) or type(error).__name__
-            log.warning("%s: %s; again in %.1f s", key, text, pause)
+            mistake = None if isinstance(error, RETRIED) else error
+            log.warning("%s: %s; again in %.1f s", key, text, pause, exc_info=mistake)
             pause = max(pause, (error.retry_after or 0.0) if isinstance(error, SandgateError) else 0.0)
             asyncio.get_running_loop().call_later(pause, self.touch, key)
         else:

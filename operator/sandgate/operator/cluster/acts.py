@@ -1,0 +1,322 @@
+"""A session's actions: at its gateway, on its AgentSession and on its pods. Idempotent: names are derived."""
+
+from __future__ import annotations
+
+import json
+import logging
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from sandgate.contract.agent_session import AgentSession
+from sandgate.contract.errors import (
+    BadRequest,
+    Conflict,
+    FailureReason,
+    Forbidden,
+    Gone,
+    NotFound,
+    Unavailable,
+)
+from sandgate.contract.names import API_VERSION, KEYS_PER_SECRET, pod_name, verifier_name
+from sandgate.contract.schema import encode
+from sandgate.contract.session import SessionOutcome, SessionSpec
+from sandgate.operator.cluster.api import Json
+from sandgate.operator.cluster.session_status import session_status
+from sandgate.operator.cluster.state import JobState
+from sandgate.operator.cluster.store import PodKept, SessionSeen, Table, owner_uid, pod_kept, session_seen
+from sandgate.operator.manifests import keys_secret, session_object
+from sandgate.operator.observe import Observed
+from sandgate.operator.plan.actions import Exit, Ref, Running, SessionObserved, Stop, Told
+from sandgate.operator.podstatus import pod_gone
+from sandgate.sandbox.agents import result_document, task_document
+from sandgate.sandbox.pod import RESULT_BYTES_MAX, SessionUrls, agent_pod, verifier_pod
+
+log = logging.getLogger(__name__)
+
+KEY_MARGIN_S = 86_400.0
+"""Keys outlive their session's longest life by this: a gateway may be away, a group may wait for its verifier."""
+STOP_DEADLINE = {"spec": {"activeDeadlineSeconds": 1}}
+"""How a pod is stopped without deleting it: its kubelet ends it, logs and statuses stay."""
+
+
+@dataclass(slots=True)
+class Acts:
+    """What is done for one session after the other."""
+
+    at: JobState
+
+    @property
+    def observed(self) -> Observed:
+        return self.at.observed
+
+    # -- opening ------------------------------------------------------------------------------------------------------
+
+    async def open(self, ref: Ref, gateway: str) -> None:
+        """At its gateway; its keys, once for the siblings; its AgentSession."""
+        at = self.at
+        if ref.name in self.observed.sessions:
+            return
+        await at.doors[gateway].client.create(self._spec(ref))
+        await self._keys(ref)
+        await self.write_object(ref, gateway)
+        self.observed.opened(ref, gateway, at.now(), Told.NOTHING)
+
+    async def write_object(self, ref: Ref, gateway: str) -> None:
+        """Its AgentSession, if there is none."""
+        at = self.at
+        if ref.name in at.sessions.held:
+            return
+        try:
+            body = await at.kube.create(session_object(at.job, ref, gateway))
+        except Conflict:
+            body = await at.kube.get(AgentSession.KIND, at.namespace, ref.name)
+            self._ours(body, at.job.metadata.uid)
+        seen = session_seen(body)
+        if seen is not None:
+            at.sessions.put(seen.name, seen)
+
+    async def _keys(self, ref: Ref) -> None:
+        at = self.at
+        name = at.keys_of(ref)
+        if name in at.keys:
+            return
+        limits = at.job.spec.limits
+        life = KEY_MARGIN_S + limits.start_seconds + limits.session_seconds
+        chunk = ref.sample // KEYS_PER_SECRET
+        body = keys_secret(at.job, ref.uid, ref.attempt, chunk, at.secret, at.now() + life)
+        try:
+            await at.kube.create(body)
+        except Conflict:
+            self._ours(await at.kube.get("Secret", at.namespace, name), at.job.metadata.uid)
+        at.keys[name] = None
+
+    def _ours(self, body: Json, uid: str) -> None:
+        if owner_uid(body) != uid:
+            kind, name = body["kind"], body["metadata"]["name"]
+            raise Unavailable(f"{kind} {name} is of an earlier job of that name, and being deleted")
+
+    def _spec(self, ref: Ref) -> SessionSpec:
+        task = self.at.tasks.get(ref.uid)
+        document = None
+        if task is not None:
+            document = json.loads(task_document(task.uid, task.prompt, task.data, ref.sample))
+        return SessionSpec(
+            session_id=ref.name,
+            uid=ref.uid,
+            sample_index=ref.sample,
+            group_size=self.at.job.spec.group_size,
+            job=ref.job,
+            attempt=ref.attempt,
+            reward_source=self.at.job.spec.reward.source.value,
+            task=document,
+        )
+
+    # -- pods ---------------------------------------------------------------------------------------------------------
+
+    async def start(self, ref: Ref) -> None:
+        """Make the agent's pod. One that the API server will never take is a failed start, not an error."""
+        at = self.at
+        if ref.uid not in at.tasks:
+            raise Unavailable(f"task {ref.uid!r} is not known yet")
+        door = at.door_of(ref)
+        await self.write_object(ref, door.name)
+        body = agent_pod(
+            at.job,
+            session=ref.name,
+            group=at.group(ref),
+            namespace=at.namespace,
+            owner=self._owner(ref),
+            handle=SessionUrls.of(door.origin, ref.name),
+            keys_secret=at.keys_of(ref),
+            task=at.tasks[ref.uid],
+            sample_index=ref.sample,
+            look=at.look,
+        )
+        made = await self._create_pod(ref, body)
+        if isinstance(made, Exit):
+            self.observed.sandbox(ref, Running(made.at, None, made))
+        else:
+            at.agents.put(ref.name, made)
+            self.observed.sandbox(ref, made.seen.running)
+
+    async def start_verifier(self, ref: Ref) -> None:
+        """Make the verifier's pod."""
+        at = self.at
+        seen = self.observed.sessions[ref.name]
+        end = seen.sandbox.exit if seen.sandbox is not None else None
+        result = b"{}" if end is None else result_document(end.code, end.message)
+        body = verifier_pod(
+            at.job,
+            session=ref.name,
+            group=at.group(ref),
+            namespace=at.namespace,
+            owner=self._owner(ref),
+            handle=SessionUrls.of(at.door_of(ref).origin, ref.name),
+            keys_secret=at.keys_of(ref),
+            task=at.tasks[ref.uid],
+            sample_index=ref.sample,
+            result=result if len(result) <= RESULT_BYTES_MAX else b"{}",
+            look=at.look,
+        )
+        made = await self._create_pod(ref, body)
+        if isinstance(made, Exit):
+            self.observed.verifier(ref, Running(made.at, None, made))
+        else:
+            at.verifiers.put(ref.name, made)
+            self.observed.verifier(ref, made.seen.running)
+
+    def _owner(self, ref: Ref) -> Json:
+        seen = self.at.sessions.held.get(ref.name)
+        if seen is None:
+            raise Unavailable(f"AgentSession {ref.name} is not there")
+        return {
+            "apiVersion": API_VERSION,
+            "kind": AgentSession.KIND,
+            "name": seen.name,
+            "uid": seen.uid,
+            "controller": True,
+            "blockOwnerDeletion": True,
+        }
+
+    async def _create_pod(self, ref: Ref, body: Json) -> PodKept | Exit:
+        at = self.at
+        try:
+            made = await at.kube.create(body)
+        except Conflict:
+            made = await at.kube.get("Pod", at.namespace, body["metadata"]["name"])
+            self._ours(made, body["metadata"]["ownerReferences"][0]["uid"])
+        except Forbidden as error:
+            if "exceeded quota" in str(error):  # room comes back
+                raise Unavailable(str(error), retry_after=5.0) from error
+            return Exit(at.now(), reason=FailureReason.START_FAILED, detail=str(error))
+        except BadRequest as error:
+            return Exit(at.now(), reason=FailureReason.START_FAILED, detail=str(error))
+        return pod_kept(made, at.now())
+
+    async def stop(self, ref: Ref, stop: Stop) -> None:
+        """Remember why, write it down, tell the pod; what fails of it is done again (`JobState.unstopped`)."""
+        at = self.at
+        self.observed.stopping(ref, stop, at.now())
+        at.unstopped[ref.name] = None
+        seen = self.observed.sessions.get(ref.name)
+        if seen is not None and seen.told is not None and seen.told < Told.FINALIZED:
+            await self.write(ref)
+        if seen is not None and not seen.remote:
+            await self._stop_pod(ref, at.agents, pod_name(ref.name))
+        at.unstopped.pop(ref.name, None)
+
+    async def stop_verifier(self, ref: Ref) -> None:
+        """Its time is up; a second call, FORCE_S later, ends it by force."""
+        await self._stop_pod(ref, self.at.verifiers, verifier_name(ref.name))
+
+    async def _stop_pod(self, ref: Ref, table: Table[PodKept], name: str) -> None:
+        at = self.at
+        try:
+            await at.kube.patch("Pod", at.namespace, name, STOP_DEADLINE)
+        except NotFound:
+            self.vanished(ref.name, table)
+
+    async def kill(self, ref: Ref) -> None:
+        """Delete the pod without waiting for its node."""
+        at = self.at
+        await at.kube.delete("Pod", at.namespace, pod_name(ref.name), grace_s=0)
+        self.observed.killed(ref)
+        self.vanished(ref.name, at.agents)
+
+    def vanished(self, session: str, table: Table[PodKept]) -> None:
+        """A session's pod is not there any more; what it had told stands."""
+        at = self.at
+        kept, seen = table.held.get(session), self.observed.sessions.get(session)
+        if kept is not None:
+            table.pop(session, kept.uid)
+        if seen is None:
+            return
+        known = seen.sandbox if table is at.agents else seen.verifier
+        if known is None or known.exit is not None:
+            return
+        end = Exit(at.now(), reason=FailureReason.EVICTED, detail="the pod was deleted")
+        running = replace(known, exit=end) if kept is None else pod_gone(kept.seen, at.now()).running
+        report = self.observed.sandbox if table is at.agents else self.observed.verifier
+        report(seen.ref, running)
+
+    # -- the gateway --------------------------------------------------------------------------------------------------
+
+    async def look(self, ref: Ref) -> None:
+        """How it stands there."""
+        asked = self.at.now()
+        try:
+            said = await self.at.client_of(ref).get(ref.name)
+        except NotFound:
+            self.observed.vanished(ref, asked)
+        else:
+            self.observed.told(said, asked)
+
+    async def abort(self, ref: Ref) -> None:
+        """Discard it."""
+        with suppress(NotFound):
+            await self.at.client_of(ref).abort(ref.name)
+        await self.look(ref)
+
+    async def seal(self, ref: Ref, outcome: SessionOutcome) -> None:
+        """Finalize it."""
+        client = self.at.client_of(ref)
+        with suppress(Gone, NotFound):  # aborted by somebody: then that is how it ended
+            await client.finalize(ref.name, outcome)
+        await self.look(ref)
+
+    async def close_group(self, uid: str, gateway: str) -> None:
+        """No more sessions of this task count."""
+        if gateway not in self.at.doors:
+            raise Unavailable(f"gateway {gateway!r} is not known")
+        with suppress(NotFound):  # nothing of it was ever opened there
+            await self.at.doors[gateway].client.close_group(uid, job=self.at.name)
+        self.observed.closed(uid)
+
+    # -- its object ---------------------------------------------------------------------------------------------------
+
+    async def write(self, ref: Ref) -> None:
+        """Its status, if it does not say so yet. A conflict of the two writers that a change of leaders may bring is
+        harmless: both write what the gateway says."""
+        at = self.at
+        seen, kept = self.observed.sessions.get(ref.name), at.sessions.held.get(ref.name)
+        if seen is None:
+            return
+        if kept is None:
+            self.observed.wrote_session(ref, None)
+            return
+        status = session_status(
+            seen,
+            kept.status,
+            at.now(),
+            base_url=SessionUrls.of(at.door_of(ref).origin, ref.name).base_url,
+            node=at.agents.held[ref.name].seen.node if ref.name in at.agents.held else "",
+            detail=_detail(seen),
+        )
+        if status != kept.status:
+            try:
+                body = await at.kube.patch_status(
+                    AgentSession.KIND, at.namespace, ref.name, {"status": encode(status)}
+                )
+            except NotFound:
+                self.gone(kept)
+                return
+            at.sessions.put(ref.name, session_seen(body) or kept)
+        self.observed.wrote_session(ref, _told(seen))
+
+    def gone(self, kept: SessionSeen) -> None:
+        """Somebody deleted an AgentSession: that attempt is discarded."""
+        self.at.sessions.pop(kept.name, kept.uid)
+        self.observed.deleted(kept.ref)
+
+
+def _told(seen: SessionObserved) -> Told:
+    if seen.summary is None or not seen.summary.state.ended:
+        return Told.RUNNING
+    return Told.COMMITTED if seen.committed else Told.FINALIZED
+
+
+def _detail(seen: SessionObserved) -> str:
+    if seen.stop is not None and seen.stop.detail:
+        return seen.stop.detail
+    ends = [one.exit for one in (seen.verifier, seen.sandbox) if one is not None and one.exit is not None]
+    return next((end.detail for end in ends if end.detail), "")

@@ -1,0 +1,105 @@
+"""Collection: what nobody needs any more goes, in batches: pods, keys, old AgentSessions."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from sandgate.contract.agent_session import AgentSession
+from sandgate.contract.errors import SandgateError
+from sandgate.contract.labels import AGENT, GROUP, JOB, ROLE, SESSION
+from sandgate.contract.names import group_name
+from sandgate.operator.cluster.state import JobState
+from sandgate.operator.cluster.store import SessionSeen, slim
+
+log = logging.getLogger(__name__)
+
+BATCH = 64
+"""Names in one selector: 4 kB of a URL."""
+LINGER_S = 2.0
+"""How long a batch waits for more."""
+AGAIN_S = 5.0
+
+
+@dataclass(slots=True)
+class Collector:
+    """Of one job. `run` it as a task."""
+
+    at: JobState
+    pods: dict[str, None] = field(default_factory=dict)
+    """Sessions whose pods may go."""
+    groups: dict[str, None] = field(default_factory=dict)
+    """Label values of groups whose keys may go."""
+    done: deque[str] = field(default_factory=deque)
+    """Sessions that are over for good, oldest first: their AgentSessions are history."""
+    _occasion: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def forget(self, name: str) -> None:
+        """Nothing of this session is needed any more but its record."""
+        at = self.at
+        if name in at.agents.held or name in at.verifiers.held:
+            self.pods[name] = None
+        if (kept := at.sessions.held.get(name)) is not None:
+            at.sessions.held[name] = slim(kept)
+            self.done.append(name)
+        self._occasion.set()
+
+    def settled(self, uid: str) -> None:
+        """No session of this task will ever run again."""
+        at = self.at
+        group = group_name(at.name, uid)
+        at.tasks.pop(uid, None)
+        for name in [name for name in at.keys if name.startswith(f"{group}-keys-")]:
+            del at.keys[name]
+        self.groups[group] = None
+        self._occasion.set()
+
+    def resume(self, *, pods: Iterable[str], sessions: Iterable[SessionSeen]) -> None:
+        """What was over before this driver started: sessions with pods, AgentSessions."""
+        self.pods |= dict.fromkeys(pods)
+        known = set(self.done)
+        self.done.extend(
+            one.name for one in sorted(sessions, key=lambda one: one.version) if one.name not in known
+        )
+        self._occasion.set()
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            await self._occasion.wait()
+            await asyncio.sleep(LINGER_S)
+            self._occasion.clear()
+            try:
+                await self.sweep()
+            except (SandgateError, OSError, TimeoutError) as error:
+                log.warning("job %s/%s: collection waits: %s", self.at.namespace, self.at.name, error)
+                await asyncio.sleep(AGAIN_S)
+                self._occasion.set()
+
+    async def sweep(self) -> None:
+        """Everything that is due now; what fails stays due."""
+        at = self.at
+        while batch := list(self.pods)[:BATCH]:
+            await self._delete("Pod", SESSION, batch)
+            for name in batch:
+                self.pods.pop(name, None)
+        while batch := list(self.groups)[:BATCH]:
+            await self._delete("Secret", GROUP, batch)
+            for group in batch:
+                self.groups.pop(group, None)
+        while len(self.done) > at.settings.history:
+            batch = [self.done[i] for i in range(min(BATCH, len(self.done) - at.settings.history))]
+            await self._delete(AgentSession.KIND, SESSION, batch)
+            for name in batch:
+                self.done.popleft()
+                if (kept := at.sessions.held.get(name)) is not None:
+                    at.sessions.pop(name, kept.uid)
+
+    async def _delete(self, kind: str, label: str, values: list[str]) -> None:
+        at = self.at
+        role = f",{ROLE}={AGENT}" if kind == "Secret" else ""  # never what gateways sign with
+        labels = f"{JOB}={at.name},{label} in ({','.join(values)}){role}"
+        await at.kube.delete_many(kind, at.namespace, labels=labels)

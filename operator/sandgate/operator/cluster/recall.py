@@ -1,0 +1,123 @@
+"""What a new operator knows of sessions, from gateways, AgentSessions and pods. (pure)
+
+Gateways remember what was sampled, objects remember what was decided, pods are what runs. Nothing is run twice: an open
+session that has a pod goes on; one without a pod is started only if no turn of it was ever taken and no status names a
+pod; otherwise its pod is gone, which is infrastructure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from sandgate.contract.errors import FAILURE_CLASS, FailureReason
+from sandgate.contract.session import SessionState, SessionSummary
+from sandgate.contract.status import SessionCondition
+from sandgate.operator.cluster.session_status import stop_told
+from sandgate.operator.cluster.store import PodKept, SessionSeen
+from sandgate.operator.plan.actions import Exit, Ref, Running, SessionObserved, Told
+
+GONE = "its pod is gone"
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What is known of a job's sessions beside their gateways' word."""
+
+    sessions: Mapping[str, SessionSeen]
+    agents: Mapping[str, PodKept]
+    """By session."""
+    verifiers: Mapping[str, PodKept]
+    now: float
+
+    def recall(self, ref: Ref, said: SessionSummary) -> SessionObserved | None:
+        """One that a gateway holds; None if nothing is left to be done for it."""
+        kept = self.sessions.get(ref.name)
+        if said.state.ended:
+            return self._ended(ref, said, kept)
+        agent, verifier = self.agents.get(ref.name), self.verifiers.get(ref.name)
+        running = agent.seen.running if agent is not None else None
+        begun = said.turns > 0 or (kept is not None and bool(kept.status.pod_name))
+        if kept is not None and kept.spec.remote:
+            running = None
+        elif running is None and begun:
+            running = Running(
+                said.created_at, said.created_at, Exit(self.now, reason=FailureReason.EVICTED, detail=GONE)
+            )
+        stop = stop_told(kept.status) if kept is not None else None
+        return SessionObserved(
+            ref=ref,
+            opened_at=said.created_at,
+            summary=said,
+            sandbox=running,
+            verifier=verifier.seen.running if verifier is not None else None,
+            stop=stop,
+            stop_at=self.now if stop is not None else 0.0,
+            # An open session without its object: one that was deleted, or one whose making was cut short.
+            deleted=(kept is None and begun) or (kept is not None and kept.deleting),
+            told=kept.told if kept is not None else Told.NOTHING,
+            remote=kept is not None and kept.spec.remote,
+        )
+
+    def _ended(self, ref: Ref, said: SessionSummary, kept: SessionSeen | None) -> SessionObserved | None:
+        done = Told.COMMITTED if said.committed else Told.FINALIZED
+        infra = said.state is SessionState.ABORTED or said.failure_class == "infra"
+        written = kept is None or kept.told >= done
+        if written and (said.committed or infra) and ref.name not in self.agents:
+            return None
+        agent, verifier = self.agents.get(ref.name), self.verifiers.get(ref.name)
+        return SessionObserved(
+            ref=ref,
+            opened_at=said.created_at,
+            summary=said,
+            looked_at=self.now,
+            sandbox=agent.seen.running if agent is not None else None,
+            verifier=verifier.seen.running if verifier is not None else None,
+            told=kept.told if kept is not None else None,
+            remote=kept is not None and kept.spec.remote,
+            committed=said.committed,
+        )
+
+
+def unknown(
+    gateway: str, listed: Iterable[SessionSummary], sessions: Mapping[str, SessionSeen], now: float
+) -> list[SessionSummary]:
+    """Sessions that only their objects remember: their gateway lost its volume. Attempts count on; what the trainer has
+    for good stays done, if it has the whole group: half of one can be had nowhere any more."""
+    known = {one.session_id for one in listed}
+    lost = [one for one in sessions.values() if one.spec.gateway == gateway and one.name not in known]
+    open_groups = {one.spec.task_uid for one in lost if not _final(one)}
+    return [_made_up(one, now, kept=one.spec.task_uid not in open_groups) for one in lost]
+
+
+def _final(one: SessionSeen) -> bool:
+    infra = one.status.failure_class == "infra"
+    return infra or one.is_true(SessionCondition.TRAJECTORY_COMMITTED)
+
+
+def _made_up(one: SessionSeen, now: float, *, kept: bool) -> SessionSummary:
+    status, ref = one.status, one.ref
+    reason = status.failure_reason
+    if not kept and status.failure_class != "infra":
+        reason = FailureReason.GATEWAY_LOST.value
+    return SessionSummary(
+        session_id=one.name,
+        state=SessionState.FINALIZED,
+        job=ref.job,
+        uid=ref.uid,
+        sample_index=ref.sample,
+        attempt=ref.attempt,
+        turns=status.turns,
+        tokens=status.tokens,
+        reward=status.reward,
+        failure_class=_class_of(reason) or status.failure_class,
+        failure_reason=reason,
+        changed_at=now,
+        committed=kept and one.is_true(SessionCondition.TRAJECTORY_COMMITTED),
+    )
+
+
+def _class_of(reason: str | None) -> str | None:
+    if reason is None or reason not in FailureReason.__members__.values():
+        return None
+    return FAILURE_CLASS[FailureReason(reason)].value

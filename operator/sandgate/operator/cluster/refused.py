@@ -1,0 +1,39 @@
+"""The status of a job that cannot run. (pure)"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sandgate.contract.status import Condition, ConditionStatus, JobCondition, RolloutJobStatus
+from sandgate.operator.plan.ends import stamp
+
+REASON = "BadManifest"
+MESSAGE_MAX = 2048
+"""Characters; the API convention's bound is 32768, and this is for people."""
+
+
+def refusal(text: str, generation: int, before: RolloutJobStatus | None, now: float) -> RolloutJobStatus:
+    """Failed, not Ready, and why."""
+    old = before or RolloutJobStatus()
+
+    def fact(kind: JobCondition) -> Condition:
+        status = ConditionStatus.TRUE if kind is JobCondition.FAILED else ConditionStatus.FALSE
+        last = next((one for one in old.conditions if one.type == kind), None)
+        since = last.last_transition_time if last is not None and last.status is status else stamp(now)
+        told = kind in (JobCondition.FAILED, JobCondition.READY)
+        return Condition(
+            type=kind.value,
+            status=status,
+            reason=REASON,
+            message=text[:MESSAGE_MAX] if told else "",
+            observed_generation=generation,
+            last_transition_time=since,
+        )
+
+    conditions = tuple(fact(kind) for kind in JobCondition)
+    return replace(
+        old,
+        observed_generation=generation,
+        conditions=conditions,
+        completion_time=old.completion_time or stamp(now),
+    )

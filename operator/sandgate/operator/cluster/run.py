@@ -1,0 +1,418 @@
+"""One RolloutJob in a cluster: the interpreter of its plan, and who tells the store what happens.
+
+Its life: gateways and engine are made, gateways are asked what they hold, objects and pods are listed; from then on it
+is the same plan as everywhere. When a gateway turns out to have lost what it knew, the store is built anew, as after a
+restart of the operator: there is one way to recover.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any
+
+from sandgate.contract.agent_session import AgentSession
+from sandgate.contract.errors import NotFound, SandgateError
+from sandgate.contract.job import RolloutJob, Task
+from sandgate.contract.keys import Key, Scope, mint
+from sandgate.contract.labels import AGENT, ENGINE, JOB, ROLE, VERIFIER
+from sandgate.contract.names import gateway_name
+from sandgate.contract.session import SessionState, SessionSummary
+from sandgate.contract.status import RolloutJobStatus
+from sandgate.operator.cluster.acts import Acts
+from sandgate.operator.cluster.api import Api, Connect
+from sandgate.operator.cluster.collect import Collector
+from sandgate.operator.cluster.doors import Door
+from sandgate.operator.cluster.follow import Follower
+from sandgate.operator.cluster.provide import provide
+from sandgate.operator.cluster.recall import Memory, unknown
+from sandgate.operator.cluster.state import JobState
+from sandgate.operator.cluster.store import PodKept, Table, pod_kept, session_seen, text_of
+from sandgate.operator.cluster.tasks import fixed_tasks
+from sandgate.operator.cluster.writer import StatusWriter
+from sandgate.operator.manifests import gateway_origin
+from sandgate.operator.observe import JOB_KEY, Observed
+from sandgate.operator.plan import actions
+from sandgate.operator.plan.actions import Action, JobWant, Provided
+from sandgate.operator.plan.ends import seconds
+from sandgate.operator.plan.job import plan_job
+from sandgate.operator.plan.session import plan_session
+from sandgate.operator.podstatus import PodSeen
+from sandgate.operator.settings import Settings
+
+log = logging.getLogger(__name__)
+
+COMMITTED = "committed"
+"""What events call a session whose trajectories were all acknowledged."""
+NEWS = (SessionState.COMPLETE.value, SessionState.ABORTED.value)
+"""What others do to a session; that it was opened or finalized we know, because we did it."""
+
+
+class ClusterRun:
+    """The driver of one job. Everything that it is told comes in this event loop."""
+
+    def __init__(
+        self,
+        kube: Api,
+        settings: Settings,
+        job: RolloutJob,
+        status: RolloutJobStatus | None,
+        *,
+        touch: Callable[[str], None],
+        forget: Callable[[str], None],
+        connect: Connect,
+        now: Callable[[], float],
+    ) -> None:
+        """`touch` plans a key of this job soon; `forget` drops its timers."""
+        self.job, self.kube, self.settings, self.now = job, kube, settings, now
+        self.touch, self._forget, self.connect = touch, forget, connect
+        self.writer = StatusWriter(kube, job.metadata.namespace, job.metadata.name, status)
+        self.at = JobState(kube, settings, job, self._observe(status), now)
+        self.acts, self.collector = Acts(self.at), Collector(self.at)
+        self.follower = Follower(self.at, self._take)
+        self.listed: dict[str, list[SessionSummary]] = {}
+        """Gateway -> what it held when it was asked; until that was taken in."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loading = asyncio.Lock()
+
+    def _observe(self, status: RolloutJobStatus | None) -> Observed:
+        seen = Observed(self._want(), self.touch)
+        seen.status, seen.loaded, seen.provided = status, False, Provided.NOTHING
+        seen.started_at = seconds(status.start_time) if status and status.start_time else self.now()
+        seen.policy_version = status.policy_version if status else 0
+        seen.engines = 0
+        seen.heard_at = self.now() if self.job.spec.trainer is not None else None
+        seen.on_settled(self._settled)
+        return seen
+
+    def _settled(self, uid: str) -> None:
+        self.collector.settled(uid)
+
+    def _want(self) -> JobWant:
+        meta = self.job.metadata
+        return JobWant(
+            name=meta.name,
+            spec=self.job.spec,
+            generation=meta.generation,
+            selector=f"{JOB}={meta.name},{ROLE}={AGENT}",
+        )
+
+    @property
+    def observed(self) -> Observed:
+        return self.at.observed
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin; the rest is driven by plans."""
+        self.spawn(self.writer.run())
+        self.spawn(self.collector.run())
+        self.touch(JOB_KEY)
+
+    def spawn(self, what: Coroutine[Any, Any, None]) -> None:
+        """Beside, until this run ends."""
+        task = asyncio.get_running_loop().create_task(what)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("job %s/%s: a part ended", self.at.namespace, self.at.name, exc_info=error)
+
+    async def stop(self, *, flush: bool = False) -> None:
+        """No more calls. `flush`: write the last status first."""
+        if flush:
+            try:
+                await self.writer.flush()
+            except SandgateError as error:
+                log.warning("job %s/%s: last status: %s", self.at.namespace, self.at.name, error)
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def respec(self, job: RolloutJob) -> None:
+        """Its spec is another."""
+        before, self.job = self.job, job
+        self.at.job = job
+        self.observed.want = self._want()
+        if before.spec.suspend and not job.spec.suspend:  # a trainer has no reason to talk to a suspended job
+            self.observed.heard_at = self.now() if job.spec.trainer is not None else None
+        self.touch(JOB_KEY)
+
+    # -- plans and actions --------------------------------------------------------------------------------------------
+
+    def plan(self, key: str) -> list[Action]:
+        """What is to be done for a key now."""
+        now = self.now()
+        if key == JOB_KEY:
+            return plan_job(self.observed.want, self.observed.job(), now)
+        seen = self.observed.sessions.get(key)
+        if seen is None:
+            self._forget(key)
+            return []
+        plan = plan_session(self.job.spec, seen, now)
+        if key in self.at.unstopped and seen.stop is not None and not plan_ends(plan):
+            return [actions.StopAttempt(seen.ref, seen.stop), *plan]
+        return plan
+
+    async def carry_out(self, key: str, action: Action) -> None:
+        """Idempotent: names are derived, and gateways know sessions by id."""
+        match action:
+            case actions.OpenSession(ref, gateway):
+                await self.acts.open(ref, gateway)
+            case actions.StartAttempt(ref):
+                await self.acts.start(ref)
+            case actions.StopAttempt(ref, stop):
+                await self.acts.stop(ref, stop)
+            case actions.KillAttempt(ref):
+                await self.acts.kill(ref)
+            case actions.AbortSession(ref):
+                await self.acts.abort(ref)
+            case actions.LookSession(ref):
+                await self.acts.look(ref)
+            case actions.StartVerifier(ref):
+                await self.acts.start_verifier(ref)
+            case actions.StopVerifier(ref):
+                await self.acts.stop_verifier(ref)
+            case actions.SealSession(ref, outcome):
+                await self.acts.seal(ref, outcome)
+            case actions.WriteSession(ref):
+                await self.acts.write(ref)
+            case _:
+                await self._for_the_job(key, action)
+
+    async def _for_the_job(self, key: str, action: Action) -> None:
+        match action:
+            case actions.Provide(engine):
+                await self._provide(engine=engine)
+            case actions.CloseGroup(uid, gateway):
+                await self.acts.close_group(uid, gateway)
+            case actions.Forget(ref):
+                self.collector.forget(ref.name)
+                self.observed.forget(ref)
+                self._forget(key)
+            case actions.WriteStatus(status):
+                self.observed.wrote(status)
+                if status.start_time:
+                    self.observed.started_at = seconds(status.start_time)
+                self.writer.want(status)
+            case actions.WakeAt(at):
+                self.observed.waits(key, at)
+            case actions.DeleteJob():
+                meta = self.job.metadata
+                log.info("job %s/%s: its ttl is over", meta.namespace, meta.name)
+                await self.kube.delete(RolloutJob.KIND, meta.namespace, meta.name, uid=meta.uid)
+
+    async def _provide(self, *, engine: bool) -> None:
+        secret = await provide(self.kube, self.job, self.settings, engine=engine)
+        self.at.secret = bytes.fromhex(secret)
+        if not self.at.doors:
+            self._open_doors()
+            self.spawn(self.follower.run_engines())
+        self.observed.provides(Provided.RUNNING if engine else Provided.STOPPED)
+
+    def _open_doors(self) -> None:
+        meta = self.job.metadata
+        key = mint(self.at.secret, Key(Scope.ADMIN, job=meta.name))
+        for index in range(self.job.spec.gateway.replicas):
+            origin = gateway_origin(meta.name, index, meta.namespace, self.settings)
+            door = Door(gateway_name(meta.name, index), origin, meta.name, key, self.connect, self, self.now)
+            self.at.doors[door.name] = door
+            self.spawn(door.run())
+
+    # -- loading ------------------------------------------------------------------------------------------------------
+
+    async def load(self) -> None:
+        """Build the store from gateways, AgentSessions and pods. Nothing is planned for what is not known."""
+        meta, at = self.job.metadata, self.at
+        for body in await self.kube.list(AgentSession.KIND, meta.namespace):
+            if text_of(body, "spec", "jobName") == meta.name:
+                self.saw_session(body)
+        for body in await self.kube.list("Pod", meta.namespace, labels=f"{JOB}={meta.name}"):
+            self.saw_pod(body)
+        tasks = await fixed_tasks(self.kube, self.job)
+        was, at.observed = at.observed, self._observe(at.observed.status)
+        at.observed.provided, at.observed.heard_at = was.provided, was.heard_at
+        at.observed.engines = was.engines
+        self._recall()
+        if tasks is None:
+            at.observed.more = True
+            self.spawn(self.follower.run_queue())
+        else:
+            self._take(tasks)
+        at.observed.loaded = True
+        for door in at.doors.values():
+            at.observed.gateway(door.name, ready=door.open)
+
+    def _recall(self) -> None:
+        at, now = self.at, self.now()
+        memory = Memory(at.sessions.held, at.agents.held, at.verifiers.held, now)
+        committed = 0
+        for name in sorted(at.doors):
+            listed = [one for one in self.listed.get(name, ()) if one.job == self.job.metadata.name]
+            listed += unknown(name, listed, at.sessions.held, now)
+            at.observed.found(name, listed, memory.recall)
+            committed += sum(one.committed for one in listed)
+        at.observed.committed_before(committed)
+        live = at.observed.sessions
+        self.collector.resume(
+            pods=[name for name in {**at.agents.held, **at.verifiers.held} if name not in live],
+            sessions=[one for one in at.sessions.held.values() if one.name not in live],
+        )
+
+    def _take(self, tasks: Iterable[Task]) -> None:
+        fresh = [task for task in tasks if task.uid not in self.at.tasks]
+        for task in fresh:
+            if task.uid not in self.observed.settled:
+                self.at.tasks[task.uid] = task
+        self.observed.tasks(task.uid for task in fresh)
+
+    # -- gateways (doors.Watcher) -------------------------------------------------------------------------------------
+
+    async def arrived(self, door: Door, listed: list[SessionSummary]) -> None:
+        """It answers: what it holds is taken in, or compared with what is known."""
+        async with self._loading:
+            self.listed[door.name] = listed
+            if not self.observed.loaded:
+                if not self._may_load():
+                    return
+                await self.load()
+            elif self._forgot(door, listed):
+                log.warning("gateway %s lost what it knew; the job is looked at anew", door.name)
+                await self._list_others(door)
+                await self.load()
+            self.listed.clear()
+        self.follower.back(door)
+        self.observed.gateway(door.name, ready=True)
+        for said in listed:
+            if said.session_id in self.observed.sessions:
+                self.observed.told(said, self.now())
+
+    def _may_load(self) -> bool:
+        """All gateways were asked; or nothing was ever begun, so that no gateway can hold anything."""
+        fresh = self.observed.status is None or not self.observed.status.running + self.observed.status.ended
+        return fresh or all(name in self.listed for name in self.at.doors)
+
+    def _forgot(self, door: Door, listed: list[SessionSummary]) -> bool:
+        there = {one.session_id for one in listed}
+        held = self.at.sessions.held
+        return any(
+            name not in there and not seen.committed and name in held and held[name].spec.gateway == door.name
+            for name, seen in self.observed.sessions.items()
+        )
+
+    async def _list_others(self, door: Door) -> None:
+        for other in self.at.doors.values():
+            if other is not door:
+                self.listed[other.name] = [one async for one in other.client.sessions(job=self.at.name)]
+
+    async def changed(self, door: Door, name: str, state: str) -> None:
+        """A session's state at its gateway, by others than us."""
+        seen = self.observed.sessions.get(name)
+        if seen is None:
+            return
+        if state == COMMITTED:
+            self.observed.commit_session(name)
+        elif state in NEWS:
+            await self.acts.look(seen.ref)
+
+    async def says(self, door: Door, status: dict[str, Any]) -> None:
+        """Engines, weights, the trainer's sign of life."""
+        await self.follower.says(door, status)
+
+    def left(self, door: Door) -> None:
+        """It does not answer any more."""
+        self.follower.left(door)
+
+    # -- objects ------------------------------------------------------------------------------------------------------
+
+    def saw_session(self, body: Mapping[str, Any], *, gone: bool = False) -> None:
+        """An AgentSession of this job came, changed or went."""
+        seen = session_seen(body)
+        if seen is None:
+            return
+        if gone or seen.deleting:
+            self.session_gone(seen.name, seen.uid)
+        else:
+            self.at.sessions.put(seen.name, seen)
+
+    def session_gone(self, name: str, uid: str) -> None:
+        """It is not there any more."""
+        kept = self.at.sessions.held.get(name)
+        if kept is not None and kept.uid == uid:
+            self.acts.gone(kept)
+
+    def saw_pod(self, body: Mapping[str, Any], *, gone: bool = False) -> None:
+        """A pod of this job came, changed or went."""
+        kept = pod_kept(body, self.now())
+        if kept.seen.role == ENGINE:
+            self.follower.occasion.set()
+        elif kept.seen.role in (AGENT, VERIFIER):
+            if gone:
+                self._pod_ended(kept)
+            elif self._table(kept.seen.role).put(kept.seen.session, kept):
+                self._pod_says(kept)
+
+    def _table(self, role: str) -> Table[PodKept]:
+        return self.at.agents if role == AGENT else self.at.verifiers
+
+    def _pod_says(self, kept: PodKept) -> None:
+        pod = kept.seen
+        session = self.observed.sessions.get(pod.session)
+        if session is None:
+            return
+        before = session.sandbox if pod.role == AGENT else session.verifier
+        if before is not None and before.exit is not None:
+            return  # an end stays what it was
+        report = self.observed.sandbox if pod.role == AGENT else self.observed.verifier
+        report(session.ref, pod.running)
+        if pod.again_at is not None:
+            self.later(pod.again_at, lambda: self._look_again(pod))
+
+    async def _look_again(self, pod: PodSeen) -> None:
+        """The same status may mean more by now."""
+        kept = self._table(pod.role).held.get(pod.session)
+        if kept is not None and kept.uid == pod.uid and kept.seen.running.exit is None:
+            try:
+                body = await self.kube.get("Pod", pod.namespace, pod.name)
+            except NotFound:
+                self.pod_gone(pod.session, pod.uid)
+            else:
+                fresh = pod_kept(body, self.now())
+                self._table(pod.role).held[pod.session] = fresh
+                self._pod_says(fresh)
+
+    def _pod_ended(self, kept: PodKept) -> None:
+        """With its last status, which may hold its exit."""
+        if kept.seen.running.exit is not None:
+            self._pod_says(kept)
+        self.pod_gone(kept.seen.session, kept.uid)
+
+    def pod_gone(self, session: str, uid: str) -> None:
+        """It is not there any more."""
+        for table in (self.at.agents, self.at.verifiers):
+            kept = table.held.get(session)
+            if kept is not None and kept.uid == uid:
+                self.acts.vanished(session, table)
+
+    def pods(self) -> dict[str, str]:
+        """Uid -> session, of all pods of sessions."""
+        tables = (self.at.agents, self.at.verifiers)
+        return {kept.uid: session for table in tables for session, kept in table.held.items()}
+
+    def later(self, at: float, what: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """`what`, at that time (unix seconds)."""
+
+        async def wait() -> None:
+            await asyncio.sleep(max(0.0, at - self.now()))
+            await what()
+
+        self.spawn(wait())
+
+
+def plan_ends(plan: list[Action]) -> bool:
+    """The agent is over already: there is nothing left to stop."""
+    return any(isinstance(one, actions.SealSession | actions.Forget | actions.StopAttempt) for one in plan)
