@@ -1,0 +1,124 @@
+"""Between a client and an API server: answers faults of its own, cuts connections, stands still. Plain HTTP, as
+`kubectl proxy`: it has the right to everything that its access has."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from sandgate.operator.access import Access
+
+KEPT = ("Content-Type", "Accept", "User-Agent")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One answer that the API server never gave. Status 0: the connection is closed instead; `late`: but first the
+    API server does what was asked for."""
+
+    status: int = 0
+    retry_after: str = ""
+    late: bool = False
+    raw: str = ""
+    """Body; a Status in JSON when empty."""
+
+
+@dataclass
+class Relay:
+    """`url` is where clients go. Faults are used up in order by the requests that `hits` picks."""
+
+    access: Access
+    url: str = ""
+    faults: deque[Fault] = field(default_factory=deque)
+    hits: Callable[[web.BaseRequest], bool] = lambda request: True
+    seen: list[str] = field(default_factory=list)
+    """METHOD path?query of every request."""
+    arrived: asyncio.Condition = field(default_factory=asyncio.Condition)
+    tokens: list[str] = field(default_factory=list)
+    open: Counter[str] = field(default_factory=Counter)
+    """Path -> watches that are open."""
+    _going: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def freeze(self) -> None:
+        """Nothing gets through any more, in either direction; connections stay."""
+        self._going.clear()
+
+    def thaw(self) -> None:
+        """Go on, also with what was stuck."""
+        self._going.set()
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        self.seen.append(f"{request.method} {request.path_qs}")
+        self.tokens.append(request.headers.get("Authorization", ""))
+        async with self.arrived:
+            self.arrived.notify_all()
+        body = await request.read()
+        await self._going.wait()
+        fault = self.faults.popleft() if self.faults and self.hits(request) else None
+        if fault is not None and not fault.late:
+            return self._fault(request, fault)
+        headers = {name: request.headers[name] for name in KEPT if name in request.headers}
+        async with self.http.request(
+            request.method,
+            self.access.server + request.path_qs,
+            data=body or None,
+            headers=headers,
+        ) as answer:
+            if fault is not None:
+                await answer.read()
+                return self._fault(request, fault)
+            response = web.StreamResponse(status=answer.status)
+            response.content_type = answer.content_type
+            await response.prepare(request)
+            watch = "watch" in request.query
+            self.open[request.path] += watch
+            try:
+                async for chunk in answer.content.iter_any():
+                    await self._going.wait()
+                    await response.write(chunk)
+            finally:
+                self.open[request.path] -= watch
+            await response.write_eof()
+            return response
+
+    def _fault(self, request: web.BaseRequest, fault: Fault) -> web.StreamResponse:
+        if not fault.status:
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
+        said: dict[str, Any] = {"kind": "Status", "code": fault.status, "message": "a fault"}
+        headers = {"Retry-After": fault.retry_after} if fault.retry_after else {}
+        return web.Response(
+            status=fault.status,
+            text=fault.raw or json.dumps(said),
+            headers=headers,
+            content_type="application/json",
+        )
+
+    http: aiohttp.ClientSession = field(init=False)
+
+
+@asynccontextmanager
+async def relay(access: Access) -> AsyncIterator[Relay]:
+    """On a free port of 127.0.0.1, while the block runs."""
+    one = Relay(access)
+    one.thaw()
+    connector = aiohttp.TCPConnector(limit=0, ssl=access.tls or True)
+    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout()) as one.http:
+        runner = web.ServerRunner(web.Server(one.handle, access_log=None), shutdown_timeout=0.1)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            one.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+            yield one
+        finally:
+            one.thaw()
+            await runner.cleanup()
