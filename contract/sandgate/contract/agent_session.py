@@ -9,19 +9,18 @@ from sandgate.contract.kinds import JsonObject, LabelText
 from sandgate.contract.names import (
     API_VERSION,
     JOB_NAME_MAX,
+    LABEL_MAX,
     LABEL_PATTERN,
     SAMPLES_MAX,
     UID_CHARS_MAX,
 )
-from sandgate.contract.rules import Bounds, Cel, Column, Doc, Pattern, Size
+from sandgate.contract.rules import Bounds, Column, Doc, Pattern, Size, name_rules
 from sandgate.contract.status import AgentSessionStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSessionSpec:
     """Which attempt at which sample of which task this is."""
-
-    RULES: ClassVar = (Cel("self == oldSelf", "spec is immutable"),)
 
     job_name: Annotated[
         str,
@@ -50,12 +49,15 @@ class AgentSession:
         Column("Attempt", ".spec.attempt", "integer"),
         Column("Running", ".status.conditions[?(@.type=='Running')].status"),
         Column("Committed", ".status.conditions[?(@.type=='TrajectoryCommitted')].status"),
-        Column("Reward", ".status.reward"),
+        Column("Reward", ".status.reward", "number"),
         Column("Failure", ".status.failureReason"),
         Column("Turns", ".status.turns", "integer", priority=1),
         Column("Node", ".status.node", priority=1),
         Column("Age", ".metadata.creationTimestamp", "date"),
     )
+
+    SELECTABLE: ClassVar = (".spec.jobName", ".spec.taskUid", ".spec.gateway", ".spec.remote")
+    RULES: ClassVar = name_rules(LABEL_MAX)
 
     api_version: Annotated[str, Pattern(f"^{API_VERSION}$", API_VERSION), Doc("Version of this kind.")]
     kind: Annotated[str, Pattern("^AgentSession$", "AgentSession"), Doc("AgentSession.")]

@@ -24,7 +24,7 @@ from sandgate.contract.choices import (
 )
 from sandgate.contract.kinds import LabelMap, NonNegative, Positive, Seconds, Text
 from sandgate.contract.names import API_VERSION, GROUP, JOB_NAME_MAX, LABEL_PATTERN, SAMPLES_MAX, VERSION
-from sandgate.contract.rules import Bounds, Cel, Column, Doc, Mutable, OneOf, Pattern, Size
+from sandgate.contract.rules import Bounds, Cel, Column, Doc, Mutable, OneOf, Pattern, Size, name_rules
 from sandgate.contract.serving import (
     Engine,
     EngineSelector,
@@ -217,6 +217,13 @@ class RolloutJob:
         Column("Suspended", ".spec.suspend", "boolean", priority=1),
         Column("Committed", ".status.committed", "integer", priority=1),
     )
+    SELECTABLE: ClassVar = (".spec.suspend", ".spec.model.name")
+    SCALE: ClassVar = {
+        "specReplicasPath": ".spec.parallelism",
+        "statusReplicasPath": ".status.running",
+        "labelSelectorPath": ".status.selector",
+    }
+    RULES: ClassVar = name_rules(JOB_NAME_MAX)
 
     api_version: Annotated[str, Pattern(f"^{API_VERSION}$", API_VERSION), Doc("Version of this kind.")]
     kind: Annotated[str, Pattern("^RolloutJob$", "RolloutJob"), Doc("RolloutJob.")]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, TypeAlias
 
 Wrong: TypeAlias = tuple[str, str] | None
@@ -20,6 +21,13 @@ class Doc:
     """Description for `kubectl explain` and the reference."""
 
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Values of this enumeration are documented, but others may come later: the schema leaves them open."""
+
+    enum: type[StrEnum]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +155,7 @@ class Column:
     path: str
     type: str = "string"
     priority: int = 0
+    description: str = ""
 
 
 def rule_schema(rule: Cel) -> dict[str, Any]:
@@ -154,6 +163,17 @@ def rule_schema(rule: Cel) -> dict[str, Any]:
     made = {"rule": rule.rule, "message": rule.message}
     path = rule.field.split("[")[0]
     return made | ({"fieldPath": f".{path}"} if path else {})
+
+
+def name_rules(high: int) -> tuple[Cel, ...]:
+    """Of metadata.name, which has no schema of ours: names are parts of host names and label values."""
+    return (
+        Cel(f"size(self.metadata.name) <= {high}", f"metadata.name has more than {high} characters"),
+        Cel(
+            "self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",
+            "metadata.name is not a DNS label (lower case letters, digits and dashes)",
+        ),
+    )
 
 
 def _short(value: str) -> str:

@@ -1,0 +1,108 @@
+"""Condition types and their reasons: values are API. (pure)"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class ConditionStatus(StrEnum):
+    """As in Kubernetes."""
+
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+class JobCondition(StrEnum):
+    """Condition types of a RolloutJob."""
+
+    READY = "Ready"
+    """Gateways and engine answer; sessions can run."""
+    SUSPENDED = "Suspended"
+    """Nothing runs, because spec.suspend is true or the trainer is gone."""
+    PROGRESSING = "Progressing"
+    """Sessions run or are about to."""
+    COMPLETE = "Complete"
+    """Every sample ended; nothing will run again."""
+    FAILED = "Failed"
+    """The job gave up (deadline, engine); nothing will run again."""
+
+
+class SessionCondition(StrEnum):
+    """Condition types of an AgentSession."""
+
+    SCHEDULED = "Scheduled"
+    """It is open at its gateway and its sandbox was asked for."""
+    RUNNING = "Running"
+    """Its agent has started and not ended."""
+    FINISHED = "Finished"
+    """Its agent ended, well or not; see failureClass."""
+    FINALIZED = "Finalized"
+    """Its tree is sealed at the gateway; its reward is final."""
+    TRAJECTORY_COMMITTED = "TrajectoryCommitted"
+    """Every trajectory of it was acknowledged by the trainer, or is durable in the Parquet output. Only then may what
+    is left of it be collected."""
+
+
+class JobReason(StrEnum):
+    """Reasons in the conditions of a RolloutJob."""
+
+    GATEWAYS_READY = "GatewaysReady"
+    """Ready: gateways take sessions; engines are not ours to watch."""
+    GATEWAYS_AND_ENGINES_READY = "GatewaysAndEnginesReady"
+    """Ready: gateways take sessions and an engine answers."""
+    NOTHING_MADE = "NothingMade"
+    """Not ready: gateways and engine are not made yet."""
+    NO_GATEWAY = "NoGateway"
+    """Not ready: no gateway takes sessions."""
+    NO_ENGINE = "NoEngine"
+    """Not ready: no engine answers."""
+    SPEC_SUSPEND = "SpecSuspend"
+    """Suspended by spec.suspend."""
+    TRAINER_SILENT = "TrainerSilent"
+    """Suspended: nothing heard of the trainer for heartbeatSeconds."""
+    NOT_SUSPENDED = "NotSuspended"
+    """It may run."""
+    RUNNING = "Running"
+    """Progressing: sessions run."""
+    WAITING = "Waiting"
+    """Progressing: sessions are about to run, or tasks to come."""
+    DRAINING = "Draining"
+    """The operator of a local run starts nothing new."""
+    SUSPENDED = "Suspended"
+    """Not progressing: it is suspended."""
+    OVER = "Over"
+    """Not progressing: it is complete or failed."""
+    ALL_ENDED = "AllEnded"
+    """Complete: every sample ended."""
+    NOT_ALL_ENDED = "NotAllEnded"
+    """Not complete: samples are open."""
+    DEADLINE_EXCEEDED = "DeadlineExceeded"
+    """Failed: activeDeadlineSeconds passed."""
+    TRAINER_LOST = "TrainerLost"
+    """Failed: nothing heard of the trainer for collectSeconds."""
+    NOT_FAILED = "NotFailed"
+    """It has not failed."""
+
+
+class SessionReason(StrEnum):
+    """Reasons in the conditions of an AgentSession; Finished has those of failureReason too."""
+
+    ASKED = "Asked"
+    """Scheduled: its sandbox was asked for."""
+    REMOTE = "Remote"
+    """Scheduled: its agent runs elsewhere."""
+    STARTED = "Started"
+    """Running: its agent started."""
+    ENDED = "Ended"
+    """Not running: its agent ended."""
+    NEVER_STARTED = "NeverStarted"
+    """Not running: it ended before its agent started."""
+    COMPLETED = "Completed"
+    """Finished: it ended well; while False: it is being stopped because it completed."""
+    SEALED = "Sealed"
+    """Finalized: its tree is sealed."""
+    DISCARDED = "Discarded"
+    """Not finalized: it was aborted, nothing of it is kept."""
+    ACKNOWLEDGED = "Acknowledged"
+    """TrajectoryCommitted: every trajectory was acknowledged or is durable."""

@@ -1,0 +1,221 @@
+"""The structural OpenAPI schema of a manifest class, from the types and rules of its fields. (pure)
+
+What `contract.schema.decode` accepts this accepts, and the API server fills in the defaults that decode does; the
+other way round but for what no structural schema can say (tests/cluster/test_crds_agree.py lists it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, fields, is_dataclass
+from enum import Enum, StrEnum
+from typing import Any, get_args, get_origin
+
+from sandgate.contract.documented import listed, summary
+from sandgate.contract.kinds import INT32_MAX, NO_NUL
+from sandgate.contract.rules import (
+    Bounds,
+    Cel,
+    Check,
+    Doc,
+    Grows,
+    Known,
+    Mutable,
+    OneOf,
+    Pattern,
+    Size,
+    Unique,
+    rule_schema,
+)
+from sandgate.contract.schema import Slot, slots, unwrap
+
+Json = dict[str, Any]
+
+FORBIDDEN = "FieldValueForbidden"
+"""Reason of a change that may not be: `kubectl` then says "Forbidden: ..."."""
+
+
+def object_schema(cls: type[Any], *, fixed: bool = False, at: str = "") -> Json:
+    """Schema of a manifest class. `fixed`: it is part of a spec, so what is not marked Mutable or Grows may not change,
+    and `at` is its path there, for the messages."""
+    known = slots(cls)
+    required = [slot.manifest for slot in known if slot.required]
+    made: Json = {"type": "object", "description": summary(cls)}
+    if required:
+        made["required"] = required
+    made["properties"] = {slot.manifest: property_schema(cls, slot, fixed=fixed, at=at) for slot in known}
+    rules = [rule_schema(cel_of(cls, one)) for one in getattr(cls, "RULES", ())]
+    if fixed:
+        rules += list(_kept(known, at))
+    return made | ({"x-kubernetes-validations": rules} if rules else {})
+
+
+def cel_of(cls: type[Any], rule: OneOf | Cel) -> Cel:
+    """The rule as the API server is told it."""
+    if isinstance(rule, Cel):
+        return rule
+    names = [slot.manifest for slot in slots(cls) if slot.python in rule.fields]
+    has = ", ".join(f"has(self.{name})" for name in names)
+    return Cel(f"[{has}].filter(is, is).size() == 1", f"exactly one of {', '.join(names)} is needed")
+
+
+def property_schema(cls: type[Any], slot: Slot, *, fixed: bool = False, at: str = "") -> Json:
+    """Schema of one field, with its description, default and transition rule."""
+    path = f"{at}.{slot.manifest}" if at else slot.manifest
+    nested = fixed and changes_within(slot)
+    made = value_schema(slot.hint, slot.rules, fixed=nested, at=path)
+    made["description"] = describe(cls, slot, made.get("description", ""))
+    default = next(one for one in fields(cls) if one.name == slot.python)
+    if not slot.required and not slot.optional:
+        made["default"] = _sparse(_default(default))
+    if fixed and (rule := transition(slot, path)) is not None:
+        made.setdefault("x-kubernetes-validations", []).append(rule)
+    return made
+
+
+def describe(cls: type[Any], slot: Slot, inner: str) -> str:
+    """What `kubectl explain` says of a field: its Doc, else what its type says of itself; the values of an enum; that
+    it excludes its siblings."""
+    text = next((rule.text for rule in reversed(slot.rules) if isinstance(rule, Doc)), inner)
+    parts = [text]
+    if isinstance(slot.hint, type) and issubclass(slot.hint, StrEnum):
+        parts.append(listed(slot.hint))
+    parts += [listed(rule.enum) for rule in slot.rules if isinstance(rule, Known)]
+    for rule in getattr(cls, "RULES", ()):
+        if isinstance(rule, OneOf) and slot.python in rule.fields:
+            others = [one.manifest for one in slots(cls) if one.python in rule.fields and one is not slot]
+            parts.append(f"Not beside {' or '.join(others)}.")
+    return "\n".join(parts)
+
+
+def value_schema(hint: Any, rules: tuple[Any, ...] = (), *, fixed: bool = False, at: str = "") -> Json:
+    """Schema of a type with rules, without a description but that of an object's class."""
+    hint, more = unwrap(hint)
+    made = _plain(hint, fixed, at)
+    for rule in (*more, *rules):
+        match rule:
+            case Bounds():
+                made |= _bounds(rule, whole=hint is int)
+            case Size():
+                _narrow(made, hint, rule)
+            case Pattern():
+                made["pattern"] = rule.regex
+            case Check():
+                made |= rule.schema
+            case Unique(key):
+                made |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
+    return made
+
+
+def _plain(hint: Any, fixed: bool, at: str) -> Json:
+    if hint is Any:
+        return {"x-kubernetes-preserve-unknown-fields": True}
+    if isinstance(hint, type) and is_dataclass(hint):
+        return object_schema(hint, fixed=fixed, at=at)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return {"type": "string", "enum": [one.value for one in hint], "maxLength": 64}
+    if hint in _SCALARS:
+        return dict(_SCALARS[hint])
+    inner = get_args(hint)[-1 if get_origin(hint) is dict else 0]
+    if get_origin(hint) is tuple:
+        return {"type": "array", "x-kubernetes-list-type": "atomic", "items": value_schema(inner)}
+    if inner is Any:
+        return {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    return {"type": "object", "additionalProperties": value_schema(inner)}
+
+
+_SCALARS: dict[Any, Json] = {
+    str: {"type": "string", "pattern": NO_NUL},
+    int: {"type": "integer", "format": "int64"},
+    float: {"type": "number", "format": "double"},
+    bool: {"type": "boolean"},
+}
+
+
+def _bounds(rule: Bounds, *, whole: bool) -> Json:
+    made: Json = {}
+    if rule.low is not None:
+        made["minimum"] = rule.low
+    if rule.above is not None:
+        made |= {"minimum": rule.above, "exclusiveMinimum": True}
+    if rule.high is not None:
+        made["maximum"] = rule.high
+        if whole and rule.high <= INT32_MAX:
+            made["format"] = "int32"
+    return made
+
+
+def _narrow(made: Json, hint: Any, rule: Size) -> None:
+    """Lengths of several rules: the narrower bound of each side."""
+    unit = "Length" if hint is str else "Properties" if get_origin(hint) is dict else "Items"
+    if rule.low:
+        made[f"min{unit}"] = max(rule.low, made.get(f"min{unit}", 0))
+    if rule.high is not None:
+        made[f"max{unit}"] = min(rule.high, made.get(f"max{unit}", rule.high))
+
+
+# -- defaults ---------------------------------------------------------------------------------------------------------
+
+
+def _default(one: Field[Any]) -> Any:
+    return one.default if one.default_factory is MISSING else one.default_factory()
+
+
+def _sparse(value: Any) -> Any:
+    """As in a manifest, without what the API server fills in by the defaults of the fields within."""
+    if is_dataclass(value):
+        defaults = {one.name: _default(one) for one in fields(value) if not _needed(one)}
+        return {
+            slot.manifest: _sparse(given)
+            for slot in slots(type(value))
+            if (given := getattr(value, slot.python)) is not None
+            and (slot.python not in defaults or defaults[slot.python] != given)
+        }
+    if isinstance(value, Enum):
+        return value.value
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _needed(one: Field[Any]) -> bool:
+    return one.default is MISSING and one.default_factory is MISSING
+
+
+# -- what may change --------------------------------------------------------------------------------------------------
+
+
+def may_change(slot: Slot) -> bool:
+    """Is this field, or something in it, marked Mutable or Grows?"""
+    return any(isinstance(rule, Mutable | Grows) for rule in slot.rules) or changes_within(slot)
+
+
+def changes_within(slot: Slot) -> bool:
+    """Is something in this field marked?"""
+    hint = slot.hint
+    return isinstance(hint, type) and is_dataclass(hint) and any(may_change(inner) for inner in slots(hint))
+
+
+def immutable(path: str) -> Json:
+    """The rule of a field that stays as it was made."""
+    return rule_schema(Cel("self == oldSelf", f"{path} is immutable")) | {"reason": FORBIDDEN}
+
+
+def transition(slot: Slot, path: str) -> Json | None:
+    """The rule that holds a field of a spec; None where it may change, or its fields have their own."""
+    for rule in slot.rules:
+        if isinstance(rule, Mutable):
+            return None
+        if isinstance(rule, Grows):
+            made = Cel("self >= oldSelf", f"{path} may only grow: {rule.because}")
+            return rule_schema(made) | {"reason": FORBIDDEN}
+    return None if changes_within(slot) else immutable(path)
+
+
+def _kept(known: tuple[Slot, ...], at: str) -> Iterator[Json]:
+    """A field's own rule does not run when the field comes or goes: its parent's does."""
+    for slot in known:
+        if slot.optional and not any(isinstance(rule, Mutable) for rule in slot.rules):
+            path = f"{at}.{slot.manifest}" if at else slot.manifest
+            rule = f"has(self.{slot.manifest}) == has(oldSelf.{slot.manifest})"
+            yield rule_schema(Cel(rule, f"{path} can neither be added nor removed", slot.manifest)) | {
+                "reason": FORBIDDEN
+            }
