@@ -34,7 +34,14 @@ AGENT_MAY_NOT = {
     "resume": ("POST", "/v1/resume", None),
     "set the policy version": ("PUT", "/v1/policy-version", {"version": 1}),
     "read the status": ("GET", "/v1/status", None),
+    "say that a trainer lives": ("POST", "/v1/heartbeat", {}),
+    "push tasks": ("POST", "/v1/tasks", {"tasks": []}),
+    "read another session's task": ("GET", "/v1/sessions/{other}/task", None),
+    "read the task queue": ("GET", "/v1/tasks", None),
+    "forget tasks": ("POST", "/v1/tasks/forget", {"upto": 0}),
+    "move the engines": ("PUT", "/v1/engines", {"urls": []}),
 }
+TRAINER_MAY_NOT = ("read the task queue", "forget tasks", "move the engines")
 
 
 @pytest.fixture
@@ -61,6 +68,13 @@ async def test_a_session_key_may_not(g: Running, scope: str, what: str) -> None:
     assert answer.status_code == 403, answer.text
     assert answer.json()["error"]["message"]
     assert answer.headers["x-sandgate-reason"] == "Forbidden"
+
+
+@pytest.mark.parametrize("what", TRAINER_MAY_NOT)
+async def test_a_trainer_may_not(g: Running, what: str) -> None:
+    method, path, body = AGENT_MAY_NOT[what]
+    answer = await g.admin.request(method, path, json=body, headers=bearer(admin_key(Scope.TRAINER)))
+    assert (answer.status_code, answer.headers["x-sandgate-reason"]) == (403, "Forbidden")
 
 
 async def test_the_reward_key_sets_its_own_sessions_reward_and_opens_no_model(g: Running) -> None:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from sandgate.gateway.core import Core
-from sandgate.gateway.journal.records import Opened, Record, TurnCommitted
+from sandgate.gateway.journal.records import TASKS, Opened, Record, TurnCommitted
 from sandgate.gateway.session import Session
 from sandgate.gateway.sessions import Sessions
 
@@ -31,7 +31,7 @@ def still_there(world: World) -> None:
     for session, records in ever.items():
         if session not in world.history.retired and here[session] != records:
             world.wrong(f"{len(records)} records of {session!r} were durable, {len(here[session])} are there")
-    for gone in sorted(here.keys() & world.history.retired - {""}):
+    for gone in sorted(here.keys() & world.history.retired - {"", TASKS}):
         world.wrong(f"{gone} was retired and is there again")
 
 
@@ -99,6 +99,10 @@ def _same(world: World, live: Sessions, again: Sessions) -> None:
         world.wrong(f"version {live.version}, by replay {again.version}")
     if live.open_count != again.open_count:
         world.wrong(f"open_count {live.open_count}, by replay {again.open_count}")
+    if live.engines != again.engines:
+        world.wrong(f"engines {live.engines}, by replay {again.engines}")
+    if live.tasks != again.tasks:
+        world.wrong(f"task queue {live.tasks}, by replay {again.tasks}")
     book, other = live.book, again.book
     for field in ("members", "leases", "whole", "partial"):
         if getattr(book, field) != getattr(other, field):

@@ -16,6 +16,7 @@ from typing import Any
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.journal.records import Acked, Leased, Nacked, Rewarded, Sealed, TurnCommitted
 from tests.simulation.history import NEVER, Asked, Group, History, Piece, Told
+from tests.simulation.tasks import check_tasks
 from tests.simulation.words import ASK
 from tests.support.gateway import codec
 
@@ -117,7 +118,8 @@ def verdict(history: History) -> list[str]:
         check_ends,
         check_leases,
     )
-    return [*history.wrong, *case.broken, *(line for law in laws for line in law(case))]
+    told = (line for law in laws for line in law(case))
+    return [*history.wrong, *case.broken, *told, *check_tasks(history)]
 
 
 def check_told(case: Case) -> Iterator[str]:

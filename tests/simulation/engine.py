@@ -9,7 +9,7 @@ import asyncio
 import contextvars
 import json
 from array import array
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -302,7 +302,7 @@ class SimTransport:
         return Answer(200, b"{}")
 
 
-async def connect(fleet: Fleet, **more: Any) -> vllm.VllmEngine:
+async def connect(fleet: Fleet, urls: Sequence[str] = URLS, **more: Any) -> vllm.VllmEngine:
     """The real engine client over the simulated wire."""
     with mock.patch.object(vllm, "Transport", return_value=SimTransport(fleet)):
-        return await vllm.VllmEngine.connect(URLS, model="shop", **more)
+        return await vllm.VllmEngine.connect(urls, model="shop", **more)

@@ -132,6 +132,12 @@ class History:
     """Session -> the final reward that its driver gave and was told to have been taken."""
     versions: dict[int, float] = field(default_factory=dict)
     """Policy version -> when the trainer heard that the gateway knows it."""
+    pushed: list[tuple[tuple[str, ...], int]] = field(default_factory=list)
+    """(uids, len(ever) when it was heard) of each batch of tasks that was told to be queued."""
+    taken: list[tuple[int, str, Any, int]] = field(default_factory=list)
+    """(number, uid, data, len(ever) when it was heard) of each task that the operator was given."""
+    forgotten: list[tuple[int, int]] = field(default_factory=list)
+    """(number, len(ever) when it was heard): tasks up to it were told to be forgotten."""
     pauses: list[tuple[float, float]] = field(default_factory=list)
     """(heard that new turns are held, asked to let them go), of one life of the gateway each."""
     wrong: list[str] = field(default_factory=list)

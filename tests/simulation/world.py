@@ -31,10 +31,11 @@ from sandgate.gateway.web.server import Front
 from tests.simulation import audit
 from tests.simulation.disk import SimDisk, SimStore
 from tests.simulation.driver import Control, Driver, Refused, Trainer, Weights
-from tests.simulation.engine import WINDOW, Fleet, connect
+from tests.simulation.engine import URLS, WINDOW, Fleet, connect
 from tests.simulation.history import NEVER, Group, History, Piece
 from tests.simulation.loop import LIFE, InlineExecutor, VirtualLoop
 from tests.simulation.network import Network
+from tests.simulation.tasks import Dataset, Operator
 from tests.simulation.words import Words
 from tests.support.gateway import SECRET, codec, config_in
 
@@ -185,6 +186,7 @@ class World:
         await sessions.keep_doubts()
         engine = await connect(
             self.fleet,
+            URLS if sessions.engines is None else sessions.engines,
             logprobs_mode="processed_logprobs",
             vocab_size=codec().vocab_size,
             version_now=lambda: sessions.version,
@@ -338,6 +340,9 @@ class World:
             sides = [asyncio.ensure_future(trainer.run()), asyncio.ensure_future(self._spoil())]
             if self.rng.random() < 0.6:
                 sides.append(asyncio.ensure_future(Weights(self, self._fork(), control).run()))
+            if self.rng.random() < 0.5:
+                sides.append(asyncio.ensure_future(Dataset(self, self._fork(), control).run()))
+                sides.append(asyncio.ensure_future(Operator(self, self._fork(), control).run()))
             await asyncio.wait(drivers, timeout=self.rng.choice((5.0, 60.0, 300.0)))
             await self._heal(supervisor, sides)
             await asyncio.gather(*drivers)
@@ -356,7 +361,9 @@ class World:
         self.kills = 0
         for task in (supervisor, *sides):
             task.cancel()
-        await asyncio.gather(supervisor, *sides, return_exceptions=True)
+        for broken in await asyncio.gather(supervisor, *sides, return_exceptions=True):
+            if isinstance(broken, Exception):
+                self.wrong(f"one who should have gone on raised {broken!r}")
         self._armed, self._kill_in = "", -1
         self.disk.failure, self.disk.fail_next = "", 0
         self.fleet.down, self.fleet.faults = set(), 0.0

@@ -198,8 +198,9 @@ class GatewayClient:
     # -- tasks --------------------------------------------------------------------------------------------------------
 
     async def push_tasks(self, tasks: Sequence[Task], *, last: bool = False) -> None:
-        """To the queue of a running job, at most 10,000 at once. Repeats change nothing; at capacity it is repeated
-        until the deadline. Raises Conflict (a uid with another prompt or data; or the queue was ended), Overloaded."""
+        """To the queue of a running job, at most 10,000 at once. Repeats change nothing, unless the task was finished
+        and forgotten meanwhile; at capacity it is asked again until the deadline. Raises Conflict (a uid with another
+        prompt or data; or the queue was ended), Overloaded."""
         body = {"tasks": [asdict(task) for task in tasks], "last": last}
         await self._call("POST", "/v1/tasks", body)
 

@@ -7,6 +7,7 @@ from sandgate.gateway.journal.records import (
     Acked,
     Completed,
     Delivered,
+    EnginesSet,
     GroupClosed,
     Intent,
     Leased,
@@ -16,6 +17,9 @@ from sandgate.gateway.journal.records import (
     Record,
     Rewarded,
     Sealed,
+    TaskRow,
+    TasksForgotten,
+    TasksPushed,
     TurnCommitted,
 )
 
@@ -86,4 +90,14 @@ EVERY_KIND: dict[str, Record] = {
     "nacked": Nacked(at=10.0, lease="l1"),
     "group closed": GroupClosed(at=11.0, job="shop", uid="q1", sessions=("s1",)),
     "policy version": PolicyVersion(at=12.0, version=5),
+    "engines set": EnginesSet(at=13.0, urls=("http://10.0.0.5:8000", "http://10.0.0.6:8000")),
+    "tasks pushed": TasksPushed(
+        at=14.0,
+        tasks=(
+            TaskRow(1, "q1", [{"role": "user", "content": "купи"}], {"n": 7}),
+            TaskRow(2, "q2", "sell", None),
+        ),
+        last=True,
+    ),
+    "tasks forgotten": TasksForgotten(at=15.0, upto=1),
 }

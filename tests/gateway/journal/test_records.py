@@ -1,0 +1,30 @@
+"""Bytes that say which gateways can read them."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from sandgate.contract.errors import NewerRecord
+from sandgate.gateway.journal.records import SCHEMA, EnginesSet, TasksForgotten, TasksPushed, decode, encode
+from tests.gateway.journal.samples import EVERY_KIND
+
+SECOND = (EnginesSet, TasksPushed, TasksForgotten)
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_a_record_says_the_first_schema_that_knew_its_kind(kind: str) -> None:
+    record = EVERY_KIND[kind]
+    raw = encode(record)
+    assert decode(raw) == record
+    assert msgspec.msgpack.decode(raw).get("schema", 1) == (2 if isinstance(record, SECOND) else 1)
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_a_newer_record_is_refused_whatever_else_is_in_it(kind: str) -> None:
+    said = msgspec.msgpack.decode(encode(EVERY_KIND[kind])) | {
+        "schema": SCHEMA + 1,
+        "type": "from the future",
+    }
+    with pytest.raises(NewerRecord):
+        decode(msgspec.msgpack.encode(said))
