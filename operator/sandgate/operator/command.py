@@ -8,15 +8,19 @@ import dataclasses
 import os
 import socket
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sandgate.contract.errors import BadManifest, SandgateError
 from sandgate.operator import access, jsonlog
+from sandgate.operator.cluster.hub import Hub as ClusterHub
 from sandgate.operator.kube import Kube
 from sandgate.operator.main import Hub, Options, Replica
 from sandgate.operator.metrics import Metrics
+from sandgate.operator.plan.actions import Action
 from sandgate.operator.probes import State
+from sandgate.operator.reconcile import Reconciler
 from sandgate.operator.settings import Settings
 
 LEASE = "sandgate-operator"
@@ -57,9 +61,34 @@ async def _run(reached: access.Access, settings: Settings, options: Options) -> 
 
 
 def _hub(kube: Kube, settings: Settings, metrics: Metrics) -> Hub:
-    from sandgate.operator.cluster.hub import Hub as ClusterHub
+    hub = ClusterHub(kube, settings)
+    measure(hub.reconciler, metrics)
+    return hub
 
-    return ClusterHub(kube, settings)
+
+def measure(reconciler: Reconciler, metrics: Metrics) -> None:
+    """Tell of every plan and action from now on."""
+    plan, carry_out = reconciler.plan, reconciler.carry_out
+
+    def planned(key: str) -> Sequence[Action]:
+        start = time.perf_counter()
+        try:
+            return plan(key)
+        finally:
+            metrics.planned(time.perf_counter() - start)
+
+    async def carried_out(key: str, action: Action) -> None:
+        start, outcome = time.perf_counter(), "Cancelled"
+        try:
+            await carry_out(key, action)
+            outcome = "ok"
+        except Exception as error:
+            outcome = error.reason if isinstance(error, SandgateError) else SandgateError.reason
+            raise
+        finally:
+            metrics.acted(type(action).__name__, outcome, time.perf_counter() - start)
+
+    reconciler.plan, reconciler.carry_out = planned, carried_out
 
 
 def _settings(path: Path | None, namespaces: Sequence[str]) -> Settings:

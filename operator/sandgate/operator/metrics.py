@@ -7,7 +7,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from sandgate.operator.health import Health, Phase
 
 CALL_S = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15)
-PLAN_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1, 5, 30, 120)
+PLAN_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1)
+ACTION_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 30)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -35,11 +36,15 @@ class Metrics:
             ["action", "outcome"],
             registry=registry,
         )
-        self._reconcile_s = Histogram(
-            "sandgate_operator_reconcile_seconds",
-            "Planning one key and carrying it out",
-            buckets=PLAN_S,
+        self._action_s = Histogram(
+            "sandgate_operator_action_seconds",
+            "Carrying out one action",
+            ["action"],
+            buckets=ACTION_S,
             registry=registry,
+        )
+        self._plan_s = Histogram(
+            "sandgate_operator_plan_seconds", "Planning one key", buckets=PLAN_S, registry=registry
         )
         self._events = Counter(
             "sandgate_operator_watch_events", "Changes seen", ["kind", "type"], registry=registry
@@ -72,13 +77,14 @@ class Metrics:
         self._calls.labels(verb, kind, code).inc()
         self._call_s.labels(verb, kind).observe(seconds)
 
-    def acted(self, action: str, outcome: str = "ok") -> None:
-        """An action was carried out. `action`: its class; `outcome`: ok, or the reason code of the error."""
+    def acted(self, action: str, outcome: str, seconds: float) -> None:
+        """An action was carried out, or not. `action`: its class; `outcome`: ok, or the reason code of the error."""
         self._actions.labels(action, outcome).inc()
+        self._action_s.labels(action).observe(seconds)
 
-    def reconciled(self, seconds: float) -> None:
-        """A key was planned and its actions carried out."""
-        self._reconcile_s.observe(seconds)
+    def planned(self, seconds: float) -> None:
+        """A key was planned."""
+        self._plan_s.observe(seconds)
 
     def saw(self, kind: str, event: str | None) -> None:
         """A change, or an object of a list."""
