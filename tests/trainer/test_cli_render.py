@@ -1,0 +1,73 @@
+"""`sandgate render`: YAML that is whole, safe to show, and refused where the job cannot run in a cluster."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sandgate.trainer.cli import main
+from tests.contract.manifests import spoilt
+
+SHOP = Path(__file__).parents[2] / "examples" / "shop" / "job.yaml"
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    """(exit code, stdout, stderr)."""
+    with pytest.raises(SystemExit) as exited:
+        main(["render", *argv])
+    said = capsys.readouterr()
+    return int(exited.value.code or 0), said.out, said.err
+
+
+def test_the_example_s_objects_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, str(SHOP), "-n", "rl")
+    found: list[dict[str, Any]] = list(yaml.safe_load_all(out))
+    assert code == 0
+    kinds = {one["kind"] for one in found}
+    assert kinds >= {"StatefulSet", "Deployment", "Service", "NetworkPolicy", "AgentSession", "Pod", "Secret"}
+    assert {one["metadata"]["namespace"] for one in found} == {"rl"}
+    assert "*id" not in out  # YAML anchors are for machines
+    agent = next(one for one in found if one["kind"] == "Pod")
+    session = next(one for one in found if one["kind"] == "AgentSession")
+    assert agent["metadata"]["name"] == session["metadata"]["name"]
+
+
+def test_as_json_it_is_a_list(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, str(SHOP), "--json")
+    made = json.loads(out)
+    assert made["kind"] == "List"
+    assert made["items"] == list(yaml.safe_load_all(run(capsys, str(SHOP))[1]))
+
+
+def test_the_installation_s_settings_decide_what_the_job_does_not(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    settings = tmp_path / "settings.json"
+    settings.write_text(json.dumps({"gateway_image": "mine:7", "cluster_domain": "k8s.example"}))
+    _, out, _ = run(capsys, str(SHOP), "--settings", str(settings))
+    assert "image: mine:7" in out
+    assert ".svc.k8s.example:8000" in out
+
+
+def test_a_job_that_only_runs_on_one_machine_is_refused_naming_the_field(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text(json.dumps(spoilt(("spec.tasks", {"file": "tasks.jsonl"}))))
+    code, out, err = run(capsys, str(job))
+    assert (code, out) == (2, "")
+    assert err.startswith("error: spec.tasks.file: ")
+
+
+def test_settings_that_are_no_settings_are_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    settings = tmp_path / "settings.json"
+    settings.write_text('{"gateway_imag": "x"}')
+    code, _, err = run(capsys, str(SHOP), "--settings", str(settings))
+    assert code == 2
+    assert "gateway_imag" in err
