@@ -87,7 +87,7 @@ def test_admission_refuses_what_the_checker_refuses(
     apiserver: Api, namespace: str, said: str, spec: Json
 ) -> None:
     # An API server without --allow-privileged refuses such a pod before any profile does.
-    with pytest.raises(Refused, match="violates PodSecurity|disallowed by cluster policy"):
+    with pytest.raises(Refused, match=r"violates PodSecurity|disallowed by cluster policy"):
         admit(apiserver, namespace, spec)
 
 
