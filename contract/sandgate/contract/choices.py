@@ -18,21 +18,27 @@ class EngineKind(StrEnum):
     """Whose HTTP API the engine speaks."""
 
     VLLM = "vllm"
+    """vLLM."""
     SGLANG = "sglang"
+    """SGLang."""
 
 
 class Beside(StrEnum):
     """How strongly gateways are placed on the engines' nodes."""
 
     PREFERRED = "Preferred"
+    """There if there is room."""
     REQUIRED = "Required"
+    """There or not at all."""
     ANYWHERE = "Anywhere"
+    """Wherever the scheduler puts them."""
 
 
 class Backend(StrEnum):
     """What runs an agent."""
 
     POD = "Pod"
+    """A pod of its own."""
     SANDBOX_CLAIM = "SandboxClaim"
     """A claim on kubernetes-sigs/agent-sandbox."""
     PROCESS = "Process"

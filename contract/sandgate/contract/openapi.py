@@ -6,8 +6,9 @@ other way round but for what no structural schema can say (tests/cluster/test_cr
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from enum import Enum, StrEnum
 from typing import Any, get_args, get_origin
 
@@ -35,18 +36,34 @@ FORBIDDEN = "FieldValueForbidden"
 """Reason of a change that may not be: `kubectl` then says "Forbidden: ..."."""
 
 
-def object_schema(cls: type[Any], *, fixed: bool = False, at: str = "") -> Json:
-    """Schema of a manifest class. `fixed`: it is part of a spec, so what is not marked Mutable or Grows may not change,
-    and `at` is its path there, for the messages."""
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in an object a class stands."""
+
+    at: str = ""
+    """Path, for messages of rules."""
+    fixed: bool = False
+    """What is not marked Mutable or Grows has a rule of its own against change."""
+    filled: bool = True
+    """The API server fills in defaults; of a status it does not."""
+
+    def below(self, slot: Slot) -> Place:
+        """The place of a field that is an object; a field that may not change needs no rules within."""
+        path = f"{self.at}.{slot.manifest}" if self.at else slot.manifest
+        return Place(path, self.fixed and changes_within(slot), self.filled)
+
+
+def object_schema(cls: type[Any], place: Place = Place()) -> Json:
+    """Schema of a manifest class."""
     known = slots(cls)
     required = [slot.manifest for slot in known if slot.required]
     made: Json = {"type": "object", "description": summary(cls)}
     if required:
         made["required"] = required
-    made["properties"] = {slot.manifest: property_schema(cls, slot, fixed=fixed, at=at) for slot in known}
+    made["properties"] = {slot.manifest: property_schema(cls, slot, place) for slot in known}
     rules = [rule_schema(cel_of(cls, one)) for one in getattr(cls, "RULES", ())]
-    if fixed:
-        rules += list(_kept(known, at))
+    if place.fixed:
+        rules += list(_kept(known, place))
     return made | ({"x-kubernetes-validations": rules} if rules else {})
 
 
@@ -59,16 +76,17 @@ def cel_of(cls: type[Any], rule: OneOf | Cel) -> Cel:
     return Cel(f"[{has}].filter(is, is).size() == 1", f"exactly one of {', '.join(names)} is needed")
 
 
-def property_schema(cls: type[Any], slot: Slot, *, fixed: bool = False, at: str = "") -> Json:
+def property_schema(cls: type[Any], slot: Slot, place: Place) -> Json:
     """Schema of one field, with its description, default and transition rule."""
-    path = f"{at}.{slot.manifest}" if at else slot.manifest
-    nested = fixed and changes_within(slot)
-    made = value_schema(slot.hint, slot.rules, fixed=nested, at=path)
-    made["description"] = describe(cls, slot, made.get("description", ""))
-    default = next(one for one in fields(cls) if one.name == slot.python)
-    if not slot.required and not slot.optional:
-        made["default"] = _sparse(_default(default))
-    if fixed and (rule := transition(slot, path)) is not None:
+    inner = place.below(slot)
+    made = value_schema(slot.hint, slot.rules, inner)
+    parts = [describe(cls, slot, made.get("description", ""))]
+    if place.filled and not slot.required and not slot.optional:
+        made["default"] = _sparse(_default(next(one for one in fields(cls) if one.name == slot.python)))
+        if isinstance(made["default"], str | int | float) and made["default"] != "":
+            parts.append(f"Default: {json.dumps(made['default']).strip(chr(34))}.")
+    made["description"] = "\n".join(parts)
+    if place.fixed and (rule := transition(slot, inner.at)) is not None:
         made.setdefault("x-kubernetes-validations", []).append(rule)
     return made
 
@@ -80,7 +98,7 @@ def describe(cls: type[Any], slot: Slot, inner: str) -> str:
     parts = [text]
     if isinstance(slot.hint, type) and issubclass(slot.hint, StrEnum):
         parts.append(listed(slot.hint))
-    parts += [listed(rule.enum) for rule in slot.rules if isinstance(rule, Known)]
+    parts += [listed(rule.enum) for rule in slot.rules if isinstance(rule, Known) and rule.explained]
     for rule in getattr(cls, "RULES", ()):
         if isinstance(rule, OneOf) and slot.python in rule.fields:
             others = [one.manifest for one in slots(cls) if one.python in rule.fields and one is not slot]
@@ -88,10 +106,10 @@ def describe(cls: type[Any], slot: Slot, inner: str) -> str:
     return "\n".join(parts)
 
 
-def value_schema(hint: Any, rules: tuple[Any, ...] = (), *, fixed: bool = False, at: str = "") -> Json:
+def value_schema(hint: Any, rules: tuple[Any, ...], place: Place) -> Json:
     """Schema of a type with rules, without a description but that of an object's class."""
     hint, more = unwrap(hint)
-    made = _plain(hint, fixed, at)
+    made = _plain(hint, place)
     for rule in (*more, *rules):
         match rule:
             case Bounds():
@@ -107,21 +125,21 @@ def value_schema(hint: Any, rules: tuple[Any, ...] = (), *, fixed: bool = False,
     return made
 
 
-def _plain(hint: Any, fixed: bool, at: str) -> Json:
+def _plain(hint: Any, place: Place) -> Json:
     if hint is Any:
         return {"x-kubernetes-preserve-unknown-fields": True}
     if isinstance(hint, type) and is_dataclass(hint):
-        return object_schema(hint, fixed=fixed, at=at)
+        return object_schema(hint, place)
     if isinstance(hint, type) and issubclass(hint, Enum):
-        return {"type": "string", "enum": [one.value for one in hint], "maxLength": 64}
+        return {"type": "string", "enum": [one.value for one in hint]}
     if hint in _SCALARS:
         return dict(_SCALARS[hint])
     inner = get_args(hint)[-1 if get_origin(hint) is dict else 0]
     if get_origin(hint) is tuple:
-        return {"type": "array", "x-kubernetes-list-type": "atomic", "items": value_schema(inner)}
+        return {"type": "array", "x-kubernetes-list-type": "atomic", "items": value_schema(inner, (), place)}
     if inner is Any:
         return {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    return {"type": "object", "additionalProperties": value_schema(inner)}
+    return {"type": "object", "additionalProperties": value_schema(inner, (), place)}
 
 
 _SCALARS: dict[Any, Json] = {
@@ -210,12 +228,11 @@ def transition(slot: Slot, path: str) -> Json | None:
     return None if changes_within(slot) else immutable(path)
 
 
-def _kept(known: tuple[Slot, ...], at: str) -> Iterator[Json]:
+def _kept(known: tuple[Slot, ...], place: Place) -> Iterator[Json]:
     """A field's own rule does not run when the field comes or goes: its parent's does."""
     for slot in known:
         if slot.optional and not any(isinstance(rule, Mutable) for rule in slot.rules):
-            path = f"{at}.{slot.manifest}" if at else slot.manifest
             rule = f"has(self.{slot.manifest}) == has(oldSelf.{slot.manifest})"
-            yield rule_schema(Cel(rule, f"{path} can neither be added nor removed", slot.manifest)) | {
-                "reason": FORBIDDEN
-            }
+            yield rule_schema(
+                Cel(rule, f"{place.below(slot).at} can neither be added nor removed", slot.manifest)
+            ) | {"reason": FORBIDDEN}

@@ -28,6 +28,8 @@ class Known:
     """Values of this enumeration are documented, but others may come later: the schema leaves them open."""
 
     enum: type[StrEnum]
+    explained: bool = True
+    """`kubectl explain` lists them; the reference always does."""
 
 
 @dataclass(frozen=True, slots=True)

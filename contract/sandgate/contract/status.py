@@ -44,7 +44,9 @@ class Condition:
 
     type: Annotated[str, Size(1, 316), Doc("Which fact.")]
     status: Annotated[ConditionStatus, Doc("True, False or Unknown.")]
-    reason: Annotated[Reason, Doc("Why, in one CamelCase word; API.")] = ""
+    reason: Annotated[
+        Reason, Doc("Why, in one CamelCase word. It is API: docs/reference lists them all.")
+    ] = ""
     message: Annotated[str, Size(0, 32_768), Doc("Why, for people; may change.")] = ""
     observed_generation: Annotated[Count, Doc("Of the spec that this was decided on.")] = 0
     last_transition_time: Annotated[Time, Doc("RFC 3339: since when the status is what it is.")] = ""
@@ -74,8 +76,8 @@ class RolloutJobStatus:
         Size(0, CONDITIONS_MAX),
         Unique("type"),
         Known(JobCondition),
-        Known(JobReason),
-        Doc("What holds of the job, by type. Types, then reasons:"),
+        Known(JobReason, explained=False),
+        Doc("What holds of the job, by type:"),
     ] = ()
     sessions: Annotated[Count, Doc("Samples that the job asks for: tasks x groupSize.")] = 0
     running: Annotated[Count, Doc("Attempts that run now.")] = 0
@@ -105,10 +107,8 @@ class AgentSessionStatus:
         Size(0, CONDITIONS_MAX),
         Unique("type"),
         Known(SessionCondition),
-        Known(SessionReason),
-        Doc(
-            "What holds of the session, by type; one that is absent is not reached yet. Types, then reasons:"
-        ),
+        Known(SessionReason, explained=False),
+        Doc("What holds of the session, by type; one that is absent is not reached yet:"),
     ] = field(default=())
     turns: Annotated[Count, Doc("Sampled turns.")] = 0
     tokens: Annotated[Count, Doc("Unique tokens of its tree.")] = 0
@@ -121,5 +121,7 @@ class AgentSessionStatus:
         Doc("Who is to blame; absent if it ended well."),
     ] = None
     failure_reason: Annotated[
-        Reason | None, Known(FailureReason), Doc("Why it ended; absent if it ended well.")
+        Reason | None,
+        Known(FailureReason, explained=False),
+        Doc("Why; absent if it ended well. See docs/reference/reasons.md."),
     ] = None

@@ -138,7 +138,7 @@ class Reward:
 
     RULES: ClassVar = (
         Cel(
-            "(self.source == 'verifier') == has(self.verifier)",
+            "(has(self.source) && self.source == 'verifier') == has(self.verifier)",
             "source verifier needs the verifier block, and only that source may have it",
             "verifier",
             lambda reward: (reward.source is RewardSource.VERIFIER) == (reward.verifier is not None),

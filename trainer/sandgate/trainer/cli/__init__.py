@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import typer
 
-from sandgate.trainer.cli import doctor, exports, looks, render, run, say, serve, show
+from sandgate.trainer.cli import crds, doctor, exports, looks, render, run, say, serve, show
 
 app = typer.Typer(
     cls=say.Commands,
@@ -23,6 +23,7 @@ app = typer.Typer(
 )
 app.command("run")(run.run)
 app.command("show")(show.show)
+app.command("crds")(crds.crds)
 app.command("doctor")(doctor.doctor)
 app.command("gateway")(serve.gateway)
 app.command("operator")(serve.operator)
