@@ -103,7 +103,13 @@ class Relay:
             content_type="application/json",
         )
 
+    async def close(self) -> None:
+        """Nobody listens any more; what is open breaks."""
+        self.thaw()
+        await self.runner.cleanup()
+
     http: aiohttp.ClientSession = field(init=False)
+    runner: web.ServerRunner = field(init=False)
 
 
 @asynccontextmanager
@@ -113,12 +119,11 @@ async def relay(access: Access) -> AsyncIterator[Relay]:
     one.thaw()
     connector = aiohttp.TCPConnector(limit=0, ssl=access.tls or True)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout()) as one.http:
-        runner = web.ServerRunner(web.Server(one.handle, access_log=None), shutdown_timeout=0.1)
-        await runner.setup()
+        one.runner = web.ServerRunner(web.Server(one.handle, access_log=None), shutdown_timeout=0.1)
+        await one.runner.setup()
         try:
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            one.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+            await web.TCPSite(one.runner, "127.0.0.1", 0).start()
+            one.url = f"http://127.0.0.1:{one.runner.addresses[0][1]}"
             yield one
         finally:
-            one.thaw()
-            await runner.cleanup()
+            await one.close()

@@ -146,14 +146,18 @@ class Lease:
     async def _renew(self) -> None:
         try:
             await self._write(self.identity, duration_s=self.duration_s)
-        except Conflict as error:
-            # An upgrade of the chart touches its labels; another holder ends us.
-            self._body = await self.kube.get("Lease", self.namespace, self.name)
-            if self._holder != self.identity:
-                raise LeaseLost(f"held by {self._holder or 'nobody'}") from error
+        except (Conflict, NotFound) as error:
+            await self._look(error)
             await self._write(self.identity, duration_s=self.duration_s)
-        except NotFound as error:
-            raise LeaseLost("somebody deleted it") from error
+
+    async def _look(self, why: Exception) -> None:
+        """Somebody wrote it: an upgrade of the chart touches its labels, but another holder ends us."""
+        try:
+            self._body = await self.kube.get("Lease", self.namespace, self.name)
+        except NotFound:
+            raise LeaseLost("somebody deleted it") from why
+        if self._holder != self.identity:
+            raise LeaseLost(f"held by {self._holder or 'nobody'}") from why
 
     async def _write(self, holder: str, *, duration_s: float) -> None:
         """Raises Conflict if anybody wrote it since we read it."""
