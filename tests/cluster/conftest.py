@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
 from tests.cluster.harness.api import Api, api_server
-from tests.cluster.harness.needs import why_no_api_server
+from tests.cluster.harness.cluster import KUBECONFIG, Cluster
+from tests.cluster.harness.cluster import cluster as start_or_join
+from tests.cluster.harness.needs import why_no_api_server, why_no_cluster
+
+TEST_S = 180
+"""Of one test in a cluster: a node that is cut off is noticed after 20 s, and pods move after that."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "cluster: needs a whole Kubernetes cluster (docs/testing.md)")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The first test that asks may wait for a build of minutes: only the test itself is timed."""
+    for item in items:
+        fixtures = getattr(item, "fixturenames", ())
+        if "cluster" in fixtures:
+            item.add_marker("cluster")
+        if {"cluster", "apiserver"} & set(fixtures) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TEST_S, func_only=True))
 
 
 @pytest.fixture(scope="session")
@@ -17,3 +37,12 @@ def apiserver() -> Iterator[Api]:
         pytest.skip(why)
     with api_server() as (api, _):
         yield api
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """A whole cluster, shared by all test runs of this machine: use namespaces, mend what you break."""
+    if not os.environ.get(KUBECONFIG) and (why := why_no_cluster()):
+        pytest.skip(why)
+    with start_or_join() as found:
+        yield found

@@ -34,12 +34,14 @@ def test_pod_security_is_enforced(apiserver: Api) -> None:
 def test_tokens_are_of_their_account_and_without_rights_until_given(apiserver: Api) -> None:
     with apiserver.namespace("tokens") as namespace:
         account = apiserver.rest(token=apiserver.token(namespace, "default"))
-        with pytest.raises(Refused, match="system:serviceaccount:tokens:default") as refused:
+        with pytest.raises(Refused, match=f"system:serviceaccount:{namespace}:default") as refused:
             account.get(f"/api/v1/namespaces/{namespace}/pods")
         assert refused.value.status == 403
         in_namespace = ("-n", namespace, "create")
         apiserver.kubectl(*in_namespace, "role", "r", "--verb=list", "--resource=pods")
-        apiserver.kubectl(*in_namespace, "rolebinding", "r", "--role=r", "--serviceaccount=tokens:default")
+        apiserver.kubectl(
+            *in_namespace, "rolebinding", "r", "--role=r", f"--serviceaccount={namespace}:default"
+        )
         path = f"/api/v1/namespaces/{namespace}/pods"
         # The server learns of roles by a watch of its own.
         until_now(lambda: account.answers(path), what="the role is in force")

@@ -124,6 +124,7 @@ class Control:
             f"--secure-port={self.place.api_port}",
             f"--service-cluster-ip-range={SERVICES}",
             "--authorization-mode=Node,RBAC",
+            "--allow-privileged=true",  # as everywhere; namespaces decide, by Pod Security
             "--enable-admission-plugins=NodeRestriction,OwnerReferencesPermissionEnforcement",
             f"--admission-control-config-file={file('admission.json')}",
             f"--audit-policy-file={file('audit.json')}",

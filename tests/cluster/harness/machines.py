@@ -35,6 +35,7 @@ NODES = ("n1", "n2", "n3")
 DNS_NODE = "n1"
 GPU_NODE = "n3"
 GPUS = 2
+HOST = "host"
 API_PORT = 6443
 ETCD_PORT = 2379
 DNS = Path(__file__).with_name("dns.yaml")
@@ -174,8 +175,10 @@ class Machines:
         """A command of the host in a machine's network: pods are reached by address there. What it printed.
 
         `cp` is the control plane; policies count as for any stranger. A node, though, always reaches its own pods.
+        `host` is where this runs.
         """
-        done = subprocess.run([*network.enter(where), *argv], capture_output=True, text=True, check=False)
+        inside = [] if where == HOST else network.enter(where)
+        done = subprocess.run([*inside, *argv], capture_output=True, text=True, check=False)
         assert not check or done.returncode == 0, f"{' '.join(argv)}: {done.stderr.strip()}"
         return done.stdout
 
@@ -194,7 +197,7 @@ class Machines:
     def expose(self, port: int) -> Iterator[str]:
         """`address:port` by which pods reach a port of 127.0.0.1 here."""
         with network.socket_in(CONTROL, (CONTROL_IP, 0)) as listener:
-            process = self._forward(listener, Path("/proc/1/ns/net"), "127.0.0.1", port)
+            process = self._forward(listener, Path("/proc/self/ns/net"), "127.0.0.1", port)
             found = f"{CONTROL_IP}:{listener.getsockname()[1]}"
         try:
             yield found
