@@ -300,14 +300,13 @@ def config_in(
     secret.write_text(SECRET.hex())
     patient = {"keepalive_s": NEVER_S, "linger_s": NEVER_S, "pause_hold_s": NEVER_S, "drain_s": 5.0}
     return Config(
-        journal=str(folder / "journal.sqlite"),
         engine=EngineConfig(urls=("http://127.0.0.1:9",), wait=wait),
         model=ModelConfig(name="shop", tokenizer=str(MODEL), max_model_len=4096),
         secret_file=str(secret),
         limits=Limits(**{**patient, **(limits or {})}),
         sampling=SamplingConfig(**(sampling or {})),
         session_limits=SessionLimits(**(session_limits or {})),
-        **{"job": "shop-job", **more},
+        **{"job": "shop-job", "journal": str(folder / "journal.sqlite"), **more},
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import socket
 import sys
@@ -22,8 +23,11 @@ class Process:
     """One journal and one address through many lives. `async with Process(folder, engine_url) as process`; with no
     engine's URL it must be told to `wait`."""
 
-    def __init__(self, folder: Path, engine_url: str, **settings: Any) -> None:
+    def __init__(
+        self, folder: Path, engine_url: str, *, env: dict[str, str] | None = None, **settings: Any
+    ) -> None:
         self.folder = folder
+        self.env = {**os.environ, **(env or {})}
         self.sock = socket.socket()
         self.sock.bind(("127.0.0.1", 0))
         self.sock.listen(128)
@@ -59,6 +63,7 @@ class Process:
                 stdout=log,
                 stderr=log,
                 cwd=ROOT,
+                env=self.env,
             )
         async with client(self.origin) as http:
             assert (await http.get("/healthz", timeout=60.0)).status_code == 200

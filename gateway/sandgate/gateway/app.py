@@ -1,6 +1,6 @@
 """Composition root: the only place that opens clients, threads and files.
 
-`python -m sandgate.gateway.app --config FILE` (see config.py).
+`python -m sandgate.gateway --config FILE` (see config.py).
 """
 
 from __future__ import annotations
@@ -157,14 +157,19 @@ def _socket(config: Config) -> socket.socket:
 
 async def serve(config: Config) -> None:
     """Serve until SIGTERM or SIGINT, then drain: running turns finish, new ones get 503."""
+    stop = asyncio.Event()
+    for number in (
+        signal.SIGTERM,
+        signal.SIGINT,
+    ):  # first: as a container's first process it would not die of them
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     sock = _socket(config)
     host, port = sock.getsockname()[:2]
     origin = config.origin or f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
     async with gateway(config, origin=origin.rstrip("/")) as running:
         server = web_server(running.app)
-        stop = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        if stop.is_set():
+            return
         serving = asyncio.ensure_future(server.serve([sock]))
         stopping = asyncio.ensure_future(stop.wait())
         log.info("listening on %s", origin)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sandgate.contract.errors import (
+    Draining,
     ForkReason,
     Gone,
     JournalUnavailable,
@@ -427,7 +428,7 @@ class Turns:
             raise
 
     async def _hold(self) -> None:
-        """Wait out a weight update; raises Paused when it takes too long."""
+        """Wait out a weight update; raises Paused when it takes too long, Draining when this process ends before."""
         if self.resumed.is_set():
             return
         try:
@@ -435,11 +436,19 @@ class Turns:
                 await self.resumed.wait()
         except TimeoutError:
             raise Paused("a weight update holds new turns", retry_after=5.0) from None
+        if self.load.paused:
+            self.refuse_if_draining()
+
+    def refuse_if_draining(self) -> None:
+        """Raises Draining."""
+        if self.load.draining:
+            raise Draining("the gateway is shutting down", retry_after=2.0)
 
     def pause(self) -> None:
         """Hold turns that have not reached the engine."""
         self.load.paused = True
-        self.resumed.clear()
+        if not self.load.draining:
+            self.resumed.clear()
 
     def resume(self) -> None:
         """Let them go on."""
@@ -447,8 +456,10 @@ class Turns:
         self.resumed.set()
 
     async def drain(self, seconds: float) -> bool:
-        """Take no new turns; True if the running ones finished in time."""
+        """Take no new turns; True if the running ones finished in time. Those that a weight update holds are refused:
+        the engine was not asked yet."""
         self.load.draining = True
+        self.resumed.set()
         self.sessions.wake()  # long polls end, so that connections can
         try:
             async with asyncio.timeout(seconds):

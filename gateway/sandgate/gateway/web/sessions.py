@@ -63,11 +63,13 @@ async def wait(
     session_id: str,
     timeout_s: Annotated[float, Query(ge=0, le=WAIT_S_MAX)] = 60.0,
 ) -> Any:
-    """wait_for_completion: 200 when the session is complete or ended, 408 at the timeout."""
+    """wait_for_completion: 200 when the session is complete or ended, 408 at the timeout; 503 when this process ends
+    before: ask again."""
     session = own(core, key, session_id)
     try:
         async with asyncio.timeout(timeout_s):
             while session.phase is Phase.OPEN:
+                core.turns.refuse_if_draining()
                 await core.sessions.changed.wait()
     except TimeoutError:
         return JsonBody(core.sessions.summary(session), 408)
