@@ -5,28 +5,35 @@ from __future__ import annotations
 import copy
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import yaml
 
 from sandgate.operator.kinds import Ref
-from sandgate.operator.manifests import Json
+from sandgate.operator.manifests import Json, engine_objects, gateway_objects
 from sandgate.operator.manifests.example import session_objects
 from tests.cluster.harness.api import Api
 from tests.cluster.harness.rest import APPLY, Refused
-from tests.contract.manifests import Manifest, put
+from tests.contract.manifests import GONE, Manifest, put
 from tests.operator.broken_pods import BROKEN, GOOD_POD
 from tests.operator.manifest_jobs import (
     ENDPOINTS,
     JOBS,
     MANAGED,
+    SECRET,
     SELECTED,
     SETTINGS,
+    container,
     job,
     objects,
     one,
     pod_specs,
 )
+from tests.support.waiting import until_now
 
+CRDS = Path(__file__).parents[2] / "crds"
 FORCE = "fieldManager=sandgate&force=true&fieldValidation=Strict"
 DRY = "dryRun=All&fieldValidation=Strict"
 
@@ -95,22 +102,49 @@ def test_admission_lets_in_what_the_checker_lets_in(apiserver: Api, namespace: s
     admit(apiserver, namespace, GOOD_POD)
 
 
-def test_keys_are_accepted(apiserver: Api, namespace: str) -> None:
-    made = session_objects(job(placed(ENDPOINTS, namespace)), SETTINGS)
-    secret = one(made, "Secret")
-    assert apply(apiserver, secret) == apply(apiserver, secret)
+@pytest.fixture(scope="module")
+def kinds(apiserver: Api) -> None:
+    """RolloutJob and AgentSession are there."""
+    for file in sorted(CRDS.glob("*.yaml")):
+        apiserver.apply(yaml.safe_load(file.read_text("utf-8")))
+    group, rest = "/apis/sandgate.dev/v1alpha1", apiserver.rest()
+    until_now(lambda: rest.answers(f"{group}/rolloutjobs"), what="RolloutJobs are served")
+    until_now(lambda: rest.answers(f"{group}/agentsessions"), what="AgentSessions are served")
+
+
+@pytest.mark.usefixtures("kinds")
+@pytest.mark.parametrize("kind", ["AgentSession", "Secret"])
+def test_a_session_and_its_keys_are_accepted(apiserver: Api, namespace: str, kind: str) -> None:
+    made = one(session_objects(job(placed(ENDPOINTS, namespace)), SETTINGS), kind)
+    assert apply(apiserver, made) == apply(apiserver, made)
+
+
+@pytest.mark.usefixtures("kinds")
+@pytest.mark.parametrize("manifest", JOBS.values(), ids=JOBS)
+def test_the_jobs_themselves_are_accepted(apiserver: Api, namespace: str, manifest: Manifest) -> None:
+    made = placed(manifest, namespace)
+    put(made, "metadata.uid", GONE)  # the API server's own
+    assert apply(apiserver, made) == apply(apiserver, made)
 
 
 CHANGES: dict[str, tuple[str, object]] = {
-    "another sampling": ("spec.sampling.temperature", 0.5),
     "more gateways": ("spec.gateway.replicas", 5),
-    "another image": ("spec.gateway.image", "sandgate-gateway:2"),
-    "another placement": ("spec.gateway.beside", "Anywhere"),
     "more engines": ("spec.engine.managed.replicas", 3),
-    "further arguments of the engine": ("spec.engine.managed.args", ["--seed=2"]),
-    "another way out for agents": ("spec.agent.egress", [{"to": [{"ipBlock": {"cidr": "198.51.100.0/24"}}]}]),
-    "no isolation": ("spec.agent.isolation", "Off"),
+    "another shard": ("metadata.labels", {"sandgate.dev/shard": "green"}),
+    "no shard": ("metadata.labels", {}),
 }
+NEWER = replace(
+    SETTINGS,
+    gateway_image="sandgate-gateway:2",
+    engine_image="vllm:2",
+    pull_policy="Always",
+    pull_secrets=("registry",),
+    models_dir="/srv/models",
+    dns_namespace="dns",
+    operator_namespace="elsewhere",
+    gateway_resources={"requests": {"cpu": "2"}},
+)
+"""As another release of the chart may have them."""
 
 
 @pytest.mark.parametrize(("path", "value"), CHANGES.values(), ids=CHANGES)
@@ -123,6 +157,20 @@ def test_a_job_may_change_while_its_objects_are_there(
     put(made, path, value)
     for each in objects(job(made)):
         apply(apiserver, each)
+
+
+def test_a_newer_installation_takes_over_the_objects_of_an_older_one(apiserver: Api, namespace: str) -> None:
+    """Also what it no longer says: with server-side apply that goes."""
+    made = job(placed(MANAGED, namespace))
+    for settings in (SETTINGS, NEWER):
+        urls = ("http://10.0.0.9:8000",) if settings is NEWER else ()
+        found = gateway_objects(made, settings, engine_urls=urls, secret_hex=SECRET)
+        found += engine_objects(made, settings)
+        for each in found:
+            apply(apiserver, each)
+    pods = apiserver.rest().get(Ref("StatefulSet", namespace, "shop-gateway").path)
+    assert container(pods)["resources"] == {"requests": {"cpu": "2"}}
+    assert container(pods)["image"] == "sandgate-gateway:2"
 
 
 def test_a_template_s_misspelt_field_is_refused_by_name(apiserver: Api, namespace: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sandgate.operator.manifests import example
+from sandgate.operator.manifests import example_objects
 from sandgate.trainer.cli.render import to_yaml
 from tests.contract.manifests import Manifest
 from tests.operator.manifest_jobs import JOBS, SETTINGS, job, objects
@@ -34,4 +34,4 @@ def test_the_objects_of_a_job_are_those_that_were_reviewed(name: str, manifest: 
 
 def test_what_render_shows_is_what_was_reviewed() -> None:
     """With the objects of one session, and without secrets."""
-    same("rendered", to_yaml(example(job(JOBS["endpoints"]), SETTINGS)))
+    same("rendered", to_yaml(example_objects(job(JOBS["endpoints"]), SETTINGS)))

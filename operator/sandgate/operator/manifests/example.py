@@ -48,7 +48,7 @@ def session_owner(name: str, uid: str) -> Json:
     }
 
 
-def example(job: RolloutJob, settings: Settings, *, namespace: str = "default") -> list[Json]:
+def example_objects(job: RolloutJob, settings: Settings, *, namespace: str = "default") -> list[Json]:
     """What the operator would make of the job, as of its first session; secret values are left out. `namespace`: where
     the job names none. Raises BadManifest or Unsupported if it cannot run in a cluster."""
     check_cluster(job)

@@ -9,7 +9,7 @@ from typing import Final
 
 from sandgate.contract.job import Beside, RolloutJob
 from sandgate.contract.keys import Key, Scope, mint
-from sandgate.contract.labels import GATEWAY
+from sandgate.contract.labels import GATEWAY, labels
 from sandgate.contract.names import gateways_name, signing_name, trainer_name
 from sandgate.operator.manifests.base import (
     EVERYWHERE,
@@ -47,6 +47,8 @@ DRAIN_S: Final = 25
 GRACE_S: Final = 60
 """After SIGTERM: the drain, 5 s for connections that stay, and a journal that is closed on a slow disk."""
 assert GRACE_S > DRAIN_S + 5
+TMP_SIZE: Final = "1Gi"
+"""Nothing of ours is kept there; libraries put a few kB."""
 START_S: Final = 900
 """A journal of a million turns is replayed in about a minute; a slow volume takes longer to come than that."""
 LIVE_S: Final = 180
@@ -179,8 +181,9 @@ def _stateful_set(job: RolloutJob, settings: Settings, config: Json) -> Json:
         }
         if sqlite.storage_class:
             claim["storageClassName"] = sqlite.storage_class
-        labels = metadata(job, "", GATEWAY)["labels"]
-        spec["volumeClaimTemplates"] = [{"metadata": {"name": "journal", "labels": labels}, "spec": claim}]
+        # Without the job's shard, which its user may change: this template is the one part that cannot be changed.
+        meta = {"name": "journal", "labels": labels(job.metadata.name, GATEWAY)}
+        spec["volumeClaimTemplates"] = [{"metadata": meta, "spec": claim}]
         # Scaled down, a journal may still hold what no trainer has acknowledged.
         spec["persistentVolumeClaimRetentionPolicy"] = {"whenDeleted": "Delete", "whenScaled": "Retain"}
     return {
@@ -233,7 +236,7 @@ def _template(job: RolloutJob, settings: Settings, config: Json) -> Json:
         "volumes": [
             {"name": "config", "configMap": {"name": names[0]}},
             {"name": "signing", "secret": {"secretName": names[1], "defaultMode": 0o440}},
-            {"name": "tmp", "emptyDir": {}},
+            {"name": "tmp", "emptyDir": {"sizeLimit": TMP_SIZE}},
         ],
         **_placement(job),
     }

@@ -33,10 +33,10 @@ def render(
     Exit code 2: the job cannot run in a cluster; the field is named.
     """
     from sandgate.operator.drivers.local import load_job
-    from sandgate.operator.manifests import Settings, example
+    from sandgate.operator.manifests import Settings, example_objects
 
     told = Settings() if settings is None else Settings.of(settings.read_text("utf-8"))
-    found = example(load_job(manifest), told, namespace=namespace)
+    found = example_objects(load_job(manifest), told, namespace=namespace)
     if json:
         say.as_json({"apiVersion": "v1", "kind": "List", "items": found})
     else:
