@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
 from sandgate.contract import errors
+from sandgate.contract.documented import member_docs, summary
 
 PATH = "docs/reference/reasons.md"
 INTRO = """\
@@ -55,23 +54,6 @@ def enum_table(enum: type[StrEnum]) -> str:
     if not any(row[-1] for row in rows):
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     return section(enum.__name__, summary(enum), columns, rows)
-
-
-def member_docs(enum: type[StrEnum]) -> dict[str, str]:
-    """Member name -> the string literal that follows it in the source."""
-    body = ast.parse(inspect.getsource(enum)).body[0]
-    assert isinstance(body, ast.ClassDef)
-    docs = {}
-    for member, after in zip(body.body, body.body[1:], strict=False):
-        match member, after:
-            case ast.Assign(targets=[ast.Name(id=name)]), ast.Expr(value=ast.Constant(value=str(text))):
-                docs[name] = " ".join(text.split())
-    return docs
-
-
-def summary(cls: type) -> str:
-    """First paragraph of the docstring, on one line."""
-    return " ".join((inspect.getdoc(cls) or "").split("\n\n")[0].split())
 
 
 def section(title: str, intro: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
