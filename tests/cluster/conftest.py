@@ -11,6 +11,7 @@ from tests.cluster.harness.api import Api, api_server
 from tests.cluster.harness.cluster import KUBECONFIG, Cluster
 from tests.cluster.harness.cluster import cluster as start_or_join
 from tests.cluster.harness.needs import why_no_api_server, why_no_cluster
+from tests.cluster.harness.shared import peace
 
 TEST_S = 180
 """Of one test in a cluster: a node that is cut off is noticed after 20 s, and pods move after that."""
@@ -18,6 +19,9 @@ TEST_S = 180
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "cluster: needs a whole Kubernetes cluster (docs/testing.md)")
+    config.addinivalue_line(
+        "markers", "chaos: breaks the cluster's machines; no other test uses them meanwhile"
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -46,3 +50,13 @@ def cluster() -> Iterator[Cluster]:
         pytest.skip(why)
     with start_or_join() as found:
         yield found
+
+
+@pytest.fixture(autouse=True)
+def _whole_machines(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Test runs share one cluster: what `chaos` tests break, they break while nobody else's test runs."""
+    if "cluster" not in request.fixturenames:
+        yield
+        return
+    with peace(broken=request.node.get_closest_marker("chaos") is not None):
+        yield

@@ -217,6 +217,7 @@ def test_policies_select_by_label_allow_names_and_are_lifted(cluster: Cluster) -
         reaches(cluster, space, "far", "http://bad:8000", "bad")  # lifted
 
 
+@pytest.mark.chaos
 def test_without_the_policy_engine_no_pod_opens_a_connection(cluster: Cluster) -> None:
     node = cluster.machines.nodes["n2"]
     with cluster.namespace("closed") as space:

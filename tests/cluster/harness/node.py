@@ -82,7 +82,7 @@ class Node:
         self._start("kube-proxy", f"--config={self.folder / 'kube-proxy.json'}")
         self.start_netpol()
         if self.gpus:
-            self._start("fake-gpu-plugin", str(self.gpus))
+            self.start_gpus()
 
     def start_netpol(self) -> None:
         """The policy engine. While it is not there, no new connection of a pod gets through."""
@@ -93,6 +93,10 @@ class Node:
         }
         flags["queue"] = str(QUEUE)
         self._start("netpol", *(f"-{name}={value}" for name, value in flags.items()))
+
+    def start_gpus(self) -> None:
+        """The device plugin; the kubelet forgets its devices when it ends."""
+        self._start("fake-gpu-plugin", str(self.gpus))
 
     def cut_power(self) -> None:
         """At once, and everything on it."""

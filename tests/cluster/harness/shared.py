@@ -17,21 +17,17 @@ CHANGES = STATE.with_name(f"{STATE.name}.lock")
 """Held by who starts or ends it."""
 USERS = STATE.with_name(f"{STATE.name}.users")
 """Shared by the runs that use it; the kernel lets go for those that die."""
+BREAKS = STATE.with_name(f"{STATE.name}.breaks")
+"""Shared by tests that need whole machines."""
 OWNER = STATE / "owner.json"
 BROKEN = f"the cluster of `make cluster-up` is not healthy (logs: {STATE}): make cluster-down cluster-up"
 
 
 def start_for_make() -> None:
-    """Raises SystemExit when test runs use one of their own now."""
+    """What test runs use now is left as it is, and stays when they end."""
     with locked(CHANGES):
-        machines = Machines()
-        if owner() and machines.healthy():
-            if owner() == "tests" and in_use():
-                raise SystemExit(
-                    "test runs have started a cluster of their own and use it; try again when they end"
-                )
-        else:
-            machines.up()
+        if not (owner() and in_use()) and not (owner() and Machines().healthy()):
+            Machines().up()
         OWNER.write_text(json.dumps("make"))
 
 
@@ -41,6 +37,14 @@ def stop_for_make() -> None:
         if in_use():
             raise SystemExit("test runs use the cluster now")
         Machines().down()
+
+
+@contextmanager
+def peace(*, broken: bool) -> Iterator[None]:
+    """For the time of one test. `broken`: it breaks machines, and waits until no other test, of any run, needs them."""
+    with BREAKS.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX if broken else fcntl.LOCK_SH)
+        yield
 
 
 @contextmanager
