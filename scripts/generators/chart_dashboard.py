@@ -36,7 +36,8 @@ PANELS = (
         "ops",
         {"{{action}} {{outcome}}": f"sum by (action, outcome) (rate(sandgate_operator_actions_total{RATE}))"},
     ),
-    Panel("Planning a key and carrying it out", "s", quantiles("sandgate_operator_reconcile_seconds")),
+    Panel("Planning a key", "s", quantiles("sandgate_operator_plan_seconds")),
+    Panel("Carrying out an action", "s", quantiles("sandgate_operator_action_seconds", "action")),
     Panel("Queue: keys", "short", {"{{pod}}": "max by (pod) (sandgate_operator_queue_length)"}),
     Panel("Queue: age of the first", "s", {"{{pod}}": "max by (pod) (sandgate_operator_queue_age_seconds)"}),
     Panel(

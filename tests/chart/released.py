@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,9 +12,18 @@ from typing import Any
 
 from tests.chart.rendering import CHART, RELEASE, helm
 from tests.cluster.harness.api import Api
+from tests.cluster.harness.rest import Refused, Rest
+from tests.support.waiting import until_now
+
+_numbers = itertools.count(1)
 
 NOT_OURS = {"events", "componentstatuses"}
 """Kinds that come by themselves, or are not stored."""
+
+
+def fresh(name: str) -> str:
+    """A namespace's name that was not used before: where no controllers run, namespaces never go."""
+    return f"{name}-{next(_numbers)}"
 
 
 @dataclass(frozen=True)
@@ -64,10 +74,27 @@ def everything(api: Api) -> set[tuple[str, str, str]]:
     }
     found = set()
     for path, resource in _collections(api):
-        for one in rest.get(path).get("items") or []:
+        for one in _listed(rest, path):
             meta = one["metadata"]
             if meta.get("namespace", "") not in going:
                 found.add((resource, meta.get("namespace", ""), meta["name"]))
+    return found
+
+
+def _listed(rest: Rest, path: str) -> list[Any]:
+    """Of a kind that may have come or gone a moment ago."""
+    found: list[Any] = []
+
+    def answered() -> bool:
+        try:
+            found[:] = rest.get(path).get("items") or []
+        except Refused as refused:
+            if refused.status not in (404, 429):
+                raise
+            return refused.status == 404
+        return True
+
+    until_now(answered, what=f"{path} is listed")
     return found
 
 

@@ -11,25 +11,24 @@ from sandgate.operator.kinds import KINDS
 from tests.chart.rendering import render
 
 READ = {"get", "list", "watch"}
-WRITE = {"create", "patch", "delete"}
-BY_NAME = {"get"} | WRITE
+APPLY = {"create", "patch"}
 
 # resource.group -> verbs in namespaces of jobs
 OPERATOR: Mapping[str, set[str]] = {
-    "rolloutjobs.sandgate.dev": READ | {"delete"},
-    "agentsessions.sandgate.dev": READ | WRITE | {"deletecollection"},
-    "rolloutjobs/status.sandgate.dev": {"get", "patch"},
-    "agentsessions/status.sandgate.dev": {"get", "patch"},
+    "rolloutjobs.sandgate.dev": {"list", "watch", "delete"},
+    "agentsessions.sandgate.dev": READ | {"create", "deletecollection"},
+    "rolloutjobs/status.sandgate.dev": {"patch"},
+    "agentsessions/status.sandgate.dev": {"patch"},
     "rolloutjobs/finalizers.sandgate.dev": {"update"},
     "agentsessions/finalizers.sandgate.dev": {"update"},
-    "pods": READ | WRITE | {"deletecollection"},
-    "secrets": BY_NAME,
-    "configmaps": BY_NAME,
-    "services": BY_NAME,
-    "statefulsets.apps": BY_NAME,
-    "deployments.apps": BY_NAME,
-    "poddisruptionbudgets.policy": BY_NAME,
-    "networkpolicies.networking.k8s.io": BY_NAME,
+    "pods": READ | APPLY | {"delete", "deletecollection"},
+    "secrets": APPLY | {"get", "delete"},
+    "configmaps": APPLY | {"get"},
+    "services": APPLY,
+    "statefulsets.apps": APPLY,
+    "deployments.apps": APPLY,
+    "poddisruptionbudgets.policy": APPLY,
+    "networkpolicies.networking.k8s.io": APPLY,
 }
 
 
