@@ -215,7 +215,8 @@ def _template(job: RolloutJob, settings: Settings, config: Json) -> Json:
         "name": "gateway",
         "image": gateway.image or settings.gateway_image,
         "imagePullPolicy": settings.pull_policy,
-        "command": ["sandgate", "gateway", "--config", f"{CONFIG_DIR}/{CONFIG_KEY}"],
+        # Not `sandgate gateway`: the image has no command-line libraries.
+        "command": ["python", "-m", "sandgate.gateway", "--config", f"{CONFIG_DIR}/{CONFIG_KEY}"],
         "env": env,
         "ports": [{"name": HTTP, "containerPort": HTTP_PORT, "protocol": "TCP"}],
         "resources": settings.gateway_resources,
