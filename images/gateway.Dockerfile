@@ -1,0 +1,35 @@
+# sandgate-gateway: the process of a gateway pod. Build from the repository's root: images/build.sh gateway
+# Runs as any user but root, with a read-only root file system: the model's directory and the
+# journal's volume are mounted.
+ARG BASE=python:3.11-slim
+
+# The first stage is the same text in every image with a wheel, so that builders make it once.
+FROM $BASE AS wheel
+COPY constraints.txt /src/
+RUN python3 -m venv /build && /build/bin/pip install --no-cache-dir -q -c /src/constraints.txt hatchling
+COPY pyproject.toml README.md LICENSE /src/
+COPY contract /src/contract
+COPY gateway /src/gateway
+COPY operator /src/operator
+COPY sandbox /src/sandbox
+COPY trainer /src/trainer
+RUN /build/bin/pip wheel --no-cache-dir -q --no-deps --no-build-isolation --wheel-dir /wheels /src
+
+# What the room's extra needs, apart from the wheel: it changes rarely. Without pip of its own: nothing is installed into
+# a running pod.
+FROM $BASE AS install
+COPY pyproject.toml constraints.txt /src/
+RUN python3 -m venv --without-pip /opt/sandgate \
+ && python3 -c 'import tomllib; p = tomllib.load(open("/src/pyproject.toml", "rb"))["project"]; \
+    print(*p["optional-dependencies"]["gateway"], sep="\n")' > /src/requirements.txt \
+ && python3 -m pip --python /opt/sandgate/bin/python install --no-cache-dir -q -c /src/constraints.txt \
+    -r /src/requirements.txt
+COPY --from=wheel /wheels /wheels
+RUN python3 -m pip --python /opt/sandgate/bin/python install --no-cache-dir -q --no-deps /wheels/sandgate-*.whl
+
+FROM $BASE
+COPY --from=install /opt/sandgate /opt/sandgate
+ENV PATH=/opt/sandgate/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp
+USER 65532:65532
+# The console script `sandgate` is the trainer's, with libraries for people; a pod needs none of them.
+ENTRYPOINT ["python", "-m", "sandgate.gateway"]
