@@ -89,7 +89,15 @@ def extras() -> dict[str, set[str]]:
     """Room -> the distributions that its extra installs; bare rooms have none."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     listed: dict[str, list[str]] = project["optional-dependencies"]
-    by_room = {room: {name_of(line) for line in listed.get(room, [])} for room in ROOMS}
+    by_room = {
+        room: {
+            name_of(line)
+            for extra, lines in listed.items()
+            if extra == room or extra.startswith(f"{room}-")  # gateway-arrow: imported where it is used
+            for line in lines
+        }
+        for room in ROOMS
+    }
     by_room["operator"] |= by_room["gateway"]  # reached through gateway.client only, see FRONT_DOORS
     by_room["trainer"] |= by_room["gateway"] | by_room["operator"]
     return by_room

@@ -117,7 +117,7 @@ HOMES = {
     "prometheus_client": ("gateway.metrics", "gateway.web.*", "operator.metrics"),
     "kubernetes": ("trainer.cluster", "trainer.forward"),
     "torch": ("trainer.export.*",),
-    "pyarrow": ("trainer.export.*",),
+    "pyarrow": ("trainer.export.*", "gateway.arrow"),
     "verl": ("trainer.export.*", "trainer.verl"),
     "ray": ("trainer.export.*", "trainer.ray"),
     "typer": ("trainer.cli", "trainer.cli.*"),

@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import copy
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from sandgate.contract.errors import Forbidden, Gone, InvalidBody, NotFound, Unsupported
 from sandgate.contract.keys import Key, Scope
-from sandgate.contract.trajectory import Json, to_json
+from sandgate.contract.trajectory import Json, Trajectory, to_json
 from sandgate.gateway import sampling
 from sandgate.gateway.config import Config
 from sandgate.gateway.engine.api import Engine, Replaceable
-from sandgate.gateway.journal.records import Completed, Delivered, Record, Rewarded, Sealed
+from sandgate.gateway.journal.records import Completed, Delivered, Leased, Record, Rewarded, Sealed
 from sandgate.gateway.metrics import Metrics
 from sandgate.gateway.prompts import off_loop
 from sandgate.gateway.session import Phase, Session
@@ -34,6 +35,8 @@ from sandgate.gateway.web.shapes import (
     RewardBody,
     SessionSpec,
 )
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True, repr=False)
@@ -141,7 +144,7 @@ class Core:
                 await self._seal(session, self._sealed(body))
         out: dict[str, Json] = {"session_id": session.session_id, "state": session.phase.value}
         if body.trajectories:
-            out["trajectories"] = await self._rows([session])
+            out["trajectories"] = await self._rows([session], as_json)
         session.evict()
         return out
 
@@ -166,14 +169,19 @@ class Core:
                 await self._seal(session, Sealed(at=self.sessions.now(), aborted=True, complete=False))
         session.evict()
 
-    async def _rows(self, sessions: list[Session]) -> list[dict[str, Json]]:
-        """Trajectories of ended sessions, made in a thread: whole trees may have to be read back from the journal."""
+    async def leased_rows(self, record: Leased | None, shape: Callable[[Iterable[Trajectory]], T]) -> T:
+        """The trajectories of a lease, by group, sample and trajectory id, as `shape` gives them."""
+        return await self._rows([self.sessions.get(one) for one in record.sessions] if record else [], shape)
+
+    async def _rows(self, sessions: list[Session], shape: Callable[[Iterable[Trajectory]], T]) -> T:
+        """Trajectories of ended sessions, made and shaped in a thread: whole trees may have to be read back from the
+        journal. `shape` is given them one by one, so that it need not hold them all."""
         facts = self.record_facts()
         still = [copy.copy(one) for one in sessions]  # one may be evicted meanwhile
 
-        def work() -> list[dict[str, Json]]:
+        def work() -> T:
             whole = (self.sessions.restored(one) for one in still)
-            return [to_json(row) for one in whole for row in trajectories_of(one, facts)]
+            return shape(row for one in whole for row in trajectories_of(one, facts))
 
         return await off_loop(self.turns.pool, work)
 
@@ -188,12 +196,11 @@ class Core:
             tokenizer_digest=codec.tokenizer_digest,
         )
 
-    async def lease(self, body: LeaseBody, key: Key) -> dict[str, Json]:
-        """Whole groups for a trainer, oldest first; an empty lease (`lease_id` null) if there are none."""
-        book, now = self.sessions.book, self.sessions.now()
-        record = book.lease(
+    async def lease(self, body: LeaseBody, key: Key) -> Leased | None:
+        """Whole groups for a trainer, oldest first, durably its own until then; None if there are none."""
+        record = self.sessions.book.lease(
             self.turns.new_id(),
-            now,
+            self.sessions.now(),
             ttl_s=body.ttl_s,
             size=lambda session_id: self.sessions.get(session_id).tokens,
             job=body.job or key.job or None,
@@ -201,17 +208,8 @@ class Core:
             max_tokens=body.max_tokens,
             whole_groups=body.whole_groups,
         )
-        if record is None:
-            return {"lease_id": None, "until": now, "trajectories": []}
         await self.sessions.settle(record)
-        leased = [self.sessions.get(one) for one in record.sessions]
-        rows = await self._rows(leased)
-        return {
-            "lease_id": record.lease,
-            "until": record.until,
-            "sessions": list(record.sessions),
-            "trajectories": rows,
-        }
+        return record
 
     async def ack(self, lease: str) -> dict[str, Json]:
         """The trainer has it for good. Idempotent."""
@@ -356,6 +354,11 @@ class Core:
                 for one in self.engine.status()
             ],
         }
+
+
+def as_json(rows: Iterable[Trajectory]) -> list[dict[str, Json]]:
+    """Shaped for the control API's JSON."""
+    return [to_json(row) for row in rows]
 
 
 def _own_reward(session: Session, body: Complete) -> float | None:

@@ -2,24 +2,83 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from collections.abc import Iterable
+from importlib.util import find_spec
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Header
 from fastapi.responses import Response
+from starlette.exceptions import HTTPException
 
+from sandgate.contract.trajectory import Trajectory
+from sandgate.gateway.core import as_json
 from sandgate.gateway.web import auth
 from sandgate.gateway.web.doors import Controller, Front, JsonBody
 from sandgate.gateway.web.shapes import CloseGroup, LeaseBody
+
+ARROW, JSON = "application/vnd.apache.arrow.stream", "application/json"
+LEASE_HEADER, UNTIL_HEADER = "x-sandgate-lease", "x-sandgate-lease-until"
+"""Where an Arrow answer says what JSON says in its body; without the first there was nothing to lease."""
 
 router = APIRouter(prefix="/v1", tags=["leases"])
 
 
 @router.post("/leases")
-async def lease(core: Front, key: Controller, body: LeaseBody | None = None) -> Response:
-    """Trajectories of whole groups until `until`; not acked by then they are offered again. `lease_id` null: none."""
+async def lease(
+    core: Front, key: Controller, body: LeaseBody | None = None, accept: Annotated[str, Header()] = "*/*"
+) -> Response:
+    """Trajectories of whole groups until `until`; not acked by then they are offered again. `lease_id` null: none.
+
+    As JSON, or with `Accept: application/vnd.apache.arrow.stream` as Arrow IPC; 406 if the gateway can give neither.
+    """
     body = body or LeaseBody()
     auth.control(key, job=body.job)
-    return JsonBody(await core.lease(body, key))
+    form = wanted(accept, [JSON, ARROW] if has_arrow() else [JSON])
+    if form is None:
+        raise HTTPException(406, f"rows are given as {JSON}, or as {ARROW} with the extra gateway-arrow")
+    record = await core.lease(body, key)
+    if form == ARROW:
+        stream = await core.leased_rows(record, _as_arrow)
+        until = record.until if record else core.sessions.now()
+        headers = {UNTIL_HEADER: repr(until)} | ({LEASE_HEADER: record.lease} if record else {})
+        return Response(stream, media_type=ARROW, headers=headers)
+    rows = await core.leased_rows(record, as_json)
+    if record is None:
+        return JsonBody(
+            {"lease_id": None, "until": core.sessions.now(), "sessions": [], "trajectories": rows}
+        )
+    return JsonBody(
+        {"lease_id": record.lease, "until": record.until, "sessions": record.sessions, "trajectories": rows}
+    )
+
+
+@functools.cache
+def has_arrow() -> bool:
+    """Is the extra installed?"""
+    return find_spec("pyarrow") is not None
+
+
+def _as_arrow(rows: Iterable[Trajectory]) -> bytes:
+    from sandgate.gateway import arrow  # in the thread: it takes a while the first time
+
+    return arrow.to_ipc(rows)
+
+
+def wanted(accept: str, forms: list[str]) -> str | None:
+    """Which of `forms` an Accept header likes most, the first of equals; None if it takes none of them."""
+    likes: dict[str, float] = {}
+    for part in accept.lower().split(","):
+        kind, *parameters = (word.strip() for word in part.split(";"))
+        quality = next((word[2:] for word in parameters if word.startswith("q=")), "1")
+        try:
+            likes[kind] = float(quality)
+        except ValueError:
+            likes[kind] = 0.0
+    ranges = [[form, "application/*", "*/*"] for form in forms]
+    found = [next((likes[kind] for kind in one if kind in likes), 0.0) for one in ranges]
+    best = max(found)
+    return forms[found.index(best)] if best > 0 else None
 
 
 @router.post("/leases/{lease_id}/ack")
