@@ -80,6 +80,15 @@ ENDS: dict[str, tuple[Json, tuple[Any, ...] | None]] = {
         pod("Running", ended(0), inits=(container(runs(), "proxy"),), sidecars=("proxy",)),
         (20, 0, None, None),
     ),
+    "an exit of its own is told before the pod's phase follows": (
+        pod("Running", ended(3)),
+        (20, 3, None, None),
+    ),
+    "out of memory too": (pod("Running", ended(137, reason="OOMKilled")), (20, None, 9, R.OOM_KILLED)),
+    "a container killed beside one that runs on was killed": (
+        pod("Running", ended(137), SIDECAR),
+        (20, None, 9, None),
+    ),
     # -- memory
     "out of memory is infrastructure": (
         pod("Failed", ended(137, reason="OOMKilled")),
@@ -361,8 +370,7 @@ PATIENCE = {
         1 + CONFIG_PATIENCE_S,
     ),
     "why the kubelet killed it is told with the phase": (pod("Running", ended(137)), 20 + PHASE_PATIENCE_S),
-    "an end that looks good waits for it too": (pod("Running", ended(0)), 20 + PHASE_PATIENCE_S),
-    "and a fetcher's": (
+    "and a fetcher": (
         pod("Pending", waits("PodInitializing"), inits=(fetcher(143, ""),)),
         4 + PHASE_PATIENCE_S,
     ),
@@ -480,6 +488,14 @@ def test_a_pod_that_is_gone_ended_as_it_had_or_was_deleted() -> None:
     assert told(gone.running.exit) == (50, None, None, R.EVICTED)
     assert (gone.over, gone.deleting, gone.again_at) == (True, True, None)
     assert told(pod_gone(seen(pod("Failed", ended(3))), CREATED + 50).running.exit) == (20, 3, None, None)
+
+
+def test_the_first_exit_stands_for_as_long_as_it_is_the_same_pod() -> None:
+    stuck = seen(pod("Pending", waits("InvalidImageName")))
+    later = pod("Pending", waits("ContainerCreating"), deleted=120)
+    assert pod_seen(later, CREATED + 150, stuck).running.exit == stuck.running.exit
+    later["metadata"]["uid"] = "another"
+    assert told(pod_seen(later, CREATED + 150, stuck).running.exit) == (120, None, None, R.EVICTED)
 
 
 def test_a_pod_without_the_mark_is_judged_by_its_first_container() -> None:

@@ -25,8 +25,8 @@ IMAGE_PATIENCE_S: Final = 60.0
 CONFIG_PATIENCE_S: Final = 10.0
 """How long a container may not be creatable: a Secret may reach its node a moment after the pod."""
 PHASE_PATIENCE_S: Final = 5.0
-"""Between the end of the last container and the pod's phase that follows from it. The kubelet tells why it ended a pod
-(evicted, deadline) only with the phase; before, the container just looks killed."""
+"""Between a killed container and the pod's phase (1.1 s were seen). The kubelet tells why it ended a pod (evicted,
+deadline) only with the phase; before, the container just looks killed."""
 CLOCK_S: Final = 1.0
 """Timestamps in a status are whole seconds."""
 STOP_SECONDS: Final = 1
@@ -56,6 +56,7 @@ NEVER_RAN = frozenset({"StartError", "ContainerCannotRun"})
 NODE_FORGOT = frozenset({"Unknown", "ContainerStatusUnknown"})
 """Reasons of a terminated container: the runtime could not start it; its node forgot how it ended (power cut)."""
 
+OOM: Final = "OOMKilled"
 OVER = ("Succeeded", "Failed")
 """Phases that end a pod."""
 DISRUPTIONS = {
@@ -128,10 +129,11 @@ class PodStatus:
         """From when on a container's end can be taken as told: 0, or a time to wait for the pod's phase until."""
         states = [*maps_of(self.status, "containerStatuses"), *maps_of(self.status, "initContainerStatuses")]
         beside = any("running" in map_of(one, "state") for one in states)
-        if self.phase in OVER or beside:
-            return 0.0
         finished = unix(ended.get("finishedAt"))
-        return 0.0 if finished is None else finished + PHASE_PATIENCE_S
+        clear = not was_killed(ended) or ended.get("reason") == OOM
+        return (
+            0.0 if self.phase in OVER or beside or finished is None or clear else finished + PHASE_PATIENCE_S
+        )
 
     def _by_kubelet(self) -> Exit | None:
         """The node put the pod out: too little memory or disk, a critical pod, a shutdown. What its containers made of
@@ -176,7 +178,7 @@ class PodStatus:
         message = parse_termination(text.encode("utf-8", "replace"))
         number = signal_of(code)
         end = Exit(at, code if number is None else None, number, message=message)
-        if why == "OOMKilled" and code != 0:  # with code 0 it was a child, and the agent coped
+        if why == OOM and code != 0:  # with code 0 it was a child, and the agent coped
             detail = "more memory than resources.limits.memory"
             return replace(end, reason=FailureReason.OOM_KILLED, detail=detail)
         return end
@@ -292,7 +294,12 @@ def killed_by(at: float, ended: Body) -> bool:
     """Did what began at `at` end the container? What ended before had ended by itself; SIGTERM or SIGKILL are always
     taken for its doing, whatever two machines' clocks say."""
     finished = unix(ended.get("finishedAt"))
-    return signal_of(exit_code(ended)) in (SIGTERM, SIGKILL) or finished is None or finished >= at - CLOCK_S
+    return was_killed(ended) or finished is None or finished >= at - CLOCK_S
+
+
+def was_killed(ended: Body) -> bool:
+    """By a signal that others send."""
+    return signal_of(exit_code(ended)) in (SIGTERM, SIGKILL)
 
 
 def exit_code(ended: Body) -> int:

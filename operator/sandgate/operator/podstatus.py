@@ -38,15 +38,18 @@ class PodSeen:
     """Look at the same status again then: patience ends, and no event may tell."""
 
 
-def pod_seen(body: Body, now: float) -> PodSeen:
+def pod_seen(body: Body, now: float, before: PodSeen | None = None) -> PodSeen:
     """Understand a pod. Never raises for a pod that an API server accepted; what is absent is taken as not yet said.
 
-    Its first exit stands: later statuses of the same pod may tell less (a stuck pod that was then deleted).
+    `before`: what was understood of the same pod. Its exit stands, for later statuses may tell less: a stuck pod that
+    was then deleted, a deletion whose second step (grace 0) begins after the container has ended.
     """
     meta = map_of(body, "metadata")
     marks = map_of(meta, "labels")
     pod = PodStatus(body, now)
-    exit_ = pod.exit()
+    known = before is not None and before.uid == meta.get("uid")
+    exit_ = before.running.exit if before is not None and known else None
+    exit_ = exit_ or pod.exit()
     waiting, again = ("", None) if exit_ is not None else pod.waiting()
     return PodSeen(
         name=str(meta.get("name", "")),
@@ -66,7 +69,8 @@ def pod_seen(body: Body, now: float) -> PodSeen:
 
 
 def pod_gone(seen: PodSeen, now: float) -> PodSeen:
-    """The same pod, no longer there. Without an exit of its own somebody deleted it: infrastructure."""
+    """The same pod, no longer there. Without an exit of its own somebody deleted it: infrastructure. (A DELETED event
+    carries the last status: understand that first.)"""
     end = seen.running.exit or Exit(now, reason=FailureReason.EVICTED, detail="the pod was deleted")
     return replace(
         seen, running=replace(seen.running, exit=end), deleting=True, over=True, waiting="", again_at=None
