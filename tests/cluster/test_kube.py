@@ -115,6 +115,7 @@ async def test_nothing_is_found_where_nothing_is(kube: Kube, namespace: str) -> 
     with pytest.raises(NotFound, match='configmaps "none" not found'):
         await kube.get("ConfigMap", namespace, "none")
     assert await kube.list("ConfigMap", "no-such-namespace") == []
+    assert await kube.list_metadata("ConfigMap", "no-such-namespace") == []
 
 
 async def test_lists_are_whole_in_chunks_and_say_their_kind(

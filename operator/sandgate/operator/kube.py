@@ -206,7 +206,7 @@ class Kube:
                     page = await self._call(verb, kind, "GET", path, query=query, headers=headers)
                 except Gone:
                     break
-                found += page["items"]
+                found += page["items"] or ()  # null where metadata of nothing was asked for
                 if not page["metadata"].get("continue"):
                     return found
                 query["continue"] = page["metadata"]["continue"]
