@@ -29,6 +29,7 @@ SHELL = (
     "gateway.engine.scripted_server",
     "gateway.tokens.load",
     "gateway.journal.sqlite",
+    "gateway.journal.writing",
     "gateway.journal.postgres",
     "operator.observe",
     "operator.reconcile",

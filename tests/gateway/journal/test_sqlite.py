@@ -21,8 +21,9 @@ from sandgate.contract.errors import Conflict, CorruptRecord, JournalUnavailable
 from sandgate.gateway.journal import rows
 from sandgate.gateway.journal.groups import Group, Job
 from sandgate.gateway.journal.records import TurnCommitted, encode
-from sandgate.gateway.journal.sqlite import SqliteStore, _open, _Writer
+from sandgate.gateway.journal.sqlite import SqliteStore, _File, _open
 from sandgate.gateway.journal.store import StoreStatus
+from sandgate.gateway.journal.writing import Writer
 from tests.gateway.journal import disks
 from tests.gateway.journal.places import Clock, OnDisk
 from tests.gateway.journal.samples import turn
@@ -50,7 +51,7 @@ async def test_many_callers_share_few_transactions(tmp_path: Path) -> None:
 
 
 async def test_a_burst_is_cut_into_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sandgate.gateway.journal.sqlite.GROUP_BYTES_MAX", 4000)
+    monkeypatch.setattr("sandgate.gateway.journal.writing.GROUP_BYTES_MAX", 4000)
     async with await SqliteStore.open(tmp_path / "j") as store:
         await asyncio.gather(*(store.append("s", turn(f"t{n}")) for n in range(100)))
         assert store.transactions >= 10
@@ -181,7 +182,7 @@ def test_what_was_queued_before_a_failure_was_known_is_refused(tmp_path: Path) -
     """No thread: the loop has not run yet when the second group is taken."""
     told: list[Group] = []
     disk = OnDisk(tmp_path)
-    writer = _Writer(_open(disk.path), queue.SimpleQueue(), told.append)
+    writer = Writer(_File(_open(disk.path), lock=-1), queue.SimpleQueue(), told.append)
     record = (encode(turn("a")),)
     with disk.broken():
         failed = writer.attempt([Job("s", record)])

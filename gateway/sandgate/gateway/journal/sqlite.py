@@ -1,9 +1,4 @@
-"""The default journal: one SQLite file in WAL mode, one writer thread, many turns per fsync.
-
-The event loop encodes and queues; the writer takes everything queued as one transaction, so that one fsync serves
-all, and wakes the loop once per group. The writer alone owns the connection and the sequence, the loop all the rest:
-no locks.
-"""
+"""The default journal: one SQLite file in WAL mode, one writer thread, many turns per fsync."""
 
 from __future__ import annotations
 
@@ -12,30 +7,24 @@ import contextlib
 import fcntl
 import logging
 import os
-import queue
 import sqlite3
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Self
 
 from sandgate.contract.errors import Conflict, CorruptRecord, JournalUnavailable, NewerRecord, SandgateError
-from sandgate.gateway.journal.groups import Group, Job, after_failure
+from sandgate.gateway.journal.groups import Job
 from sandgate.gateway.journal.records import Record
 from sandgate.gateway.journal.rows import (
-    QUEUE_BYTES_MAX,
-    RETRY_S,
-    Health,
     Row,
-    bodies,
     checksum,
     cut_from,
     read,
 )
-from sandgate.gateway.journal.store import StoreStatus
 from sandgate.gateway.journal.wal import frames_kept, lost_commits
+from sandgate.gateway.journal.writing import Clock, NotWritten, WriterStore
 
 log = logging.getLogger(__name__)
 
@@ -45,13 +34,6 @@ APPLICATION_ID = 0x53474A31
 """'SGJ1' in the file's header: tells a journal from any other SQLite file."""
 WAL_BYTES_KEPT = 64 << 20
 """The -wal file is cut back to this after a checkpoint; below, it is overwritten in place."""
-LINGER_S = 0.005
-"""Seconds a note may wait for a write that somebody waits for: far less than a generation takes, so that a killed
-process still knows what it had begun."""
-GROUP_BYTES_MAX = 16 << 20
-"""Of one transaction, so that in a burst the first callers do not wait for the last."""
-FORGET_CHUNK = 32
-"""Sessions forgotten per transaction: appends get in between."""
 VACUUM_PAGES = 4096
 """Free pages (4 KiB each) given back to the file system with each chunk."""
 SCAN_ROWS = 128
@@ -68,28 +50,14 @@ INSERT = "INSERT INTO records (seq, session, body, crc) VALUES (?, ?, ?, ?)"
 SELECT = "SELECT seq, session, body, crc FROM records"
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
-Clock = Callable[[], float]
 
-
-class SqliteStore:
-    """`Store` in one file. Belongs to the event loop that opened it and to one process; not fork-safe.
-
-    A caller cancelled while it waits in `append` does not know whether its records became durable: shield it.
-    """
+class SqliteStore(WriterStore):
+    """`Store` in one file. Belongs to the event loop that opened it and to one process; not fork-safe."""
 
     def __init__(self, path: Path, lock: int, start: _Start, now: Clock) -> None:
         """Use `open`."""
-        self._path, self._lock, self._now = path, lock, now
-        self._loop = asyncio.get_running_loop()
-        self._records, self._cut = start.records, start.cut
-        self._health = Health()
-        self._queued = self._epoch = self._kept = 0
-        self._closed: asyncio.Future[None] | None = None
-        self.transactions = 0
-        """Committed since it was opened; records appended / transactions = how well groups form."""
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        writer = _Writer(start, self._jobs, self._tell)
-        threading.Thread(target=writer.run, name=f"journal {path.name}", daemon=True).start()
+        self._path = path
+        super().__init__(path.name, _File(start, lock), start.cut, now)
 
     @classmethod
     async def open(cls, path: str | Path, *, now: Clock = time.monotonic) -> Self:
@@ -108,23 +76,6 @@ class SqliteStore:
             raise
         return cls(path, lock, start, now)
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.aclose()
-
-    async def append(self, session: str, *records: Record, sync: bool = True) -> None:
-        """See `Store.append`. Order is the order of calls.
-
-        After a failure everything queued behind it is refused too; only what asked for no sync is kept and written
-        with the next group, unless an earlier record of its session was refused. While unhealthy, one call per
-        second is tried and the others are refused at once. Beyond QUEUE_BYTES_MAX waiting: JournalUnavailable.
-        Raises TooLarge (a record over RECORD_BYTES_MAX), InvalidBody (a session id that is not Unicode).
-        """
-        if records:
-            await self._submit(Job(session, bodies(session, records), sync=sync))
-
     def scan(self, session: str | None = None) -> Iterator[tuple[int, str, Record]]:
         """See `Store.scan`: what was durable when the scan began. By a connection of its own; it blocks on the disk."""
         where, args = ("", ()) if session is None else (" AND session = ?", (session,))
@@ -136,162 +87,30 @@ class SqliteStore:
                 yield from map(read, rows)
                 at = rows[-1][0]
 
-    async def retire(self, sessions: list[str]) -> None:
-        """See `Store.retire`. A few sessions per transaction; nothing may be appended to them from this call on."""
-        for at in range(0, len(sessions), FORGET_CHUNK):
-            await self._submit(Job(forget=tuple(sessions[at : at + FORGET_CHUNK])))
 
-    async def replace(self, session: str, *records: Record) -> None:
-        """Forget the session's records and append these instead, in one transaction: how a long log is compacted."""
-        await self._submit(Job(session, bodies(session, records), forget=(session,)))
+class _File:
+    """The writer's connection and sequence; `lock`: the descriptor that holds the lock file."""
 
-    def status(self) -> StoreStatus:
-        """While unhealthy, asking has a probe written once a second: readiness heals without traffic."""
-        if not self._health.good and self._closed is None and self._health.due(self._now()):
-            self._put(Job())
-        return StoreStatus(self._health.good, self._health.detail, self._records, self._cut)
-
-    async def aclose(self) -> None:
-        """See `Store.aclose`. Raises JournalUnavailable if unsynced records cannot be written; closed all the same."""
-        if self._closed is None:
-            self._closed = self._loop.create_future()
-            self._jobs.put(None)
-        await asyncio.shield(self._closed)
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
-            if self._kept:
-                raise JournalUnavailable(
-                    f"closed without {self._kept} unsynced records: {self._health.detail}"
-                )
-
-    async def _submit(self, job: Job) -> None:
-        if self._closed is not None:
-            raise JournalUnavailable("the journal is closed")
-        if self._queued + job.size > QUEUE_BYTES_MAX:
-            raise JournalUnavailable(f"{self._queued} bytes wait for the disk", retry_after=RETRY_S)
-        self._health.admit(self._now())
-        if not job.sync:
-            self._put(job)
-            return
-        job.told = told = self._loop.create_future()
-        self._put(job)
-        await told
-
-    def _put(self, job: Job) -> None:
-        job.epoch = self._epoch
-        self._queued += job.size
-        self._jobs.put(job)
-
-    def _tell(self, group: Group) -> None:
-        """In the writer: one wake-up per group."""
-        with contextlib.suppress(
-            RuntimeError
-        ):  # the loop was closed before the store: nobody is left to tell
-            self._loop.call_soon_threadsafe(self._settle, group)
-
-    def _settle(self, group: Group) -> None:
-        """On the loop: what became of a group."""
-        self._epoch, self._records, self._kept = group.epoch, group.records, group.kept
-        self._queued -= sum(job.size for job in (*group.done, *group.refused))
-        if group.error:
-            if self._health.good:
-                log.error("journal %s refuses writes: %s", self._path.name, group.error)
-            self._health.fail(group.error, self._now())
-        elif group.done:
-            self.transactions += 1
-            if not self._health.good:
-                log.warning("journal %s takes writes again", self._path.name)
-                self._health.heal()
-        for job in group.done:
-            if job.told is not None and not job.told.done():
-                job.told.set_result(None)
-        for job in group.refused:
-            if job.told is not None and not job.told.done():
-                job.told.set_exception(JournalUnavailable(f"not written: {group.error}", retry_after=RETRY_S))
-        if group.last:
-            self._closed = self._closed or self._loop.create_future()
-            if not self._closed.done():
-                self._closed.set_result(None)
-
-
-class _Writer:
-    """The thread that owns the connection and the sequence."""
-
-    def __init__(
-        self, start: _Start, jobs: queue.SimpleQueue[Job | None], tell: Callable[[Group], None]
-    ) -> None:
+    def __init__(self, start: _Start, lock: int) -> None:
         self.db, self.seq, self.records = start.db, start.seq, start.records
-        self.jobs, self.tell = jobs, tell
-        self.epoch = 0
-        self.kept: list[Job] = []
+        self.lock = lock
 
-    def run(self) -> None:
-        """Until None is queued. Whatever happens, everybody who waits is told."""
-        last, taken = False, list[Job]()
-        try:
-            while not last:
-                taken, last = self.gather()
-                self.tell(self.attempt(taken))
-                taken = []
-        finally:
-            with contextlib.suppress(sqlite3.Error):
-                self.db.close()
-            while not self.jobs.empty():
-                if job := self.jobs.get():
-                    taken.append(job)
-            self.tell(self.refuse(taken, "the writer stopped" if taken or not last else "", last=True))
-
-    def gather(self) -> tuple[list[Job], bool]:
-        """Everything queued by now, at least one job, up to GROUP_BYTES_MAX; and whether it is the last.
-
-        Jobs that nobody waits for get company for LINGER_S: usually the turn they belong to, and one fsync for both.
-        """
-        jobs: list[Job] = []
-        size = 0
-        urgent = False
-        while not jobs or (size < GROUP_BYTES_MAX and not (urgent and self.jobs.empty())):
-            try:
-                job = self.jobs.get(timeout=LINGER_S if jobs and not urgent else None)
-            except queue.Empty:
-                break
-            if job is None:
-                return jobs, True
-            jobs.append(job)
-            size += job.size
-            urgent = urgent or job.sync
-        return jobs, False
-
-    def attempt(self, jobs: list[Job]) -> Group:
-        """One transaction: what was kept, then these."""
-        if any(job.epoch < self.epoch for job in jobs):
-            return self.refuse(jobs, "queued behind a write that failed")
-        todo = self.kept + jobs
-        if not todo:
-            return Group(self.epoch, self.records)
+    def commit(self, jobs: Sequence[Job]) -> None:
         before = self.seq, self.records
         try:
             self.db.execute("BEGIN IMMEDIATE")
-            for job in todo:
+            for job in jobs:
                 self.carry_out(job)
             self.db.execute("COMMIT")
         except (sqlite3.Error, OSError, MemoryError) as error:
             with contextlib.suppress(sqlite3.Error):  # SQLite has often rolled back by itself
                 self.db.execute("ROLLBACK")
             self.seq, self.records = before
-            self.epoch += 1
-            return self.refuse(jobs, str(error) or type(error).__name__)
-        self.kept = []
-        if any(job.forget for job in todo):
+            raise NotWritten(str(error) or type(error).__name__) from error
+        if any(job.forget for job in jobs):
             # execute() would stop after the first page; and it is no harm if it fails, free pages are used again.
             with contextlib.suppress(sqlite3.Error):
                 self.db.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")
-        return Group(self.epoch, self.records, done=todo)
-
-    def refuse(self, jobs: list[Job], error: str, *, last: bool = False) -> Group:
-        refused, self.kept = after_failure(self.kept + jobs)
-        kept = sum(len(job.bodies) for job in self.kept)
-        return Group(self.epoch, self.records, refused=refused, error=error, kept=kept, last=last)
 
     def carry_out(self, job: Job) -> None:
         for session in job.forget:
@@ -302,6 +121,16 @@ class _Writer:
         self.records += len(job.bodies)
         if not job.forget and not job.bodies:
             self.db.execute("INSERT OR REPLACE INTO meta VALUES ('probe', hex(randomblob(8)))")
+
+    def close(self) -> None:
+        with contextlib.suppress(sqlite3.Error):
+            self.db.close()
+
+    def hurry(self) -> None:
+        """A disk answers or fails; there is nothing to wait for."""
+
+    def release(self) -> None:
+        os.close(self.lock)
 
 
 class _Start:
