@@ -65,6 +65,21 @@ fuzz: venv
 	$(BIN)/python -m tests.fuzz --inputs $(or $(INPUTS),1000000)
 	$(if $(EXAMPLES),$(BIN)/pytest -m hypothesis --hypothesis-profile=fuzz -o timeout=0 $(T))
 
+## make cluster-up          a real three-node Kubernetes without Docker (Linux, root); tests use it and leave it on
+.PHONY: cluster-up
+cluster-up: venv
+	@$(BIN)/python -m tests.cluster.harness up
+
+## make cluster-down        ends it, and clears what a crashed run left
+.PHONY: cluster-down
+cluster-down: venv
+	@$(BIN)/python -m tests.cluster.harness down
+
+## make cluster-build [PARTS=...]  what it is made of, from source: twenty minutes once; PARTS: helm, kwok
+.PHONY: cluster-build
+cluster-build: venv
+	@$(BIN)/python -m tests.cluster.harness build $(PARTS)
+
 ## make help                this list
 .PHONY: help
 help:

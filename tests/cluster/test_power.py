@@ -93,7 +93,11 @@ def test_what_was_answered_survives_the_death_of(cluster: Cluster, component: st
         cluster.rest().create(place, {"metadata": {"name": "kept"}})
         machines.kill(component)
         try:
-            assert not cluster.rest().answers("/readyz")
+            until_now(
+                lambda: not cluster.rest().answers("/readyz"),
+                what=f"{component} is missed",
+                within_s=NOTICED_S,
+            )
         finally:
             machines.restart(component)
         assert cluster.rest().get(f"{place}/kept")["metadata"]["name"] == "kept"
