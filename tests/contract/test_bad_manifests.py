@@ -203,38 +203,38 @@ def test_a_bad_manifest_is_refused_by_the_name_of_the_field(path: str, value: An
     assert says in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("changes", "field"),
-    [
-        ([(f"{AGENT}.command", GONE), ("spec.agent.backend", "Process")], f"{AGENT}.command"),
-        ([(f"{AGENT}.command", GONE), (f"{AGENT}.image", GONE)], f"{AGENT}.image"),
-        ([("spec.groupSize", 2), ("spec.group.quorum", 3)], "spec.group.quorum"),
-        (
-            [("spec.engine.endpoints", GONE), ("spec.engine.selector", {"matchLabels": {}})],
-            "spec.engine.selector.matchLabels",
-        ),
-        (
-            [
-                ("spec.engine.endpoints", GONE),
-                ("spec.engine.selector", {"matchLabels": {"a": "b"}, "port": 0}),
-            ],
-            "spec.engine.selector.port",
-        ),
-        (
-            [("spec.engine.endpoints", GONE), ("spec.engine.managed", {"gpus": -1})],
-            "spec.engine.managed.gpus",
-        ),
-        (
-            [("spec.tasks.inline", GONE), ("spec.tasks.configMap", {"name": "Bad Name"})],
-            "spec.tasks.configMap.name",
-        ),
-        ([("spec.tasks.inline", GONE), ("spec.tasks.queue", {"capacity": 0})], "spec.tasks.queue.capacity"),
-        (
-            [("spec.tasks.inline[0].prompt", [{"content": "x"}])],
-            "spec.tasks.inline[0].prompt[0]",
-        ),
-    ],
-)
+TWO_CHANGES: list[tuple[list[tuple[str, Any]], str]] = [
+    ([(f"{AGENT}.command", GONE), ("spec.agent.backend", "Process")], f"{AGENT}.command"),
+    ([(f"{AGENT}.command", GONE), (f"{AGENT}.image", GONE)], f"{AGENT}.image"),
+    ([("spec.groupSize", 2), ("spec.group.quorum", 3)], "spec.group.quorum"),
+    (
+        [("spec.engine.endpoints", GONE), ("spec.engine.selector", {"matchLabels": {}})],
+        "spec.engine.selector.matchLabels",
+    ),
+    (
+        [
+            ("spec.engine.endpoints", GONE),
+            ("spec.engine.selector", {"matchLabels": {"a": "b"}, "port": 0}),
+        ],
+        "spec.engine.selector.port",
+    ),
+    (
+        [("spec.engine.endpoints", GONE), ("spec.engine.managed", {"gpus": -1})],
+        "spec.engine.managed.gpus",
+    ),
+    (
+        [("spec.tasks.inline", GONE), ("spec.tasks.configMap", {"name": "Bad Name"})],
+        "spec.tasks.configMap.name",
+    ),
+    ([("spec.tasks.inline", GONE), ("spec.tasks.queue", {"capacity": 0})], "spec.tasks.queue.capacity"),
+    (
+        [("spec.tasks.inline[0].prompt", [{"content": "x"}])],
+        "spec.tasks.inline[0].prompt[0]",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "field"), TWO_CHANGES)
 def test_faults_that_need_two_changes(changes: list[tuple[str, Any]], field: str) -> None:
     with pytest.raises(BadManifest) as refused:
         decode(RolloutJob, spoilt(*changes))

@@ -1,0 +1,57 @@
+"""The definitions of crds/ on a test's API server, and what of them the tests ask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from sandgate.contract.crd import crds
+from tests.cluster.harness.api import Api
+from tests.cluster.harness.rest import Refused
+from tests.tidy.source import ROOT
+
+Json = dict[str, Any]
+
+WITHIN = "--timeout=60s"
+
+
+def install(api: Api) -> None:
+    """As docs say: a server-side apply of crds/. They stay; tests of one server share them."""
+    api.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "crds"))
+    for one in crds():
+        api.kubectl("wait", "--for=condition=Established", f"crd/{one['metadata']['name']}", WITHIN)
+
+
+def path(namespace: str, plural: str = "rolloutjobs", name: str = "", *, query: str = "") -> str:
+    """Of a collection or an object. Validation is strict, as kubectl asks for it."""
+    tail = f"/{name}" if name else ""
+    more = f"&{query}" if query else ""
+    return f"/apis/sandgate.dev/v1alpha1/namespaces/{namespace}/{plural}{tail}?fieldValidation=Strict{more}"
+
+
+def refusal(api: Api, namespace: str, body: Json, plural: str = "rolloutjobs") -> Refused | None:
+    """Would it be refused? Nothing is stored."""
+    try:
+        api.rest().create(path(namespace, plural, query="dryRun=All"), body)
+    except Refused as refused:
+        return refused
+    return None
+
+
+def schemas(at: str, schema: Json) -> Iterator[tuple[str, Json]]:
+    """Every schema from here downwards, by path; list items end in []."""
+    yield at, schema
+    for name, inner in schema.get("properties", {}).items():
+        yield from schemas(f"{at}.{name}" if at else name, inner)
+    if "items" in schema:
+        yield from schemas(f"{at}[]", schema["items"])
+    if isinstance(schema.get("additionalProperties"), dict):
+        yield from schemas(f"{at}{{}}", schema["additionalProperties"])
+
+
+def roots() -> dict[str, Json]:
+    """Kind -> schema of the whole object."""
+    return {
+        one["spec"]["names"]["kind"]: one["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+        for one in crds()
+    }

@@ -1,0 +1,269 @@
+"""Every CEL rule of the definitions accepts what it should and rejects what it should, on a real API server.
+
+The list of rules is read from the definitions: a rule without its pair here fails, and a pair without its rule.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.cluster.crds import Json, install, path, refusal, roots, schemas
+from tests.cluster.harness.api import Api
+from tests.cluster.harness.rest import Refused
+from tests.contract.manifests import CONTAINER, GONE, put, spoilt
+
+Changes = tuple[tuple[str, Any], ...]
+NAMESPACE = "crd-rules"
+AGENT = "spec.agent.template.spec.containers[0]"
+SESSION: Json = {
+    "apiVersion": "sandgate.dev/v1alpha1",
+    "kind": "AgentSession",
+    "metadata": {"name": "shop-q1-0-0"},
+    "spec": {"jobName": "shop", "taskUid": "q1"},
+}
+MANAGED: Changes = (("spec.engine.endpoints", GONE), ("spec.engine.managed", {"image": "vllm:1"}))
+UNMANAGED: Changes = (("spec.engine.endpoints", ["http://a:1"]), ("spec.engine.managed", GONE))
+SELECTOR: Changes = (
+    ("spec.engine.endpoints", GONE),
+    ("spec.engine.selector", {"matchLabels": {"app": "vllm"}}),
+)
+TRUE_CONDITIONS = {
+    kind: {"conditions": [{"type": kind, "status": "True"}]}
+    for kind in ("Complete", "Failed", "TrajectoryCommitted")
+}
+FALSE_CONDITIONS = {
+    kind: {"conditions": [{"type": kind, "status": "False"}]}
+    for kind in ("Complete", "Failed", "TrajectoryCommitted")
+}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """`good` and `bad` are changes of a manifest that is created, or of an object that was created from `start`."""
+
+    good: Changes
+    bad: Changes
+    start: Changes | None = None
+    kind: str = "RolloutJob"
+
+
+@dataclass(frozen=True)
+class Status:
+    """A status that follows another."""
+
+    first: Json
+    good: Json
+    bad: Json
+    kind: str = "RolloutJob"
+
+
+def fixed(at: str, value: Any, start: Changes = ()) -> dict[str, Pair]:
+    """A field that may not become `value`; with the field as it was, another may change."""
+    change = ("spec.suspend", True)
+    return {f"{at}: {at} is immutable": Pair((change,), (change, (at, value)), start)}
+
+
+def stays(at: str, good: Changes, bad: Changes, start: Changes = ()) -> dict[str, Pair]:
+    """An optional field that can neither come nor go."""
+    owner = at.rpartition(".")[0]
+    return {f"{owner}: {at} can neither be added nor removed": Pair(good, bad, start)}
+
+
+ONE_OF = "exactly one of"
+PAIRS: dict[str, Pair | Status] = {
+    "RolloutJob: metadata.name has more than 52 characters": Pair(
+        (("metadata.name", "x" * 52),), (("metadata.name", "x" * 53),)
+    ),
+    "RolloutJob: metadata.name is not a DNS label (lower case letters, digits and dashes)": Pair(
+        (("metadata.name", "a-1"),), (("metadata.name", "a.1"),)
+    ),
+    "AgentSession: metadata.name has more than 63 characters": Pair(
+        (("metadata.name", "x" * 63),), (("metadata.name", "x" * 64),), kind="AgentSession"
+    ),
+    "AgentSession: metadata.name is not a DNS label (lower case letters, digits and dashes)": Pair(
+        (("metadata.name", "a-1"),), (("metadata.name", "a.1"),), kind="AgentSession"
+    ),
+    "AgentSession spec: spec is immutable": Pair(
+        (("metadata.labels", {"a": "b"}),), (("spec.attempt", 1),), (), "AgentSession"
+    ),
+    "AgentSession status: what was committed stays committed": Status(
+        TRUE_CONDITIONS["TrajectoryCommitted"],
+        TRUE_CONDITIONS["TrajectoryCommitted"] | {"turns": 3},
+        FALSE_CONDITIONS["TrajectoryCommitted"],
+        "AgentSession",
+    ),
+    "status: a complete job stays complete": Status(
+        TRUE_CONDITIONS["Complete"], TRUE_CONDITIONS["Complete"] | {"ended": 4}, {"conditions": []}
+    ),
+    "status: a failed job stays failed": Status(
+        TRUE_CONDITIONS["Failed"], TRUE_CONDITIONS["Failed"] | {"ended": 4}, FALSE_CONDITIONS["Failed"]
+    ),
+    "spec: quorum is more than groupSize": Pair((("spec.group.quorum", 4),), (("spec.group.quorum", 5),)),
+    f"spec.engine: {ONE_OF} endpoints, selector, managed is needed": Pair(
+        MANAGED, (("spec.engine.managed", {}),)
+    ),
+    f"spec.tasks: {ONE_OF} inline, configMap, file, queue is needed": Pair(
+        (("spec.tasks", {"queue": {}}),), (("spec.tasks.file", "t.jsonl"),)
+    ),
+    f"spec.gateway.journal: {ONE_OF} sqlite, postgres is needed": Pair(
+        (("spec.gateway.journal", {"postgres": {"secretRef": {"name": "db"}}}),),
+        (("spec.gateway.journal", {}),),
+    ),
+    f"spec.output: {ONE_OF} lease, parquet is needed": Pair(
+        (("spec.output", {"parquet": {"url": "s3://b/d"}}),), (("spec.output", {}),)
+    ),
+    "spec.agent: backend Process runs containers[0].command, which is missing": Pair(
+        (("spec.agent.backend", "Process"),), (("spec.agent.backend", "Process"), (f"{AGENT}.command", GONE))
+    ),
+    "spec.agent.template.spec.containers[]: image is missing, and there is no command either": Pair(
+        ((f"{AGENT}.image", GONE),), ((f"{AGENT}.image", GONE), (f"{AGENT}.command", GONE))
+    ),
+    "spec.reward: source verifier needs the verifier block, and only that source may have it": Pair(
+        (("spec.reward", {}),), (("spec.reward.source", "agent"),)
+    ),
+    "spec.reward.verifier.container: image is missing, and there is no command either": Pair(
+        (("spec.reward.verifier.container", {"command": ["v"]}),),
+        (("spec.reward.verifier.container", {"name": "v"}),),
+    ),
+    "spec.gateway.replicas: spec.gateway.replicas may only grow: sessions live on their gateway": Pair(
+        (("spec.gateway.replicas", 3),), (("spec.gateway.replicas", 1),), (("spec.gateway.replicas", 2),)
+    ),
+    **stays("spec.engine.selector", (("spec.engine.endpoints", ["http://b:1"]),), SELECTOR),
+    **stays("spec.engine.managed", (("spec.engine.managed.replicas", 2),), UNMANAGED, MANAGED),
+    **stays("spec.group.quorum", (("spec.group.retry.infra", 9),), (("spec.group.quorum", GONE),)),
+    **fixed("spec.model", {"name": "other", "tokenizer": "/models/tiny"}),
+    **fixed("spec.engine.kind", "sglang"),
+    **fixed("spec.engine.model", "other"),
+    **fixed("spec.engine.logprobsMode", "raw_logprobs"),
+    **fixed("spec.engine.selector", {"matchLabels": {"app": "other"}}, SELECTOR),
+    **fixed("spec.engine.managed.image", "vllm:2", MANAGED),
+    **fixed("spec.engine.managed.gpus", 2, MANAGED),
+    **fixed("spec.engine.managed.model", "other", MANAGED),
+    **fixed("spec.engine.managed.command", ["serve"], MANAGED),
+    **fixed("spec.engine.managed.args", ["--x"], MANAGED),
+    **fixed("spec.engine.managed.env", {"A": "1"}, MANAGED),
+    **fixed("spec.engine.managed.startSeconds", 9, MANAGED),
+    **fixed("spec.engine.managed.template", {"spec": {"nodeName": "n"}}, MANAGED),
+    **fixed("spec.tasks", {"inline": [{"uid": "q1", "prompt": "buy 8 kiwi"}]}),
+    **fixed("spec.agent", {"template": {"spec": {"containers": [CONTAINER], "hostNetwork": True}}}),
+    **fixed("spec.gateway.beside", "Required"),
+    **fixed("spec.gateway.journal", {"sqlite": {"storage": "2Gi"}}),
+    **fixed("spec.gateway.image", "gateway:2"),
+    **fixed("spec.gateway.template", {"metadata": {"labels": {"a": "b"}}}),
+    **fixed("spec.groupSize", 5),
+    **fixed("spec.sampling", {"temperature": 0.5}),
+    **fixed("spec.limits", {"turns": 21}),
+    **fixed("spec.reward", {"source": "agent"}),
+    **fixed("spec.group.quorum", 3),
+    **fixed("spec.group.stragglerSeconds", 9),
+    **fixed("spec.output", {"parquet": {"url": "s3://b/d"}}),
+}
+"""`[AgentSession ]path: message`; without a kind it is RolloutJob's."""
+
+
+def rules() -> Iterator[str]:
+    """All there are, named as the pairs are."""
+    for kind, root in roots().items():
+        for at, schema in schemas("", root):
+            for one in schema.get("x-kubernetes-validations", ()):
+                owner = " ".join(filter(None, [kind if kind != "RolloutJob" or not at else "", at]))
+                yield f"{owner}: {one['message']}"
+
+
+def test_every_rule_has_its_pair_and_every_pair_its_rule() -> None:
+    found = list(rules())
+    assert len(found) == len(set(found)) > 40
+    assert set(found) == PAIRS.keys()
+
+
+@pytest.fixture(scope="module")
+def api(apiserver: Api) -> Iterator[Api]:
+    install(apiserver)
+    with apiserver.namespace(NAMESPACE):
+        yield apiserver
+
+
+def manifest(kind: str, changes: Changes) -> Json:
+    if kind == "RolloutJob":
+        return spoilt(("metadata.managedFields", GONE), *changes)
+    made = copy.deepcopy(SESSION)
+    for at, value in changes:
+        put(made, at, value)
+    return made
+
+
+def plural(kind: str) -> str:
+    return f"{kind.lower()}s"
+
+
+def changed(api: Api, pair: Pair, name: str, changes: Changes) -> Refused | None:
+    """What the API server says of creating, or of changing what was created from `start`."""
+    if pair.start is None:
+        return refusal(api, NAMESPACE, manifest(pair.kind, changes), plural(pair.kind))
+    made = manifest(pair.kind, (*pair.start, ("metadata.name", name)))
+    stored = api.rest().create(path(NAMESPACE, plural(pair.kind)), made)
+    for at, value in changes:
+        put(stored, at, value)
+    try:
+        api.rest().call("PUT", path(NAMESPACE, plural(pair.kind), name), stored)
+    except Refused as refused:
+        return refused
+    return None
+
+
+def named(cases: dict[str, Any], cls: type) -> list[Any]:
+    return [pytest.param(rule, one, id=rule) for rule, one in cases.items() if isinstance(one, cls)]
+
+
+def label(rule: str, end: str) -> str:
+    return f"rule-{list(PAIRS).index(rule)}-{end}"
+
+
+@pytest.mark.parametrize(("rule", "pair"), named(PAIRS, Pair))
+def test_a_rule_accepts(api: Api, rule: str, pair: Pair) -> None:
+    assert changed(api, pair, label(rule, "good"), pair.good) is None
+
+
+@pytest.mark.parametrize(("rule", "pair"), named(PAIRS, Pair))
+def test_a_rule_rejects(api: Api, rule: str, pair: Pair) -> None:
+    refused = changed(api, pair, label(rule, "bad"), pair.bad)
+    assert refused is not None
+    assert refused.status == 422
+    assert rule.partition(": ")[2] in str(refused)
+
+
+@pytest.mark.parametrize(("rule", "case"), named(PAIRS, Status))
+def test_a_rule_of_a_status_accepts_and_rejects(api: Api, rule: str, case: Status) -> None:
+    name, rest = label(rule, "status"), api.rest()
+    rest.create(path(NAMESPACE, plural(case.kind)), manifest(case.kind, (("metadata.name", name),)))
+    at = path(NAMESPACE, plural(case.kind), f"{name}/status")
+    rest.merge(at, {"status": FALSE_CONDITIONS["Complete"]})  # what is not final may change
+    rest.merge(at, {"status": case.first})
+    rest.merge(at, {"status": case.good})
+    with pytest.raises(Refused, match=rule.partition(": ")[2]):
+        rest.merge(at, {"status": case.bad})
+
+
+MAY_CHANGE: dict[str, Any] = {
+    "spec.suspend": True,
+    "spec.parallelism": 16,
+    "spec.startBurst": 2,
+    "spec.activeDeadlineSeconds": 7,
+    "spec.ttlSecondsAfterFinished": GONE,
+    "spec.engine.endpoints": ["http://10.0.0.6:8000"],
+    "spec.gateway.replicas": 2,
+    "spec.group.retry": {"infra": 0},
+    "spec.staleness": GONE,
+    "spec.trainer": {"heartbeatSeconds": 5, "collectSeconds": 50},
+}
+
+
+@pytest.mark.parametrize(("at", "value"), MAY_CHANGE.items(), ids=MAY_CHANGE)
+def test_what_may_change_while_a_job_runs(api: Api, at: str, value: Any) -> None:
+    name = "may-" + at.lower().replace(".", "-")
+    assert changed(api, Pair((), (), ()), name, ((at, value),)) is None
