@@ -25,7 +25,10 @@ from sandgate.contract.labels import AGENT, ROLE, VERIFIER
 from sandgate.gateway.client import GatewayClient
 from sandgate.gateway.engine.api import EngineStatus
 from sandgate.gateway.journal.memory import MemoryStore
+from sandgate.operator import reconcile
+from sandgate.operator.cluster import collect, doors, follow, run, writer
 from sandgate.operator.cluster.hub import Hub
+from sandgate.operator.plan import groups
 from sandgate.operator.settings import Settings
 from tests.operator.fake_kube import FakeKube
 from tests.support.gateway import SECRET, WITHIN_S, Running, engine, gateway
@@ -147,7 +150,9 @@ class World:
 
     async def gateway_down(self, name: str) -> None:
         """It is gone until it is up again."""
-        del self.gateways[name]
+        gone = self.gateways.pop(name)
+        for connection in list(gone.connections):
+            connection.transport.abort()
         await self._doors.pop(name).aclose()
 
     def resolve(self, url: str) -> str:
@@ -199,8 +204,8 @@ class World:
         hub, self.hub = self.hub, None
         self._operator.cancel()
         await asyncio.gather(self._operator, return_exceptions=True)
-        for run in hub.runs.values():
-            await run.stop()
+        for one in hub.runs.values():
+            await one.stop()
 
     def tell(self, kind: str, event: str, body: Json) -> None:
         """The watch."""
@@ -318,6 +323,25 @@ def manifest(*tasks: str, name: str = "shop", **spec: Any) -> Json:
         "metadata": {"name": name, "namespace": NAMESPACE},
         "spec": fields,
     }
+
+
+QUICK: dict[Any, dict[str, float]] = {
+    doors: {"POLL_S": 0.02, "EVENTS_S": 0.2, "STATUS_S": 0.05},
+    collect: {"LINGER_S": 0.02, "AGAIN_S": 0.05},
+    writer: {"EVERY_S": 0.02, "AGAIN_S": 0.05},
+    run: {"GATHER_S": 5.0, "TASKS_S": 0.05},
+    follow: {"ENGINES_S": 0.05, "TASKS_S": 0.05},
+    groups: {"RETRY_S": 0.05},
+    reconcile: {"BACKOFF_S": 0.01, "BACKOFF_S_MAX": 0.2},
+}
+"""Periods, so that a test lives to see several of each."""
+
+
+def hurry(patch: Any) -> None:
+    """With pytest's monkeypatch."""
+    for module, periods in QUICK.items():
+        for name, value in periods.items():
+            patch.setattr(module, name, value)
 
 
 @asynccontextmanager

@@ -38,6 +38,8 @@ class FakeKube:
         self.touched: Counter[str] = Counter()
         """Writes that are about one session: AgentSession, its pods."""
         self.fail: Callable[[str, str], None] = lambda verb, kind: None
+        self.lose: Callable[[str, str], None] = lambda verb, kind: None
+        """Called after a write; raises to lose its answer."""
         self._versions = itertools.count(1)
         self._uids = itertools.count(1)
 
@@ -69,6 +71,7 @@ class FakeKube:
         self._count("create", ref.kind, ref.name)
         self._store(ref, made)
         self._tell("ADDED", made)
+        self.lose("create", ref.kind)
         return copy.deepcopy(made)
 
     async def get(self, kind: str, namespace: str, name: str) -> Json:
@@ -164,6 +167,8 @@ class FakeKube:
             merged["metadata"]["generation"] = held["metadata"]["generation"] + 1
         self._store(ref, merged)
         self._tell("MODIFIED", merged)
+        if verb:
+            self.lose(verb, ref.kind)
         return copy.deepcopy(merged)
 
     def _store(self, ref: Ref, body: Json) -> None:

@@ -71,6 +71,8 @@ class Observed:
     """All tasks that there are now, and all that gateways know, were taken in."""
     more: bool = False
     """Further tasks may come."""
+    problem: str = ""
+    """Why they cannot be had."""
     _acked: int = 0
     _total: int = 0
     _begun: int = 0
@@ -93,6 +95,7 @@ class Observed:
             total=self._total,
             started_at=self.started_at,
             more=self.more or not self.loaded,
+            problem=self.problem,
             owed=self._owed(),
             draining=self.draining,
             policy_version=self.policy_version,
@@ -139,6 +142,12 @@ class Observed:
             if uid not in self.groups and uid not in self.settled:
                 self.fresh[uid] = None
         self.changed(JOB_KEY)
+
+    def no_tasks(self, why: str) -> None:
+        """They cannot be had; empty: now they can."""
+        if why != self.problem:
+            self.problem = why
+            self.changed(JOB_KEY)
 
     def no_more(self) -> None:
         """These are all."""

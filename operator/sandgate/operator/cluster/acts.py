@@ -26,7 +26,7 @@ from sandgate.operator.cluster.state import JobState
 from sandgate.operator.cluster.store import PodKept, SessionSeen, Table, owner_uid, pod_kept, session_seen
 from sandgate.operator.manifests import keys_secret, session_object
 from sandgate.operator.observe import Observed
-from sandgate.operator.plan.actions import Exit, Ref, Running, SessionObserved, Stop, Told
+from sandgate.operator.plan.actions import Exit, Outage, Ref, Running, SessionObserved, Stop, Told
 from sandgate.operator.podstatus import pod_gone
 from sandgate.sandbox.agents import result_document, task_document
 from sandgate.sandbox.pod import RESULT_BYTES_MAX, SessionUrls, agent_pod, verifier_pod
@@ -242,8 +242,13 @@ class Acts:
     # -- the gateway --------------------------------------------------------------------------------------------------
 
     async def look(self, ref: Ref) -> None:
-        """How it stands there."""
+        """How it stands there; and, for an agent that failed, whether its gateway was there all the time."""
         asked = self.at.now()
+        seen, door = self.observed.sessions.get(ref.name), self.at.door_of(ref)
+        end = seen.sandbox.exit if seen is not None and seen.sandbox is not None else None
+        if end is not None and end.code != 0 and not await door.same_life():
+            away = Outage(door.heard_at, asked, FailureReason.GATEWAY_LOST)
+            self.observed.outage(door.name, away)
         try:
             said = await self.at.client_of(ref).get(ref.name)
         except NotFound:

@@ -77,6 +77,10 @@ class Door:
             raise Unavailable(f"gateway {self.name} does not answer", retry_after=POLL_S)
         return self.calls
 
+    async def same_life(self) -> bool:
+        """It did not restart since it was last listed. (A long poll may notice later than an agent fails of it.)"""
+        return (await self.client.status())["epoch"] == self._epoch
+
     async def run(self) -> None:
         """For ever."""
         try:

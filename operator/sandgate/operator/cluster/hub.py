@@ -15,7 +15,7 @@ from sandgate.contract.labels import JOB, SHARD
 from sandgate.contract.schema import decode
 from sandgate.contract.status import RolloutJobStatus
 from sandgate.operator.cluster.api import Api, Connect, connect
-from sandgate.operator.cluster.refused import refusal
+from sandgate.operator.cluster.refused import mended, refusal
 from sandgate.operator.cluster.run import ClusterRun
 from sandgate.operator.cluster.store import text_of
 from sandgate.operator.cluster.writer import StatusWriter
@@ -114,7 +114,7 @@ class Hub:
             self.kube,
             self.settings,
             job,
-            status,
+            mended(status),
             touch=lambda key: self._touch(f"{uid}/{key}"),
             forget=lambda key: self.reconciler.forget(f"{uid}/{key}"),
             connect=self.connect,

@@ -62,7 +62,10 @@ class Memory:
     def _ended(self, ref: Ref, said: SessionSummary, kept: SessionSeen | None) -> SessionObserved | None:
         done = Told.COMMITTED if said.committed else Told.FINALIZED
         infra = said.state is SessionState.ABORTED or said.failure_class == "infra"
-        written = kept is None or kept.told >= done
+        # What its object says may be wrong since its gateway lost it.
+        true = kept is not None and kept.status.failure_reason == said.failure_reason
+        told = None if kept is None else kept.told if true else Told.NOTHING
+        written = told is None or told >= done
         if written and (said.committed or infra) and ref.name not in self.agents:
             return None
         agent, verifier = self.agents.get(ref.name), self.verifiers.get(ref.name)
@@ -73,7 +76,7 @@ class Memory:
             looked_at=self.now,
             sandbox=agent.seen.running if agent is not None else None,
             verifier=verifier.seen.running if verifier is not None else None,
-            told=kept.told if kept is not None else None,
+            told=told,
             remote=kept is not None and kept.spec.remote,
             committed=said.committed,
         )

@@ -37,3 +37,12 @@ def refusal(text: str, generation: int, before: RolloutJobStatus | None, now: fl
         conditions=conditions,
         completion_time=old.completion_time or stamp(now),
     )
+
+
+def mended(status: RolloutJobStatus | None) -> RolloutJobStatus | None:
+    """The status that a job begins with, if a spec that could not run is all that it failed of."""
+    if status is None or not any(
+        one.type == JobCondition.FAILED and one.reason == REASON for one in status.conditions
+    ):
+        return status
+    return replace(status, conditions=(), completion_time="")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
 from sandgate.contract.agent_session import AgentSession
-from sandgate.contract.errors import NotFound, SandgateError
+from sandgate.contract.errors import BadRequest, NotFound, SandgateError
 from sandgate.contract.job import RolloutJob, Task
 from sandgate.contract.keys import Key, Scope, mint
 from sandgate.contract.labels import AGENT, ENGINE, JOB, ROLE, VERIFIER
@@ -45,6 +45,10 @@ log = logging.getLogger(__name__)
 
 COMMITTED = "committed"
 """What events call a session whose trajectories were all acknowledged."""
+GATHER_S = 15.0
+"""How long a new job waits for its other gateways once one is there."""
+TASKS_S = 5.0
+"""Between looks for a ConfigMap that is not there."""
 NEWS = (SessionState.COMPLETE.value, SessionState.ABORTED.value)
 """What others do to a session; that it was opened or finalized we know, because we did it."""
 
@@ -75,6 +79,9 @@ class ClusterRun:
         """Gateway -> what it held when it was asked; until that was taken in."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._loading = asyncio.Lock()
+        self._asking = False
+        self._first_at: float | None = None
+        """When the first gateway answered."""
 
     def _observe(self, status: RolloutJobStatus | None) -> Observed:
         seen = Observed(self._want(), self.touch)
@@ -199,6 +206,7 @@ class ClusterRun:
                 if status.start_time:
                     self.observed.started_at = seconds(status.start_time)
                 self.writer.want(status)
+                self.touch(JOB_KEY)  # a job that is over by this plans its end
             case actions.WakeAt(at):
                 self.observed.waits(key, at)
             case actions.DeleteJob():
@@ -233,17 +241,14 @@ class ClusterRun:
                 self.saw_session(body)
         for body in await self.kube.list("Pod", meta.namespace, labels=f"{JOB}={meta.name}"):
             self.saw_pod(body)
-        tasks = await fixed_tasks(self.kube, self.job)
         was, at.observed = at.observed, self._observe(at.observed.status)
         at.observed.provided, at.observed.heard_at = was.provided, was.heard_at
         at.observed.engines = was.engines
         self._recall()
-        if tasks is None:
-            at.observed.more = True
-            self.spawn(self.follower.run_queue())
-        else:
-            self._take(tasks)
-        at.observed.loaded = True
+        at.observed.more, at.observed.loaded = True, True
+        if not await self._load_tasks() and not self._asking:
+            self._asking = True
+            self.spawn(self._ask_for_tasks())
         for door in at.doors.values():
             at.observed.gateway(door.name, ready=door.open)
 
@@ -262,6 +267,33 @@ class ClusterRun:
             pods=[name for name in {**at.agents.held, **at.verifiers.held} if name not in live],
             sessions=[one for one in at.sessions.held.values() if one.name not in live],
         )
+
+    async def _load_tasks(self) -> bool:
+        """True if there is nothing left to ask for; a queue is never done."""
+        try:
+            tasks = await fixed_tasks(self.kube, self.job)
+        except (NotFound, BadRequest) as error:
+            self.observed.no_tasks(str(error))
+            return False
+        if tasks is None:
+            return False
+        self._take(tasks)
+        self.observed.no_tasks("")
+        self.observed.no_more()
+        return True
+
+    async def _ask_for_tasks(self) -> None:
+        """A ConfigMap may come later; a queue goes on."""
+        if self.job.spec.tasks.queue is not None:
+            await self.follower.run_queue()
+        while True:
+            await asyncio.sleep(TASKS_S)
+            try:
+                if await self._load_tasks():
+                    break
+            except (SandgateError, OSError, TimeoutError) as error:
+                log.info("job %s/%s: tasks: %s", self.at.namespace, self.at.name, error)
+        self._asking = False
 
     def _take(self, tasks: Iterable[Task]) -> None:
         fresh = [task for task in tasks if task.uid not in self.at.tasks]
@@ -292,9 +324,22 @@ class ClusterRun:
                 self.observed.told(said, self.now())
 
     def _may_load(self) -> bool:
-        """All gateways were asked; or nothing was ever begun, so that no gateway can hold anything."""
-        fresh = self.observed.status is None or not self.observed.status.running + self.observed.status.ended
-        return fresh or all(name in self.listed for name in self.at.doors)
+        """All gateways were asked; or nothing was ever begun, so that no gateway can hold anything, and those that are
+        late were waited for, so that groups are spread."""
+        if all(name in self.listed for name in self.at.doors):
+            return True
+        status, now = self.observed.status, self.now()
+        if self._first_at is None:
+            self._first_at = now
+            self.later(now + GATHER_S, self._gather)
+        fresh = status is None or not status.running + status.ended
+        return fresh and now >= self._first_at + GATHER_S
+
+    async def _gather(self) -> None:
+        """Go on with those that are there."""
+        for door in [one for one in self.at.doors.values() if one.open and one.name in self.listed]:
+            await self.arrived(door, self.listed[door.name])
+            return
 
     def _forgot(self, door: Door, listed: list[SessionSummary]) -> bool:
         there = {one.session_id for one in listed}

@@ -206,6 +206,8 @@ class JobObserved:
     started_at: float = 0.0
     more: bool = False
     """Further tasks may come: the job is not complete when these are done."""
+    problem: str = ""
+    """Why its tasks cannot be had, for people."""
     owed: int | None = 0
     """Samples that ended well and are not committed yet; None while that is not known."""
     draining: bool = False

@@ -95,6 +95,8 @@ def _progressing(seen: JobObserved, *, over: bool, suspended: bool, running: int
         return False, "Suspended", ""
     if seen.draining:
         return running > 0, "Draining", ""
+    if seen.problem:
+        return False, "NoTasks", seen.problem
     return True, "Running" if running else "Waiting", ""
 
 
