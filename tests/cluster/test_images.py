@@ -35,11 +35,10 @@ def test_an_image_is_built_once_and_runs(cluster: Cluster, tmp_path: Path) -> No
     assert build_image(dockerfile, context, TAG).stat().st_mtime_ns == written
     cluster.load_image(archive)
     with cluster.namespace("image") as space:
-        script = (
-            "ls -A /app; cat /app/file; /venv/bin/pip show six | grep Version; cat /etc/pip.conf 2>/dev/null"
-        )
+        python = "/venv/bin/python -c 'import six; print(six.__version__)'"
+        script = f"ls -A /app; cat /app/file; {python}; cat /etc/pip.conf 2>/dev/null"
         pods.start(cluster, space, pods.pod("p", script, container={"image": TAG}))
         pods.ended(cluster, space, "p")
         said = cluster.kubectl("-n", space, "logs", "p").splitlines()
     # The machine's pip settings were there for the build, and are not in the image.
-    assert said == [".gitignore", "file", "yes", "Version: 1.17.0"]
+    assert said == [".gitignore", "file", "yes", "1.17.0"]
