@@ -6,6 +6,7 @@ import copy
 import json
 import sys
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -445,6 +446,35 @@ def test_what_people_are_told(body: Json, detail: str) -> None:
     end = seen(body).running.exit
     assert end is not None
     assert end.detail == detail
+
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "pods"
+REAL = sorted(GOLDEN.glob("*.json"))
+
+
+@pytest.mark.parametrize("file", REAL, ids=[file.stem for file in REAL])
+def test_a_status_that_a_real_cluster_wrote(file: Path) -> None:
+    case = json.loads(file.read_text("utf-8"))
+    found = pod_seen(case["pod"], case["now"])
+    end = found.running.exit
+    assert (None if end is None else [end.code, end.signal, end.reason]) == case["end"]
+    assert (found.running.started_at is not None, found.over) == (case["started"], case["over"])
+    assert found.running.asked_at <= case["now"]
+
+
+def test_the_corpus_has_every_reason_that_a_cluster_can_be_made_to_write() -> None:
+    ends = [json.loads(file.read_text("utf-8"))["end"] for file in REAL]
+    assert {end[2] for end in ends if end} >= {
+        None,
+        R.OOM_KILLED,
+        R.IMAGE_ERROR,
+        R.START_FAILED,
+        R.START_TIMEOUT,
+        R.SESSION_TIMEOUT,
+        R.EVICTED,
+        R.PREEMPTED,
+        R.NODE_LOST,
+    }
 
 
 def test_a_long_text_is_cut() -> None:
