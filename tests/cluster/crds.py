@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from sandgate.contract.crd import crds
 from tests.cluster.harness.api import Api
 from tests.cluster.harness.rest import Refused
+from tests.support.waiting import until_now
 from tests.tidy.source import ROOT
 
 Json = dict[str, Any]
@@ -20,6 +22,13 @@ def install(api: Api) -> None:
     api.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "crds"))
     for one in crds():
         api.kubectl("wait", "--for=condition=Established", f"crd/{one['metadata']['name']}", WITHIN)
+        short = one["spec"]["names"]["shortNames"][0]
+        until_now(partial(explained, api, short), what=f"{short} is discovered", within_s=30)
+
+
+def explained(api: Api, short: str) -> bool:
+    """Discovery and its OpenAPI follow a moment after Established, each on its own."""
+    return "FIELDS:" in api.kubectl("explain", f"{short}.spec", check=False)
 
 
 def path(namespace: str, plural: str = "rolloutjobs", name: str = "", *, query: str = "") -> str:

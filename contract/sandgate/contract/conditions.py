@@ -71,6 +71,8 @@ class JobReason(StrEnum):
     """The operator of a local run starts nothing new."""
     SUSPENDED = "Suspended"
     """Not progressing: it is suspended."""
+    NO_TASKS = "NoTasks"
+    """Not progressing: the tasks cannot be read; the message says why."""
     OVER = "Over"
     """Not progressing: it is complete or failed."""
     ALL_ENDED = "AllEnded"

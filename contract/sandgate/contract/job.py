@@ -191,7 +191,7 @@ class RolloutJobSpec:
         bool, Mutable(), Doc("Nothing runs while true; sessions begun are discarded (Kueue's contract).")
     ] = False
     active_deadline_seconds: Annotated[
-        int | None, Bounds(1, 2**31 - 1), Mutable(), Doc("Of the whole job.")
+        int | None, Bounds(1, 2**31 - 1), Mutable(), Doc("Of the whole job, from its start. Absent: none.")
     ] = None
     ttl_seconds_after_finished: Annotated[
         int | None, Bounds(0, 2**31 - 1), Mutable(), Doc("Then the object deletes itself; absent: never.")

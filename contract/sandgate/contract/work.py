@@ -11,6 +11,8 @@ from sandgate.contract.kinds import Json, JsonObject, LabelText, NonNegative, Po
 from sandgate.contract.names import SAMPLES_MAX, UID_CHARS_MAX
 from sandgate.contract.rules import Bounds, Cel, Doc, Mutable, OneOf, Size, Unique
 
+UNSET = " Absent: as the agent or the engine has it."
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
@@ -56,15 +58,19 @@ class Tasks:
 class Sampling:
     """How turns are sampled, in the engine's terms; absent fields are the agent's or the engine's choice."""
 
-    temperature: Annotated[float | None, Bounds(0, 10), Doc("Softmax temperature.")] = None
-    top_p: Annotated[float | None, Bounds(above=0, high=1), Doc("Nucleus mass.")] = None
-    top_k: Annotated[int | None, Bounds(-1, 2**31 - 1), Doc("Candidates; -1 or 0 is all.")] = None
-    min_p: Annotated[float | None, Bounds(0, 1), Doc("Least probability, relative to the best.")] = None
-    presence_penalty: Annotated[float | None, Bounds(-2, 2), Doc("As in OpenAI's API.")] = None
-    frequency_penalty: Annotated[float | None, Bounds(-2, 2), Doc("As in OpenAI's API.")] = None
-    repetition_penalty: Annotated[float | None, Bounds(above=0, high=10), Doc("1 is none.")] = None
-    seed: Annotated[int | None, Doc("Same seed, same sample; engines that batch may still differ.")] = None
-    max_tokens: Annotated[int | None, Bounds(1, 2**31 - 1), Doc("Sampled tokens of one turn.")] = None
+    temperature: Annotated[float | None, Bounds(0, 10), Doc("Softmax temperature." + UNSET)] = None
+    top_p: Annotated[float | None, Bounds(above=0, high=1), Doc("Nucleus mass." + UNSET)] = None
+    top_k: Annotated[int | None, Bounds(-1, 2**31 - 1), Doc("Candidates; -1 or 0 is all." + UNSET)] = None
+    min_p: Annotated[float | None, Bounds(0, 1), Doc("Least probability, relative to the best." + UNSET)] = (
+        None
+    )
+    presence_penalty: Annotated[float | None, Bounds(-2, 2), Doc("As in OpenAI's API." + UNSET)] = None
+    frequency_penalty: Annotated[float | None, Bounds(-2, 2), Doc("As in OpenAI's API." + UNSET)] = None
+    repetition_penalty: Annotated[float | None, Bounds(above=0, high=10), Doc("1 is none." + UNSET)] = None
+    seed: Annotated[
+        int | None, Doc("Same seed, same sample; engines that batch may still differ." + UNSET)
+    ] = None
+    max_tokens: Annotated[int | None, Bounds(1, 2**31 - 1), Doc("Sampled tokens of one turn." + UNSET)] = None
     override: Annotated[bool, Doc("These instead of the agent's own, not only where it says nothing.")] = (
         False
     )
