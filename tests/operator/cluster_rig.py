@@ -127,6 +127,10 @@ class World:
     """(session, what its agent was told), one per turn."""
     hub: Hub | None = None
     pods: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    broken: list[str] = field(default_factory=list)
+    """Pods that a kubelet could not run: a mistake of the driver."""
+    taken: set[str] = field(default_factory=set)
+    """Pods that somebody took away."""
     deaf: bool = False
     """The watch is cut."""
     _operator: asyncio.Task[None] | None = None
@@ -221,9 +225,9 @@ class World:
         if role not in (AGENT, VERIFIER):
             return
         if event == "ADDED":
-            task = asyncio.ensure_future(self._run(body))
-            self.pods[name] = task
-            task.add_done_callback(lambda _: self.pods.pop(name, None))
+            made = asyncio.ensure_future(self._run(body))
+            self.pods[name] = made
+            made.add_done_callback(lambda task: self._gone(name, task))
         elif event == "DELETED" or body["metadata"].get("deletionTimestamp"):
             if (task := self.pods.get(name)) is not None:
                 task.cancel()
@@ -231,6 +235,11 @@ class World:
                 asyncio.get_running_loop().call_soon(self.kube.remove, "Pod", NAMESPACE, name)
         elif body["spec"].get("activeDeadlineSeconds") == 1 and (task := self.pods.get(name)) is not None:
             task.cancel()
+
+    def _gone(self, name: str, task: asyncio.Task[None]) -> None:
+        self.pods.pop(name, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.broken.append(f"{name}: {error!r}")
 
     async def _run(self, body: Json) -> None:
         name = body["metadata"]["name"]

@@ -17,6 +17,8 @@ from sandgate.contract.errors import Conflict, NotFound
 from sandgate.operator.kinds import Ref
 
 Json = Any
+Items = list[Json]
+Names = list[str]
 Tell = Callable[[str, str, Json], None]
 """(kind, ADDED | MODIFIED | DELETED, body)."""
 
@@ -78,11 +80,11 @@ class FakeKube:
         self.fail("get", kind)
         return copy.deepcopy(self._held(Ref(kind, namespace, name)))
 
-    async def list(self, kind: str, namespace: str = "", *, labels: str = "") -> list[Json]:
+    async def list(self, kind: str, namespace: str = "", *, labels: str = "") -> Items:
         self.fail("list", kind)
         return [copy.deepcopy(one) for one in self._select(kind, namespace, labels)]
 
-    async def list_metadata(self, kind: str, namespace: str = "", *, labels: str = "") -> list[Json]:
+    async def list_metadata(self, kind: str, namespace: str = "", *, labels: str = "") -> Items:
         self.fail("list_metadata", kind)
         return [{"metadata": copy.deepcopy(one["metadata"])} for one in self._select(kind, namespace, labels)]
 
@@ -136,7 +138,7 @@ class FakeKube:
         if held is not None:
             self._remove(held)
 
-    def named(self, kind: str) -> list[str]:
+    def named(self, kind: str) -> Names:
         """Names of all objects of a kind."""
         return sorted(name for known, _, name in self.objects if known == kind)
 
@@ -148,7 +150,7 @@ class FakeKube:
             raise NotFound(f"404: {ref} not found")
         return held
 
-    def _select(self, kind: str, namespace: str, labels: str) -> list[Json]:
+    def _select(self, kind: str, namespace: str, labels: str) -> Items:
         return [
             body
             for (known, where, _), body in sorted(self.objects.items())

@@ -374,10 +374,10 @@ async def test_stragglers_are_cut_after_the_quorum(up: World) -> None:
 
 
 async def test_the_ttl_waits_for_trajectories_that_somebody_is_owed(up: World) -> None:
-    up.operator_up()
+    hub = up.operator_up()
     await up.kube.create(manifest("a 1", ttlSecondsAfterFinished=0))
     await is_so(up, "Complete")
-    assert not up.hub.runs[up.job()["metadata"]["uid"]].plan("job"), "there is nothing to be done"
+    assert not hub.runs[up.job()["metadata"]["uid"]].plan("job"), "there is nothing to be done"
     assert up.kube.named("RolloutJob") == ["shop"]
     await up.train()
     await so(lambda: not up.kube.named("RolloutJob"), "it deletes itself")

@@ -119,6 +119,7 @@ class Acts:
         if ref.uid not in at.tasks:
             raise Unavailable(f"task {ref.uid!r} is not known yet")
         door = at.door_of(ref)
+        await self._keys(ref)  # an operator that died may have opened it and come no further
         await self.write_object(ref, door.name)
         body = agent_pod(
             at.job,

@@ -79,7 +79,8 @@ class Door:
 
     async def same_life(self) -> bool:
         """It did not restart since it was last listed. (A long poll may notice later than an agent fails of it.)"""
-        return (await self.client.status())["epoch"] == self._epoch
+        status = await self.client.status()
+        return str(status["epoch"]) == self._epoch
 
     async def run(self) -> None:
         """For ever."""
