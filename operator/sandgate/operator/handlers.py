@@ -67,6 +67,10 @@ class _NoProgress(kopf.ProgressStorage):
         return essence
 
 
+IDENTITY = kopf.Identity("sandgate")
+"""For peering, which is off; else kopf asks for the name of our user, which has none in an image."""
+
+
 @dataclass(slots=True)
 class Front:
     """Watches of the three kinds. `saw` is told of every object of a list (event None) and of every change."""
@@ -89,6 +93,7 @@ class Front:
             registry=self._registry(),
             settings=self._kopf_settings(),
             standalone=True,
+            identity=IDENTITY,
             clusterwide=not namespaces,
             namespaces=namespaces,
             stop_flag=stop,
