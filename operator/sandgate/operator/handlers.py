@@ -67,8 +67,9 @@ class _NoProgress(kopf.ProgressStorage):
         return essence
 
 
-IDENTITY = kopf.Identity("sandgate")
-"""For peering, which is off; else kopf asks for the name of our user, which has none in an image."""
+IDENTITY: Any = "sandgate"
+"""For peering, which is off; else kopf asks for the name of our user, which has none in an image. (Its own type for it
+is not public.)"""
 
 
 @dataclass(slots=True)
