@@ -7,6 +7,7 @@ new list may have missed deletions, and kopf does not tell of them: that is what
 from __future__ import annotations
 
 import asyncio
+import os
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -88,13 +89,14 @@ class Front:
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop`. Returns or raises before that when kopf gives up: then this process is blind and must end.
         Tasks that begin after this call are cancelled when kopf ends: it takes them for its own."""
+        # kopf names itself after its user, for peering that is off; in an image our user has no name.
+        os.environ.setdefault("LOGNAME", "sandgate")
         before = asyncio.all_tasks()
         namespaces = self.settings.namespaces
         tasks = await kopf.spawn_tasks(
             registry=self._registry(),
             settings=self._kopf_settings(),
             standalone=True,
-            identity=IDENTITY,
             clusterwide=not namespaces,
             namespaces=namespaces,
             stop_flag=stop,
