@@ -7,8 +7,8 @@ new list may have missed deletions, and kopf does not tell of them: that is what
 from __future__ import annotations
 
 import asyncio
-import os
 import logging
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
