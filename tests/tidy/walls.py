@@ -117,6 +117,7 @@ HOMES = {
     "transformers": ("gateway.tokens.*",),
     "prometheus_client": ("gateway.metrics", "gateway.web.*", "operator.metrics"),
     "kubernetes": ("trainer.cluster", "trainer.forward"),
+    "psycopg": ("gateway.journal.postgres",),
     "torch": ("trainer.export.*",),
     "pyarrow": ("trainer.export.*", "gateway.arrow"),
     "verl": ("trainer.export.*", "trainer.verl"),

@@ -24,7 +24,7 @@ import uvicorn
 import uvloop
 
 from sandgate.contract.errors import BadManifest, SandgateError
-from sandgate.gateway.config import Config, load, read_secret
+from sandgate.gateway.config import DATABASES, Config, load, read_secret
 from sandgate.gateway.core import Core
 from sandgate.gateway.engine.api import Engine
 from sandgate.gateway.engine.vllm import VllmEngine
@@ -72,7 +72,7 @@ async def gateway(
     async with AsyncExitStack() as stack:
         secret = read_secret(Path(config.secret_file))
         if store is None:
-            store = await SqliteStore.open(Path(config.journal))
+            store = await _open_journal(config)
             stack.push_async_callback(store.aclose)
         if codec is None:
             codec = load_codec(
@@ -105,6 +105,19 @@ async def gateway(
             retiring = asyncio.ensure_future(_retire(sessions, config.limits.retire_s))
             stack.callback(retiring.cancel)
         yield Gateway(core, Front(core))
+
+
+async def _open_journal(config: Config) -> Store:
+    """Raises what the store's `open` raises; BadManifest without the extra that it needs."""
+    if not config.journal.startswith(DATABASES):
+        return await SqliteStore.open(Path(config.journal))
+    try:
+        from sandgate.gateway.journal.postgres import PostgresStore
+    except ImportError as error:
+        raise BadManifest(
+            f"journal: Postgres needs the extra gateway-postgres: {error}", field="journal"
+        ) from error
+    return await PostgresStore.open(config.journal, config.name)
 
 
 async def _retire(sessions: Sessions, age_s: float) -> None:

@@ -116,7 +116,9 @@ class Config(_Strict, frozen=True, kw_only=True):
     """What agents reach it by (`http://127.0.0.1:8000`); goes into base_url. Empty = from `listen`. `$(NAME)` is the
     environment variable NAME, so that the pods of one StatefulSet can share a file."""
     journal: str
-    """Path of the SQLite file; `$(NAME)` as in `origin`."""
+    """Path of the SQLite file, or `postgresql://...` of a shared database; `$(NAME)` as in `origin`."""
+    name: str = ""
+    """Of this gateway, unlike any other's: its journal is called so in a shared database. `$(NAME)` as in `origin`."""
     engine: EngineConfig
     model: ModelConfig
     job: str = ""
@@ -135,7 +137,8 @@ class Config(_Strict, frozen=True, kw_only=True):
 
 REFERENCE = re.compile(r"\$(?P<escaped>\$?)\((?P<name>[A-Za-z_][A-Za-z0-9_.-]*)\)")
 """`$(NAME)`, as in the command of a container; `$$(NAME)` stands for the text `$(NAME)`."""
-EXPANDED = ("origin", "journal")
+EXPANDED = ("origin", "journal", "name")
+DATABASES = ("postgresql://", "postgres://")
 
 
 def load(path: Path, env: Mapping[str, str] = os.environ) -> Config:
@@ -146,6 +149,8 @@ def load(path: Path, env: Mapping[str, str] = os.environ) -> Config:
     )
     if not config.engine.urls and not config.engine.wait:
         raise BadManifest(f"{path}: engine.urls: no engine, and engine.wait is not set", field="engine.urls")
+    if config.journal.startswith(DATABASES) and not config.name:
+        raise BadManifest(f"{path}: name: a journal in a shared database needs one", field="name")
     return config
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import resource
 import sqlite3
+import uuid
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,8 +13,10 @@ from typing import Protocol, TypeAlias
 
 from sandgate.gateway.journal.memory import MemoryDisk, MemoryStore
 from sandgate.gateway.journal.sqlite import SqliteStore
+from sandgate.gateway.journal.writing import WriterStore
+from tests.support.postgres import Server
 
-AnyStore: TypeAlias = SqliteStore | MemoryStore
+AnyStore: TypeAlias = WriterStore | MemoryStore
 
 
 class Clock:
@@ -83,6 +86,50 @@ class OnDisk:
         with closing(sqlite3.connect(self.path)) as db:
             bodies = [body for (body,) in db.execute("SELECT body FROM records ORDER BY seq")]
         flip(self.path, bodies[index])
+
+
+REFUSE = """
+CREATE OR REPLACE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
+$$ BEGIN RAISE EXCEPTION 'could not extend file: No space left on device' USING ERRCODE = 'disk_full'; END $$;
+"""
+TABLES = ("sandgate_records", "sandgate_journals")
+
+
+class InPostgres:
+    """A journal of its own in a database that many share."""
+
+    def __init__(self, server: Server) -> None:
+        self.clock = Clock()
+        self.server, self.name = server, f"gateway-{uuid.uuid4()}"
+
+    async def open(self) -> WriterStore:
+        from sandgate.gateway.journal.postgres import PostgresStore
+
+        return await PostgresStore.open(self.server.dsn, self.name, now=self.clock)
+
+    @contextlib.contextmanager
+    def broken(self) -> Iterator[None]:
+        """The server refuses every write, as one whose disk is full."""
+        self.server.sql(REFUSE)
+        for table in TABLES:
+            self.server.sql(
+                f"CREATE TRIGGER refuse BEFORE INSERT OR UPDATE OR DELETE ON {table} EXECUTE FUNCTION refuse()"
+            )
+        try:
+            yield
+        finally:
+            for table in TABLES:
+                self.server.sql(f"DROP TRIGGER refuse ON {table}")
+
+    def damage(self, index: int) -> None:
+        """By SQL: what the server's own checks do not see."""
+        rows = self.server.sql("SELECT seq FROM sandgate_records WHERE journal = %s ORDER BY seq", self.name)
+        self.server.sql(
+            "UPDATE sandgate_records SET body = set_byte(body, length(body) - 1,"
+            " get_byte(body, length(body) - 1) # 255) WHERE journal = %s AND seq = %s",
+            self.name,
+            rows[index][0],
+        )
 
 
 def flip(path: Path, found: bytes) -> None:

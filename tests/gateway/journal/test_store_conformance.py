@@ -12,12 +12,14 @@ from sandgate.contract.errors import Conflict, CorruptRecord, InvalidBody, Journ
 from sandgate.gateway.journal import memory, rows, sqlite, writing
 from sandgate.gateway.journal.records import Delivered, Intent, Record, TurnCommitted
 from sandgate.gateway.journal.store import StoreStatus
-from tests.gateway.journal.places import AnyStore, InMemory, OnDisk, Place
+from tests.gateway.journal.places import AnyStore, InMemory, InPostgres, OnDisk, Place
 from tests.gateway.journal.samples import EVERY_KIND, turn
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    if request.param == "postgres":
+        return InPostgres(request.getfixturevalue("postgres_server"))
     return InMemory() if request.param == "memory" else OnDisk(tmp_path)
 
 

@@ -11,7 +11,8 @@ import contextlib
 import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, Self
 
 from sandgate.contract.errors import JournalUnavailable
@@ -61,7 +62,7 @@ class Backend(Protocol):
         ...
 
 
-class WriterStore:
+class WriterStore(ABC):
     """`Store` over a backend, less its `scan`. Belongs to the event loop that made it; not fork-safe.
 
     A caller cancelled while it waits in `append` does not know whether its records became durable: shield it.
@@ -97,6 +98,10 @@ class WriterStore:
         """
         if records:
             await self._submit(Job(session, bodies(session, records), sync=sync))
+
+    @abstractmethod
+    def scan(self, session: str | None = None) -> Iterator[tuple[int, str, Record]]:
+        """See `Store.scan`."""
 
     async def retire(self, sessions: list[str]) -> None:
         """See `Store.retire`. A few sessions per transaction; nothing may be appended to them from this call on."""

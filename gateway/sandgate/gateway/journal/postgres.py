@@ -1,0 +1,369 @@
+"""A journal in Postgres, for clusters where a volume cannot follow its pod: the same records, checksums and groups.
+
+Many gateways share one database; each has the journal of its own name, and is the only one who writes it. Two things
+hold that. The writer's session has an advisory lock: a second process of the same name is refused at its start. And
+each start counts up the journal's epoch, which every transaction checks before it commits: who lost the lock with its
+connection, and was replaced meanwhile, can write no more.
+
+A connection lost in the middle of a COMMIT leaves open what became of it. Nobody is told anything then, until a new
+session holds the lock (so the old one is over) and has looked. Needs the extra `gateway-postgres`, and a connection to
+the server itself or to a pooler in session mode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Self
+
+import psycopg  # type: ignore[import-not-found, unused-ignore]  # an extra of its own
+
+from sandgate.contract.errors import Conflict, JournalUnavailable, NewerRecord
+from sandgate.gateway.journal.groups import Job
+from sandgate.gateway.journal.records import Record
+from sandgate.gateway.journal.rows import RETRY_S, checksum, cut_from, read
+from sandgate.gateway.journal.writing import Clock, NotWritten, WriterStore
+
+log = logging.getLogger(__name__)
+
+SCHEMA = 1
+"""Of the tables; records carry their own."""
+CONNECT_S = 10
+"""Seconds for a new connection, TLS and login included."""
+STATEMENT_MS = 60_000
+"""A write that waits this long for a lock or a standby fails, and is told so."""
+SCAN_ROWS = 128
+"""Read at once."""
+READERS_KEPT = 4
+"""Idle connections for scans; one costs the server a process."""
+LOCK_TRIES, LOCK_PAUSE_S = 6, 0.1
+"""At the start: the server notices in milliseconds that a killed process is gone, not at once. A machine that went with
+its gateway holds the lock for 30 s (SETTINGS); whoever starts us tries again."""
+CHECK = "sandgate_check"
+"""Name of a cursor."""
+
+TABLES = (
+    "CREATE TABLE IF NOT EXISTS sandgate_journals (name text PRIMARY KEY, schema int NOT NULL,"
+    " epoch bigint NOT NULL, commits bigint NOT NULL, seq bigint NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS sandgate_records (journal text NOT NULL, seq bigint NOT NULL, session text NOT NULL,"
+    " body bytea NOT NULL, crc bigint NOT NULL, PRIMARY KEY (journal, seq))",
+    "CREATE INDEX IF NOT EXISTS sandgate_records_by_session ON sandgate_records (journal, session, seq)",
+)
+TABLES_LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('sandgate tables', 0))"
+"""Two gateways that make the tables at once would fail each other."""
+LOCK = "SELECT pg_try_advisory_lock(hashtextextended('sandgate journal ' || %s, 0))"
+UNLOCK = "SELECT pg_advisory_unlock_all()"
+REGISTER = "INSERT INTO sandgate_journals VALUES (%s, %s, 0, 0, 0) ON CONFLICT (name) DO NOTHING"
+BEGIN_LIFE = (
+    "UPDATE sandgate_journals SET epoch = epoch + 1 WHERE name = %s RETURNING schema, epoch, commits, seq"
+)
+LOOK = "SELECT epoch, commits FROM sandgate_journals WHERE name = %s"
+COUNT = "SELECT count(*) FROM sandgate_records WHERE journal = %s"
+CLAIM = "UPDATE sandgate_journals SET commits = commits + 1, seq = %s WHERE name = %s AND epoch = %s AND commits = %s"
+INSERT = "INSERT INTO sandgate_records VALUES (%s, %s, %s, %s, %s)"
+FORGET = "DELETE FROM sandgate_records WHERE journal = %s AND session = ANY(%s)"
+CUT = "DELETE FROM sandgate_records WHERE journal = %s AND seq >= %s"
+EVERY = "SELECT seq, session, body, crc FROM sandgate_records WHERE journal = %s ORDER BY seq"
+NEWEST = "SELECT coalesce(max(seq), 0) FROM sandgate_records WHERE journal = %s"
+PAGE = (
+    "SELECT seq, session, body, crc FROM sandgate_records WHERE journal = %s AND seq > %s AND seq <= %s"
+    " ORDER BY seq LIMIT %s"
+)
+PAGE_OF_SESSION = (
+    "SELECT seq, session, body, crc FROM sandgate_records WHERE journal = %s AND seq > %s AND seq <= %s"
+    " AND session = %s ORDER BY seq LIMIT %s"
+)
+SETTINGS = (
+    "SET synchronous_commit = on",  # whatever the server's default: durable means durable
+    "SET client_encoding = 'UTF8'",
+    "SET tcp_keepalives_idle = 15",  # a dead gateway's session, and with it its lock, is gone after 30 s
+    "SET tcp_keepalives_interval = 5",
+    "SET tcp_keepalives_count = 3",
+)
+
+
+class PostgresStore(WriterStore):
+    """`Store` in one database, by the name of its gateway. Belongs to the event loop that opened it; not fork-safe."""
+
+    def __init__(self, writer: _Writer, cut: int, now: Clock) -> None:
+        """Use `open`."""
+        super().__init__(writer.name, writer, cut, now)
+        self._dsn = writer.dsn
+        self._readers: deque[Any] = deque()
+        writer.on_doubt = self._doubt
+
+    @classmethod
+    async def open(cls, dsn: str, name: str, *, now: Clock = time.monotonic) -> Self:
+        """Lock, check and open the journal `name`, made if absent, and the tables too.
+
+        Reads every record's checksum. A damaged tail is cut and reported by `status().cut`. Raises Conflict (another
+        process has it), CorruptRecord (damage before the end), NewerRecord, JournalUnavailable (the database does not
+        answer, or refuses). `now`: seconds, any origin; paces attempts after a failure.
+        """
+        writer = _Writer(dsn, name)
+        try:
+            cut = await asyncio.to_thread(writer.open)
+        except psycopg.Error as error:
+            raise JournalUnavailable(f"journal {name}: {_said(error)}") from error
+        return cls(writer, cut, now)
+
+    def scan(self, session: str | None = None) -> Iterator[tuple[int, str, Record]]:
+        """See `Store.scan`: what was durable when the scan began. By a connection of its own; it blocks."""
+        name = self._name
+        with self._reader() as db:
+            (upto,) = db.execute(NEWEST, (name,)).fetchone()
+            at = 0
+            while True:
+                if session is None:
+                    rows = db.execute(PAGE, (name, at, upto, SCAN_ROWS)).fetchall()
+                else:
+                    rows = db.execute(PAGE_OF_SESSION, (name, at, upto, session, SCAN_ROWS)).fetchall()
+                if not rows:
+                    return
+                yield from map(read, rows)
+                at = rows[-1][0]
+
+    @contextlib.contextmanager
+    def _reader(self) -> Iterator[Any]:
+        """An idle connection, or a new one; given back unless it broke."""
+        try:
+            try:
+                db = self._readers.pop()
+            except IndexError:
+                db = _connect(self._dsn, autocommit=True)
+            try:
+                yield db
+            except BaseException:
+                db.close()
+                raise
+        except psycopg.Error as error:
+            raise JournalUnavailable(f"journal {self._name}: {_said(error)}") from error
+        if len(self._readers) < READERS_KEPT:
+            self._readers.append(db)
+        else:
+            db.close()
+
+    async def aclose(self) -> None:
+        """See `WriterStore.aclose`."""
+        try:
+            await super().aclose()
+        finally:
+            while self._readers:
+                self._readers.pop().close()
+
+    def _doubt(self, detail: str) -> None:
+        """In the writer: what became of a commit is not known yet."""
+        self._loop.call_soon_threadsafe(lambda: self._health.fail(detail, self._now()))
+
+
+class _Writer:
+    """The session that holds the lock, and writes."""
+
+    def __init__(self, dsn: str, name: str) -> None:
+        self.dsn, self.name = dsn, name
+        self.db: Any = None
+        self.epoch = self.commits = self.seq = self.records = 0
+        self.fenced = ""
+        """Why nothing will ever be written again."""
+        self.on_doubt: Callable[[str], None] = lambda detail: None
+        self.hurried = threading.Event()
+
+    # -- start ----------------------------------------------------------------------------------------------------
+
+    def open(self) -> int:
+        """How many damaged records were cut. Raises psycopg.Error, and what PostgresStore.open says."""
+        db = _connect(self.dsn)
+        try:
+            db.execute(TABLES_LOCK)
+            for statement in TABLES:
+                db.execute(statement)
+            db.commit()
+            tries = LOCK_TRIES
+            while not self._locked(db):
+                db.rollback()
+                if not (tries := tries - 1):
+                    raise Conflict(f"journal {self.name} is in use by another process")
+                time.sleep(LOCK_PAUSE_S)
+            db.execute(REGISTER, (self.name, SCHEMA))
+            schema, self.epoch, self.commits, self.seq = db.execute(BEGIN_LIFE, (self.name,)).fetchone()
+            if schema > SCHEMA:
+                raise NewerRecord(seen=schema, known=SCHEMA)
+            cut = self._cut_tail(db)
+            (self.records,) = db.execute(COUNT, (self.name,)).fetchone()
+            db.commit()
+        except BaseException:
+            db.close()
+            raise
+        self.db = db
+        return cut
+
+    def _locked(self, db: Any) -> bool:
+        (mine,) = db.execute(LOCK, (self.name,)).fetchone()
+        return bool(mine)
+
+    def _cut_tail(self, db: Any) -> int:
+        with db.cursor(CHECK) as rows:
+            rows.itersize = SCAN_ROWS
+            rows.execute(EVERY, (self.name,))
+            first = cut_from(rows)
+        if first is None:
+            return 0
+        cut = int(db.execute(CUT, (self.name, first)).rowcount)
+        log.error("journal %s: cut %d damaged records at the end, from record %d on", self.name, cut, first)
+        return cut
+
+    # -- groups ---------------------------------------------------------------------------------------------------
+
+    def commit(self, jobs: Sequence[Job]) -> None:
+        """See `Backend.commit`."""
+        try:
+            db, (seq, records) = self._written(jobs)
+        except (psycopg.Error, MemoryError) as error:
+            self._roll_back()
+            raise NotWritten(_said(error)) from error
+        try:
+            db.commit()
+        except psycopg.Error as error:
+            if not db.closed:
+                self._roll_back()
+                raise NotWritten(_said(error)) from error
+            self._find_out(_said(error))
+        self.commits, self.seq, self.records = self.commits + 1, seq, records
+
+    def _written(self, jobs: Sequence[Job]) -> tuple[Any, tuple[int, int]]:
+        """The session, and what `_write` says. Once more on a new session if the old one was gone: it may have been
+        idle when the database was restarted."""
+        known = self.db is not None and not self.db.closed
+        db = self._session()
+        try:
+            return db, self._write(db, jobs)
+        except psycopg.Error:
+            if not known or not db.closed:
+                raise
+        db = self._session()
+        return db, self._write(db, jobs)
+
+    def _write(self, db: Any, jobs: Sequence[Job]) -> tuple[int, int]:
+        """Everything but the commit: (sequence, records) as they then are."""
+        seq, records = self.seq, self.records
+        with db.cursor() as cursor:
+            for job in jobs:
+                if job.forget:
+                    records -= cursor.execute(FORGET, (self.name, list(job.forget))).rowcount
+                rows = [
+                    (self.name, number, job.session, body, checksum(number, job.session, body))
+                    for number, body in enumerate(job.bodies, seq + 1)
+                ]
+                if rows:
+                    cursor.executemany(INSERT, rows)  # one round trip
+                    seq, records = seq + len(rows), records + len(rows)
+            claimed = cursor.execute(CLAIM, (seq, self.name, self.epoch, self.commits)).rowcount
+        if claimed != 1:
+            self._fence()
+            raise NotWritten(self.fenced)
+        return seq, records
+
+    def _session(self) -> Any:
+        """The connection with the lock, made anew if it was lost. Raises NotWritten, psycopg.Error."""
+        if self.fenced:
+            raise NotWritten(self.fenced)
+        if self.db is None or self.db.closed:
+            self._again()
+        return self.db
+
+    def _again(self) -> int:
+        """A new session; how many commits the journal has seen. Raises NotWritten, psycopg.Error."""
+        db = _connect(self.dsn)
+        try:
+            if not self._locked(db):
+                raise NotWritten(
+                    "the database still holds the lost session, or another process has the journal"
+                )
+            epoch, commits = db.execute(LOOK, (self.name,)).fetchone() or (None, 0)
+            if epoch != self.epoch:
+                self._fence()
+                raise NotWritten(self.fenced)
+            db.commit()
+        except BaseException:
+            db.close()
+            raise
+        self.db = db
+        log.warning("journal %s: connected again", self.name)
+        return int(commits)
+
+    def _find_out(self, error: str) -> None:
+        """Returns if the commit whose connection was lost was made. Raises NotWritten if it was not, or if the process
+        wants to end before the database answers."""
+        while True:
+            self.on_doubt(f"the connection was lost in a commit: {error}")
+            try:
+                commits = self._again()
+            except (psycopg.Error, NotWritten) as again:
+                if self.fenced:
+                    raise
+                if self.hurried.wait(RETRY_S):
+                    raise NotWritten(f"not known whether it was written: {error}") from again
+                continue
+            if commits == self.commits + 1:
+                return
+            raise NotWritten(error)
+
+    def _fence(self) -> None:
+        self.fenced = f"another process took over the journal {self.name}"
+        log.error("%s", self.fenced)
+        self._roll_back()
+
+    def _roll_back(self) -> None:
+        if self.db is not None:
+            with contextlib.suppress(psycopg.Error):
+                self.db.rollback()
+
+    # -- end ------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """See `Backend.close`. The lock is given back in words: a session ends a moment after its connection."""
+        if self.db is not None:
+            with contextlib.suppress(psycopg.Error):
+                self.db.execute(UNLOCK)
+            with contextlib.suppress(psycopg.Error):
+                self.db.close()
+
+    def hurry(self) -> None:
+        """See `Backend.hurry`."""
+        self.hurried.set()
+
+    def release(self) -> None:
+        """See `Backend.release`: the lock went with the session."""
+
+
+def _connect(dsn: str, *, autocommit: bool = False) -> Any:
+    """Raises psycopg.Error. What is said in the DSN goes over what is said here."""
+    told = psycopg.conninfo.conninfo_to_dict(dsn)
+    ours: dict[str, Any] = {
+        "application_name": "sandgate gateway",
+        "connect_timeout": CONNECT_S,
+        "keepalives_idle": 15,
+        "keepalives_interval": 5,
+        "keepalives_count": 3,
+        "tcp_user_timeout": 30_000,
+    }
+    db = psycopg.connect(psycopg.conninfo.make_conninfo("", **(ours | told)), autocommit=True)
+    try:
+        for setting in SETTINGS:
+            db.execute(setting)
+        db.execute(f"SET statement_timeout = {STATEMENT_MS}")
+        db.autocommit = autocommit
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _said(error: BaseException) -> str:
+    """The first line: the others are hints, positions and statements."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,344 @@
+"""What only the Postgres journal promises: one writer per name, the truth after a lost connection or a dead server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from sandgate.contract.errors import BadManifest, Conflict, JournalUnavailable, NewerRecord
+from sandgate.gateway import app
+from sandgate.gateway.journal import rows
+from sandgate.gateway.journal.records import TurnCommitted
+from tests.gateway.journal.places import Clock
+from tests.gateway.journal.samples import turn
+from tests.support import postgres
+from tests.support.gateway import config_in, gateway
+from tests.support.waiting import until
+
+pytest.importorskip("psycopg", reason="the extra gateway-postgres is not installed")
+from sandgate.gateway.journal.postgres import PostgresStore
+
+
+@pytest.fixture
+def name() -> str:
+    return f"gateway-{uuid.uuid4()}"
+
+
+def stored(store: PostgresStore) -> list[str]:
+    return [record.turn for _, _, record in store.scan() if isinstance(record, TurnCommitted)]
+
+
+# -- many gateways, one database ------------------------------------------------------------------------------------
+
+
+async def test_journals_of_other_names_are_not_seen(postgres_server: postgres.Server) -> None:
+    opened = [PostgresStore.open(postgres_server.dsn, f"{uuid.uuid4()}") for _ in range(4)]
+    stores = await asyncio.gather(*opened)  # the tables are made by one of them
+    for number, store in enumerate(stores):
+        await store.append("s", turn(f"t{number}"))
+        await store.append("", turn(f"u{number}"))
+    await stores[0].retire(["s"])
+    await stores[1].replace("", turn("v"))
+    found = [stored(store) for store in stores]
+    for store in stores:
+        await store.aclose()
+    assert found == [["u0"], ["t1", "v"], ["t2", "u2"], ["t3", "u3"]]
+
+
+async def test_many_callers_share_few_transactions(postgres_server: postgres.Server, name: str) -> None:
+    async with await PostgresStore.open(postgres_server.dsn, name) as store:
+        await asyncio.gather(*(store.append(f"s{number}", turn(f"t{number}")) for number in range(500)))
+        assert store.transactions < 50
+        assert len(stored(store)) == 500
+
+
+async def test_a_newer_journal_is_refused(postgres_server: postgres.Server, name: str) -> None:
+    async with await PostgresStore.open(postgres_server.dsn, name):
+        pass
+    postgres_server.sql("UPDATE sandgate_journals SET schema = 2 WHERE name = %s", name)
+    with pytest.raises(NewerRecord):
+        await PostgresStore.open(postgres_server.dsn, name)
+
+
+# -- one writer -----------------------------------------------------------------------------------------------------
+
+HOLDERS = """
+SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1
+AND (classid::bigint << 32 | objid::bigint) = hashtextextended('sandgate journal ' || %s, 0)
+"""
+
+
+def end_session(server: postgres.Server, name: str) -> None:
+    """The writer's, as an administrator would; returns when its lock is free."""
+    for (pid,) in server.sql(HOLDERS, name):
+        server.sql("SELECT pg_terminate_backend(%s, 5000)", pid)
+    assert server.sql(HOLDERS, name) == []
+
+
+async def test_an_idle_session_that_was_ended_is_made_anew(
+    postgres_server: postgres.Server, name: str
+) -> None:
+    async with await PostgresStore.open(postgres_server.dsn, name) as store:
+        await store.append("s", turn("a"))
+        end_session(postgres_server, name)
+        await store.append("s", turn("b"))
+        assert store.status().healthy
+        assert stored(store) == ["a", "b"]
+        assert len(postgres_server.sql(HOLDERS, name)) == 1, "with the lock"
+
+
+async def test_who_was_replaced_while_its_session_was_gone_never_writes_again(
+    postgres_server: postgres.Server, name: str
+) -> None:
+    clock = Clock()
+    old = await PostgresStore.open(postgres_server.dsn, name, now=clock)
+    await old.append("s", turn("a"))
+    end_session(postgres_server, name)
+    async with await PostgresStore.open(postgres_server.dsn, name) as new:
+        with pytest.raises(JournalUnavailable, match="another process has the journal"):
+            await old.append("s", turn("lost"))
+        await new.append("s", turn("b"))
+    for _ in range(2):
+        clock.seconds += rows.RETRY_S
+        with pytest.raises(JournalUnavailable, match="another process took over"):
+            await old.append("s", turn("lost"))
+        assert not old.status().healthy
+    assert stored(old) == ["a", "b"]
+    await old.aclose()
+
+
+async def test_a_lock_alone_is_not_trusted(postgres_server: postgres.Server, name: str) -> None:
+    """Whoever got the journal another way (a pooler that mixes sessions) has counted the epoch up."""
+    async with await PostgresStore.open(postgres_server.dsn, name) as store:
+        await store.append("s", turn("a"))
+        postgres_server.sql("UPDATE sandgate_journals SET epoch = epoch + 1 WHERE name = %s", name)
+        with pytest.raises(JournalUnavailable, match="another process took over"):
+            await store.append("s", turn("b"))
+        assert stored(store) == ["a"]
+
+
+# -- a connection that breaks in a commit ---------------------------------------------------------------------------
+
+
+class Wire:
+    """Between a gateway and its server: cuts the connection that sends the next COMMIT, before or after the server has
+    it; then it connects nobody until it is healed."""
+
+    def __init__(self, server: postgres.Server) -> None:
+        self.server = server
+        self.cut = ""
+        self.down = False
+        self.was_cut = asyncio.Event()
+        self.tasks: set[asyncio.Task[Any]] = set()
+
+    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.down:
+            writer.transport.abort()
+            return
+        if (mine := asyncio.current_task()) is not None:
+            self.tasks.add(mine)
+        up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self.server.port)
+        back = asyncio.ensure_future(self._copy(up_reader, writer))
+        self.tasks.add(back)
+        try:
+            while chunk := await reader.read(1 << 16):
+                if self.cut and b"COMMIT\0" in chunk:
+                    await self._end(chunk, back, up_reader, up_writer)
+                    break
+                up_writer.write(chunk)
+        except ConnectionError:
+            pass
+        finally:
+            writer.transport.abort()
+            up_writer.transport.abort()
+
+    async def _end(
+        self,
+        commit: bytes,
+        back: asyncio.Task[None],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        when, self.cut, self.down = self.cut, "", True
+        back.cancel()
+        await asyncio.gather(back, return_exceptions=True)
+        if when == "after":
+            writer.write(commit)
+            await reader.read(1)  # the server says that it has committed; nobody is told
+        self.was_cut.set()
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while chunk := await reader.read(1 << 16):
+                writer.write(chunk)
+        writer.transport.abort()
+
+
+@asynccontextmanager
+async def wired(server: postgres.Server) -> AsyncIterator[tuple[Wire, str]]:
+    wire = Wire(server)
+    listening = await asyncio.start_server(wire.connected, "127.0.0.1", 0)
+    port = listening.sockets[0].getsockname()[1]
+    try:
+        yield wire, server.dsn.replace(str(server.port), str(port))
+    finally:
+        listening.close()
+        for task in wire.tasks:
+            task.cancel()
+        await asyncio.gather(*wire.tasks, return_exceptions=True)
+        await listening.wait_closed()
+        await asyncio.sleep(0)  # aborted transports close their sockets in the loop's next turn
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_commit_cut_short_is_told_as_what_it_became(
+    postgres_server: postgres.Server, name: str, when: str
+) -> None:
+    clock = Clock()
+    async with wired(postgres_server) as (wire, dsn):
+        store = await PostgresStore.open(dsn, name, now=clock)
+        await store.append("s", turn("a"))
+        wire.cut = when
+        writing = asyncio.ensure_future(store.append("s", turn("b")))
+        async with asyncio.timeout(20):
+            await wire.was_cut.wait()
+
+        async def unhealthy() -> bool:
+            return not store.status().healthy
+
+        await until(unhealthy, what="new turns are refused while it is not known")
+        assert not writing.done(), "nobody is told a guess"
+        wire.down = False
+        if when == "after":
+            await writing
+        else:
+            with pytest.raises(JournalUnavailable):
+                await writing
+        clock.seconds += rows.RETRY_S
+        await store.append("s", turn("c"))
+        found = await asyncio.to_thread(stored, store)  # the wire is served by this loop
+        assert found == (["a", "b", "c"] if when == "after" else ["a", "c"])
+        assert store.status().records == len(found)
+        await store.aclose()
+
+
+async def test_a_process_that_ends_does_not_wait_for_the_database(
+    postgres_server: postgres.Server, name: str
+) -> None:
+    async with wired(postgres_server) as (wire, dsn):
+        store = await PostgresStore.open(dsn, name)
+        wire.cut = "before"
+        writing = asyncio.ensure_future(store.append("s", turn("a")))
+        async with asyncio.timeout(20):
+            await wire.was_cut.wait()
+            await store.aclose()
+        with pytest.raises(JournalUnavailable, match="not known whether"):
+            await writing
+
+
+# -- a server that dies ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mortal() -> Iterator[postgres.Server]:
+    with postgres.server() as found:
+        yield found
+
+
+async def test_a_server_that_crashes_loses_nothing_that_was_told(mortal: postgres.Server, name: str) -> None:
+    told: list[str] = []
+    async with await PostgresStore.open(mortal.dsn, name) as store:
+
+        async def talk() -> None:
+            for number in range(100_000):
+                try:
+                    await store.append("s", turn(f"t{number}"))
+                except JournalUnavailable as error:
+                    await asyncio.sleep(error.retry_after or 0.1)
+                else:
+                    told.append(f"t{number}")
+
+        async def goes_on() -> None:
+            enough = len(told) + 20
+
+            async def more() -> bool:
+                return len(told) > enough
+
+            await until(more, what="turns are told")
+
+        talking = asyncio.ensure_future(talk())
+        for _ in range(3):
+            await goes_on()
+            await asyncio.to_thread(mortal.crash)
+            await asyncio.to_thread(mortal.start)
+        await goes_on()
+        talking.cancel()
+        await asyncio.gather(talking, return_exceptions=True)
+        found = stored(store)
+        assert [one for one in found if one in set(told)] == told, "in order, each once"
+        assert len(found) - len(told) <= 1, "but for the one that was under way"
+    async with await PostgresStore.open(mortal.dsn, name) as store:
+        assert stored(store) == found
+
+
+async def test_a_server_that_is_not_there_is_a_reason_to_come_back_later(
+    mortal: postgres.Server, name: str
+) -> None:
+    mortal.crash()
+    with pytest.raises(JournalUnavailable, match="refused"):
+        await PostgresStore.open(mortal.dsn, name)
+
+
+# -- the gateway on it ----------------------------------------------------------------------------------------------
+
+
+async def test_sessions_go_on_in_another_pod_of_the_same_name(
+    postgres_server: postgres.Server, name: str
+) -> None:
+    """No volume has to follow."""
+    async with (
+        await PostgresStore.open(postgres_server.dsn, name) as store,
+        gateway(["one"], store=store) as g,
+    ):
+        first = await g.session(session_id="s1", uid="q")
+        await first.ask("hi")
+        with pytest.raises(Conflict, match="in use by another process"):
+            await PostgresStore.open(postgres_server.dsn, name)
+    async with (
+        await PostgresStore.open(postgres_server.dsn, name) as store,
+        gateway(["two"], store=store) as g,
+    ):
+        again = await g.admin.post("/v1/sessions", json={"session_id": "s1", "uid": "q"})
+        agent = g.agent(again.json())
+        await agent.ask("hi", {"role": "assistant", "content": "one"}, "and?")
+        (row,) = await g.finalize(agent)
+        assert len(row["turn_ids"]) == 2
+        assert row["fork_reason"] == ""
+
+
+async def test_the_settings_choose_it(postgres_server: postgres.Server, name: str, tmp_path: Path) -> None:
+    config = config_in(tmp_path, journal=postgres_server.dsn, name=name)
+    store = await app._open_journal(config)
+    assert isinstance(store, PostgresStore)
+    await store.aclose()
+    secret = f"postgresql://me:{quote('pa ss')}@127.0.0.1:9/db"
+    with pytest.raises(JournalUnavailable) as caught:
+        await app._open_journal(config_in(tmp_path, journal=secret, name=name))
+    assert "pa ss" not in str(caught.value)
+    assert "pa%20ss" not in str(caught.value)
+
+
+async def test_without_the_extra_it_says_which_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden: Any = None
+    monkeypatch.setitem(__import__("sys").modules, "sandgate.gateway.journal.postgres", hidden)
+    with pytest.raises(BadManifest, match="gateway-postgres") as caught:
+        await app._open_journal(config_in(tmp_path, journal="postgresql://x/y", name="n"))
+    assert caught.value.field == "journal"
