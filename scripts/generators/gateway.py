@@ -1,0 +1,84 @@
+"""docs/reference/gateway.md: a gateway's settings file and its control API, from the code that has them."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from typing import Any, get_type_hints
+
+import msgspec
+from fastapi.routing import APIRoute
+
+from sandgate.gateway import config
+from sandgate.gateway.web import doors, leases, process, sessions, tasks
+from scripts.generators.reasons import section
+
+PATH = "docs/reference/gateway.md"
+INTRO = """\
+<!-- Generated from gateway/sandgate/gateway/config.py and gateway/sandgate/gateway/web by `make fix`. Do not edit. -->
+# The gateway
+
+`python -m sandgate.gateway --config FILE` starts one. It needs the extra `gateway`; `gateway-arrow` for leases as
+Arrow, `gateway-postgres` for a journal in a shared database. SIGTERM drains it: running turns finish, readiness is
+red at once, and what is new gets 503 with Retry-After.
+"""
+SETTINGS = "One JSON file. Unknown keys are refused; a missing default means that the key is required."
+ENDPOINTS = (
+    "Scope `admin` is the operator's, `trainer` the job's; `own` is the agent's or reward key of that session. Bodies, "
+    "parameters and answers: `/openapi.json`."
+)
+SCOPES = {"Admin": "admin", "Controller": "admin, trainer", "AnyKey": "admin, trainer, own"}
+
+
+def generate() -> dict[str, str]:
+    settings = section("Settings", SETTINGS, ("key", "default", "meaning"), list(keys(config.Config, "")))
+    columns = ("method", "path", "scope", "what")
+    return {PATH: "\n".join([INTRO, settings, section("Control API", ENDPOINTS, columns, list(endpoints()))])}
+
+
+def keys(kind: type[msgspec.Struct], above: str) -> Iterator[tuple[str, str, str]]:
+    """Of a settings class and those inside it, in the order in which they are written."""
+    known, hints = docs(kind), get_type_hints(kind)
+    for field in msgspec.structs.fields(kind):
+        name = f"{above}{field.name}"
+        inner = hints[field.name]
+        if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
+            yield from keys(inner, f"{name}.")
+        else:
+            yield f"`{name}`", default(field), known.get(field.name, "")
+
+
+def default(field: Any) -> str:
+    if field.default is not msgspec.NODEFAULT:
+        return f"`{msgspec.json.encode(field.default).decode()}`"
+    return "" if field.default_factory is msgspec.NODEFAULT else "`{}`"
+
+
+def docs(kind: type) -> dict[str, str]:
+    """Field -> the string literal that follows it in the source."""
+    body = ast.parse(inspect.getsource(kind)).body[0]
+    assert isinstance(body, ast.ClassDef)
+    found = {}
+    for member, after in zip(body.body, body.body[1:], strict=False):
+        match member, after:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                found[name] = " ".join(text.split())
+    return found
+
+
+def endpoints() -> Iterator[tuple[str, str, str, str]]:
+    for module in (sessions, tasks, leases, process):
+        routers = [module.router, *([process.probes] if module is process else [])]
+        for route in (route for router in routers for route in router.routes):
+            assert isinstance(route, APIRoute)
+            (method,) = route.methods or ()
+            what = " ".join((inspect.getdoc(route.endpoint) or "").split())
+            yield method, f"`{route.path}`", scope(route), what
+
+
+def scope(route: APIRoute) -> str:
+    """By the door that its key comes through."""
+    hints = get_type_hints(route.endpoint, include_extras=True)
+    found = [text for name, text in SCOPES.items() if getattr(doors, name) in hints.values()]
+    return found[0] if found else "none"
