@@ -9,16 +9,19 @@ import datetime as dt
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from sandgate.contract.errors import BadManifest
-from sandgate.contract.job import AgentSession, RolloutJob
+from sandgate.contract.conditions import JobCondition, JobReason, SessionCondition, SessionReason
+from sandgate.contract.errors import FAILURE_CLASS, BadManifest, FailureReason
+from sandgate.contract.job import API_VERSION, AgentSession, RolloutJob
 from sandgate.contract.schema import INT64_MAX, decode, encode
+from sandgate.contract.status import AgentSessionStatus, Condition, ConditionStatus, RolloutJobStatus
 from sandgate.operator.manifest import parse_job
 from tests.cluster.crds import Json, install, path, refusal
 from tests.cluster.harness.api import Api
@@ -243,3 +246,55 @@ def test_a_repeated_task_is_refused_by_both(api: Api) -> None:
     assert "Duplicate value" in str(refused)
     with pytest.raises(BadManifest, match=r"^spec.tasks.inline\[2\].uid: 'q1' is there twice"):
         decode(RolloutJob, clean(("spec.tasks.inline", tasks)))
+
+
+def all_said(types: type[StrEnum], reasons: Iterable[str]) -> tuple[Condition, ...]:
+    """Every condition with some reason, and every reason once."""
+    told = [*reasons, ""]
+    return tuple(
+        Condition(
+            type=one.value, status=ConditionStatus.FALSE, reason=told[index % len(told)], message="x\ny"
+        )
+        for index, one in enumerate(types)
+    )
+
+
+STATUSES: dict[str, RolloutJobStatus | AgentSessionStatus] = {
+    "an empty status of a job": RolloutJobStatus(),
+    "an empty status of a session": AgentSessionStatus(),
+    "a job that says all": RolloutJobStatus(
+        conditions=all_said(JobCondition, JobReason),
+        running=3,
+        policy_version=-1,
+        start_time="2026-11-21T13:09:55Z",
+    ),
+    **{
+        f"a session that failed for {reason}": AgentSessionStatus(
+            base_url="http://shop-gateway-0.shop-gateway.default.svc.cluster.local:8000/sessions/x/v1",
+            conditions=all_said(SessionCondition, [reason, *SessionReason]),
+            reward=-0.5,
+            failure_class=FAILURE_CLASS[reason].value,
+            failure_reason=reason.value,
+        )
+        for reason in FailureReason
+    },
+}
+
+
+@pytest.mark.parametrize(("name", "status"), list(enumerate(STATUSES.values())), ids=STATUSES)
+def test_what_the_operator_writes_into_a_status_is_stored_as_it_is(
+    api: Api, name: int, status: RolloutJobStatus | AgentSessionStatus
+) -> None:
+    body, plural = clean(), "rolloutjobs"
+    if isinstance(status, AgentSessionStatus):
+        spec = {"jobName": "shop", "taskUid": "q1"}
+        body, plural = (
+            {"apiVersion": API_VERSION, "kind": "AgentSession", "metadata": {}, "spec": spec},
+            "agentsessions",
+        )
+    body["metadata"] = {"name": f"status-{name}"}
+    rest = api.rest()
+    rest.create(path(NAMESPACE, plural), body)
+    stored = rest.merge(path(NAMESPACE, plural, f"status-{name}/status"), {"status": encode(status)})
+    assert stored["status"] == encode(status)
+    assert decode(type(status), stored["status"]) == status
