@@ -40,14 +40,15 @@ class Release:
         given = () if values is None else ("--values=-",)
         return helm(verb, self.name, *args, *where, *given, stdin=json.dumps(values or {}))
 
-    def install(self, values: Mapping[str, Any] | None = None, *, chart: Path = CHART) -> None:
-        self.helm("install", str(chart), values=values or {})
+    def install(self, values: Mapping[str, Any] | None = None, *options: str, chart: Path = CHART) -> None:
+        self.helm("install", str(chart), *options, values=values or {})
 
-    def upgrade(self, values: Mapping[str, Any] | None = None, *, chart: Path = CHART) -> None:
-        self.helm("upgrade", str(chart), values=values or {})
+    def upgrade(self, values: Mapping[str, Any] | None = None, *options: str, chart: Path = CHART) -> None:
+        """Without values helm takes those of the last time."""
+        self.helm("upgrade", str(chart), *options, values=values or {})
 
-    def uninstall(self) -> None:
-        self.helm("uninstall", "--wait", "--timeout=60s")
+    def uninstall(self, *options: str) -> None:
+        self.helm("uninstall", "--wait", "--timeout=60s", *options)
 
 
 @contextmanager

@@ -19,7 +19,8 @@ from tests.cluster.harness.programs import PARTS, binary
 
 CHART = Path(__file__).resolve().parents[2] / "charts" / "sandgate"
 RELEASE, NAMESPACE = "sandgate", "sg-system"
-HELM_S = 60.0
+HELM_S = 180.0
+"""Longer than any --timeout that a test gives helm."""
 KUBERNETES = "1.35.4"
 """What the chart is rendered for where no API server is asked."""
 
