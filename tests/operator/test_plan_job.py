@@ -42,6 +42,13 @@ CASES: dict[str, Case] = {
         0.0,
         [start("b")],
     ),
+    "nothing starts while no engine answers": (want(parallelism=2), seen(fresh="ab", engines=0), 0.0, []),
+    "one engine that answers is enough": (
+        want(parallelism=1),
+        seen(fresh="ab", engines=1),
+        0.0,
+        [start("a")],
+    ),
     "what stops still counts": (want(parallelism=1), seen(group("a", "x"), fresh="b"), 0.0, []),
     "startBurst caps what is starting, not what runs": (
         want(parallelism=9, startBurst=2, groupSize=3),

@@ -112,7 +112,7 @@ def _cut(want: JobWant, seen: JobObserved, now: float) -> Iterator[Action]:
 
 def _start(want: JobWant, seen: JobObserved, now: float) -> Iterator[Action]:
     """Retries and begun groups first, so that groups become whole; then new groups, each on one gateway."""
-    if seen.draining or not seen.gateways:
+    if seen.draining or not seen.gateways or seen.engines == 0:  # agents give up on an engine that is not there
         return
     samples = [sample for group in seen.groups.values() for sample in group.samples]
     live = sum(sample.state is SampleState.LIVE for sample in samples)
