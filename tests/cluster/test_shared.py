@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.harness import shared as module
-from tests.cluster.harness.shared import owner, shared, start_for_make, stop_for_make
+from tests.cluster.harness.shared import owner, peace, shared, start_for_make, stop_for_make
 
 
 class Counted:
@@ -100,3 +100,14 @@ def test_a_broken_cluster_of_make_is_not_mended_behind_its_owners_back(state: Pa
         pass
     start_for_make()
     assert starts(state) == 2
+
+
+def test_who_breaks_machines_waits_for_those_who_need_them(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "OTHERS_S", 0.0)
+    refused = pytest.raises(AssertionError, match="let go of the machines")
+    with peace(broken=False), peace(broken=False), refused, peace(broken=True):
+        pass
+    with peace(broken=True), refused, peace(broken=False):
+        pass

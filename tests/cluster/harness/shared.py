@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import IO
 
 from tests.cluster.harness.cache import locked
 from tests.cluster.harness.machines import STATE, Machines
+from tests.support.waiting import until_now
 
 CHANGES = STATE.with_name(f"{STATE.name}.lock")
 """Held by who starts or ends it."""
@@ -19,6 +23,8 @@ USERS = STATE.with_name(f"{STATE.name}.users")
 """Shared by the runs that use it; the kernel lets go for those that die."""
 BREAKS = STATE.with_name(f"{STATE.name}.breaks")
 """Shared by tests that need whole machines."""
+OTHERS_S = 600.0
+"""A test is given three minutes; who waits longer than a few of them is told for whom."""
 OWNER = STATE / "owner.json"
 BROKEN = f"the cluster of `make cluster-up` is not healthy (logs: {STATE}): make cluster-down cluster-up"
 
@@ -42,8 +48,13 @@ def stop_for_make() -> None:
 @contextmanager
 def peace(*, broken: bool) -> Iterator[None]:
     """For the time of one test. `broken`: it breaks machines, and waits until no other test, of any run, needs them."""
+    mode = fcntl.LOCK_EX if broken else fcntl.LOCK_SH
     with BREAKS.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX if broken else fcntl.LOCK_SH)
+        until_now(
+            partial(taken, file, mode),
+            what=f"tests of other runs let go of the machines (`grep {os.fstat(file.fileno()).st_ino} /proc/locks`)",
+            within_s=OTHERS_S,
+        )
         yield
 
 
@@ -80,8 +91,13 @@ def owner() -> str:
 def in_use() -> bool:
     """Whether a test run holds it. Only while CHANGES is held does the answer stay true."""
     with USERS.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+        return not taken(file, fcntl.LOCK_EX)
+
+
+def taken(file: IO[str], mode: int) -> bool:
+    """Whether we have the lock now."""
+    try:
+        fcntl.flock(file, mode | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
