@@ -72,7 +72,7 @@ def endpoints() -> Iterator[tuple[str, str, str, str]]:
         routers = [module.router, *([process.probes] if module is process else [])]
         for route in (route for router in routers for route in router.routes):
             assert isinstance(route, APIRoute)
-            (method,) = route.methods or ()
+            method = min(route.methods or ())
             what = " ".join((inspect.getdoc(route.endpoint) or "").split())
             yield method, f"`{route.path}`", scope(route), what
 
