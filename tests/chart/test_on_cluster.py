@@ -109,8 +109,8 @@ def test_users_have_what_their_built_in_roles_say(release: Release) -> None:
     """The aggregation is the controller manager's work."""
     api, namespace = release.api, release.namespace
 
-    def can(role: str, verb: str, resource: str) -> bool:
-        asked = ("-n", namespace, "auth", "can-i", verb, resource, f"--as={role}er")
+    def can(role: str, verb: str, resource: str, *of: str) -> bool:
+        asked = ("-n", namespace, "auth", "can-i", verb, resource, *of, f"--as={role}er")
         return api.kubectl(*asked, check=False).strip().startswith("yes")
 
     for role in ("view", "edit"):
@@ -120,7 +120,7 @@ def test_users_have_what_their_built_in_roles_say(release: Release) -> None:
     until_now(lambda: can("view", "list", "rolloutjobs.sandgate.dev"), what="people who view see jobs")
     until_now(lambda: can("edit", "create", "rolloutjobs.sandgate.dev"), what="people who edit make jobs")
     assert not can("view", "create", "rolloutjobs.sandgate.dev")
-    assert not can("edit", "patch", "rolloutjobs.sandgate.dev/status")
+    assert not can("edit", "patch", "rolloutjobs.sandgate.dev", "--subresource=status")
 
 
 def test_when_the_leader_is_killed_the_other_takes_over(release: Release) -> None:
