@@ -7,6 +7,7 @@ import os
 import secrets
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,8 +58,8 @@ class Cluster(Api):
     def load_image(self, archive: Path) -> None:
         """Into all nodes; pods that name it need imagePullPolicy Never or IfNotPresent. See images.build_image."""
         if self.owned is not None:
-            for node in self.owned.nodes.values():
-                node.load_image(archive)
+            with ThreadPoolExecutor(len(self.owned.nodes)) as pool:
+                list(pool.map(lambda node: node.load_image(archive), self.owned.nodes.values()))
         elif self.kind:
             subprocess.run(["kind", "load", "image-archive", "--name", self.kind, str(archive)], check=True)
         else:
