@@ -25,7 +25,9 @@ def missing_kinds() -> set[str]:
         headers = {"Authorization": f"Bearer {file.read().strip()}"}
     url = f"https://{host}:{port}/apis/sandgate.dev/v1alpha1"
     context = ssl.create_default_context(cafile=f"{ACCOUNT}/ca.crt")
-    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=5, context=context) as answer:
+    with urllib.request.urlopen(
+        urllib.request.Request(url, headers=headers), timeout=5, context=context
+    ) as answer:
         return KINDS - {one["kind"] for one in json.load(answer)["resources"]}
 
 
@@ -52,7 +54,7 @@ def main(url: str, replicas: int) -> int:
     until = time.monotonic() + PATIENCE_S
     while (why := complaint(url, replicas)) and time.monotonic() < until:
         time.sleep(1)
-    print(why or f"{replicas} replicas are ready; {', '.join(sorted(KINDS))} are served")
+    sys.stdout.write((why or f"{replicas} replicas are ready; {', '.join(sorted(KINDS))} are served") + "\n")
     return 1 if why else 0
 
 
