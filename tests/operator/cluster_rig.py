@@ -26,7 +26,7 @@ from sandgate.gateway.client import GatewayClient
 from sandgate.gateway.engine.api import EngineStatus
 from sandgate.gateway.journal.memory import MemoryStore
 from sandgate.operator import reconcile
-from sandgate.operator.cluster import collect, doors, follow, run, writer
+from sandgate.operator.cluster import collect, doors, follow, intake, writer
 from sandgate.operator.cluster.hub import Hub
 from sandgate.operator.plan import groups
 from sandgate.operator.settings import Settings
@@ -338,7 +338,7 @@ QUICK: dict[Any, dict[str, float]] = {
     doors: {"POLL_S": 0.02, "EVENTS_S": 0.2, "STATUS_S": 0.05},
     collect: {"LINGER_S": 0.02, "AGAIN_S": 0.05},
     writer: {"EVERY_S": 0.02, "AGAIN_S": 0.05},
-    run: {"GATHER_S": 5.0, "TASKS_S": 0.05},
+    intake: {"GATHER_S": 5.0, "TASKS_S": 0.05},
     follow: {"ENGINES_S": 0.05, "TASKS_S": 0.05},
     groups: {"RETRY_S": 0.05},
     reconcile: {"BACKOFF_S": 0.01, "BACKOFF_S_MAX": 0.2},

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,8 @@ class Chaos:
             self.left = self.rng.randrange(3, 30)
             self.dead.clear()
             hub = self.up.operator_up()
-            await hub.sweep()
+            with suppress(Unavailable):  # it died of the sweep
+                await hub.sweep()
 
     async def _meanwhile(self) -> None:
         """Nobody watches: a pod that has begun its work may be taken away."""
@@ -142,7 +144,7 @@ async def _finish(up: World) -> None:
     async def complete() -> bool:
         return up.condition("Complete")[0] == "True"
 
-    await until(complete, what="the job is complete", within_s=60.0)
+    await until(complete, what="the job is complete", within_s=30.0)
 
 
 async def _judge(up: World, size: int, deaths: int) -> None:

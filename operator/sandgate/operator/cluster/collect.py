@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from sandgate.contract.agent_session import AgentSession
 from sandgate.contract.errors import SandgateError
-from sandgate.contract.labels import AGENT, GROUP, JOB, ROLE, SESSION
+from sandgate.contract.labels import JOB, SESSION
 from sandgate.contract.names import group_name
 from sandgate.operator.cluster.state import JobState
 from sandgate.operator.cluster.store import SessionSeen, slim
@@ -31,8 +31,9 @@ class Collector:
     at: JobState
     pods: dict[str, None] = field(default_factory=dict)
     """Sessions whose pods may go."""
-    groups: dict[str, None] = field(default_factory=dict)
-    """Label values of groups whose keys may go."""
+    secrets: dict[str, None] = field(default_factory=dict)
+    """Keys Secrets that may go. Each by its name: whoever may delete a collection of Secrets is told what was in it, so
+    our role does not have that verb."""
     done: deque[str] = field(default_factory=deque)
     """Sessions that are over for good, oldest first: their AgentSessions are history."""
     _occasion: asyncio.Event = field(default_factory=asyncio.Event)
@@ -54,12 +55,15 @@ class Collector:
         at.tasks.pop(uid, None)
         for name in [name for name in at.keys if name.startswith(f"{group}-keys-")]:
             del at.keys[name]
-        self.groups[group] = None
+            self.secrets[name] = None
         self._occasion.set()
 
     def resume(self, *, pods: Iterable[str], sessions: Iterable[SessionSeen]) -> None:
         """What was over before this driver started: sessions with pods, AgentSessions."""
         self.pods |= dict.fromkeys(pods)
+        for one in self.at.sessions.held.values():  # an AgentSession is made after its keys
+            settled = one.ref.uid in self.at.observed.settled
+            (self.secrets if settled else self.at.keys)[self.at.keys_of(one.ref)] = None
         known = set(self.done)
         self.done.extend(
             one.name for one in sorted(sessions, key=lambda one: one.version) if one.name not in known
@@ -83,23 +87,22 @@ class Collector:
         """Everything that is due now; what fails stays due."""
         at = self.at
         while batch := list(self.pods)[:BATCH]:
-            await self._delete("Pod", SESSION, batch)
+            await self._delete("Pod", batch)
             for name in batch:
                 self.pods.pop(name, None)
-        while batch := list(self.groups)[:BATCH]:
-            await self._delete("Secret", GROUP, batch)
-            for group in batch:
-                self.groups.pop(group, None)
+        for name in tuple(self.secrets):
+            await at.kube.delete("Secret", at.namespace, name)
+            self.secrets.pop(name, None)
         while len(self.done) > at.settings.history:
             batch = [self.done[i] for i in range(min(BATCH, len(self.done) - at.settings.history))]
-            await self._delete(AgentSession.KIND, SESSION, batch)
+            await self._delete(AgentSession.KIND, batch)
             for name in batch:
                 self.done.popleft()
                 if (kept := at.sessions.held.get(name)) is not None:
                     at.sessions.pop(name, kept.uid)
 
-    async def _delete(self, kind: str, label: str, values: list[str]) -> None:
+    async def _delete(self, kind: str, sessions: list[str]) -> None:
         at = self.at
-        role = f",{ROLE}={AGENT}" if kind == "Secret" else ""  # never what gateways sign with
-        labels = f"{JOB}={at.name},{label} in ({','.join(values)}){role}"
-        await at.kube.delete_many(kind, at.namespace, labels=labels)
+        await at.kube.delete_many(
+            kind, at.namespace, labels=f"{JOB}={at.name},{SESSION} in ({','.join(sessions)})"
+        )

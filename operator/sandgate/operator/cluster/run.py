@@ -12,8 +12,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
-from sandgate.contract.agent_session import AgentSession
-from sandgate.contract.errors import BadRequest, NotFound, SandgateError
+from sandgate.contract.errors import NotFound, SandgateError
 from sandgate.contract.job import RolloutJob, Task
 from sandgate.contract.keys import Key, Scope, mint
 from sandgate.contract.labels import AGENT, ENGINE, JOB, ROLE, VERIFIER
@@ -25,11 +24,10 @@ from sandgate.operator.cluster.api import Api, Connect
 from sandgate.operator.cluster.collect import Collector
 from sandgate.operator.cluster.doors import Door
 from sandgate.operator.cluster.follow import Follower
+from sandgate.operator.cluster.intake import Intake
 from sandgate.operator.cluster.provide import provide
-from sandgate.operator.cluster.recall import Memory, unknown
 from sandgate.operator.cluster.state import JobState
-from sandgate.operator.cluster.store import PodKept, Table, pod_kept, session_seen, text_of
-from sandgate.operator.cluster.tasks import fixed_tasks
+from sandgate.operator.cluster.store import PodKept, Table, pod_kept, session_seen
 from sandgate.operator.cluster.writer import StatusWriter
 from sandgate.operator.manifests import gateway_origin
 from sandgate.operator.observe import JOB_KEY, Observed
@@ -45,10 +43,6 @@ log = logging.getLogger(__name__)
 
 COMMITTED = "committed"
 """What events call a session whose trajectories were all acknowledged."""
-GATHER_S = 15.0
-"""How long a new job waits for its other gateways once one is there."""
-TASKS_S = 5.0
-"""Between looks for a ConfigMap that is not there."""
 NEWS = (SessionState.COMPLETE.value, SessionState.ABORTED.value)
 """What others do to a session; that it was opened or finalized we know, because we did it."""
 
@@ -75,13 +69,16 @@ class ClusterRun:
         self.at = JobState(kube, settings, job, self._observe(status), now)
         self.acts, self.collector = Acts(self.at), Collector(self.at)
         self.follower = Follower(self.at, self._take)
-        self.listed: dict[str, list[SessionSummary]] = {}
-        """Gateway -> what it held when it was asked; until that was taken in."""
+        self.intake = Intake(
+            at=self.at,
+            collector=self.collector,
+            beside=self.spawn,
+            observe=self._anew,
+            session=self.saw_session,
+            pod=self.saw_pod,
+            pushed=self.follower.run_queue,
+        )
         self._tasks: set[asyncio.Task[None]] = set()
-        self._loading = asyncio.Lock()
-        self._asking = False
-        self._first_at: float | None = None
-        """When the first gateway answered."""
 
     def _observe(self, status: RolloutJobStatus | None) -> Observed:
         seen = Observed(self._want(), self.touch)
@@ -92,6 +89,13 @@ class ClusterRun:
         seen.heard_at = self.now() if self.job.spec.trainer is not None else None
         seen.on_settled(self._settled)
         return seen
+
+    def _anew(self, status: RolloutJobStatus | None) -> Observed:
+        self.follower.queues.clear()
+        return self._observe(status)
+
+    def _take(self, tasks: Iterable[Task]) -> None:
+        self.intake.take(tasks)
 
     def _settled(self, uid: str) -> None:
         self.collector.settled(uid)
@@ -231,132 +235,21 @@ class ClusterRun:
             self.at.doors[door.name] = door
             self.spawn(door.run())
 
-    # -- loading ------------------------------------------------------------------------------------------------------
-
-    async def load(self) -> None:
-        """Build the store from gateways, AgentSessions and pods. Nothing is planned for what is not known."""
-        meta, at = self.job.metadata, self.at
-        for body in await self.kube.list(AgentSession.KIND, meta.namespace):
-            if text_of(body, "spec", "jobName") == meta.name:
-                self.saw_session(body)
-        for body in await self.kube.list("Pod", meta.namespace, labels=f"{JOB}={meta.name}"):
-            self.saw_pod(body)
-        was, at.observed = at.observed, self._observe(at.observed.status)
-        at.observed.provided, at.observed.heard_at = was.provided, was.heard_at
-        at.observed.engines = was.engines
-        self._recall()
-        at.observed.more, at.observed.loaded = True, True
-        if not await self._load_tasks() and not self._asking:
-            self._asking = True
-            self.spawn(self._ask_for_tasks())
-        for door in at.doors.values():
-            at.observed.gateway(door.name, ready=door.open)
-
-    def _recall(self) -> None:
-        at, now = self.at, self.now()
-        memory = Memory(at.sessions.held, at.agents.held, at.verifiers.held, now)
-        committed = 0
-        for name in sorted(at.doors):
-            listed = [one for one in self.listed.get(name, ()) if one.job == self.job.metadata.name]
-            listed += unknown(name, listed, at.sessions.held, now)
-            at.observed.found(name, listed, memory.recall)
-            committed += sum(one.committed for one in listed)
-        at.observed.committed_before(committed)
-        live = at.observed.sessions
-        self.collector.resume(
-            pods=[name for name in {**at.agents.held, **at.verifiers.held} if name not in live],
-            sessions=[one for one in at.sessions.held.values() if one.name not in live],
-        )
-
-    async def _load_tasks(self) -> bool:
-        """True if there is nothing left to ask for; a queue is never done."""
-        try:
-            tasks = await fixed_tasks(self.kube, self.job)
-        except (NotFound, BadRequest) as error:
-            self.observed.no_tasks(str(error))
-            return False
-        if tasks is None:
-            return False
-        self._take(tasks)
-        self.observed.no_tasks("")
-        self.observed.no_more()
-        return True
-
-    async def _ask_for_tasks(self) -> None:
-        """A ConfigMap may come later; a queue goes on."""
-        if self.job.spec.tasks.queue is not None:
-            await self.follower.run_queue()
-        while True:
-            await asyncio.sleep(TASKS_S)
-            try:
-                if await self._load_tasks():
-                    break
-            except (SandgateError, OSError, TimeoutError) as error:
-                log.info("job %s/%s: tasks: %s", self.at.namespace, self.at.name, error)
-        self._asking = False
-
-    def _take(self, tasks: Iterable[Task]) -> None:
-        fresh = [task for task in tasks if task.uid not in self.at.tasks]
-        for task in fresh:
-            if task.uid not in self.observed.settled:
-                self.at.tasks[task.uid] = task
-        self.observed.tasks(task.uid for task in fresh)
-
     # -- gateways (doors.Watcher) -------------------------------------------------------------------------------------
 
     async def arrived(self, door: Door, listed: list[SessionSummary]) -> None:
         """It answers: what it holds is taken in, or compared with what is known."""
-        async with self._loading:
-            self.listed[door.name] = listed
-            if not self.observed.loaded:
-                if not self._may_load():
-                    return
-                await self.load()
-            elif self._forgot(door, listed):
-                log.warning("gateway %s lost what it knew; the job is looked at anew", door.name)
-                await self._list_others(door)
-                await self.load()
-            self.listed.clear()
-        self.follower.back(door)
-        self.observed.gateway(door.name, ready=True)
-        for said in listed:
-            if said.session_id in self.observed.sessions:
-                self.observed.told(said, self.now())
-
-    def _may_load(self) -> bool:
-        """All gateways were asked; or nothing was ever begun, so that no gateway can hold anything, and those that are
-        late were waited for, so that groups are spread."""
-        if all(name in self.listed for name in self.at.doors):
-            return True
-        status, now = self.observed.status, self.now()
-        if self._first_at is None:
-            self._first_at = now
-            self.later(now + GATHER_S, self._gather)
-        fresh = status is None or not status.running + status.ended
-        return fresh and now >= self._first_at + GATHER_S
-
-    async def _gather(self) -> None:
-        """Go on with those that are there."""
-        for door in [one for one in self.at.doors.values() if one.open and one.name in self.listed]:
-            await self.arrived(door, self.listed[door.name])
-            return
-
-    def _forgot(self, door: Door, listed: list[SessionSummary]) -> bool:
-        there = {one.session_id for one in listed}
-        held = self.at.sessions.held
-        return any(
-            name not in there and not seen.committed and name in held and held[name].spec.gateway == door.name
-            for name, seen in self.observed.sessions.items()
-        )
-
-    async def _list_others(self, door: Door) -> None:
-        for other in self.at.doors.values():
-            if other is not door:
-                self.listed[other.name] = [one async for one in other.client.sessions(job=self.at.name)]
+        if await self.intake.arrived(door, listed):
+            self.follower.back(door)
+            self.observed.gateway(door.name, ready=True)
+            for said in listed:
+                if said.session_id in self.observed.sessions:
+                    self.observed.told(said, self.now())
 
     async def changed(self, door: Door, name: str, state: str) -> None:
         """A session's state at its gateway, by others than us."""
-        seen = self.observed.sessions.get(name)
+        async with self.intake.lock:  # what is being built anew would not know of it
+            seen = self.observed.sessions.get(name)
         if seen is None:
             return
         if state == COMMITTED:
