@@ -93,7 +93,8 @@ def extras() -> dict[str, set[str]]:
         room: {
             name_of(line)
             for extra, lines in listed.items()
-            if extra == room or extra.startswith(f"{room}-")  # gateway-arrow: imported where it is used
+            # gateway-arrow: imported where it is used; cluster: the trainer's way into one.
+            if extra == room or extra.startswith(f"{room}-") or (room, extra) == ("trainer", "cluster")
             for line in lines
         }
         for room in ROOMS

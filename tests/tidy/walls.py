@@ -57,7 +57,6 @@ SHELL = (
 
 PURE_IN_SHELL = (
     "trainer.pacing",
-    "operator.cluster.api",
     "operator.cluster.recall",
     "operator.cluster.refused",
     "operator.cluster.session_status",
