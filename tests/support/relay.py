@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter, deque
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -43,8 +43,10 @@ class Relay:
     """METHOD path?query of every request."""
     arrived: asyncio.Condition = field(default_factory=asyncio.Condition)
     tokens: list[str] = field(default_factory=list)
-    open: Counter[str] = field(default_factory=Counter)
-    """Path -> watches that are open."""
+    watches: list[web.BaseRequest] = field(default_factory=list)
+    """Those that are open."""
+    error: dict[str, Any] | None = None
+    """Told to the next watch as its first event."""
     _going: asyncio.Event = field(default_factory=asyncio.Event)
 
     def freeze(self) -> None:
@@ -79,13 +81,19 @@ class Relay:
             response.content_type = answer.content_type
             await response.prepare(request)
             watch = "watch" in request.query
-            self.open[request.path] += watch
+            if watch:
+                self.watches.append(request)
+                async with self.arrived:
+                    self.arrived.notify_all()
             try:
+                if self.error is not None and watch:
+                    event, self.error = {"type": "ERROR", "object": self.error}, None
+                    await response.write(json.dumps(event).encode() + b"\n")
                 async for chunk in answer.content.iter_any():
                     await self._going.wait()
                     await response.write(chunk)
             finally:
-                self.open[request.path] -= watch
+                self.watches = [one for one in self.watches if one is not request]
             await response.write_eof()
             return response
 
@@ -102,6 +110,18 @@ class Relay:
             headers=headers,
             content_type="application/json",
         )
+
+    def cut(self) -> int:
+        """Break the connections of all watches; how many."""
+        for request in self.watches:
+            assert request.transport is not None
+            request.transport.abort()
+        return len(self.watches)
+
+    async def watched(self, count: int) -> None:
+        """Return when so many watches are open."""
+        async with self.arrived:
+            await self.arrived.wait_for(lambda: len(self.watches) >= count)
 
     async def close(self) -> None:
         """Nobody listens any more; what is open breaks."""

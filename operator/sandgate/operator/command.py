@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
+import logging
 import os
 import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from sandgate.contract.errors import BadManifest, SandgateError
 from sandgate.operator import access, jsonlog
@@ -23,13 +25,16 @@ from sandgate.operator.probes import State
 from sandgate.operator.reconcile import Reconciler
 from sandgate.operator.settings import Settings
 
+log = logging.getLogger(__name__)
+
 LEASE = "sandgate-operator"
 """Name of the Lease, with `-<shard>` after it."""
 PORT = 8080
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code: 0 drained after SIGTERM, 1 could not go on (start me again), 2 asked wrongly. JSON logs on stderr."""
+    """Gives 2 when asked wrongly; else ends the process: 0 drained after SIGTERM, 1 could not go on (start me again),
+    2 the port is taken. JSON logs on stderr."""
     said = _parser().parse_args(argv)
     try:
         settings = _settings(said.settings, said.namespace)
@@ -39,10 +44,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"error: {error}\n")
         return 2
     jsonlog.install(sys.stderr)
-    return asyncio.run(_run(reached, settings, options))
+    asyncio.run(_run(reached, settings, options))
+    raise AssertionError("unreachable")
 
 
-async def _run(reached: access.Access, settings: Settings, options: Options) -> int:
+async def _run(reached: access.Access, settings: Settings, options: Options) -> NoReturn:
+    """Ends the process from inside the loop: kopf may leave tasks behind that refuse to be cancelled (a watch that
+    waits for credentials), and a loop does not close without them."""
     metrics = Metrics()
     replica = Replica(
         access=reached,
@@ -54,10 +62,15 @@ async def _run(reached: access.Access, settings: Settings, options: Options) -> 
         stop=asyncio.Event(),
     )
     try:
-        return await replica.run()
+        code = await replica.run()
     except OSError as error:
         sys.stderr.write(f"error: --http {options.host}:{options.port}: {error}\n")
-        return 2
+        code = 2
+    except BaseException:
+        log.exception("ends")
+        code = 1
+    logging.shutdown()
+    os._exit(code)
 
 
 def _hub(kube: Kube, settings: Settings, metrics: Metrics) -> Hub:

@@ -15,6 +15,7 @@ from typing import Any
 
 import kopf
 
+from sandgate.contract.errors import Unavailable
 from sandgate.operator.access import Access
 from sandgate.operator.kinds import KINDS, WATCHED, selector
 from sandgate.operator.kube import session
@@ -32,6 +33,8 @@ CONNECT_S = 10.0
 REQUEST_S = 20.0
 CHUNK = 500
 """Objects per page of a list."""
+END_S = 5.0
+"""For kopf to close its watches: it takes none, but it might wait for something."""
 WORKER_IDLE_S = 1.0
 """kopf's task for an object ends after this."""
 
@@ -87,11 +90,10 @@ class Front:
     inactivity_s: float = INACTIVITY_S
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until `stop`. Returns or raises before that when kopf gives up: then this process is blind and must end.
-        Tasks that begin after this call are cancelled when kopf ends: it takes them for its own."""
+        """Until `stop`. Raises before that when kopf gives up: then this process is blind and must end. Not by kopf's
+        own way of ending: it waits for tasks that are not its own, and for watches that wait for credentials."""
         # kopf names itself after its user, for peering that is off; in an image our user has no name.
         os.environ.setdefault("LOGNAME", "sandgate")
-        before = asyncio.all_tasks()
         namespaces = self.settings.namespaces
         tasks = await kopf.spawn_tasks(
             registry=self._registry(),
@@ -102,7 +104,16 @@ class Front:
             stop_flag=stop,
         )
         self.started()
-        await kopf.run_tasks(tasks, ignored=before)
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in tasks:
+                one.cancel()
+            await asyncio.wait(tasks, timeout=END_S)
+        if not stop.is_set():
+            for one in done:
+                one.result()  # says why
+            raise Unavailable("kopf ended by itself")
 
     def _registry(self) -> kopf.OperatorRegistry:
         registry = kopf.OperatorRegistry()

@@ -116,7 +116,7 @@ class Replica:
         parts: dict[str, Coroutine[Any, Any, None]] = {"hub": hub.run(), "sweeps": sweeps.run()}
         if lease is not None:
             parts["lease"] = lease.hold()
-        parts["watches"] = front.run(blind)  # last: kopf takes what begins after it for its own
+        parts["watches"] = front.run(blind)
         tasks = {asyncio.create_task(part, name=name) for name, part in parts.items()}
         stopped = asyncio.create_task(self.stop.wait(), name="stop")
         try:
