@@ -50,11 +50,11 @@ class Relay:
     _going: asyncio.Event = field(default_factory=asyncio.Event)
 
     def freeze(self) -> None:
-        """Nothing gets through any more, in either direction; connections stay."""
+        """Nothing gets through any more, in either direction; connections stay, and nobody is told."""
         self._going.clear()
 
     def thaw(self) -> None:
-        """Go on, also with what was stuck."""
+        """Go on, with requests that waited too; an answer that was under way is lost, and its connection breaks."""
         self._going.set()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -90,7 +90,9 @@ class Relay:
                     event, self.error = {"type": "ERROR", "object": self.error}, None
                     await response.write(json.dumps(event).encode() + b"\n")
                 async for chunk in answer.content.iter_any():
-                    await self._going.wait()
+                    if not self._going.is_set():
+                        await self._going.wait()
+                        return self._fault(request, Fault())
                     await response.write(chunk)
             finally:
                 self.watches = [one for one in self.watches if one is not request]
