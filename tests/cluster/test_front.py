@@ -84,8 +84,10 @@ class Seen:
     events: list[tuple[str, str | None, str]] = field(default_factory=list)
     lists: list[str] = field(default_factory=list)
     known: dict[str, tuple[str, str]] = field(default_factory=dict)
-    gone: list[str] = field(default_factory=list)
-    """Names that a sweep found missing."""
+    gone: dict[str, int] = field(default_factory=dict)
+    """Name that a sweep found missing -> which sweep."""
+    begun: int = 0
+    """Sweeps, with the one that may be under way."""
     sweeps: int = 0
     news: asyncio.Condition = field(default_factory=asyncio.Condition)
 
@@ -103,11 +105,14 @@ class Seen:
         self.tell()
 
     async def sweep(self) -> None:
+        self.begun += 1
         for kind in WATCHED:
             before = [uid for uid, (known, _) in self.known.items() if known == kind]
             found = await self.kube.list_metadata(kind, labels=selector(kind, self.settings.shard))
             there = {one["metadata"]["uid"] for one in found}
-            self.gone += [self.known.pop(uid)[1] for uid in before if uid not in there and uid in self.known]
+            for uid in before:
+                if uid not in there and uid in self.known:
+                    self.gone[self.known.pop(uid)[1]] = self.begun
         self.sweeps += 1
         self.tell()
 
@@ -127,10 +132,9 @@ class Seen:
 
 
 @asynccontextmanager
-async def watching(
-    kube: Kube, access: Access, settings: Settings, *, inactivity_s: float = 70.0
-) -> AsyncIterator[Seen]:
+async def watching(access: Access, settings: Settings, *, inactivity_s: float = 70.0) -> AsyncIterator[Seen]:
     """Watches and sweeps run while the block does; kopf ends when it is told to, without an error."""
+    kube = Kube(access)
     seen = Seen(kube, settings)
     sweeps = Sweeps(seen.sweep, quiet_s=0.2, retry_s=0.2)
     stop = asyncio.Event()
@@ -152,6 +156,7 @@ async def watching(
             await running
         with contextlib.suppress(asyncio.CancelledError):
             await sweeping
+        await kube.aclose()
 
 
 @pytest.fixture
@@ -166,7 +171,7 @@ async def test_lists_then_tells_each_change_and_writes_nothing(kube: Kube, own: 
     with api.namespace("told", security="privileged") as namespace:
         await kube.create(thing("RolloutJob", namespace, "before"))
         mark = api.audit_mark()
-        async with watching(kube, kube.access, Settings()) as seen:
+        async with watching(kube.access, Settings()) as seen:
             await seen.until(lambda: (None, "before") in seen.of("RolloutJob"))
             await kube.create(thing("AgentSession", namespace, "s"))
             status: Json = {"status": {"conditions": []}}
@@ -195,10 +200,10 @@ async def test_a_shard_sees_its_own_and_the_unnamed_one_the_rest(
     with own[0].namespace("shards") as namespace:
         for name, labels in (("plain", {}), ("sharded", {SHARD: "a"}), ("other", {SHARD: "b"})):
             await kube.create(thing("RolloutJob", namespace, name, **labels))
-        async with watching(kube, kube.access, Settings(shard="a")) as seen:
+        async with watching(kube.access, Settings(shard="a")) as seen:
             await seen.until(lambda: bool(seen.of("RolloutJob")))
         assert seen.of("RolloutJob") == [(None, "sharded")]
-        async with watching(kube, kube.access, Settings(namespaces=(namespace,))) as seen:
+        async with watching(kube.access, Settings(namespaces=(namespace,))) as seen:
             await seen.until(lambda: bool(seen.of("RolloutJob")))
         assert seen.of("RolloutJob") == [(None, "plain")]
 
@@ -213,21 +218,22 @@ async def test_a_deletion_while_the_watch_is_cut_and_etcd_is_compacted_is_notice
             await kube.create(thing("AgentSession", namespace, name))
         async with (
             relay(kube.access) as between,
-            watching(kube, Access(between.url), Settings(), inactivity_s=2.0) as seen,
+            watching(Access(between.url), Settings(), inactivity_s=2.0) as seen,
         ):
             await seen.until(lambda: {name for _, name in seen.of("AgentSession")} >= {"stays", "goes"})
-            sweeps, lists = seen.sweeps, len(seen.lists)
+            lists = len(seen.lists)
             between.freeze()
             await kube.delete("AgentSession", namespace, "goes")
+            begun = seen.begun
             last = await kube.create(thing("AgentSession", namespace, "after"))
             compact(control, int(last["metadata"]["resourceVersion"]))
             restart(control)
             between.thaw()
             await seen.until(lambda: "goes" in seen.gone)
-            assert seen.sweeps == sweeps + 1, "one sweep"
+            assert set(seen.gone) == {"goes"}
+            assert seen.gone["goes"] <= begun + 1, "the first sweep that began after it, if not one under way"
             assert len(seen.lists) > lists, "it began with a list, which says nothing of what is gone"
             assert ("DELETED", "goes") not in seen.of("AgentSession")
-            assert seen.gone == ["goes"]
             await seen.until(lambda: (None, "after") in seen.of("AgentSession"))
 
 
@@ -238,7 +244,7 @@ async def test_a_list_that_is_empty_now_is_noticed_too(kube: Kube, own: tuple[Ap
         await kube.create(thing("RolloutJob", namespace, "only", **{SHARD: "lone"}))
         async with (
             relay(kube.access) as between,
-            watching(kube, Access(between.url), Settings(shard="lone"), inactivity_s=2.0) as seen,
+            watching(Access(between.url), Settings(shard="lone"), inactivity_s=2.0) as seen,
         ):
             await seen.until(lambda: (None, "only") in seen.of("RolloutJob"))
             between.freeze()
@@ -247,7 +253,7 @@ async def test_a_list_that_is_empty_now_is_noticed_too(kube: Kube, own: tuple[Ap
             compact(control, int(last["metadata"]["resourceVersion"]))
             restart(control)
             between.thaw()
-            await seen.until(lambda: seen.gone == ["only"])
+            await seen.until(lambda: "only" in seen.gone)
 
 
 async def test_a_broken_connection_is_no_news(kube: Kube, own: tuple[Api, Control]) -> None:
@@ -255,7 +261,7 @@ async def test_a_broken_connection_is_no_news(kube: Kube, own: tuple[Api, Contro
         await kube.create(thing("RolloutJob", namespace, "one", **{SHARD: "broken"}))
         async with (
             relay(kube.access) as between,
-            watching(kube, Access(between.url), Settings(shard="broken")) as seen,
+            watching(Access(between.url), Settings(shard="broken")) as seen,
         ):
             await seen.until(lambda: (None, "one") in seen.of("RolloutJob"))
             await asyncio.wait_for(between.watched(len(WATCHED)), WITHIN_S)
