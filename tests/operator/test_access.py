@@ -37,7 +37,7 @@ def test_server_namespace_and_token_of_the_current_context(tmp_path: Path) -> No
     assert (found.server, found.namespace, found.token.value(), found.tls) == (
         "http://a:1",
         "ours",
-        "t",
+        "hush",
         None,
     )
     assert "hush" not in repr(found)
