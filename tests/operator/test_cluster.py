@@ -333,7 +333,7 @@ async def test_a_silent_trainer_suspends_the_job_until_it_is_heard(up: World) ->
     slow = Slow()
     up.agents = [("-0-0", slow)]
     up.operator_up()
-    await up.kube.create(manifest("a 1", trainer={"heartbeatSeconds": 1, "collectSeconds": 60}))
+    await up.kube.create(manifest("a 1", trainer={"heartbeatSeconds": 2, "collectSeconds": 60}))
     await asyncio.wait_for(slow.reached.wait(), 20)
     await is_so(up, "Suspended", reason="TrainerSilent")
     await so(lambda: attempts(up) == {("a", 0, 0): "Aborted"}, "what ran was stopped")
@@ -347,9 +347,9 @@ async def test_a_trainer_that_is_gone_fails_the_job_and_its_ttl_collects_it(up: 
     slow = Slow()
     up.agents = [("shop", slow)]
     up.operator_up()
-    trainer = {"heartbeatSeconds": 1, "collectSeconds": 2}
+    trainer = {"heartbeatSeconds": 2, "collectSeconds": 3}
     await up.kube.create(manifest("a 1", trainer=trainer, ttlSecondsAfterFinished=0))
-    await so(lambda: not up.kube.named("RolloutJob"), "the job is collected", 6.0, up)
+    await so(lambda: not up.kube.named("RolloutJob"), "the job is collected", 20.0, up)
     assert not up.kube.named("Pod")
 
 
@@ -357,7 +357,8 @@ async def test_past_its_deadline_a_job_fails(up: World) -> None:
     slow = Slow()
     up.agents = [("shop", slow)]
     up.operator_up()
-    await up.kube.create(manifest("a 1", activeDeadlineSeconds=1))
+    await up.kube.create(manifest("a 1", activeDeadlineSeconds=3))
+    await asyncio.wait_for(slow.reached.wait(), 20)
     await is_so(up, "Failed", reason="DeadlineExceeded")
     assert attempts(up) == {("a", 0, 0): "Aborted"}
 

@@ -21,6 +21,7 @@ from sandgate.contract.names import API_VERSION, KEYS_PER_SECRET, pod_name, veri
 from sandgate.contract.schema import encode
 from sandgate.contract.session import SessionOutcome, SessionSpec
 from sandgate.operator.cluster.api import Json
+from sandgate.operator.cluster.doors import Door
 from sandgate.operator.cluster.session_status import session_status
 from sandgate.operator.cluster.state import JobState
 from sandgate.operator.cluster.store import PodKept, SessionSeen, Table, owner_uid, pod_kept, session_seen
@@ -52,28 +53,40 @@ class Acts:
     # -- opening ------------------------------------------------------------------------------------------------------
 
     async def open(self, ref: Ref, gateway: str) -> None:
-        """At its gateway; its keys, once for the siblings; its AgentSession."""
+        """Its keys; its AgentSession (which so tells that there are keys); then at its gateway. The API server lets one
+        of two operators have the AgentSession's name, and what that one said of the gateway holds for both: siblings
+        stay together, though a call of an operator that died may still arrive."""
         at = self.at
         if ref.name in self.observed.sessions:
             return
-        await at.doors[gateway].client.create(self._spec(ref))
+        if ref.uid in self.observed.groups:
+            gateway = self.observed.gateway_of(ref.uid)
+        at.doors[gateway].client  # noqa: B018 - away: nothing is begun
         await self._keys(ref)
-        await self.write_object(ref, gateway)
-        self.observed.opened(ref, gateway, at.now(), Told.NOTHING)
+        home = await self._object(ref, gateway)
+        await self._at_gateway(ref, at.doors.get(home.spec.gateway, at.doors[gateway]))
+        self.observed.opened(ref, home.spec.gateway, at.now(), Told.NOTHING)
 
-    async def write_object(self, ref: Ref, gateway: str) -> None:
-        """Its AgentSession, if there is none."""
+    async def _at_gateway(self, ref: Ref, door: Door) -> None:
+        if ref.name not in self.at.opened:
+            await door.client.create(self._spec(ref))
+            self.at.opened[ref.name] = None
+
+    async def _object(self, ref: Ref, gateway: str) -> SessionSeen:
+        """Its AgentSession, made if there is none. Raises Unavailable for one that is not ours (yet)."""
         at = self.at
-        if ref.name in at.sessions.held:
-            return
+        if (kept := at.sessions.held.get(ref.name)) is not None:
+            return kept
         try:
             body = await at.kube.create(session_object(at.job, ref, gateway))
         except Conflict:
             body = await at.kube.get(AgentSession.KIND, at.namespace, ref.name)
             self._ours(body, at.job.metadata.uid)
         seen = session_seen(body)
-        if seen is not None:
-            at.sessions.put(seen.name, seen)
+        if seen is None or seen.deleting:
+            raise Unavailable(f"AgentSession {ref.name} is not what was made")
+        at.sessions.put(seen.name, seen)
+        return seen
 
     async def _keys(self, ref: Ref) -> None:
         at = self.at
@@ -119,8 +132,10 @@ class Acts:
         if ref.uid not in at.tasks:
             raise Unavailable(f"task {ref.uid!r} is not known yet")
         door = at.door_of(ref)
-        await self._keys(ref)  # an operator that died may have opened it and come no further
-        await self.write_object(ref, door.name)
+        # An operator that died may have come to any of these.
+        await self._keys(ref)
+        await self._object(ref, door.name)
+        await self._at_gateway(ref, door)
         body = agent_pod(
             at.job,
             session=ref.name,

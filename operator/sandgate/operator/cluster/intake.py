@@ -108,10 +108,14 @@ class Intake:
 
     def _forgot(self, door: Door, listed: list[SessionSummary]) -> bool:
         there = {one.session_id for one in listed}
-        held = self.at.sessions.held
+        at = self.at
+        mine = (one for one in at.sessions.held.values() if one.spec.gateway == door.name)
         return any(
-            name not in there and not seen.committed and name in held and held[name].spec.gateway == door.name
-            for name, seen in self.at.observed.sessions.items()
+            one.name not in there
+            and one.name in at.opened
+            and one.name in at.observed.sessions
+            and not at.observed.sessions[one.name].committed
+            for one in mine
         )
 
     async def _load_with(self, door: Door) -> None:
@@ -151,10 +155,12 @@ class Intake:
         at, now = self.at, self.at.now()
         memory = Memory(at.sessions.held, at.agents.held, at.verifiers.held, now)
         self._known = set(self._listed)  # of one that was not asked, nothing is known: it comes later
+        at.opened.clear()
         committed = 0
         for name in sorted(self._listed):
             listed = [one for one in self._listed[name] if one.job == at.name]
-            listed += unknown(name, listed, at.sessions.held, now)
+            at.opened |= {one.session_id: None for one in listed}
+            listed += unknown(name, listed, memory)
             at.observed.found(name, listed, memory.recall)
             committed += sum(one.committed for one in listed)
         at.observed.committed_before(committed)

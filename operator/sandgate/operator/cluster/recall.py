@@ -82,15 +82,32 @@ class Memory:
         )
 
 
-def unknown(
-    gateway: str, listed: Iterable[SessionSummary], sessions: Mapping[str, SessionSeen], now: float
-) -> list[SessionSummary]:
-    """Sessions that only their objects remember: their gateway lost its volume. Attempts count on; what the trainer has
-    for good stays done, if it has the whole group: half of one can be had nowhere any more."""
+def unknown(gateway: str, listed: Iterable[SessionSummary], memory: Memory) -> list[SessionSummary]:
+    """Sessions that only their objects remember. Those that never began are still to be opened. Of others the gateway
+    lost its volume: attempts count on; what the trainer has for good stays done, if it has the whole group: half of one
+    can be had nowhere any more."""
     known = {one.session_id for one in listed}
-    lost = [one for one in sessions.values() if one.spec.gateway == gateway and one.name not in known]
+    mine = [one for one in memory.sessions.values() if one.spec.gateway == gateway and one.name not in known]
+    fresh = [one for one in mine if not one.status.conditions and one.name not in memory.agents]
+    lost = [one for one in mine if one not in fresh]
     open_groups = {one.spec.task_uid for one in lost if not _final(one)}
-    return [_made_up(one, now, kept=one.spec.task_uid not in open_groups) for one in lost]
+    return [
+        *(_begun(one, memory.now) for one in fresh),
+        *(_made_up(one, memory.now, kept=one.spec.task_uid not in open_groups) for one in lost),
+    ]
+
+
+def _begun(one: SessionSeen, now: float) -> SessionSummary:
+    ref = one.ref
+    return SessionSummary(
+        session_id=one.name,
+        state=SessionState.OPEN,
+        job=ref.job,
+        uid=ref.uid,
+        sample_index=ref.sample,
+        attempt=ref.attempt,
+        created_at=now,
+    )
 
 
 def _final(one: SessionSeen) -> bool:

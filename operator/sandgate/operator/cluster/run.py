@@ -204,6 +204,7 @@ class ClusterRun:
             case actions.Forget(ref):
                 self.collector.forget(ref.name)
                 self.observed.forget(ref)
+                self.at.opened.pop(ref.name, None)
                 self._forget(key)
             case actions.WriteStatus(status):
                 self.observed.wrote(status)

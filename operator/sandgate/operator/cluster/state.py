@@ -39,6 +39,8 @@ class JobState:
     """By session."""
     keys: dict[str, None] = field(default_factory=dict)
     """Keys Secrets that were made, of groups that are not settled."""
+    opened: dict[str, None] = field(default_factory=dict)
+    """Live sessions that their gateway is known to hold."""
     unstopped: dict[str, None] = field(default_factory=dict)
     """Sessions that are to be stopped and whose pod was not told yet."""
 
