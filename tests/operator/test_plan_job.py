@@ -11,8 +11,11 @@ from sandgate.contract.status import ConditionStatus, JobCondition
 from sandgate.operator.plan.actions import (
     Action,
     CloseGroup,
+    DeleteJob,
     JobObserved,
     JobWant,
+    Provide,
+    Provided,
     Stop,
     StopAttempt,
     Tally,
@@ -25,6 +28,7 @@ from tests.operator.plans import GATEWAY, group, ref, seen, start, want
 
 SUSPENDED = Stop(FailureReason.ABORTED, "the job is suspended")
 LATE = Stop(FailureReason.ABORTED, "activeDeadlineSeconds 50 passed")
+SILENT = Stop(FailureReason.ABORTED, "the trainer is silent")
 CUT = Stop(FailureReason.STRAGGLER, "the group has its quorum")
 QUORUM = {"group__quorum": 2, "group__stragglerSeconds": 30}
 
@@ -187,6 +191,60 @@ CASES: dict[str, Case] = {
         0.0,
         [start("a"), start("b")],
     ),
+    "a group whose gateway is away waits for it": (
+        want(groupSize=2, parallelism=9),
+        seen(group("a", "r w", gateway="g1"), group("b", "I g", gateway="g1"), gateways={"g0": 0}),
+        99.0,
+        [],
+    ),
+    "what a job needs is made before anything else": (
+        want(),
+        seen(gateways={}, provided=Provided.NOTHING, more=True),
+        0.0,
+        [Provide(engine=True)],
+    ),
+    "for a job that was created suspended nothing is made": (
+        want(suspend=True),
+        seen(gateways={}, provided=Provided.NOTHING, more=True),
+        0.0,
+        [],
+    ),
+    "a suspended job lets its engine go": (
+        want(suspend=True),
+        seen(group("a", "r"), provided=Provided.RUNNING),
+        0.0,
+        [Provide(engine=False), StopAttempt(ref("a"), SUSPENDED)],
+    ),
+    "and has it again when it is let go on": (
+        want(),
+        seen(group("a", "u"), provided=Provided.STOPPED),
+        0.0,
+        [Provide(engine=True), start("a", attempt=1)],
+    ),
+    "a silent trainer stops what runs, and the job looks again before it gives up": (
+        want(trainer={"heartbeatSeconds": 10, "collectSeconds": 60}),
+        seen(group("a", "r"), fresh="b", heard_at=100.0),
+        110.0,
+        [StopAttempt(ref("a"), SILENT), WakeAt(160.0)],
+    ),
+    "until then it looks at the next silence": (
+        want(trainer={"heartbeatSeconds": 10, "collectSeconds": 60}),
+        seen(group("a", "r"), heard_at=100.0),
+        105.0,
+        [WakeAt(110.0)],
+    ),
+    "a trainer that is gone closes what there is": (
+        want(groupSize=2, trainer={"heartbeatSeconds": 10, "collectSeconds": 60}),
+        seen(group("a", "g u"), heard_at=100.0),
+        160.0,
+        [CloseGroup("a", GATEWAY)],
+    ),
+    "a suspended job waits for no trainer": (
+        want(suspend=True, trainer={"heartbeatSeconds": 10, "collectSeconds": 60}),
+        seen(group("a", "x"), heard_at=100.0),
+        999.0,
+        [],
+    ),
     "a wake-up that is planned is not planned again": (
         want(),
         seen(group("a", "i"), wake_at=1.0),
@@ -238,6 +296,36 @@ CONDITIONS: dict[str, tuple[JobWant, JobObserved, float, set[JobCondition]]] = {
         seen(group("a", "u", closed=True), fresh="b"),
         9.0,
         {JobCondition.READY, JobCondition.FAILED},
+    ),
+    "it failed when its trainer was gone": (
+        want(trainer={"heartbeatSeconds": 1, "collectSeconds": 5}),
+        seen(group("a", "u", closed=True), heard_at=0.0),
+        9.0,
+        {JobCondition.READY, JobCondition.FAILED},
+    ),
+    "a silent trainer suspends it": (
+        want(trainer={"heartbeatSeconds": 1, "collectSeconds": 50}),
+        seen(group("a", "x"), heard_at=0.0),
+        9.0,
+        {JobCondition.READY, JobCondition.SUSPENDED},
+    ),
+    "without an engine it is not ready": (
+        want(),
+        seen(group("a", "r"), engines=0),
+        0.0,
+        {JobCondition.PROGRESSING},
+    ),
+    "tasks that cannot be had are no progress": (
+        want(),
+        seen(more=True, problem="ConfigMap x is not there"),
+        0.0,
+        {JobCondition.READY},
+    ),
+    "it is not complete while more may come": (
+        want(),
+        seen(tally=Tally(ended=1), total=1, more=True),
+        0.0,
+        {JobCondition.READY, JobCondition.PROGRESSING},
     ),
     "not before the last one stopped": (
         want(activeDeadlineSeconds=5),
@@ -303,3 +391,49 @@ def test_a_job_that_is_over_starts_nothing_and_still_counts_commits() -> None:
     assert isinstance(action, WriteStatus)
     assert action.status.committed == 2
     assert is_over(action.status, JobCondition.COMPLETE)
+
+
+DONE: dict[str, Any] = {"tally": Tally(ended=1), "total": 1, "provided": Provided.STOPPED}
+ENDS: dict[str, tuple[dict[str, Any], dict[str, Any], float, list[Action]]] = {
+    "without a ttl a job stays": ({"ttlSecondsAfterFinished": None}, {"owed": 0}, 9e9, []),
+    "the ttl runs from the end": ({"ttlSecondsAfterFinished": 60}, {"owed": 0}, 1059.0, [WakeAt(1060.0)]),
+    "then the job deletes itself": ({"ttlSecondsAfterFinished": 60}, {"owed": 0}, 1060.0, [DeleteJob()]),
+    "trajectories win over the ttl": ({"ttlSecondsAfterFinished": 60}, {"owed": 1}, 1060.0, [WakeAt(4600.0)]),
+    "not for ever": ({"ttlSecondsAfterFinished": 60}, {"owed": 1}, 4600.0, [DeleteJob()]),
+    "a trainer that is heard has its time anew": (
+        {"ttlSecondsAfterFinished": 60, "trainer": {"collectSeconds": 100}},
+        {"owed": 1, "heard_at": 1500.0},
+        1500.0,
+        [WakeAt(1600.0)],
+    ),
+    "while nobody knows what is owed, it is owed": (
+        {"ttlSecondsAfterFinished": 60},
+        {"owed": None},
+        1060.0,
+        [WakeAt(4600.0)],
+    ),
+}
+
+
+@pytest.mark.parametrize(("fields", "more", "now", "actions"), ENDS.values(), ids=ENDS)
+def test_when_a_finished_job_goes(
+    fields: dict[str, Any], more: dict[str, Any], now: float, actions: list[Action]
+) -> None:
+    done = status_of(seen(**DONE), 1000.0)
+    plan = plan_job(want(**fields), seen(**DONE, **more, status=done), now)
+    assert [one for one in plan if not isinstance(one, WriteStatus)] == actions
+
+
+def test_a_job_that_is_over_needs_no_engine() -> None:
+    done = status_of(seen(tally=Tally(ended=2), total=2))
+    over = seen(tally=Tally(ended=2), total=2, status=done, provided=Provided.RUNNING)
+    assert plan_job(want(ttlSecondsAfterFinished=None), over, 1.0) == [Provide(engine=False)]
+
+
+def test_why_a_job_failed_stays_what_it_was() -> None:
+    fields = {"activeDeadlineSeconds": 5, "trainer": {"heartbeatSeconds": 1, "collectSeconds": 50}}
+    cut = seen(group("a", "u", closed=True), heard_at=0.0)
+    first = job_status(want(**fields), cut, 9.0)
+    later = job_status(want(**fields), seen(group("a", "u", closed=True), heard_at=0.0, status=first), 99.0)
+    (failed,) = [one for one in later.conditions if one.type == JobCondition.FAILED]
+    assert (failed.status, failed.reason) == (ConditionStatus.TRUE, "DeadlineExceeded")

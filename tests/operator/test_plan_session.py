@@ -10,11 +10,13 @@ from sandgate.contract.errors import FailureClass, FailureReason
 from sandgate.contract.job import RolloutJobSpec
 from sandgate.contract.session import SessionOutcome
 from sandgate.operator.plan.actions import (
+    AbortSession,
     Action,
     Exit,
     Forget,
     KillAttempt,
     LookSession,
+    Outage,
     SealSession,
     SessionObserved,
     StartAttempt,
@@ -22,7 +24,9 @@ from sandgate.operator.plan.actions import (
     Stop,
     StopAttempt,
     StopVerifier,
+    Told,
     WakeAt,
+    WriteSession,
 )
 from sandgate.operator.plan.session import plan_session
 from tests.operator.plans import left, ref, running, said, session, spec
@@ -89,6 +93,67 @@ STEPS: dict[str, Case] = {
         session(sandbox=running(3.0), stop=Stop(R.SESSION_TIMEOUT), stop_at=103.0, killed=True),
         999.0,
         [],
+    ),
+    "one whose object somebody deleted is discarded": (
+        spec(),
+        session(sandbox=running(3.0), deleted=True),
+        5.0,
+        [AbortSession(ref())],
+    ),
+    "and its sandbox is stopped": (
+        spec(),
+        session(sandbox=running(3.0), deleted=True, summary=said("aborted")),
+        5.0,
+        [StopAttempt(ref(), Stop(R.ABORTED, "aborted at the gateway"))],
+    ),
+    "one that has just started is looked at again, to say Running": (
+        spec(),
+        session(sandbox=running(3.0), told=Told.NOTHING),
+        5.0,
+        [WakeAt(8.0)],
+    ),
+    "after five seconds it says so": (
+        spec(),
+        session(sandbox=running(3.0), told=Told.NOTHING),
+        8.0,
+        [WriteSession(ref()), WakeAt(103.0)],
+    ),
+    "once": (spec(), session(sandbox=running(3.0), told=Told.RUNNING, wake_at=103.0), 8.0, []),
+    "what is sealed says so": (
+        spec(),
+        session(summary=said("finalized"), told=Told.RUNNING),
+        5.0,
+        [WriteSession(ref())],
+    ),
+    "and is kept until it is committed": (
+        spec(),
+        session(summary=said("finalized"), told=Told.FINALIZED),
+        5.0,
+        [],
+    ),
+    "then it says that": (
+        spec(),
+        session(summary=said("finalized"), told=Told.FINALIZED, committed=True),
+        5.0,
+        [WriteSession(ref())],
+    ),
+    "and goes": (
+        spec(),
+        session(summary=said("finalized"), told=Told.COMMITTED, committed=True),
+        5.0,
+        [Forget(ref())],
+    ),
+    "what is never committed goes when it has said how it ended": (
+        spec(),
+        session(summary=said("finalized", failure_class="infra"), told=Told.FINALIZED),
+        5.0,
+        [Forget(ref())],
+    ),
+    "a remote agent is told where to go": (
+        spec(),
+        session(remote=True, told=Told.NOTHING),
+        5.0,
+        [WriteSession(ref())],
     ),
     "an end is looked into before it is judged": (
         spec(),
@@ -310,6 +375,54 @@ ENDS: dict[str, tuple[RolloutJobSpec, SessionObserved, list[Action]]] = {
     ),
     "and only there": (spec(**TRAINER), after(ended(message=left(reward=0.25))), seal()),
     "without a message, what it posted stands": (spec(**AGENT), after(ended()), seal()),
+    "a crash while the gateway was away is the gateway's": (
+        spec(),
+        after(ended(1), outage=Outage(15.0, None, R.GATEWAY_LOST)),
+        seal(R.GATEWAY_LOST, "exit code 1; its gateway was away meanwhile"),
+    ),
+    "a signal while no engine answered is the engine's": (
+        spec(),
+        after(ended(None, signal=9), outage=Outage(15.0, 18.0, R.ENGINE_LOST)),
+        seal(R.ENGINE_LOST, "killed by signal 9; no engine answered meanwhile"),
+    ),
+    "an outage before it began is no excuse": (
+        spec(),
+        after(ended(1), outage=Outage(-5.0, 0.5, R.GATEWAY_LOST)),
+        scored(1, False, R.AGENT_EXIT, "exit code 1"),
+    ),
+    "one long after its end neither": (
+        spec(),
+        after(ended(1), outage=Outage(60.0, None, R.GATEWAY_LOST)),
+        scored(1, False, R.AGENT_EXIT, "exit code 1"),
+    ),
+    "a good end in an outage is a good end": (
+        spec(),
+        after(ended(0), outage=Outage(15.0, None, R.GATEWAY_LOST)),
+        scored(0, True),
+    ),
+    "a limit that was reached is the policy's, outage or not": (
+        spec(),
+        after(ended(1), said(turns=3, limit_reached="turns"), outage=Outage(15.0, None, R.GATEWAY_LOST)),
+        scored(1, False, R.TURN_LIMIT, "limit reached: turns"),
+    ),
+    "a timeout that an outage took much of is the gateway's": (
+        spec(),
+        after(
+            ended(None, signal=15, at=101.0),
+            stop=Stop(R.SESSION_TIMEOUT, "too long"),
+            outage=Outage(20.0, 60.0, R.GATEWAY_LOST),
+        ),
+        seal(R.GATEWAY_LOST, "too long; its gateway was away for 40 s of it"),
+    ),
+    "a short one does not excuse it": (
+        spec(),
+        after(
+            ended(None, signal=15, at=101.0),
+            stop=Stop(R.SESSION_TIMEOUT, "too long"),
+            outage=Outage(20.0, 25.0, R.GATEWAY_LOST),
+        ),
+        scored(None, False, R.SESSION_TIMEOUT, "too long"),
+    ),
     "an infra failure is never scored": (
         spec(**AGENT),
         after(ended(None, reason=R.OOM_KILLED, message=left(reward=1.0))),

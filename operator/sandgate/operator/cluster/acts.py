@@ -222,7 +222,7 @@ class Acts:
         at.unstopped.pop(ref.name, None)
 
     async def stop_verifier(self, ref: Ref) -> None:
-        """Its time is up; a second call, FORCE_S later, ends it by force."""
+        """Its time is up."""
         await self._stop_pod(ref, self.at.verifiers, verifier_name(ref.name))
 
     async def _stop_pod(self, ref: Ref, table: Table[PodKept], name: str) -> None:

@@ -1,0 +1,269 @@
+"""The pure parts of the cluster driver: what objects say, what a new operator makes of them, news that come late."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sandgate.contract.agent_session import AgentSessionSpec
+from sandgate.contract.errors import FailureReason
+from sandgate.contract.schema import encode
+from sandgate.contract.session import SessionState, SessionSummary
+from sandgate.contract.status import AgentSessionStatus
+from sandgate.operator.cluster.engines import pod_url
+from sandgate.operator.cluster.recall import Memory, unknown
+from sandgate.operator.cluster.refused import mended, refusal
+from sandgate.operator.cluster.session_status import session_status, stop_told
+from sandgate.operator.cluster.store import PodKept, SessionSeen, Table, session_seen
+from sandgate.operator.plan.actions import Exit, Ref, Running, SessionObserved, Stop, Told
+from sandgate.operator.podstatus import PodSeen
+from tests.operator.fake_kube import matches
+from tests.operator.plans import ref, running, said, session
+
+R = FailureReason
+URL = "http://g/sessions/x/v1"
+
+
+def facts(status: AgentSessionStatus) -> list[str]:
+    """`Running=False:Ended`, in order."""
+    return [f"{one.type}={one.status}:{one.reason}" for one in status.conditions]
+
+
+def told(seen: SessionObserved, before: AgentSessionStatus | None = None) -> AgentSessionStatus:
+    return session_status(seen, before or AgentSessionStatus(), 100.0, base_url=URL)
+
+
+LIVES: dict[str, tuple[SessionObserved, list[str]]] = {
+    "one that was asked for": (session(sandbox=running(None)), ["Scheduled=True:Asked"]),
+    "one that runs": (session(sandbox=running(3.0)), ["Scheduled=True:Asked", "Running=True:Started"]),
+    "one that is being stopped says why": (
+        session(sandbox=running(3.0), stop=Stop(R.SESSION_TIMEOUT, "too long")),
+        ["Scheduled=True:Asked", "Running=True:Started", "Finished=False:SessionTimeout"],
+    ),
+    "one that ended well": (
+        session(sandbox=running(3.0, Exit(9.0, 0)), summary=said("finalized")),
+        ["Scheduled=True:Asked", "Running=False:Ended", "Finished=True:Completed", "Finalized=True:Sealed"],
+    ),
+    "one that is committed": (
+        session(sandbox=running(3.0, Exit(9.0, 0)), summary=said("finalized"), committed=True),
+        [
+            "Scheduled=True:Asked",
+            "Running=False:Ended",
+            "Finished=True:Completed",
+            "Finalized=True:Sealed",
+            "TrajectoryCommitted=True:Acknowledged",
+        ],
+    ),
+    "one whose image was not there": (
+        session(
+            sandbox=running(None, Exit(9.0, reason=R.IMAGE_ERROR)),
+            summary=said("finalized", failure_class="infra", failure_reason="ImageError"),
+        ),
+        [
+            "Scheduled=True:Asked",
+            "Running=False:NeverStarted",
+            "Finished=True:ImageError",
+            "Finalized=True:Sealed",
+        ],
+    ),
+    "one that was aborted is kept by nobody": (
+        session(sandbox=running(3.0, Exit(9.0, 0)), summary=said("aborted")),
+        [
+            "Scheduled=True:Asked",
+            "Running=False:Ended",
+            "Finished=True:Aborted",
+            "Finalized=False:Discarded",
+        ],
+    ),
+    "a remote one": (session(remote=True), ["Scheduled=True:Remote", "Running=True:Started"]),
+}
+
+
+@pytest.mark.parametrize(("seen", "wanted"), LIVES.values(), ids=LIVES)
+def test_what_an_agentsession_says(seen: SessionObserved, wanted: list[str]) -> None:
+    assert facts(told(seen)) == wanted
+
+
+def test_a_status_that_did_not_change_is_the_same() -> None:
+    first = told(session(sandbox=running(3.0)))
+    assert session_status(session(sandbox=running(3.0)), first, 900.0, base_url=URL) == first
+
+
+def test_an_infra_failure_says_no_reward() -> None:
+    lost = said("finalized", failure_class="infra", failure_reason="NodeLost", reward=0.5)
+    assert told(session(summary=lost)).reward is None
+
+
+def test_why_it_was_being_stopped_is_read_back() -> None:
+    why = Stop(R.STRAGGLER, "the group has its quorum")
+    assert stop_told(told(session(sandbox=running(3.0), stop=why))) == why
+    assert stop_told(told(session(sandbox=running(3.0), stop=Stop(None)))) == Stop(None)
+    assert stop_told(told(session(sandbox=running(3.0)))) is None
+
+
+# -- what a new operator makes of it ---------------------------------------------------------------------------------
+
+
+def kept(status: AgentSessionStatus | None = None, at: Ref | None = None, **more: Any) -> SessionSeen:
+    at = at or ref()
+    spec = AgentSessionSpec(
+        job_name=at.job, task_uid=at.uid, sample_index=at.sample, attempt=at.attempt, gateway="g0"
+    )
+    return SessionSeen(
+        name=at.name, uid=f"u-{at.name}", version=1, spec=spec, status=status or AgentSessionStatus(), **more
+    )
+
+
+def pod(run: Running, at: Ref | None = None) -> PodKept:
+    name = (at or ref()).name
+    seen = PodSeen(
+        name=name, namespace="lab", uid="p", job="shop", session=name, group="", role="agent", running=run
+    )
+    return PodKept(1, seen)
+
+
+def memory(*sessions: SessionSeen, pods: dict[str, PodKept] | None = None) -> Memory:
+    return Memory({one.name: one for one in sessions}, pods or {}, {}, 100.0)
+
+
+def recalled(
+    summary: SessionSummary, *sessions: SessionSeen, run: Running | None = None
+) -> SessionObserved | None:
+    pods = {} if run is None else {str(ref().name): pod(run)}
+    return memory(*sessions, pods=pods).recall(ref(), summary)
+
+
+def test_what_runs_goes_on() -> None:
+    found = recalled(said("open", turns=3), kept(), run=running(3.0))
+    assert found is not None
+    assert (found.sandbox, found.deleted, found.told) == (running(3.0), False, Told.NOTHING)
+
+
+def test_what_never_began_begins() -> None:
+    found = recalled(said("open"), kept())
+    assert found is not None
+    assert (found.sandbox, found.deleted) == (None, False)
+
+
+@pytest.mark.parametrize(
+    ("turns", "status"),
+    [(1, AgentSessionStatus()), (0, AgentSessionStatus(pod_name="p"))],
+    ids=["a turn was taken", "its status names a pod"],
+)
+def test_what_has_begun_is_never_begun_again(turns: int, status: AgentSessionStatus) -> None:
+    found = recalled(said("open", turns=turns), kept(status))
+    assert found is not None
+    assert found.sandbox is not None
+    assert found.sandbox.exit == Exit(100.0, reason=R.EVICTED, detail="its pod is gone")
+
+
+def test_one_whose_object_was_deleted_meanwhile_is_discarded() -> None:
+    found = recalled(said("open", turns=1), run=running(3.0))
+    assert found is not None
+    assert found.deleted
+
+
+def test_why_it_was_stopped_is_known_again() -> None:
+    why = Stop(R.SESSION_TIMEOUT, "too long")
+    status = told(session(sandbox=running(3.0), stop=why))
+    found = recalled(said("open", turns=1), kept(status), run=running(3.0))
+    assert found is not None
+    assert (found.stop, found.stop_at) == (why, 100.0)
+
+
+def test_what_is_told_and_committed_needs_nothing() -> None:
+    whole = said("finalized", committed=True)
+    status = told(session(summary=whole, committed=True))
+    assert recalled(whole, kept(status)) is None
+    untold = recalled(whole, kept(told(session(summary=whole))))
+    assert untold is not None
+    assert (untold.told, untold.committed) == (Told.FINALIZED, True)
+
+
+def test_sessions_that_only_their_objects_know() -> None:
+    good = said("finalized")
+    begun = kept(at=ref("new"))
+    whole = kept(told(session(summary=good, committed=True)), ref("done"))
+    half = kept(told(session(summary=good, committed=True)), ref("half", 0))
+    other = kept(told(session(sandbox=running(3.0))), ref("half", 1))
+    found = unknown("g0", [], memory(begun, whole, half, other))
+    assert {(one.uid, one.sample_index): (one.state, one.failure_reason, one.committed) for one in found} == {
+        ("new", 0): (SessionState.OPEN, None, False),
+        ("done", 0): (SessionState.FINALIZED, None, True),
+        ("half", 0): (SessionState.FINALIZED, "GatewayLost", False),
+        ("half", 1): (SessionState.FINALIZED, "GatewayLost", False),
+    }
+    assert unknown("g1", [], memory(begun, whole)) == []
+
+
+# -- news ------------------------------------------------------------------------------------------------------------
+
+
+def test_late_and_repeated_news_change_nothing() -> None:
+    table: Table[SessionSeen] = Table()
+    first = kept()
+    assert table.put("a", replace(first, version=5))
+    assert not table.put("a", replace(first, version=5))
+    assert not table.put("a", replace(first, version=4))
+    assert table.put("a", replace(first, version=6))
+    assert table.pop("a", "another") is None
+    assert table.pop("a", first.uid) is not None
+    assert not table.put("a", replace(first, version=9)), "what is gone does not come back"
+    assert table.put("a", replace(first, uid="new", version=10))
+
+
+def test_a_session_of_a_newer_api_is_understood_as_far_as_it_goes() -> None:
+    body = {
+        "metadata": {"name": "x", "uid": "u", "resourceVersion": "7"},
+        "spec": {**encode(kept().spec), "future": 1},
+        "status": {"conditions": "nonsense"},
+    }
+    found = session_seen(body)
+    assert found is not None
+    assert (found.ref, found.version, found.told) == (ref(), 7, Told.NOTHING)
+    assert session_seen({"metadata": {}, "spec": {"jobName": 5}}) is None
+
+
+READY = {"phase": "Running", "podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
+ENGINES: dict[str, tuple[dict[str, Any], str]] = {
+    "one that is ready": ({"status": READY}, "http://10.0.0.1:8000"),
+    "one with an IPv6 address": ({"status": {**READY, "podIP": "fd00::1"}}, "http://[fd00::1]:8000"),
+    "one that is not ready": ({"status": {**READY, "conditions": []}}, ""),
+    "one that goes": ({"metadata": {"deletionTimestamp": "now"}, "status": READY}, ""),
+    "one without an address": ({"status": {**READY, "podIP": None}}, ""),
+    "one that nothing is known of": ({}, ""),
+}
+
+
+@pytest.mark.parametrize(("body", "url"), ENGINES.values(), ids=ENGINES)
+def test_which_engine_pods_count(body: dict[str, Any], url: str) -> None:
+    assert pod_url(body, 8000) == url
+
+
+def test_a_refused_job_says_why_and_a_mended_one_begins_anew() -> None:
+    status = refusal("spec.groupSize: is wrong", 3, None, 100.0)
+    shown = {one.type: (one.status.value, one.reason, one.message) for one in status.conditions}
+    assert shown["Failed"] == ("True", "BadManifest", "spec.groupSize: is wrong")
+    assert shown["Ready"][0] == "False"
+    again = mended(status)
+    assert again is not None
+    assert (again.conditions, again.completion_time) == ((), "")
+    assert mended(None) is None
+
+
+SELECTORS = [
+    ("a=1", {"a": "1"}, True),
+    ("a=1", {"a": "2"}, False),
+    ("a=1,b in (x, y)", {"a": "1", "b": "y"}, True),
+    ("a=1,b in (x,y)", {"a": "1", "b": "z"}, False),
+    ("!a", {}, True),
+    ("!a", {"a": "1"}, False),
+    ("", {}, True),
+]
+
+
+@pytest.mark.parametrize(("selector", "labels", "fits"), SELECTORS, ids=str)
+def test_the_fakes_selectors(selector: str, labels: dict[str, str], fits: bool) -> None:
+    assert matches(selector, labels) is fits
