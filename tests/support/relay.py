@@ -126,8 +126,7 @@ class Relay:
             await self.arrived.wait_for(lambda: len(self.watches) >= count)
 
     async def close(self) -> None:
-        """Nobody listens any more; what is open breaks."""
-        self.thaw()
+        """Nobody listens any more; what is open breaks, and what waits is never done."""
         await self.runner.cleanup()
 
     http: aiohttp.ClientSession = field(init=False)

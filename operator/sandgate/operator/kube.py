@@ -105,6 +105,7 @@ class Kube:
         if self._http is not None:
             await self._http.close()
             self._http = None
+            await asyncio.sleep(0)  # transports let go of their sockets in the loop's next turn
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
