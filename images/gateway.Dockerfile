@@ -15,13 +15,16 @@ COPY sandbox /src/sandbox
 COPY trainer /src/trainer
 RUN /build/bin/pip wheel --no-cache-dir -q --no-deps --no-build-isolation --wheel-dir /wheels /src
 
-# What the room's extra needs, apart from the wheel: it changes rarely. Without pip of its own: nothing is installed into
-# a running pod.
+# What the room's extras need, apart from the wheel: it changes rarely. Without pip of its own: nothing is installed into
+# a running pod. Not among them by default: gateway-arrow, for leases in Arrow (trainers take JSON too). Its pyarrow is
+# 165 MB, more than all the rest: EXTRAS="gateway gateway-postgres gateway-arrow".
 FROM $BASE AS install
+ARG EXTRAS="gateway gateway-postgres"
 COPY pyproject.toml constraints.txt /src/
 RUN python3 -m venv --without-pip /opt/sandgate \
  && python3 -c 'import tomllib; p = tomllib.load(open("/src/pyproject.toml", "rb"))["project"]; \
-    print(*p["optional-dependencies"]["gateway"], sep="\n")' > /src/requirements.txt \
+    import sys; print(*(one for extra in sys.argv[1:] for one in p["optional-dependencies"][extra]), sep="\n")' $EXTRAS \
+    > /src/requirements.txt \
  && python3 -m pip --python /opt/sandgate/bin/python install --no-cache-dir -q -c /src/constraints.txt \
     -r /src/requirements.txt
 COPY --from=wheel /wheels /wheels

@@ -167,6 +167,17 @@ def test_every_module_of_the_operator_can_be_imported_in_its_image() -> None:
         assert done.returncode == 0, done.stderr
 
 
+def test_the_gateway_can_keep_its_journal_in_a_database() -> None:
+    """psycopg brings its own libpq: the base has none."""
+    if why := why_not():
+        pytest.skip(why)
+    with container_of("gateway") as one:
+        done = one.run(
+            "python", "-c", "import sandgate.gateway.journal.postgres, psycopg; print(psycopg.pq.__impl__)"
+        )
+        assert (done.stdout, done.stderr) == ("binary\n", "")
+
+
 def test_the_fetcher_says_what_it_lacks() -> None:
     if why := why_not():
         pytest.skip(why)

@@ -41,6 +41,7 @@ from tests.operator.manifest_jobs import (
     SECRET,
     SELECTED,
     SETTINGS,
+    UID,
     container,
     job,
     manifest,
@@ -212,6 +213,14 @@ def test_with_postgres_there_is_no_volume_and_the_connection_string_is_not_in_th
     assert config(found)["journal"] == "$(SANDGATE_JOURNAL_DSN)"
 
 
+def test_in_a_shared_database_a_journal_is_of_one_gateway_of_one_job() -> None:
+    """A job of the same name that is made later does not go on with what the first one left."""
+    again = SELECTED | {"metadata": SELECTED["metadata"] | {"uid": "another"}}
+    names = [config(objects(job(made)))["name"] for made in (SELECTED, again)]
+    assert names == [f"rl/$(POD_NAME)/{UID}", "rl/$(POD_NAME)/another"]
+    assert "name" not in config(objects(job(MANAGED))), "a file is its own name"
+
+
 def test_a_trainer_s_secret_opens_its_job_s_control_api_and_says_where_it_is() -> None:
     said = plain(one(objects(job(MANAGED)), "Secret", "shop-trainer"))
     assert verify(bytes.fromhex(SECRET), said["api_key"], 4e9) == Key(Scope.TRAINER, job="shop")
@@ -228,8 +237,7 @@ def test_the_signing_secret_cannot_be_changed_and_is_in_no_other_object() -> Non
 
 @pytest.mark.parametrize("manifest", JOBS.values(), ids=JOBS)
 def test_render_shows_no_secret(manifest: Manifest) -> None:
-    made = manifest | {"spec": manifest["spec"] | {"gateway": {}}}  # postgres cannot be run
-    for each in example_objects(job(made), SETTINGS):
+    for each in example_objects(job(manifest), SETTINGS):
         assert each["kind"] != "Secret" or set(each["data"].values()) == {"(not shown)"}
         assert "sk-sg-" not in json.dumps(each)
 

@@ -35,11 +35,6 @@ BAD: dict[str, tuple[type[Exception], str, list[tuple[str, Any]]]] = {
         "spec.output.parquet",
         [("spec.output", {"parquet": {"url": "s3://bucket"}})],
     ),
-    "a database as journal": (
-        Unsupported,
-        "spec.gateway.journal.postgres",
-        [("spec.gateway.journal", {"postgres": {"secretRef": {"name": "db"}}})],
-    ),
     "sglang without its command line": (
         Unsupported,
         "spec.engine.managed.command",
@@ -113,6 +108,7 @@ GOOD: dict[str, list[tuple[str, Any]]] = {
     "tasks from a ConfigMap": [("spec.tasks", {"configMap": {"name": "tasks"}})],
     "sglang with its command line": [("spec.engine", {"kind": "sglang", "managed": {"command": ["serve"]}})],
     "a relative tokenizer": [("spec.model.tokenizer", "tiny/v1")],
+    "a database as journal": [("spec.gateway.journal", {"postgres": {"secretRef": {"name": "db"}}})],
     "weights from a hub": [("spec.engine", {"managed": {"model": "Qwen/Qwen3-0.6B"}})],
     "its own command may have a port": [
         ("spec.engine", {"managed": {"command": ["serve"], "args": ["--port=8000"]}})

@@ -40,8 +40,6 @@ def _unsupported(job: RolloutJob) -> Iterator[tuple[str, str]]:
         yield "spec.agent.pool.size", "there are no warm pods; use 0"
     if spec.output.parquet is not None:
         yield "spec.output.parquet", "gateways do not write files; use spec.output.lease and a trainer"
-    if spec.gateway.journal.postgres is not None:
-        yield "spec.gateway.journal.postgres", "gateways keep their journals in SQLite; use sqlite"
     managed = spec.engine.managed
     if managed is not None and not managed.command and spec.engine.kind is not EngineKind.VLLM:
         yield "spec.engine.managed.command", f"is needed for {spec.engine.kind.value}"

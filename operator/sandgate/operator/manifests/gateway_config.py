@@ -18,11 +18,13 @@ def gateway_config(
     urls: Sequence[str],
     tokenizer: str,
     secret_file: str,
+    name: str = "",
 ) -> dict[str, Any]:
-    """The file's content. Everything that is not the job's own is given: where to listen, what is found where."""
+    """The file's content. Everything that is not the job's own is given: where to listen, what is found where. `name`:
+    of its journal in a shared database."""
     spec = job.spec
     sampling = {name: value for name, value in asdict(spec.sampling).items() if value is not None}
-    return {
+    found = {
         "listen": listen,
         "origin": origin,
         "journal": journal,
@@ -46,3 +48,4 @@ def gateway_config(
         "sampling": sampling,
         "log_level": "INFO",
     }
+    return found | {"name": name} if name else found

@@ -125,12 +125,19 @@ def _config(job: RolloutJob, settings: Settings, engine_urls: Sequence[str]) -> 
         urls=engine_urls,
         tokenizer=tokenizer_path(job.spec, settings),
         secret_file=f"{SECRET_DIR}/secret",
+        name=journal_name(job, "$(POD_NAME)") if postgres else "",
     )
     config["engine"]["wait"] = True
     config["limits"] = {"drain_s": DRAIN_S}
     if (queue := job.spec.tasks.queue) is not None:
         config["limits"]["tasks"] = queue.capacity
     return config
+
+
+def journal_name(job: RolloutJob, pod: str) -> str:
+    """Of a gateway's journal in a shared database. The job's uid is in it: a job of the same name that is made later is
+    another job, and must not go on with what this one left. `<namespace>/<job>-gateway-<index>/<uid>`."""
+    return f"{job.metadata.namespace}/{pod}/{job.metadata.uid}"
 
 
 def _config_map(job: RolloutJob, config: Json) -> Json:
