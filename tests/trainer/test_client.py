@@ -22,6 +22,7 @@ from sandgate.contract.errors import (
     SandgateError,
     Unavailable,
 )
+from sandgate.contract.job import Task
 from sandgate.contract.trajectory import to_json
 from sandgate.gateway.client import Lease
 from sandgate.trainer import client as client_module
@@ -131,6 +132,11 @@ RETRIED: dict[str, tuple[Callable[[RolloutClient], Any], Script, int]] = {
     "a gateway that is overloaded": (lambda c: c.status(), [refusal(Overloaded), answer(200)], 2),
     "a gateway that drains": (lambda c: c.status(), [refusal(errors.Draining), answer(200)], 2),
     "a bad gateway between us": (lambda c: c.status(), [httpx.Response(502), answer(200)], 2),
+    "tasks for a queue that is full": (
+        lambda c: c.push_tasks([Task(uid="q")], last=True),
+        [refusal(Overloaded), LOST, answer(200)],
+        3,
+    ),
     "a lease that surely did not arrive": (lambda c: c.lease(), [UNSENT, answer(200, {"lease_id": None})], 2),
     "a lease refused for now": (
         lambda c: c.lease(),
@@ -201,6 +207,15 @@ def test_a_session_is_named_before_it_is_asked_for_so_that_a_retry_makes_no_seco
     assert first["uid"] == "q1"
     assert first["session_id"].startswith("s-")
     assert "job" not in first
+
+
+def test_pushed_tasks_are_whole() -> None:
+    gateway = Gateway(answer(200))
+    with sync(gateway) as client:
+        client.push_tasks([Task(uid="q", prompt="buy", data={"n": 7})], last=True, job="shop")
+    assert (gateway.seen[0].method, gateway.seen[0].url.path) == ("POST", "/v1/tasks")
+    task = {"uid": "q", "prompt": "buy", "data": {"n": 7}}
+    assert gateway.bodies == [{"job": "shop", "tasks": [task], "last": True}]
 
 
 def test_many_sessions_have_names_of_their_own() -> None:

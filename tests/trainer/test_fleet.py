@@ -8,8 +8,9 @@ from contextlib import AsyncExitStack
 import pytest
 from openai import AsyncOpenAI
 
-from sandgate.contract.errors import NotFound, SandgateError, Unavailable
-from sandgate.gateway.client import Lease
+from sandgate.contract.errors import Conflict, NotFound, SandgateError, Unavailable
+from sandgate.contract.job import Task
+from sandgate.gateway.client import GatewayClient, Lease
 from sandgate.trainer.client import AsyncRolloutClient, Retries
 from sandgate.trainer.fleet import AsyncFleet
 from sandgate.trainer.testing import RunningGateway, gateway
@@ -67,7 +68,7 @@ async def test_a_gateway_that_is_away_is_passed_over_and_none_that_answers_is_an
         found = [await fleet.lease() for _ in range(2)]
         assert [one.trajectories[0].uid for one in found if one] == ["q1"]
         with pytest.raises(Unavailable, match="no gateway answers: away: "):
-            await AsyncFleet({"away": away}).lease()
+            await AsyncFleet({"away": away}, away_s=0.0).lease()
 
 
 async def test_a_lease_of_somebody_else_is_not_settled() -> None:
@@ -79,6 +80,44 @@ async def test_a_lease_of_somebody_else_is_not_settled() -> None:
 async def test_no_gateway_is_said() -> None:
     with pytest.raises(Unavailable, match="no gateway yet"):
         AsyncFleet({})
+
+
+QUEUED = [Task(uid=f"q{number}", prompt=f"buy {number}") for number in range(12)]
+
+
+async def held(one: RunningGateway) -> list[str]:
+    """Uids of the tasks that wait at a gateway."""
+    async with GatewayClient(one.origin, one.admin_key) as operator:
+        return [task.uid for _, task in (await operator.tasks()).tasks]
+
+
+async def test_tasks_are_spread_by_uid_and_the_end_is_told_to_all(pair: dict[str, RunningGateway]) -> None:
+    fleet = fleet_of(pair)
+    await fleet.push_tasks(QUEUED[:8])
+    await fleet.push_tasks(QUEUED, last=True)
+    parts = [await held(one) for one in pair.values()]
+    assert all(parts), "every gateway has some"
+    assert sorted(sum(parts, [])) == sorted(task.uid for task in QUEUED), "each is at one of them, once"
+    assert all(one["tasks"]["last"] for one in (await fleet.status()).values())
+    with pytest.raises(Conflict, match="came after the last"):
+        await fleet.push_tasks([Task(uid="late")])
+
+
+async def test_tasks_that_one_gateway_cannot_take_do_not_end_the_queue_and_are_pushed_again(
+    pair: dict[str, RunningGateway],
+) -> None:
+    here = pair["shop-gateway-0"].client
+    async with AsyncRolloutClient(AWAY, "key", retries=Retries(attempts=1)) as away:
+        with pytest.raises(Unavailable):
+            await AsyncFleet({"shop-gateway-0": here, "shop-gateway-1": away}, job="shop").push_tasks(
+                QUEUED, last=True
+            )
+    before = await held(pair["shop-gateway-0"])
+    assert before
+    assert not (await here.status())["tasks"]["last"]
+    await fleet_of(pair).push_tasks(QUEUED, last=True)
+    assert await held(pair["shop-gateway-0"]) == before
+    assert len(before) + len(await held(pair["shop-gateway-1"])) == len(QUEUED)
 
 
 async def test_a_weight_update_holds_all_gateways_and_all_carry_the_version(

@@ -21,6 +21,7 @@ from typing import Any, Self, TypeVar
 import httpx
 
 from sandgate.contract.errors import SandgateError, Unavailable
+from sandgate.contract.job import Task
 from sandgate.contract.session import SessionHandle
 from sandgate.contract.trajectory import Json, Trajectory
 from sandgate.gateway.client import Lease
@@ -122,9 +123,9 @@ class AsyncRolloutClient:
         """Close connections. Leases that were not acked are offered again when they expire."""
         await self._http.aclose()
 
-    async def call(self, call: Call[T]) -> T:
-        """Carry out one call, with retries. Raises SandgateError."""
-        attempt = 0
+    async def call(self, call: Call[T], retries: Retries | None = None) -> T:
+        """Carry out one call, with retries (of its own, or the client's). Raises SandgateError."""
+        attempt, retries = 0, retries or self._retries
         while True:
             attempt += 1
             try:
@@ -136,7 +137,7 @@ class AsyncRolloutClient:
                 error, again = _lost(call, lost)
             except SandgateError as said:
                 error, again = said, control.may_retry(call, said)
-            delay = self._retries.delay(attempt, error, random.random()) if again else None
+            delay = retries.delay(attempt, error, random.random()) if again else None
             if delay is None:
                 raise error
             await asyncio.sleep(delay)
@@ -219,6 +220,13 @@ class AsyncRolloutClient:
                 await train(group.trajectories)
         """
         return groups(self, job=job, ttl_s=ttl_s, idle_s=idle_s)
+
+    async def push_tasks(self, tasks: Sequence[Task], *, last: bool = False, job: str = "") -> None:
+        """To a job with `tasks.queue`, at most 10,000 at once; all of them or none, durable when this returns. `last`:
+        no more will come, and the job ends with these. The same again changes nothing. Raises Conflict (a uid that
+        waits with another prompt or data, or a new one after the last) and Overloaded: the gateway still holds as many
+        unfinished tasks as `tasks.queue.capacity` says, after all attempts."""
+        await self.call(control.push_tasks(tasks, last=last, job=job))
 
     async def close_group(self, uid: str, *, job: str = "") -> None:
         """No more sessions count for this task: what is there is its group (quorum reached, stragglers cut)."""
@@ -366,6 +374,10 @@ class RolloutClient:
     def nack(self, lease: Lease) -> None:
         """Give them back at once."""
         self.call(control.nack(lease.lease_id))
+
+    def push_tasks(self, tasks: Sequence[Task], *, last: bool = False, job: str = "") -> None:
+        """See `AsyncRolloutClient.push_tasks`."""
+        self.call(control.push_tasks(tasks, last=last, job=job))
 
     def close_group(self, uid: str, *, job: str = "") -> None:
         """No more sessions count for this task: what is there is its group."""

@@ -6,7 +6,7 @@ One function per endpoint gives a `Call`; the sync and the async client only car
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
@@ -18,6 +18,7 @@ from sandgate.contract.errors import (
     SandgateError,
     Unavailable,
 )
+from sandgate.contract.job import Task
 from sandgate.contract.session import SessionHandle
 from sandgate.contract.trajectory import Json, Trajectory, from_json
 from sandgate.gateway.client import error_of
@@ -150,6 +151,12 @@ def ack(lease_id: str) -> Call[dict[str, Json]]:
 def nack(lease_id: str) -> Call[dict[str, Json]]:
     """Give them back, to be offered again at once."""
     return Call(method="POST", path=f"/v1/leases/{quote(lease_id, safe='')}/nack", read=_json)
+
+
+def push_tasks(tasks: Sequence[Task], *, last: bool, job: str) -> Call[dict[str, Json]]:
+    """Further tasks of a job whose tasks come from a queue."""
+    body = {"job": job, "tasks": [asdict(task) for task in tasks], "last": last}
+    return Call(method="POST", path="/v1/tasks", json=body, read=_json)
 
 
 def close_group(job: str, uid: str) -> Call[dict[str, Json]]:

@@ -11,17 +11,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar
 
 from sandgate.contract.errors import NotFound, SandgateError, Unavailable
+from sandgate.contract.job import Task
+from sandgate.contract.names import short_hash
 from sandgate.contract.trajectory import Json
 from sandgate.gateway.client import Lease
 from sandgate.trainer import leasing
 from sandgate.trainer.client import AsyncRolloutClient, Retries
 from sandgate.trainer.cluster import Place, job_gateways
-from sandgate.trainer.rollouts import Group, groups
+from sandgate.trainer.rollouts import POLL_S, Group, groups
 
 log = logging.getLogger(__name__)
 
@@ -29,18 +31,24 @@ T = TypeVar("T")
 
 HEARTBEAT_S = 30.0
 """Between two signs of life; the shortest sensible `trainer.heartbeatSeconds` is a few of these."""
-ASK_ATTEMPTS = 2
+ASK = Retries(attempts=2)
 """Requests for one lease at one gateway: another may have groups while this one restarts."""
+AWAY_S = 90.0
+"""A gateway that drains and starts again is back in half of that; so long may none of them answer."""
+PATIENT = Retries(attempts=15)
+"""For the rest, about as long: an acknowledgement that is given up makes a group be trained on twice."""
 
 
 class AsyncFleet:
-    """Several gateways. A lease belongs to the gateway it came from; everything else goes to all of them."""
+    """Several gateways. A lease belongs to the gateway it came from, a task to one of them; everything else goes to all."""
 
-    def __init__(self, clients: Mapping[str, AsyncRolloutClient], *, job: str = "") -> None:
-        """`clients`: by gateway name. They are not closed."""
+    def __init__(
+        self, clients: Mapping[str, AsyncRolloutClient], *, job: str = "", away_s: float = AWAY_S
+    ) -> None:
+        """`clients`: by gateway name. They are not closed. `away_s`: how long a lease waits while none answers."""
         if not clients:
             raise Unavailable("the job has no gateway yet", retry_after=5.0)
-        self.clients, self.job = dict(clients), job
+        self.clients, self.job, self._away_s = dict(clients), job, away_s
         self._order = list(clients)
         self._leased: dict[str, str] = {}
         """Lease id -> gateway."""
@@ -62,24 +70,28 @@ class AsyncFleet:
         max_tokens: int | None = None,
         ttl_s: float = leasing.TTL_S,
     ) -> Lease | None:
-        """Of the first gateway, in turn, that has any. Raises Unavailable only if none answers."""
-        away: list[str] = []
-        for name in tuple(self._order):
-            self._order.remove(name)
-            self._order.append(name)
-            try:
-                found = await self.clients[name].lease(
-                    job=job or self.job or None, max_groups=max_groups, max_tokens=max_tokens, ttl_s=ttl_s
-                )
-            except Unavailable as error:
-                away.append(f"{name}: {error}")
-                continue
-            if found is not None:
-                self._leased[found.lease_id] = name
-                return found
-        if len(away) == len(self.clients):
-            raise Unavailable("no gateway answers: " + "; ".join(away))
-        return None
+        """Of the first gateway, in turn, that has any. Raises Unavailable only if none answers for a while."""
+        asked = leasing.lease(job or self.job or None, max_groups, max_tokens, ttl_s)
+        clock = asyncio.get_running_loop().time
+        give_up = clock() + self._away_s
+        while True:
+            away: list[str] = []
+            for name in tuple(self._order):
+                self._order.remove(name)
+                self._order.append(name)
+                try:
+                    found = await self.clients[name].call(asked, ASK)
+                except Unavailable as error:
+                    away.append(f"{name}: {error}")
+                    continue
+                if found is not None:
+                    self._leased[found.lease_id] = name
+                    return found
+            if len(away) < len(self.clients):
+                return None
+            if clock() >= give_up:
+                raise Unavailable("no gateway answers: " + "; ".join(away))
+            await asyncio.sleep(POLL_S)
 
     async def ack(self, lease: Lease) -> None:
         """Trained on, or stored. Raises NotFound for a lease of another fleet."""
@@ -95,6 +107,32 @@ class AsyncFleet:
         if (name := self._leased.get(lease.lease_id)) is None:
             raise NotFound(f"lease {lease.lease_id}: not of this fleet, or settled")
         return self.clients[name]
+
+    # -- tasks --------------------------------------------------------------------------------------------------------
+
+    async def push_tasks(self, tasks: Sequence[Task], *, last: bool = False) -> None:
+        """See `AsyncRolloutClient.push_tasks`. Tasks are spread over the gateways by uid, each of which holds up to
+        `tasks.queue.capacity`; `last` is told to all of them, once all tasks are there.
+
+        Where one gateway is away or full, the others have taken their part: push the same again. A task is run once,
+        however often it was pushed, and wherever."""
+        parts: dict[str, list[Task]] = {}
+        names = sorted(self.clients)
+        for task in tasks:
+            parts.setdefault(names[int(short_hash(task.uid), 16) % len(names)], []).append(task)
+        await self._push(parts)
+        if last:
+            await self._push(dict.fromkeys(names, []), last=True)
+
+    async def _push(self, parts: Mapping[str, Sequence[Task]], *, last: bool = False) -> None:
+        """All are tried; raises the first error."""
+        said = await asyncio.gather(
+            *(self.clients[name].push_tasks(part, last=last, job=self.job) for name, part in parts.items()),
+            return_exceptions=True,
+        )
+        for error in said:
+            if isinstance(error, BaseException):
+                raise error
 
     # -- weights ------------------------------------------------------------------------------------------------------
 
@@ -175,7 +213,7 @@ async def fleet(
     origins: Mapping[str, str], key: str, *, job: str = "", **options: Any
 ) -> AsyncIterator[AsyncFleet]:
     """Gateways by name -> origin. `options`: of AsyncRolloutClient. Closes its connections."""
-    options.setdefault("retries", Retries())
+    options.setdefault("retries", PATIENT)
     async with AsyncExitStack() as stack:
         clients = {
             name: await stack.enter_async_context(AsyncRolloutClient(origin, key, **options))
