@@ -1,0 +1,153 @@
+"""What is done to a cluster in the middle of a job. A blow tells people what it did; all is mended when it returns."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+from sandgate.contract.names import gateway_name
+from tests.cluster.e2e.chaos.job import ENGINE, GATEWAYS, NAME, Round
+from tests.cluster.e2e.world import SYSTEM
+from tests.cluster.harness import network
+from tests.cluster.harness.machines import Machines
+from tests.support.waiting import until_now
+
+Pod = dict[str, Any]
+Blow = Callable[[Round, random.Random], str]
+VICTIM = "n2"
+NODE_AWAY_S = (25.0, 45.0)
+"""20 s until it is noticed, some more until its pods are given up; a reboot takes that long, too."""
+API_AWAY_S = (0.0, 8.0)
+APPEARS_S = 60.0
+
+
+def machines(at: Round) -> Machines:
+    return at.world.cluster.machines
+
+
+def kill_pod(at: Round, namespace: str, pod: Pod, chance: random.Random) -> str:
+    """One of three ways in which a pod dies."""
+    name = pod["metadata"]["name"]
+    way = chance.choice(("SIGKILL", "deleted at once", "deleted"))
+    if way == "SIGKILL":
+        kill_containers(at, pod)
+    else:
+        force = ("--grace-period=0", "--force") if way == "deleted at once" else ()
+        at.world.cluster.kubectl("delete", "pod", name, "-n", namespace, "--wait=false", *force)
+    return f"{name} on {pod['spec'].get('nodeName')}: {way}"
+
+
+def kill_containers(at: Round, pod: Pod) -> None:
+    for one in pod["status"].get("containerStatuses", ()):
+        if "running" in one["state"]:
+            machines(at).nodes[pod["spec"]["nodeName"]].kill_container(one["containerID"])
+
+
+def running(at: Round, labels: str) -> list[Pod]:
+    """Of the job's namespace; waits until there is one."""
+    found: list[Pod] = []
+
+    def some() -> bool:
+        pods = at.world.list("pods", at.namespace, labels)
+        found[:] = [
+            one
+            for one in pods
+            if one["status"].get("phase") == "Running" and "deletionTimestamp" not in one["metadata"]
+        ]
+        return bool(found)
+
+    until_now(some, what=f"a pod {labels} runs", within_s=APPEARS_S)
+    return found
+
+
+def operator(at: Round, chance: random.Random) -> str:
+    """Both replicas at once: nobody is there to take over."""
+    pods = at.world.operators()
+    for one in pods:
+        kill_containers(at, one)
+    return " and ".join(one["metadata"]["name"] for one in pods) + ": SIGKILL"
+
+
+def leader(at: Round, chance: random.Random) -> str:
+    name = at.world.leader()
+    pod = next(one for one in at.world.operators() if one["metadata"]["name"] == name)
+    return kill_pod(at, SYSTEM, pod, chance)
+
+
+def gateway(at: Round, chance: random.Random) -> str:
+    name = gateway_name(NAME, chance.randrange(GATEWAYS))
+    return kill_pod(at, at.namespace, at.world.get("pod", at.namespace, name), chance)
+
+
+def agent(at: Round, chance: random.Random) -> str:
+    """A pod that is deleted: drained, preempted, cleaned away. (A killed process may be the program's own doing.)"""
+    pod = chance.choice(running(at, "sandgate.dev/role=agent"))
+    name = pod["metadata"]["name"]
+    force = chance.choice(((), ("--grace-period=0", "--force")))
+    at.world.cluster.kubectl("delete", "pod", name, "-n", at.namespace, "--wait=false", *force)
+    return f"{name} on {pod['spec']['nodeName']}: deleted{' at once' if force else ''}"
+
+
+def node(at: Round, chance: random.Random) -> str:
+    """Kubelet and containerd end and the cable is pulled, while containers run on; then it is rebooted."""
+    there = machines(at)
+    victims = [one["metadata"]["name"] for one in on_node(at, VICTIM)]
+    network.plug(VICTIM, connected=False)
+    try:
+        there.nodes[VICTIM].kill("kubelet")
+        there.nodes[VICTIM].kill("containerd")
+        away = chance.uniform(*NODE_AWAY_S)
+        pause(away)
+    finally:
+        there.cut_power(VICTIM)
+        network.plug(VICTIM, connected=True)
+        there.start(VICTIM)
+    return f"{VICTIM} for {away:.0f} s, with {', '.join(victims) or 'nothing'}"
+
+
+def on_node(at: Round, name: str) -> list[Pod]:
+    """Pods of the job and of the operator."""
+    pods = [*at.world.list("pods", at.namespace), *at.world.operators()]
+    return [one for one in pods if one["spec"].get("nodeName") == name]
+
+
+def engine(at: Round, chance: random.Random) -> str:
+    labels = ",".join(f"{name}={value}" for name, value in ENGINE.items())
+    return kill_pod(at, at.namespace, chance.choice(running(at, labels)), chance)
+
+
+def etcd(at: Round, chance: random.Random) -> str:
+    return restart(at, "etcd", chance)
+
+
+def apiserver(at: Round, chance: random.Random) -> str:
+    return restart(at, "kube-apiserver", chance)
+
+
+def restart(at: Round, component: str, chance: random.Random) -> str:
+    away = chance.uniform(*API_AWAY_S)
+    machines(at).kill(component)
+    try:
+        pause(away)
+    finally:
+        machines(at).restart(component)
+    return f"{component} for {away:.1f} s"
+
+
+def pause(seconds: float) -> None:
+    """How long something is away: the blow itself, not a wait for something."""
+    time.sleep(seconds)
+
+
+BLOWS: dict[str, Blow] = {
+    "operator": operator,
+    "leader": leader,
+    "gateway": gateway,
+    "agent": agent,
+    "node": node,
+    "engine": engine,
+    "etcd": etcd,
+    "apiserver": apiserver,
+}

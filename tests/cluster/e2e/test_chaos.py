@@ -1,0 +1,145 @@
+"""Something dies in the middle of a job: it completes, nothing told is lost or doubled, nothing is left behind.
+
+`make chaos ROUNDS=10`. Moments and victims come from SEED, which every round prints.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandgate.gateway.tokens.load import find_folder, read_checkpoint
+from tests.cluster.e2e.chaos import books
+from tests.cluster.e2e.chaos.agent import TURNS
+from tests.cluster.e2e.chaos.blows import BLOWS
+from tests.cluster.e2e.chaos.job import SAMPLES, TASKS, Round, round_of
+from tests.cluster.e2e.world import SHOP, World, conditions
+from tests.cluster.harness import volumes
+from tests.support.waiting import until, until_now
+
+pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(600, func_only=True)]
+
+ROUNDS = int(os.environ.get("SANDGATE_CHAOS_ROUNDS", "1"))
+SEED = int(os.environ.get("SANDGATE_CHAOS_SEED", "0")) or time.time_ns() % 1_000_000
+ASKED = TASKS * SAMPLES * TURNS
+"""Generations of a job in peace."""
+BEGIN, END = 0.1, 0.6
+"""The blow falls after this part of them was begun."""
+BEGUN_S = 120.0
+GONE_S = 90.0
+COMMITTED_S = 60.0
+BY_ITSELF = {("configmaps.", "kube-root-ca.crt"), ("serviceaccounts.", "default")}
+INFRA = "infra"
+
+
+@pytest.mark.parametrize("number", range(ROUNDS))
+@pytest.mark.parametrize("blow", BLOWS)
+async def test_a_job_lives_through_the_death_of(world: World, blow: str, number: int, tmp_path: Path) -> None:
+    chance = random.Random(f"{SEED} {blow} {number}")
+    with round_of(world, tmp_path / "book") as here:
+        before = await asyncio.to_thread(here.objects)
+        await asyncio.to_thread(here.begin)
+        started = time.monotonic()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(here.train())
+            due = ASKED * chance.uniform(BEGIN, END)
+
+            async def begun() -> bool:
+                return len(here.asked()) >= due
+
+            await until(begun, what=f"{due:.0f} generations were begun", within_s=BEGUN_S)
+            told = await asyncio.to_thread(BLOWS[blow], here, chance)
+        trained = time.monotonic() - started
+        job = await asyncio.to_thread(here.done)
+        sessions = await asyncio.to_thread(committed, here)
+        turns = check(here)
+        retried = Counter(str(one["status"].get("failureReason")) for one in sessions if failed(one))
+        print(
+            f"\nSEED {SEED} {blow} {number}: {told}; after {due:.0f} of {len(here.asked())} generations; "
+            f"{trained:.0f} s, {turns} turns, attempts {len(sessions)}, infra {dict(retried)}"
+        )
+        assert (job["status"]["failed"], job["status"]["ended"]) == (0, TASKS * SAMPLES)
+        assert conditions(job)["Failed"] == "False"
+        assert job["status"]["retries"] == len(sessions) - TASKS * SAMPLES
+        await asyncio.to_thread(left_over, here, before)
+
+
+def check(here: Round) -> int:
+    """Of the three books."""
+    assert sorted(here.groups) == [f"task-{number}" for number in range(TASKS)]
+    vocab = read_checkpoint(find_folder(SHOP / "model")).vocab
+    samples = {(uid, sample) for uid in here.groups for sample in range(SAMPLES)}
+    return books.check(here.rows, here.asked(), samples, vocab.decode)
+
+
+def failed(session: dict[str, Any]) -> bool:
+    return bool(session["status"].get("failureReason"))
+
+
+def committed(here: Round) -> list[dict[str, Any]]:
+    """All attempts, once every sample has one that a trainer acknowledged. What failed says so, and has no reward."""
+    found: list[dict[str, Any]] = []
+
+    def all_there() -> bool:
+        found[:] = here.world.list("agentsessions", here.namespace)
+        good = [
+            one for one in found if conditions(one).get("TrajectoryCommitted") == "True" and not failed(one)
+        ]
+        return len(good) == TASKS * SAMPLES
+
+    until_now(all_there, what="every sample has a committed session", within_s=COMMITTED_S)
+    for one in found:
+        status = one["status"]
+        if failed(one):
+            assert status["failureClass"] == INFRA, json.dumps(status)
+            assert "reward" not in status, json.dumps(status)
+        else:
+            assert status["reward"] == 1.0, json.dumps(status)
+            assert status["turns"] == TURNS, json.dumps(status)
+    return found
+
+
+def left_over(here: Round, before: set[tuple[str, str, str]]) -> None:
+    """No pod and no key outlives its session, and nothing at all its job."""
+    cluster = here.world.cluster
+    last: list[str] = []
+
+    def sandboxes_gone() -> bool:
+        pods = here.world.list("pods", here.namespace, "sandgate.dev/role in (agent,verifier)")
+        secrets = here.world.list("secrets", here.namespace, "sandgate.dev/job")
+        last[:] = [one["metadata"]["name"] for one in (*pods, *secrets)]
+        return not [name for name in last if name not in ("chaos-signing", "chaos-trainer")]
+
+    until_now(sandboxes_gone, what=f"sandboxes and keys are gone: {last}", within_s=GONE_S)
+    here.delete()
+    ours = {"configmaps.", "deployments.apps", "replicasets.apps", "pods."}
+
+    def all_gone() -> bool:
+        more = {
+            one
+            for one in here.objects() - before
+            if (one[0], one[2]) not in BY_ITSELF
+            and not (
+                one[0] in ours
+                and one[2].startswith(("chaos-engine-", "chaos-engine", "programs", "shop-tokenizer"))
+            )
+        }
+        last[:] = sorted(map(str, more))
+        return not more
+
+    try:
+        until_now(all_gone, what="nothing of the job is left", within_s=GONE_S)
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {last}") from None
+    claims = [one for one in cluster.rest().get(volumes.PATH)["items"] if "claimRef" in one["spec"]]
+    held = [one for one in claims if one["spec"]["claimRef"]["namespace"] == here.namespace]
+    assert {one["status"]["phase"] for one in held} <= {"Released"}
+    volumes.reclaim(cluster.rest())
