@@ -118,6 +118,8 @@ class World:
     folder: Path
     script: Any = ()
     settings: Settings = SETTINGS
+    config: dict[str, Any] = field(default_factory=dict)
+    """Further settings of the gateways."""
     agents: list[tuple[str, Agent]] = field(default_factory=list)
     """(part of the pod's name, program): the first that fits runs; else `buys` or `judges`."""
     gateways: dict[str, Running] = field(default_factory=dict)
@@ -148,7 +150,7 @@ class World:
         folder.mkdir(exist_ok=True)
         stack = AsyncExitStack()
         self.gateways[name] = await stack.enter_async_context(
-            gateway(self.engines[name], store=store, folder=folder, job=job)
+            gateway(self.engines[name], store=store, folder=folder, job=job, **self.config)
         )
         self._doors[name] = stack
 
@@ -355,11 +357,11 @@ def hurry(patch: Any) -> None:
 
 @asynccontextmanager
 async def world(
-    folder: Path, script: Any = lambda ids, number: "done", *, gateways: int = 1
+    folder: Path, script: Any = lambda ids, number: "done", *, gateways: int = 1, **config: Any
 ) -> AsyncIterator[World]:
-    """Gateways of the job `shop` are up and its signing Secret is there; no operator yet."""
+    """Gateways of the job `shop` are up and its signing Secret is there; no operator yet. `config`: of gateways."""
     async with AsyncExitStack() as stack:
-        made = World(FakeKube(time.time), stack, folder, script)
+        made = World(FakeKube(time.time), stack, folder, script, config=config)
         made.kube.watchers.append(made.tell)
         await made.kube.create(
             {

@@ -67,6 +67,7 @@ class Observed:
     heard_at: float | None = None
     """When the trainer last gave a sign of life; None: none is waited for."""
     provided: Provided | None = None
+    provided_for: int = 0
     loaded: bool = True
     """All tasks that there are now, and all that gateways know, were taken in."""
     more: bool = False
@@ -74,7 +75,8 @@ class Observed:
     problem: str = ""
     """Why they cannot be had."""
     _acked: int = 0
-    _total: int = 0
+    _uids: set[str] = field(default_factory=set)
+    """Of all tasks: those told, and those begun, for a queue forgets what is finished and may bring it again."""
     _begun: int = 0
     _placed: dict[str, str] = field(default_factory=dict)
     """Live session -> its gateway."""
@@ -92,7 +94,7 @@ class Observed:
             tally=self.tally,
             begun=self._begun,
             committed=len(self.committed) * self.want.spec.group_size + self._acked,
-            total=self._total,
+            total=len(self._uids) * self.want.spec.group_size,
             started_at=self.started_at,
             more=self.more or not self.loaded,
             problem=self.problem,
@@ -102,6 +104,7 @@ class Observed:
             engines=self.engines,
             heard_at=self.heard_at,
             provided=self.provided,
+            provided_for=self.provided_for,
             status=self.status,
             wake_at=self._wake_at,
         )
@@ -136,9 +139,7 @@ class Observed:
     def tasks(self, uids: Iterable[str]) -> None:
         """Further tasks of the job, in order."""
         for uid in uids:
-            if uid in self.fresh:
-                continue
-            self._total += self.want.spec.group_size
+            self._uids.add(uid)
             if uid not in self.groups and uid not in self.settled:
                 self.fresh[uid] = None
         self.changed(JOB_KEY)
@@ -163,9 +164,9 @@ class Observed:
             self.gateways.pop(name, None)
         self.changed(JOB_KEY)
 
-    def provides(self, what: Provided) -> None:
-        """Gateways and engine are set up so."""
-        self.provided = what
+    def provides(self, what: Provided, generation: int) -> None:
+        """Gateways and engine are set up so, as that generation of the job says."""
+        self.provided, self.provided_for = what, generation
         self.changed(JOB_KEY)
 
     def engines_answer(self, count: int) -> None:
@@ -301,6 +302,18 @@ class Observed:
             self.sessions[ref.name] = replace(seen, killed=True)
             self.changed(ref.name)
 
+    def stopping_verifier(self, ref: Ref, now: float) -> None:
+        """Its verifier was told to stop."""
+        if (seen := self.sessions.get(ref.name)) is not None and seen.verifier_stop_at is None:
+            self.sessions[ref.name] = replace(seen, verifier_stop_at=now)
+            self.changed(ref.name)
+
+    def killed_verifier(self, ref: Ref) -> None:
+        """Its verifier was ended by force."""
+        if (seen := self.sessions.get(ref.name)) is not None:
+            self.sessions[ref.name] = replace(seen, verifier_killed=True)
+            self.changed(ref.name)
+
     def stopping(self, ref: Ref, stop: Stop, now: float = 0.0) -> None:
         """It was told to stop. The first reason stands."""
         seen = self.sessions.get(ref.name)
@@ -380,6 +393,7 @@ class Observed:
             waiting = (SampleObserved(),) * self.want.spec.group_size
             self.groups[uid] = GroupObserved(uid=uid, gateway=gateway, samples=waiting)
             self.fresh.pop(uid, None)
+            self._uids.add(uid)
             self._begun += 1
 
     def _live(self, ref: Ref, gateway: str, now: float, *, starting: bool) -> None:

@@ -116,17 +116,26 @@ class Follower:
         """For ever: tasks that the trainer pushed to any of the gateways. The end that one of them was told is the end
         of all, once every gateway was asked after it."""
         while True:
-            for door in self.at.doors.values():
-                if door.open and self.at.observed.loaded:
-                    try:
-                        await self._pull(door)
-                    except (SandgateError, OSError, TimeoutError) as error:
-                        log.info("job %s/%s: tasks: %s", self.at.namespace, self.at.name, error)
+            ended = any(one.ended for one in self.queues.values())
+            observed = self.at.observed
+            asked = [await self._look(door) for door in list(self.at.doors.values())]
+            if ended and all(asked) and self.at.observed is observed:
+                observed.no_more()
             await asyncio.sleep(TASKS_S)
+
+    async def _look(self, door: Door) -> bool:
+        """Whether it said all that it has."""
+        if not door.open or not self.at.observed.loaded:
+            return False
+        try:
+            await self._pull(door)
+        except (SandgateError, OSError, TimeoutError) as error:
+            log.info("job %s/%s: tasks: %s", self.at.namespace, self.at.name, error)
+            return False
+        return True
 
     async def _pull(self, door: Door) -> None:
         queue = self.queues.setdefault(door.name, Queue())
-        ended_before = any(one.ended for one in self.queues.values())
         while True:
             page = await door.client.tasks(queue.taken)
             self.take(task for _, task in page.tasks)
@@ -135,8 +144,6 @@ class Follower:
             queue.ended = queue.ended or page.last
             if not page.tasks or page.last:
                 break
-        if ended_before and all(one.open for one in self.at.doors.values()):
-            self.at.observed.no_more()
         await self._free(door, queue)
 
     async def _free(self, door: Door, queue: Queue) -> None:
