@@ -209,6 +209,18 @@ CASES: dict[str, Case] = {
         0.0,
         [],
     ),
+    "another spec is another set of objects, also while it is suspended": (
+        want(suspend=True),
+        seen(provided=Provided.STOPPED, provided_for=-1),
+        0.0,
+        [Provide(engine=False)],
+    ),
+    "and for a job that runs": (
+        want(),
+        seen(group("a", "r"), provided=Provided.RUNNING, provided_for=-1),
+        0.0,
+        [Provide(engine=True)],
+    ),
     "a suspended job lets its engine go": (
         want(suspend=True),
         seen(group("a", "r"), provided=Provided.RUNNING),

@@ -15,6 +15,7 @@ from sandgate.operator.plan.actions import (
     Exit,
     Forget,
     KillAttempt,
+    KillVerifier,
     LookSession,
     Outage,
     SealSession,
@@ -224,6 +225,24 @@ STEPS: dict[str, Case] = {
         after(ended(), verifier=running(25.0)),
         75.0,
         [StopVerifier(ref())],
+    ),
+    "it is told once, and has a moment": (
+        spec(**VERIFIER),
+        after(ended(), verifier=running(25.0), verifier_stop_at=75.0),
+        76.0,
+        [WakeAt(135.0)],
+    ),
+    "one that does not stop is ended by force": (
+        spec(**VERIFIER),
+        after(ended(), verifier=running(25.0), verifier_stop_at=75.0),
+        135.0,
+        [KillVerifier(ref())],
+    ),
+    "once": (
+        spec(**VERIFIER),
+        after(ended(), verifier=running(25.0), verifier_stop_at=75.0, verifier_killed=True),
+        200.0,
+        [],
     ),
     "its message is the reward": (
         spec(**VERIFIER),

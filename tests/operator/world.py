@@ -163,6 +163,7 @@ class World:
                 self.verifiers[ref.name] = ref, Running(self.now, self.now)
                 self.store.verifier(ref, self.verifiers[ref.name][1])
             case actions.StopVerifier(ref):
+                self.store.stopping_verifier(ref, self.now)
                 self.verifier_goes_on(ref.name)
             case actions.SealSession(ref, outcome):
                 self._seal(ref, outcome)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from sandgate.contract.agent_session import AgentSession
 from sandgate.contract.errors import (
@@ -45,6 +46,8 @@ class Acts:
     """What is done for one session after the other."""
 
     at: JobState
+    _making: dict[str, asyncio.Lock] = field(default_factory=dict)
+    """Keys Secrets that are being made."""
 
     @property
     def observed(self) -> Observed:
@@ -89,11 +92,16 @@ class Acts:
         return seen
 
     async def _keys(self, ref: Ref) -> None:
-        at = self.at
-        name = at.keys_of(ref)
-        if name in at.keys:
+        name = self.at.keys_of(ref)
+        if name in self.at.keys:
             return
-        limits = at.job.spec.limits
+        async with self._making.setdefault(name, asyncio.Lock()):  # siblings are opened together
+            if name not in self.at.keys:
+                await self._make_keys(ref, name)
+        self._making.pop(name, None)
+
+    async def _make_keys(self, ref: Ref, name: str) -> None:
+        at, limits = self.at, self.at.job.spec.limits
         life = KEY_MARGIN_S + limits.start_seconds + limits.session_seconds
         chunk = ref.sample // KEYS_PER_SECRET
         body = keys_secret(at.job, ref.uid, ref.attempt, chunk, at.secret, at.now() + life)
@@ -224,6 +232,7 @@ class Acts:
     async def stop_verifier(self, ref: Ref) -> None:
         """Its time is up."""
         await self._stop_pod(ref, self.at.verifiers, verifier_name(ref.name))
+        self.observed.stopping_verifier(ref, self.at.now())
 
     async def _stop_pod(self, ref: Ref, table: Table[PodKept], name: str) -> None:
         at = self.at
@@ -238,6 +247,13 @@ class Acts:
         await at.kube.delete("Pod", at.namespace, pod_name(ref.name), grace_s=0)
         self.observed.killed(ref)
         self.vanished(ref.name, at.agents)
+
+    async def kill_verifier(self, ref: Ref) -> None:
+        """The same."""
+        at = self.at
+        await at.kube.delete("Pod", at.namespace, verifier_name(ref.name), grace_s=0)
+        self.observed.killed_verifier(ref)
+        self.vanished(ref.name, at.verifiers)
 
     def vanished(self, session: str, table: Table[PodKept]) -> None:
         """A session's pod is not there any more; what it had told stands."""

@@ -98,7 +98,7 @@ class Follower:
                 found = await engine_urls(self.at.kube, self.at.job)
                 if found != self.engines:
                     self.engines = found
-                    for door in self.at.doors.values():
+                    for door in tuple(self.at.doors.values()):
                         if door.open:
                             await door.client.set_engines(found)
             except (SandgateError, OSError, TimeoutError) as error:

@@ -121,7 +121,7 @@ class Intake:
     async def _load_with(self, door: Door) -> None:
         """With the newest word of every gateway. Raises Unavailable if that of a known one cannot be had now: what it
         holds must not be begun a second time."""
-        for other in self.at.doors.values():
+        for other in tuple(self.at.doors.values()):
             if other is door:
                 continue
             if other.open:
@@ -140,7 +140,8 @@ class Intake:
         for body in await at.kube.list("Pod", at.namespace, labels=f"{JOB}={at.name}"):
             self.pod(body)
         was, at.observed = at.observed, self.observe(at.observed.status)
-        at.observed.provided, at.observed.heard_at = was.provided, was.heard_at
+        at.observed.provided, at.observed.provided_for = was.provided, was.provided_for
+        at.observed.heard_at = was.heard_at
         at.observed.engines = was.engines
         at.tasks.clear()
         self._recall()

@@ -149,8 +149,12 @@ class ClusterRun:
         before, self.job = self.job, job
         self.at.job = job
         self.observed.want = self._want()
-        if before.spec.suspend and not job.spec.suspend:  # a trainer has no reason to talk to a suspended job
-            self.observed.heard_at = self.now() if job.spec.trainer is not None else None
+        resumed = before.spec.suspend and not job.spec.suspend
+        if job.spec.trainer is None:
+            self.observed.heard_at = None
+        elif before.spec.trainer is None or resumed:  # a trainer has no reason to talk to a suspended job
+            self.observed.heard_at = self.now()
+        self.follower.occasion.set()
         self.touch(JOB_KEY)
 
     # -- plans and actions --------------------------------------------------------------------------------------------
@@ -188,6 +192,8 @@ class ClusterRun:
                 await self.acts.start_verifier(ref)
             case actions.StopVerifier(ref):
                 await self.acts.stop_verifier(ref)
+            case actions.KillVerifier(ref):
+                await self.acts.kill_verifier(ref)
             case actions.SealSession(ref, outcome):
                 await self.acts.seal(ref, outcome)
             case actions.WriteSession(ref):
@@ -220,20 +226,24 @@ class ClusterRun:
                 await self.kube.delete(RolloutJob.KIND, meta.namespace, meta.name, uid=meta.uid)
 
     async def _provide(self, *, engine: bool) -> None:
-        secret = await provide(self.kube, self.job, self.settings, engine=engine)
+        job = self.job
+        secret = await provide(self.kube, job, self.settings, engine=engine)
         self.at.secret = bytes.fromhex(secret)
         if not self.at.doors:
-            self._open_doors()
             self.spawn(self.follower.run_engines())
-        self.observed.provides(Provided.RUNNING if engine else Provided.STOPPED)
+        self._open_doors(job)
+        self.observed.provides(Provided.RUNNING if engine else Provided.STOPPED, job.metadata.generation)
 
-    def _open_doors(self) -> None:
-        meta = self.job.metadata
+    def _open_doors(self, job: RolloutJob) -> None:
+        """To gateways that there was none to: their number may grow."""
+        meta = job.metadata
         key = mint(self.at.secret, Key(Scope.ADMIN, job=meta.name))
-        for index in range(self.job.spec.gateway.replicas):
+        for index in range(job.spec.gateway.replicas):
+            if (name := gateway_name(meta.name, index)) in self.at.doors:
+                continue
             origin = gateway_origin(meta.name, index, meta.namespace, self.settings)
-            door = Door(gateway_name(meta.name, index), origin, meta.name, key, self.connect, self, self.now)
-            self.at.doors[door.name] = door
+            door = Door(name, origin, meta.name, key, self.connect, self, self.now)
+            self.at.doors[name] = door
             self.spawn(door.run())
 
     # -- gateways (doors.Watcher) -------------------------------------------------------------------------------------

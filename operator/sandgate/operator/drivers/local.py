@@ -305,7 +305,11 @@ class LocalRun:
             case actions.StartVerifier(ref):
                 await self.sandboxes.start_verifier(ref, self.handles[ref.name][1], self.tasks[ref.uid])
             case actions.StopVerifier(ref):
+                self.observed.stopping_verifier(ref, time.time())
                 self.sandboxes.stop_verifier(ref)
+            case actions.KillVerifier(ref):
+                self.sandboxes.kill_verifier(ref)
+                self.observed.killed_verifier(ref)
             case actions.SealSession(ref, outcome):
                 await self._seal(ref, outcome)
             case _:

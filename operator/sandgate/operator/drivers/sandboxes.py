@@ -111,6 +111,11 @@ class Sandboxes:
         if (process := self.verifiers.get(ref.name)) is not None:
             self.spawn(_stop(process))
 
+    def kill_verifier(self, ref: Ref) -> None:
+        """SIGKILL, now."""
+        if (process := self.verifiers.get(ref.name)) is not None:
+            process.kill()
+
     async def forget(self, ref: Ref) -> None:
         """Its folder goes."""
         self.left.pop(ref.name, None)

@@ -107,6 +107,9 @@ class SessionObserved:
     """When it was told."""
     killed: bool = False
     """It did not stop, and was ended by force."""
+    verifier_stop_at: float | None = None
+    """When its verifier was told to stop."""
+    verifier_killed: bool = False
     deleted: bool = False
     """Somebody deleted its AgentSession."""
     outage: Outage | None = None
@@ -219,6 +222,8 @@ class JobObserved:
     """When the trainer last gave a sign of life, or could first have; None where none is waited for."""
     provided: Provided | None = None
     """None: gateways and engine are not the plan's business."""
+    provided_for: int = 0
+    """Generation of the job that they were made for."""
     status: RolloutJobStatus | None = None
     """As last written."""
     wake_at: float | None = None
@@ -297,6 +302,13 @@ class StopVerifier:
 
 
 @dataclass(frozen=True, slots=True)
+class KillVerifier:
+    """It was told to stop and did not."""
+
+    ref: Ref
+
+
+@dataclass(frozen=True, slots=True)
 class SealSession:
     """Finalize it at the gateway."""
 
@@ -328,7 +340,7 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class Provide:
-    """Make the job's gateways, and its engine: running, or scaled to nothing."""
+    """Make the job's gateways, and its engine: running, or scaled to nothing; or make them what they are to be now."""
 
     engine: bool
 
@@ -361,6 +373,7 @@ Action: TypeAlias = (
     | LookSession
     | StartVerifier
     | StopVerifier
+    | KillVerifier
     | SealSession
     | WriteSession
     | CloseGroup

@@ -54,11 +54,12 @@ def plan_job(want: JobWant, seen: JobObserved, now: float) -> list[Action]:
 
 
 def _provide(want: JobWant, seen: JobObserved, *, over: bool) -> Iterator[Action]:
-    """Nothing is made for a job that was created suspended; engines are let go of as soon as nothing can run."""
+    """Nothing is made for a job that was created suspended; engines are let go of as soon as nothing can run. Another
+    spec is another set of objects."""
     if seen.provided is None or (seen.provided is Provided.NOTHING and want.spec.suspend):
         return
     wanted = Provided.STOPPED if over or want.spec.suspend else Provided.RUNNING
-    if seen.provided is not wanted:
+    if seen.provided is not wanted or seen.provided_for != want.generation:
         yield Provide(engine=wanted is Provided.RUNNING)
 
 
@@ -112,7 +113,9 @@ def _cut(want: JobWant, seen: JobObserved, now: float) -> Iterator[Action]:
 
 def _start(want: JobWant, seen: JobObserved, now: float) -> Iterator[Action]:
     """Retries and begun groups first, so that groups become whole; then new groups, each on one gateway."""
-    if seen.draining or not seen.gateways or seen.engines == 0:  # agents give up on an engine that is not there
+    if (
+        seen.draining or not seen.gateways or seen.engines == 0
+    ):  # agents give up on an engine that is not there
         return
     samples = [sample for group in seen.groups.values() for sample in group.samples]
     live = sum(sample.state is SampleState.LIVE for sample in samples)

@@ -13,6 +13,7 @@ from sandgate.operator.plan.actions import (
     Exit,
     Forget,
     KillAttempt,
+    KillVerifier,
     LookSession,
     Running,
     SealSession,
@@ -125,11 +126,21 @@ def _ended(spec: RolloutJobSpec, seen: SessionObserved, end: Exit, now: float) -
     if judge is None:
         return [StartVerifier(seen.ref)]
     if judge.exit is None:
-        until = (judge.started_at or judge.asked_at) + spec.reward.verifier.seconds
-        return [StopVerifier(seen.ref)] if now >= until else wake(seen.wake_at, until)
+        return _judging(seen, judge, float(spec.reward.verifier.seconds), now)
     if judge.exit.message.reward is None and seen.looked_at < judge.exit.at:
         return [LookSession(seen.ref)]  # it may have posted the reward itself
     return _seal(spec, seen, end, judge.exit)
+
+
+def _judging(seen: SessionObserved, judge: Running, limit: float, now: float) -> list[Action]:
+    """The verifier has its time; then it is told to stop, then it is ended by force, as an agent is."""
+    if seen.verifier_stop_at is None:
+        until = (judge.started_at or judge.asked_at) + limit
+        return [StopVerifier(seen.ref)] if now >= until else wake(seen.wake_at, until)
+    if seen.verifier_killed:
+        return []
+    by = seen.verifier_stop_at + FORCE_S
+    return [KillVerifier(seen.ref)] if now >= by else wake(seen.wake_at, by)
 
 
 def _seal(
