@@ -11,18 +11,21 @@ import os
 import random
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sandgate.gateway.tokens.load import find_folder, read_checkpoint
-from tests.cluster.e2e.chaos import books
 from tests.cluster.e2e.chaos.agent import TURNS
-from tests.cluster.e2e.chaos.blows import BLOWS
+from tests.cluster.e2e.chaos.blows import BLOWS, own_engine
+from tests.cluster.e2e.chaos.books import Policy, Script, Truth, check
 from tests.cluster.e2e.chaos.job import SAMPLES, TASKS, Round, round_of
-from tests.cluster.e2e.world import SHOP, World, conditions
+from tests.cluster.e2e.world import SHOP, World, conditions, gpu_node_for_gpus, vllm_engine
 from tests.cluster.harness import volumes
+from tests.e2e.truth import Parity
+from tests.support.vllm import engine_python
 from tests.support.waiting import until, until_now
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(600, func_only=True)]
@@ -44,40 +47,60 @@ INFRA = "infra"
 @pytest.mark.parametrize("blow", BLOWS)
 async def test_a_job_lives_through_the_death_of(world: World, blow: str, number: int, tmp_path: Path) -> None:
     chance = random.Random(f"{SEED} {blow} {number}")
+    due = ASKED * chance.uniform(BEGIN, END)
     with round_of(world, tmp_path / "book") as here:
         before = await asyncio.to_thread(here.objects)
         await asyncio.to_thread(here.begin)
-        started = time.monotonic()
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(here.train())
-            due = ASKED * chance.uniform(BEGIN, END)
-
-            async def begun() -> bool:
-                return len(here.asked()) >= due
-
-            await until(begun, what=f"{due:.0f} generations were begun", within_s=BEGUN_S)
-            told = await asyncio.to_thread(BLOWS[blow], here, chance)
-        trained = time.monotonic() - started
-        job = await asyncio.to_thread(here.done)
-        sessions = await asyncio.to_thread(committed, here)
-        turns = check(here)
-        retried = Counter(str(one["status"].get("failureReason")) for one in sessions if failed(one))
+        told = await strike(here, lambda: len(here.asked()) >= due, lambda: BLOWS[blow](here, chance))
+        vocab = read_checkpoint(find_folder(SHOP / "model")).vocab
+        said = await asyncio.to_thread(judge, here, Script(here.asked(), vocab.decode))
         print(
-            f"\nSEED {SEED} {blow} {number}: {told}; after {due:.0f} of {len(here.asked())} generations; "
-            f"{trained:.0f} s, {turns} turns, attempts {len(sessions)}, infra {dict(retried)}"
+            f"\nSEED {SEED} {blow} {number}: {told}; {due:.0f} of {len(here.asked())} generations begun; {said}"
         )
-        assert (job["status"]["failed"], job["status"]["ended"]) == (0, TASKS * SAMPLES)
-        assert conditions(job)["Failed"] == "False"
-        assert job["status"]["retries"] == len(sessions) - TASKS * SAMPLES
         await asyncio.to_thread(left_over, here, before)
 
 
-def check(here: Round) -> int:
-    """Of the three books."""
+@pytest.mark.vllm
+async def test_a_job_lives_through_the_death_of_its_vllm(world: World, tmp_path: Path) -> None:
+    """The engine is gone for as long as a real one takes to start."""
+    chance = random.Random(f"{SEED} vllm")
+    with round_of(world, tmp_path / "book") as here, gpu_node_for_gpus(world.cluster):
+        before = await asyncio.to_thread(here.objects)
+        await asyncio.to_thread(here.begin, vllm_engine())
+        told = await strike(here, lambda: len(here.groups) >= 1, lambda: own_engine(here, chance))
+        model = SHOP / "model"
+        vocab = read_checkpoint(find_folder(model)).vocab
+        with Parity(engine_python(), model) as parity:
+            said = await asyncio.to_thread(judge, here, Policy(parity, vocab.decode, temperature=1.0))
+        print(f"\nSEED {SEED} vllm: {told}; {said}")
+        await asyncio.to_thread(left_over, here, before)
+
+
+async def strike(here: Round, due: Callable[[], bool], blow: Callable[[], str]) -> str:
+    """A trainer that takes all groups, and in the middle the blow. Gives what it did, and how long all took."""
+    started = time.monotonic()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(here.train())
+
+        async def now() -> bool:
+            return due()
+
+        await until(now, what="the job is in its middle", within_s=BEGUN_S)
+        told = await asyncio.to_thread(blow)
+    return f"{told}; {time.monotonic() - started:.0f} s"
+
+
+def judge(here: Round, truth: Truth) -> str:
+    """The job is Complete, and the three books agree."""
+    job = here.done()
+    sessions = committed(here)
     assert sorted(here.groups) == [f"task-{number}" for number in range(TASKS)]
-    vocab = read_checkpoint(find_folder(SHOP / "model")).vocab
-    samples = {(uid, sample) for uid in here.groups for sample in range(SAMPLES)}
-    return books.check(here.rows, here.asked(), samples, vocab.decode)
+    turns = check(here.rows, {(uid, sample) for uid in here.groups for sample in range(SAMPLES)}, truth)
+    assert (job["status"]["failed"], job["status"]["ended"]) == (0, TASKS * SAMPLES)
+    assert conditions(job)["Failed"] == "False"
+    assert job["status"]["retries"] == len(sessions) - TASKS * SAMPLES
+    retried = Counter(one["status"]["failureReason"] for one in sessions if failed(one))
+    return f"{turns} turns, {len(sessions)} attempts, failed of them {dict(retried)}"
 
 
 def failed(session: dict[str, Any]) -> bool:

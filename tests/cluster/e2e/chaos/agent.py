@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 TURNS = 3
+PATIENT = {"max_retries": 60, "timeout": 15.0}
+"""Of an agent whose gateway may be away for minutes; the SDK alone gives up after two retries, and waits ten minutes for
+an answer whose sender lost its power."""
 
 
 def leave(message: dict[str, Any]) -> None:
@@ -23,7 +26,7 @@ def play() -> None:
     """Each turn goes on from the answer before."""
     from openai import OpenAI  # not needed to verify
 
-    client = OpenAI()
+    client = OpenAI(**PATIENT) if sys.argv[1:] == ["patient"] else OpenAI()  # type: ignore[arg-type]
     messages: list[Any] = [{"role": "user", "content": os.environ["SANDGATE_PROMPT"]}]
     book: list[tuple[str, str]] = []
     for number in range(TURNS):

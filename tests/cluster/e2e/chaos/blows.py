@@ -118,6 +118,11 @@ def engine(at: Round, chance: random.Random) -> str:
     return kill_pod(at, at.namespace, chance.choice(running(at, labels)), chance)
 
 
+def own_engine(at: Round, chance: random.Random) -> str:
+    """The job's."""
+    return kill_pod(at, at.namespace, chance.choice(running(at, "sandgate.dev/role=engine")), chance)
+
+
 def etcd(at: Round, chance: random.Random) -> str:
     return restart(at, "etcd", chance)
 

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from sandgate.contract.trajectory import Trajectory
 from sandgate.gateway.engine.script import logprob_of
 from tests.cluster.e2e.chaos.agent import TURNS
+from tests.e2e.truth import TOLERANCE, Parity
 
 Asked = dict[str, Any]
 Decode = Callable[[Sequence[int]], str]
 
 
-def check(
-    rows: Sequence[Trajectory], asked: Sequence[Asked], samples: set[tuple[str, int]], decode: Decode
-) -> int:
+class Truth(Protocol):
+    """Who knows what was sampled."""
+
+    def check(
+        self, turn: str, context: list[int], sampled: list[int], logprobs: list[float], text: str
+    ) -> None:
+        """One turn of a row, and what its agent was told. Raises AssertionError."""
+
+
+def check(rows: Sequence[Trajectory], samples: set[tuple[str, int]], truth: Truth) -> int:
     """Every sample once and well ended; every told turn once, as told and as sampled. Gives the number of turns."""
     assert Counter((row.uid, row.sample_index) for row in rows) == Counter(samples)
     ended = {(row.session_id, row.failure_reason, row.reward) for row in rows}
     assert {(reason, reward) for _, reason, reward in ended} == {(None, 1.0)}, ended
     assert max(Counter(turn for row in rows for turn in row.turn_ids).values()) == 1, "a turn in two rows"
-    by_turn: dict[str, list[Asked]] = {}
-    for one in asked:
-        by_turn.setdefault(one["id"].split("-")[0], []).append(one)
     for row in rows:
         book = row.reward_info["book"]
         assert [turn for turn, _ in book] == list(row.turn_ids), f"{row.session_id}: told and kept differ"
@@ -33,18 +39,44 @@ def check(
             start = begin + next(at for at, mask in enumerate(row.loss_mask[begin:end]) if mask)
             assert set(row.loss_mask[begin:start]) <= {0}
             assert set(row.loss_mask[start:end]) == {1}
-            sampled = list(row.response_ids[start:end])
             context = [*row.prompt_ids, *row.response_ids[:start]]
-            assert sampled_so(context, sampled, by_turn.get(turn, [])), (
-                f"{row.session_id} {turn}: not as sampled"
+            truth.check(
+                turn, context, list(row.response_ids[start:end]), list(row.response_logprobs[start:end]), text
             )
-            assert list(row.response_logprobs[start:end]) == [
-                logprob_of(token, len(context) + at) for at, token in enumerate(sampled)
-            ]
-            assert decode(sampled[:-1]) == text, f"{row.session_id} {turn}: not as told"
             begin = end
         assert not any(row.loss_mask[begin:])
     return len(rows) * TURNS
+
+
+class Script:
+    """The scripted engine's book."""
+
+    def __init__(self, asked: Sequence[Asked], decode: Decode) -> None:
+        self._decode = decode
+        self._by_turn: dict[str, list[Asked]] = {}
+        for one in asked:
+            self._by_turn.setdefault(one["id"].split("-")[0], []).append(one)
+
+    def check(
+        self, turn: str, context: list[int], sampled: list[int], logprobs: list[float], text: str
+    ) -> None:
+        assert sampled_so(context, sampled, self._by_turn.get(turn, [])), f"{turn}: not as sampled"
+        assert logprobs == [logprob_of(token, len(context) + at) for at, token in enumerate(sampled)]
+        assert self._decode(sampled[:-1]) == text, f"{turn}: not as told"
+
+
+class Policy:
+    """Of a real engine: the model itself."""
+
+    def __init__(self, parity: Parity, decode: Decode, temperature: float) -> None:
+        self._parity, self._decode, self._temperature = parity, decode, temperature
+
+    def check(
+        self, turn: str, context: list[int], sampled: list[int], logprobs: list[float], text: str
+    ) -> None:
+        ours = self._parity.logprobs(array("i", context), array("i", sampled), self._temperature)
+        assert max(abs(a - b) for a, b in zip(logprobs, ours, strict=True)) < TOLERANCE
+        assert text.strip() in self._decode(sampled), f"{turn}: not as told"
 
 
 def sampled_so(context: list[int], sampled: list[int], pieces: Sequence[Asked]) -> bool:

@@ -24,6 +24,7 @@ TASKS, SAMPLES, PARALLELISM = 5, 4, 8
 RETRIES = 6
 """Of infra failures of one sample: a blow costs one attempt, or two where what is broken stays so for a while."""
 ENGINE = {"app": "chaos-engine"}
+SCRIPTED = {"kind": "vllm", "selector": {"matchLabels": ENGINE}}
 ENGINES = 2
 GATEWAYS = 2
 DONE_S = 180.0
@@ -96,7 +97,7 @@ def engine_pods(book: Path) -> dict[str, Any]:
     }
 
 
-def chaos_job() -> dict[str, Any]:
+def chaos_job(engine: dict[str, Any]) -> dict[str, Any]:
     """Sessions of some five seconds, eight at once."""
     program = {"image": image("shop"), "imagePullPolicy": "IfNotPresent", "volumeMounts": [PROGRAMS]}
     agent = {"name": "agent", "command": ["python", f"{MOUNT}/agent.py"], **program}
@@ -104,7 +105,7 @@ def chaos_job() -> dict[str, Any]:
     volumes = [{"name": "programs", "configMap": {"name": "programs"}}]
     job = shop_job(
         NAME,
-        engine={"kind": "vllm", "selector": {"matchLabels": ENGINE}},
+        engine=engine,
         tasks={"inline": [{"uid": f"task-{n}", "prompt": f"speak, {n}"} for n in range(TASKS)]},
         groupSize=SAMPLES,
         parallelism=PARALLELISM,
@@ -133,10 +134,13 @@ class Round:
         lines = [line for file in sorted(self.book.iterdir()) for line in file.read_bytes().splitlines(True)]
         return [json.loads(line) for line in lines if line.endswith(b"\n")]
 
-    def begin(self) -> None:
-        """Everything applied; gateways are ready and an engine answers."""
+    def begin(self, engine: dict[str, Any] | None = None) -> None:
+        """Everything applied; gateways are ready and an engine answers: the job's own, or the scripted one."""
+        bodies = [tokenizer_files(), programs(), chaos_job(engine or SCRIPTED)]
+        if engine is None:
+            bodies.insert(2, engine_pods(self.book))
         cluster = self.world.cluster
-        for body in (tokenizer_files(), programs(), engine_pods(self.book), chaos_job()):
+        for body in bodies:
             cluster.kubectl("apply", "-n", self.namespace, "-f", "-", stdin=json.dumps(body))
         wait_for(self.world, self.namespace, NAME, "Ready")
 
