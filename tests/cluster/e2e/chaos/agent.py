@@ -13,8 +13,8 @@ from typing import Any
 
 TURNS = 3
 PATIENT = {"max_retries": 60, "timeout": 15.0}
-"""Of an agent whose gateway may be away for minutes; the SDK alone gives up after two retries, and waits ten minutes for
-an answer whose sender lost its power."""
+"""Of an agent whose gateway may be away for minutes; the SDK alone gives up after two retries, and waits ten minutes
+for an answer whose sender lost its power."""
 
 
 def leave(message: dict[str, Any]) -> None:
