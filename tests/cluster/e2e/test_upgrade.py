@@ -1,0 +1,231 @@
+"""A release comes and goes under running jobs: upgraded from the commit before; uninstalled, keeping them and not.
+
+These tests take the installation of all others away and put it back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandgate.contract.names import gateway_name
+from sandgate.trainer.cluster import Place
+from sandgate.trainer.fleet import cluster_fleet
+from tests.chart.released import everything
+from tests.cluster.e2e import scripted
+from tests.cluster.e2e.world import (
+    IMAGES,
+    READY_S,
+    REGISTRY,
+    ROOT,
+    SYSTEM,
+    VALUES,
+    World,
+    all_ready,
+    conditions,
+    wait_for,
+)
+from tests.cluster.harness.cache import Part
+from tests.cluster.harness.cluster import Cluster
+from tests.cluster.harness.images import build_image
+from tests.support.waiting import until, until_now
+
+pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(400, func_only=True)]
+
+Json = dict[str, Any]
+FROM = "SANDGATE_TEST_UPGRADE_FROM"
+"""Environment: the commit that is upgraded from; default the one before this."""
+OURS = ("operator", "gateway", "fetcher")
+"""Images of a release."""
+TAG = "e2e-before"
+TASKS, SAMPLES = 2, 2
+SESSIONS = TASKS * SAMPLES
+TURNS, PAUSE_S = 30, 1.0
+"""A session lasts longer than an upgrade, which waits for two operators to stand by."""
+AGENT = f"""
+for turn in range({TURNS}):
+    say(f"{{os.environ['SANDGATE_PROMPT']}}, turn {{turn}}")
+    time.sleep({PAUSE_S})
+leave(reward=1.0)
+"""
+
+
+def the_commit_before() -> str:
+    """Skips where this clone does not have it, or it has no chart yet."""
+    named = os.environ.get(FROM, "HEAD~1")
+    found = git("rev-parse", "--verify", "--quiet", f"{named}^{{commit}}")
+    if not found:
+        pytest.skip(f"this clone does not have the commit {named} to upgrade from")
+    if git("ls-tree", "--name-only", found, "charts/sandgate", "images/operator.Dockerfile").count("\n") != 1:
+        pytest.skip(f"commit {found[:12]} has no chart or no images to upgrade from")
+    return found
+
+
+def git(*words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
+def source(commit: str) -> Path:
+    """Its files. A repository of its own, as images are made of what git would add."""
+    paths = sorted({"charts", "images", *(path for name in OURS for path in IMAGES[name][1])})
+
+    def make(folder: Path) -> None:
+        archive = subprocess.run(
+            ["git", "archive", commit, *paths], cwd=ROOT, capture_output=True, check=True
+        )
+        subprocess.run(["tar", "-x"], cwd=folder, input=archive.stdout, check=True)
+        subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
+
+    return Part("source", make, pins=(commit,)).ensure()
+
+
+def load(cluster: Cluster, root: Path) -> None:
+    """The images of a release, built from its files."""
+    for name in OURS:
+        dockerfile, paths = IMAGES[name]
+        tag = f"{REGISTRY}/sandgate-{name}:{TAG}"
+        cluster.load_image(build_image(root / dockerfile, root, tag, paths=paths))
+
+
+def values(tag: str = "", *, keep: bool = False) -> Json:
+    """Those of the other tests; with images of the other tag."""
+    images = VALUES["images"] | ({name: {"tag": tag} for name in OURS} if tag else {})
+    return VALUES | {"images": images, "crds": {"keep": keep}}
+
+
+@contextmanager
+def nothing_installed(world: World) -> Iterator[None]:
+    """And the usual installation afterwards, whatever is there then."""
+    world.release.uninstall()
+    try:
+        yield
+    finally:
+        world.release.uninstall("--ignore-not-found")
+        names = ("rolloutjobs.sandgate.dev", "agentsessions.sandgate.dev")
+        world.cluster.kubectl("delete", "crd", *names, "--ignore-not-found", "--timeout=60s")
+        world.release.install(VALUES)
+        ready(world)
+
+
+def ready(world: World) -> None:
+    until_now(lambda: all_ready(world), what="both replicas of the operator are ready", within_s=READY_S)
+
+
+def running(world: World, namespace: str) -> Counter[str]:
+    """Sessions that run now -> how many turns the operator has heard of."""
+    found = world.list("agentsessions", namespace)
+    return Counter(
+        {
+            one["metadata"]["name"]: int(one["status"].get("turns", 0))
+            for one in found
+            if conditions(one).get("Running") == "True" and conditions(one).get("Finished") != "True"
+        }
+    )
+
+
+async def collected(world: World, namespace: str) -> Counter[tuple[str, int, int]]:
+    """(task, sample, attempt) of all rows, each with its number of turns; a trainer outside takes them."""
+    found: Counter[tuple[str, int, int]] = Counter()
+    place = Place(namespace=namespace, kubeconfig=str(world.cluster.kubeconfig))
+    groups = 0
+    async with cluster_fleet("shop", place) as fleet:
+        async for group in fleet.groups(idle_s=150.0):
+            async with group:
+                for row in group.trajectories:
+                    assert (row.failure_reason, row.reward) == (None, 1.0), row.failure_reason
+                    found[row.uid, row.sample_index, row.attempt] += len(row.turn_ids)
+            groups += 1
+            if groups == TASKS:
+                break
+    return found
+
+
+def each_once() -> dict[tuple[str, int, int], int]:
+    """Every sample in its first attempt, with all its turns."""
+    return {(f"q{task}", sample, 0): TURNS for task in range(TASKS) for sample in range(SAMPLES)}
+
+
+async def test_a_running_job_goes_on_through_an_upgrade_from_the_commit_before(world: World) -> None:
+    cluster, root = world.cluster, source(the_commit_before())
+    load(cluster, root)
+    with nothing_installed(world), cluster.namespace("upgrade") as namespace:
+        world.release.install(values(TAG), chart=root / "charts" / "sandgate")
+        ready(world)
+        scripted.prepare(world, namespace)
+        scripted.submit(world, namespace, scripted.job("shop", AGENT, tasks=TASKS, samples=SAMPLES))
+        until_now(lambda: len(running(world, namespace)) == SESSIONS, what="all sessions run", within_s=120)
+        gateway = world.get("pod", namespace, gateway_name("shop", 0))
+        agents = pods_of(world, namespace, "agent")
+
+        world.release.upgrade(values())
+        until_now(
+            lambda: images_of(world) == {f"{REGISTRY}/sandgate-operator:e2e"},
+            what="new operators",
+            within_s=90,
+        )
+        ready(world)
+
+        async def rolled() -> bool:
+            now = world.list("pods", namespace, "sandgate.dev/role=gateway")
+            return [one["metadata"]["uid"] for one in now] != [gateway["metadata"]["uid"]] and len(now) == 1
+
+        await until(rolled, what="the gateway is one of the new release", within_s=90)
+        assert pods_of(world, namespace, "agent") == agents, "no agent was started again"
+        assert await collected(world, namespace) == each_once()
+        wait_for(world, namespace, "shop", "Complete")
+        assert len(world.list("agentsessions", namespace)) == SESSIONS
+        rows = json.loads(cluster.kubectl("get", "crd", "rolloutjobs.sandgate.dev", "-o", "json"))
+        assert rows["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "Helm"
+
+
+def pods_of(world: World, namespace: str, role: str) -> set[str]:
+    return {one["metadata"]["uid"] for one in world.list("pods", namespace, f"sandgate.dev/role={role}")}
+
+
+def images_of(world: World) -> set[str]:
+    """Of operators that are not going."""
+    return {one["spec"]["containers"][0]["image"] for one in world.operators()}
+
+
+async def test_a_job_outlives_an_uninstall_that_keeps_and_none_that_does_not(world: World) -> None:
+    cluster = world.cluster
+    with nothing_installed(world), cluster.namespace("kept") as namespace:
+        before = everything(cluster)
+        world.release.install(values(keep=True))
+        ready(world)
+        scripted.prepare(world, namespace)
+        given = everything(cluster)
+        scripted.submit(world, namespace, scripted.job("shop", AGENT, tasks=TASKS, samples=SAMPLES))
+        until_now(lambda: len(running(world, namespace)) == SESSIONS, what="all sessions run", within_s=120)
+
+        world.release.uninstall()
+        assert not world.operators()
+        world.release.install(values(), "--take-ownership")
+        ready(world)
+        assert await collected(world, namespace) == each_once()
+        wait_for(world, namespace, "shop", "Complete")
+        assert ours(given, cluster, namespace), "gateways and sessions are there until the job goes"
+
+        world.release.uninstall()
+        until_now(lambda: not ours(given, cluster, namespace), what="nothing of the job is left", within_s=90)
+        until_now(
+            lambda: not ours(before, cluster, SYSTEM), what="nothing of the release is left", within_s=60
+        )
+
+
+def ours(before: set[tuple[str, str, str]], cluster: Cluster, namespace: str) -> set[tuple[str, str, str]]:
+    """What came since: in the namespace, or for all of the cluster under a name of ours."""
+    here = {(kind, space, name) for kind, space, name in everything(cluster) if space == namespace}
+    wide = {
+        (kind, space, name) for kind, space, name in everything(cluster) if not space and "sandgate" in name
+    }
+    return (here | {one for one in wide if namespace == SYSTEM}) - before
