@@ -35,7 +35,9 @@ class TaskConfigMap:
 class TaskQueue:
     """The trainer pushes tasks (POST /v1/tasks); the job ends when the trainer says so."""
 
-    capacity: Annotated[Positive, Doc("Tasks waiting at once; beyond it pushes get 429.")] = 10_000
+    capacity: Annotated[Positive, Doc("Tasks waiting at once at each gateway; beyond it pushes get 429.")] = (
+        10_000
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
