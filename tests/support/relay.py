@@ -148,3 +148,4 @@ async def relay(access: Access) -> AsyncIterator[Relay]:
             yield one
         finally:
             await one.close()
+    await asyncio.to_thread(int)  # sockets are closed in the loop's next turns
