@@ -11,7 +11,7 @@ import pytest
 
 from sandgate.contract.errors import Unavailable
 from sandgate.operator import reconcile
-from sandgate.operator.plan.actions import Action, CloseGroup, WakeAt
+from sandgate.operator.plan.actions import Action, CloseGroup, OpenSession, Ref, WakeAt
 from sandgate.operator.reconcile import Reconciler
 
 DO = CloseGroup("a", "g")
@@ -209,3 +209,62 @@ async def test_a_wake_up_in_a_plan_is_kept_and_told() -> None:
     async with bench.running():
         await bench.until(lambda: bench.woken)
     assert bench.woken == ["a"]
+
+
+def opening(*samples: int) -> list[Action]:
+    return [OpenSession(Ref("job", "task", sample, 0), "g") for sample in samples]
+
+
+class Width:
+    """How many actions are carried out at once, and in which order they ended."""
+
+    def __init__(self) -> None:
+        self.now, self.most = 0, 0
+        self.ended: list[Action] = []
+        self.refused: dict[Action, Exception] = {}
+
+    async def carry_out(self, key: str, action: Action) -> None:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        await asyncio.sleep(0)
+        self.now -= 1
+        self.ended.append(action)
+        if action in self.refused:
+            raise self.refused[action]
+
+    async def once(self, plan: list[Action]) -> None:
+        """Carried out as one plan."""
+        left = [plan]
+        reconciler = Reconciler(lambda key: left.pop() if left else [], self.carry_out)
+        reconciler.touch("a")
+        task = asyncio.ensure_future(reconciler.run(1))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        task.cancel()
+        (ended,) = await asyncio.gather(task, return_exceptions=True)
+        if isinstance(ended, Exception):
+            raise ended
+
+
+async def test_sessions_are_opened_together_and_what_follows_waits_for_all() -> None:
+    width = Width()
+    plan = [DO, *opening(*range(reconcile.TOGETHER + 3)), DO, WakeAt(9e9)]
+    await width.once(plan)
+    assert width.most == reconcile.TOGETHER
+    assert width.ended == plan
+
+
+async def test_of_those_together_each_is_tried_and_a_failure_ends_the_plan() -> None:
+    width = Width()
+    plan = opening(0, 1, 2)
+    width.refused = {plan[0]: Unavailable("away")}
+    await width.once([*plan, DO])
+    assert width.ended == plan
+
+
+async def test_of_those_together_a_mistake_is_worse_than_what_passes() -> None:
+    width = Width()
+    plan = opening(0, 1, 2)
+    width.refused = {plan[0]: Unavailable("away"), plan[2]: KeyError("a bug")}
+    with pytest.raises(KeyError, match="a bug"):
+        await width.once(plan)

@@ -11,16 +11,21 @@ import heapq
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from sandgate.contract.errors import EngineFailed, Overloaded, SandgateError, Unavailable
-from sandgate.operator.plan.actions import Action, WakeAt
+from sandgate.operator.plan.actions import Action, OpenSession, StopAttempt, WakeAt
 
 log = logging.getLogger(__name__)
 
 WORKERS = 64
 """Keys worked on at once: actions mostly wait for a gateway, an API server or a process."""
+TOGETHER = 32
+"""Actions of one plan carried out at once, of kinds that do not wait for each other: a job opens and stops sessions by
+the hundred, and one after the other they would take seconds in which it plans nothing else."""
+ALIKE = (OpenSession, StopAttempt)
 BACKOFF_S, BACKOFF_S_MAX = 0.2, 30.0
 """Pause after a failure, doubled each time, with up to a quarter added at random."""
 RETRIED: tuple[type[Exception], ...] = (Unavailable, Overloaded, EngineFailed, OSError, TimeoutError)
@@ -119,10 +124,8 @@ class Reconciler:
 
     async def _turn(self, key: Key) -> None:
         try:
-            for action in self.plan(key):
-                if isinstance(action, WakeAt):
-                    self.wake_at(key, action.at)
-                await self.carry_out(key, action)
+            for actions in batches(self.plan(key)):
+                await self._carry_out_all(key, actions)
         except self.retried as error:
             pause = self._backoff(key)
             text = str(error) or type(error).__name__
@@ -132,6 +135,21 @@ class Reconciler:
             asyncio.get_running_loop().call_later(pause, self.touch, key)
         else:
             self._failures.pop(key, None)
+
+    async def _carry_out_all(self, key: Key, actions: Sequence[Action]) -> None:
+        """Each is tried; raises one of the failures, a mistake rather than one that passes."""
+        if len(actions) > 1:
+            done = await asyncio.gather(
+                *(self.carry_out(key, one) for one in actions), return_exceptions=True
+            )
+            failures = [one for one in done if isinstance(one, BaseException)]
+            for error in sorted(failures, key=lambda one: isinstance(one, RETRIED)):
+                raise error
+            return
+        (action,) = actions
+        if isinstance(action, WakeAt):
+            self.wake_at(key, action.at)
+        await self.carry_out(key, action)
 
     def _backoff(self, key: Key) -> float:
         failed = self._failures.get(key, 0)
@@ -154,3 +172,12 @@ class Reconciler:
                     await self._earlier.wait()
             except TimeoutError:
                 pass
+
+
+def batches(plan: Sequence[Action]) -> Iterator[Sequence[Action]]:
+    """The plan in order, in parts that are carried out one after the other."""
+    for kind, neighbours in groupby(plan, type):
+        actions = list(neighbours)
+        size = TOGETHER if kind in ALIKE else 1
+        for start in range(0, len(actions), size):
+            yield actions[start : start + size]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from sandgate.contract.agent_session import AgentSession
 from sandgate.contract.errors import SandgateError
@@ -19,6 +20,8 @@ log = logging.getLogger(__name__)
 
 BATCH = 64
 """Names in one selector: 4 kB of a URL."""
+AT_ONCE = 8
+"""Secrets deleted at once; there is one for each group, and a batch of pods takes as long as a few of them."""
 LINGER_S = 2.0
 """How long a batch waits for more."""
 AGAIN_S = 5.0
@@ -43,7 +46,8 @@ class Collector:
         at = self.at
         if name in at.agents.held or name in at.verifiers.held:
             self.pods[name] = None
-        if (kept := at.sessions.held.get(name)) is not None:
+        kept = at.sessions.held.get(name)
+        if kept is not None and not kept.spec.remote:  # that one is its user's
             at.sessions.held[name] = slim(kept)
             self.done.append(name)
         self._occasion.set()
@@ -62,11 +66,14 @@ class Collector:
         """What was over before this driver started: sessions with pods, AgentSessions."""
         self.pods |= dict.fromkeys(pods)
         for one in self.at.sessions.held.values():  # an AgentSession is made after its keys
+            if one.spec.remote:
+                continue
             settled = one.ref.uid in self.at.observed.settled
             (self.secrets if settled else self.at.keys)[self.at.keys_of(one.ref)] = None
         known = set(self.done)
         self.done.extend(
-            one.name for one in sorted(sessions, key=lambda one: one.version) if one.name not in known
+            one.name for one in sorted(sessions, key=lambda one: one.version)
+            if one.name not in known and not one.spec.remote
         )
         self._occasion.set()
 
@@ -85,14 +92,24 @@ class Collector:
 
     async def sweep(self) -> None:
         """Everything that is due now; what fails stays due."""
-        at = self.at
+        await whole(self._sweep_pods(), self._sweep_secrets(), self._sweep_sessions())
+
+    async def _sweep_pods(self) -> None:
         while batch := list(self.pods)[:BATCH]:
             await self._delete("Pod", batch)
             for name in batch:
                 self.pods.pop(name, None)
-        for name in tuple(self.secrets):
-            await at.kube.delete("Secret", at.namespace, name)
-            self.secrets.pop(name, None)
+
+    async def _sweep_secrets(self) -> None:
+        while batch := list(self.secrets)[:AT_ONCE]:
+            await whole(*(self._delete_secret(name) for name in batch))
+
+    async def _delete_secret(self, name: str) -> None:
+        await self.at.kube.delete("Secret", self.at.namespace, name)
+        self.secrets.pop(name, None)
+
+    async def _sweep_sessions(self) -> None:
+        at = self.at
         while len(self.done) > at.settings.history:
             batch = [self.done[i] for i in range(min(BATCH, len(self.done) - at.settings.history))]
             await self._delete(AgentSession.KIND, batch)
@@ -106,3 +123,10 @@ class Collector:
         await at.kube.delete_many(
             kind, at.namespace, labels=f"{JOB}={at.name},{SESSION} in ({','.join(sessions)})"
         )
+
+
+async def whole(*parts: Coroutine[Any, Any, None]) -> None:
+    """All of them to their ends; then raises what one of them raised."""
+    for error in await asyncio.gather(*parts, return_exceptions=True):
+        if isinstance(error, BaseException):
+            raise error
