@@ -8,6 +8,7 @@ from __future__ import annotations
 
 SHELL = (
     "gateway.app",
+    "gateway.areal",
     "gateway.__main__",
     "gateway.config",
     "gateway.client",

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -124,6 +125,10 @@ class Config(_Strict, frozen=True, kw_only=True):
     job: str = ""
     secret_file: str
     """Hex secret that signs keys; at least 16 bytes."""
+    areal_admin_key: str = ""
+    """Further admin key of AReaL's endpoints alone, for a trainer that is configured with one of its own; at least 16
+    characters. AReaL's public default, `areal-admin-key`, only on loopback. Empty = ours only. `$(NAME)` as in
+    `origin`."""
     limits: Limits = Limits()
     session_limits: SessionLimits = SessionLimits()
     sampling: SamplingConfig = SamplingConfig()
@@ -137,7 +142,10 @@ class Config(_Strict, frozen=True, kw_only=True):
 
 REFERENCE = re.compile(r"\$(?P<escaped>\$?)\((?P<name>[A-Za-z_][A-Za-z0-9_.-]*)\)")
 """`$(NAME)`, as in the command of a container; `$$(NAME)` stands for the text `$(NAME)`."""
-EXPANDED = ("origin", "journal", "name")
+AREAL_DEFAULT_KEY = "areal-admin-key"
+AREAL_KEY_CHARS_MIN = 16
+"""A shorter one can be guessed; random text of 16 has 95 bits."""
+EXPANDED = ("origin", "journal", "name", "areal_admin_key")
 DATABASES = ("postgresql://", "postgres://")
 
 
@@ -151,7 +159,18 @@ def load(path: Path, env: Mapping[str, str] = os.environ) -> Config:
         raise BadManifest(f"{path}: engine.urls: no engine, and engine.wait is not set", field="engine.urls")
     if config.journal.startswith(DATABASES) and not config.name:
         raise BadManifest(f"{path}: name: a journal in a shared database needs one", field="name")
+    _check_areal_key(config, path)
     return config
+
+
+def _check_areal_key(config: Config, path: Path) -> None:
+    key, field = config.areal_admin_key, "areal_admin_key"
+    if key == AREAL_DEFAULT_KEY:
+        hosts = [config.listen.host] if config.listen.fd is None else [urlsplit(config.origin).hostname or ""]
+        if not all(host == "localhost" or host.startswith("127.") or host == "::1" for host in hosts):
+            raise BadManifest(f"{path}: {field}: everybody knows AReaL's default; loopback only", field=field)
+    elif key and len(key) < AREAL_KEY_CHARS_MIN:
+        raise BadManifest(f"{path}: {field}: at least {AREAL_KEY_CHARS_MIN} characters", field=field)
 
 
 def expanded(text: str, env: Mapping[str, str], field: str) -> str:

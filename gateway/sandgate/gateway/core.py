@@ -55,12 +55,12 @@ class Core:
     ending: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
     """Sessions that are being completed, finalized or aborted; whoever does or waits holds the lock."""
 
-    async def open(self, spec: SessionSpec, key: Key) -> tuple[dict[str, Json], bool]:
-        """SessionHandle and whether it was created now."""
+    async def open(self, spec: SessionSpec, key: Key, **more: Json) -> tuple[dict[str, Json], bool]:
+        """SessionHandle and whether it was created now. `more`: kept in the spec beside what its creator may say."""
         if key.job and spec.job and spec.job != key.job:
             raise Forbidden("this key is for another job")
         sampling.job_sampling(spec.sampling)
-        said = spec.model_dump(exclude_defaults=False)
+        said = spec.model_dump(exclude_defaults=False) | more
         session_id = said.pop("session_id") or f"s-{self.turns.new_id()}"
         said["job"] = said["job"] or key.job or self.config.job
         if said["model"] and said["model"] not in (self.config.model.name, self.config.engine.model):
@@ -215,6 +215,14 @@ class Core:
         """The trainer has it for good. Idempotent."""
         await self.sessions.settle(self.sessions.book.ack(lease, self.sessions.now()))
         return {"lease_id": lease, "state": "acked"}
+
+    async def hand_over(self, session: Session) -> None:
+        """The trainer was given this ended session otherwise: acknowledged, as by a lease of its own. Idempotent."""
+        if not self.sessions.committed(session):
+            lease, now = self.turns.new_id(), self.sessions.now()
+            mine = Leased(at=now, lease=lease, sessions=(session.session_id,), until=now)
+            await self.sessions.settle(mine)
+            await self.ack(lease)
 
     async def nack(self, lease: str) -> dict[str, Json]:
         """The trainer gives it back. Idempotent."""

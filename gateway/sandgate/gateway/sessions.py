@@ -12,6 +12,7 @@ from sandgate.contract.errors import JournalUnavailable, NotFound, Overloaded, S
 from sandgate.gateway.journal.records import (
     TASKS,
     Acked,
+    CapacityChanged,
     Delivered,
     EnginesSet,
     Opened,
@@ -60,6 +61,8 @@ class Sessions:
     pushing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while the task queue is being changed."""
     version: int = 0
+    capacity: int = 0
+    """Sessions that AReaL's trainer granted and nobody started yet."""
     engines: tuple[str, ...] | None = None
     """Where the engines are, if that was told after the start."""
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))
@@ -108,6 +111,8 @@ class Sessions:
             self.version = record.version
         elif isinstance(record, EnginesSet):
             self.engines = record.urls
+        elif isinstance(record, CapacityChanged):
+            self.capacity += record.by
         elif isinstance(record, TasksPushed | TasksForgotten):
             self.tasks.fold(record)
         elif session_id:
@@ -248,6 +253,21 @@ class Sessions:
         finally:
             self.settling -= 1
 
+    async def change_capacity(self, by: int) -> None:
+        """In memory at once, so that two never take the same place; durable when this returns, undone if it fails."""
+        self.capacity += by
+        await _carried_through(self._change_capacity(by))
+
+    async def _change_capacity(self, by: int) -> None:
+        self.settling += 1
+        try:
+            await self._append("", CapacityChanged(at=self.now(), by=by))
+        except BaseException:
+            self.capacity -= by
+            raise
+        finally:
+            self.settling -= 1
+
     async def push(self, tasks: Sequence[Pushed], *, last: bool) -> None:
         """To the task queue, durably (see TaskQueue.push)."""
         async with self.pushing:
@@ -309,7 +329,11 @@ class Sessions:
     def _process(self, now: float) -> list[Record]:
         """What the process was told, as records."""
         said: list[Record] = [PolicyVersion(at=now, version=self.version)]
-        return said if self.engines is None else [*said, EnginesSet(at=now, urls=self.engines)]
+        if self.engines is not None:
+            said.append(EnginesSet(at=now, urls=self.engines))
+        if self.capacity:
+            said.append(CapacityChanged(at=now, by=self.capacity))
+        return said
 
     def _sealed_before(self, session_id: str, when: float) -> bool:
         session = self.live.get(session_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sandgate.gateway.conversation.messages import Reply, ReplyCall
 from sandgate.gateway.journal.records import (
     Acked,
+    CapacityChanged,
     Completed,
     Delivered,
     EnginesSet,
@@ -100,4 +101,5 @@ EVERY_KIND: dict[str, Record] = {
         last=True,
     ),
     "tasks forgotten": TasksForgotten(at=15.0, upto=1),
+    "capacity changed": CapacityChanged(at=16.0, by=-1),
 }

@@ -6,10 +6,18 @@ import msgspec
 import pytest
 
 from sandgate.contract.errors import NewerRecord
-from sandgate.gateway.journal.records import SCHEMA, EnginesSet, TasksForgotten, TasksPushed, decode, encode
+from sandgate.gateway.journal.records import (
+    SCHEMA,
+    CapacityChanged,
+    EnginesSet,
+    TasksForgotten,
+    TasksPushed,
+    decode,
+    encode,
+)
 from tests.gateway.journal.samples import EVERY_KIND
 
-SECOND = (EnginesSet, TasksPushed, TasksForgotten)
+SINCE = {EnginesSet: 2, TasksPushed: 2, TasksForgotten: 2, CapacityChanged: 3}
 
 
 @pytest.mark.parametrize("kind", EVERY_KIND)
@@ -17,7 +25,7 @@ def test_a_record_says_the_first_schema_that_knew_its_kind(kind: str) -> None:
     record = EVERY_KIND[kind]
     raw = encode(record)
     assert decode(raw) == record
-    assert msgspec.msgpack.decode(raw).get("schema", 1) == (2 if isinstance(record, SECOND) else 1)
+    assert msgspec.msgpack.decode(raw).get("schema", 1) == SINCE.get(type(record), 1)
 
 
 @pytest.mark.parametrize("kind", EVERY_KIND)

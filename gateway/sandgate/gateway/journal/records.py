@@ -13,7 +13,7 @@ import msgspec
 from sandgate.contract.errors import CorruptRecord, NewerRecord
 from sandgate.gateway.conversation.messages import Reply
 
-SCHEMA = 2
+SCHEMA = 3
 """The newest known. A record carries the first schema that knew its kind, so a journal without new kinds stays readable
 for older gateways."""
 
@@ -217,6 +217,19 @@ class TasksForgotten(_Second, frozen=True, kw_only=True, tag="forgotten"):
     upto: int
 
 
+class _Third(_Record, frozen=True, kw_only=True, omit_defaults=False):
+    """Kinds that schema 3 added; their bytes say so."""
+
+    schema: int = 3
+
+
+class CapacityChanged(_Third, frozen=True, kw_only=True, tag="capacity"):
+    """AReaL's trainer granted so many more sessions, or (negative) one took its place. Session field of the row is the
+    empty string."""
+
+    by: int
+
+
 TASKS = "~tasks"
 """A log of its own, because it is compacted by itself; no session can have this id."""
 
@@ -237,6 +250,7 @@ Record = Union[  # noqa: UP007 - msgspec wants the union as a value
     EnginesSet,
     TasksPushed,
     TasksForgotten,
+    CapacityChanged,
 ]
 
 _ENCODER = msgspec.msgpack.Encoder()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -27,6 +28,11 @@ def bearer(headers: RawHeaders) -> str:
     return found
 
 
+def digest(text: str) -> bytes:
+    """What is kept of a text that somebody else chose as a key."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+
+
 @dataclass(slots=True)
 class Gate:
     """Verifies and mints with the job's secret."""
@@ -34,6 +40,8 @@ class Gate:
     secret: bytes = field(repr=False)
     now: Callable[[], float]
     cache: dict[str, Key] = field(default_factory=dict, repr=False)
+    bound: dict[bytes, Key] = field(default_factory=dict, repr=False)
+    """Digest of a text that stands for a session's key, whatever it says itself -> that key."""
     trainer_seen_at: float | None = None
     """Unix seconds of the last call with a trainer's key; None = not in this life of the process."""
 
@@ -43,13 +51,29 @@ class Gate:
         now = self.now()
         key = self.cache.get(text)
         if key is None or (key.expires_at and now >= key.expires_at):
-            key = verify(self.secret, text, now)
+            key = self.read(text)
             if len(self.cache) >= CACHE_MAX:
                 self.cache.clear()
             self.cache[text] = key
         if key.scope is Scope.TRAINER:
             self.trainer_seen_at = now
         return key
+
+    def read(self, text: str) -> Key:
+        """What this text says. Raises Unauthorized."""
+        bound = self.bound.get(digest(text)) if self.bound else None
+        return bound or verify(self.secret, text, self.now())
+
+    def bind(self, name: bytes, key: Key) -> None:
+        """From now on the text with this digest is this key."""
+        self.bound[name] = key
+        self.cache.clear()
+
+    def unbind(self, session: str) -> None:
+        """No text stands for a key of this session any more."""
+        for name in [name for name, key in self.bound.items() if key.session == session]:
+            del self.bound[name]
+            self.cache.clear()
 
     def heartbeat(self) -> float:
         """A trainer lives, whatever key it uses; unix seconds."""

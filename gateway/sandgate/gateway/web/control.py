@@ -8,9 +8,10 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from sandgate.contract.errors import BadRequest, InvalidBody, NotFound, SandgateError, TooLarge
+from sandgate.gateway.areal import Areal
 from sandgate.gateway.core import Core
 from sandgate.gateway.turn import INTERNAL
-from sandgate.gateway.web import leases, process, sessions, tasks
+from sandgate.gateway.web import areal, leases, process, sessions, tasks
 from sandgate.gateway.web.doors import JsonBody
 
 
@@ -51,7 +52,15 @@ def build(core: Core) -> FastAPI:
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(Exception, on_bug)
-    for router in (sessions.router, leases.router, tasks.router, process.router, process.probes):
+    app.state.areal = Areal(core)
+    for router in (
+        areal.router,
+        sessions.router,
+        leases.router,
+        tasks.router,
+        process.router,
+        process.probes,
+    ):
         app.include_router(router)
     return app
 

@@ -112,7 +112,8 @@ class Front:
                 request = await off_loop(self.core.turns.pool, adapter.decode, body, headers)
             else:
                 request = adapter.decode(body, headers)
-            self._check_model(request.model)
+            if "areal" not in session.spec:  # its agents say "default", and its own proxy reads no model
+                self._check_model(request.model)
             call = self.core.turns.begin(session, request, retry=is_retry(scope["headers"]))
         except ClientGone:
             return
