@@ -83,7 +83,8 @@ def gateway(at: Round, chance: random.Random) -> str:
 
 def agent(at: Round, chance: random.Random) -> str:
     """A pod that is deleted: drained, preempted, cleaned away. (A killed process may be the program's own doing.)"""
-    pod = chance.choice(running(at, "sandgate.dev/role=agent"))
+    pods = sorted(running(at, "sandgate.dev/role=agent"), key=lambda one: str(one["status"]["startTime"]))
+    pod = chance.choice(pods[len(pods) // 2 :])  # the older ones may have ended before they are hit
     name = pod["metadata"]["name"]
     force = chance.choice(((), ("--grace-period=0", "--force")))
     at.world.cluster.kubectl("delete", "pod", name, "-n", at.namespace, "--wait=false", *force)
@@ -146,13 +147,14 @@ def pause(seconds: float) -> None:
     time.sleep(seconds)
 
 
-BLOWS: dict[str, Blow] = {
-    "operator": operator,
-    "leader": leader,
-    "gateway": gateway,
-    "agent": agent,
-    "node": node,
-    "engine": engine,
-    "etcd": etcd,
-    "apiserver": apiserver,
+BLOWS: dict[str, tuple[Blow, int]] = {
+    "operator": (operator, 2),
+    "leader": (leader, 2),
+    "gateway": (gateway, 2),
+    "agent": (agent, 4),
+    "node": (node, 1),
+    "engine": (engine, 3),
+    "etcd": (etcd, 2),
+    "apiserver": (apiserver, 2),
 }
+"""And how often in one job: what is back soon is hit again."""
