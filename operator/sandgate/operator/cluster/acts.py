@@ -79,8 +79,6 @@ class Acts:
         """Its AgentSession, made if there is none. Raises Unavailable for one that is not ours (yet)."""
         at = self.at
         if (kept := at.sessions.held.get(ref.name)) is not None:
-            if kept.spec.remote:
-                raise Unavailable(f"AgentSession {ref.name} is of a remote agent: delete it, its name is ours")
             return kept
         try:
             body = await at.kube.create(session_object(at.job, ref, gateway))
@@ -171,8 +169,6 @@ class Acts:
         seen = self.observed.sessions[ref.name]
         end = seen.sandbox.exit if seen.sandbox is not None else None
         result = b"{}" if end is None else result_document(end.code, end.message)
-        if ref.called:
-            await self.remote.verifier_keys(ref, self._owner(ref))
         body = verifier_pod(
             at.job,
             session=ref.name,
@@ -181,7 +177,7 @@ class Acts:
             owner=self._owner(ref),
             handle=SessionUrls.of(at.door_of(ref).origin, ref.name),
             keys_secret=at.keys_of(ref),
-            task=at.tasks.get(ref.uid) or Task(uid=ref.uid),
+            task=at.tasks[ref.uid],
             sample_index=ref.sample,
             result=result if len(result) <= RESULT_BYTES_MAX else b"{}",
             look=at.look,
@@ -346,7 +342,6 @@ class Acts:
 
     def gone(self, kept: SessionSeen) -> None:
         """Somebody deleted an AgentSession: that attempt is discarded."""
-        self.observed.remotes.asked.pop(kept.name, None)
         self.at.sessions.pop(kept.name, kept.uid)
         self.observed.deleted(kept.ref)
 
