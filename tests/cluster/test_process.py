@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import socket
@@ -37,6 +38,20 @@ def test_what_was_killed_is_no_zombie(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
+def test_a_daemon_does_not_hold_a_lock_under_which_it_was_started(tmp_path: Path) -> None:
+    """As under `flock FILE pytest`, which leaves the locked file open for all below."""
+    lock = tmp_path / "lock"
+    with lock.open("w") as file:
+        os.set_inheritable(file.fileno(), True)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        ours = spawn(LASTS, tmp_path / "log")
+    try:
+        with lock.open() as again:
+            fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        kill([ours])
+
+
 def test_a_forward_passes_all_bytes_and_the_end_of_each_side(tmp_path: Path) -> None:
     data = os.urandom(1 << 20)
     with socket.create_server(("127.0.0.1", 0)) as there, socket.create_server(("127.0.0.1", 0)) as listener:

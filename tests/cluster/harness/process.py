@@ -65,6 +65,17 @@ def boot() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip()
 
 
+def inherited() -> list[int]:
+    """Files that our own parent left open for us and all below: `flock FILE pytest` leaves the lock, and a daemon that
+    has it holds it when the tests are over."""
+    found = []
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):  # that of the listing itself is closed by now
+            if number > 2 and os.get_inheritable(number):
+                found.append(number)
+    return found
+
+
 def spawn(
     argv: Sequence[str], log: Path, *, env: Mapping[str, str] | None = None, stdin: int | None = None
 ) -> Proc:
@@ -85,6 +96,7 @@ def spawn(
             else (os.POSIX_SPAWN_DUP2, stdin, 0),
             (os.POSIX_SPAWN_OPEN, 1, str(log), append, 0o600),
             (os.POSIX_SPAWN_DUP2, 1, 2),
+            *((os.POSIX_SPAWN_CLOSE, number) for number in inherited()),
         ],
         setsid=True,
     )
