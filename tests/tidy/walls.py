@@ -92,6 +92,8 @@ SIDE_DOORS = {
         "gateway.engine.scripted",
         "gateway.engine.scripted_server",
     ),
+    "trainer.ray.actor": ("gateway.app", "gateway.config"),
+    "trainer.verl.engine": ("gateway.engine.api", "gateway.engine.answers", "gateway.engine.generation"),
     "trainer.doctor.*": ("gateway.tokens.load", "gateway.tokens.api", "gateway.conversation.messages"),
     "trainer.cli": ("gateway.app", "gateway.config", "gateway.engine.scripted", "operator.command"),
     "trainer.cli.*": ("gateway.app", "gateway.config", "gateway.engine.scripted", "operator.command"),
@@ -114,18 +116,23 @@ HOMES = {
     "tokenizers": ("gateway.tokens.*",),
     "renderers": ("gateway.tokens.*",),
     "jinja2": ("gateway.tokens.*",),
-    "transformers": ("gateway.tokens.*",),
+    "transformers": ("gateway.tokens.*", "trainer.verl.*"),
     "prometheus_client": ("gateway.metrics", "gateway.web.*", "operator.metrics"),
     "kubernetes": ("trainer.cluster", "trainer.forward"),
     "psycopg": ("gateway.journal.postgres",),
-    "torch": ("trainer.export.*",),
+    "torch": ("trainer.export.*", "trainer.verl.*"),
     "pyarrow": ("trainer.export.*", "gateway.arrow"),
-    "verl": ("trainer.export.*", "trainer.verl"),
-    "ray": ("trainer.export.*", "trainer.ray"),
+    "verl": ("trainer.export.*", "trainer.verl.*"),
+    "ray": ("trainer.export.*", "trainer.ray.*", "trainer.verl.*"),
+    "tensordict": ("trainer.verl.*",),
+    "transfer_queue": ("trainer.verl.*",),
+    "omegaconf": ("trainer.verl.*",),
     "typer": ("trainer.cli", "trainer.cli.*"),
     "rich": ("trainer.cli", "trainer.cli.*"),
 }
 """Third party -> the only modules that know it."""
 
-FRAMEWORKS = frozenset({"torch", "verl", "ray", "tensordict", "transfer_queue", "transformers", "pytest"})
+FRAMEWORKS = frozenset(
+    {"torch", "verl", "ray", "tensordict", "transfer_queue", "transformers", "omegaconf", "pytest"}
+)
 """What a user brings along; imported inside the function that needs it, and so in no extra."""

@@ -1,0 +1,146 @@
+"""Routing of sessions over gateways: even, pinned, and no place is lost whatever goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from sandgate.contract.errors import Conflict, NotFound, Unavailable
+from sandgate.contract.session import SessionHandle
+from sandgate.trainer.gateways import Gateway, GatewayManager, uploaded
+from tests.trainer.trajectories import trajectory
+
+
+class Told:
+    """A gateway that notes what it is asked, and fails with `error`."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.error = error
+        self.asked: list[tuple[str, str]] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def _say(self, what: str, session_id: str) -> None:
+        self.asked.append((what, session_id))
+        await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+
+    async def create_session(self, session_id: str, **spec: Any) -> SessionHandle:
+        await self._say("create", session_id)
+        urls = dict.fromkeys(("base_url", "anthropic_base_url", "complete_url", "reward_url"), "http://x")
+        return SessionHandle(session_id=session_id, api_key="k", reward_key="r", expires_at=0.0, **urls)
+
+    async def finalize_session(self, session_id: str, reward: float | None = None) -> list[Any]:
+        await self._say("finalize", session_id)
+        return [trajectory(session_id=session_id)]
+
+    async def abort_session(self, session_id: str) -> None:
+        await self._say("abort", session_id)
+
+    async def wait_for_completion(self, session_id: str, timeout: float) -> bool:
+        await self._say("wait", session_id)
+        return True
+
+
+def manager(*gateways: Told, **options: Any) -> GatewayManager:
+    given: list[Gateway] = list(gateways)
+    return GatewayManager(given, **options)
+
+
+@pytest.mark.parametrize("policy", ["least_loaded", "round_robin"])
+async def test_sessions_created_at_once_spread_evenly(policy: str) -> None:
+    gateways = [Told() for _ in range(4)]
+    for one in gateways:
+        one.gate.clear()  # all creations are chosen before the first is answered
+    routes = manager(*gateways, policy=policy)
+    work = [asyncio.ensure_future(routes.create_session(f"s{at}")) for at in range(64)]
+    await asyncio.wait(work, timeout=0)
+    assert routes.load == [16, 16, 16, 16]
+    for one in gateways:
+        one.gate.set()
+    await asyncio.gather(*work)
+    assert [len(one.asked) for one in gateways] == [16, 16, 16, 16]
+
+
+async def test_a_session_stays_at_its_gateway_and_frees_its_place() -> None:
+    gateways = [Told(), Told()]
+    routes = manager(*gateways)
+    await routes.create_session("a")
+    await routes.create_session("b")
+    await routes.wait_for_completion("b", 1.0)
+    await routes.finalize_session("b")
+    await routes.abort_session("a")
+    assert gateways[1].asked == [("create", "b"), ("wait", "b"), ("finalize", "b")]
+    assert gateways[0].asked == [("create", "a"), ("abort", "a")]
+    assert routes.load == [0, 0]
+    await routes.abort_session("a")
+    with pytest.raises(NotFound, match="session a is not open here"):
+        await routes.finalize_session("a")
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no"), asyncio.CancelledError(), Unavailable("away")])
+async def test_a_creation_that_fails_leaves_no_place_taken(error: BaseException) -> None:
+    routes = manager(Told(error))
+    with pytest.raises(type(error)):
+        await routes.create_session("a")
+    assert routes.load == [0]
+    routes.gateways[0].error = None  # type: ignore[attr-defined]
+    await routes.create_session("a")
+    assert routes.load == [1]
+
+
+async def test_a_gateway_that_is_away_is_passed_over_until_it_is_alone() -> None:
+    away, here = Told(Unavailable("away")), Told()
+    routes = manager(away, here)
+    for name in "abc":
+        await routes.create_session(name)
+    assert [what for what, _ in away.asked] == ["create"]
+    assert routes.load == [0, 3]
+    here.error, away.error = Unavailable("away too"), None
+    await routes.create_session("d")
+    assert routes.load == [1, 3]
+
+
+async def test_an_abort_that_fails_frees_the_place_and_a_finalize_that_fails_does_not() -> None:
+    one = Told()
+    routes = manager(one)
+    await routes.create_session("a")
+    one.error = Unavailable("away")
+    with pytest.raises(Unavailable):
+        await routes.finalize_session("a")
+    assert routes.load == [1]
+    with pytest.raises(Unavailable):
+        await routes.abort_session("a")
+    assert routes.load == [0]
+
+
+async def test_an_id_is_used_once() -> None:
+    routes = manager(Told())
+    await routes.create_session("a")
+    with pytest.raises(Conflict, match="already open"):
+        await routes.create_session("a")
+    assert routes.load == [1]
+
+
+def test_no_gateways_are_no_manager() -> None:
+    with pytest.raises(Unavailable, match="no gateway to create sessions at"):
+        manager()
+
+
+@pytest.mark.parametrize(
+    ("info", "reward"),
+    [
+        ({"reward": 1.0, "score": 0.0}, 1.0),
+        ({"score": 0.5}, 0.5),
+        ({"reward": True, "score": 2}, 2.0),
+        ({"reward": "1"}, None),
+        ({"reward": float("nan")}, None),
+        ({}, None),
+        (None, None),
+    ],
+)
+def test_what_counts_as_an_uploaded_reward(info: Any, reward: float | None) -> None:
+    assert uploaded(info) == reward

@@ -1,0 +1,139 @@
+"""Our batches are verl's: its own post-processing makes the same, its own operations and losses take them."""
+
+from __future__ import annotations
+
+from array import array
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch  # type: ignore[import-not-found]
+from verl import DataProto  # type: ignore[import-not-found]
+from verl.experimental.agent_loop.agent_loop import AgentLoopWorker  # type: ignore[import-not-found]
+from verl.trainer.ppo.core_algos import (  # type: ignore[import-not-found]
+    compute_grpo_outcome_advantage,
+)
+
+from sandgate.contract.errors import InvalidBody
+from sandgate.trainer.verl import Lengths, agent_loop_output, to_dataproto, usable
+from tests.trainer.verl.rows import row, short
+
+P, R = 4, 6
+LENGTHS = Lengths(P, R)
+
+
+def tokenizer() -> Any:
+    """With a padding id that is not 0, so that a padding of 0 is seen."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast  # type: ignore[import-not-found]
+
+    words = {str(number): number for number in range(100)}
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, "0")), pad_token="99")
+
+
+def worker() -> Any:
+    """verl's worker without the servers that its constructor starts; the methods that are called are its own."""
+    made = AgentLoopWorker.__new__(AgentLoopWorker)
+    made.rollout_config = SimpleNamespace(prompt_length=P, response_length=R)
+    made.tokenizer, made.processor = tokenizer(), None
+    made.reward_loop_worker_handles = None
+    made.mm_processor_kwargs, made.distillation_enabled = {}, False
+    return made
+
+
+async def by_verl(rows: list[Any]) -> DataProto:
+    """The rows through AgentLoopWorker's own post-processing."""
+    made = worker()
+    padded = [
+        await made._agent_loop_postprocess(agent_loop_output(one), False, raw_prompt=[{"role": "user"}])
+        for one in rows
+    ]
+    return made._postprocess(padded, input_non_tensor_batch={"uid": np.array(["q1"] * len(rows), object)})
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pytest.param([row(), short()], id="rows of different lengths"),
+        pytest.param([row(0), row(1)], id="rows of one length"),
+        pytest.param([short(reward=None), row()], id="a row without a reward: no scores at all"),
+        pytest.param([row(reward_info={}), row(reward_info={})], id="no reward info"),
+    ],
+)
+async def test_verls_own_post_processing_makes_the_same_batch(rows: list[Any]) -> None:
+    theirs = await by_verl(rows)
+    ours = to_dataproto(rows, LENGTHS, pad_token_id=99, pad_positions="last")
+    assert set(ours.batch.keys()) == set(theirs.batch.keys())
+    for name in theirs.batch.keys():  # noqa: SIM118 - a TensorDict iterates over its rows
+        assert ours.batch[name].dtype == theirs.batch[name].dtype, name
+        assert torch.equal(ours.batch[name], theirs.batch[name]), name
+    assert set(theirs.non_tensor_batch) - {"raw_prompt", "reward_extra_info"} <= set(ours.non_tensor_batch)
+    for name in ("__num_turns__", "min_global_steps", "max_global_steps", "uid"):
+        assert list(ours.non_tensor_batch[name]) == list(theirs.non_tensor_batch[name]), name
+    assert ours.meta_info == theirs.meta_info
+    assert ours.non_tensor_batch["__num_turns__"].dtype == np.int32
+
+
+def test_padded_position_ids_are_0() -> None:
+    batch = to_dataproto([short()], LENGTHS).batch
+    assert batch["attention_mask"].tolist() == [[0, 0, 1, 1, 1, 1, 0, 0, 0, 0]]
+    assert batch["position_ids"].tolist() == [[0, 0, 0, 1, 2, 3, 0, 0, 0, 0]]
+
+
+def test_a_row_is_cut_before_it_is_padded() -> None:
+    (cut,) = usable([row()], Lengths(2, 4))
+    batch = to_dataproto([row()], Lengths(2, 4)).batch
+    assert batch["input_ids"].tolist() == [[2, 3, 10, 11, 4, 5]]
+    assert batch["response_mask"].tolist() == [[1, 1, 0, 0]]
+    assert batch["rm_scores"].tolist() == [[0.0, 0.0, 0.0, 1.0]]
+    assert (cut.turn_ids, cut.turn_ends, cut.turn_rewards) == (("a", "b"), (2, 4), (0.0, 1.0))
+
+
+def test_a_row_without_sampled_tokens_is_no_row() -> None:
+    empty: dict[str, Any] = {
+        "response_ids": array("i"),
+        "response_logprobs": array("f"),
+        "loss_mask": array("b"),
+    }
+    nothing = row(versions=array("i"), turn_ids=(), turn_ends=(), turn_rewards=(), **empty)
+    assert usable([nothing, short()], LENGTHS) == [short()]
+    with pytest.raises(InvalidBody, match="at least one row"):
+        to_dataproto([], LENGTHS)
+
+
+def test_union_concat_chunk_to_and_from(tmp_path: Path) -> None:
+    data = to_dataproto([row(), short()], LENGTHS, columns={"data_source": ["shop", "shop"]})
+    both = DataProto.concat([data, data])
+    assert len(both) == 4
+    assert [len(part) for part in both.chunk(2)] == [2, 2]
+    more = DataProto.from_dict(tensors={"old_log_probs": torch.zeros(2, R)})
+    assert "old_log_probs" in data.union(more).batch.keys()  # noqa: SIM118
+    assert data.repeat(2, interleave=True).non_tensor_batch["sandgate_session"].tolist() == [
+        "shop-q1-0", "shop-q1-0", "shop-q1-1", "shop-q1-1",
+    ]  # fmt: skip
+    data.save_to_disk(tmp_path / "batch")
+    back = DataProto.load_from_disk(tmp_path / "batch")
+    assert torch.equal(back.batch["input_ids"], data.batch["input_ids"])
+    again = DataProto.from_tensordict(data.to_tensordict())
+    assert torch.equal(again.batch["rollout_log_probs"], data.batch["rollout_log_probs"])
+    assert data[0:1].non_tensor_batch["data_source"].tolist() == ["shop"]
+
+
+def test_grpos_advantages_follow_the_rewards_and_spare_context() -> None:
+    data = to_dataproto([row(), short()], LENGTHS)
+    advantages, _ = compute_grpo_outcome_advantage(
+        token_level_rewards=data.batch["rm_scores"],
+        response_mask=data.batch["response_mask"],
+        index=data.non_tensor_batch["uid"],
+    )
+    good, bad = advantages[0].tolist(), advantages[1].tolist()
+    assert [round(one, 3) for one in good] == [0.707, 0.707, 0.0, 0.0, 0.707, 0.0]
+    assert [round(one, 3) for one in bad] == [-0.707, -0.707, 0.0, 0.0, 0.0, 0.0]
+
+
+def test_a_column_of_the_wrong_length_is_named() -> None:
+    with pytest.raises(InvalidBody, match="column data_source has 1 values for 2 rows"):
+        to_dataproto([row(), short()], LENGTHS, columns={"data_source": ["shop"]})

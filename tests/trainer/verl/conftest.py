@@ -1,0 +1,29 @@
+"""Ray for the tests in the trainer environment: one small cluster for all of them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+# Some package of the environment installs a regular package called `tests`, which would hide this folder.
+sys.modules["tests"] = ModuleType("tests")
+sys.modules["tests"].__path__ = [str(Path(__file__).parents[2])]
+
+CPUS = 8
+"""Logical: TransferQueue wants three and waits for ever without, whatever the machine has."""
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    """A local Ray without a dashboard. Its workers find our rooms by PYTHONPATH."""
+    import ray  # type: ignore[import-not-found]
+
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    ray.init(num_cpus=CPUS, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    yield
+    ray.shutdown()

@@ -1,0 +1,131 @@
+"""Trajectories as one padded `DataProto`, column by column: no Python object per token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from sandgate.contract.errors import InvalidBody
+from sandgate.contract.trajectory import Trajectory
+from sandgate.trainer.verl import rows as of
+
+PadPositions = Literal["zero", "last"]
+NO_METRICS = {"generate_sequences": 0.0, "tool_calls": 0.0, "compute_score": 0.0, "num_preempted": -1}
+"""verl's AgentLoopMetrics where nothing was measured."""
+
+
+def to_dataproto(
+    trajectories: Sequence[Trajectory],
+    lengths: of.Lengths,
+    *,
+    pad_token_id: int = 0,
+    pad_positions: PadPositions = "zero",
+    columns: Mapping[str, Sequence[Any]] | None = None,
+) -> Any:
+    """A batch as verl's agent loops make it, one row per trajectory, in order, cut to `lengths`.
+
+    `columns`: further non-tensor columns, one value per row. `pad_positions`: of the padding on the right; verl's own
+    code repeats the last position there, its comments and its multimodal branch say 0; attention never looks at it.
+    `rm_scores` is there if every row has a reward. Raises InvalidBody for no rows at all, and for rows with images.
+    """
+    from verl import DataProto  # type: ignore[import-not-found]
+
+    found = [of.cut(row, lengths) for row in trajectories]
+    if not found:
+        raise InvalidBody("a DataProto needs at least one row", field="trajectories")
+    _text_only(found)
+    metrics = [dict(NO_METRICS) for _ in found]
+    meta: dict[str, Any] = {"metrics": metrics}
+    extra, extra_keys = _reward_columns(found)
+    if of.all_or_none(found):
+        meta["reward_extra_keys"] = extra_keys
+    return DataProto.from_dict(
+        tensors=_tensors(found, lengths, pad_token_id, pad_positions),
+        non_tensors={**_columns(found), **extra, **_given(columns or {}, len(found))},
+        meta_info=meta,
+    )
+
+
+def _text_only(rows: Sequence[Trajectory]) -> None:
+    for row in rows:
+        if row.multimodal is not None:
+            raise InvalidBody(
+                f"session {row.session_id}: rows with images need verl's processor", field="multimodal"
+            )
+
+
+def _tensors(
+    rows: Sequence[Trajectory], lengths: of.Lengths, pad: int, positions: PadPositions
+) -> dict[str, Any]:
+    import torch  # type: ignore[import-not-found]
+
+    size, prompt, response = len(rows), lengths.prompt, lengths.response
+    ids = np.full((size, prompt + response), pad, np.int64)
+    attention = np.zeros((size, prompt + response), np.int64)
+    mask = np.zeros((size, response), np.int64)
+    logprobs = np.zeros((size, response), np.float32)
+    scores = np.zeros((size, response), np.float32)
+    for at, row in enumerate(rows):
+        start, end = prompt - len(row.prompt_ids), prompt + len(row.response_ids)
+        ids[at, start:prompt] = np.frombuffer(row.prompt_ids, np.int32)
+        ids[at, prompt:end] = np.frombuffer(row.response_ids, np.int32)
+        attention[at, start:end] = 1
+        mask[at, : end - prompt] = np.frombuffer(row.loss_mask, np.int8)
+        logprobs[at, : end - prompt] = np.frombuffer(row.response_logprobs, np.float32)
+        if end > prompt:
+            scores[at, end - prompt - 1] = row.reward or 0.0
+    found = {
+        "prompts": ids[:, :prompt],
+        "responses": ids[:, prompt:],
+        "response_mask": mask,
+        "input_ids": ids,
+        "attention_mask": attention,
+        "position_ids": position_ids(attention, positions),
+        "rollout_log_probs": logprobs,
+    }
+    if of.all_or_none(rows):
+        found["rm_scores"] = scores
+    return {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in found.items()}
+
+
+def position_ids(attention: Any, pad: PadPositions = "zero") -> Any:
+    """0, 1, ... over what is attended to, 0 at the padding on the left; `pad`: on the right."""
+    found = np.maximum(np.cumsum(attention, axis=-1) - 1, 0)
+    return found * attention if pad == "zero" else found
+
+
+def _columns(rows: Sequence[Trajectory]) -> dict[str, Any]:
+    fields = [of.extra_fields(row) for row in rows]
+    found = {
+        name: objects([one[name] for one in fields]) for name in fields[0] if name != "reward_extra_info"
+    }
+    found |= {
+        "uid": objects([row.uid for row in rows]),
+        "extras": objects([None] * len(rows)),
+        "multi_modal_inputs": objects([{} for _ in rows]),
+        "__num_turns__": np.array([of.num_turns(row) for row in rows], np.int32),
+    }
+    return found
+
+
+def _reward_columns(rows: Sequence[Trajectory]) -> tuple[dict[str, Any], list[str]]:
+    """A column for each key that every row has: verl reads the keys of one row in all."""
+    infos = [of.extra_info(row) for row in rows]
+    shared = [name for name in infos[0] if all(name in info for info in infos)]
+    return {name: np.array([info[name] for info in infos]) for name in shared}, shared
+
+
+def _given(columns: Mapping[str, Sequence[Any]], size: int) -> dict[str, Any]:
+    for name, values in columns.items():
+        if len(values) != size:
+            raise InvalidBody(f"column {name} has {len(values)} values for {size} rows", field=name)
+    return {name: objects(values) for name, values in columns.items()}
+
+
+def objects(values: Sequence[Any]) -> Any:
+    """One object per row, also where the values are lists of one length, of which numpy would make a matrix."""
+    found = np.empty(len(values), dtype=object)
+    found[:] = list(values)
+    return found

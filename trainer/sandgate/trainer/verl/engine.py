@@ -1,0 +1,113 @@
+"""verl's inference servers as a gateway's engine, through its LLMServerClient: ids in, ids and logprobs out."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+from sandgate.contract.errors import EngineFailed, EngineUnavailable, Unsupported
+from sandgate.gateway.engine.answers import Step
+from sandgate.gateway.engine.api import Delta, EngineFacts, EngineStatus, Finish, Prompt, Sample
+from sandgate.gateway.engine.generation import Generation
+
+URL = "verl://"
+COPIED = (
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed",
+)  # fmt: skip
+
+
+class VerlEngine:
+    """An `Engine` (see the gateway's) over `llm_client.generate`. verl balances and routes; the session's group is told
+    as the sticky request id, so that its turns find their prefix in one server's cache.
+
+    verl gives no token before the last one, so nothing streams; and one version range per generation: if weights
+    changed meanwhile, all its tokens carry the oldest.
+    """
+
+    def __init__(self, client: Any, *, max_model_len: int, vocab_size: int = 0) -> None:
+        self.client, self.vocab_size = client, vocab_size
+        self.facts = EngineFacts(name="verl", logprobs_mode="processed_logprobs", max_model_len=max_model_len)
+        self._running = 0
+
+    def status(self) -> list[EngineStatus]:
+        """verl's servers as one."""
+        return [EngineStatus(URL, True, self._running)]
+
+    async def aclose(self) -> None:
+        """The servers are verl's."""
+
+    async def generate(self, prompt: Prompt, on_delta: Callable[[Delta], None] | None = None) -> Sample:
+        """See `Engine.generate`. Raises Unsupported for grammars and alternatives, which verl does not carry."""
+        if prompt.constraint is not None or prompt.top_logprobs:
+            raise Unsupported("verl's engine client takes no grammar and gives no top_logprobs")
+        made = Generation(prompt, told=prompt.version, streams=on_delta is not None)
+        self._running += 1
+        try:
+            while made.finish is None:
+                await self._attempt(prompt, made, on_delta)
+        finally:
+            self._running -= 1
+        return made.sample(URL)
+
+    async def _attempt(
+        self, prompt: Prompt, made: Generation, on_delta: Callable[[Delta], None] | None
+    ) -> None:
+        ids, max_tokens = made.asks()
+        try:
+            output = await self.client.generate(
+                prompt.affinity or prompt.request_id,
+                prompt_ids=ids.tolist(),
+                sampling_params=sampling_params(prompt, max_tokens),
+            )
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # whatever Ray raises: nothing was sampled
+            raise EngineUnavailable(f"verl's inference client: {type(error).__name__}: {error}") from error
+        step = step_of(output, prompt, max_tokens)
+        step.check(self.vocab_size)
+        delta = made.take(step)
+        if delta is not None and on_delta is not None:
+            on_delta(delta)
+        if made.finish == "abort":
+            made.cut("verl aborted it", told=prompt.version)
+
+
+def sampling_params(prompt: Prompt, max_tokens: int) -> dict[str, Any]:
+    """As verl's vLLM server takes them."""
+    chosen = {name: getattr(prompt.sampling, name) for name in COPIED}
+    found: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
+    found |= {"logprobs": True, "max_tokens": max_tokens}
+    if prompt.stop_ids:
+        found["stop_token_ids"] = list(prompt.stop_ids)
+    if prompt.sampling.stop:
+        found["stop"] = list(prompt.sampling.stop)
+    return found
+
+
+def step_of(output: Any, prompt: Prompt, max_tokens: int) -> Step:
+    """verl's TokenOutput as one step. Raises EngineFailed if it has no logprobs or not one for each token."""
+    ids = list(output.token_ids)
+    if output.log_probs is None or len(output.log_probs) != len(ids):
+        have = "no" if output.log_probs is None else len(output.log_probs)
+        raise EngineFailed(f"verl's engine gave {have} logprobs for {len(ids)} tokens")
+    known = output.extra_fields
+    version = known.get("min_global_steps", known.get("global_steps"))
+    finish, reason = _finish(output, ids, prompt, max_tokens)
+    return Step(
+        ids=array("i", ids),
+        logprobs=array("f", output.log_probs),
+        finish=finish,
+        stop_reason=reason,
+        labels=None if version is None else ((int(version), 0, len(ids)),),
+        cached_tokens=int(known.get("num_cached_tokens") or 0),
+    )
+
+
+def _finish(output: Any, ids: list[int], prompt: Prompt, max_tokens: int) -> tuple[Finish, int | None]:
+    if ids and ids[-1] in prompt.stop_ids:
+        return "stop", ids[-1]
+    if output.stop_reason in ("aborted", "abort"):
+        return "abort", None
+    return ("length" if len(ids) >= max_tokens else "stop"), None

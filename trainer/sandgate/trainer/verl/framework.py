@@ -1,0 +1,228 @@
+"""Frameworks: a batch of prompts in, training rows out (verl RFC 5790, uni-agent PR 58)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sandgate.contract.trajectory import Trajectory
+from sandgate.trainer.gateways import GatewayManager
+from sandgate.trainer.verl.dataproto import to_dataproto
+from sandgate.trainer.verl.rewards import final, group_mean
+from sandgate.trainer.verl.rows import Lengths
+from sandgate.trainer.verl.runners import Runner, RunnerConfig
+from sandgate.trainer.verl.sessions import Sample, Score, SessionRunner
+from sandgate.trainer.verl.transfer import TRAIN, VALIDATION, put_rows, put_status, transfer_rows
+
+log = logging.getLogger(__name__)
+
+OVERRIDES = ("__rollout_n__", "__do_sample__")
+"""Columns by which verl's trainer changes how one prompt is sampled; not stored."""
+GREEDY: Mapping[str, Any] = {"temperature": 0.0, "top_p": 1.0, "override": True}
+
+
+class AgentFramework(ABC):
+    """What a trainer needs of a framework."""
+
+    @abstractmethod
+    async def generate_sequences(self, prompts: Any) -> Any:
+        """DataProto in, training-ready DataProto out."""
+        ...
+
+
+class OpenAICompatibleAgentFramework(AgentFramework):
+    """Agents that speak OpenAI's or Anthropic's API, each in a session of a gateway that records its tokens.
+
+    A session that fails is aborted alone: its siblings are kept, whatever was raised.
+    """
+
+    def __init__(
+        self,
+        gateways: GatewayManager,
+        runners: Mapping[str, RunnerConfig],
+        lengths: Lengths,
+        *,
+        n: int = 1,
+        validation_n: int = 1,
+        sampling: Mapping[str, Any] | None = None,
+        validation_sampling: Mapping[str, Any] | None = None,
+        pad_token_id: int = 0,
+        score: Score | None = None,
+        job: str = "",
+    ) -> None:
+        """`sampling`: as in a gateway's session; what the trainer says goes before what the agent asks. `n`: sessions
+        per prompt of a TransferQueue batch; a DataProto has its repetitions as rows."""
+        made = {name: Runner(config) for name, config in runners.items()}
+        self.sessions = SessionRunner(gateways, made, lengths, score=score, job=job)
+        self.lengths, self.pad_token_id = lengths, pad_token_id
+        self._n = {False: n, True: validation_n}
+        self._sampling = {
+            False: {**(sampling or {}), "override": True} if sampling else {},
+            True: {**(validation_sampling or {}), "override": True} if validation_sampling else {},
+        }
+        self._background: set[asyncio.Task[None]] = set()
+
+    # -- DataProto ----------------------------------------------------------------------------------------------------
+
+    async def generate_sequences(self, prompts: Any) -> Any:
+        """A row per trajectory, in the order of the prompts; none for a session that failed. Raises the first failure
+        if all did."""
+        samples, found = await self._run_batch(prompts)
+        pairs = [(sample, row) for sample, rows in zip(samples, found, strict=True) for row in rows]
+        return self._batch([row for _, row in pairs], [sample for sample, _ in pairs])
+
+    async def generate_aligned(self, prompts: Any) -> Any:
+        """Exactly a row per prompt, as a trainer needs that joins the batches: a session's final trajectory. One that
+        failed is a single masked token with its group's mean score: it trains nothing and moves no baseline."""
+        samples, found = await self._run_batch(prompts)
+        by_uid: dict[str, list[Trajectory]] = {}
+        for sample, rows in zip(samples, found, strict=True):
+            by_uid.setdefault(sample.uid, []).extend(rows)
+        template = next(rows[0] for rows in found if rows)
+        whole = [
+            final(rows)
+            if rows
+            else blank(template, sample, group_mean(by_uid[sample.uid]), self.pad_token_id)
+            for sample, rows in zip(samples, found, strict=True)
+        ]
+        return self._batch(whole, samples)
+
+    async def _run_batch(self, prompts: Any) -> tuple[list[Sample], list[list[Trajectory]]]:
+        validate = bool(prompts.meta_info.get("validate", False))
+        samples = samples_of(prompts.non_tensor_batch, len(prompts))
+        found = await settled(self.sessions.run(one, self._sampling[validate]) for one in samples)
+        failures = [one for one in found if isinstance(one, BaseException)]
+        for error in failures:
+            log.error("a session failed", exc_info=error)
+        if failures and len(failures) == len(found):
+            raise failures[0]
+        return samples, [[] if isinstance(one, BaseException) else one for one in found]
+
+    def _batch(self, rows: Sequence[Trajectory], samples: Sequence[Sample]) -> Any:
+        names = [name for name in samples[0].columns if name != "multi_modal_data"]
+        columns = {name: [sample.columns[name] for sample in samples] for name in names}
+        columns["uid"] = [sample.uid for sample in samples]
+        return to_dataproto(rows, self.lengths, pad_token_id=self.pad_token_id, columns=columns)
+
+    # -- TransferQueue ------------------------------------------------------------------------------------------------
+
+    def submit(self, batch: Any) -> None:
+        """Start all sessions of a TransferQueue batch (TensorDict) and return; needs a running loop. Results are rows
+        in the queue; a prompt's tag is `finished`, or `failure` if any of its sessions failed."""
+        prompts, validate = prompts_of(batch)
+        for prompt in prompts:
+            task = asyncio.get_running_loop().create_task(self.run_prompt(prompt, validate=validate))
+            self._background.add(task)
+            task.add_done_callback(self._background.discard)
+
+    async def drain(self) -> None:
+        """Wait for what `submit` started."""
+        await asyncio.gather(*self._background)
+
+    async def run_prompt(self, prompt: Mapping[str, Any], *, validate: bool = False) -> None:
+        """All sessions of one prompt, into the queue. Its tag becomes terminal when the last one has been written, so
+        that none comes after the trainer took the group."""
+        uid, partition = str(prompt["uid"]), VALIDATION if validate else TRAIN
+        status = "failure"
+        await put_status(uid, "running", partition=partition)
+        try:
+            n = int(prompt.get("__rollout_n__", self._n[validate]))
+            greedy = not validate and not prompt.get("__do_sample__", True)
+            sampling = GREEDY if greedy else self._sampling[validate]
+            columns = {name: value for name, value in prompt.items() if name not in OVERRIDES}
+            samples = [sample_of(columns, index) for index in range(n)]
+            said = await settled(self._into_queue(one, sampling, partition) for one in samples)
+            failures = [one for one in said if isinstance(one, BaseException)]
+            for error in failures:
+                log.error("a session of prompt %s failed", uid, exc_info=error)
+            status = "failure" if failures or not said else "finished"
+        finally:
+            await asyncio.shield(put_status(uid, status, partition=partition))  # type: ignore[arg-type]
+
+    async def _into_queue(self, sample: Sample, sampling: Mapping[str, Any], partition: str) -> None:
+        rows = await self.sessions.run(sample, sampling)
+        made = transfer_rows(
+            rows,
+            uid=sample.uid,
+            session=sample.index,
+            global_steps=int(sample.columns.get("global_steps", 0)),
+            columns=sample.columns,
+        )
+        await put_rows(made, partition=partition)
+
+
+async def settled(work: Any) -> list[Any]:
+    """Results, or what was raised, BaseException included, in order. Cancelled together with the caller."""
+    return list(await asyncio.gather(*work, return_exceptions=True))
+
+
+def sample_of(columns: Mapping[str, Any], index: int) -> Sample:
+    """Of one prompt's columns."""
+    return Sample(
+        uid=str(columns["uid"]),
+        index=index,
+        raw_prompt=columns.get("raw_prompt"),
+        tools_kwargs=columns.get("tools_kwargs"),
+        agent_name=columns.get("agent_name"),
+        columns=columns,
+    )
+
+
+def samples_of(columns: Mapping[str, Any], size: int) -> list[Sample]:
+    """Rows of a DataProto's non-tensor batch; rows of one uid are samples 0, 1, ... of one task. Rows without a uid are
+    tasks of their own."""
+    seen: dict[str, int] = {}
+    found = []
+    for at in range(size):
+        row = {name: values[at] for name, values in columns.items()}
+        row.setdefault("uid", f"row-{at}")
+        number = seen.get(str(row["uid"]), 0)
+        seen[str(row["uid"])] = number + 1
+        found.append(sample_of(row, number))
+    return found
+
+
+def prompts_of(batch: Any) -> tuple[list[dict[str, Any]], bool]:
+    """Rows of a TransferQueue batch as dicts, and whether they are for validation."""
+    from tensordict import NonTensorData, NonTensorStack  # type: ignore[import-not-found]
+
+    columns: dict[str, Any] = {}
+    validate = False
+    for name in batch.keys():  # noqa: SIM118 - a TensorDict iterates over its rows
+        value = batch.get(name)
+        if isinstance(value, NonTensorStack):
+            columns[name] = [one.data if isinstance(one, NonTensorData) else one for one in value]
+        elif isinstance(value, NonTensorData):
+            columns[name] = [value.data] * len(batch)
+        else:
+            columns[name] = [one.item() if one.dim() == 0 else one for one in value]
+    if "validate" in columns:
+        validate = bool(columns.pop("validate")[0])
+    return [{name: values[at] for name, values in columns.items()} for at in range(len(batch))], validate
+
+
+def blank(template: Trajectory, sample: Sample, score: float, pad_token_id: int) -> Trajectory:
+    """A row that trains nothing, in place of a session that failed."""
+    return replace(
+        template,
+        uid=sample.uid,
+        session_id="",
+        trajectory_id=0,
+        sample_index=sample.index,
+        prompt_ids=array("i", [pad_token_id]),
+        response_ids=array("i", [pad_token_id]),
+        response_logprobs=array("f", [0.0]),
+        loss_mask=array("b", [0]),
+        versions=array("i", [-1]),
+        turn_ids=(),
+        turn_ends=(),
+        turn_rewards=(),
+        reward=score,
+        reward_info={},
+        complete=False,
+    )
