@@ -238,7 +238,7 @@ STEPS: dict[str, Case] = {
         135.0,
         [KillVerifier(ref())],
     ),
-    "once": (
+    "and that once": (
         spec(**VERIFIER),
         after(ended(), verifier=running(25.0), verifier_stop_at=75.0, verifier_killed=True),
         200.0,
@@ -288,6 +288,16 @@ STEPS: dict[str, Case] = {
         session(remote=True, summary=said("complete", turns=1), looked_at=7.0),
         8.0,
         seal(),
+    ),
+    "with what its agent says is its reward": (
+        spec(**{**TRAINER, "reward": {"source": "agent"}}),
+        session(
+            remote=True,
+            summary=said("complete", turns=1, complete_info={"reward": 0.5, "why": "x"}),
+            looked_at=7.0,
+        ),
+        8.0,
+        seal(reward=0.5, reward_info={"reward": 0.5, "why": "x"}),
     ),
     "its time ends it too": (
         spec(),

@@ -31,8 +31,20 @@ class AgentSessionSpec:
     task_uid: Annotated[str, Size(1, UID_CHARS_MAX), Doc("The task.")]
     sample_index: Annotated[int, Bounds(0, SAMPLES_MAX - 1), Doc("Index in the group.")] = 0
     attempt: Annotated[int, Bounds(0, 9_999), Doc("From 0.")] = 0
-    gateway: Annotated[LabelText, Doc("Name of the gateway pod that holds it.")] = ""
-    remote: Annotated[bool, Doc("The agent runs elsewhere and calls /complete; no sandbox is made.")] = False
+    gateway: Annotated[
+        LabelText,
+        Doc("Name of the gateway pod that holds it. Of a remote one: may be left out; status.baseURL tells."),
+    ] = ""
+    remote: Annotated[
+        bool,
+        Doc(
+            "The agent runs elsewhere and calls /complete; no sandbox is made. Anybody may apply such a session, under "
+            "any name, for a task that the job does not run itself. It is open once Scheduled is True; the Secret "
+            "<name>.keys then has the agent's environment (OPENAI_BASE_URL, OPENAI_API_KEY, SANDGATE_COMPLETE_URL and "
+            "the rest). /complete ends it, with {reward_info: {reward: 1.0}} where reward.source is agent; so do "
+            "limits.sessionSeconds and its deletion. A name is used once."
+        ),
+    ] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,6 +46,7 @@ _JOB_PART, _UID_PART, _HASH_PART = 21, 14, 12
 assert _JOB_PART + _UID_PART + _HASH_PART + 5 + 5 + 4 <= LABEL_MAX
 assert JOB_NAME_MAX + len("-gateway-99") <= LABEL_MAX
 
+_DERIVED = re.compile(rf"-[0-9a-f]{{{_HASH_PART}}}-[0-9]{{1,5}}-[0-9]{{1,5}}$")
 _NOT_LABEL = re.compile(r"[^a-z0-9]+")
 
 
@@ -119,6 +120,21 @@ def verifier_name(session: str) -> str:
 def keys_name(group: str, attempt: int, chunk: int) -> str:
     """The Secret with the keys of one attempt of KEYS_PER_SECRET samples of a group."""
     return f"{group}-keys-{attempt}-{chunk}"
+
+
+def remote_keys_name(session: str) -> str:
+    """The Secret with what a remote agent needs: `<AgentSession>.keys`. No other derived name has a dot."""
+    return f"{session}.keys"
+
+
+def remote_verifier_name(session: str) -> str:
+    """The Secret with the keys of a remote session's verifier, which its agent must not have."""
+    return f"{session}.verifier"
+
+
+def is_derived(job: str, name: str) -> bool:
+    """Has the form of a session_id of that job: such names are not for people's own AgentSessions."""
+    return name.startswith(f"{slug(job, _JOB_PART)}-") and _DERIVED.search(name) is not None
 
 
 KEYS_PER_SECRET = 64

@@ -27,7 +27,9 @@ from sandgate.operator.plan.actions import (
     Tally,
     Told,
 )
-from sandgate.operator.plan.groups import FREE, count, good, settled
+from sandgate.operator.plan.groups import FREE, count, ended_as, good, settled
+from sandgate.operator.plan.outcome import is_infra
+from sandgate.operator.remotes import Remotes, is_remote
 
 JOB_KEY = "job"
 """The job's own key; sessions have their names, which are longer."""
@@ -57,6 +59,7 @@ class Observed:
     settled: dict[str, int] = field(default_factory=dict)
     """Settled groups -> samples of them that count."""
     fresh: dict[str, None] = field(default_factory=dict)
+    remotes: Remotes = field(default_factory=Remotes)
     tally: Tally = field(default_factory=Tally)
     committed: set[str] = field(default_factory=set)
     """Groups whose trajectories are with the trainer for good."""
@@ -91,6 +94,7 @@ class Observed:
             gateways=self.gateways,
             fresh=self.fresh.keys(),
             groups=self.groups,
+            remote=[self.sessions[name] for name in self.remotes.live],
             tally=self.tally,
             begun=self._begun,
             committed=len(self.committed) * self.want.spec.group_size + self._acked,
@@ -115,7 +119,7 @@ class Observed:
         good_ones = sum(self.settled.values()) + sum(
             good(sample) for group in self.groups.values() for sample in group.samples
         )
-        return max(0, good_ones - self._acked)
+        return max(0, good_ones - self._acked) + self.remotes.owed
 
     @property
     def live(self) -> list[SessionObserved]:
@@ -125,6 +129,10 @@ class Observed:
     def gateway_of(self, uid: str) -> str:
         """Where a begun, unsettled group is."""
         return self.groups[uid].gateway
+
+    def knows(self, uid: str) -> bool:
+        """It is one of the job's own tasks."""
+        return uid in self.fresh or uid in self.groups or uid in self.settled
 
     def placed(self, name: str) -> str:
         """Where a live session is; empty for any other."""
@@ -222,6 +230,9 @@ class Observed:
     def found(self, gateway: str, listed: Sequence[SessionSummary], recall: Recall = lost) -> None:
         """What a gateway held when this driver started."""
         for said in sorted(listed, key=lambda one: (one.uid, one.sample_index, one.attempt)):
+            if said.job == self.want.name and is_remote(said):
+                self._found_remote(gateway, said, recall)
+                continue
             if said.job != self.want.name or not 0 <= said.sample_index < self.want.spec.group_size:
                 continue
             ref = Ref(said.job, said.uid, said.sample_index, said.attempt)
@@ -230,7 +241,7 @@ class Observed:
             seen = recall(ref, said)
             self._begin(ref.uid, gateway)
             if said.state.ended:
-                self._sample(ref, _ended(said, self._at(ref)))
+                self._sample(ref, ended_as(said, self._at(ref)))
             else:
                 starting = seen is not None and not seen.lost and not _started(seen)
                 self._live(ref, gateway, said.created_at, starting=starting)
@@ -242,6 +253,36 @@ class Observed:
             if any(sample.reason is FailureReason.STRAGGLER for sample in group.samples):
                 self.groups[uid] = replace(group, closed=True)
             self._settle(uid)
+        self.changed(JOB_KEY)
+
+    def _found_remote(self, gateway: str, said: SessionSummary, recall: Recall) -> None:
+        ref = Ref(said.job, said.uid, said.sample_index, said.attempt, said.session_id)
+        seen = recall(ref, said)
+        if said.state.ended:
+            self.remotes.opened(ref, gateway)
+            self.remotes.ended(ref, counts=ended_as(said, SampleObserved()).failure is not FailureClass.INFRA)
+        else:
+            self.opened_remote(ref, gateway, said.created_at)
+        if seen is not None:
+            self.sessions[ref.name] = seen
+        if seen is None or seen.committed:
+            self.remotes.forget(ref)
+        self.changed(ref.name)
+
+    def ask(self, ref: Ref, gateway: str) -> None:
+        """Somebody wants a session for an agent elsewhere."""
+        if ref.name not in self.sessions:
+            self.remotes.asked[ref.name] = (ref, gateway)
+            self.changed(ref.name)
+
+    def opened_remote(self, ref: Ref, gateway: str, now: float) -> None:
+        """Its gateway holds a remote session."""
+        self.remotes.opened(ref, gateway)
+        if ref.name in self.sessions:
+            return
+        self.sessions[ref.name] = SessionObserved(ref=ref, opened_at=now, told=Told.NOTHING, remote=True)
+        self._place(ref, gateway)
+        self.changed(ref.name)
         self.changed(JOB_KEY)
 
     def opened(self, ref: Ref, gateway: str, now: float, told: Told | None = None) -> None:
@@ -261,7 +302,7 @@ class Observed:
             return
         self.sessions[said.session_id] = replace(seen, summary=said, looked_at=now)
         if said.state.ended:
-            self._over(seen.ref, _ended(said, self._at(seen.ref)))
+            self._over(seen.ref, ended_as(said, self._at(seen.ref)))
         self.changed(said.session_id)
 
     def sandbox(self, ref: Ref, running: Running) -> None:
@@ -335,7 +376,7 @@ class Observed:
         self.sessions[ref.name] = replace(
             seen, summary=replace(summary, state=SessionState.FINALIZED), looked_at=now
         )
-        spent = self._at(ref).spent + (_is_infra(reason) and reason not in FREE)
+        spent = self._at(ref).spent + (is_infra(reason) and reason not in FREE)
         ended = SampleObserved(
             state=SampleState.ENDED,
             attempt=ref.attempt,
@@ -373,7 +414,10 @@ class Observed:
         if seen is None or seen.committed:
             return
         self.sessions[name] = replace(seen, committed=True)
-        self._acked += 1
+        if seen.remote:
+            self.remotes.forget(seen.ref)
+        else:
+            self._acked += 1
         self.changed(name)
         self.changed(JOB_KEY)
 
@@ -385,6 +429,8 @@ class Observed:
     def forget(self, ref: Ref) -> None:
         """Nothing of it is needed any more."""
         self.sessions.pop(ref.name, None)
+        if ref.called:
+            self.remotes.forget(ref)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -403,6 +449,9 @@ class Observed:
             SampleObserved(state=SampleState.LIVE, attempt=ref.attempt, starting=starting, spent=spent),
         )
         self.sessions[ref.name] = SessionObserved(ref=ref, opened_at=now)
+        self._place(ref, gateway)
+
+    def _place(self, ref: Ref, gateway: str) -> None:
         self._placed[ref.name] = gateway
         if gateway in self.gateways:
             self.gateways[gateway] += 1
@@ -411,7 +460,10 @@ class Observed:
         gateway = self._placed.pop(ref.name, None)
         if gateway in self.gateways:
             self.gateways[gateway] -= 1
-        if gateway is not None and self._at(ref).attempt == ref.attempt:
+        if ref.called:
+            self.remotes.ended(ref, counts=ended.failure is not FailureClass.INFRA)
+            self.changed(JOB_KEY)
+        elif gateway is not None and self._at(ref).attempt == ref.attempt:
             self._sample(ref, ended)
             self._settle(ref.uid)
             self.changed(JOB_KEY)
@@ -444,24 +496,3 @@ class Observed:
 
 def _started(seen: SessionObserved) -> bool:
     return seen.sandbox is not None and (seen.sandbox.started_at is not None or seen.sandbox.exit is not None)
-
-
-def _is_infra(reason: FailureReason | None) -> bool:
-    return reason is not None and FAILURE_CLASS[reason] is FailureClass.INFRA
-
-
-def _ended(said: SessionSummary, before: SampleObserved) -> SampleObserved:
-    """The sample, once its newest attempt ended as the gateway tells. One that somebody aborted has no reason there."""
-    reason = FailureReason.ABORTED if said.state is SessionState.ABORTED else None
-    if said.failure_reason is not None:
-        known = said.failure_reason in FailureReason.__members__.values()
-        reason = FailureReason(said.failure_reason) if known else FailureReason.ABORTED
-    spent = before.spent + (_is_infra(reason) and reason not in FREE)
-    return SampleObserved(
-        state=SampleState.ENDED,
-        attempt=said.attempt,
-        ended_at=said.changed_at,
-        reason=reason,
-        failure=None if reason is None else FAILURE_CLASS[reason],
-        spent=spent,
-    )

@@ -18,14 +18,24 @@ from sandgate.contract.errors import (
     NotFound,
     Unavailable,
 )
-from sandgate.contract.names import API_VERSION, KEYS_PER_SECRET, pod_name, verifier_name
+from sandgate.contract.job import Task
+from sandgate.contract.names import KEYS_PER_SECRET, pod_name, verifier_name
 from sandgate.contract.schema import encode
 from sandgate.contract.session import SessionOutcome, SessionSpec
 from sandgate.operator.cluster.api import Json
 from sandgate.operator.cluster.doors import Door
+from sandgate.operator.cluster.remote import RemoteActs
 from sandgate.operator.cluster.session_status import session_status
 from sandgate.operator.cluster.state import JobState
-from sandgate.operator.cluster.store import PodKept, SessionSeen, Table, owner_uid, pod_kept, session_seen
+from sandgate.operator.cluster.store import (
+    PodKept,
+    SessionSeen,
+    Table,
+    controller,
+    owner_uid,
+    pod_kept,
+    session_seen,
+)
 from sandgate.operator.manifests import keys_secret, session_object
 from sandgate.operator.observe import Observed
 from sandgate.operator.plan.actions import Exit, Outage, Ref, Running, SessionObserved, Stop, Told
@@ -46,8 +56,12 @@ class Acts:
     """What is done for one session after the other."""
 
     at: JobState
+    remote: RemoteActs = field(init=False)
     _making: dict[str, asyncio.Lock] = field(default_factory=dict)
     """Keys Secrets that are being made."""
+
+    def __post_init__(self) -> None:
+        self.remote = RemoteActs(self.at)
 
     @property
     def observed(self) -> Observed:
@@ -79,6 +93,10 @@ class Acts:
         """Its AgentSession, made if there is none. Raises Unavailable for one that is not ours (yet)."""
         at = self.at
         if (kept := at.sessions.held.get(ref.name)) is not None:
+            if kept.spec.remote:
+                raise Unavailable(
+                    f"AgentSession {ref.name} is of a remote agent: delete it, its name is ours"
+                )
             return kept
         try:
             body = await at.kube.create(session_object(at.job, ref, gateway))
@@ -169,6 +187,8 @@ class Acts:
         seen = self.observed.sessions[ref.name]
         end = seen.sandbox.exit if seen.sandbox is not None else None
         result = b"{}" if end is None else result_document(end.code, end.message)
+        if ref.called:
+            await self.remote.verifier_keys(ref, self._owner(ref))
         body = verifier_pod(
             at.job,
             session=ref.name,
@@ -177,7 +197,7 @@ class Acts:
             owner=self._owner(ref),
             handle=SessionUrls.of(at.door_of(ref).origin, ref.name),
             keys_secret=at.keys_of(ref),
-            task=at.tasks[ref.uid],
+            task=at.tasks.get(ref.uid) or Task(uid=ref.uid),
             sample_index=ref.sample,
             result=result if len(result) <= RESULT_BYTES_MAX else b"{}",
             look=at.look,
@@ -193,14 +213,7 @@ class Acts:
         seen = self.at.sessions.held.get(ref.name)
         if seen is None:
             raise Unavailable(f"AgentSession {ref.name} is not there")
-        return {
-            "apiVersion": API_VERSION,
-            "kind": AgentSession.KIND,
-            "name": seen.name,
-            "uid": seen.uid,
-            "controller": True,
-            "blockOwnerDeletion": True,
-        }
+        return controller(seen)
 
     async def _create_pod(self, ref: Ref, body: Json) -> PodKept | Exit:
         at = self.at
@@ -342,6 +355,7 @@ class Acts:
 
     def gone(self, kept: SessionSeen) -> None:
         """Somebody deleted an AgentSession: that attempt is discarded."""
+        self.observed.remotes.no_more(kept.name)
         self.at.sessions.pop(kept.name, kept.uid)
         self.observed.deleted(kept.ref)
 

@@ -72,7 +72,8 @@ class Collector:
             (self.secrets if settled else self.at.keys)[self.at.keys_of(one.ref)] = None
         known = set(self.done)
         self.done.extend(
-            one.name for one in sorted(sessions, key=lambda one: one.version)
+            one.name
+            for one in sorted(sessions, key=lambda one: one.version)
             if one.name not in known and not one.spec.remote
         )
         self._occasion.set()

@@ -15,9 +15,10 @@ from sandgate.contract.labels import JOB, SHARD
 from sandgate.contract.schema import decode
 from sandgate.contract.status import RolloutJobStatus
 from sandgate.operator.cluster.api import Api, Connect, connect
+from sandgate.operator.cluster.orphans import Orphans
 from sandgate.operator.cluster.refused import mended, refusal
 from sandgate.operator.cluster.run import ClusterRun
-from sandgate.operator.cluster.store import text_of
+from sandgate.operator.cluster.store import session_seen, text_of
 from sandgate.operator.cluster.writer import StatusWriter
 from sandgate.operator.health import Health
 from sandgate.operator.kinds import selector
@@ -54,6 +55,7 @@ class Hub:
         self.reconciler = Reconciler(
             self._plan, self._carry_out, woke=self._woke, now=now, retried=EVERYTHING
         )
+        self.orphans = Orphans(kube, self._has_job, now, self._spawn)
         self._names: dict[tuple[str, str], str] = {}
         """(namespace, name) -> uid of the job that has that name now."""
         self._refused: dict[str, StatusWriter] = {}
@@ -76,6 +78,9 @@ class Hub:
                 run = self._run_of(body, text_of(body, "spec", "jobName"))
                 if run is not None:
                     run.saw_session(body, gone=event == DELETED)
+                else:
+                    namespace = text_of(body, "metadata", "namespace")
+                    self.orphans.saw(namespace, session_seen(body), gone=event == DELETED)
             elif kind == "Pod":
                 run = self._run_of(body, text_of(body, "metadata", "labels", JOB))
                 if run is not None:
@@ -85,6 +90,9 @@ class Hub:
 
     def _run_of(self, body: Body, job: str) -> ClusterRun | None:
         return self.runs.get(self._names.get((text_of(body, "metadata", "namespace"), job), ""))
+
+    def _has_job(self, namespace: str, name: str) -> bool:
+        return self._names.get((namespace, name), "") in self.runs
 
     def _saw_job(self, body: Body, *, gone: bool) -> None:
         uid = text_of(body, "metadata", "uid")
@@ -140,6 +148,8 @@ class Hub:
         run = self.runs.pop(uid, None)
         if run is not None:
             self._spawn(run.stop())
+            for one in run.at.sessions.held.values():
+                self.orphans.saw(run.at.namespace, one)
 
     # -- plans --------------------------------------------------------------------------------------------------------
 

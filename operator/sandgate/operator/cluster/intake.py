@@ -23,6 +23,8 @@ from sandgate.operator.cluster.state import JobState
 from sandgate.operator.cluster.store import text_of
 from sandgate.operator.cluster.tasks import fixed_tasks
 from sandgate.operator.observe import Observed
+from sandgate.operator.plan.actions import Told
+from sandgate.operator.remotes import is_remote
 
 log = logging.getLogger(__name__)
 
@@ -103,13 +105,15 @@ class Intake:
         at, status = self.at, self.at.observed.status
         if status is not None and status.running + status.ended:
             return True
+        if any(one.spec.remote and one.gateway for one in at.sessions.held.values()):
+            return True
         labels = f"{JOB}={at.name}"
         return bool(await at.kube.list_metadata(AgentSession.KIND, at.namespace, labels=labels))
 
     def _forgot(self, door: Door, listed: list[SessionSummary]) -> bool:
         there = {one.session_id for one in listed}
         at = self.at
-        mine = (one for one in at.sessions.held.values() if one.spec.gateway == door.name)
+        mine = (one for one in at.sessions.held.values() if one.gateway == door.name)
         return any(
             one.name not in there
             and one.name in at.opened
@@ -163,9 +167,12 @@ class Intake:
             at.opened |= {one.session_id: None for one in listed}
             listed += unknown(name, listed, memory)
             at.observed.found(name, listed, memory.recall)
-            committed += sum(one.committed for one in listed)
+            committed += sum(one.committed for one in listed if not is_remote(one))
         at.observed.committed_before(committed)
         live = at.observed.sessions
+        for one in at.sessions.held.values():
+            if one.spec.remote and one.told < Told.FINALIZED:
+                at.observed.ask(one.ref, one.spec.gateway)
         self.collector.resume(
             pods=[name for name in {**at.agents.held, **at.verifiers.held} if name not in live],
             sessions=[one for one in at.sessions.held.values() if one.name not in live],

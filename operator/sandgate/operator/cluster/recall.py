@@ -16,6 +16,7 @@ from sandgate.contract.status import SessionCondition
 from sandgate.operator.cluster.session_status import stop_told
 from sandgate.operator.cluster.store import PodKept, SessionSeen
 from sandgate.operator.plan.actions import Exit, Ref, Running, SessionObserved, Told
+from sandgate.operator.remotes import METADATA
 
 GONE = "its pod is gone"
 
@@ -38,7 +39,8 @@ class Memory:
         agent, verifier = self.agents.get(ref.name), self.verifiers.get(ref.name)
         running = agent.seen.running if agent is not None else None
         begun = said.turns > 0 or (kept is not None and bool(kept.status.pod_name))
-        if kept is not None and kept.spec.remote:
+        remote = bool(ref.called)
+        if remote:
             running = None
         elif running is None and begun:
             running = Running(
@@ -54,9 +56,9 @@ class Memory:
             stop=stop,
             stop_at=self.now if stop is not None else 0.0,
             # An open session without its object: one that was deleted, or one whose making was cut short.
-            deleted=(kept is None and begun) or (kept is not None and kept.deleting),
-            told=kept.told if kept is not None else Told.NOTHING,
-            remote=kept is not None and kept.spec.remote,
+            deleted=(kept is None and (begun or remote)) or (kept is not None and kept.deleting),
+            told=kept.told if kept is not None else None if remote else Told.NOTHING,
+            remote=remote,
         )
 
     def _ended(self, ref: Ref, said: SessionSummary, kept: SessionSeen | None) -> SessionObserved | None:
@@ -77,7 +79,7 @@ class Memory:
             sandbox=agent.seen.running if agent is not None else None,
             verifier=verifier.seen.running if verifier is not None else None,
             told=told,
-            remote=kept is not None and kept.spec.remote,
+            remote=bool(ref.called),
             committed=said.committed,
         )
 
@@ -87,8 +89,12 @@ def unknown(gateway: str, listed: Iterable[SessionSummary], memory: Memory) -> l
     lost its volume: attempts count on; what the trainer has for good stays done, if it has the whole group: half of one
     can be had nowhere any more."""
     known = {one.session_id for one in listed}
-    mine = [one for one in memory.sessions.values() if one.spec.gateway == gateway and one.name not in known]
-    fresh = [one for one in mine if not one.status.conditions and one.name not in memory.agents]
+    mine = [one for one in memory.sessions.values() if one.gateway == gateway and one.name not in known]
+    fresh = [
+        one
+        for one in mine
+        if not one.spec.remote and not one.status.conditions and one.name not in memory.agents
+    ]
     lost = [one for one in mine if one not in fresh]
     open_groups = {one.spec.task_uid for one in lost if not _final(one)}
     return [
@@ -134,6 +140,7 @@ def _made_up(one: SessionSeen, now: float, *, kept: bool) -> SessionSummary:
         failure_reason=reason,
         changed_at=now,
         committed=kept and one.is_true(SessionCondition.TRAJECTORY_COMMITTED),
+        metadata=dict(METADATA) if one.spec.remote else {},
     )
 
 

@@ -32,9 +32,10 @@ from sandgate.operator.cluster.writer import StatusWriter
 from sandgate.operator.manifests import gateway_origin
 from sandgate.operator.observe import JOB_KEY, Observed
 from sandgate.operator.plan import actions
-from sandgate.operator.plan.actions import Action, JobWant, Provided
-from sandgate.operator.plan.ends import seconds
+from sandgate.operator.plan.actions import Action, JobObserved, JobWant, Provided, Told
+from sandgate.operator.plan.ends import seconds, why_stop
 from sandgate.operator.plan.job import plan_job
+from sandgate.operator.plan.remote import RemoteObserved, plan_remote
 from sandgate.operator.plan.session import plan_session
 from sandgate.operator.podstatus import PodSeen
 from sandgate.operator.settings import Settings
@@ -163,9 +164,13 @@ class ClusterRun:
         """What is to be done for a key now."""
         now = self.now()
         if key == JOB_KEY:
-            return plan_job(self.observed.want, self.observed.job(), now)
+            job = self.observed.job()
+            self._stir(job)
+            return plan_job(self.observed.want, job, now)
         seen = self.observed.sessions.get(key)
         if seen is None:
+            if key in self.observed.remotes.asked:
+                return self._plan_remote(key)
             self._forget(key)
             return []
         plan = plan_session(self.job.spec, seen, now)
@@ -173,11 +178,41 @@ class ClusterRun:
             return [actions.StopAttempt(seen.ref, seen.stop), *plan]
         return plan
 
+    def _plan_remote(self, key: str) -> list[Action]:
+        seen = self.observed
+        if not seen.loaded:
+            return []  # asked again when it is
+        ref, gateway = seen.remotes.asked[key]
+        one = RemoteObserved(
+            ref=ref,
+            gateway=gateway,
+            home=seen.remotes.homes.get(ref.uid, ""),
+            own=seen.knows(ref.uid),
+            newest=seen.remotes.newest.get((ref.uid, ref.sample)),
+        )
+        job = seen.job()
+        seen.remotes.looked[key] = self._holds(job)
+        return plan_remote(seen.want, job, one, self.now())
+
+    def _holds(self, job: JobObserved) -> tuple[object, ...]:
+        """What may hold up remote sessions."""
+        over = "" if job.status is None else job.status.completion_time
+        return (*job.gateways, why_stop(self.job.spec, job, self.now()), job.more, job.problem, over)
+
+    def _stir(self, job: JobObserved) -> None:
+        """Plan anew what was held up by something else than there is now."""
+        remotes = self.observed.remotes
+        if remotes.asked:
+            holds = self._holds(job)
+            for name in remotes.asked:
+                if remotes.looked.get(name) != holds:
+                    self.touch(name)
+
     async def carry_out(self, key: str, action: Action) -> None:
         """Idempotent: names are derived, and gateways know sessions by id."""
         match action:
-            case actions.OpenSession(ref, gateway):
-                await self.acts.open(ref, gateway)
+            case actions.OpenSession() | actions.OpenRemote() | actions.HoldRemote():
+                await self._open(action)
             case actions.StartAttempt(ref):
                 await self.acts.start(ref)
             case actions.StopAttempt(ref, stop):
@@ -188,18 +223,34 @@ class ClusterRun:
                 await self.acts.abort(ref)
             case actions.LookSession(ref):
                 await self.acts.look(ref)
-            case actions.StartVerifier(ref):
-                await self.acts.start_verifier(ref)
-            case actions.StopVerifier(ref):
-                await self.acts.stop_verifier(ref)
-            case actions.KillVerifier(ref):
-                await self.acts.kill_verifier(ref)
+            case actions.StartVerifier() | actions.StopVerifier() | actions.KillVerifier():
+                await self._verify(action)
             case actions.SealSession(ref, outcome):
                 await self.acts.seal(ref, outcome)
             case actions.WriteSession(ref):
                 await self.acts.write(ref)
             case _:
                 await self._for_the_job(key, action)
+
+    async def _open(self, action: actions.OpenSession | actions.OpenRemote | actions.HoldRemote) -> None:
+        match action:
+            case actions.OpenSession(ref, gateway):
+                await self.acts.open(ref, gateway)
+            case actions.OpenRemote(ref, gateway):
+                await self.acts.remote.open(ref, gateway)
+            case actions.HoldRemote():
+                await self.acts.remote.hold(action.ref, action.why, final=action.final)
+
+    async def _verify(
+        self, action: actions.StartVerifier | actions.StopVerifier | actions.KillVerifier
+    ) -> None:
+        match action:
+            case actions.StartVerifier(ref):
+                await self.acts.start_verifier(ref)
+            case actions.StopVerifier(ref):
+                await self.acts.stop_verifier(ref)
+            case actions.KillVerifier(ref):
+                await self.acts.kill_verifier(ref)
 
     async def _for_the_job(self, key: str, action: Action) -> None:
         match action:
@@ -212,6 +263,8 @@ class ClusterRun:
                 self.observed.forget(ref)
                 self.at.opened.pop(ref.name, None)
                 self._forget(key)
+                if ref.name in self.observed.remotes.asked:  # another of that name came meanwhile
+                    self.touch(ref.name)
             case actions.WriteStatus(status):
                 self.observed.wrote(status)
                 if status.start_time:
@@ -286,7 +339,9 @@ class ClusterRun:
         if gone or seen.deleting:
             self.session_gone(seen.name, seen.uid)
         else:
-            self.at.sessions.put(seen.name, seen)
+            news = self.at.sessions.put(seen.name, seen)
+            if news and seen.spec.remote and self.observed.loaded and seen.told < Told.FINALIZED:
+                self.observed.ask(seen.ref, seen.spec.gateway)
 
     def session_gone(self, name: str, uid: str) -> None:
         """It is not there any more."""

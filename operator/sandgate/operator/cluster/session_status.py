@@ -47,6 +47,12 @@ def session_status(
     )
 
 
+def held_status(before: AgentSessionStatus, reason: str, why: str, now: float) -> AgentSessionStatus:
+    """Of a remote one that is not open."""
+    fact = SessionCondition.SCHEDULED, False, reason, why[:DETAIL_CHARS_MAX]
+    return AgentSessionStatus(conditions=(_condition(before, fact, now),))
+
+
 def stop_told(status: AgentSessionStatus) -> Stop | None:
     """Why a session was being stopped when an operator last wrote its status."""
     for one in status.conditions:

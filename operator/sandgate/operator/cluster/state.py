@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from sandgate.contract.errors import Unavailable
 from sandgate.contract.job import RolloutJob, Task
-from sandgate.contract.names import KEYS_PER_SECRET, group_name, keys_name
+from sandgate.contract.names import KEYS_PER_SECRET, group_name, keys_name, remote_verifier_name
 from sandgate.gateway.client import GatewayClient
 from sandgate.operator.cluster.api import Api
 from sandgate.operator.cluster.doors import Door
@@ -70,13 +70,15 @@ class JobState:
         return group_name(ref.job, ref.uid)
 
     def keys_of(self, ref: Ref) -> str:
-        """Name of the Secret with its keys."""
+        """Name of the Secret with its pods' keys."""
+        if ref.called:
+            return remote_verifier_name(ref.called)
         return keys_name(self.group(ref), ref.attempt, ref.sample // KEYS_PER_SECRET)
 
     def door_of(self, ref: Ref) -> Door:
         """The gateway that holds a session. Raises Unavailable if the operator does not know it (yet)."""
         seen = self.sessions.held.get(ref.name)
-        gateway = seen.spec.gateway if seen is not None else ""
+        gateway = seen.gateway if seen is not None else ""
         if not gateway and ref.uid in self.observed.groups:
             gateway = self.observed.gateway_of(ref.uid)
         gateway = gateway or self.observed.placed(ref.name)

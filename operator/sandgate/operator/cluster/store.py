@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
+from urllib.parse import urlsplit
 
-from sandgate.contract.agent_session import AgentSessionSpec
+from sandgate.contract.agent_session import AgentSession, AgentSessionSpec
 from sandgate.contract.errors import BadManifest
 from sandgate.contract.labels import GROUP
+from sandgate.contract.names import API_VERSION
 from sandgate.contract.schema import decode
 from sandgate.contract.status import AgentSessionStatus, ConditionStatus, SessionCondition
 from sandgate.operator.plan.actions import Ref, Told
@@ -59,7 +61,16 @@ class SessionSeen:
     @property
     def ref(self) -> Ref:
         """Which attempt it is."""
-        return Ref(self.spec.job_name, self.spec.task_uid, self.spec.sample_index, self.spec.attempt)
+        spec = self.spec
+        called = self.name if spec.remote else ""
+        return Ref(spec.job_name, spec.task_uid, spec.sample_index, spec.attempt, called)
+
+    @property
+    def gateway(self) -> str:
+        """Where it is. A remote one need not name it: its address, written once it is open, does."""
+        if self.spec.remote:
+            return (urlsplit(self.status.base_url).hostname or "").partition(".")[0]
+        return self.spec.gateway
 
     def is_true(self, kind: SessionCondition) -> bool:
         """Is that condition True?"""
@@ -72,7 +83,7 @@ class SessionSeen:
             return Told.COMMITTED
         if any(one.type == SessionCondition.FINALIZED for one in self.status.conditions):
             return Told.FINALIZED
-        return Told.RUNNING if self.status.conditions else Told.NOTHING
+        return Told.RUNNING if self.is_true(SessionCondition.SCHEDULED) else Told.NOTHING
 
 
 def session_seen(body: Body) -> SessionSeen | None:
@@ -95,6 +106,18 @@ def session_seen(body: Body) -> SessionSeen | None:
         group=text_of(body, "metadata", "labels", GROUP),
         deleting=bool(text_of(body, "metadata", "deletionTimestamp")),
     )
+
+
+def controller(seen: SessionSeen) -> dict[str, Any]:
+    """ownerReference of what goes with an AgentSession."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": AgentSession.KIND,
+        "name": seen.name,
+        "uid": seen.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +198,8 @@ BURIED_MAX = 10_000
 
 def slim(seen: SessionSeen) -> SessionSeen:
     """Of one that nothing will be written to any more."""
-    last = tuple(one for one in seen.status.conditions if one.type == SessionCondition.TRAJECTORY_COMMITTED)
+    kept = (SessionCondition.FINALIZED, SessionCondition.TRAJECTORY_COMMITTED)
+    last = tuple(one for one in seen.status.conditions if one.type in kept)
     return replace(
         seen, status=AgentSessionStatus(conditions=last, failure_reason=seen.status.failure_reason)
     )

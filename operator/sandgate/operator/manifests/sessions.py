@@ -6,7 +6,15 @@ from sandgate.contract.agent_session import AgentSession, AgentSessionSpec
 from sandgate.contract.job import RolloutJob
 from sandgate.contract.keys import Key, Scope, mint
 from sandgate.contract.labels import AGENT
-from sandgate.contract.names import API_VERSION, KEYS_PER_SECRET, group_name, keys_name, session_id
+from sandgate.contract.names import (
+    API_VERSION,
+    KEYS_PER_SECRET,
+    group_name,
+    keys_name,
+    remote_keys_name,
+    remote_verifier_name,
+    session_id,
+)
 from sandgate.contract.schema import encode
 from sandgate.operator.manifests.base import Json, metadata, secret_data
 from sandgate.operator.plan.actions import Ref
@@ -50,5 +58,31 @@ def keys_secret(
         "metadata": metadata(job, keys_name(group, attempt, chunk), AGENT, group=group),
         "type": "Opaque",
         "immutable": True,
+        "data": secret_data(**data),
+    }
+
+
+def remote_secret(job: RolloutJob, ref: Ref, owner: Json, data: dict[str, str]) -> Json:
+    """What a remote agent needs, as its environment would be in a sandbox (`envFrom` takes it as it is), and goes with
+    its AgentSession. It also decides which gateway has the session: whoever creates it first."""
+    return _of_session(job, ref, owner, remote_keys_name(ref.name), data)
+
+
+def remote_verifier_secret(job: RolloutJob, ref: Ref, owner: Json, secret: bytes, expires_at: float) -> Json:
+    """The keys of a remote session's verifier: its agent has no right to the second one."""
+    data = {
+        f"{ref.name}.{ending}": mint(secret, Key(scope, ref.job, ref.name, expires_at))
+        for ending, scope in (("api", Scope.AGENT), ("reward", Scope.REWARD))
+    }
+    return _of_session(job, ref, owner, remote_verifier_name(ref.name), data)
+
+
+def _of_session(job: RolloutJob, ref: Ref, owner: Json, name: str, data: dict[str, str]) -> Json:
+    meta = metadata(job, name, AGENT, session=ref.name, group=group_name(ref.job, ref.uid))
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {**meta, "ownerReferences": [owner]},
+        "type": "Opaque",
         "data": secret_data(**data),
     }

@@ -6,7 +6,7 @@ Times are unix seconds.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import TypeAlias
@@ -28,10 +28,14 @@ class Ref:
     uid: str
     sample: int
     attempt: int
+    called: str = ""
+    """The name that a person gave it, whose agent runs elsewhere."""
 
     @property
     def name(self) -> SessionId:
         """Session id at the gateway, name of its AgentSession and of its sandbox."""
+        if self.called:
+            return SessionId(self.called)
         return session_id(self.job, self.uid, self.sample, self.attempt)
 
 
@@ -198,6 +202,8 @@ class JobObserved:
     """Uids of tasks that were never begun, in order."""
     groups: Mapping[str, GroupObserved]
     """In the order in which they were begun."""
+    remote: Sequence[SessionObserved] = ()
+    """Live sessions of agents that run elsewhere: they are not the job's samples."""
     tally: Tally = Tally()
     """Of the groups that are settled."""
     begun: int = 0
@@ -249,6 +255,23 @@ class OpenSession:
 
     ref: Ref
     gateway: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRemote:
+    """Open a session that a person applied, at this gateway; make the keys of its agent."""
+
+    ref: Ref
+    gateway: str
+
+
+@dataclass(frozen=True, slots=True)
+class HoldRemote:
+    """Say why it is not open. `final`: it will not be."""
+
+    ref: Ref
+    why: str
+    final: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,6 +389,8 @@ class WakeAt:
 
 Action: TypeAlias = (
     OpenSession
+    | OpenRemote
+    | HoldRemote
     | StartAttempt
     | StopAttempt
     | KillAttempt

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from sandgate.contract.errors import FailureClass, FailureReason
+from sandgate.contract.errors import FAILURE_CLASS, FailureClass, FailureReason
 from sandgate.contract.job import RolloutJobSpec
+from sandgate.contract.session import SessionState, SessionSummary
 from sandgate.operator.plan.actions import GroupObserved, SampleObserved, SampleState, Tally
+from sandgate.operator.plan.outcome import is_infra
 
 RETRY_S, RETRY_S_MAX = 1.0, 60.0
 """Pause before the second attempt, doubled each time up to the second: what broke needs a moment to come back."""
@@ -74,3 +76,20 @@ def count(group: GroupObserved) -> Tally:
 def retries(group: GroupObserved) -> int:
     """Attempts beyond the first."""
     return sum(max(0, sample.attempt) for sample in group.samples)
+
+
+def ended_as(said: SessionSummary, before: SampleObserved) -> SampleObserved:
+    """The sample, once its newest attempt ended as the gateway tells. One that somebody aborted has no reason there."""
+    reason = FailureReason.ABORTED if said.state is SessionState.ABORTED else None
+    if said.failure_reason is not None:
+        known = said.failure_reason in FailureReason.__members__.values()
+        reason = FailureReason(said.failure_reason) if known else FailureReason.ABORTED
+    spent = before.spent + (is_infra(reason) and reason not in FREE)
+    return SampleObserved(
+        state=SampleState.ENDED,
+        attempt=said.attempt,
+        ended_at=said.changed_at,
+        reason=reason,
+        failure=None if reason is None else FAILURE_CLASS[reason],
+        spent=spent,
+    )

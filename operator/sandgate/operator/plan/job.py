@@ -90,6 +90,9 @@ def _stop_all(want: JobWant, seen: JobObserved, stop: Stop) -> Iterator[Action]:
         for ref, sample in _live(want, group):
             if not sample.stopping:
                 yield StopAttempt(ref, stop)
+    for one in seen.remote:
+        if one.stop is None:
+            yield StopAttempt(one.ref, stop)
 
 
 def _close_all(seen: JobObserved) -> Iterator[Action]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from sandgate.contract.errors import FailureReason
 from sandgate.contract.job import Completion, RewardSource, RolloutJobSpec
-from sandgate.contract.session import SessionOutcome, SessionState
+from sandgate.contract.session import SessionOutcome, SessionState, TerminationMessage, finite
 from sandgate.operator.plan.actions import (
     AbortSession,
     Action,
@@ -167,8 +167,11 @@ def _no_verdict(seen: SessionObserved, verdict: Exit) -> str:
 
 
 def _remote(spec: RolloutJobSpec, seen: SessionObserved, now: float) -> list[Action]:
-    """The agent runs elsewhere: /complete ends it, or its time does."""
-    done = Exit(at=seen.looked_at, code=0)
+    """The agent runs elsewhere: /complete ends it, or its time does. What a sandbox would leave as its termination
+    message, it leaves there, as `reward_info`."""
+    said = seen.summary.complete_info if seen.summary is not None else None
+    info = said or {}
+    done = Exit(at=seen.looked_at, code=0, message=TerminationMessage(finite(info.get("reward")), info, said))
     if seen.told is Told.NOTHING:  # what its agent needs to know stands there
         return [WriteSession(seen.ref)]
     if seen.stop is not None:

@@ -24,7 +24,7 @@ def job_status(want: JobWant, seen: JobObserved, now: float) -> RolloutJobStatus
     """What is to be told of the job; equal to `seen.status` if nothing changed."""
     groups = seen.groups.values()
     samples = [sample for group in groups for sample in group.samples]
-    running = sum(sample.state is SampleState.LIVE for sample in samples)
+    running = sum(sample.state is SampleState.LIVE for sample in samples) + len(seen.remote)
     idle = not running and all(settled(group) for group in groups)
     old = seen.status or RolloutJobStatus()
     why = ending(want.spec, seen, now)

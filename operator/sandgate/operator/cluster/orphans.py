@@ -1,0 +1,68 @@
+"""Remote AgentSessions of which there is no job (yet): they say so, and wait."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from sandgate.contract.errors import SandgateError
+from sandgate.contract.status import SessionReason
+from sandgate.operator.cluster.api import Api
+from sandgate.operator.cluster.remote import tell
+from sandgate.operator.cluster.store import SessionSeen
+from sandgate.operator.plan.actions import Told
+
+log = logging.getLogger(__name__)
+
+SETTLE_S = 5.0
+"""A job that was applied together with its sessions, or is listed after them, is there by then."""
+ORPHANS_MAX = 10_000
+"""Remembered until they were told; more are told when the next operator starts."""
+
+
+@dataclass(slots=True)
+class Orphans:
+    """Of one operator. A job that comes later lists its AgentSessions itself."""
+
+    kube: Api
+    has_job: Callable[[str, str], bool]
+    """(namespace, name): does it run here?"""
+    now: Callable[[], float]
+    spawn: Callable[..., None]
+    _held: dict[tuple[str, str], SessionSeen] = field(default_factory=dict)
+    _busy: bool = False
+
+    def saw(self, namespace: str, seen: SessionSeen | None, *, gone: bool = False) -> None:
+        """An AgentSession whose job does not run here."""
+        if seen is None or not seen.spec.remote:
+            return
+        if gone or seen.deleting or seen.told >= Told.FINALIZED:
+            self._held.pop((namespace, seen.name), None)
+        elif len(self._held) < ORPHANS_MAX:
+            self._held[namespace, seen.name] = seen
+            if not self._busy:
+                self._busy = True
+                self.spawn(self._run())
+
+    async def _run(self) -> None:
+        try:
+            while self._held:
+                await asyncio.sleep(SETTLE_S)
+                for key in list(self._held):
+                    if (seen := self._held.pop(key, None)) is not None:
+                        await self._tell(key[0], seen)
+        finally:
+            self._busy = False
+
+    async def _tell(self, namespace: str, seen: SessionSeen) -> None:
+        job = seen.spec.job_name
+        if self.has_job(namespace, job):
+            return
+        why = f"spec.jobName: no RolloutJob {job} runs in this namespace"
+        try:
+            await tell(self.kube, namespace, seen, SessionReason.NO_JOB, why, self.now())
+        except (SandgateError, OSError, TimeoutError) as error:
+            log.info("AgentSession %s/%s waits: %s", namespace, seen.name, error)
+            self._held.setdefault((namespace, seen.name), seen)
