@@ -309,6 +309,8 @@ class ClusterRun:
             for said in listed:
                 if said.session_id in self.observed.sessions:
                     self.observed.told(said, self.now())
+                    if said.committed:  # the event that told so may have died with the gateway
+                        self.observed.commit_session(said.session_id)
 
     async def changed(self, door: Door, name: str, state: str) -> None:
         """A session's state at its gateway, by others than us."""
