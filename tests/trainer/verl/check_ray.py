@@ -181,8 +181,9 @@ def adapter(ray_cluster: None, model: Path) -> Iterator[Any]:
 
 
 def test_v0_gives_a_row_per_prompt_through_verls_own_client(adapter: Any) -> None:
-    out = adapter.generate_sequences(batch(3, s1="raise"))
-    assert len(batch(3).union(out)) == 3
+    asked = batch(3, s1="raise")
+    out = adapter.generate_sequences(asked)
+    assert len(asked.union(out)) == 3  # as the trainer does
     assert out.batch["response_mask"].sum(-1).tolist() == [6, 0, 6]
     assert out.batch["rollout_log_probs"][0][:7].tolist() == [-0.5] * 6 + [0.0]
     assert out.non_tensor_batch["max_global_steps"].tolist() == [7, None, 7]

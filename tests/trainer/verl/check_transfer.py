@@ -11,10 +11,22 @@ import numpy as np
 import pytest
 import torch  # type: ignore[import-not-found]
 import transfer_queue as tq  # type: ignore[import-not-found]
+from verl.trainer.ppo.core_algos import AdvantageEstimator  # type: ignore[import-not-found]
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer  # type: ignore[import-not-found]
+from verl.trainer.ppo.v1.utils import (  # type: ignore[import-not-found]
+    compute_advantage_for_multi_trajectories,
+)
 
 from sandgate.contract.errors import InvalidBody
-from sandgate.trainer.verl import Lengths, put_group, put_rows, tensordict, transfer_rows, uid_key
+from sandgate.trainer.verl import (
+    Lengths,
+    put_group,
+    put_rows,
+    tensordict,
+    to_dataproto,
+    transfer_rows,
+    uid_key,
+)
 from tests.trainer.verl.rows import row, short
 
 LENGTHS = Lengths(4, 6)
@@ -70,15 +82,21 @@ SEQUENCES = ("input_ids", "position_ids", "response_mask", "loss_mask", "rm_scor
 
 
 async def test_grpo_over_sampled_rows_counts_each_session_once() -> None:
-    from verl.trainer.ppo.v1.trainer_base import (  # type: ignore[import-not-found]
-        compute_advantage_for_multi_trajectories,
-    )
-
+    """Session 1 forked: were its rows two, the group's mean would be a third."""
     rows = [row(0, reward=1.0), row(1, 0, reward=0.0), row(1, 1, reward=0.0)]
     await put_group("q1", rows, global_steps=1, lengths=LENGTHS)
     batch, _ = replay().sample(1, "train", 1)
-    assert callable(compute_advantage_for_multi_trajectories)
-    assert len(batch.keys) == 3
+    assert batch.keys == ["q1_0_0", "q1_1_0", "q1_1_1"]
+    data = to_dataproto(rows, LENGTHS)
+    stored = tq.kv_batch_get(keys=batch.keys, partition_id="train")["rm_scores"]
+    padded = [torch.nn.functional.pad(one, (0, LENGTHS.response - len(one))) for one in stored.unbind()]
+    data.batch["token_level_rewards"] = torch.stack(padded)
+    assert torch.equal(data.batch["token_level_rewards"], data.batch["rm_scores"])
+    found = compute_advantage_for_multi_trajectories(
+        data, batch.keys, adv_estimator=AdvantageEstimator.GRPO, num_repeat=2
+    )
+    first = [round(one, 3) for one in found.batch["advantages"][:, 0].tolist()]
+    assert first == [0.707, -0.707, -0.707]
 
 
 async def test_a_uid_with_an_underscore_is_renamed_and_kept() -> None:
