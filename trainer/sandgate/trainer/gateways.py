@@ -42,7 +42,10 @@ def uploaded(info: Mapping[str, Json] | None) -> float | None:
 
 
 class HttpGateway:
-    """A gateway by its control API. The client's key needs scope trainer or admin."""
+    """A gateway by its control API. The client's key needs scope trainer or admin.
+
+    The gateway keeps what it gave and also offers it for lease, as to every trainer: acknowledge it there, or give it a
+    journal that may go."""
 
     def __init__(self, client: AsyncRolloutClient) -> None:
         self.client = client

@@ -23,13 +23,17 @@ class VerlEngine:
     as the sticky request id, so that its turns find their prefix in one server's cache.
 
     verl gives no token before the last one, so nothing streams; and one version range per generation: if weights
-    changed meanwhile, all its tokens carry the oldest.
+    changed meanwhile, all its tokens carry the oldest. A generation that is cancelled runs to its end at verl's server.
     """
 
     def __init__(self, client: Any, *, max_model_len: int, vocab_size: int = 0) -> None:
         self.client, self.vocab_size = client, vocab_size
         self.facts = EngineFacts(name="verl", logprobs_mode="processed_logprobs", max_model_len=max_model_len)
         self._running = 0
+        rollout = getattr(
+            getattr(getattr(client, "config", None), "actor_rollout_ref", None), "rollout", None
+        )
+        self._ids_are_unique = bool(getattr(rollout, "full_determinism", False))
 
     def status(self) -> list[EngineStatus]:
         """verl's servers as one."""
@@ -51,13 +55,17 @@ class VerlEngine:
             self._running -= 1
         return made.sample(URL)
 
+    def _request_id(self, prompt: Prompt) -> str:
+        """By it verl chooses the server; with full_determinism vLLM itself gets it, and takes none twice at once."""
+        return prompt.request_id if self._ids_are_unique or not prompt.affinity else prompt.affinity
+
     async def _attempt(
         self, prompt: Prompt, made: Generation, on_delta: Callable[[Delta], None] | None
     ) -> None:
         ids, max_tokens = made.asks()
         try:
             output = await self.client.generate(
-                prompt.affinity or prompt.request_id,
+                self._request_id(prompt),
                 prompt_ids=ids.tolist(),
                 sampling_params=sampling_params(prompt, max_tokens),
             )

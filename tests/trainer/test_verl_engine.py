@@ -1,0 +1,140 @@
+"""verl's inference client as an engine: what it says is what is recorded, and what it leaves out is refused."""
+
+from __future__ import annotations
+
+from array import array
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sandgate.contract.errors import EngineFailed, EngineUnavailable, Unsupported
+from sandgate.gateway.conversation.messages import Sampling
+from sandgate.gateway.engine.api import Delta, Prompt, Sample, VersionSpan
+from sandgate.trainer.verl.engine import VerlEngine
+
+END = 9
+
+
+def output(ids: list[int], **changes: Any) -> Any:
+    """verl's TokenOutput."""
+    said = {"token_ids": ids, "log_probs": [-0.5] * len(ids), "stop_reason": "completed"}
+    return SimpleNamespace(**said | {"extra_fields": {"global_steps": 7}} | changes)
+
+
+class Client:
+    """verl's LLMServerClient: gives the answers in order, raises those that are errors."""
+
+    def __init__(self, *answers: Any, full_determinism: bool = False) -> None:
+        rollout = SimpleNamespace(full_determinism=full_determinism)
+        self.config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout))
+        self.answers = list(answers)
+        self.asked: list[tuple[str, list[int], dict[str, Any]]] = []
+
+    async def generate(
+        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]
+    ) -> Any:
+        self.asked.append((request_id, prompt_ids, sampling_params))
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def prompt(**changes: Any) -> Prompt:
+    said: dict[str, Any] = {
+        "request_id": "r1",
+        "ids": array("i", [1, 2]),
+        "sampling": Sampling(temperature=0.5, top_p=0.9, stop=("X",)),
+        "max_tokens": 4,
+        "stop_ids": (END,),
+        "affinity": "q1",
+        "version": 3,
+    }
+    return Prompt(**said | changes)
+
+
+async def sampled(client: Client, **changes: Any) -> Sample:
+    return await VerlEngine(client, max_model_len=64, vocab_size=10).generate(prompt(**changes))
+
+
+@pytest.mark.parametrize(
+    ("said", "finish", "versions"),
+    [
+        pytest.param(output([5, END]), "stop", (VersionSpan(7, 0, 2),), id="its own end"),
+        pytest.param(output([5, 6, 5, 6]), "length", (VersionSpan(7, 0, 4),), id="as long as asked"),
+        pytest.param(output([5]), "stop", (VersionSpan(7, 0, 1),), id="a stop string"),
+        pytest.param(
+            output([5, END], extra_fields={"min_global_steps": 6, "max_global_steps": 7, "global_steps": 7}),
+            "stop",
+            (VersionSpan(6, 0, 2),),
+            id="a weight update meanwhile: the oldest",
+        ),
+        pytest.param(
+            output([END], extra_fields={}), "stop", (VersionSpan(3, 0, 1),), id="no version: the told one"
+        ),
+    ],
+)
+async def test_an_answer_is_a_sample(said: Any, finish: str, versions: tuple[VersionSpan, ...]) -> None:
+    client = Client(said)
+    sample = await sampled(client)
+    assert (list(sample.ids), sample.finish, sample.versions) == (said.token_ids, finish, versions)
+    assert list(sample.logprobs) == said.log_probs
+    assert client.asked == [
+        (
+            "q1",
+            [1, 2],
+            {
+                "temperature": 0.5,
+                "top_p": 0.9,
+                "logprobs": True,
+                "max_tokens": 4,
+                "stop_token_ids": [END],
+                "stop": ["X"],
+            },
+        )
+    ]
+
+
+async def test_an_aborted_generation_goes_on_after_its_last_token_with_its_own_version() -> None:
+    client = Client(output([5], stop_reason="aborted"), output([6, END], extra_fields={"global_steps": 8}))
+    told: list[Delta] = []
+    sample = await VerlEngine(client, max_model_len=64).generate(prompt(), told.append)
+    assert list(sample.ids) == [5, 6, END]
+    assert sample.versions == (VersionSpan(7, 0, 1), VersionSpan(8, 1, 3))
+    assert [(ids, params["max_tokens"]) for _, ids, params in client.asked] == [([1, 2], 4), ([1, 2, 5], 3)]
+    assert [list(delta.ids) for delta in told] == [[5], [6, END]]
+
+
+REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
+    "no logprobs": (output([5], log_probs=None), EngineFailed, "gave no logprobs for 1 tokens"),
+    "too few logprobs": (output([5, END], log_probs=[-0.5]), EngineFailed, "gave 1 logprobs for 2 tokens"),
+    "a token that does not exist": (output([11]), EngineFailed, "11"),
+    "a logprob that is none": (output([5], log_probs=[float("nan")]), EngineFailed, "logprob"),
+    "a server that is gone": (
+        RuntimeError("No available servers"),
+        EngineUnavailable,
+        "No available servers",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+async def test_what_cannot_be_trusted_is_refused(case: str) -> None:
+    said, error, why = REFUSED[case]
+    with pytest.raises(error, match=why):
+        await sampled(Client(said))
+
+
+@pytest.mark.parametrize("asked", [{"constraint": {"regex": "a"}}, {"top_logprobs": 2}])
+async def test_what_verl_does_not_carry_is_refused_before_it_is_asked(asked: dict[str, Any]) -> None:
+    client = Client()
+    with pytest.raises(Unsupported):
+        await sampled(client, **asked)
+    assert client.asked == []
+
+
+async def test_full_determinism_gets_an_id_of_its_own() -> None:
+    client = Client(output([END]), full_determinism=True)
+    await sampled(client)
+    assert client.asked[0][0] == "r1"
