@@ -327,6 +327,7 @@ STATUSES: dict[str, tuple[Asked, int]] = {
     "no interaction yet is 400": (call("/rl/set_reward", "session", reward=1.0), 400),
     "an unknown interaction is 400": (call("/rl/set_reward", "ended", reward=1.0, interaction_id="x"), 400),
     "a reward that is no number is 422": (call("/rl/set_reward", "session", reward="much"), 422),
+    "a reward beyond float32 is 422": (call("/rl/set_reward", "session", reward=1e39), 422),
     "a reward of NaN is 422": (call("/rl/set_reward", "session", reward=float("nan")), 422),
     "no reward is 422": (call("/rl/set_reward", "session"), 422),
     "a reward after the export is 410": (call("/rl/set_reward", "exported", reward=1.0), 410),

@@ -141,7 +141,7 @@ class Areal:
     async def export(self, session: Session, discount: float, style: str) -> list[Interaction]:
         """Of a session that its agent ended: sealed, then committed. The same again until the session is retired.
 
-        Raises Gone if it was aborted, else what `interactions` raises, before anything is changed.
+        Raises Gone if it was aborted; what `check` raises, before anything is changed, and what `interactions` raises.
         """
         check(discount, style)
         if session.phase is Phase.ABORTED:

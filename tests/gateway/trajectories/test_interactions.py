@@ -175,6 +175,12 @@ def test_calls_are_in_order_of_their_asking_not_of_their_answers() -> None:
     assert list(worth(found)) == ["b", "a"]
 
 
+def test_rewards_that_no_tensor_holds_are_refused() -> None:
+    turns = calls("a", "b<a")
+    with pytest.raises(InvalidBody, match="beyond float32"):
+        interactions(turns, delivered=seen(turns), rewarded=given_to(a=3e38, b=3e38))
+
+
 def test_no_calls_are_no_interactions() -> None:
     assert interactions([], delivered=(), rewarded=given_to(session=1.0)) == []
 

@@ -19,6 +19,8 @@ from sandgate.gateway.trajectories.credit import discounted, finite
 from sandgate.gateway.trajectories.linearize import TurnLike, leaves
 
 Style = Literal["individual", "concat"]
+REWARD_MAX = float(np.finfo(np.float32).max)
+"""What a float32 tensor holds."""
 BYTES_PER_TOKEN = 8 + 8 + 4 + 8 + 1
 """Of the five tensors with an entry per token."""
 BYTES_MAX = 256 * 1024 * 1024
@@ -79,13 +81,15 @@ def interactions(
     """In order of creation. `calls` in order of commit; `reward`: of the session, which is its last call's.
 
     Calls that no agent ever saw, or that the engine cut short, are left out as in trajectories, after the discount
-    walked over them. Raises InvalidBody: a style or discount that cannot be; TooLarge; CorruptRecord.
+    walked over them. Raises InvalidBody: a style, discount or sum of rewards that cannot be; TooLarge; CorruptRecord.
     """
     check(discount, style)
     calls = list(calls)
     order = in_order(calls)
     paths = {call.id: path for path in leaves(calls, delivered) for call in path[-1:]}
     worth = discounted([call.id for call in order], _own(order, rewarded, reward), discount)
+    if any(not abs(value) <= REWARD_MAX for value in worth.values()):
+        raise InvalidBody("the rewards add up beyond float32", field="reward")
     if style == "individual":
         seen = {call.id for path in paths.values() for call in path}
         known: dict[str, TurnLike] = {call.id: call for call in calls}

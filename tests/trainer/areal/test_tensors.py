@@ -1,0 +1,48 @@
+"""Trajectories as AReaL's tensor dict."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from sandgate.contract.errors import InvalidBody
+from sandgate.contract.trajectory import Trajectory
+from sandgate.trainer.areal.tensors import DTYPES, columns
+from tests.trainer.areal.env import ROOT, environment, python
+from tests.trainer.trajectories import trajectories
+
+CHECKS_S = 180.0
+
+
+@given(trajectories(any_floats=False))
+def test_every_trajectory_has_its_row(row: Trajectory) -> None:
+    if row.reward is not None and not abs(row.reward) <= float(np.finfo(np.float32).max):
+        with pytest.raises(InvalidBody):
+            columns(row)
+        return
+    found = columns(row)
+    length = len(row.prompt_ids) + len(row.response_ids)
+    assert {name: column.dtype for name, column in found.items()} == DTYPES
+    assert {column.shape for name, column in found.items() if name != "rewards"} == {(1, length)}
+    before = len(row.prompt_ids)
+    assert found["input_ids"][0].tolist() == [*row.prompt_ids, *row.response_ids]
+    for name, said, nothing in (
+        ("loss_mask", row.loss_mask, 0),
+        ("logprobs", row.response_logprobs, 0.0),
+        ("versions", row.versions, -1),
+    ):
+        assert found[name][0].tolist() == [nothing] * before + said.tolist()
+    assert found["attention_mask"].all()
+
+
+def test_torch_gets_what_areal_makes_itself() -> None:
+    done = subprocess.run(
+        [python(), "-P", Path(__file__).parent / "check_tensors.py"],
+        env=environment(PYTHONPATH=f"{ROOT / 'contract'}:{ROOT / 'trainer'}"),
+        capture_output=True, text=True, timeout=CHECKS_S, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["equal"]), done.stderr[-2000:]
