@@ -2,7 +2,7 @@
 
     python -m tests.bench.run [--smoke] [--write]
 
-Gateway or relay on core 0; engine stub and load on core 1. `--write`: docs/benchmarks.md and docs/benchmarks.json.
+Gateway or relay on core 0; engine stub and load on core 1. `--write`: its section of docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import msgspec
 import orjson
 
 from sandgate.contract.keys import Key, Scope, mint
+from tests.bench import report
 from tests.bench.load import Scenario
 from tests.bench.model import folder
 from tests.bench.stub_engine import WINDOW
@@ -204,9 +205,8 @@ def measure(case: Case, model: Path) -> Row:
     return row
 
 
+TITLE = "A turn through the gateway"
 HEAD = """\
-# Benchmarks
-
 What a turn takes through the gateway beyond what the engine takes: the time from the request's first byte to the
 answer's last, minus the median of the same load on the engine directly. The engine is a stub (256 tokens with logprobs,
 64 events when streamed) that takes the given time for a generation. Ten-turn conversations with four tools grow from
@@ -214,8 +214,7 @@ answer's last, minus the median of the same load on the engine directly. The eng
 is on disk, with fsync. The relay is an aiohttp server that passes bytes on and looks at nothing. The gateway (or relay)
 has one core, engine and load share another. Stall: how long a concurrent /healthz waits.
 
-Made by `python -m tests.bench.run --write`; every number is in [benchmarks.json](benchmarks.json);
-what they mean is in [performance.md](performance.md).
+Made by `python -m tests.bench.run --write`.
 
 """
 
@@ -245,16 +244,15 @@ COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
 
 def table(rows: list[Row]) -> str:
     """Markdown."""
-    lines = ["| " + " | ".join(name for name, _ in COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
-    lines += ["| " + " | ".join(show(row) for _, show in COLUMNS) + " |" for row in rows]
-    return "\n".join(lines) + "\n"
+    cells = [[show(row) for _, show in COLUMNS] for row in rows]
+    return report.table([name for name, _ in COLUMNS], cells) + "\n"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--smoke", action="store_true", help="two short cases, to see that it works")
     parser.add_argument("--only", default="", help="cases whose name contains one of these, commas between")
-    parser.add_argument("--write", action="store_true", help="docs/benchmarks.md and .json")
+    parser.add_argument("--write", action="store_true", help="into docs/benchmarks.md and .json")
     args = parser.parse_args()
     model, rows = folder(), []
     for case in cases(args.smoke):
@@ -266,10 +264,7 @@ def main() -> int:
                     print(f"  {who}: {rows[-1][who]['first_error']}", flush=True)
     if args.write:
         machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
-        (ROOT / "docs" / "benchmarks.md").write_text(
-            f"{HEAD}{table(rows)}\nMeasured on {machine}.\n", "utf-8"
-        )
-        (ROOT / "docs" / "benchmarks.json").write_bytes(orjson.dumps(rows, option=orjson.OPT_INDENT_2))
+        report.write(TITLE, f"{HEAD}{table(rows)}\nMeasured on {machine}.", rows)
     return 0 if all(row["gateway"]["errors"] == 0 for row in rows) else 1
 
 

@@ -9,15 +9,18 @@ from collections.abc import Awaitable, Callable
 POLL_S = 0.02
 
 
-async def until(condition: Callable[[], Awaitable[bool]], *, what: str, within_s: float = 10.0) -> None:
+async def until(
+    condition: Callable[[], Awaitable[bool]], *, what: str, within_s: float = 10.0, every_s: float = POLL_S
+) -> None:
     """Return when `condition` holds. Raises AssertionError naming `what` after `within_s` seconds.
 
-    For what only another process can tell. In one process, wait for the event itself.
+    For what only another process can tell. In one process, wait for the event itself. `every_s`: where looking costs
+    the other side more than a moment.
     """
     end = time.monotonic() + within_s
     while not await condition():
         assert time.monotonic() < end, f"still not so after {within_s} s: {what}"
-        await asyncio.sleep(POLL_S)
+        await asyncio.sleep(every_s)
 
 
 def until_now(condition: Callable[[], bool], *, what: str, within_s: float = 10.0) -> None:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 Event = Mapping[str, Any]
 
 READS = ("get", "list", "watch")
-TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -26,6 +23,8 @@ class Figures:
     """By `verb resource[/subresource]`: everything that the operator asked for, its Lease too, and what was refused."""
     wait_s: tuple[float, ...]
     """From AgentSession to pod, in order: from the one's existence to the other's."""
+    begun: tuple[float, ...]
+    """When pods were there, in order."""
     began: float
     """When the first AgentSession was asked for."""
     ended: float
@@ -39,6 +38,12 @@ class Figures:
     def rate(self) -> float:
         """Sessions a second, from the first AgentSession to the last commit."""
         return self.sessions / (self.ended - self.began)
+
+    @property
+    def steady(self) -> float:
+        """Pods a second, without the first and the last tenth of them."""
+        first, last = len(self.begun) // 10, len(self.begun) * 9 // 10
+        return (last - first) / (self.begun[last] - self.begun[first])
 
     def wait(self, share: float) -> float:
         """A quantile of `wait_s`."""
@@ -74,23 +79,9 @@ def figures(events: Iterable[Event], user: str) -> Figures:
             case "patch", "agentsessions/status":
                 told.append(at)
     waits = tuple(sorted(at - made[name] for name, at in pods.items()))
-    return Figures(len(pods), writes, waits, min(asked), max(told))
+    return Figures(len(pods), writes, waits, tuple(sorted(pods.values())), min(asked), max(told))
 
 
 def seconds(text: str) -> float:
     """Unix time of a timestamp with microseconds."""
     return datetime.fromisoformat(text).timestamp()
-
-
-def cpu_s(pid: int) -> float:
-    """User and system time of a process that runs, and of its children that ended."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return sum(int(fields[at]) for at in (11, 12, 13, 14)) / TICKS
-
-
-def memory_mb(pid: int, which: str) -> float:
-    """`VmRSS`: resident now; `VmHWM`: at most so far."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith(f"{which}:"):
-            return int(line.split()[1]) / 1024
-    raise ValueError(f"process {pid} has no {which}")

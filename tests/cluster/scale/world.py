@@ -7,7 +7,6 @@ names they have in the cluster. Agents do not run: their sessions end without a 
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import os
@@ -60,6 +59,7 @@ KINDS = (
     ),
 )
 """Of which a job has objects, or its objects have."""
+LAST_WORDS = 2000
 TTL_S = 60.0
 """Of the trainer's lease."""
 STARTED_S = 60.0
@@ -89,6 +89,12 @@ class World:
     @property
     def rest(self) -> Rest:
         return self.api.rest()
+
+    def lives(self) -> None:
+        """Raises AssertionError with its last words if the operator ended; nobody starts it again here."""
+        if not self.operator.alive():
+            log = self.control.folder / "log" / "operator.log"
+            raise AssertionError(f"the operator ended: {log.read_text('utf-8')[-LAST_WORDS:]}")
 
     def jobs(self, name: str = "") -> str:
         return path("rolloutjobs", name, group="apis/sandgate.dev/v1alpha1")
@@ -166,7 +172,20 @@ class World:
         self.control.ledger.add(name, process)
         return process
 
-    async def train(self, shape: Shape) -> None:
+    async def run(self, shape: Shape, within_s: float) -> None:
+        """Until the job is complete, all is acknowledged, and pods and keys are gone. Its gateways run already."""
+        await self._train(shape, within_s)
+
+        async def over() -> bool:
+            self.lives()
+            job = self.job(shape.name)["status"]
+            done = any(one["type"] == "Complete" and one["status"] == "True" for one in job["conditions"])
+            return done and job["committed"] == shape.sessions and not self.pods() and not self.secrets()
+
+        what = "the job is over and cleared away"
+        await until(over, what=what, within_s=within_s, every_s=LOOK_S)
+
+    async def _train(self, shape: Shape, within_s: float) -> None:
         """Lease and acknowledge until all sessions were had."""
         key, taken = self.secret(trainer_name(shape.name), "api_key"), 0
         async with AsyncExitStack() as stack:
@@ -174,28 +193,17 @@ class World:
             for index in range(shape.gateways):
                 origin = f"http://{self.hosts.address(gateway_host(shape.name, index))}:{PORT}"
                 clients.append(await stack.enter_async_context(GatewayClient(origin, key)))
-            while taken < shape.sessions:
-                before = taken
+
+            async def all_taken() -> bool:
+                nonlocal taken
+                self.lives()
                 for client in clients:
-                    lease = await client.lease(job=shape.name, max_groups=LEASE, ttl_s=TTL_S)
-                    if lease is not None:
+                    while lease := await client.lease(job=shape.name, max_groups=LEASE, ttl_s=TTL_S):
                         await client.ack(lease.lease_id)
                         taken += len(lease.sessions)
-                if taken == before:
-                    await asyncio.sleep(IDLE_S)
+                return taken == shape.sessions
 
-    async def run(self, shape: Shape, within_s: float) -> None:
-        """Until the job is complete, all is acknowledged, and pods and keys are gone. Its gateways run already."""
-        async with asyncio.timeout(within_s):
-            await self.train(shape)
-
-            async def over() -> bool:
-                job = self.job(shape.name)["status"]
-                done = any(c["type"] == "Complete" and c["status"] == "True" for c in job["conditions"])
-                return done and job["committed"] == shape.sessions and not self.pods() and not self.secrets()
-
-            while not await over():  # noqa: ASYNC110 - another process's affair; `until` looks too often
-                await asyncio.sleep(LOOK_S)
+            await until(all_taken, what="all sessions are acknowledged", within_s=within_s, every_s=IDLE_S)
 
 
 @asynccontextmanager
