@@ -368,3 +368,24 @@ async def test_one_that_was_applied_before_its_job_waits_for_it(up: World) -> No
     await opened(up, "laptop")
     await up.kube.delete("RolloutJob", NAMESPACE, "shop")
     await so(lambda: says(up, "laptop", "Scheduled")[:2] == ("False", "NoJob"), "its job is gone")
+
+
+async def test_a_pushed_task_that_agents_elsewhere_do_is_not_run_a_second_time(up: World) -> None:
+    up.operator_up()
+    await up.kube.create(manifest(reward={"source": "agent"}, **QUEUE))
+    await up.kube.create(remote("laptop"))
+    await opened(up, "laptop")
+    said = await up.gateways["shop-gateway-0"].admin.post(
+        "/v1/tasks",
+        json={
+            "job": "shop",
+            "tasks": [{"uid": "elsewhere", "prompt": "1"}, {"uid": "x", "prompt": "2"}],
+            "last": True,
+        },
+    )
+    assert said.status_code == 200, said.text
+    await so(lambda: up.job()["status"]["ended"] == 1, "the other one was run")
+    assert {one["spec"]["taskUid"] for one in up.sessions().values()} == {"elsewhere", "x"}
+    assert len(up.sessions()) == 2
+    await completes(up, "laptop", reward_info={"reward": 1.0})
+    await so(lambda: up.condition("Complete")[0] == "True", "the job is complete")

@@ -117,6 +117,16 @@ def verifier_name(session: str) -> str:
     return f"{session}-v"
 
 
+def group_hash(job: str, uid: str) -> str:
+    """What tells group names of one job apart: their last part."""
+    return short_hash(job, uid)
+
+
+def done_name(job: str, part: int) -> str:
+    """A ConfigMap with tasks that are done and whose AgentSessions are gone."""
+    return f"{job}-done-{part}"
+
+
 def keys_name(group: str, attempt: int, chunk: int) -> str:
     """The Secret with the keys of one attempt of KEYS_PER_SECRET samples of a group."""
     return f"{group}-keys-{attempt}-{chunk}"

@@ -6,10 +6,11 @@ Every change names the keys that must be planned again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sandgate.contract.errors import FAILURE_CLASS, FailureClass, FailureReason
+from sandgate.contract.names import group_hash
 from sandgate.contract.session import SessionOutcome, SessionState, SessionSummary
 from sandgate.contract.status import RolloutJobStatus
 from sandgate.operator.plan.actions import (
@@ -27,22 +28,13 @@ from sandgate.operator.plan.actions import (
     Tally,
     Told,
 )
-from sandgate.operator.plan.groups import FREE, count, ended_as, good, settled
+from sandgate.operator.plan.groups import FREE, begun, count, ended_as, good, settled
 from sandgate.operator.plan.outcome import is_infra
 from sandgate.operator.remotes import Remotes, is_remote
+from sandgate.operator.restarts import Recall, lost
 
 JOB_KEY = "job"
 """The job's own key; sessions have their names, which are longer."""
-
-Recall = Callable[[Ref, SessionSummary], SessionObserved | None]
-"""What a new driver knows of a session that it found at a gateway: None for one that needs nothing any more."""
-
-
-def lost(ref: Ref, said: SessionSummary) -> SessionObserved | None:
-    """Sandboxes that ended with their driver: what had not ended is lost."""
-    if said.state.ended:
-        return None
-    return SessionObserved(ref=ref, opened_at=said.created_at, summary=said, lost=True)
 
 
 @dataclass(slots=True)
@@ -63,6 +55,8 @@ class Observed:
     tally: Tally = field(default_factory=Tally)
     committed: set[str] = field(default_factory=set)
     """Groups whose trajectories are with the trainer for good."""
+    done: Mapping[str, int] = field(default_factory=dict)
+    """names.group_hash of tasks that are done -> samples of it that the trainer has."""
     status: RolloutJobStatus | None = None
     draining: bool = False
     policy_version: int = 0
@@ -147,10 +141,24 @@ class Observed:
     def tasks(self, uids: Iterable[str]) -> None:
         """Further tasks of the job, in order."""
         for uid in uids:
+            if uid in self.remotes.homes:
+                self.settled.setdefault(uid, 0)  # agents elsewhere do it: its place in a queue is free
+                continue
             self._uids.add(uid)
             if uid not in self.groups and uid not in self.settled:
-                self.fresh[uid] = None
+                self._fresh(uid)
         self.changed(JOB_KEY)
+
+    def _fresh(self, uid: str) -> None:
+        samples = self.done.get(group_hash(self.want.name, uid)) if self.done else None
+        if samples is None:
+            self.fresh[uid] = None
+            return
+        ended = self.want.spec.group_size
+        self.settled[uid] = samples
+        self.tally += Tally(ended=ended, failed=ended - samples)
+        self._acked += samples
+        self._begun += 1
 
     def no_tasks(self, why: str) -> None:
         """They cannot be had; empty: now they can."""
@@ -243,7 +251,7 @@ class Observed:
             if said.state.ended:
                 self._sample(ref, ended_as(said, self._at(ref)))
             else:
-                starting = seen is not None and not seen.lost and not _started(seen)
+                starting = seen is not None and not seen.lost and not begun(seen)
                 self._live(ref, gateway, said.created_at, starting=starting)
             if seen is not None:
                 self.sessions[ref.name] = seen
@@ -484,15 +492,6 @@ class Observed:
             return
         del self.groups[uid]
         self.settled[uid] = sum(good(sample) for sample in group.samples)
-        more = count(group)
-        self.tally = Tally(
-            ended=self.tally.ended + more.ended,
-            failed=self.tally.failed + more.failed,
-            retries=self.tally.retries + more.retries,
-        )
+        self.tally += count(group)
         for call in self._on_settled:
             call(uid)
-
-
-def _started(seen: SessionObserved) -> bool:
-    return seen.sandbox is not None and (seen.sandbox.started_at is not None or seen.sandbox.exit is not None)

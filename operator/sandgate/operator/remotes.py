@@ -55,6 +55,12 @@ class Remotes:
         self.asked.pop(name, None)
         self.looked.pop(name, None)
 
+    def refused(self, ref: Ref) -> None:
+        """It will not be opened. A task of which nothing is open is free again."""
+        self.no_more(ref.name)
+        if not any(uid == ref.uid for uid, _ in self.newest):
+            self.homes.pop(ref.uid, None)
+
     def ended(self, ref: Ref, *, counts: bool) -> None:
         """It is sealed; `counts`: a trainer will be given it."""
         self.live.pop(ref.name, None)

@@ -7,12 +7,14 @@ import logging
 from collections import deque
 from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from sandgate.contract.agent_session import AgentSession
 from sandgate.contract.errors import SandgateError
 from sandgate.contract.labels import JOB, SESSION
 from sandgate.contract.names import group_name
+from sandgate.operator.cluster.ledger import Ledger
 from sandgate.operator.cluster.state import JobState
 from sandgate.operator.cluster.store import SessionSeen, slim
 
@@ -32,6 +34,8 @@ class Collector:
     """Of one job. `run` it as a task."""
 
     at: JobState
+    ledger: Ledger
+    """What is remembered of AgentSessions that go."""
     pods: dict[str, None] = field(default_factory=dict)
     """Sessions whose pods may go."""
     secrets: dict[str, None] = field(default_factory=dict)
@@ -111,13 +115,24 @@ class Collector:
 
     async def _sweep_sessions(self) -> None:
         at = self.at
-        while len(self.done) > at.settings.history:
-            batch = [self.done[i] for i in range(min(BATCH, len(self.done) - at.settings.history))]
+        while batch := self._history():
+            await self.ledger.keep(batch)
             await self._delete(AgentSession.KIND, batch)
+            gone = set(batch)
+            self.done = deque(name for name in self.done if name not in gone)
             for name in batch:
-                self.done.popleft()
                 if (kept := at.sessions.held.get(name)) is not None:
                     at.sessions.pop(name, kept.uid)
+
+    def _history(self) -> list[str]:
+        """The oldest AgentSessions that are too many. Those of tasks that may be tried again still count attempts."""
+        at = self.at
+        many = min(BATCH, len(self.done) - at.settings.history)
+        if many <= 0:
+            return []
+        held, groups = at.sessions.held, at.observed.groups
+        old = (name for name in self.done if name not in held or held[name].spec.task_uid not in groups)
+        return list(islice(old, many))
 
     async def _delete(self, kind: str, sessions: list[str]) -> None:
         at = self.at

@@ -143,6 +143,7 @@ class Intake:
                 self.session(body)
         for body in await at.kube.list("Pod", at.namespace, labels=f"{JOB}={at.name}"):
             self.pod(body)
+        await self.collector.ledger.load()
         was, at.observed = at.observed, self.observe(at.observed.status)
         at.observed.provided, at.observed.provided_for = was.provided, was.provided_for
         at.observed.heard_at = was.heard_at
@@ -158,7 +159,8 @@ class Intake:
 
     def _recall(self) -> None:
         at, now = self.at, self.at.now()
-        memory = Memory(at.sessions.held, at.agents.held, at.verifiers.held, now)
+        at.observed.done = done = self.collector.ledger.done
+        memory = Memory(at.sessions.held, at.agents.held, at.verifiers.held, now, done)
         self._known = set(self._listed)  # of one that was not asked, nothing is known: it comes later
         at.opened.clear()
         committed = 0

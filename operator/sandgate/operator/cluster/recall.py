@@ -7,10 +7,11 @@ pod; otherwise its pod is gone, which is infrastructure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from sandgate.contract.errors import FAILURE_CLASS, FailureReason
+from sandgate.contract.names import group_hash
 from sandgate.contract.session import SessionState, SessionSummary
 from sandgate.contract.status import SessionCondition
 from sandgate.operator.cluster.session_status import stop_told
@@ -30,6 +31,8 @@ class Memory:
     """By session."""
     verifiers: Mapping[str, PodKept]
     now: float
+    done: Container[str] = frozenset()
+    """names.group_hash of tasks that are done: what is left of their AgentSessions is history."""
 
     def recall(self, ref: Ref, said: SessionSummary) -> SessionObserved | None:
         """One that a gateway holds; None if nothing is left to be done for it."""
@@ -89,7 +92,13 @@ def unknown(gateway: str, listed: Iterable[SessionSummary], memory: Memory) -> l
     lost its volume: attempts count on; what the trainer has for good stays done, if it has the whole group: half of one
     can be had nowhere any more."""
     known = {one.session_id for one in listed}
-    mine = [one for one in memory.sessions.values() if one.gateway == gateway and one.name not in known]
+    mine = [
+        one
+        for one in memory.sessions.values()
+        if one.gateway == gateway
+        and one.name not in known
+        and group_hash(one.spec.job_name, one.spec.task_uid) not in memory.done
+    ]
     fresh = [
         one
         for one in mine

@@ -124,7 +124,7 @@ class RemoteActs:
         at = self.at
         kept = at.sessions.held.get(ref.name)
         if final or kept is None:
-            at.observed.remotes.no_more(ref.name)
+            at.observed.remotes.refused(ref)
         if kept is not None:
             reason = SessionReason.REFUSED if final else SessionReason.ON_HOLD
             written = await tell(at.kube, at.namespace, kept, reason, why, at.now())

@@ -25,6 +25,7 @@ from sandgate.operator.cluster.collect import Collector
 from sandgate.operator.cluster.doors import Door
 from sandgate.operator.cluster.follow import Follower
 from sandgate.operator.cluster.intake import Intake
+from sandgate.operator.cluster.ledger import Ledger
 from sandgate.operator.cluster.provide import provide
 from sandgate.operator.cluster.state import JobState
 from sandgate.operator.cluster.store import PodKept, Table, pod_kept, session_seen
@@ -68,7 +69,7 @@ class ClusterRun:
         self.touch, self._forget, self.connect = touch, forget, connect
         self.writer = StatusWriter(kube, job.metadata.namespace, job.metadata.name, status)
         self.at = JobState(kube, settings, job, self._observe(status), now)
-        self.acts, self.collector = Acts(self.at), Collector(self.at)
+        self.acts, self.collector = Acts(self.at), Collector(self.at, Ledger(self.at))
         self.follower = Follower(self.at, self._take)
         self.intake = Intake(
             at=self.at,
@@ -187,7 +188,7 @@ class ClusterRun:
             ref=ref,
             gateway=gateway,
             home=seen.remotes.homes.get(ref.uid, ""),
-            own=seen.knows(ref.uid),
+            own=seen.knows(ref.uid) and ref.uid not in seen.remotes.homes,
             newest=seen.remotes.newest.get((ref.uid, ref.sample)),
         )
         job = seen.job()

@@ -9,6 +9,7 @@ from sandgate.contract.labels import AGENT
 from sandgate.contract.names import (
     API_VERSION,
     KEYS_PER_SECRET,
+    done_name,
     group_name,
     keys_name,
     remote_keys_name,
@@ -86,3 +87,9 @@ def _of_session(job: RolloutJob, ref: Ref, owner: Json, name: str, data: dict[st
         "type": "Opaque",
         "data": secret_data(**data),
     }
+
+
+def done_map(job: RolloutJob, part: int) -> Json:
+    """A ConfigMap for tasks that are done; empty."""
+    meta = metadata(job, done_name(job.metadata.name, part), AGENT)
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {}}

@@ -181,6 +181,13 @@ class Tally:
     failed: int = 0
     retries: int = 0
 
+    def __add__(self, more: Tally) -> Tally:
+        return Tally(
+            ended=self.ended + more.ended,
+            failed=self.failed + more.failed,
+            retries=self.retries + more.retries,
+        )
+
 
 class Provided(StrEnum):
     """What the driver has set up for a job."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sandgate.contract.errors import FAILURE_CLASS, FailureClass, FailureReason
 from sandgate.contract.job import RolloutJobSpec
 from sandgate.contract.session import SessionState, SessionSummary
-from sandgate.operator.plan.actions import GroupObserved, SampleObserved, SampleState, Tally
+from sandgate.operator.plan.actions import GroupObserved, SampleObserved, SampleState, SessionObserved, Tally
 from sandgate.operator.plan.outcome import is_infra
 
 RETRY_S, RETRY_S_MAX = 1.0, 60.0
@@ -93,3 +93,8 @@ def ended_as(said: SessionSummary, before: SampleObserved) -> SampleObserved:
         failure=None if reason is None else FAILURE_CLASS[reason],
         spent=spent,
     )
+
+
+def begun(seen: SessionObserved) -> bool:
+    """Its agent started, or ended before."""
+    return seen.sandbox is not None and (seen.sandbox.started_at is not None or seen.sandbox.exit is not None)
