@@ -53,11 +53,9 @@ class JobGateways:
 @contextmanager
 def job_gateways(job: str, place: Place = Place()) -> Iterator[JobGateways]:
     """The gateways of a job, reachable while the block runs. Raises NotFound, Forbidden, Unavailable, InvalidBody."""
-    with _cluster(place) as (api, configuration, namespace):
+    with _cluster(place) as (api, connection, namespace):
         secret = _call(
-            lambda: api.CoreV1Api(api_client(api, configuration)).read_namespaced_secret(
-                trainer_name(job), namespace
-            ),
+            lambda: api.CoreV1Api(connection).read_namespaced_secret(trainer_name(job), namespace),
             f"Secret {namespace}/{trainer_name(job)} (is there a RolloutJob {job}, and has the operator seen it?)",
         )
         data = {name: base64.b64decode(value).decode() for name, value in (secret.data or {}).items()}
@@ -74,7 +72,7 @@ def job_gateways(job: str, place: Place = Place()) -> Iterator[JobGateways]:
 
                 origins = {
                     name: stack.enter_context(
-                        Forward(configuration, namespace, name, urlsplit(origin).port or 80)
+                        Forward(connection.configuration, namespace, name, urlsplit(origin).port or 80)
                     ).origin
                     for name, origin in origins.items()
                 }
@@ -93,11 +91,11 @@ def agent_session(name: str, place: Place = Place()) -> dict[str, Json]:
 
 def submit(manifest: dict[str, Json], place: Place = Place()) -> dict[str, Json]:
     """Create the RolloutJob, or update it, as `kubectl apply --server-side` would. Raises what the API server says."""
-    with _cluster(place) as (api, configuration, namespace):
+    with _cluster(place) as (api, connection, namespace):
         name = str(manifest["metadata"]["name"])
         body = manifest | {"metadata": {**manifest["metadata"], "namespace": namespace}}
         found: dict[str, Json] = _call(
-            lambda: api.CustomObjectsApi(api_client(api, configuration)).patch_namespaced_custom_object(
+            lambda: api.CustomObjectsApi(connection).patch_namespaced_custom_object(
                 GROUP,
                 VERSION,
                 namespace,
@@ -113,15 +111,10 @@ def submit(manifest: dict[str, Json], place: Place = Place()) -> dict[str, Json]
         return found
 
 
-def api_client(api: Api, configuration: Any) -> Any:
-    """One connection pool."""
-    return api.ApiClient(configuration)
-
-
 def _object(plural: str, name: str, place: Place) -> dict[str, Json]:
-    with _cluster(place) as (api, configuration, namespace):
+    with _cluster(place) as (api, connection, namespace):
         found: dict[str, Json] = _call(
-            lambda: api.CustomObjectsApi(api_client(api, configuration)).get_namespaced_custom_object(
+            lambda: api.CustomObjectsApi(connection).get_namespaced_custom_object(
                 GROUP, VERSION, namespace, plural, name
             ),
             f"{plural} {namespace}/{name}",
@@ -131,7 +124,8 @@ def _object(plural: str, name: str, place: Place) -> dict[str, Json]:
 
 @contextmanager
 def _cluster(place: Place) -> Iterator[tuple[Api, Any, str]]:
-    """(client module, configuration, namespace). Raises BadRequest when no cluster is configured."""
+    """(client module, its connections, which end with the block, namespace). Raises BadRequest when no cluster is
+    configured."""
     try:
         client: Any = import_module("kubernetes.client")
         config: Any = import_module("kubernetes.config")
@@ -151,7 +145,8 @@ def _cluster(place: Place) -> Iterator[tuple[Api, Any, str]]:
             namespace = place.namespace or _context_namespace(config, place)
     except (config.ConfigException, OSError) as error:
         raise BadRequest(f"no cluster: {error}; say --out DIR or --url URL for a run without one") from error
-    yield client, configuration, namespace
+    with client.ApiClient(configuration) as connection:
+        yield client, connection, namespace
 
 
 def _own_namespace() -> str:
