@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from sandgate.trainer import testing
+from tests.support.vllm import MODEL, Vllm
 from tests.trainer.areal.env import environment, python
 
 CHECKS = Path(__file__).parent / "check_areal.py"
@@ -24,12 +25,13 @@ def told() -> dict[str, Any]:
     return asyncio.run(tell())
 
 
-async def tell() -> dict[str, Any]:
+async def tell(*names: str, **settings: Any) -> dict[str, Any]:
+    """`names`: of checks, none: all of them; `settings`: of the gateway."""
     interpreter = python()
-    async with testing.gateway(lambda ids, number: f"answer {number}") as running:
+    async with testing.gateway(lambda ids, number: f"answer {number}", settings=settings) as running:
         await running.client.policy_version(3)
         process = await asyncio.create_subprocess_exec(
-            interpreter, "-P", CHECKS,
+            interpreter, "-P", CHECKS, *names,
             env=environment(ORIGIN=running.origin, ADMIN_KEY=running.admin_key),
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
@@ -82,8 +84,7 @@ EXPECTED = {
 """Check -> rewards in order of creation."""
 
 
-@pytest.mark.parametrize("check", EXPECTED)
-def test_its_workflow_gets_the_engines_tokens(told: dict[str, Any], check: str) -> None:
+def compare(told: dict[str, Any], check: str) -> None:
     known = paths(told)
     assert [one["reward"] for one in told[check]] == EXPECTED[check]
     for one in told[check]:
@@ -94,6 +95,25 @@ def test_its_workflow_gets_the_engines_tokens(told: dict[str, Any], check: str) 
         assert all(one["attention_mask"])
         assert set(one["versions"]) == {-1, 3}
         assert any(one["logprobs"])
+
+
+@pytest.mark.parametrize("check", EXPECTED)
+def test_its_workflow_gets_the_engines_tokens(told: dict[str, Any], check: str) -> None:
+    compare(told, check)
+
+
+@pytest.mark.vllm
+async def test_its_workflow_gets_the_tokens_of_a_real_vllm(vllm: Vllm) -> None:
+    told = await tell(
+        "inline",
+        "group",
+        "subproc",
+        engine={"urls": [vllm.url]},
+        model={"name": "shop", "tokenizer": str(MODEL)},
+        sampling={"max_tokens": 16},
+    )
+    for check in ("inline", "group", "subproc"):
+        compare(told, check)
 
 
 def test_each_of_a_group_is_a_session_of_its_own(told: dict[str, Any]) -> None:

@@ -1,0 +1,3 @@
+"""A real vLLM for one test of this room."""
+
+from tests.support.vllm import vllm as vllm
