@@ -120,7 +120,7 @@ HOMES = {
     "prometheus_client": ("gateway.metrics", "gateway.web.*", "operator.metrics"),
     "kubernetes": ("trainer.cluster", "trainer.forward"),
     "psycopg": ("gateway.journal.postgres",),
-    "torch": ("trainer.export.*", "trainer.verl.*"),
+    "torch": ("trainer.export.*", "trainer.verl.*", "trainer.areal.tensors"),
     "pyarrow": ("trainer.export.*", "gateway.arrow"),
     "verl": ("trainer.export.*", "trainer.verl.*"),
     "ray": ("trainer.export.*", "trainer.ray.*", "trainer.verl.*"),
