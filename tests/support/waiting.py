@@ -29,3 +29,8 @@ def until_now(condition: Callable[[], bool], *, what: str, within_s: float = 10.
     while not condition():
         assert time.monotonic() < end, f"still not so after {within_s} s: {what}"
         time.sleep(POLL_S)
+
+
+def lasts(seconds: float) -> None:
+    """Let an outage last: the length of a blow, not a wait for something to happen."""
+    time.sleep(seconds)

@@ -33,7 +33,7 @@ FORBIDDEN = re.compile(
 )
 """Paths of one machine, hosts of package registries, secrets."""
 
-MAY_SLEEP = ("tests/support/waiting.py", "tests/bench/", "tests/simulation/")
+MAY_SLEEP = ("tests/support/waiting.py", "tests/bench/", "tests/cluster/scale/", "tests/simulation/")
 SLEEPS = {"time.sleep", "asyncio.sleep", "anyio.sleep", "sleep"}
 
 
@@ -101,7 +101,7 @@ def sleeps(path: Path) -> Iterator[str]:
 
 def test_tests_do_not_sleep() -> None:
     """They wait for what they wait for: tests/support/waiting.py. `asyncio.sleep(0)` only yields, and is fine; the
-    simulation sleeps in virtual time."""
+    simulation sleeps in virtual time, and what makes load has a pace."""
     paths = [p for p in python_below("tests") if not str(p.relative_to(ROOT)).startswith(MAY_SLEEP)]
     found = [line for path in paths for line in sleeps(path)]
     assert not found, "\n".join(found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ from tests.cluster.e2e.chaos.job import ENGINE, GATEWAYS, NAME, Round
 from tests.cluster.e2e.world import SYSTEM
 from tests.cluster.harness import network
 from tests.cluster.harness.machines import Machines
-from tests.support.waiting import until_now
+from tests.support.waiting import lasts, until_now
 
 Pod = dict[str, Any]
 Blow = Callable[[Round, random.Random], str]
@@ -100,7 +99,7 @@ def node(at: Round, chance: random.Random) -> str:
         there.nodes[VICTIM].kill("kubelet")
         there.nodes[VICTIM].kill("containerd")
         away = chance.uniform(*NODE_AWAY_S)
-        pause(away)
+        lasts(away)
     finally:
         there.cut_power(VICTIM)
         network.plug(VICTIM, connected=True)
@@ -136,15 +135,10 @@ def restart(at: Round, component: str, chance: random.Random) -> str:
     away = chance.uniform(*API_AWAY_S)
     machines(at).kill(component)
     try:
-        pause(away)
+        lasts(away)
     finally:
         machines(at).restart(component)
     return f"{component} for {away:.1f} s"
-
-
-def pause(seconds: float) -> None:
-    """How long something is away: the blow itself, not a wait for something."""
-    time.sleep(seconds)
 
 
 BLOWS: dict[str, tuple[Blow, int]] = {
