@@ -13,7 +13,8 @@ import pytest
 
 from sandgate.contract.names import session_id
 from sandgate.operator.cluster import orphans
-from tests.operator.cluster_rig import NAMESPACE, WITHIN_S, World, hurry, manifest, world
+from tests.operator.cluster_rig import NAMESPACE, World, hurry, manifest, world
+from tests.support.gateway import WITHIN_S
 from tests.support.waiting import until
 
 Json = Any

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
+import httpx
 import pytest
 from openai import AsyncOpenAI
 
@@ -71,6 +72,29 @@ async def test_a_gateway_that_is_away_is_passed_over_and_none_that_answers_is_an
             await AsyncFleet({"away": away}, away_s=0.0).lease()
 
 
+class Restarting(httpx.AsyncHTTPTransport):
+    """To a gateway that is not there for the first requests."""
+
+    refusals = 5
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if self.refusals:
+            self.refusals -= 1
+            raise httpx.ConnectError("connection refused")
+        return await super().handle_async_request(request)
+
+
+async def test_the_only_gateway_is_waited_for(pair: dict[str, RunningGateway]) -> None:
+    one = pair["shop-gateway-0"]
+    await finished(one, "q1")
+    once, transport = Retries(attempts=1), Restarting()
+    async with AsyncRolloutClient(one.origin, one.admin_key, retries=once, transport=transport) as client:
+        lease = await AsyncFleet({"only": client}).lease()
+    assert lease is not None
+    assert [row.uid for row in lease.trajectories] == ["q1"]
+    assert transport.refusals == 0
+
+
 async def test_a_lease_of_somebody_else_is_not_settled() -> None:
     async with AsyncRolloutClient(AWAY, "key") as away:
         with pytest.raises(NotFound, match="not of this fleet"):
@@ -97,7 +121,9 @@ async def test_tasks_are_spread_by_uid_and_the_end_is_told_to_all(pair: dict[str
     await fleet.push_tasks(QUEUED, last=True)
     parts = [await held(one) for one in pair.values()]
     assert all(parts), "every gateway has some"
-    assert sorted(sum(parts, [])) == sorted(task.uid for task in QUEUED), "each is at one of them, once"
+    assert sorted(uid for part in parts for uid in part) == sorted(task.uid for task in QUEUED), (
+        "each is at one of them, once"
+    )
     assert all(one["tasks"]["last"] for one in (await fleet.status()).values())
     with pytest.raises(Conflict, match="came after the last"):
         await fleet.push_tasks([Task(uid="late")])

@@ -109,7 +109,7 @@ def test_the_pages_manifest_is_a_job(tmp_path: Path) -> None:
     """Whatever it makes is what the operator would make."""
     (block,) = re.findall(r"```yaml\n(apiVersion: sandgate.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     (tmp_path / "job.yaml").write_text(block)
-    words = [SANDGATE, "render", tmp_path / "job.yaml"]
+    words = [str(SANDGATE), "render", str(tmp_path / "job.yaml")]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert {one["kind"] for one in yaml.safe_load_all(done.stdout)} >= {"StatefulSet", "Deployment", "Pod"}
