@@ -40,7 +40,7 @@ PATIENT = Retries(attempts=15)
 
 
 class AsyncFleet:
-    """Several gateways. A lease belongs to the gateway it came from, a task to one of them; everything else goes to all."""
+    """Several gateways. A lease belongs to the gateway it came from, a task to one of them; the rest goes to all."""
 
     def __init__(
         self, clients: Mapping[str, AsyncRolloutClient], *, job: str = "", away_s: float = AWAY_S
@@ -122,7 +122,7 @@ class AsyncFleet:
             parts.setdefault(names[int(short_hash(task.uid), 16) % len(names)], []).append(task)
         await self._push(parts)
         if last:
-            await self._push(dict.fromkeys(names, []), last=True)
+            await self._push({name: [] for name in names}, last=True)
 
     async def _push(self, parts: Mapping[str, Sequence[Task]], *, last: bool = False) -> None:
         """All are tried; raises the first error."""
