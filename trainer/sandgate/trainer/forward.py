@@ -86,6 +86,8 @@ class Forward:
                     pump(ours, theirs.socket(port))
                 finally:
                     theirs.close()
+                    if not theirs.connected:  # the server has closed it: then nobody else closes the socket
+                        theirs.websocket.shutdown()
         except (client.ApiException, OSError) as error:
             log.warning("port-forward to %s/%s: %s", namespace, pod, str(error).partition("\n")[0])
         finally:
