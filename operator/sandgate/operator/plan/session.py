@@ -31,8 +31,9 @@ from sandgate.operator.plan.outcome import failure, is_infra, reward_of
 
 FORCE_S = 60.0
 """How long a stopped agent may take to end; a pod's grace is 30 s, and its node must tell."""
-SHOW_S = 5.0
-"""Sessions shorter than this never say Running: a write each, for what nobody can read in time."""
+SHOW_S = 30.0
+"""Sessions shorter than this never say Running: a write each, for what hardly anybody reads in time. Without it a
+session with a verifier costs five writes and its share of keys."""
 
 
 def plan_session(spec: RolloutJobSpec, seen: SessionObserved, now: float) -> list[Action]:
