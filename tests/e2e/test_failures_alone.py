@@ -28,7 +28,7 @@ FAILURES = {
     "errand-06": ("infra", "EngineError", 2),
 }
 """(class, reason, attempts): the infrastructure's failures are tried again, once."""
-SECONDS = 15
+SECONDS = 25
 """Of a session: many times what a good one needs, also where four start at once on a busy machine."""
 
 

@@ -14,13 +14,12 @@ from sandgate.contract.keys import Key, Scope, mint
 from sandgate.gateway.client import GatewayClient
 from tests.operator.cluster_rig import Box, World, hurry, manifest, world
 from tests.support.gateway import SECRET
-from tests.support.waiting import until
+from tests.support.waiting import paced, until
 
 pytestmark = pytest.mark.slow
 
 TASKS, SAMPLES, GATEWAYS = 5, 3, 2
 DEATHS = 4
-POLL_S = 0.02
 WITHIN_S = 40.0
 LEASE_S = 2.0
 """Of a lease whose grant died with its gateway on the way to the trainer: then it is offered again."""
@@ -38,14 +37,13 @@ async def talks(box: Box) -> int:
 async def trains(up: World) -> None:
     """Takes whatever there is, from whichever gateway answers. An ack whose answer is lost may still count."""
     key = mint(SECRET, Key(Scope.TRAINER, job="shop"))
-    while True:
+    async for _ in paced():
         for name in list(up.gateways):
             with suppress(SandgateError, KeyError):
                 origin = up.gateways[name].origin
                 async with GatewayClient(origin, key, deadline_s=0.0) as client:
                     while (lease := await client.lease(max_groups=1, ttl_s=LEASE_S, job="shop")) is not None:
                         await client.ack(lease.lease_id)
-        await asyncio.sleep(POLL_S)
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 POLL_S = 0.02
 
@@ -20,6 +20,13 @@ async def until(
     end = time.monotonic() + within_s
     while not await condition():
         assert time.monotonic() < end, f"still not so after {within_s} s: {what}"
+        await asyncio.sleep(every_s)
+
+
+async def paced(every_s: float = POLL_S) -> AsyncIterator[None]:
+    """For ever, with a pause between rounds: the pace of a client that asks again and again."""
+    while True:
+        yield
         await asyncio.sleep(every_s)
 
 

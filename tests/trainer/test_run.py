@@ -156,7 +156,7 @@ WRONG = {
     ),
     "two engines": (MANIFEST.replace('"]}', '"], managed: {}}'), [], "cannot stand beside endpoints"),
     "no tasks": (MANIFEST.replace("tasks: {inline", "task: {inline"), [], "spec.task"),
-    "a task twice": (MANIFEST.replace("q2", "q1"), [], "stands there twice"),
+    "a task twice": (MANIFEST.replace("q2", "q1"), [], "is there twice"),
     "an engine URL that is none": (MANIFEST, ["--engine-url", "localhost"], "[field --engine-url]"),
     "two documents": (f"{MANIFEST}---\n{MANIFEST}", [], "error: "),
 }

@@ -111,6 +111,10 @@ class Machines:
             return False
         return self.api.rest().answers() and all(self.ready(name) for name in self.nodes)
 
+    def alive(self) -> bool:
+        """Whether anything of it runs: nothing does after the session that started it was ended, or a reboot."""
+        return any(process.alive() for process in self.ledger.all())
+
     # -- break and mend ------------------------------------------------------------------------------------------------
 
     def cut_power(self, name: str) -> None:
