@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from sandgate.contract.keys import Scope
 from sandgate.gateway.journal.memory import MemoryDisk, MemoryStore
-from tests.support.gateway import Latch, Running, eventually, gated, gateway, within
+from tests.support.gateway import Latch, Running, admin_key, bearer, eventually, gated, gateway, within
 
 
 @pytest.fixture
@@ -347,6 +348,32 @@ async def test_a_lease_that_expires_is_offered_again() -> None:
         assert (await g.admin.post("/v1/leases", json={})).json()["lease_id"] is None
         clock[0] += 11
         assert (await g.admin.post("/v1/leases", json={})).json()["lease_id"]
+
+
+async def test_a_renewed_lease_is_offered_again_only_after_its_new_end() -> None:
+    clock = [1000.0]
+    async with gateway(lambda ids, number: "x", now=lambda: clock[0]) as g:
+        await _group(g, "q1")
+        lease = (await g.admin.post("/v1/leases", json={"ttl_s": 10})).json()["lease_id"]
+        clock[0] += 9
+        renewed = (await g.admin.post(f"/v1/leases/{lease}/renew", json={"ttl_s": 10})).json()
+        assert renewed == {"lease_id": lease, "state": "leased", "until": clock[0] + 10}
+        clock[0] += 9
+        assert (await g.admin.post("/v1/leases", json={})).json()["lease_id"] is None
+        clock[0] += 1
+        assert (await g.admin.post("/v1/leases", json={})).json()["lease_id"]
+        late = await g.admin.post(f"/v1/leases/{lease}/renew", json={"ttl_s": 10})
+        assert late.status_code == 409
+
+
+async def test_a_lease_whose_answer_was_lost_is_asked_for_again_by_its_id(g: Running) -> None:
+    await _group(g, "q1")
+    said = [(await g.admin.post("/v1/leases", json={"lease_id": "mine"})).json() for _ in range(2)]
+    assert said[0] == said[1]
+    assert said[0]["lease_id"] == "mine"
+    other = bearer(admin_key(Scope.TRAINER, job="another"))
+    refused = await g.admin.post("/v1/leases", json={"lease_id": "mine"}, headers=other)
+    assert refused.status_code == 403, "and a trainer of another job gets nothing by it"
 
 
 async def test_a_closed_group_is_leased_as_it_is(g: Running) -> None:

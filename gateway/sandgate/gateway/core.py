@@ -25,6 +25,7 @@ from sandgate.gateway.sessions import Sessions
 from sandgate.gateway.trajectories.linearize import Facts
 from sandgate.gateway.trees import trajectories_of, tree_view
 from sandgate.gateway.turn import Turns
+from sandgate.gateway.web import auth
 from sandgate.gateway.web.auth import Gate
 from sandgate.gateway.web.shapes import (
     CloseGroup,
@@ -197,9 +198,16 @@ class Core:
         )
 
     async def lease(self, body: LeaseBody, key: Key) -> Leased | None:
-        """Whole groups for a trainer, oldest first, durably its own until then; None if there are none."""
+        """Whole groups for a trainer, oldest first, durably its own until then; None if there are none. With the id
+        of a lease that it has already: that one."""
+        if body.lease_id and (known := self.sessions.book.again(body.lease_id, self.sessions.now())):
+            for one in known.sessions:
+                auth.control(key, job=self.sessions.get(one).spec.get("job"))
+            return Leased(
+                at=self.sessions.now(), lease=known.lease, sessions=known.sessions, until=known.until
+            )
         record = self.sessions.book.lease(
-            self.turns.new_id(),
+            body.lease_id or self.turns.new_id(),
             self.sessions.now(),
             ttl_s=body.ttl_s,
             size=lambda session_id: self.sessions.get(session_id).tokens,
@@ -210,6 +218,14 @@ class Core:
         )
         await self.sessions.settle(record)
         return record
+
+    async def renew(self, lease: str, ttl_s: float) -> dict[str, Json]:
+        """The trainer still works on it: it is its own that much longer, durably."""
+        record = self.sessions.book.renew(lease, self.sessions.now(), ttl_s=ttl_s)
+        await self.sessions.settle(record)
+        if record is None:
+            return {"lease_id": lease, "state": "acked", "until": None}
+        return {"lease_id": lease, "state": "leased", "until": record.until}
 
     async def ack(self, lease: str) -> dict[str, Json]:
         """The trainer has it for good. Idempotent."""

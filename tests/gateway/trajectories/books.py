@@ -60,6 +60,14 @@ class Journalled:
             self.write("", record)
         return record
 
+    def renew(self, name: str = "l1") -> float | None:
+        """Its new end; None if all of it is acknowledged."""
+        record = self.book.renew(name, self.now, ttl_s=TTL)
+        if record is None:
+            return None
+        self.write("", record)
+        return record.until
+
     def close(self, uid: str) -> GroupClosed | None:
         record = self.book.close(self.job, uid, self.now)
         if record is not None:

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from sandgate.contract.errors import Conflict, NotFound
+from sandgate.contract.errors import Conflict, NotFound, Overloaded
 from sandgate.gateway.journal.records import Completed, Opened, Sealed
 from sandgate.gateway.trajectories.leases import LeaseBook
 from tests.gateway.trajectories.books import TTL, Journalled
@@ -345,3 +345,87 @@ def test_other_records_change_nothing(it: Journalled) -> None:
     it.write("q.0.0", Completed(at=0.0))
     it.write("unknown", Sealed(at=0.0))
     assert it.book == before
+
+
+# --- renewal
+
+
+def test_a_renewed_lease_ends_later(leased: Journalled) -> None:
+    leased.now += TTL - 1.0
+    assert leased.renew() == leased.now + TTL
+    leased.now += TTL - 1.0
+    assert leased.lease("l2") == ()
+    leased.now += 1.0
+    assert leased.lease("l2") == ("q.0.0", "q.1.0")
+    assert leased.replayed() == leased.book
+
+
+def test_a_late_renewal_is_fine_if_nobody_else_got_it(leased: Journalled) -> None:
+    leased.now += 10 * TTL
+    assert leased.renew() == leased.now + TTL
+    assert leased.lease("l2") == ()
+
+
+def test_a_renewal_is_refused_once_another_got_it(leased: Journalled) -> None:
+    leased.now += TTL
+    leased.lease("l2")
+    with pytest.raises(Conflict, match="given to another"):
+        leased.renew("l1")
+    leased.nack("l2")
+    with pytest.raises(Conflict, match="given to another"):
+        leased.renew("l1")
+
+
+def test_a_renewal_of_what_was_given_back_is_refused(leased: Journalled) -> None:
+    leased.nack()
+    with pytest.raises(Conflict, match="given back"):
+        leased.renew()
+
+
+def test_a_renewal_of_what_is_acknowledged_changes_nothing(leased: Journalled) -> None:
+    leased.ack()
+    assert leased.renew() is None
+
+
+def test_a_renewal_that_is_being_made_durable_holds_its_groups_and_lets_itself_be_acked(
+    leased: Journalled,
+) -> None:
+    leased.now += 2 * TTL
+    record = leased.book.renew("l1", leased.now, ttl_s=TTL)
+    assert record is not None
+    assert leased.lease("l2") == ()
+    assert leased.ack("l1") == ("q.0.0", "q.1.0")
+
+
+def test_a_renewal_that_comes_to_the_journal_behind_the_nack_revives_nothing(leased: Journalled) -> None:
+    record = leased.book.renew("l1", leased.now, ttl_s=TTL)
+    assert record is not None
+    leased.nack()
+    leased.write("", record)
+    assert leased.lease("l2") == ("q.0.0", "q.1.0")
+    assert leased.replayed() == leased.book
+
+
+# --- asking again, because the answer was lost
+
+
+def test_the_same_id_again_is_the_same_lease(leased: Journalled) -> None:
+    found = leased.book.again("l1", leased.now)
+    assert found is not None
+    assert found.sessions == ("q.0.0", "q.1.0")
+    assert leased.book.again("l9", leased.now) is None
+
+
+def test_a_lease_that_is_over_is_not_given_again(leased: Journalled) -> None:
+    with pytest.raises(Conflict, match="over"):
+        leased.book.again("l1", leased.now + TTL)
+    leased.nack()
+    with pytest.raises(Conflict, match="over"):
+        leased.book.again("l1", leased.now)
+
+
+def test_a_lease_that_is_being_made_is_asked_for_a_little_later(it: Journalled) -> None:
+    it.ended("q.0.0", "q.1.0")
+    assert it.book.lease("l1", it.now, ttl_s=TTL) is not None
+    with pytest.raises(Overloaded):
+        it.book.again("l1", it.now)

@@ -88,6 +88,24 @@ class Forever(RuleBasedStateMachine):
         self.it.nack(name)
         del self.given[name]
 
+    @precondition(lambda self: self.given)
+    @rule(data=st.data(), durable=st.booleans())
+    def renew(self, data: st.DataObject, durable: bool) -> None:
+        name = data.draw(st.sampled_from(sorted(self.given)))
+        sessions = self.given[name][0]
+        try:
+            record = self.it.book.renew(name, self.it.now, ttl_s=TTL)
+        except Conflict:
+            assert any(self.owner(session) != name for session in sessions), "refused only if another has it"
+            return
+        if record is None:
+            assert all(self.acked[session] for session in sessions)
+        elif durable:
+            self.it.write("", record)
+            self.given[name] = (sessions, record.until)
+        else:
+            self.it.book.undo(record)
+
     @rule(task=st.sampled_from(TASKS))
     def close(self, task: str) -> None:
         if any(name.startswith(task) for name in self.it.book.members):

@@ -1,8 +1,9 @@
 """Trajectories are handed to trainers by lease: ready -> leased -> acked, or expired -> ready. (pure)
 
 At least once, by whole groups, idempotent by (session_id, trajectory_id). State is the fold of Opened, Sealed, Leased,
-Acked, Nacked and GroupClosed records, live and in replay alike. `lease`, `ack`, `nack` and `close` decide and hold what
-they decided on, so that nothing else gets it while the record is being made durable:
+Acked, Nacked and GroupClosed records, live and in replay alike; Leased again with a later end is a renewal. `lease`,
+`renew`, `ack`, `nack` and `close` decide and hold what they decided on, so that nothing else gets it while the record
+is being made durable:
 
     record = book.lease(...)          # decided and held
     try:
@@ -19,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from sandgate.contract.errors import Conflict, NotFound
+from sandgate.contract.errors import Conflict, NotFound, Overloaded
 from sandgate.gateway.journal.records import Acked, GroupClosed, Leased, Nacked, Opened, Record, Sealed
 from sandgate.gateway.trajectories.groups import Group, GroupKey, Member, group_key
 
@@ -126,19 +127,36 @@ class LeaseBook:
         members = self._known(wanted)
         if found.over and any(member.acked != lease for member in members):
             raise Conflict(f"lease {lease} was given back")
-        again = {session for held in self.holds.values() for session in held.sessions}
-        lost = [
-            member.session
-            for member in members
-            if (member.acked or member.leased) != lease or (not member.acked and member.session in again)
-        ]
-        if lost:
-            raise Conflict(f"lease {lease} expired and was given to another: {', '.join(sorted(lost)[:8])}")
+        self._refuse_lost(lease, members)
         fresh = tuple(member.session for member in members if not member.acked)
         if not fresh:
             return None
         self.acking.update(fresh)
         return Acked(at=now, lease=lease, sessions=fresh)
+
+    def renew(self, lease: str, now: float, *, ttl_s: float) -> Leased | None:
+        """The trainer still works on it: `ttl_s` from now on; never shorter than it was. None if all of it is
+        acknowledged. Late is fine as long as nobody else was given any of it. Raises NotFound, Conflict."""
+        found = self._lease(lease)
+        members = [member for member in self._known(found.sessions) if not member.acked]
+        if not members:
+            return None
+        if found.over:
+            raise Conflict(f"lease {lease} was given back")
+        self._refuse_lost(lease, members)
+        until = max(found.until, now + ttl_s)
+        record = self.holds[lease] = Leased(at=now, lease=lease, sessions=found.sessions, until=until)
+        return record
+
+    def again(self, lease: str, now: float) -> Lease | None:
+        """The lease of this id, for a trainer that asks for it once more because the answer was lost; None if there is
+        none yet. Raises Overloaded (it is just being made durable), Conflict (it is over)."""
+        if lease in self.holds:
+            raise Overloaded(f"lease {lease} is being made", retry_after=1.0)
+        found = self.leases.get(lease)
+        if found is not None and (found.over or found.until <= now):
+            raise Conflict(f"lease {lease} is over")
+        return found
 
     def nack(self, lease: str, now: float) -> Nacked | None:
         """Give back what was not acknowledged; it is offered again at once. None if already so. Raises NotFound."""
@@ -214,6 +232,9 @@ class LeaseBook:
 
     def _leased(self, record: Leased) -> None:
         self.holds.pop(record.lease, None)
+        if (known := self.leases.get(record.lease)) is not None:  # renewed
+            known.until = record.until
+            return
         for member in self._known(record.sessions):
             self.leases.setdefault(record.lease, Lease(record.lease, record.sessions, record.until))
             member.leased = record.lease
@@ -257,6 +278,17 @@ class LeaseBook:
                 taken.update(member.key for member in mine if not member.acked)
         taken.update(member.key for member in self._known(self.acking))
         return taken
+
+    def _refuse_lost(self, lease: str, members: Iterable[Member]) -> None:
+        """Raises Conflict if one of them was given to another lease since then, or is just being given."""
+        again = {one for name, held in self.holds.items() if name != lease for one in held.sessions}
+        lost = [
+            member.session
+            for member in members
+            if (member.acked or member.leased) != lease or (not member.acked and member.session in again)
+        ]
+        if lost:
+            raise Conflict(f"lease {lease} expired and was given to another: {', '.join(sorted(lost)[:8])}")
 
     def _lease(self, lease: str) -> Lease:
         found = self.leases.get(lease)

@@ -15,7 +15,7 @@ from sandgate.contract.trajectory import Trajectory
 from sandgate.gateway.core import as_json
 from sandgate.gateway.web import auth
 from sandgate.gateway.web.doors import Controller, Front, JsonBody
-from sandgate.gateway.web.shapes import CloseGroup, LeaseBody
+from sandgate.gateway.web.shapes import CloseGroup, LeaseBody, RenewBody
 
 ARROW, JSON = "application/vnd.apache.arrow.stream", "application/json"
 LEASE_HEADER, UNTIL_HEADER = "x-sandgate-lease", "x-sandgate-lease-until"
@@ -79,6 +79,13 @@ def wanted(accept: str, forms: list[str]) -> str | None:
     found = [next((likes[kind] for kind in one if kind in likes), 0.0) for one in ranges]
     best = max(found)
     return forms[found.index(best)] if best > 0 else None
+
+
+@router.post("/leases/{lease_id}/renew")
+async def renew(core: Front, _: Controller, lease_id: str, body: RenewBody | None = None) -> Any:
+    """It is still worked on: `ttl_s` seconds from now on, if nobody else was given any of it (409). `until` null: all
+    of it was acknowledged."""
+    return await core.renew(lease_id, (body or RenewBody()).ttl_s)
 
 
 @router.post("/leases/{lease_id}/ack")

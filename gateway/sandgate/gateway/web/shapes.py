@@ -125,14 +125,26 @@ class Finalize(_Body):
     """False: answer without them (a driver that will lease them anyway)."""
 
 
+LeaseSeconds = Annotated[float, Field(gt=0.0, le=7 * 86400.0)]
+
+
 class LeaseBody(_Body):
     """Body of POST /v1/leases."""
 
     job: str | None = None
     max_groups: int = Field(default=1, ge=1, le=100_000)
     max_tokens: int | None = Field(default=None, ge=1)
-    ttl_s: float = Field(default=300.0, gt=0.0, le=7 * 86400.0)
+    ttl_s: LeaseSeconds = 300.0
     whole_groups: bool = True
+    lease_id: str | None = Field(default=None, pattern=SESSION_ID)
+    """Chosen by the trainer, new for each lease: asking again with it, because the answer was lost, gives the same."""
+
+
+class RenewBody(_Body):
+    """Body of POST /v1/leases/{id}/renew."""
+
+    ttl_s: LeaseSeconds = 300.0
+    """From now on."""
 
 
 class CloseGroup(_Body):
