@@ -89,6 +89,12 @@ def test_kubectl_explain_reads_well(api: Api, field: str) -> None:
     assert text == file.read_text("utf-8")
 
 
+def test_who_applies_the_same_definitions_is_in_no_conflict_with_who_did_before(api: Api) -> None:
+    """As kubectl first and the chart after it: what is stored is what is applied, to the letter."""
+    said = api.kubectl("apply", "--server-side", "--field-manager=helm", "-f", str(ROOT / "crds"))
+    assert said.count("serverside-applied") == 2
+
+
 def test_every_field_can_be_explained(api: Api) -> None:
     for kind in ("rj", "ags"):
         listed = api.kubectl("explain", kind, "--recursive")

@@ -60,7 +60,10 @@ def object_schema(cls: type[Any], place: Place = Place()) -> Json:
     made: Json = {"type": "object", "description": summary(cls)}
     if required:
         made["required"] = required
-    made["properties"] = {slot.manifest: property_schema(cls, slot, place) for slot in known}
+    if (
+        known
+    ):  # an empty map is not stored: whoever applied it again would be in conflict with who applied it first
+        made["properties"] = {slot.manifest: property_schema(cls, slot, place) for slot in known}
     rules = [rule_schema(cel_of(cls, one)) for one in getattr(cls, "RULES", ())]
     if place.fixed:
         rules += list(_kept(known, place))
@@ -85,6 +88,10 @@ def property_schema(cls: type[Any], slot: Slot, place: Place) -> Json:
         made["default"] = _sparse(_default(next(one for one in fields(cls) if one.name == slot.python)))
         if isinstance(made["default"], str | int | float) and made["default"] != "":
             parts.append(f"Default: {json.dumps(made['default']).strip(chr(34))}.")
+        if isinstance(made["default"], float) and made["default"].is_integer():
+            made["default"] = int(made["default"])  # as it is stored
+        if made["default"] is None:
+            del made["default"]  # the same as none
     made["description"] = "\n".join(parts)
     if place.fixed and (rule := transition(slot, inner.at)) is not None:
         made.setdefault("x-kubernetes-validations", []).append(rule)
