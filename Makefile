@@ -80,9 +80,9 @@ cluster-down: venv
 cluster-build: venv
 	@$(BIN)/python -m tests.cluster.harness build $(PARTS)
 
-## make chaos [ROUNDS=10] [T=...]  kills operators, gateways, agents, nodes, engines, etcd, API servers under jobs in the test cluster
+## make chaos [TIMES=10] [T=...]  kills operators, gateways, agents, nodes, engines, etcd, API servers under jobs in the test cluster
 .PHONY: chaos
-chaos: export SANDGATE_CHAOS_ROUNDS := $(or $(ROUNDS),10)
+chaos: export SANDGATE_CHAOS_TIMES := $(or $(TIMES),10)
 chaos: venv
 	$(BIN)/pytest -s tests/cluster/e2e/test_chaos.py $(T)
 

@@ -1,12 +1,14 @@
 """Something dies in the middle of a job: it completes, nothing told is lost or doubled, nothing is left behind.
 
-`make chaos ROUNDS=10`. Moments and victims come from SEED, which every round prints.
+`make chaos TIMES=10` gives each blow ten times, two or three of some to one job. Moments and victims come from SEED,
+which every round prints.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import random
 import time
@@ -31,7 +33,8 @@ from tests.support.waiting import until, until_now
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(600, func_only=True)]
 
-ROUNDS = int(os.environ.get("SANDGATE_CHAOS_ROUNDS", "1"))
+TIMES = int(os.environ.get("SANDGATE_CHAOS_TIMES", "1"))
+"""Each blow falls at least so often."""
 SEED = int(os.environ.get("SANDGATE_CHAOS_SEED", "0")) or time.time_ns() % 1_000_000
 ASKED = TASKS * SAMPLES * TURNS
 """Generations of a job in peace."""
@@ -44,8 +47,10 @@ BY_ITSELF = {("configmaps.", "kube-root-ca.crt"), ("serviceaccounts.", "default"
 INFRA = "infra"
 
 
-@pytest.mark.parametrize("number", range(ROUNDS))
-@pytest.mark.parametrize("blow", BLOWS)
+@pytest.mark.parametrize(
+    ("blow", "number"),
+    [(blow, n) for blow, (_, times) in BLOWS.items() for n in range(math.ceil(TIMES / times))],
+)
 async def test_a_job_lives_through_the_death_of(world: World, blow: str, number: int, tmp_path: Path) -> None:
     chance = random.Random(f"{SEED} {blow} {number}")
     hit, times = BLOWS[blow]
@@ -62,9 +67,12 @@ async def test_a_job_lives_through_the_death_of(world: World, blow: str, number:
 
 
 @pytest.mark.vllm
-async def test_a_job_lives_through_the_death_of_its_vllm(world: World, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "number", range(math.ceil(TIMES / 5))
+)  # most deaths of engines are the scripted ones'
+async def test_a_job_lives_through_the_death_of_its_vllm(world: World, number: int, tmp_path: Path) -> None:
     """The engine is gone for as long as a real one takes to start."""
-    chance = random.Random(f"{SEED} vllm")
+    chance = random.Random(f"{SEED} vllm {number}")
     with round_of(world, tmp_path / "book") as here, gpu_node_for_gpus(world.cluster):
         before = await asyncio.to_thread(here.objects)
         await asyncio.to_thread(here.begin, vllm_engine())
@@ -73,7 +81,7 @@ async def test_a_job_lives_through_the_death_of_its_vllm(world: World, tmp_path:
         vocab = read_checkpoint(find_folder(model)).vocab
         with Parity(engine_python(), model) as parity:
             said = await asyncio.to_thread(judge, here, Policy(parity, vocab.decode, temperature=1.0))
-        print(f"\nSEED {SEED} vllm: {told}; {said}")
+        print(f"\nSEED {SEED} vllm {number}: {told}; {said}")
         await asyncio.to_thread(left_over, here, before)
 
 
