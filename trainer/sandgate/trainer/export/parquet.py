@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -61,7 +61,7 @@ def read_parquet(path: str | os.PathLike[str]) -> Iterator[Trajectory]:
 
 def count_parquet(path: str | os.PathLike[str]) -> int:
     """How many trajectories, from the footer alone. Raises FileNotFoundError, NewerRecord, CorruptRecord."""
-    with _opened(path) as file:
+    with opened(path) as file:
         return int(file.metadata.num_rows)
 
 
@@ -110,24 +110,45 @@ def _bytes(ids: Any) -> memoryview:
 
 
 def _write(path: str | os.PathLike[str], batches: Iterable[Any], *, atomic: bool) -> int:
-    rows = 0
-    with replacing(path, atomic=atomic) as target, _writer(target) as writer:
-        for group in _groups(batches):
-            writer.write_table(group, row_group_size=max(1, group.num_rows))
-            rows += group.num_rows
-    return rows
+    dictionary = [_leaf(name) for name in TYPES if name not in PLAIN]
+    with replacing(path, atomic=atomic) as target, writer(target, schema(), dictionary, ENCODINGS) as out:
+        return sum(write_groups(out, batches, schema()))
 
 
-def _writer(target: os.PathLike[str]) -> Any:
+def writer(
+    target: os.PathLike[str], columns: Any, dictionary: Sequence[str], encodings: Mapping[str, str]
+) -> Any:
+    """A pyarrow ParquetWriter; `columns`: the schema."""
     return pq.ParquetWriter(
         target,
-        schema(),
+        columns,
         compression="zstd",
         compression_level=1,
-        use_dictionary=[_leaf(name) for name in TYPES if name not in PLAIN],
-        column_encoding=ENCODINGS,
+        use_dictionary=list(dictionary),
+        column_encoding=dict(encodings),
         write_page_checksum=True,
     )
+
+
+def write_groups(out: Any, batches: Iterable[Any], columns: Any) -> Iterator[int]:
+    """Write RecordBatches as row groups of about ROW_GROUP_BYTES, so that many small parts do not make many small row
+    groups; the rows of each."""
+    held: list[Any] = []
+    size = 0
+    for batch in batches:
+        held.append(batch)
+        size += batch.nbytes
+        if size >= ROW_GROUP_BYTES:
+            yield _group(out, held, columns)
+            held, size = [], 0
+    if held:
+        yield _group(out, held, columns)
+
+
+def _group(out: Any, held: Sequence[Any], columns: Any) -> int:
+    table = pa.Table.from_batches(held, schema=columns)
+    out.write_table(table, row_group_size=max(1, table.num_rows))
+    return int(table.num_rows)
 
 
 def _leaf(name: str) -> str:
@@ -135,22 +156,8 @@ def _leaf(name: str) -> str:
     return f"{name}.list.element" if pa.types.is_list(schema().field(name).type) else name
 
 
-def _groups(batches: Iterable[Any]) -> Iterator[Any]:
-    """Tables of about ROW_GROUP_BYTES, so that many small parts do not make many small row groups."""
-    held: list[Any] = []
-    size = 0
-    for batch in batches:
-        held.append(batch)
-        size += batch.nbytes
-        if size >= ROW_GROUP_BYTES:
-            yield pa.Table.from_batches(held, schema=schema())
-            held, size = [], 0
-    if held:
-        yield pa.Table.from_batches(held, schema=schema())
-
-
 def _batches(path: str | os.PathLike[str]) -> Iterator[Any]:
-    with _opened(path) as file:
+    with opened(path) as file:
         rows = 0
         for batch in file.iter_batches(batch_size=READ_ROWS):
             rows += batch.num_rows
@@ -160,10 +167,12 @@ def _batches(path: str | os.PathLike[str]) -> Iterator[Any]:
 
 
 @contextmanager
-def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
+def opened(path: str | os.PathLike[str], check: Callable[[Any], None] = check_version) -> Iterator[Any]:
+    """A pyarrow ParquetFile whose schema passed `check`. Raises FileNotFoundError, NewerRecord, and CorruptRecord also
+    for what Arrow raises inside the block."""
     try:
         with pq.ParquetFile(path, page_checksum_verification=True, pre_buffer=False) as file:
-            check_version(file.schema_arrow)
+            check(file.schema_arrow)
             yield file
     except FileNotFoundError:
         raise
