@@ -58,6 +58,8 @@ SHELL = (
 
 PURE_IN_SHELL = (
     "trainer.pacing",
+    "trainer.trl.names",
+    "trainer.trl.rows",
     "operator.cluster.recall",
     "operator.cluster.refused",
     "operator.cluster.session_status",
@@ -80,12 +82,13 @@ IMPURE_CALLS = frozenset(
 FRONT_DOORS = {
     "gateway": ("gateway.client", "gateway.offline"),
     "sandbox": ("sandbox.pod", "sandbox.agents", "sandbox.process"),
-    "operator": ("operator.reconcile", "operator.drivers.local", "operator.manifests"),
+    "operator": ("operator.reconcile", "operator.drivers.local", "operator.drivers.serve", "operator.manifests"),
     "contract": ("contract", "contract.*"),
 }
 """Room -> the modules that other rooms may import."""
 
 SIDE_DOORS = {
+    "trainer.weights": ("gateway.engine.control",),
     "trainer.testing": (
         "gateway.app",
         "gateway.config",
@@ -93,6 +96,7 @@ SIDE_DOORS = {
         "gateway.engine.scripted_server",
     ),
     "trainer.ray.actor": ("gateway.app", "gateway.config"),
+    "trainer.trl.weights": ("gateway.engine.control",),
     "trainer.verl.engine": ("gateway.engine.api", "gateway.engine.answers", "gateway.engine.generation"),
     "trainer.doctor.*": ("gateway.tokens.load", "gateway.tokens.api", "gateway.conversation.messages"),
     "trainer.cli": ("gateway.app", "gateway.config", "gateway.engine.scripted", "operator.command"),
@@ -116,17 +120,18 @@ HOMES = {
     "tokenizers": ("gateway.tokens.*",),
     "renderers": ("gateway.tokens.*",),
     "jinja2": ("gateway.tokens.*",),
-    "transformers": ("gateway.tokens.*", "trainer.verl.*"),
+    "transformers": ("gateway.tokens.*", "trainer.verl.*", "trainer.trl.callback"),
     "prometheus_client": ("gateway.metrics", "gateway.web.*", "operator.metrics"),
     "kubernetes": ("trainer.cluster", "trainer.forward"),
     "psycopg": ("gateway.journal.postgres",),
     "torch": ("trainer.export.*", "trainer.verl.*", "trainer.areal.tensors"),
-    "pyarrow": ("trainer.export.*", "gateway.arrow"),
+    "pyarrow": ("trainer.export.*", "trainer.lag", "gateway.arrow"),
     "verl": ("trainer.export.*", "trainer.verl.*"),
     "ray": ("trainer.export.*", "trainer.ray.*", "trainer.verl.*"),
     "tensordict": ("trainer.verl.*",),
     "transfer_queue": ("trainer.verl.*",),
     "omegaconf": ("trainer.verl.*",),
+    "datasets": ("trainer.trl.rollouts",),
     "typer": ("trainer.cli", "trainer.cli.*"),
     "rich": ("trainer.cli", "trainer.cli.*"),
 }

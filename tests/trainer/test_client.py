@@ -26,7 +26,7 @@ from sandgate.contract.job import Task
 from sandgate.contract.trajectory import to_json
 from sandgate.gateway.client import Lease
 from sandgate.trainer import client as client_module
-from sandgate.trainer import control, rollouts
+from sandgate.trainer import control, streaming
 from sandgate.trainer.client import AsyncRolloutClient, Retries, RolloutClient
 from sandgate.trainer.control import ARROW, Answer
 from sandgate.trainer.export.arrow import to_ipc
@@ -137,7 +137,12 @@ RETRIED: dict[str, tuple[Callable[[RolloutClient], Any], Script, int]] = {
         [refusal(Overloaded), LOST, answer(200)],
         3,
     ),
-    "a lease that surely did not arrive": (lambda c: c.lease(), [UNSENT, answer(200, {"lease_id": None})], 2),
+    "a lease whose answer was lost": (lambda c: c.lease(), [LOST, answer(200, {"lease_id": None})], 2),
+    "a lease through a bad gateway": (
+        lambda c: c.lease(),
+        [httpx.Response(502), answer(200, {"lease_id": None})],
+        2,
+    ),
     "a lease refused for now": (
         lambda c: c.lease(),
         [refusal(Overloaded), answer(200, {"lease_id": None})],
@@ -158,8 +163,6 @@ def test_what_is_harmless_is_sent_again(
 
 
 GIVEN_UP: dict[str, tuple[Callable[[RolloutClient], Any], Script, type[SandgateError]]] = {
-    "a lease whose answer was lost": (lambda c: c.lease(), [LOST], Unavailable),
-    "a lease through a bad gateway": (lambda c: c.lease(), [httpx.Response(502)], EngineFailed),
     "what the caller must change": (lambda c: c.status(), [refusal(InvalidBody)], InvalidBody),
     "an unknown session": (lambda c: c.session("s"), [refusal(NotFound)], NotFound),
     "the third failure": (lambda c: c.status(), [UNSENT, UNSENT, UNSENT], Unavailable),
@@ -345,6 +348,9 @@ class Offers:
     async def lease(self, **_: Any) -> Lease | None:
         return self.leases.pop(0) if self.leases else None
 
+    async def renew(self, lease_id: str, ttl_s: float) -> None:
+        self.log.append(f"renew {lease_id}")
+
     async def ack(self, lease: Lease) -> None:
         self.log.append(f"ack {lease.lease_id}")
 
@@ -361,7 +367,7 @@ async def test_groups_are_acked_when_their_block_ends_and_given_back_when_it_rai
     seen = []
 
     async def train() -> None:
-        async for group in rollouts.groups(offers, ttl_s=60.0, idle_s=0.0, poll_s=0.0):
+        async for group in streaming.groups(offers, ttl_s=60.0, idle_s=0.0, poll_s=0.0):
             async with group:
                 seen.append([row.sample_index for row in group.trajectories])
                 if len(seen) == 2:
@@ -377,13 +383,13 @@ async def test_groups_are_acked_when_their_block_ends_and_given_back_when_it_rai
 
 async def test_groups_end_when_nothing_came_for_long_enough() -> None:
     offers = Offers(Lease("l1", 1.0, ("a",), ()))
-    found = [group.lease.lease_id async for group in rollouts.groups(offers, ttl_s=1.0, idle_s=0.0)]
+    found = [group.lease.lease_id async for group in streaming.groups(offers, ttl_s=1.0, idle_s=0.0)]
     assert found == ["l1"]
 
 
 async def test_an_explicit_ack_is_the_only_one() -> None:
     offers = Offers(Lease("l1", 1.0, ("a",), ()))
-    async for group in rollouts.groups(offers, ttl_s=1.0, idle_s=0.0):
+    async for group in streaming.groups(offers, ttl_s=1.0, idle_s=0.0):
         async with group:
             await group.ack()
             await group.nack()

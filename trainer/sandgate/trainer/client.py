@@ -1,7 +1,7 @@
 """Typed clients of the control API, sync and async; the same calls, the same errors.
 
-Every call is sent again, a bounded number of times, when that is harmless: the connection failed before the request
-left, the gateway said 429 or 503 (its Retry-After is kept), or the call is idempotent. All but `lease` are.
+Every call is sent again, a bounded number of times, when its answer was lost or the gateway said 429 or 503 (its
+Retry-After is kept): all of them are idempotent.
 Errors are the contract's: `BadRequest` and below for what the caller did, `Unavailable` when no gateway answers.
 """
 
@@ -27,7 +27,7 @@ from sandgate.contract.trajectory import Json, Trajectory
 from sandgate.gateway.client import Lease
 from sandgate.trainer import control, leasing
 from sandgate.trainer.control import Answer, Call
-from sandgate.trainer.rollouts import Group, groups
+from sandgate.trainer.streaming import Ahead, Groups, groups
 
 T = TypeVar("T")
 
@@ -73,11 +73,8 @@ def _answer(response: httpx.Response) -> Answer:
     return Answer(response.status_code, response.headers, body, value)
 
 
-def _lost(call: Call[Any], error: httpx.HTTPError) -> tuple[Unavailable, bool]:
-    """The error, and whether sending again is harmless."""
-    unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
-    found = Unavailable(f"{call.method} {call.path}: {str(error) or type(error).__name__}", retry_after=0.0)
-    return found, unsent or call.repeatable
+def _lost(call: Call[Any], error: httpx.HTTPError) -> Unavailable:
+    return Unavailable(f"{call.method} {call.path}: {str(error) or type(error).__name__}", retry_after=0.0)
 
 
 def _options(base_url: str, key: str, transport: Any) -> dict[str, Any]:
@@ -133,10 +130,10 @@ class AsyncRolloutClient:
                     call, _answer(await self._http.request(**_request(call, self._timeout_s)))
                 )
             except httpx.HTTPError as lost:
-                error: SandgateError
-                error, again = _lost(call, lost)
+                error: SandgateError = _lost(call, lost)
+                again = True
             except SandgateError as said:
-                error, again = said, control.may_retry(call, said)
+                error, again = said, control.may_retry(said)
             delay = retries.delay(attempt, error, random.random()) if again else None
             if delay is None:
                 raise error
@@ -202,6 +199,10 @@ class AsyncRolloutClient:
         """Whole groups that are ready, or None if there are none now. They are ours for `ttl_s` seconds."""
         return await self.call(leasing.lease(job, max_groups, max_tokens, ttl_s))
 
+    async def renew(self, lease_id: str, ttl_s: float) -> None:
+        """Keep a lease: `ttl_s` seconds from now on. Raises Conflict (another trainer was given it), NotFound."""
+        await self.call(control.renew(lease_id, ttl_s))
+
     async def ack(self, lease: Lease) -> None:
         """These are trained on, or stored: never offered again. Idempotent."""
         await self.call(control.ack(lease.lease_id))
@@ -211,15 +212,21 @@ class AsyncRolloutClient:
         await self.call(control.nack(lease.lease_id))
 
     def groups(
-        self, *, job: str | None = None, ttl_s: float = leasing.TTL_S, idle_s: float | None = None
-    ) -> AsyncIterator[Group]:
-        """Whole groups as they become ready, each under its own lease; ends after `idle_s` seconds without one.
+        self,
+        *,
+        job: str | None = None,
+        ttl_s: float = leasing.TTL_S,
+        idle_s: float | None = None,
+        ahead: Ahead | None = None,
+    ) -> Groups:
+        """Whole groups as they become ready, each under its own lease, which is renewed while the group is held on to;
+        ends after `idle_s` seconds without one. `ahead`: how much may be leased before it is asked for.
 
         async for group in client.groups(job="shop"):
             async with group:      # acknowledged when the block ends, given back when it raises
                 await train(group.trajectories)
         """
-        return groups(self, job=job, ttl_s=ttl_s, idle_s=idle_s)
+        return groups(self, job=job, ttl_s=ttl_s, idle_s=idle_s, ahead=ahead)
 
     async def push_tasks(self, tasks: Sequence[Task], *, last: bool = False, job: str = "") -> None:
         """To a job with `tasks.queue`, at most 10,000 at once; all of them or none, durable when this returns. `last`:
@@ -301,10 +308,10 @@ class RolloutClient:
             try:
                 return control.read(call, _answer(self._http.request(**_request(call, self._timeout_s))))
             except httpx.HTTPError as lost:
-                error: SandgateError
-                error, again = _lost(call, lost)
+                error: SandgateError = _lost(call, lost)
+                again = True
             except SandgateError as said:
-                error, again = said, control.may_retry(call, said)
+                error, again = said, control.may_retry(said)
             delay = self._retries.delay(attempt, error, random.random()) if again else None
             if delay is None:
                 raise error
@@ -366,6 +373,10 @@ class RolloutClient:
     ) -> Lease | None:
         """Whole groups that are ready, or None if there are none now."""
         return self.call(leasing.lease(job, max_groups, max_tokens, ttl_s))
+
+    def renew(self, lease_id: str, ttl_s: float) -> None:
+        """See `AsyncRolloutClient.renew`."""
+        self.call(control.renew(lease_id, ttl_s))
 
     def ack(self, lease: Lease) -> None:
         """Never offered again. Idempotent."""

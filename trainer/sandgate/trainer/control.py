@@ -51,8 +51,6 @@ class Call(Generic[T]):
     headers: dict[str, str] = field(default_factory=dict)
     wait_s: float = 0.0
     """How long the server may hold the answer back on purpose; added to the client's own timeout."""
-    repeatable: bool = True
-    """Sending it twice is sending it once. Otherwise only what surely did not arrive is sent again."""
     also: tuple[int, ...] = ()
     """Statuses over 400 that `read` understands."""
 
@@ -127,7 +125,7 @@ def finalize(session_id: str, body: Mapping[str, Json]) -> Call[list[Trajectory]
         method="POST",
         path=f"{_of(session_id)}/finalize",
         json=dict(body),
-        read=lambda answer: [from_json(one) for one in answer.json["trajectories"]],
+        read=lambda answer: [from_json(one) for one in answer.json.get("trajectories", ())],
     )
 
 
@@ -146,6 +144,12 @@ def tree(session_id: str, *, text: bool) -> Call[dict[str, Json]]:
 def ack(lease_id: str) -> Call[dict[str, Json]]:
     """The trainer has these for good."""
     return Call(method="POST", path=f"/v1/leases/{quote(lease_id, safe='')}/ack", read=_json)
+
+
+def renew(lease_id: str, ttl_s: float) -> Call[dict[str, Json]]:
+    """The trainer still works on these."""
+    path = f"/v1/leases/{quote(lease_id, safe='')}/renew"
+    return Call(method="POST", path=path, json={"ttl_s": ttl_s}, read=_json)
 
 
 def nack(lease_id: str) -> Call[dict[str, Json]]:
@@ -209,8 +213,7 @@ def read(call: Call[T], answer: Answer) -> T:
         raise CorruptRecord(f"{call.method} {call.path} answered something else: {error!r}") from error
 
 
-def may_retry(call: Call[Any], error: SandgateError) -> bool:
-    """429 and 503 say so themselves; a bad gateway between us may have let the request through."""
-    return isinstance(error, Overloaded | Unavailable) or (
-        call.repeatable and isinstance(error, EngineFailed)
-    )
+def may_retry(error: SandgateError) -> bool:
+    """429 and 503 say so themselves; a bad gateway between us may have let the request through, which does no harm:
+    sending any call twice is sending it once."""
+    return isinstance(error, Overloaded | Unavailable | EngineFailed)

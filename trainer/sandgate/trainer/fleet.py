@@ -11,19 +11,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from weakref import WeakSet
 
-from sandgate.contract.errors import NotFound, SandgateError, Unavailable
+from sandgate.contract.errors import Conflict, NotFound, SandgateError, Unavailable
 from sandgate.contract.job import Task
 from sandgate.contract.names import short_hash
 from sandgate.contract.trajectory import Json
 from sandgate.gateway.client import Lease
-from sandgate.trainer import leasing
+from sandgate.trainer import leasing, weights
 from sandgate.trainer.client import AsyncRolloutClient, Retries
 from sandgate.trainer.cluster import Place, job_gateways
-from sandgate.trainer.rollouts import POLL_S, Group, groups
+from sandgate.trainer.counters import Counters
+from sandgate.trainer.keeping import Keeper
+from sandgate.trainer.rollouts import Group
+from sandgate.trainer.streaming import POLL_S, Ahead, Groups
+from sandgate.trainer.trained import Entry, Ledger, Note, entries
 
 log = logging.getLogger(__name__)
 
@@ -39,28 +47,135 @@ PATIENT = Retries(attempts=15)
 """For the rest, about as long: an acknowledgement that is given up makes a group be trained on twice."""
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Sums over a job's gateways, now."""
+
+    gateways: int
+    away: tuple[str, ...]
+    """Gateways that do not answer; they are in no sum."""
+    paused: tuple[str, ...]
+    """Gateways on hold. Outside of a weight update: left so by a trainer that died in one; make the update again."""
+    sessions: int
+    """That the gateways hold, ended ones included."""
+    sessions_open: int
+    generations: int
+    """In the engines, for these gateways."""
+    tasks_waiting: int
+    """Pushed, and not finished."""
+    policy_version: int
+    """The newest that a gateway was told."""
+
+
 class AsyncFleet:
-    """Several gateways. A lease belongs to the gateway it came from, a task to one of them; the rest goes to all."""
+    """Several gateways. A lease belongs to the gateway it came from, a task to one of them; the rest goes to all.
+
+    Everything here needs the event loop: leases are not renewed while a step blocks it. Train in a thread
+    (`asyncio.to_thread`), or use `blocking.Fleet`, which has a loop of its own.
+    """
 
     def __init__(
-        self, clients: Mapping[str, AsyncRolloutClient], *, job: str = "", away_s: float = AWAY_S
+        self,
+        clients: Mapping[str, AsyncRolloutClient],
+        *,
+        job: str = "",
+        away_s: float = AWAY_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`clients`: by gateway name. They are not closed. `away_s`: how long a lease waits while none answers."""
+        """`clients`: by gateway name. They are not closed. `away_s`: how long a lease waits while none answers.
+        `clock`: seconds."""
         if not clients:
             raise Unavailable("the job has no gateway yet", retry_after=5.0)
         self.clients, self.job, self._away_s = dict(clients), job, away_s
+        self.counters = Counters()
+        self.keeper = Keeper(self, clock, self.counters)
         self._order = list(clients)
         self._leased: dict[str, str] = {}
         """Lease id -> gateway."""
+        self._ledger = Ledger()
+        self._streams: WeakSet[Groups] = WeakSet()
+        self._version: int | None = None
+        self._updating = asyncio.Lock()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Give back what was leased ahead, and renew no more; the clients stay open. What was handed out and is not
+        settled is offered again when its lease ends."""
+        await asyncio.gather(*(stream.aclose() for stream in list(self._streams)))
+        await self.keeper.aclose()
 
     # -- groups -------------------------------------------------------------------------------------------------------
 
     def groups(
-        self, *, job: str | None = None, ttl_s: float = leasing.TTL_S, idle_s: float | None = None
-    ) -> AsyncIterator[Group]:
+        self,
+        *,
+        job: str | None = None,
+        ttl_s: float = leasing.TTL_S,
+        idle_s: float | None = None,
+        ahead: Ahead | None = None,
+        max_behind: int | None = None,
+        on_stale: Callable[[Group], None] | None = None,
+    ) -> Groups:
         """See `AsyncRolloutClient.groups`. A gateway that is away is passed over until it is back; its groups wait in
-        its journal."""
-        return groups(self, job=job or self.job or None, ttl_s=ttl_s, idle_s=idle_s)
+        its journal.
+
+        `max_behind`: a group with a token that an older policy version than the trainer's minus this has sampled is
+        never handed out: it is acknowledged unseen, counted in `counters.stale`, and `on_stale` is told (push its task
+        again, if you want it). Groups of the note given to `resume_from` are not handed out again, either.
+        """
+
+        async def admit(group: Group) -> bool:
+            if not await self._first_time(group):
+                return False
+            if max_behind is None or not await self._stale(group, max_behind):
+                return True
+            await self._discard(group)
+            self.counters.stale += 1
+            if on_stale is not None:
+                on_stale(group)
+            return False
+
+        stream = Groups(
+            self,
+            self.keeper,
+            job=job or self.job or None,
+            ttl_s=ttl_s,
+            idle_s=idle_s,
+            ahead=ahead or Ahead(),
+            admit=admit,
+        )
+        self._streams.add(stream)
+        return stream
+
+    async def _first_time(self, group: Group) -> bool:
+        rows = self._ledger.fresh(group.trajectories)
+        if len(rows) == len(group.trajectories):
+            return True
+        if rows:  # a sample was tried again since: its new attempt is all that is new
+            group.trajectories = rows
+            return True
+        await self._discard(group)
+        self._ledger.forget(group.lease.sessions)
+        self.counters.repeated += 1
+        return False
+
+    async def _discard(self, group: Group) -> None:
+        """Acknowledged, and not as something that was trained on now."""
+        await self.ack(group.lease)
+        group.settled = group.hold.over = True
+
+    async def _stale(self, group: Group, max_behind: int) -> bool:
+        from sandgate.trainer.lag import oldest  # loads Arrow
+
+        seen = oldest(group.trajectories)
+        return seen is not None and await self.version() - seen > max_behind
 
     async def lease(
         self,
@@ -93,20 +208,77 @@ class AsyncFleet:
                 raise Unavailable("no gateway answers: " + "; ".join(away))
             await asyncio.sleep(POLL_S)
 
+    async def renew(self, lease_id: str, ttl_s: float) -> None:
+        """See `AsyncRolloutClient.renew`."""
+        await self._client_of(lease_id).renew(lease_id, ttl_s)
+
     async def ack(self, lease: Lease) -> None:
         """Trained on, or stored. Raises NotFound for a lease of another fleet."""
-        await self._client_of(lease).ack(lease)
-        self._leased.pop(lease.lease_id, None)
+        await self._client_of(lease.lease_id).ack(lease)
+        self._settled(lease.lease_id)
 
     async def nack(self, lease: Lease) -> None:
         """Offer it again at once."""
-        await self._client_of(lease).nack(lease)
-        self._leased.pop(lease.lease_id, None)
+        await self._client_of(lease.lease_id).nack(lease)
+        self._settled(lease.lease_id)
 
-    def _client_of(self, lease: Lease) -> AsyncRolloutClient:
-        if (name := self._leased.get(lease.lease_id)) is None:
-            raise NotFound(f"lease {lease.lease_id}: not of this fleet, or settled")
+    def _settled(self, lease_id: str) -> None:
+        self._leased.pop(lease_id, None)
+        self._ledger.drop(lease_id)
+
+    def _client_of(self, lease_id: str) -> AsyncRolloutClient:
+        if (name := self._leased.get(lease_id)) is None:
+            raise NotFound(f"lease {lease_id}: not of this fleet, or settled")
         return self.clients[name]
+
+    # -- the trainer's checkpoint -------------------------------------------------------------------------------------
+
+    def trained(self, *groups: Group) -> None:
+        """The weights have learned from these. They stay leased, and are acknowledged by `commit` once a checkpoint has
+        them. Raises Conflict for one whose lease was lost: then leave it out of the step."""
+        for group in groups:
+            self._ledger.add(group, self._leased[group.lease.lease_id])
+
+    async def checkpoint(self) -> Note:
+        """What belongs into the trainer's checkpoint beside the weights: JSON, and what `commit` wants."""
+        return self._ledger.note(await self.version())
+
+    async def commit(self, note: Note) -> None:
+        """The checkpoint with this note is durable: acknowledge its groups, and no others. Raises Unavailable if a
+        gateway does not answer; its groups stay in the next note."""
+        mine = [one for one in entries(note) if one.lease in self._ledger.entries]
+        said = await asyncio.gather(*map(self._commit, mine), return_exceptions=True)
+        for error in said:
+            if isinstance(error, BaseException):
+                raise error
+
+    async def _commit(self, entry: Entry) -> None:
+        if entry.lease not in self._leased:
+            log.warning("lease %s is of gateway %s, which is not here", entry.lease, entry.gateway)
+            return
+        try:
+            await self.ack(Lease(entry.lease, 0.0, entry.sessions, ()))
+            self.counters.acked += 1
+        except NotFound:  # acknowledged, and forgotten by its gateway
+            self._settled(entry.lease)
+        except Conflict as error:
+            log.warning("lease %s was trained on, but is not acknowledged: %s", entry.lease, error)
+
+    async def resume_from(self, note: Note) -> None:
+        """First thing after a restart, with the note of the checkpoint that was loaded: what it holds is acknowledged,
+        and never handed out again. A gateway that is away gets its acknowledgements when it offers the groups again.
+
+        Next make a weight update with the checkpoint's weights, under a version that was never used (`version()` + 1):
+        engines may have newer weights than the checkpoint, and gateways may be on hold. Raises NewerRecord,
+        CorruptRecord."""
+        for entry in entries(note):
+            self._ledger.entries[entry.lease] = entry
+            if entry.gateway in self.clients:
+                self._leased[entry.lease] = entry.gateway
+        try:
+            await self.commit(note)
+        except Unavailable as error:
+            log.warning("what the checkpoint holds is acknowledged later: %s", error)
 
     # -- tasks --------------------------------------------------------------------------------------------------------
 
@@ -136,26 +308,48 @@ class AsyncFleet:
 
     # -- weights ------------------------------------------------------------------------------------------------------
 
+    async def version(self) -> int:
+        """Policy version of the trainer's weights: of the last weight update here, or the newest that a gateway was
+        told. A rank that makes no updates is told by `told_version`."""
+        if self._version is None:
+            said = await self._all(lambda one: one.status())
+            self.told_version(max(int(one["policy_version"]) for one in said))
+        assert self._version is not None
+        return self._version
+
+    def told_version(self, version: int) -> None:
+        """Somebody else updated the weights that this process trains."""
+        self._version = self.counters.version = version
+
     @asynccontextmanager
-    async def weight_update(self, version: int) -> AsyncIterator[None]:
+    async def weight_update(
+        self,
+        version: int,
+        *,
+        mode: weights.Mode = "keep",
+        engines: Iterable[str] = (),
+        drain_s: float = weights.DRAIN_S,
+    ) -> AsyncIterator[weights.Update]:
         """Pause every gateway; swap the weights inside the block; then all carry `version` and go on.
 
-        A gateway that cannot be paused is an error before the block, with the others let go again. If the block
-        raises, the old weights are still there: the version stays, and turns go on.
-        """
-        try:
-            await self._all(lambda one: one.pause())
-            yield
-            await self._all(lambda one: one.policy_version(version))
-        finally:
-            await asyncio.shield(self._resume())
+        `engines`: URLs of vLLM servers that are paused too, labelled with the version, and have their prefix caches
+        cleared; the trainer must reach them. `mode`: what becomes of running generations (see `weights.Mode`).
 
-    async def _resume(self) -> None:
-        """Every one is tried, whatever the others say: a gateway left on hold holds its agents."""
-        said = await asyncio.gather(*(one.resume() for one in self.clients.values()), return_exceptions=True)
-        for name, error in zip(self.clients, said, strict=True):
-            if isinstance(error, BaseException):
-                log.warning("gateway %s is not resumed: %s", name, error)
+        A gateway or engine that cannot be paused is an error before the block, with the others let go again. If the
+        block raises, the old weights must still be there: the version stays, and turns go on. What fails afterwards is
+        a `weights.HalfUpdated`. Updates wait for one another.
+        """
+        async with self._updating, weights.controls(engines) as controls:
+            began = self.keeper.clock()
+            try:
+                async with weights.weight_update(
+                    self.clients, version, mode=mode, engines=controls, drain_s=drain_s
+                ) as update:
+                    yield update
+                    self.told_version(version)
+                    self.counters.weight_updates += 1
+            finally:
+                self.counters.paused_s += self.keeper.clock() - began
 
     # -- the rest -----------------------------------------------------------------------------------------------------
 
@@ -192,6 +386,29 @@ class AsyncFleet:
         """By gateway. Raises Unavailable if one does not answer."""
         return dict(zip(self.clients, await self._all(lambda one: one.status()), strict=True))
 
+    async def progress(self) -> Progress:
+        """How the job stands; gateways that do not answer are named."""
+        names = list(self.clients)
+        said = await asyncio.gather(*(one.status() for one in self.clients.values()), return_exceptions=True)
+        away = [name for name, one in zip(names, said, strict=True) if isinstance(one, Exception)]
+        here = {name: one for name, one in zip(names, said, strict=True) if isinstance(one, dict)}
+
+        def total(*path: str) -> int:
+            return sum(
+                int(one[path[0]] if len(path) == 1 else one[path[0]][path[1]]) for one in here.values()
+            )
+
+        return Progress(
+            gateways=len(names),
+            away=tuple(away),
+            paused=tuple(name for name, one in here.items() if one["paused"]),
+            sessions=total("sessions"),
+            sessions_open=total("sessions_open"),
+            generations=sum(engine["in_flight"] for one in here.values() for engine in one["engines"]),
+            tasks_waiting=total("tasks", "held"),
+            policy_version=max((int(one["policy_version"]) for one in here.values()), default=0),
+        )
+
     async def sessions(self, *, state: str | None = None) -> AsyncIterator[dict[str, Json]]:
         """Of all gateways, one after another."""
         for one in self.clients.values():
@@ -219,7 +436,7 @@ async def fleet(
             name: await stack.enter_async_context(AsyncRolloutClient(origin, key, **options))
             for name, origin in origins.items()
         }
-        yield AsyncFleet(clients, job=job)
+        yield await stack.enter_async_context(AsyncFleet(clients, job=job))
 
 
 @asynccontextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 from sandgate.contract.trajectory import from_json
@@ -16,15 +17,13 @@ LEASE_HEADER, UNTIL_HEADER = "x-sandgate-lease", "x-sandgate-lease-until"
 
 
 def lease(job: str | None, max_groups: int, max_tokens: int | None, ttl_s: float) -> Call[Lease | None]:
-    """Not repeatable after it may have arrived: the answer that was lost holds its groups until it expires, and a
-    second one gives others."""
+    """One lease, under an id of its own: sent again because the answer was lost, it gives the same groups."""
     body: dict[str, Any] = {"job": job, "max_groups": max_groups, "max_tokens": max_tokens, "ttl_s": ttl_s}
     return Call(
         method="POST",
         path="/v1/leases",
-        json=body | {"whole_groups": True},
+        json=body | {"whole_groups": True, "lease_id": f"l-{uuid.uuid4().hex[:24]}"},
         headers={"accept": f"{ARROW}, application/json;q=0.9"},
-        repeatable=False,
         read=_read,
     )
 
