@@ -82,7 +82,12 @@ IMPURE_CALLS = frozenset(
 FRONT_DOORS = {
     "gateway": ("gateway.client", "gateway.offline"),
     "sandbox": ("sandbox.pod", "sandbox.agents", "sandbox.process"),
-    "operator": ("operator.reconcile", "operator.drivers.local", "operator.drivers.serve", "operator.manifests"),
+    "operator": (
+        "operator.reconcile",
+        "operator.manifests",
+        "operator.drivers.local",
+        "operator.drivers.serve",
+    ),
     "contract": ("contract", "contract.*"),
 }
 """Room -> the modules that other rooms may import."""
@@ -96,7 +101,6 @@ SIDE_DOORS = {
         "gateway.engine.scripted_server",
     ),
     "trainer.ray.actor": ("gateway.app", "gateway.config"),
-    "trainer.trl.weights": ("gateway.engine.control",),
     "trainer.verl.engine": ("gateway.engine.api", "gateway.engine.answers", "gateway.engine.generation"),
     "trainer.doctor.*": ("gateway.tokens.load", "gateway.tokens.api", "gateway.conversation.messages"),
     "trainer.cli": ("gateway.app", "gateway.config", "gateway.engine.scripted", "operator.command"),
@@ -138,6 +142,6 @@ HOMES = {
 """Third party -> the only modules that know it."""
 
 FRAMEWORKS = frozenset(
-    {"torch", "verl", "ray", "tensordict", "transfer_queue", "transformers", "omegaconf", "pytest"}
+    "torch verl ray tensordict transfer_queue transformers omegaconf datasets pytest".split()
 )
 """What a user brings along; imported inside the function that needs it, and so in no extra."""

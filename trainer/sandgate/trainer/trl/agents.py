@@ -1,0 +1,228 @@
+"""Who carries out the tasks of a round: agents in the trainer's process, or those that the job's operator starts."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+
+from sandgate.contract.errors import FAILURE_CLASS, FailureClass, FailureReason, SandgateError, Unavailable
+from sandgate.contract.job import Task
+from sandgate.contract.names import session_id, short_hash
+from sandgate.contract.session import SessionHandle, finite
+from sandgate.contract.trajectory import Json
+from sandgate.trainer.client import AsyncRolloutClient
+from sandgate.trainer.fleet import AsyncFleet
+
+log = logging.getLogger(__name__)
+
+PARALLEL = 32
+"""Agents at once, each with a session; as many as a small vLLM batches."""
+ATTEMPTS = 3
+"""At a sample, where engine, gateway or network failed; what an agent does wrong is not tried again."""
+SESSION_S = 600.0
+"""Of an agent; then the session is sealed, and its next call refused."""
+
+Agent = Callable[..., Any]
+"""`agent(*, session, raw_prompt, sample_index, tools_kwargs) -> reward`, async or not: the same as verl's runners.
+`session` is a SessionHandle, `tools_kwargs` the task's data. A plain function runs in a thread."""
+
+
+class Listener(Protocol):
+    """Whoever waits for groups."""
+
+    def look(self) -> None:
+        """A group may have become whole."""
+        ...
+
+    async def nothing(self, uid: str) -> None:
+        """No session of this group counts: it will never be offered."""
+        ...
+
+    async def fail(self, error: BaseException) -> None:
+        """No group will come any more."""
+        ...
+
+
+class Driver(Protocol):
+    """Carries out tasks; each becomes a group that its gateway offers for lease."""
+
+    def tell(self, listener: Listener) -> None:
+        """Before the first start."""
+        ...
+
+    async def start(self, tasks: Sequence[Task], n: int) -> None:
+        """Returns at once. The same tasks again change nothing. `n`: sessions of each."""
+        ...
+
+
+class Pushed:
+    """The job's operator runs the agents: tasks go to the job's queue (`tasks: {queue: {}}`); its `groupSize` is n."""
+
+    def __init__(self, fleet: AsyncFleet) -> None:
+        self._fleet = fleet
+
+    def tell(self, listener: Listener) -> None:
+        """Nothing is known here before the gateways offer it."""
+
+    async def start(self, tasks: Sequence[Task], n: int) -> None:
+        """Raises Overloaded if the queue is full, after all attempts."""
+        await self._fleet.push_tasks(tasks)
+
+
+class Inline:
+    """Agents in this process, each with a session of its own at the gateway of its group.
+
+    What an agent raises is its own failure: the session is kept with what it sampled, and masked. Where the engine or
+    the gateway failed, the sample is tried again.
+    """
+
+    def __init__(
+        self, fleet: AsyncFleet, agent: Agent, *, job: str, options: dict[str, Json], parallel: int
+    ) -> None:
+        """`options`: further fields of a session's creation (sampling, limits)."""
+        self._fleet, self._agent, self._options, self._job = fleet, agent, options, job
+        self._slots = asyncio.Semaphore(parallel)
+        self._threads = ThreadPoolExecutor(parallel, thread_name_prefix="agent")
+        self._groups: dict[str, asyncio.Task[None]] = {}
+        self._earlier: dict[str, dict[int, list[dict[str, Json]]]] = {}
+        """uid -> sample -> sessions of a trainer that is gone."""
+        self._listener: Listener | None = None
+
+    async def look(self) -> None:
+        """What earlier processes left at the gateways."""
+        async for one in self._fleet.sessions():
+            samples = self._earlier.setdefault(str(one.get("uid") or ""), {})
+            samples.setdefault(int(one.get("sample_index") or 0), []).append(one)
+
+    async def start(self, tasks: Sequence[Task], n: int) -> None:
+        """See Driver."""
+        for task in tasks:
+            if task.uid not in self._groups:
+                running = asyncio.get_running_loop().create_task(self._group(task, n))
+                self._groups[task.uid] = running
+                running.add_done_callback(lambda _, uid=task.uid: self._groups.pop(uid, None))  # type: ignore[misc]
+
+    async def aclose(self) -> None:
+        """Stop. Sessions stay as they are at their gateways; the next process goes on with the finished ones."""
+        left = list(self._groups.values())
+        for running in left:
+            running.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def tell(self, listener: Listener) -> None:
+        """See Driver."""
+        self._listener = listener
+
+    async def _group(self, task: Task, n: int) -> None:
+        try:
+            counts = await self._run_all(task, n)
+        except Exception as error:  # noqa: BLE001 - raised to whoever waits
+            await self._listening.fail(error)
+            return
+        self._earlier.pop(task.uid, None)
+        if counts:
+            self._listening.look()
+        else:
+            await self._listening.nothing(task.uid)
+
+    @property
+    def _listening(self) -> Listener:
+        assert self._listener is not None, "told before the first start"
+        return self._listener
+
+    async def _run_all(self, task: Task, n: int) -> bool:
+        """Whether the group will be offered. Raises SandgateError when its gateway is gone for good."""
+        names = sorted(self._fleet.clients)  # all samples at one gateway: only there the group is whole
+        client = self._fleet.clients[names[int(short_hash(task.uid), 16) % len(names)]]
+        counts = await asyncio.gather(*(self._sample(client, task, sample, n) for sample in range(n)))
+        if not all(counts) and any(counts):
+            await client.close_group(task.uid, job=self._job)
+        return any(counts)
+
+    async def _sample(self, client: AsyncRolloutClient, task: Task, sample: int, n: int) -> bool:
+        """Whether a session of it counts in the end."""
+        earlier = self._earlier.get(task.uid, {}).get(sample, [])
+        for one in earlier:
+            if one["state"] == "finalized" and one.get("failure_class") != FailureClass.INFRA.value:
+                return True
+        first = max((int(one.get("attempt") or 0) + 1 for one in earlier), default=0)
+        for one in earlier:
+            if one["state"] in ("open", "complete"):  # its agent went with its process
+                await client.abort(str(one["session_id"]))
+        for attempt in range(first, first + ATTEMPTS):
+            async with self._slots:
+                why = await self._attempt(client, task, sample, attempt, n)
+            if why is None or FAILURE_CLASS[why] is not FailureClass.INFRA:
+                return True
+        return False
+
+    async def _attempt(
+        self, client: AsyncRolloutClient, task: Task, sample: int, attempt: int, n: int
+    ) -> FailureReason | None:
+        """From the session's creation to its seal: why it failed, None if it did not. Raises Unavailable when the
+        gateway is gone for good."""
+        session = await client.create_session(
+            session_id=session_id(self._job, task.uid, sample, attempt),
+            uid=task.uid,
+            sample_index=sample,
+            group_size=n,
+            job=self._job,
+            attempt=attempt,
+            task={"prompt": task.prompt, "data": task.data},
+            **self._options,
+        )
+        reward, why, detail = None, None, ""
+        try:
+            async with asyncio.timeout(SESSION_S):
+                reward = finite(await self._run(session, task, sample))
+        except TimeoutError:
+            why, detail = FailureReason.SESSION_TIMEOUT, f"longer than {SESSION_S:g} s"
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever an agent raises is of its session alone
+            why, detail = await self._blame(client, session, error), f"{type(error).__name__}: {error}"
+            log.warning("session %s: %s", session.session_id, detail)
+        outcome: dict[str, Json] = {"complete": why is None, "detail": detail[:1000]}
+        if why is not None:
+            outcome |= {"failure_class": FAILURE_CLASS[why].value, "failure_reason": why.value}
+        body = {} if reward is None else {"reward": reward}
+        await client.finalize(session.session_id, outcome=outcome, trajectories=False, **body)
+        return why
+
+    async def _run(self, session: SessionHandle, task: Task, sample: int) -> Any:
+        said = {"raw_prompt": task.prompt, "sample_index": sample, "tools_kwargs": task.data}
+        if inspect.iscoroutinefunction(self._agent) or inspect.iscoroutinefunction(
+            getattr(self._agent, "__call__", None)  # noqa: B004 - of an instance, not "is it callable"
+        ):
+            return await self._agent(session=session, **said)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, lambda: self._agent(session=session, **said))
+
+    async def _blame(
+        self, client: AsyncRolloutClient, session: SessionHandle, error: BaseException
+    ) -> FailureReason:
+        """An agent that met a dead engine is not to blame for what it raised."""
+        if isinstance(error, Unavailable):
+            return FailureReason.GATEWAY_LOST
+        try:
+            known = await client.session(session.session_id)
+        except SandgateError:
+            return FailureReason.GATEWAY_LOST
+        return FailureReason.ENGINE_ERROR if known.get("engine_errors") else FailureReason.AGENT_EXIT
+
+
+@asynccontextmanager
+async def inline(
+    fleet: AsyncFleet, agent: Agent, *, job: str, options: dict[str, Json], parallel: int = PARALLEL
+) -> AsyncIterator[Inline]:
+    """Ready to start groups; knows what an earlier process finished."""
+    made = Inline(fleet, agent, job=job, options=options, parallel=parallel)
+    await made.look()
+    try:
+        yield made
+    finally:
+        await made.aclose()

@@ -1,0 +1,39 @@
+"""What transformers' Trainer and TRL call back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from transformers import TrainerCallback  # type: ignore[import-not-found, unused-ignore]
+
+
+class CheckpointAcks(TrainerCallback):  # type: ignore[misc, unused-ignore]
+    """Tells how many optimizer steps are safe: in a checkpoint, or, where none are saved, done."""
+
+    def __init__(self, committed: Callable[[int], None]) -> None:
+        self._committed = committed
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The checkpoint is on disk."""
+        self._committed(int(state.global_step))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Without checkpoints nothing can be resumed: a step that is done is done."""
+        if str(getattr(args.save_strategy, "value", args.save_strategy)) == "no":
+            self._committed(int(state.global_step))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The model is the caller's now."""
+        self._committed(int(state.global_step))
+
+
+class EngineSync:
+    """Stands where TRL keeps its own vLLM client: asked to sync weights before generation, once per optimizer step."""
+
+    def __init__(self, publish: Callable[[], None]) -> None:
+        self._publish = publish
+
+    def sync_weights(self) -> None:
+        """Called by GRPOTrainer."""
+        self._publish()

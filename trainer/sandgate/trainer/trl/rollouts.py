@@ -1,0 +1,270 @@
+"""TRL's `rollout_func`, made of a job's gateways.
+
+with Rollouts(fleet(origins, key, job="shop"), tasks, job="shop", agent=my_agent) as rollouts:
+    trainer = GRPOTrainer(..., rollout_func=rollouts, train_dataset=rollouts.dataset(), reward_funcs=env_reward)
+    rollouts.attach(trainer, FolderWeights(Path("weights")))
+    trainer.train()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from sandgate.contract.errors import Conflict, InvalidBody
+from sandgate.contract.job import Task
+from sandgate.contract.trajectory import Json
+from sandgate.trainer.fleet import AsyncFleet
+from sandgate.trainer.trl import rows as of
+from sandgate.trainer.trl.agents import PARALLEL, Agent, Driver, Pushed, inline
+from sandgate.trainer.trl.background import Background
+from sandgate.trainer.trl.names import Round, check_run
+from sandgate.trainer.trl.rounds import TTL_S, LeaseFile, Rounds
+from sandgate.trainer.trl.weights import Weights
+
+log = logging.getLogger(__name__)
+
+WAIT_S = 3600.0
+"""For one batch of groups; agents take minutes."""
+LEASES = "sandgate-leases.json"
+"""In the trainer's output_dir."""
+
+
+class Rollouts:
+    """Called by GRPOTrainer as its `rollout_func`. Use as `with`; agents run only inside.
+
+    A trainer that is killed, and started again with `resume_from_checkpoint`, goes on where its checkpoint is: groups
+    that are in the checkpoint are never trained on again, those that are not are there already and are used.
+    """
+
+    def __init__(
+        self,
+        connection: AbstractAsyncContextManager[AsyncFleet],
+        tasks: Sequence[Task],
+        *,
+        job: str,
+        agent: Agent | None = None,
+        run: str = "run",
+        ahead: int = 0,
+        pick: of.Pick = of.final,
+        parallel: int = PARALLEL,
+        session: dict[str, Json] | None = None,
+        ttl_s: float = TTL_S,
+        wait_s: float = WAIT_S,
+    ) -> None:
+        """`connection`: `fleet`, `cluster_fleet` or `local_fleet`. `agent`: run here, for each sample; None: tasks are
+        pushed to the job's queue, and its operator runs them. `run`: its name, the same when it goes on.
+        `ahead`: optimizer steps whose rollouts are started early; 0 = on-policy. `session`: further fields of each
+        session of an agent here, as `create_session` takes them. Raises InvalidBody for tasks with one prompt twice:
+        TRL tells a rollout_func prompts alone.
+        """
+        self.tasks = {_key(task.prompt): task for task in tasks}
+        if len(self.tasks) != len(tasks):
+            raise InvalidBody(
+                "two tasks have the same prompt, and nothing else is told apart", field="prompt"
+            )
+        self.job, self.run, self.ahead, self.pick = job, check_run(run), ahead, pick
+        self._connection, self._agent, self._session = connection, agent, session or {}
+        self._parallel, self._ttl_s, self._wait_s = parallel, ttl_s, wait_s
+        self._background = Background("sandgate-rollouts")
+        self._stack = AsyncExitStack()
+        self._fleet: AsyncFleet | None = None
+        self._rounds: Rounds | None = None
+        self._weights: Weights | None = None
+        self._last = Round(-1)
+        self._shift: int | None = None
+        """Versions minus optimizer steps."""
+        self._upcoming: Iterator[list[Task]] = iter(())
+        self._plan: list[list[Task]] = []
+        """Batches of this run in the trainer's order, as far as they were looked at."""
+
+    def dataset(self) -> Any:
+        """The tasks as a `datasets.Dataset` with TRL's column `prompt`."""
+        from datasets import Dataset  # type: ignore[import-not-found]
+
+        return Dataset.from_list([{"prompt": task.prompt} for task in self.tasks.values()])
+
+    def __enter__(self) -> Self:
+        self._background.__enter__()
+        try:
+            self._fleet = self._background.call(self._stack.enter_async_context(self._connection))
+        except BaseException:
+            self._background.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if self._rounds is not None:
+                self._background.call(self._rounds.give_back())
+            self._background.call(self._stack.aclose())
+        finally:
+            self._background.__exit__(kind, error, trace)
+
+    # -- what TRL calls -----------------------------------------------------------------------------------------------
+
+    def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        """One completion for each entry of `prompts`, which come repeated, group by group. Waits for their groups."""
+        training = bool(trainer.model.training)
+        n = int(trainer.num_generations if training else trainer.num_generations_eval)
+        rounds = self._began(trainer)
+        this = self._round(trainer, training=training)
+        tasks = self._tasks_of(prompts, n)
+        named = this.tasks(self.run, tasks)
+        self._background.call(rounds.start(named, n))
+        if training and self.ahead:
+            self._look_ahead(trainer, this, tasks, n)
+        groups = self._background.call(rounds.take([task.uid for task in named], self._wait_s))
+        if not training:
+            self._background.call(rounds.commit(this.step + 1, training=False))
+        found = [row for group in groups for row in of.group_rows(group, n, self.pick)]
+        of.check_sampling(found, trainer.temperature)
+        out: dict[str, Any] = of.rollout(found, int(trainer.processing_class.pad_token_id))
+        if self._weights is not None:
+            out["sandgate_version"] = self.version(trainer)
+        return out
+
+    def _round(self, trainer: Any, *, training: bool) -> Round:
+        step = int(trainer.state.global_step)
+        again = (self._last.step, self._last.training) == (step, training)
+        self._last = Round(step, self._last.call + 1 if again else 0, training)
+        return self._last
+
+    def _tasks_of(self, prompts: list[Any], n: int) -> list[Task]:
+        if len(prompts) % n:
+            raise InvalidBody(f"{len(prompts)} prompts are not groups of {n}", field="prompts")
+        found = []
+        for start in range(0, len(prompts), n):
+            key = _key(prompts[start])
+            if any(_key(one) != key for one in prompts[start + 1 : start + n]):
+                raise InvalidBody(
+                    f"prompts {start} to {start + n - 1} are not one group; is this GRPOTrainer's own sampler?",
+                    field="prompts",
+                )
+            if key not in self.tasks:
+                raise InvalidBody(f"prompt {start} is of no task: {key[:200]}", field="prompts")
+            found.append(self.tasks[key])
+        return found
+
+    def _look_ahead(self, trainer: Any, this: Round, tasks: list[Task], n: int) -> None:
+        """Start the rounds of the next steps, as the trainer's sampler will ask for them."""
+        assert self._rounds is not None, "called in a round"
+        for step in range(this.step, min(this.step + self.ahead, int(trainer.state.max_steps) - 1) + 1):
+            while len(self._plan) <= step:
+                self._plan.append(next(self._upcoming))
+            if step == this.step and self._plan[step] != tasks:
+                raise Conflict("ahead: the trainer asks for other prompts than its sampler said; use ahead=0")
+            named = Round(step).tasks(self.run, self._plan[step])
+            self._background.call(self._rounds.start(named, n))
+
+    # -- beside the trainer -------------------------------------------------------------------------------------------
+
+    def attach(self, trainer: Any, weights: Weights | None = None) -> None:
+        """Tie `trainer` to the job: groups are acknowledged when a checkpoint holds them, TRL's importance-sampling
+        correction uses the captured logprobs (GRPOConfig's `vllm_importance_sampling_*`), and `weights` go to the
+        engines before a round is asked for. None: somebody else publishes them.
+
+        Raises InvalidBody for several processes, and for `ahead` where one optimizer step is not one call.
+        """
+        from sandgate.trainer.trl.callback import CheckpointAcks, EngineSync
+
+        if trainer.accelerator.num_processes != 1:
+            raise InvalidBody("rollouts are made for one training process", field="num_processes")
+        one_call = trainer.args.steps_per_generation * trainer.num_iterations
+        if self.ahead and one_call != trainer.args.gradient_accumulation_steps:
+            raise InvalidBody(
+                "ahead: needs steps_per_generation * num_iterations == gradient_accumulation_steps",
+                field="ahead",
+            )
+        self._weights = weights
+        trainer.add_callback(CheckpointAcks(self.committed))
+        # TRL has one switch for both: correct with the logprobs of the sampling engine, and sync weights to it.
+        trainer.use_vllm, trainer.vllm_generation = True, EngineSync(lambda: self.publish(trainer))
+        trainer._last_loaded_step = -1
+
+    def publish(self, trainer: Any) -> None:
+        """The trainer's weights, as their `version`, into the engines; turns are held meanwhile, none is lost.
+        TRL asks for it before each round; ask yourself before you measure what was trained."""
+        if self._weights is None:
+            return
+        version = self.version(trainer)
+        self._weights.save(trainer.accelerator.unwrap_model(trainer.model), version)
+        self._background.call(self._weights.publish(self._connected, version))
+
+    def version(self, trainer: Any) -> int:
+        """The policy version of the trainer's weights: `global_step`, shifted when a run goes on, so that no version
+        ever means two weights: a trainer that was killed may have published newer ones than its checkpoint has."""
+        step = int(trainer.state.global_step)
+        if self._shift is None:
+            known = self._background.call(self._connected.version())
+            self._shift = known + 1 - step if known or step else 0
+        return step + self._shift
+
+    def committed(self, step: int) -> None:
+        """A checkpoint of `step` optimizer steps is on disk: what it was trained on is acknowledged."""
+        if self._rounds is not None:
+            self._background.call(self._rounds.commit(step))
+
+    def _began(self, trainer: Any) -> Rounds:
+        """At the first call, when the trainer knows the step it resumes from."""
+        if self._rounds is None:
+            leases = LeaseFile(Path(trainer.args.output_dir) / LEASES)
+            leases.path.parent.mkdir(parents=True, exist_ok=True)
+            self._rounds = self._background.call(self._begin(leases, int(trainer.state.global_step)))
+            self._upcoming = self._batches(trainer)
+        return self._rounds
+
+    @property
+    def _connected(self) -> AsyncFleet:
+        if self._fleet is None:
+            raise Conflict("Rollouts: use it as `with Rollouts(...) as rollouts`")
+        return self._fleet
+
+    async def _begin(self, leases: LeaseFile, step: int) -> Rounds:
+        driver: Driver = Pushed(self._connected)
+        if self._agent is not None:
+            driver = await self._stack.enter_async_context(
+                inline(
+                    self._connected, self._agent, job=self.job, options=self._session, parallel=self._parallel
+                )
+            )
+        rounds = Rounds(self._connected, driver, job=self.job, run=self.run, leases=leases, ttl_s=self._ttl_s)
+        await rounds.begin(step)
+        driver.tell(rounds)
+        self._stack.push_async_callback(_cancelled, asyncio.create_task(rounds.collect()))
+        return rounds
+
+    def _batches(self, trainer: Any) -> Iterator[list[Task]]:
+        """The tasks of each optimizer step, for ever: the trainer's own sampler, asked by us."""
+        sampler, prompts = trainer._get_train_sampler(), trainer.train_dataset["prompt"]
+        calls = trainer.num_iterations * trainer.args.steps_per_generation
+        size, n = trainer.args.generation_batch_size, trainer.num_generations
+        while True:
+            order = list(sampler)
+            for start in range(0, len(order), size * calls):
+                yield self._tasks_of([prompts[at] for at in order[start : start + size]], n)
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+def _key(prompt: Any) -> str:
+    """Datasets give messages back with their keys in another order, and absent keys as None."""
+    return json.dumps(_bare(prompt), sort_keys=True)
+
+
+def _bare(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _bare(one) for name, one in value.items() if one is not None}
+    return [_bare(one) for one in value] if isinstance(value, list) else value

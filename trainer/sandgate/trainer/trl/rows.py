@@ -1,0 +1,140 @@
+"""Trajectories as what a `rollout_func` of TRL's GRPOTrainer returns: exactly one completion per prompt entry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sandgate.contract.errors import Conflict, FailureClass, InvalidBody
+from sandgate.contract.trajectory import Trajectory
+
+Pick = Callable[[Sequence[Trajectory]], Trajectory]
+"""Of a session's trajectories, the one that is trained on."""
+
+MASKED = frozenset({FailureClass.AGENT.value, FailureClass.INFRA.value})
+"""Whose failures teach the policy nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One sample of a group."""
+
+    trajectory: Trajectory | None
+    """None: its session sampled nothing, or there is none."""
+    left_out: int = 0
+    """Further trajectories of its session."""
+
+    @property
+    def trained(self) -> bool:
+        """It has a reward, and its failure, if any, is the policy's own. Else it is masked: no gradient, no part in
+        its group's mean."""
+        row = self.trajectory
+        return row is not None and row.reward is not None and row.failure_class not in MASKED
+
+
+def final(rows: Sequence[Trajectory]) -> Trajectory:
+    """The trajectory that ended last: the one an agent's answer and reward belong to."""
+    return max(rows, key=lambda row: row.trajectory_id)
+
+
+def group_rows(trajectories: Sequence[Trajectory], n: int, pick: Pick = final) -> list[Row]:
+    """One Row for each sample 0..n-1. Raises Conflict for a sample beyond: the job's groups are larger than the
+    trainer's; InvalidBody for images, which TRL's rollout_func cannot carry."""
+    sessions: dict[int, list[Trajectory]] = {}
+    for one in trajectories:
+        if one.sample_index >= n:
+            raise Conflict(
+                f"group {one.uid!r} has sample {one.sample_index}, num_generations is {n}:"
+                " make the job's groupSize the same"
+            )
+        if one.multimodal is not None:
+            raise InvalidBody(
+                f"session {one.session_id}: rows with images cannot pass rollout_func", field="multimodal"
+            )
+        sessions.setdefault(one.sample_index, []).append(one)
+    found = []
+    for sample in range(n):
+        rows = [row for row in sessions.get(sample, ()) if row.response_ids]
+        found.append(Row(pick(rows), len(rows) - 1) if rows else Row(None))
+    return found
+
+
+def rollout(rows: Sequence[Row], pad_token_id: int) -> dict[str, list[Any]]:
+    """TRL's dict: `prompt_ids`, `completion_ids`, `logprobs`, `env_mask` (per row a list, unpadded, the last three of
+    one length; context has mask 0 and logprob 0.0), `env_reward` (float, None for a masked row), and for reward
+    functions `uid`, `sandgate_session`, `sandgate_trajectory`, `sandgate_sample`, `sandgate_reward_info`,
+    `sandgate_versions` (per completion id, -1 for context), `sandgate_failure` (the reason, None for a session that
+    ended well) and `sandgate_left_out`.
+
+    A row without tokens is one padding token under mask 0: TRL takes no empty completion.
+    """
+    return {
+        "prompt_ids": [_ids(row, "prompt_ids", pad_token_id) for row in rows],
+        "completion_ids": [_ids(row, "response_ids", pad_token_id) for row in rows],
+        "logprobs": [row.trajectory.response_logprobs.tolist() if row.trajectory else [0.0] for row in rows],
+        "env_mask": [_mask(row) for row in rows],
+        "env_reward": [row.trajectory.reward if row.trajectory and row.trained else None for row in rows],
+        "uid": [row.trajectory.uid if row.trajectory else None for row in rows],
+        "sandgate_session": [row.trajectory.session_id if row.trajectory else None for row in rows],
+        "sandgate_trajectory": [row.trajectory.trajectory_id if row.trajectory else None for row in rows],
+        "sandgate_sample": [row.trajectory.sample_index if row.trajectory else None for row in rows],
+        "sandgate_reward_info": [row.trajectory.reward_info if row.trajectory else {} for row in rows],
+        "sandgate_versions": [row.trajectory.versions.tolist() if row.trajectory else [-1] for row in rows],
+        "sandgate_failure": [row.trajectory.failure_reason if row.trajectory else "NoTurns" for row in rows],
+        "sandgate_left_out": [row.left_out for row in rows],
+    }
+
+
+def _ids(row: Row, name: str, pad_token_id: int) -> list[int]:
+    return (getattr(row.trajectory, name).tolist() if row.trajectory else None) or [pad_token_id]
+
+
+def _mask(row: Row) -> list[int]:
+    """As long as the completion: TRL pads a shorter one with 1, and would train on what the environment said."""
+    if row.trajectory is None:
+        return [0]
+    return row.trajectory.loss_mask.tolist() if row.trained else [0] * len(row.trajectory.loss_mask)
+
+
+def env_reward(
+    prompts: Sequence[Any], env_reward: Sequence[float | None], **columns: Any
+) -> list[float | None]:
+    """A reward function for GRPOTrainer that passes on what agents, verifiers and trainers gave the sessions. Logs, by
+    TRL's own means, the share of masked rows and how far behind the trainer tokens were sampled."""
+    if len(env_reward) != len(prompts):
+        raise InvalidBody(f"{len(env_reward)} rewards for {len(prompts)} prompts", field="env_reward")
+    if (log := columns.get("log_metric")) is not None:
+        for name, value in _metrics(env_reward, columns).items():
+            log(name, value)
+    return list(env_reward)
+
+
+def _metrics(rewards: Sequence[float | None], columns: Mapping[str, Any]) -> dict[str, float]:
+    found = {"rollout/masked": sum(one is None for one in rewards) / len(rewards)}
+    now, versions = columns.get("sandgate_version"), columns.get("sandgate_versions")
+    if now is not None and versions is not None:
+        behind = [now[0] - min(known) for row in versions if (known := [v for v in row if v >= 0])]
+        if behind:
+            found["rollout/versions_behind_mean"] = sum(behind) / len(behind)
+            found["rollout/versions_behind_max"] = float(max(behind))
+    return found
+
+
+def check_sampling(rows: Sequence[Row], temperature: float) -> None:
+    """Are captured logprobs those of the policy that TRL computes? Raises Conflict: an importance ratio of logprobs at
+    different temperatures is wrong for every token."""
+    for row in rows:
+        if (one := row.trajectory) is None:
+            continue
+        told = one.sampling.get("temperature")
+        if told is not None and abs(float(told) - temperature) > 1e-6:
+            raise Conflict(
+                f"session {one.session_id} was sampled at temperature {told}, GRPOConfig.temperature is"
+                f" {temperature}: make the job's spec.sampling.temperature the same"
+            )
+        if one.logprobs_mode == "raw_logprobs" and temperature != 1.0:
+            raise Conflict(
+                f"the engine reports raw_logprobs, which are not those of temperature {temperature}: start it"
+                " with --logprobs-mode processed_logprobs"
+            )

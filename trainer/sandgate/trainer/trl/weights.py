@@ -1,0 +1,65 @@
+"""New weights into engines that run: what a trainer does before the next round."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from sandgate.trainer.fleet import AsyncFleet
+from sandgate.trainer.weights import Mode
+
+KEPT = 2
+"""Folders: of the version that is served, and of the one before, which an engine may still be reading."""
+
+
+class Weights(Protocol):
+    """How weights reach the engines. Yours may send them by NCCL."""
+
+    def save(self, model: Any, version: int) -> None:
+        """In the training thread, before anything is paused. `model`: a transformers model."""
+        ...
+
+    async def publish(self, fleet: AsyncFleet, version: int) -> None:
+        """When it returns, engines and gateways go on with the new weights, and carry `version`."""
+        ...
+
+
+class FolderWeights:
+    """Through a folder that trainer and engines share, and vLLM's own controls (VLLM_SERVER_DEV_MODE=1)."""
+
+    def __init__(
+        self, folder: Path, *, urls: Sequence[str] = (), mode: Mode = "abort", kept: int = KEPT
+    ) -> None:
+        """`urls`: of the engines, as seen from here; none: as the gateways see them. `mode`: what happens to
+        generations that run. abort: they end, and the gateway takes them up again with the new weights, each token with
+        its version and its exact logprob. wait: they end first. keep: they freeze and go on over what the old weights
+        computed for their beginning, so their logprobs are of no one version. `kept`: versions that stay in
+        `folder`."""
+        self.urls, self.folder, self.mode, self.kept = tuple(urls), folder.absolute(), mode, max(KEPT, kept)
+
+    def of(self, version: int) -> Path:
+        """The checkpoint folder of a version."""
+        return self.folder / f"v{version}"
+
+    def save(self, model: Any, version: int) -> None:
+        """See Weights."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        part = self.folder / f".v{version}.part"
+        shutil.rmtree(part, ignore_errors=True)
+        model.save_pretrained(part)
+        shutil.rmtree(self.of(version), ignore_errors=True)
+        os.replace(part, self.of(version))
+        found = sorted(self.folder.glob("v[0-9]*"), key=lambda one: int(one.name[1:]))
+        for old in found[: -self.kept]:
+            shutil.rmtree(old, ignore_errors=True)
+
+    async def publish(self, fleet: AsyncFleet, version: int) -> None:
+        """See Weights. Raises what `AsyncFleet.weight_update` does; publishing again with the same version is fine."""
+        urls = self.urls or {
+            str(engine["url"]) for one in (await fleet.status()).values() for engine in one["engines"]
+        }
+        async with fleet.weight_update(version, mode=self.mode, engines=urls) as update:
+            await update.reload(str(self.of(version)))
