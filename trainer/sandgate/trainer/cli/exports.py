@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from sandgate.contract.errors import InvalidBody
+from sandgate.contract.trajectory import Json, Trajectory
 from sandgate.trainer import outdir
 from sandgate.trainer.cli import say
 
@@ -17,6 +20,90 @@ class Format(StrEnum):
 
     PARQUET = "parquet"
     JSONL = "jsonl"
+    ARROW = "arrow"
+    PACKED = "packed"
+    DATAPROTO = "dataproto"
+    AREAL = "areal"
+    TRL = "trl"
+
+
+SUFFIX = {
+    Format.PACKED: ".packed.parquet",
+    Format.DATAPROTO: ".dataproto.pkl",
+    Format.AREAL: ".areal.pt",
+    Format.TRL: ".trl.parquet",
+}
+"""Where it is not the format's name."""
+Rows = Iterator[Trajectory]
+
+
+def _parquet(target: Path, rows: Rows) -> dict[str, Json]:
+    from sandgate.trainer.export.parquet import write_parquet  # they load Arrow, or more
+
+    return {"trajectories": write_parquet(target, rows)}
+
+
+def _jsonl(target: Path, rows: Rows) -> dict[str, Json]:
+    from sandgate.trainer.export.jsonl import write_jsonl
+
+    return {"trajectories": write_jsonl(target, rows)}
+
+
+def _arrow(target: Path, rows: Rows) -> dict[str, Json]:
+    from sandgate.trainer.export.ipc import write_arrow
+
+    return {"trajectories": write_arrow(target, rows)}
+
+
+def _trl(target: Path, rows: Rows) -> dict[str, Json]:
+    from sandgate.trainer.export.trl import write_trl
+
+    return {"trajectories": write_trl(target, rows)}
+
+
+def _areal(target: Path, rows: Rows) -> dict[str, Json]:
+    from sandgate.trainer.export.tensors import write_areal
+
+    return {"trajectories": write_areal(target, rows)}
+
+
+def _packed(target: Path, rows: Rows, **options: int) -> dict[str, Json]:
+    from sandgate.trainer.export.packed_file import write_packed
+    from sandgate.trainer.export.packing import TREE_TOKENS
+
+    found = write_packed(target, rows, max_tokens=options.get("max_tokens", TREE_TOKENS))
+    return {
+        "trajectories": found.trajectories,
+        "trees": found.trees,
+        "tokens": found.tokens,
+        "packed_tokens": found.packed_tokens,
+        "saved": round(found.saved, 4),
+    }
+
+
+def _dataproto(target: Path, rows: Rows, **options: int) -> dict[str, Json]:
+    from sandgate.trainer.export.tensors import write_dataproto
+
+    written, cut = write_dataproto(target, rows, **options)
+    return {"trajectories": written, "cut": cut}
+
+
+WRITERS: dict[Format, Callable[..., dict[str, Json]]] = {
+    Format.PARQUET: _parquet,
+    Format.JSONL: _jsonl,
+    Format.ARROW: _arrow,
+    Format.TRL: _trl,
+    Format.AREAL: _areal,
+    Format.PACKED: _packed,
+    Format.DATAPROTO: _dataproto,
+}
+OPTIONS = {
+    "max_tokens": Format.PACKED,
+    "prompt_length": Format.DATAPROTO,
+    "response_length": Format.DATAPROTO,
+    "pad_token_id": Format.DATAPROTO,
+}
+"""Option -> the only format that it means something to."""
 
 
 def export(
@@ -25,17 +112,51 @@ def export(
     to: Annotated[
         Path | None, typer.Option("--to", help="File to write; default: trajectories.FORMAT in DIR.")
     ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", help="packed: stored tokens of one packed row.")
+    ] = None,
+    prompt_length: Annotated[
+        int | None, typer.Option("--prompt-length", help="dataproto: tokens; default the longest.")
+    ] = None,
+    response_length: Annotated[
+        int | None, typer.Option("--response-length", help="dataproto: tokens; default the longest.")
+    ] = None,
+    pad_token_id: Annotated[
+        int | None, typer.Option("--pad-token-id", help="dataproto: id of padding; default 0.")
+    ] = None,
     json: say.AsJson = False,
 ) -> None:
     """Write the trajectories of a run (DIR, or a Parquet file) in another format. The file is whole or not there."""
-    from sandgate.trainer.export.arrow import write_parquet
-    from sandgate.trainer.export.jsonl import write_jsonl
-
-    write = {Format.PARQUET: write_parquet, Format.JSONL: write_jsonl}[format]
+    options = _options(
+        format,
+        max_tokens=max_tokens,
+        prompt_length=prompt_length,
+        response_length=response_length,
+        pad_token_id=pad_token_id,
+    )
     found = outdir.trajectories(out)  # before the target's folder is made
-    target = to or (out if out.is_file() else out / outdir.TRAJECTORIES).with_suffix(f".{format}")
-    rows = write(target, found)
+    target = to or (out if out.is_file() else out / outdir.TRAJECTORIES).with_suffix(
+        SUFFIX.get(format, f".{format}")
+    )
+    told = WRITERS[format](target, found, **options)
     if json:
-        say.as_json({"path": str(target), "format": str(format), "trajectories": rows})
+        say.as_json({"path": str(target), "format": str(format)} | told)
     else:
-        typer.echo(f"{rows} trajectories -> {target}")
+        typer.echo(f"{told['trajectories']} trajectories -> {target}{_more(told)}")
+
+
+def _options(format: Format, **given: int | None) -> dict[str, int]:  # noqa: A002
+    found = {name: value for name, value in given.items() if value is not None}
+    for name in found:
+        if OPTIONS[name] is not format:
+            raise InvalidBody(f"only --format {OPTIONS[name]} has it", field=f"--{name.replace('_', '-')}")
+    return found
+
+
+def _more(told: dict[str, Any]) -> str:
+    if "saved" in told:
+        return (
+            f": {told['tokens']:,} tokens as {told['packed_tokens']:,} in {say.plural(told['trees'], 'tree')},"
+            f" {told['saved']:.1%} saved"
+        )
+    return f"; {told['cut']} cut to the lengths" if told.get("cut") else ""

@@ -52,7 +52,8 @@ class Tokens:
 def runs(row: Trajectory) -> list[Tokens]:
     """The whole row, prompt first, as stretches that are trained or context.
 
-    Raises InvalidBody for a row that breaks the record's laws: a packed file could not give it back."""
+    Raises InvalidBody for a row that breaks the record's laws: a packed file could not give it back. A -0.0 of context
+    becomes 0.0."""
     prompt = len(row.prompt_ids)
     mask = np.frombuffer(row.loss_mask, np.int8) if row.loss_mask else np.zeros(0, np.int8)
     ids = np.concatenate([_ints(row.prompt_ids), _ints(row.response_ids)])
@@ -61,8 +62,9 @@ def runs(row: Trajectory) -> list[Tokens]:
     if ((mask != 0) & (mask != 1)).any():
         raise _broken(row, "loss_mask", "is neither 0 nor 1")
     context = np.concatenate([np.ones(prompt, np.bool_), mask == 0])
-    if logprobs[context].any():
+    if logprobs.view(np.float32)[context].any():
         raise _broken(row, "response_logprobs", "is not 0.0 where loss_mask is 0")
+    logprobs[context] = 0  # of a -0.0, which other writers may leave
     if (versions[context] != NO_VERSION).any():
         raise _broken(row, "versions", "is not -1 where loss_mask is 0")
     edges = [0, *(np.flatnonzero(np.diff(context)) + 1).tolist(), len(ids)]

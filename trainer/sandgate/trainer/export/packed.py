@@ -110,6 +110,13 @@ class PackedTree:
         spans = [np.arange(self.starts[at], self.stops[at], dtype=np.int32) for at in self.path(leaf)]
         return np.concatenate(spans) if spans else np.zeros(0, np.int32)
 
+    def trains(self, leaf: Leaf) -> npt.NDArray[np.bool_]:
+        """For each of its `indices`: does it train that token?"""
+        trained = np.zeros(len(self.starts), np.bool_)
+        trained[list(leaf.trained)] = True
+        found: npt.NDArray[np.bool_] = np.repeat(trained, self.stops - self.starts)[self.indices(leaf)]
+        return found
+
     def token_parents(self) -> Int32s:
         """[T]: the token before it on its path, whose logits predict it; -1 for the first of a root."""
         found = np.arange(-1, len(self.input_ids) - 1, dtype=np.int32)
@@ -141,8 +148,7 @@ def unpack(tree: PackedTree) -> Iterator[Trajectory]:
     for leaf in tree.leaves:
         where = tree.indices(leaf)
         given, said = where[: leaf.prompt_tokens], where[leaf.prompt_tokens :]
-        trained = np.isin(np.arange(len(tree.starts)), np.array(leaf.trained, np.int64))
-        mask = np.repeat(trained, tree.stops - tree.starts)[where]
+        mask = tree.trains(leaf)
         if mask[: leaf.prompt_tokens].any():
             raise CorruptRecord("a leaf trains its prompt")
         mask = mask[leaf.prompt_tokens :]

@@ -1,0 +1,22 @@
+"""Runs in AReaL's environment: an exported file is what AReaL's own padding makes of the rows' own dicts.
+
+python areal_batch.py FILE
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch  # type: ignore[import-not-found]
+from areal.utils.data import concat_padded_tensors  # type: ignore[import-not-found]
+
+from sandgate.trainer.areal.tensors import to_tensor_dict
+from tests.trainer.verl.rows import row, short
+
+theirs = concat_padded_tensors([to_tensor_dict(one) for one in (row(0), short(1), row(2, reward=None))])
+ours = torch.load(sys.argv[1], weights_only=True)
+assert list(ours) == list(theirs)
+for name, tensor in theirs.items():
+    assert ours[name].dtype == tensor.dtype, name
+    assert torch.equal(ours[name], tensor), name
+print("equal")

@@ -1,0 +1,156 @@
+"""`sandgate export` in its forms: what needs no trainer's package."""
+
+from __future__ import annotations
+
+import json
+import sys
+from array import array
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from sandgate.contract.errors import CorruptRecord, InvalidBody
+from sandgate.contract.trajectory import Trajectory
+from sandgate.trainer.cli import app
+from sandgate.trainer.export.ipc import read_arrow, write_arrow
+from sandgate.trainer.export.packed import unpack
+from sandgate.trainer.export.packed_file import read_packed
+from sandgate.trainer.export.tensors import padded
+from sandgate.trainer.export.trl import SCHEMA, to_rollout, write_trl
+from tests.trainer.trajectories import exact, trajectories, trajectory
+
+
+def ask(*words: object) -> Any:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_arrow(run: Path) -> None:
+    told = json.loads(ask("export", run, "--format", "arrow", "--json").stdout)
+    assert told == {"path": str(run / "trajectories.arrow"), "format": "arrow", "trajectories": 2}
+    assert [exact(row) for row in read_arrow(told["path"])] == [exact(trajectory(n)) for n in range(2)]
+
+
+def test_packed_says_what_it_saved(run: Path) -> None:
+    """Two siblings with one sample: all of the second is there already."""
+    told = json.loads(ask("export", run, "--format", "packed", "--json").stdout)
+    assert told == {
+        "path": str(run / "trajectories.packed.parquet"), "format": "packed", "trajectories": 2, "trees": 1,
+        "tokens": 16, "packed_tokens": 8, "saved": 0.5,
+    }  # fmt: skip
+    found = [row for tree in read_packed(told["path"]) for row in unpack(tree)]
+    assert [exact(row) for row in found] == [exact(trajectory(n)) for n in range(2)]
+    assert ask("export", run, "--format", "packed", "--max-tokens", 7).stdout.endswith(
+        "trajectories.packed.parquet: 16 tokens as 16 in 2 trees, 0.0% saved\n"
+    )
+
+
+def test_trl(run: Path) -> None:
+    told = json.loads(ask("export", run, "--format", "trl", "--json").stdout)
+    assert (told["path"], told["trajectories"]) == (str(run / "trajectories.trl.parquet"), 2)
+    found = pq.read_table(told["path"]).to_pydict()
+    assert found == to_rollout(trajectory(number) for number in range(2))
+    assert found["completion_ids"][0] == [10, 11, 4, 5, 12]
+    assert found["env_mask"][0] == [1, 1, 0, 0, 1]
+    assert found["env_reward"] == [1.0, 1.0]
+    assert found["sandgate_versions"][0] == [7, 7, -1, -1, 8]
+
+
+WRONG: dict[str, tuple[list[object], str]] = {
+    "an option of another format": (["--format", "arrow", "--max-tokens", 5],
+                                    "only --format packed has it [field --max-tokens]"),
+    "no room": (["--format", "packed", "--max-tokens", 0], "must be at least 1, not 0 [field max_tokens]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "why"), WRONG.values(), ids=WRONG)
+def test_what_was_asked_wrongly_is_one_line(run: Path, words: list[object], why: str) -> None:
+    said = ask("export", run, *words)
+    assert (said.exit_code, said.stdout, said.stderr.count("\n")) == (2, "", 1)
+    assert why in said.stderr
+
+
+MISSING = {
+    "areal": ("torch", "areal needs torch, which is not installed here: pip install torch [field --format]"),
+    "dataproto": ("verl", "dataproto needs verl, which is not installed here: pip install verl==0.9.1"),
+}
+
+
+@pytest.mark.parametrize(("form", "package", "why"), [(form, *more) for form, more in MISSING.items()])
+def test_a_missing_package_is_one_line_that_says_what_to_install(
+    run: Path, monkeypatch: pytest.MonkeyPatch, form: str, package: str, why: str
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    before = sorted(run.iterdir())
+    said = ask("export", run, "--format", form)
+    assert (said.exit_code, said.stdout, said.stderr.count("\n")) == (2, "", 1)
+    assert why in said.stderr
+    assert sorted(run.iterdir()) == before
+
+
+@settings(max_examples=30)
+@given(rows=st.lists(trajectories(), max_size=4))
+def test_an_arrow_file_gives_back_what_went_in(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[Trajectory]
+) -> None:
+    path = tmp_path_factory.mktemp("arrow") / "t.arrow"
+    assert write_arrow(path, rows) == len(rows)
+    assert [exact(row) for row in read_arrow(path)] == [exact(row) for row in rows]
+
+
+def test_a_damaged_arrow_file_is_refused(tmp_path: Path) -> None:
+    write_arrow(tmp_path / "t", [trajectory()])
+    (tmp_path / "t").write_bytes((tmp_path / "t").read_bytes()[:-9])
+    with pytest.raises(CorruptRecord, match="is not an Arrow file"):
+        list(read_arrow(tmp_path / "t"))
+    with pytest.raises(FileNotFoundError):
+        list(read_arrow(tmp_path / "nowhere"))
+
+
+TRL: dict[str, tuple[Trajectory, list[list[int]], list[float | None]]] = {
+    "what ended well is trained": (trajectory(), [[1, 1, 0, 0, 1]], [1.0]),
+    "the policy's own failure too": (
+        trajectory(failure_class="policy", failure_reason="TurnLimit"), [[1, 1, 0, 0, 1]], [1.0]),
+    "a lost node teaches nothing": (
+        trajectory(failure_class="infra", failure_reason="NodeLost"), [[0] * 5], [None]),
+    "a broken agent teaches nothing": (
+        trajectory(failure_class="agent", failure_reason="Crash"), [[0] * 5], [None]),
+    "without a reward there is nothing to learn": (trajectory(reward=None), [[0] * 5], [None]),
+    "no completion, no row": (
+        trajectory(response_ids=array("i"), response_logprobs=array("f"), loss_mask=array("b"),
+                   versions=array("i"), turn_ids=(), turn_ends=(), turn_rewards=()), [], []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("row", "masks", "rewards"), TRL.values(), ids=TRL)
+def test_trls_rows(row: Trajectory, masks: list[list[int]], rewards: list[float | None]) -> None:
+    found = to_rollout([row])
+    assert (found["env_mask"], found["env_reward"]) == (masks, rewards)
+
+
+def test_trls_columns_are_typed_and_streamed(tmp_path: Path) -> None:
+    assert write_trl(tmp_path / "t", [trajectory()]) == 1
+    assert pq.read_schema(tmp_path / "t").equals(SCHEMA)
+    with pytest.raises(InvalidBody, match="images cannot pass rollout_func"):
+        write_trl(tmp_path / "t", [trajectory(multimodal=b"x")])
+    assert len(pq.read_table(tmp_path / "t")) == 1
+
+
+def test_a_padded_batch_is_its_rows_with_zeros_behind() -> None:
+    long = trajectory(1, prompt_ids=array("i", [1, 2, 3, 4]), reward=None)
+    found = padded([trajectory(), long])
+    assert found["input_ids"].tolist() == [[1, 2, 3, 10, 11, 4, 5, 12, 0], [1, 2, 3, 4, 10, 11, 4, 5, 12]]
+    assert found["attention_mask"].tolist() == [[True] * 8 + [False], [True] * 9]
+    assert found["versions"][0].tolist() == [-1, -1, -1, 7, 7, -1, -1, 8, 0]
+    assert (found["rewards"].tolist(), found["rewards"].dtype) == ([1.0, 0.0], np.float32)
+
+
+@pytest.mark.parametrize("rows", [[], [trajectory(multimodal=b"x")]], ids=["no rows", "images"])
+def test_a_batch_that_cannot_be_is_refused(rows: list[Trajectory]) -> None:
+    with pytest.raises(InvalidBody):
+        padded(rows)
