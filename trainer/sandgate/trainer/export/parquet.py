@@ -77,7 +77,7 @@ def merge_parquet(parts: Paths, out: str | os.PathLike[str], *, atomic: bool = T
     def fresh() -> Iterator[Any]:
         nonlocal duplicates
         for part in parts:
-            for batch in map(conform, _batches(part)):
+            for batch in read_batches(part):
                 keep = list(_unseen(batch, seen, part))
                 duplicates += batch.num_rows - len(keep)
                 yield batch if len(keep) == batch.num_rows else batch.take(pa.array(keep, pa.int64()))
@@ -156,14 +156,30 @@ def _leaf(name: str) -> str:
     return f"{name}.list.element" if pa.types.is_list(schema().field(name).type) else name
 
 
-def _batches(path: str | os.PathLike[str]) -> Iterator[Any]:
+def row_groups(path: str | os.PathLike[str]) -> list[tuple[int, int]]:
+    """(rows, bytes in memory) of each row group, from the footer alone. Raises as `count_parquet`."""
     with opened(path) as file:
+        found = [file.metadata.row_group(at) for at in range(file.metadata.num_row_groups)]
+        return [(int(one.num_rows), int(one.total_byte_size)) for one in found]
+
+
+def read_batches(path: str | os.PathLike[str], numbers: Sequence[int] | None = None) -> Iterator[Any]:
+    """RecordBatches of our schema, whatever the file is allowed to differ in: all, or of these row groups.
+
+    Raises FileNotFoundError, NewerRecord, CorruptRecord."""
+    return map(conform, _batches(path, numbers))
+
+
+def _batches(path: str | os.PathLike[str], numbers: Sequence[int] | None = None) -> Iterator[Any]:
+    with opened(path) as file:
+        wanted = range(file.metadata.num_row_groups) if numbers is None else numbers
+        told = sum(file.metadata.row_group(at).num_rows for at in wanted)
         rows = 0
-        for batch in file.iter_batches(batch_size=READ_ROWS):
+        for batch in file.iter_batches(batch_size=READ_ROWS, row_groups=list(wanted)):
             rows += batch.num_rows
             yield batch
-        if rows != file.metadata.num_rows:  # a damaged page header hides its page
-            raise CorruptRecord(f"{path}: {rows} rows can be read of {file.metadata.num_rows}")
+        if rows != told:  # a damaged page header hides its page
+            raise CorruptRecord(f"{path}: {rows} rows can be read of {told}")
 
 
 @contextmanager

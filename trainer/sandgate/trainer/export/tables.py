@@ -49,6 +49,11 @@ def to_table(trajectories: Iterable[Trajectory]) -> Any:
     return pa.Table.from_batches(list(to_batches(trajectories)), schema=schema())
 
 
+def as_table(batch: Any) -> Any:
+    """A pyarrow.Table of one RecordBatch, without a copy."""
+    return pa.Table.from_batches([batch])
+
+
 def from_table(table: Any) -> Iterator[Trajectory]:
     """Trajectories of a pyarrow.Table, in order. Raises NewerRecord, CorruptRecord (see `export.schema`)."""
     check_version(table.schema)

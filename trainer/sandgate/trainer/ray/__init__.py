@@ -1,4 +1,5 @@
-"""Ray: our gateways as actors, and the manager that routes sessions to them. Imports Ray when it is used."""
+"""Ray: our gateways as actors, the manager that routes sessions to them, trajectories as data sets. Imports Ray when it
+is used; data sets are in `sandgate.trainer.ray.dataset`, which loads Arrow."""
 
 from __future__ import annotations
 
