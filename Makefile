@@ -28,6 +28,14 @@ demo: venv
 	engine="$$(scripts/engine-env.sh | tail -n 1)"
 	PATH="$(CURDIR)/$(BIN):$$PATH" SANDGATE_ENGINE_VENV="$$engine" sandgate run examples/shop/job.yaml --out out/demo
 
+## make demo-rl [ARGS=...]  TRL's GRPO on rollouts of that agent: watch it learn -> out/demo-rl. ARGS: --seed 1 --ahead 1
+.PHONY: demo-rl
+demo-rl: venv
+	engine="$$(scripts/engine-env.sh | tail -n 1)"
+	trl="$$(scripts/trainer-env.sh trl | tail -n 1)"
+	export SANDGATE_ENGINE_VENV="$$engine" PYTHONPATH="$$(printf '$(CURDIR)/%s:' contract gateway operator sandbox trainer)"
+	"$$trl/bin/python" examples/shop-rl/demo.py --out out/demo-rl $(ARGS)
+
 ## make test [T=...]        every test, with the real engine too; T: a path, or pytest options (T='-k lease')
 .PHONY: test
 test: venv $(if $(T),,engine agents)

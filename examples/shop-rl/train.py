@@ -33,10 +33,6 @@ import agent  # noqa: E402
 from verifier import judge  # noqa: E402
 
 JOB = "shop-rl"
-SAMPLES = 8
-"""Of each task: the group that GRPO compares."""
-BATCH = 64
-"""Samples per optimizer step."""
 HTTP = httpx.Client(limits=httpx.Limits(max_connections=64), timeout=120)
 """One pool for all agents: an OpenAI client of its own costs 30 ms, most of it certificates that nobody needs here."""
 
@@ -99,9 +95,9 @@ def config(told: argparse.Namespace) -> GRPOConfig:
     return GRPOConfig(
         output_dir=str(told.out / "checkpoints"),
         max_steps=told.steps,
-        num_generations=SAMPLES,
-        per_device_train_batch_size=BATCH,
-        per_device_eval_batch_size=BATCH,
+        num_generations=told.samples,
+        per_device_train_batch_size=told.batch,
+        per_device_eval_batch_size=told.batch,
         num_generations_eval=2,
         learning_rate=told.rate,
         lr_scheduler_type="constant",
@@ -130,7 +126,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rate", type=float, default=3e-4)
-    parser.add_argument("--ahead", type=int, default=0)
+    parser.add_argument("--ahead", type=int, default=0, help="steps whose rollouts start early")
+    parser.add_argument("--samples", type=int, default=8, help="of each task: the group that GRPO compares")
+    parser.add_argument("--batch", type=int, default=64, help="samples of an optimizer step")
     parser.add_argument("--save-every", type=int, default=1)
     told = parser.parse_args()
     served = json.loads(os.environ["SHOP_RL_SERVED"])
@@ -139,7 +137,7 @@ def main() -> None:
     arguments = config(told)
     gateways = fleet(served["origins"], served["key"], job=JOB)
     with Rollouts(
-        gateways, tasks(), job=JOB, agent=shopper, run=f"seed-{told.seed}", ahead=told.ahead, ttl_s=60.0
+        gateways, tasks(), job=JOB, agent=shopper, run=f"seed-{told.seed}", ahead=told.ahead
     ) as rollouts:
         trainer = Trainer(
             model=str(SHOP / "model"),
@@ -160,6 +158,7 @@ def main() -> None:
             trainer.evaluate()
         trainer.train(resume_from_checkpoint=checkpoint)
         trainer.evaluate()
+        trainer.steps.tell(done=True)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from sandgate.contract.names import UID_CHARS_MAX
 
 RUN = re.compile(r"[A-Za-z0-9-]{1,40}")
 _UID = re.compile(
-    r"(?P<run>[A-Za-z0-9-]{1,40})\.(?P<kind>[te])(?P<step>\d{1,9})\.(?P<call>\d{1,6})\.\d{1,6}\..+"
+    r"(?P<run>[A-Za-z0-9-]{1,40})\.(?P<kind>[te])(?P<step>\d{1,9})\.(?P<call>\d{1,6})\.\d{1,6}\..+", re.DOTALL
 )
 
 

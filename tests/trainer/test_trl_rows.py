@@ -1,0 +1,204 @@
+"""Trajectories as TRL's rollout dict: exactly one completion per entry, and nothing trained that should not be."""
+
+from __future__ import annotations
+
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandgate.contract.errors import Conflict, InvalidBody, SandgateError
+from sandgate.contract.job import Task
+from sandgate.contract.trajectory import Trajectory
+from sandgate.trainer.trl import rows as of
+from sandgate.trainer.trl.names import Round, check_run
+from sandgate.trainer.trl.rounds import LeaseFile
+from tests.trainer.trajectories import trajectories, trajectory
+
+PAD = 9
+NOTHING: dict[str, Any] = {
+    "response_ids": array("i"),
+    "response_logprobs": array("f"),
+    "loss_mask": array("b"),
+    "versions": array("i"),
+    "turn_ids": (),
+    "turn_ends": (),
+    "turn_rewards": (),
+}
+
+
+def rollout(*rows: Trajectory, n: int = 1) -> dict[str, list[Any]]:
+    return of.rollout(of.group_rows(rows, n), PAD)
+
+
+def test_a_row_is_the_trajectory_to_the_bit() -> None:
+    assert rollout(trajectory()) == {
+        "prompt_ids": [[1, 2, 3]],
+        "completion_ids": [[10, 11, 4, 5, 12]],
+        "logprobs": [list(array("f", [-0.1, -0.2, 0.0, 0.0, -0.3]))],
+        "env_mask": [[1, 1, 0, 0, 1]],
+        "env_reward": [1.0],
+        "uid": ["q1"],
+        "sandgate_session": ["shop-q1-0"],
+        "sandgate_trajectory": [0],
+        "sandgate_sample": [0],
+        "sandgate_reward_info": [{}],
+        "sandgate_versions": [[7, 7, -1, -1, 8]],
+        "sandgate_failure": [None],
+        "sandgate_left_out": [0],
+    }
+
+
+MASKED = {
+    "nobody gave a reward": {"reward": None, "turn_rewards": ()},
+    "the agent crashed": {"failure_class": "agent", "failure_reason": "AgentExit"},
+    "the engine was lost": {"failure_class": "infra", "failure_reason": "EngineLost"},
+}
+
+
+@pytest.mark.parametrize("changes", MASKED.values(), ids=MASKED)
+def test_it_is_kept_and_masked_when(changes: dict[str, Any]) -> None:
+    made = rollout(trajectory(**changes))
+    assert made["completion_ids"] == [[10, 11, 4, 5, 12]]
+    assert made["env_mask"] == [[0, 0, 0, 0, 0]]
+    assert made["env_reward"] == [None]
+    assert made["sandgate_failure"] == [changes.get("failure_reason")]
+
+
+def test_a_failure_of_the_policy_is_trained_on() -> None:
+    made = rollout(trajectory(failure_class="policy", failure_reason="TurnLimit", reward=0.0))
+    assert (made["env_mask"], made["env_reward"]) == ([[1, 1, 0, 0, 1]], [0.0])
+
+
+@pytest.mark.parametrize(
+    "group", [pytest.param((), id="no session"), pytest.param((trajectory(**NOTHING),), id="no token")]
+)
+def test_a_sample_without_tokens_is_one_masked_token(group: tuple[Trajectory, ...]) -> None:
+    made = rollout(*group)
+    assert made["prompt_ids"] == [[PAD]]
+    assert (made["completion_ids"], made["env_mask"], made["logprobs"]) == ([[PAD]], [[0]], [[0.0]])
+    assert (made["env_reward"], made["sandgate_failure"]) == ([None], ["NoTurns"])
+
+
+def test_of_several_trajectories_of_a_session_the_last_to_end_is_taken() -> None:
+    rows = [trajectory(trajectory_id=one, reward=float(one)) for one in (1, 2, 0)]
+    made = rollout(*rows)
+    assert (made["sandgate_trajectory"], made["env_reward"], made["sandgate_left_out"]) == ([2], [2.0], [2])
+    (first,) = of.group_rows(rows, 1, pick=lambda them: min(them, key=lambda row: row.trajectory_id))
+    assert first.trajectory is rows[2]
+
+
+def test_samples_come_in_their_order_whatever_the_lease_says() -> None:
+    made = rollout(trajectory(2), trajectory(0), n=4)
+    assert made["sandgate_sample"] == [0, None, 2, None]
+
+
+REFUSED: dict[str, tuple[type[SandgateError], str, Trajectory]] = {
+    "a sample too many": (Conflict, "num_generations is 2.*groupSize", trajectory(2)),
+    "images": (InvalidBody, "images cannot pass rollout_func", trajectory(multimodal=b"png")),
+}
+
+
+@pytest.mark.parametrize(("error", "match", "row"), REFUSED.values(), ids=REFUSED)
+def test_it_is_refused(error: type[SandgateError], match: str, row: Trajectory) -> None:
+    with pytest.raises(error, match=match):
+        of.group_rows([row], 2)
+
+
+SAMPLING: dict[str, tuple[dict[str, Any], float, str]] = {
+    "the trainer's temperature is another": ({"temperature": 0.7}, 1.0, "sampled at temperature 0.7"),
+    "raw logprobs at another temperature than 1": ({}, 0.7, "raw_logprobs"),
+}
+
+
+@pytest.mark.parametrize(("sampling", "trainer", "match"), SAMPLING.values(), ids=SAMPLING)
+def test_ratios_of_two_different_policies_are_refused(
+    sampling: dict[str, Any], trainer: float, match: str
+) -> None:
+    rows = of.group_rows([trajectory(sampling=sampling, logprobs_mode="raw_logprobs")], 1)
+    with pytest.raises(Conflict, match=match):
+        of.check_sampling(rows, trainer)
+
+
+def test_the_same_temperature_is_fine() -> None:
+    rows = of.group_rows([trajectory(sampling={"temperature": 0.7}, logprobs_mode="processed_logprobs")], 2)
+    of.check_sampling(rows, 0.7)
+
+
+@given(group=st.lists(trajectories(any_floats=False), max_size=5), n=st.integers(1, 4))
+def test_any_group_is_n_entries_of_aligned_lists_or_refused(group: list[Trajectory], n: int) -> None:
+    try:
+        made = of.rollout(of.group_rows(group, n), PAD)
+    except (Conflict, InvalidBody):
+        return
+    assert {len(column) for column in made.values()} == {n}
+    for ids, logprobs, mask, versions, reward in zip(
+        *(
+            made[name]
+            for name in ("completion_ids", "logprobs", "env_mask", "sandgate_versions", "env_reward")
+        ),
+        strict=True,
+    ):
+        assert len(ids) == len(logprobs) == len(mask) == len(versions) > 0
+        assert reward is not None or not any(mask)
+    assert all(made["prompt_ids"])
+
+
+class Logged(dict[str, float]):
+    def __call__(self, name: str, value: float) -> None:
+        self[name] = value
+
+
+def test_the_reward_function_passes_rewards_on_and_logs_how_old_tokens_are() -> None:
+    logged = Logged()
+    said = of.env_reward(
+        ["a", "b"],
+        [1.0, None],
+        log_metric=logged,
+        sandgate_version=[9, 9],
+        sandgate_versions=[[7, 7, -1, 8], [-1]],
+    )
+    assert said == [1.0, None]
+    assert logged == {
+        "rollout/masked": 0.5,
+        "rollout/versions_behind_mean": 2.0,
+        "rollout/versions_behind_max": 2.0,
+    }
+
+
+def test_rewards_that_are_not_one_per_prompt_are_refused() -> None:
+    with pytest.raises(InvalidBody, match="1 rewards for 2 prompts"):
+        of.env_reward(["a", "b"], [1.0])
+
+
+UIDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=60)
+
+
+@given(step=st.integers(0, 10**6), call=st.integers(0, 99), training=st.booleans(), uids=st.lists(UIDS))
+def test_a_group_is_known_again_by_its_name(step: int, call: int, training: bool, uids: list[str]) -> None:
+    this = Round(step, call, training)
+    named = this.tasks("seed-1", [Task(uid=uid, prompt="p", data=1) for uid in uids])
+    assert all(Round.of("seed-1", task.uid) == this for task in named)
+    assert len({task.uid for task in named}) == len(uids), "the same task twice is two groups"
+    assert all(Round.of("seed-2", task.uid) is None for task in named)
+
+
+@pytest.mark.parametrize("uid", ["", "q1", "seed-1.t.0.0.q", "seed-1.x1.0.0.q", "seed-1.t1.0.0."])
+def test_other_names_are_nobodys(uid: str) -> None:
+    assert Round.of("seed-1", uid) is None
+
+
+def test_names_that_cannot_be_are_refused() -> None:
+    with pytest.raises(InvalidBody, match="leaves no room"):
+        Round(1).tasks("run", [Task(uid="u" * 256)])
+    with pytest.raises(InvalidBody, match="run: 'a b'"):
+        check_run("a b")
+
+
+def test_a_lease_file_that_was_cut_is_an_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "leases.json").write_text('["a"')
+    assert LeaseFile(tmp_path / "leases.json").left() == []
+    assert LeaseFile(tmp_path / "none.json").left() == []
