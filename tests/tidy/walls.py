@@ -135,6 +135,7 @@ HOMES = {
     "tensordict": ("trainer.verl.*",),
     "transfer_queue": ("trainer.verl.*",),
     "omegaconf": ("trainer.verl.*",),
+    "safetensors": ("trainer.verl.multimodal",),
     "datasets": ("trainer.trl.rollouts",),
     "typer": ("trainer.cli", "trainer.cli.*"),
     "rich": ("trainer.cli", "trainer.cli.*"),
@@ -142,6 +143,6 @@ HOMES = {
 """Third party -> the only modules that know it."""
 
 FRAMEWORKS = frozenset(
-    "torch verl ray tensordict transfer_queue transformers omegaconf datasets pytest".split()
+    "torch verl ray tensordict transfer_queue transformers omegaconf safetensors datasets pytest".split()
 )
 """What a user brings along; imported inside the function that needs it, and so in no extra."""

@@ -65,7 +65,7 @@ async def by_verl(rows: list[Any]) -> DataProto:
 )
 async def test_verls_own_post_processing_makes_the_same_batch(rows: list[Any]) -> None:
     theirs = await by_verl(rows)
-    ours = to_dataproto(rows, LENGTHS, pad_token_id=99, pad_positions="last")
+    ours = to_dataproto(rows, LENGTHS, pad_token_id=99, pad_positions="verl")
     assert set(ours.batch.keys()) == set(theirs.batch.keys())
     for name in theirs.batch.keys():  # noqa: SIM118 - a TensorDict iterates over its rows
         assert ours.batch[name].dtype == theirs.batch[name].dtype, name

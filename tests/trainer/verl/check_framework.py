@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+import pytest_asyncio
 import torch  # type: ignore[import-not-found]
 from verl import DataProto  # type: ignore[import-not-found]
+from verl.experimental.agent_loop.agent_loop import AgentLoopManager  # type: ignore[import-not-found]
 
 from sandgate.contract.errors import BadManifest, InvalidBody
 from sandgate.contract.trajectory import Trajectory
@@ -21,11 +24,19 @@ from sandgate.trainer.verl import (
     CliRunner,
     Lengths,
     NoReward,
+    NotCompleted,
+    NotStarted,
     OpenAICompatibleAgentFramework,
+    per_trajectory,
     runner_configs,
 )
 from sandgate.trainer.verl.dataproto import objects
+from sandgate.trainer.verl.rewards import returned
+from sandgate.trainer.verl.timing import timed
 from tests.trainer.verl import agents
+from tests.trainer.verl.rows import row
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 LENGTHS = Lengths(64, 64)
 CHAT = "tests.trainer.verl.agents.chat"
@@ -35,12 +46,17 @@ def configs(**runners: dict[str, Any]) -> Any:
     return runner_configs({"agent_runners": runners or {"chat": {"runner_fqn": CHAT}}})
 
 
-@asynccontextmanager
-async def running(runners: Any = None, **options: Any) -> AsyncIterator[tuple[Any, RunningGateway]]:
-    """A framework over a gateway process and a scripted engine."""
-    async with gateway(["hello"]) as one:
-        manager = GatewayManager([HttpGateway(one.client)])
-        yield OpenAICompatibleAgentFramework(manager, runners or configs(), LENGTHS, **options), one
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def one() -> AsyncIterator[RunningGateway]:
+    """A gateway process over a scripted engine."""
+    async with gateway(["hello"]) as found:
+        yield found
+
+
+def running(one: RunningGateway, runners: Any = None, **options: Any) -> OpenAICompatibleAgentFramework:
+    """A framework over it."""
+    manager = GatewayManager([HttpGateway(one.client)])
+    return OpenAICompatibleAgentFramework(manager, runners or configs(), LENGTHS, **options)
 
 
 def batch(rows: list[dict[str, Any]]) -> Any:
@@ -57,9 +73,9 @@ def group(size: int, uid: str = "q1", **do: str) -> list[dict[str, Any]]:
     return [{"uid": uid, "tools_kwargs": {"do": asked}, "data_source": "shop"} for _ in range(size)]
 
 
-async def test_a_batch_of_prompts_becomes_a_batch_of_rows() -> None:
-    async with running() as (framework, _):
-        out = await framework.generate_sequences(batch(group(2) + group(1, "q2")))
+async def test_a_batch_of_prompts_becomes_a_batch_of_rows(one: RunningGateway) -> None:
+    framework = running(one)
+    out = await framework.generate_sequences(batch(group(2) + group(1, "q2")))
     assert out.non_tensor_batch["uid"].tolist() == ["q1", "q1", "q2"]
     assert out.non_tensor_batch["data_source"].tolist() == ["shop"] * 3
     assert out.batch["rm_scores"].sum(-1).tolist() == [1.0, 1.0, 1.0]
@@ -67,45 +83,47 @@ async def test_a_batch_of_prompts_becomes_a_batch_of_rows() -> None:
 
 
 @pytest.mark.parametrize("how", ["raise", "base", "cancel", "exit"])
-async def test_a_failed_session_is_aborted_and_its_siblings_are_kept(how: str) -> None:
-    async with running() as (framework, one):
-        out = await framework.generate_sequences(batch(group(3, s1=how)))
-        states = sorted([session["state"] async for session in one.client.sessions()])
+async def test_a_failed_session_is_aborted_and_its_siblings_are_kept(one: RunningGateway, how: str) -> None:
+    framework = running(one)
+    before = {session["session_id"] async for session in one.client.sessions()}
+    out = await framework.generate_sequences(batch(group(3, s1=how)))
+    after = [session async for session in one.client.sessions()]
+    states = sorted(session["state"] for session in after if session["session_id"] not in before)
     assert out.non_tensor_batch["sandgate_session"].shape == (2,)
     assert states == ["aborted", "finalized", "finalized"]
     assert framework.sessions.gateways.load == [0]
 
 
-async def test_a_batch_that_must_align_has_a_masked_row_for_a_failed_session() -> None:
-    async with running() as (framework, _):
-        out = await framework.generate_aligned(batch(group(2, s1="raise")))
+async def test_a_batch_that_must_align_has_a_masked_row_for_a_failed_session(one: RunningGateway) -> None:
+    framework = running(one)
+    out = await framework.generate_aligned(batch(group(2, s1="raise")))
     assert len(out) == 2
     assert out.batch["response_mask"].sum(-1).tolist() == [6, 0]
     assert out.batch["rm_scores"].sum(-1).tolist() == [1.0, 1.0]  # the group's mean
 
 
-async def test_a_batch_of_failures_raises_the_first() -> None:
-    async with running() as (framework, _):
-        with pytest.raises(RuntimeError, match="the agent broke"):
-            await framework.generate_sequences(batch(group(1, s0="raise")))
+async def test_a_batch_of_failures_raises_the_first(one: RunningGateway) -> None:
+    framework = running(one)
+    with pytest.raises(RuntimeError, match="the agent broke"):
+        await framework.generate_sequences(batch(group(1, s0="raise")))
 
 
-async def test_agent_name_selects_the_runner() -> None:
+async def test_agent_name_selects_the_runner(one: RunningGateway) -> None:
     both = configs(
         bad={"runner_fqn": CHAT, "runner_kwargs": {"reward": 0.0}},
         good={"runner_fqn": "tests.trainer.verl.agents.Chatter", "runner_kwargs": {"reward": 0.5}},
     )
-    async with running(both) as (framework, _):
-        rows = [{"uid": "a", "agent_name": "good"}, {"uid": "b", "agent_name": "bad"}]
-        out = await framework.generate_sequences(batch(rows))
-        assert out.batch["rm_scores"].sum(-1).tolist() == [0.5, 0.0]
-        with pytest.raises(InvalidBody, match="no runner 'nobody'; there are bad, good"):
-            framework.sessions.runner_of("nobody")
-        with pytest.raises(InvalidBody, match="agent_name: must be a string, not None"):
-            framework.sessions.runner_of(None)
+    framework = running(one, both)
+    rows = [{"uid": "a", "agent_name": "good"}, {"uid": "b", "agent_name": "bad"}]
+    out = await framework.generate_sequences(batch(rows))
+    assert out.batch["rm_scores"].sum(-1).tolist() == [0.5, 0.0]
+    with pytest.raises(InvalidBody, match="no runner 'nobody'; there are bad, good"):
+        framework.sessions.runner_of("nobody")
+    with pytest.raises(InvalidBody, match="agent_name: must be a string, not None"):
+        framework.sessions.runner_of(None)
 
 
-async def test_the_cap_of_a_runner_is_its_own() -> None:
+async def test_the_cap_of_a_runner_is_its_own(one: RunningGateway) -> None:
     agents.PEAK.clear()
     both = configs(
         capped={
@@ -115,13 +133,13 @@ async def test_the_cap_of_a_runner_is_its_own() -> None:
         },
         free={"runner_fqn": CHAT, "runner_kwargs": {"name": "free", "meet": 6}},
     )
-    async with running(both) as (framework, _):
-        rows = [{"uid": f"{name}-{at}", "agent_name": name} for name in ("capped", "free") for at in range(6)]
-        assert len(await framework.generate_sequences(batch(rows))) == 12
+    framework = running(one, both)
+    rows = [{"uid": f"{name}-{at}", "agent_name": name} for name in ("capped", "free") for at in range(6)]
+    assert len(await framework.generate_sequences(batch(rows))) == 12
     assert agents.PEAK == {"capped": 2, "free": 6}
 
 
-async def test_the_final_trajectory_is_scored_and_the_others_get_the_same() -> None:
+async def test_the_final_trajectory_is_scored_and_the_others_get_the_same(one: RunningGateway) -> None:
     asked: list[Trajectory] = []
 
     async def score(row: Trajectory, columns: Any) -> tuple[float, dict[str, Any]]:
@@ -129,32 +147,162 @@ async def test_the_final_trajectory_is_scored_and_the_others_get_the_same() -> N
         return 0.125, {"acc": 1.0}
 
     fork = {"runner_fqn": "tests.trainer.verl.agents.forked"}
-    async with running(configs(fork=fork), score=score) as (framework, _):
-        out = await framework.generate_sequences(batch(group(1)))
+    framework = running(one, configs(fork=fork), score=score)
+    out = await framework.generate_sequences(batch(group(1)))
     assert [row.trajectory_id for row in asked] == [1]
     assert out.non_tensor_batch["sandgate_trajectory"].tolist() == [0, 1]
     assert out.batch["rm_scores"].sum(-1).tolist() == [0.125, 0.125]
     assert out.non_tensor_batch["acc"].tolist() == [1.0, 1.0]
 
 
-async def test_an_agent_may_upload_its_reward() -> None:
-    async with running() as (framework, _):
-        out = await framework.generate_sequences(batch(group(1, s0="upload")))
+async def test_an_agent_may_upload_its_reward(one: RunningGateway) -> None:
+    framework = running(one)
+    out = await framework.generate_sequences(batch(group(1, s0="upload")))
     assert out.batch["rm_scores"].sum(-1).tolist() == [0.25]
     assert out.non_tensor_batch["why"].tolist() == ["half"]
 
 
-async def test_a_session_that_nobody_scored_is_a_failure() -> None:
-    async with running() as (framework, _):
-        with pytest.raises(NoReward, match="neither runner nor agent gave a reward"):
-            await framework.generate_sequences(batch(group(1, s0="none")))
+async def test_a_session_that_nobody_scored_is_a_failure(one: RunningGateway) -> None:
+    framework = running(one)
+    with pytest.raises(NoReward, match="neither runner nor agent gave a reward"):
+        await framework.generate_sequences(batch(group(1, s0="none")))
 
 
-async def test_an_agent_elsewhere_is_waited_for() -> None:
-    remote = {"runner_fqn": CHAT, "completion_timeout_s": 20.0}
-    async with running(configs(remote=remote)) as (framework, _):
-        out = await framework.generate_sequences(batch(group(1, s0="later")))
-    assert out.batch["rm_scores"].sum(-1).tolist() == [0.75]
+SERVICE = """
+import http.server, json, threading, urllib.request
+def post(url, body, key):
+    headers = {"content-type": "application/json", "authorization": "Bearer " + key}
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+    return urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request).read()
+def agent(order):
+    body = {"model": "tiny", "messages": order["raw_prompt"]}
+    post(order["base_url"] + "/chat/completions", body, order["api_key"])
+    done = {"reward_info": {"score": order["sample_index"] + 0.75}}
+    if order["tools_kwargs"]["do"] != "nothing":
+        post(order["complete_url"], done, order["api_key"])
+class Service(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        order = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        threading.Thread(target=agent, args=[order]).start()
+        self.send_response(503 if order["tools_kwargs"]["do"] == "refuse" else 202)
+        self.end_headers()
+    def log_message(self, *_): pass
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Service)
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[str]:
+    """Somebody else's process that runs agents; its URL."""
+    with subprocess.Popen([sys.executable, "-c", SERVICE], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield f"http://127.0.0.1:{process.stdout.readline().strip()}/agents"
+        process.kill()
+
+
+def elsewhere(url: str, timeout_s: float = 20.0) -> Any:
+    entry = {"runner_fqn": "sandgate.trainer.verl.RemoteRunner", "runner_kwargs": {"url": url}}
+    return configs(remote=entry | {"completion_timeout_s": timeout_s})
+
+
+def order(do: str, size: int = 1) -> Any:
+    return batch([{"uid": "q1", "tools_kwargs": {"do": do, "n": np.int64(7)}} for _ in range(size)])
+
+
+async def test_an_agent_elsewhere_is_waited_for(one: RunningGateway, service: str) -> None:
+    out = await running(one, elsewhere(service)).generate_sequences(order("buy", 3))
+    assert out.batch["rm_scores"].sum(-1).tolist() == [0.75, 1.75, 2.75]
+    assert out.batch["response_mask"].sum(-1).tolist() == [6, 6, 6]
+
+
+async def test_an_agent_elsewhere_that_never_completes_is_a_failure(
+    one: RunningGateway, service: str
+) -> None:
+    framework = running(one, elsewhere(service, 0.3))
+    with pytest.raises(NotCompleted, match=r"no /complete after 0\.3 s"):
+        await framework.generate_sequences(order("nothing"))
+    assert framework.sessions.gateways.load == [0]
+
+
+async def test_an_order_that_is_refused_is_a_failure(one: RunningGateway, service: str) -> None:
+    with pytest.raises(NotStarted, match=r"/agents answered 503"):
+        await running(one, elsewhere(service)).generate_sequences(order("refuse"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(NotStarted, match="ConnectError"):
+        await running(one, elsewhere(f"http://127.0.0.1:{port}")).generate_sequences(order("buy"))
+
+
+def test_a_remote_runner_without_a_time_to_wait_is_refused(one: RunningGateway) -> None:
+    with pytest.raises(BadManifest, match=r"agent_runners\.remote\.completion_timeout_s: say how long"):
+        running(one, elsewhere("http://127.0.0.1:1", 0.0))
+
+
+async def test_verls_greedy_rows_are_sampled_without_chance(
+    one: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    framework = running(one, sampling={"temperature": 0.5})
+    seen: dict[int, Any] = {}
+    run = framework.sessions.run
+
+    async def spy(sample: Any, sampling: Any) -> list[Trajectory]:
+        rows = await run(sample, sampling)
+        seen[sample.index] = rows[0].sampling["temperature"]
+        return rows
+
+    monkeypatch.setattr(framework.sessions, "run", spy)
+    rows = [row | {"__do_sample__": at != 1} for at, row in enumerate(group(3))]
+    out = await framework.generate_sequences(batch(rows))
+    assert seen == {0: 0.5, 1: 0.0, 2: 0.5}
+    assert "__do_sample__" not in out.non_tensor_batch
+
+
+async def test_verls_own_manager_would_say_the_same_of_the_time_it_took(one: RunningGateway) -> None:
+    out = await running(one).generate_sequences(batch(group(2) + group(1, "q2")))
+    metrics = out.meta_info["metrics"]
+    assert all(0 < row["generate_sequences"] < 60 for row in metrics)
+    theirs = AgentLoopManager._performance_metrics(None, [metrics], out)
+    ours = timed(out).meta_info
+    assert "metrics" not in ours
+    assert {name: float(value) for name, value in theirs.items()} == pytest.approx(ours["timing"])
+
+
+RETURNED: dict[str, tuple[Any, float | None]] = {
+    "a float": (0.5, 0.5),
+    "an int": (2, 2.0),
+    "numpy's": (np.float32(0.5), 0.5),
+    "torch's": (torch.tensor(0.5), 0.5),
+    "solved": (True, 1.0),
+    "not solved": (np.bool_(False), 0.0),
+    "nothing": (None, None),
+    "an answer": ("kiwi", None),
+    "several numbers": (np.zeros(2), None),
+}
+
+
+@pytest.mark.parametrize("case", RETURNED)
+def test_what_a_runner_returns_is_a_reward_if_it_is_a_number(case: str) -> None:
+    said, reward = RETURNED[case]
+    assert returned(said) == reward
+
+
+@pytest.mark.parametrize("said", [float("nan"), np.float32("inf"), 10**400], ids=["nan", "inf", "huge"])
+def test_a_number_that_is_no_reward_is_refused(said: Any) -> None:
+    with pytest.raises(InvalidBody, match="a reward is a finite number"):
+        returned(said)
+
+
+def test_rewards_may_be_given_to_each_trajectory() -> None:
+    rows = [row(0, 1), row(0, 0)]
+    found = per_trajectory(rows, [0.25, 1], {"why": "judged"})
+    assert [(one.trajectory_id, one.reward) for one in found] == [(1, 1.0), (0, 0.25)]
+    assert found[0].reward_info == {"score": 1.0, "why": "judged"}
+    with pytest.raises(InvalidBody, match="1 rewards for 2 trajectories"):
+        per_trajectory(rows, [1.0])
+    with pytest.raises(InvalidBody, match=r"rewards\[1\] must be a finite number, not nan"):
+        per_trajectory(rows, [1.0, float("nan")])
 
 
 PROGRAM = """
@@ -170,7 +318,7 @@ with open(os.environ["SANDGATE_TERMINATION_LOG"], "w") as out:
 """
 
 
-async def test_a_program_is_an_agent_and_its_exit_the_end() -> None:
+async def test_a_program_is_an_agent_and_its_exit_the_end(one: RunningGateway) -> None:
     async with gateway(["hello"]) as one:
         manager = GatewayManager([HttpGateway(one.client)])
         framework = CliAgentFramework(manager, [sys.executable, "-c", PROGRAM], LENGTHS)
@@ -214,10 +362,9 @@ def test_a_config_is_refused_with_its_place(case: str) -> None:
         runner_configs(settings)
 
 
-async def test_a_runner_that_cannot_be_imported_is_refused_at_the_start() -> None:
+async def test_a_runner_that_cannot_be_imported_is_refused_at_the_start(one: RunningGateway) -> None:
     with pytest.raises(BadManifest, match=r"'no.such.runner' cannot be imported"):
-        async with running(configs(a={"runner_fqn": "no.such.runner"})):
-            pytest.fail("it started")
+        running(one, configs(a={"runner_fqn": "no.such.runner"}))
 
 
 def test_numpy_makes_no_matrix_of_lists() -> None:

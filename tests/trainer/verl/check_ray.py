@@ -8,6 +8,7 @@ import importlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +16,16 @@ import ray  # type: ignore[import-not-found]
 import transfer_queue as tq  # type: ignore[import-not-found]
 from omegaconf import OmegaConf  # type: ignore[import-not-found]
 from verl import DataProto  # type: ignore[import-not-found]
+from verl.protocol import pad_dataproto_to_divisor, unpad_dataproto  # type: ignore[import-not-found]
+from verl.trainer.ppo.core_algos import AdvantageEstimator  # type: ignore[import-not-found]
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer, compute_advantage  # type: ignore[import-not-found]
+from verl.trainer.ppo.reward import extract_reward  # type: ignore[import-not-found]
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer  # type: ignore[import-not-found]
 from verl.utils.import_utils import load_class_from_fqn  # type: ignore[import-not-found]
-from verl.utils.tensordict_utils import list_of_dict_to_tensordict  # type: ignore[import-not-found]
+from verl.utils.tensordict_utils import (  # type: ignore[import-not-found]
+    assign_non_tensor_data,
+    get_tensordict,
+)
 from verl.workers.rollout.llm_server import LLMServerClient  # type: ignore[import-not-found]
 from verl.workers.rollout.router import GlobalRequestLoadBalancer  # type: ignore[import-not-found]
 
@@ -55,37 +64,13 @@ def settings(model: Path) -> GatewaySettings:
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def actors(ray_cluster: None, settings: GatewaySettings) -> Iterator[list[Any]]:
     made = [gateway_actor(settings) for _ in range(4)]
     ray.get([one.start.remote() for one in made])
     yield made
     for one in made:
         ray.kill(one)
-
-
-async def test_four_gateways_64_sessions_one_killed(actors: list[Any]) -> None:
-    manager = AgentGatewayManager(actors)
-    handles = await asyncio.gather(*(manager.create_session(f"s{at}", uid="q") for at in range(64)))
-    assert manager.load == [16, 16, 16, 16]
-    assert len({handle.base_url.split("/sessions")[0] for handle in handles}) == 4
-    ray.kill(actors[0], no_restart=True)
-    said = await asyncio.gather(*(agents.ask(one, PROMPT) for one in handles), return_exceptions=True)
-    assert sorted(one == "hello" for one in said) == [False] * 16 + [True] * 48
-    rows = await asyncio.gather(
-        *(manager.finalize_session(one.session_id, 1.0) for one in handles), return_exceptions=True
-    )
-    lost = [one for one in rows if isinstance(one, BaseException)]
-    assert [type(one) for one in lost] == [Unavailable] * 16
-    exact = [one[0] for one in rows if not isinstance(one, BaseException)]
-    assert {tuple(row.response_ids) for row in exact} == {tuple(HELLO)}
-    for session in handles:
-        if session.session_id in manager._routes:
-            with pytest.raises(Unavailable):
-                await manager.abort_session(session.session_id)
-    again = await asyncio.gather(*(manager.create_session(f"t{at}") for at in range(6)))
-    assert manager.load == [0, 2, 2, 2]
-    assert len(again) == 6
 
 
 async def test_an_actor_forgets_what_it_gave(actors: list[Any]) -> None:
@@ -137,6 +122,31 @@ async def test_a_ray_task_imports_its_runner_again_and_fails_alone(actors: list[
         await framework.generate_sequences(batch(1, s0="raise"))
 
 
+async def test_four_gateways_64_sessions_one_killed(actors: list[Any]) -> None:
+    """The last one of these actors' tests."""
+    manager = AgentGatewayManager(actors)
+    handles = await asyncio.gather(*(manager.create_session(f"s{at}", uid="q") for at in range(64)))
+    assert manager.load == [16, 16, 16, 16]
+    assert len({handle.base_url.split("/sessions")[0] for handle in handles}) == 4
+    ray.kill(actors[0], no_restart=True)
+    said = await asyncio.gather(*(agents.ask(one, PROMPT) for one in handles), return_exceptions=True)
+    assert sorted(one == "hello" for one in said) == [False] * 16 + [True] * 48
+    rows = await asyncio.gather(
+        *(manager.finalize_session(one.session_id, 1.0) for one in handles), return_exceptions=True
+    )
+    lost = [one for one in rows if isinstance(one, BaseException)]
+    assert [type(one) for one in lost] == [Unavailable] * 16
+    exact = [one[0] for one in rows if not isinstance(one, BaseException)]
+    assert {tuple(row.response_ids) for row in exact} == {tuple(HELLO)}
+    for session in handles:
+        if session.session_id in manager._routes:
+            with pytest.raises(Unavailable):
+                await manager.abort_session(session.session_id)
+    again = await asyncio.gather(*(manager.create_session(f"t{at}") for at in range(6)))
+    assert manager.load == [0, 2, 2, 2]
+    assert len(again) == 6
+
+
 # -- verl's own client, and the adapter ------------------------------------------------------------------------------
 
 
@@ -161,9 +171,9 @@ def config(model: Path, **framework: Any) -> Any:
     return OmegaConf.create({"actor_rollout_ref": {"rollout": rollout, "model": {"path": str(model)}}})
 
 
-@pytest.fixture
-def adapter(ray_cluster: None, model: Path) -> Iterator[Any]:
-    conf = config(model)
+@pytest.fixture(scope="module")
+def adapter(queue_running: None, model: Path) -> Iterator[Any]:
+    conf = config(model, gateway_count=1)
     server = ray.remote(agents.Server).options(num_cpus=0).remote()
     balancer = ray.remote(GlobalRequestLoadBalancer).options(num_cpus=0).remote(servers={"server-0": server})
     made = load_class_from_fqn(
@@ -180,35 +190,93 @@ def adapter(ray_cluster: None, model: Path) -> Iterator[Any]:
         ray.kill(one)
 
 
+def dataset(size: int) -> Any:
+    """A batch as verl's dataloader gives it to the v0 trainer, with its uids."""
+    columns: dict[str, list[Any]] = {"uid": [f"q{at}" for at in range(size)], "raw_prompt": [PROMPT] * size}
+    columns["tools_kwargs"] = [{"do": {1: "raise"}} if at == 0 else {} for at in range(size)]
+    columns["reward_model"] = [{"ground_truth": "7"}] * size
+    found = {name: objects(values) for name, values in columns.items()}
+    return DataProto.from_single_dict(_dummy(size) | found)
+
+
 def test_v0_gives_a_row_per_prompt_through_verls_own_client(adapter: Any) -> None:
-    asked = batch(3, s1="raise")
-    out = adapter.generate_sequences(asked)
-    assert len(asked.union(out)) == 3  # as the trainer does
-    assert out.batch["response_mask"].sum(-1).tolist() == [6, 0, 6]
-    assert out.batch["rollout_log_probs"][0][:7].tolist() == [-0.5] * 6 + [0.0]
-    assert out.non_tensor_batch["max_global_steps"].tolist() == [7, None, 7]
+    """The steps of RayPPOTrainer.fit between its dataloader and its advantages."""
+    batch = dataset(2)
+    prompts = RayPPOTrainer._get_gen_batch(None, batch).repeat(repeat_times=3, interleave=True)
+    prompts.meta_info["global_steps"] = 1
+    out = adapter.generate_sequences(prompts)
+    assert out.meta_info.pop("timing")["agent_loop/generate_sequences/max"] > 0
+    whole = batch.repeat(repeat_times=3, interleave=True).union(out.slice(0, len(prompts)))
+    assert whole.batch["response_mask"].sum(-1).tolist() == [6, 0, 6, 6, 6, 6]
+    assert whole.batch["rollout_log_probs"][0][:7].tolist() == [-0.5] * 6 + [0.0]
+    assert whole.non_tensor_batch["max_global_steps"].tolist() == [7, None, 7, 7, 7, 7]
+    assert whole.non_tensor_batch["multi_modal_inputs"].tolist() == [{}] * 6
+    scores, _ = extract_reward(whole)
+    assert scores.sum(-1).tolist() == [1.0] * 6
+    whole.batch["token_level_rewards"] = scores
+    found = compute_advantage(whole, adv_estimator=AdvantageEstimator.GRPO, num_repeat=3)
+    assert not found.batch["advantages"].any()  # all solved it; the failed one moves no baseline
 
 
-def test_v1_returns_at_once_and_the_rows_come_by_the_queue(adapter: Any) -> None:
-    from types import SimpleNamespace
+async def test_v0_may_be_awaited_as_the_one_step_off_policy_trainer_does(adapter: Any) -> None:
+    prompts, padding = pad_dataproto_to_divisor(dataset(3), 2)
+    prompts.meta_info["validate"] = True
+    out = unpad_dataproto(await adapter.generate_sequences(prompts), pad_size=padding)
+    assert out.batch["response_mask"].sum(-1).tolist() == [6, 6, 6]
+    assert _without_await(adapter, prompts).meta_info["timing"]
 
-    from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer  # type: ignore[import-not-found]
 
-    tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
-    row = {"raw_prompt": PROMPT, "data_source": "shop", "global_steps": 3, "index": 0}
+def _without_await(adapter: Any, prompts: Any) -> Any:
+    """As its validation does, a function that a coroutine calls."""
+    return adapter.generate_sequences(prompts)
+
+
+def submitted(*rows: dict[str, Any]) -> Any:
+    """A batch as the v1 trainer makes it, its prompts registered in the queue."""
+    columns = {name: objects([row[name] for row in rows]) for name in rows[0]}
+    made = get_tensordict(columns)
+    assign_non_tensor_data(made, "global_steps", 3)
+    tags = [{"is_prompt": True, "status": "pending", "global_steps": 3} for _ in rows]
+    tq.kv_batch_put(keys=list(made["uid"]), partition_id="train", tags=tags)
+    return made
+
+
+def replay() -> Any:
+    return ReplayBuffer("sync", SimpleNamespace(), None, "drop", SimpleNamespace(), poll_interval=0.05)
+
+
+def test_v1_returns_at_once_and_the_rows_come_by_the_queue(adapter: Any, queue: None) -> None:
+    row = {"raw_prompt": PROMPT, "data_source": "shop", "index": 0}
     rows = [row | {"uid": uid, "tools_kwargs": {"do": do}} for uid, do in (("u1", {}), ("u2", {1: "raise"}))]
-    for one in rows:
-        tag = {"is_prompt": True, "status": "pending", "global_steps": 3}
-        tq.kv_put(key=one["uid"], partition_id="train", tag=tag)
-    assert adapter.generate_sequences(list_of_dict_to_tensordict(rows)) is None
-    buffer = ReplayBuffer("sync", SimpleNamespace(), None, "drop", SimpleNamespace(), poll_interval=0.05)
-    sampled, _ = buffer.sample(3, "train", 2)
+    assert adapter.generate_sequences(submitted(*rows)) is None
+    sampled, _ = replay().sample(3, "train", 2)
     assert sorted(sampled.keys) == ["u1_0_0", "u1_1_0", "u1_2_0", "u2_0_0", "u2_2_0"]
     data = tq.kv_batch_get(keys=["u1_0_0"], partition_id="train")
     assert data["responses"][0].tolist() == HELLO
     assert list(data["data_source"]) == ["shop"]
     assert sampled.tags[0]["max_global_steps"] == 7
-    tq.close()
+
+
+def test_v1_takes_prompts_that_were_in_the_queue_themselves(adapter: Any, queue: None) -> None:
+    """As the asynchronous trainers issue them again after a checkpoint."""
+    row = {"raw_prompt": PROMPT, "data_source": "shop", "index": 0, "tools_kwargs": {"do": {}}}
+    made = submitted({**row, "uid": "u3", "__rollout_n__": 1}, {**row, "uid": "u4", "__rollout_n__": 2})
+    kept = made.select(*(name for name in made.keys() if name != "global_steps"))  # noqa: SIM118
+    tq.kv_batch_put(keys=["u3", "u4"], partition_id="train", fields=kept)
+    back = tq.kv_batch_get(keys=["u3", "u4"], partition_id="train")
+    assign_non_tensor_data(back, "global_steps", 4)
+    adapter.generate_sequences(back)
+    sampled, _ = replay().sample(4, "train", 2)
+    assert sorted(sampled.keys) == ["u3_0_0", "u4_0_0", "u4_1_0"]
+    assert [tag["global_steps"] for tag in sampled.tags] == [4, 4, 4]
+
+
+def test_gateways_are_the_drivers_and_outlive_the_framework(adapter: Any) -> None:
+    """The last one of this adapter's tests."""
+    ray.kill(adapter.worker, no_restart=True)
+    with pytest.raises(ray.exceptions.RayActorError):
+        adapter.generate_sequences(batch(1))
+    assert ray.get([one.sessions.remote() for one in adapter.gateways]) == [0]
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {

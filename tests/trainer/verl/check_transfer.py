@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,21 +31,7 @@ from tests.trainer.verl.rows import row, short
 LENGTHS = Lengths(4, 6)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def queue(ray_cluster: None) -> Iterator[None]:
-    from omegaconf import OmegaConf  # type: ignore[import-not-found]
-
-    tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
-    yield
-    tq.close()
-
-
-@pytest.fixture(autouse=True)
-def empty(queue: None) -> Iterator[None]:
-    yield
-    for partition, keys in (tq.kv_list() or {}).items():
-        if keys:
-            tq.kv_clear(keys=list(keys), partition_id=partition)
+pytestmark = pytest.mark.usefixtures("queue")
 
 
 def replay() -> Any:

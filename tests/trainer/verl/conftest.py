@@ -27,3 +27,25 @@ def ray_cluster() -> Iterator[None]:
     ray.init(num_cpus=CPUS, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield
     ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def queue_running(ray_cluster: None) -> Iterator[None]:
+    """One TransferQueue with one storage unit."""
+    import transfer_queue as tq  # type: ignore[import-not-found]
+    from omegaconf import OmegaConf  # type: ignore[import-not-found]
+
+    tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
+    yield
+    tq.close()
+
+
+@pytest.fixture
+def queue(queue_running: None) -> Iterator[None]:
+    """It, emptied after each test."""
+    import transfer_queue as tq
+
+    yield
+    for partition, keys in (tq.kv_list() or {}).items():
+        if keys:
+            tq.kv_clear(keys=list(keys), partition_id=partition)

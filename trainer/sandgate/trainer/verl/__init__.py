@@ -17,8 +17,12 @@ from sandgate.trainer.verl.entry import reward_loop_score as reward_loop_score
 from sandgate.trainer.verl.entry import start_gateways as start_gateways
 from sandgate.trainer.verl.framework import AgentFramework as AgentFramework
 from sandgate.trainer.verl.framework import OpenAICompatibleAgentFramework as OpenAICompatibleAgentFramework
+from sandgate.trainer.verl.multimodal import pack as pack
+from sandgate.trainer.verl.remote import NotStarted as NotStarted
+from sandgate.trainer.verl.remote import RemoteRunner as RemoteRunner
 from sandgate.trainer.verl.rewards import broadcast as broadcast
 from sandgate.trainer.verl.rewards import final as final
+from sandgate.trainer.verl.rewards import per_trajectory as per_trajectory
 from sandgate.trainer.verl.rows import Lengths as Lengths
 from sandgate.trainer.verl.rows import agent_loop_output as agent_loop_output
 from sandgate.trainer.verl.rows import cut as cut

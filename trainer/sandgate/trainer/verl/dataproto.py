@@ -10,8 +10,9 @@ import numpy as np
 from sandgate.contract.errors import InvalidBody
 from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer.verl import rows as of
+from sandgate.trainer.verl.multimodal import check_placeholders, has_rope, inputs_of, rope_positions
 
-PadPositions = Literal["zero", "last"]
+PadPositions = Literal["zero", "verl"]
 NO_METRICS = {"generate_sequences": 0.0, "tool_calls": 0.0, "compute_score": 0.0, "num_preempted": -1}
 """verl's AgentLoopMetrics where nothing was measured."""
 
@@ -23,27 +24,36 @@ def to_dataproto(
     pad_token_id: int = 0,
     pad_positions: PadPositions = "zero",
     columns: Mapping[str, Sequence[Any]] | None = None,
+    processor: Any = None,
+    seconds: Sequence[float] | None = None,
 ) -> Any:
     """A batch as verl's agent loops make it, one row per trajectory, in order, cut to `lengths`.
 
-    `columns`: further non-tensor columns, one value per row. `pad_positions`: of the padding on the right; verl's own
-    code repeats the last position there, its comments and its multimodal branch say 0; attention never looks at it.
-    `rm_scores` is there if every row has a reward. Raises InvalidBody for no rows at all, and for rows with images.
+    `columns`: further non-tensor columns, one value per row. `pad_positions`: of padding; verl's comments say 0, its
+    code has other numbers there, which `verl` gives; attention never looks at them. `processor`: of a model that
+    sees, as verl's `hf_processor` makes it; position_ids are [rows, 4, length] if the model's are M-RoPE.
+    `seconds`: how long each session took. `rm_scores` is there if every row has a reward. Raises InvalidBody for no
+    rows at all, and for rows with images without a processor; CorruptRecord.
     """
     from verl import DataProto  # type: ignore[import-not-found]
 
     found = [of.cut(row, lengths) for row in trajectories]
     if not found:
         raise InvalidBody("a DataProto needs at least one row", field="trajectories")
-    _text_only(found)
-    metrics = [dict(NO_METRICS) for _ in found]
+    inputs = [inputs_of(row) for row in found]
+    if processor is None:
+        _text_only(found)
+    metrics = [NO_METRICS | {"generate_sequences": took} for took in seconds or [0.0] * len(found)]
     meta: dict[str, Any] = {"metrics": metrics}
     extra, extra_keys = _reward_columns(found)
     if of.all_or_none(found):
         meta["reward_extra_keys"] = extra_keys
+    tensors = _tensors(found, lengths, pad_token_id, pad_positions)
+    if processor is not None:
+        _see(processor, found, tensors, inputs, pad_positions)
     return DataProto.from_dict(
-        tensors=_tensors(found, lengths, pad_token_id, pad_positions),
-        non_tensors={**_columns(found), **extra, **_given(columns or {}, len(found))},
+        tensors=tensors,
+        non_tensors={**_columns(found, inputs), **extra, **_given(columns or {}, len(found))},
         meta_info=meta,
     )
 
@@ -56,10 +66,29 @@ def _text_only(rows: Sequence[Trajectory]) -> None:
             )
 
 
+def _see(
+    processor: Any,
+    rows: Sequence[Trajectory],
+    tensors: dict[str, Any],
+    inputs: Sequence[Mapping[str, Any]],
+    positions: PadPositions,
+) -> None:
+    """Check that each row has its placeholders; positions of models that have them in four dimensions."""
+    import torch  # type: ignore[import-not-found]
+
+    ids, attention = tensors["input_ids"], tensors["attention_mask"]
+    for at, row in enumerate(rows):
+        check_placeholders(processor, ids[at][attention[at].bool()], inputs[at], row.session_id)
+    if has_rope(processor):
+        pad = 1 if positions == "verl" else 0
+        made = [rope_positions(processor, *one, pad=pad) for one in zip(ids, attention, inputs, strict=True)]
+        tensors["position_ids"] = torch.stack(made)
+
+
 def _tensors(
     rows: Sequence[Trajectory], lengths: of.Lengths, pad: int, positions: PadPositions
 ) -> dict[str, Any]:
-    import torch  # type: ignore[import-not-found]
+    import torch
 
     size, prompt, response = len(rows), lengths.prompt, lengths.response
     ids = np.full((size, prompt + response), pad, np.int64)
@@ -91,12 +120,12 @@ def _tensors(
 
 
 def position_ids(attention: Any, pad: PadPositions = "zero") -> Any:
-    """0, 1, ... over what is attended to, 0 at the padding on the left; `pad`: on the right."""
+    """0, 1, ... over what is attended to, 0 at the padding on the left; on the right 0, or as in verl the last."""
     found = np.maximum(np.cumsum(attention, axis=-1) - 1, 0)
     return found * attention if pad == "zero" else found
 
 
-def _columns(rows: Sequence[Trajectory]) -> dict[str, Any]:
+def _columns(rows: Sequence[Trajectory], inputs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     fields = [of.extra_fields(row) for row in rows]
     found = {
         name: objects([one[name] for one in fields]) for name in fields[0] if name != "reward_extra_info"
@@ -104,7 +133,7 @@ def _columns(rows: Sequence[Trajectory]) -> dict[str, Any]:
     found |= {
         "uid": objects([row.uid for row in rows]),
         "extras": objects([None] * len(rows)),
-        "multi_modal_inputs": objects([{} for _ in rows]),
+        "multi_modal_inputs": objects(inputs),
         "__num_turns__": np.array([of.num_turns(row) for row in rows], np.int32),
     }
     return found

@@ -8,7 +8,9 @@ along, and the trainer's process does nothing but call.
 from __future__ import annotations
 
 import functools
+import inspect
 import random
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +26,11 @@ from sandgate.trainer.verl.framework import OpenAICompatibleAgentFramework
 from sandgate.trainer.verl.rows import Lengths
 from sandgate.trainer.verl.runners import LEGACY, RunnerConfig, runner_configs
 from sandgate.trainer.verl.sessions import Score
+from sandgate.trainer.verl.timing import timed
 
 KEYS = frozenset({"gateway_count", "agent_runners", "model_name"})
+PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+"""What a model that sees has beside its tokenizer."""
 MODEL = "default"
 """What agents call the model, unless `model_name` says otherwise; as in the examples of uni-agent."""
 CALLS = 1_000
@@ -130,6 +135,7 @@ def build_agent_framework(
     settings = framework_settings(config)
     if gateways is None:
         gateways = AgentGatewayManager(start_gateways(settings, llm_client))
+    processor = _processor(settings.tokenizer)
     return OpenAICompatibleAgentFramework(
         gateways,
         settings.runners,
@@ -139,7 +145,10 @@ def build_agent_framework(
         sampling=settings.sampling,
         validation_sampling=settings.validation_sampling,
         pad_token_id=_pad_token_id(settings.tokenizer),
-        score=reward_loop_score(reward_loop_worker_handles) if reward_loop_worker_handles else None,
+        score=reward_loop_score(reward_loop_worker_handles, processor)
+        if reward_loop_worker_handles
+        else None,
+        processor=processor,
     )
 
 
@@ -149,14 +158,23 @@ def _pad_token_id(folder: str) -> int:
     return int(AutoTokenizer.from_pretrained(folder).pad_token_id or 0)
 
 
-def reward_loop_score(handles: Sequence[Any]) -> Score:
+def _processor(folder: str) -> Any:
+    """verl's, of a model that sees; None for one that does not, as its folder says."""
+    if not any((Path(folder) / name).exists() for name in PROCESSORS):
+        return None
+    from verl.utils.tokenizer import hf_processor  # type: ignore[import-not-found]
+
+    return hf_processor(folder)
+
+
+def reward_loop_score(handles: Sequence[Any], processor: Any = None) -> Score:
     """verl's reward loop as a score: asked for the final trajectory alone, as its own agent loop worker does."""
 
     async def score(row: Trajectory, columns: Mapping[str, Any]) -> tuple[float, Mapping[str, Any]]:
         prompt, response = len(row.prompt_ids), len(row.response_ids)
         given = {name: [value] for name, value in columns.items()}
         given |= {"prompt_len": [prompt], "response_len": [response], "tool_extra_fields": [{}]}
-        data = to_dataproto([row], Lengths(prompt, response), columns=given)
+        data = to_dataproto([row], Lengths(prompt, response), columns=given, processor=processor)
         said = await random.choice(handles).compute_score.remote(data)
         return float(said["reward_score"]), dict(said.get("reward_extra_info") or {})
 
@@ -219,11 +237,17 @@ class AgentFrameworkRolloutAdapter:
 
     def generate_sequences(self, prompts: Any) -> Any:
         """verl v1 (TensorDict): returns None at once, rows come through TransferQueue. v0 (DataProto): waits, and gives
-        exactly one row per prompt."""
+        exactly one row per prompt, with verl's timing in meta_info. A coroutine may await it, as verl's one-step
+        off-policy trainer does; whoever calls it without await gets the batch."""
         import ray
         from verl import DataProto  # type: ignore[import-not-found]
 
-        if isinstance(prompts, DataProto):
-            return ray.get(self.worker.generate.remote(prompts))
-        ray.get(self.worker.submit.remote(prompts))
-        return None
+        if not isinstance(prompts, DataProto):
+            ray.get(self.worker.submit.remote(prompts))
+            return None
+        if sys._getframe(1).f_code.co_flags & inspect.CO_COROUTINE:  # verl's own rule: `auto_await`
+            return self._generate(prompts)
+        return timed(ray.get(self.worker.generate.remote(prompts)))
+
+    async def _generate(self, prompts: Any) -> Any:
+        return timed(await self.worker.generate.remote(prompts))

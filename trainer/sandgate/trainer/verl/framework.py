@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Mapping, Sequence
@@ -53,13 +54,15 @@ class OpenAICompatibleAgentFramework(AgentFramework):
         validation_sampling: Mapping[str, Any] | None = None,
         pad_token_id: int = 0,
         score: Score | None = None,
+        processor: Any = None,
         job: str = "",
     ) -> None:
         """`sampling`: as in a gateway's session; what the trainer says goes before what the agent asks. `n`: sessions
-        per prompt of a TransferQueue batch; a DataProto has its repetitions as rows."""
+        per prompt of a TransferQueue batch; a DataProto has its repetitions as rows. `processor`: as in `to_dataproto`.
+        """
         made = {name: Runner(config) for name, config in runners.items()}
         self.sessions = SessionRunner(gateways, made, lengths, score=score, job=job)
-        self.lengths, self.pad_token_id = lengths, pad_token_id
+        self.lengths, self.pad_token_id, self.processor = lengths, pad_token_id, processor
         self._n = {False: n, True: validation_n}
         self._sampling = {
             False: {**(sampling or {}), "override": True} if sampling else {},
@@ -72,14 +75,18 @@ class OpenAICompatibleAgentFramework(AgentFramework):
     async def generate_sequences(self, prompts: Any) -> Any:
         """A row per trajectory, in the order of the prompts; none for a session that failed. Raises the first failure
         if all did."""
-        samples, found = await self._run_batch(prompts)
-        pairs = [(sample, row) for sample, rows in zip(samples, found, strict=True) for row in rows]
-        return self._batch([row for _, row in pairs], [sample for sample, _ in pairs])
+        samples, found, took = await self._run_batch(prompts)
+        flat = [
+            (row, sample, each)
+            for rows, sample, each in zip(found, samples, took, strict=True)
+            for row in rows
+        ]
+        return self._batch(*zip(*flat, strict=True))
 
     async def generate_aligned(self, prompts: Any) -> Any:
         """Exactly a row per prompt, as a trainer needs that joins the batches: a session's final trajectory. One that
         failed is a single masked token with its group's mean score: it trains nothing and moves no baseline."""
-        samples, found = await self._run_batch(prompts)
+        samples, found, took = await self._run_batch(prompts)
         by_uid: dict[str, list[Trajectory]] = {}
         for sample, rows in zip(samples, found, strict=True):
             by_uid.setdefault(sample.uid, []).extend(rows)
@@ -90,24 +97,44 @@ class OpenAICompatibleAgentFramework(AgentFramework):
             else blank(template, sample, group_mean(by_uid[sample.uid]), self.pad_token_id)
             for sample, rows in zip(samples, found, strict=True)
         ]
-        return self._batch(whole, samples)
+        return self._batch(whole, samples, took)
 
-    async def _run_batch(self, prompts: Any) -> tuple[list[Sample], list[list[Trajectory]]]:
+    async def _run_batch(self, prompts: Any) -> tuple[list[Sample], list[list[Trajectory]], list[float]]:
+        """Samples, what each gave, and how long it took, in seconds."""
         validate = bool(prompts.meta_info.get("validate", False))
         samples = samples_of(prompts.non_tensor_batch, len(prompts))
-        found = await settled(self.sessions.run(one, self._sampling[validate]) for one in samples)
+        took = [0.0] * len(samples)
+
+        async def timed(at: int, sample: Sample) -> list[Trajectory]:
+            began = time.monotonic()
+            try:
+                return await self.sessions.run(sample, self._sampling_of(sample, validate=validate))
+            finally:
+                took[at] = time.monotonic() - began
+
+        found = await settled(timed(at, sample) for at, sample in enumerate(samples))
         failures = [one for one in found if isinstance(one, BaseException)]
         for error in failures:
             log.error("a session failed", exc_info=error)
         if failures and len(failures) == len(found):
             raise failures[0]
-        return samples, [[] if isinstance(one, BaseException) else one for one in found]
+        return samples, [[] if isinstance(one, BaseException) else one for one in found], took
 
-    def _batch(self, rows: Sequence[Trajectory], samples: Sequence[Sample]) -> Any:
+    def _sampling_of(self, sample: Sample, *, validate: bool) -> Mapping[str, Any]:
+        return GREEDY if sample.greedy and not validate else self._sampling[validate]
+
+    def _batch(self, rows: Sequence[Trajectory], samples: Sequence[Sample], took: Sequence[float]) -> Any:
         names = [name for name in samples[0].columns if name != "multi_modal_data"]
         columns = {name: [sample.columns[name] for sample in samples] for name in names}
         columns["uid"] = [sample.uid for sample in samples]
-        return to_dataproto(rows, self.lengths, pad_token_id=self.pad_token_id, columns=columns)
+        return to_dataproto(
+            rows,
+            self.lengths,
+            pad_token_id=self.pad_token_id,
+            columns=columns,
+            processor=self.processor,
+            seconds=took,
+        )
 
     # -- TransferQueue ------------------------------------------------------------------------------------------------
 
@@ -132,11 +159,8 @@ class OpenAICompatibleAgentFramework(AgentFramework):
         await put_status(uid, "running", partition=partition)
         try:
             n = int(prompt.get("__rollout_n__", self._n[validate]))
-            greedy = not validate and not prompt.get("__do_sample__", True)
-            sampling = GREEDY if greedy else self._sampling[validate]
-            columns = {name: value for name, value in prompt.items() if name not in OVERRIDES}
-            samples = [sample_of(columns, index) for index in range(n)]
-            said = await settled(self._into_queue(one, sampling, partition) for one in samples)
+            samples = [sample_of(prompt, index) for index in range(n)]
+            said = await settled(self._into_queue(one, validate=validate) for one in samples)
             failures = [one for one in said if isinstance(one, BaseException)]
             for error in failures:
                 log.error("a session of prompt %s failed", uid, exc_info=error)
@@ -144,16 +168,17 @@ class OpenAICompatibleAgentFramework(AgentFramework):
         finally:
             await asyncio.shield(put_status(uid, status, partition=partition))  # type: ignore[arg-type]
 
-    async def _into_queue(self, sample: Sample, sampling: Mapping[str, Any], partition: str) -> None:
-        rows = await self.sessions.run(sample, sampling)
+    async def _into_queue(self, sample: Sample, *, validate: bool) -> None:
+        rows = await self.sessions.run(sample, self._sampling_of(sample, validate=validate))
         made = transfer_rows(
             rows,
             uid=sample.uid,
             session=sample.index,
             global_steps=int(sample.columns.get("global_steps", 0)),
             columns=sample.columns,
+            processor=self.processor,
         )
-        await put_rows(made, partition=partition)
+        await put_rows(made, partition=VALIDATION if validate else TRAIN)
 
 
 async def settled(work: Any) -> list[Any]:
@@ -169,7 +194,8 @@ def sample_of(columns: Mapping[str, Any], index: int) -> Sample:
         raw_prompt=columns.get("raw_prompt"),
         tools_kwargs=columns.get("tools_kwargs"),
         agent_name=columns.get("agent_name"),
-        columns=columns,
+        columns={name: value for name, value in columns.items() if name not in OVERRIDES},
+        greedy=not columns.get("__do_sample__", True),
     )
 
 
@@ -225,4 +251,6 @@ def blank(template: Trajectory, sample: Sample, score: float, pad_token_id: int)
         reward=score,
         reward_info={},
         complete=False,
+        multimodal=None,
+        routed_experts=None,
     )

@@ -33,7 +33,7 @@ class AgentExited(SandgateError):
 class AgentRunner(Protocol):
     """Talks to the session's model as an OpenAI client, at `session.base_url` with `session.api_key`.
 
-    It may return the session's reward, a number; or POST it to `session.complete_url` as
+    It may return the session's reward, a finite number (True is 1); or POST it to `session.complete_url` as
     `{"reward_info": {"score": 1.0}}` with the same key. What it raises ends its session alone.
     """
 
@@ -130,6 +130,11 @@ class Runner:
         self._inline = (
             load_runner(config.runner_fqn, config.runner_kwargs) if config.dispatch_mode == INLINE else None
         )
+        if getattr(self._inline, "remote", False) and not config.completion_timeout_s:
+            raise BadManifest(
+                f"agent_runners.{config.name}.completion_timeout_s: say how long to wait for the agent's /complete",
+                field=f"agent_runners.{config.name}",
+            )
 
     async def run(self, **call: Any) -> Any:
         """One session's agent; what it returned. Raises what it raised; AgentExited for sys.exit."""

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sandgate.contract.errors import InvalidBody, SandgateError
-from sandgate.contract.session import finite
 from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer.gateways import GatewayManager
-from sandgate.trainer.verl.rewards import broadcast, final
+from sandgate.trainer.verl.rewards import broadcast, final, returned
 from sandgate.trainer.verl.rows import Lengths, usable
 from sandgate.trainer.verl.runners import Runner
 
@@ -50,6 +49,8 @@ class Sample:
     agent_name: Any = None
     columns: Mapping[str, Any] = field(default_factory=dict)
     """Of the dataset, for the reward and for the trainer's rows."""
+    greedy: bool = False
+    """The trainer wants this one without chance (verl's `__do_sample__`)."""
 
 
 class SessionRunner:
@@ -112,7 +113,7 @@ class SessionRunner:
         patience = runner.config.completion_timeout_s
         if patience and not await self.gateways.wait_for_completion(session_id, patience):
             raise NotCompleted(f"session {session_id}: no /complete after {patience:g} s")
-        return await self.gateways.finalize_session(session_id, finite(said))
+        return await self.gateways.finalize_session(session_id, returned(said))
 
     async def _discard(self, session_id: str) -> None:
         try:

@@ -16,6 +16,7 @@ import numpy as np
 from sandgate.contract.errors import InvalidBody
 from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer.verl import rows as of
+from sandgate.trainer.verl.multimodal import check_placeholders, has_rope, inputs_of, rope_positions
 
 Status = Literal["pending", "running", "finished", "failure"]
 TRAIN, VALIDATION = "train", "val"
@@ -39,10 +40,12 @@ def transfer_rows(
     session: int,
     global_steps: int,
     columns: Mapping[str, Any] | None = None,
+    processor: Any = None,
 ) -> list[TransferRow]:
     """The trajectories of one session, in the order of their ids. `uid`: as in the prompt's key; see `rows.uid_key`.
     `columns`: of the dataset (raw_prompt, data_source, reward_model, ...); the same for all sessions of a batch, as the
-    queue gives back only what every row has. Raises InvalidBody: a uid with `_`, an empty response, images.
+    queue gives back only what every row has. `processor`: as in `to_dataproto`; M-RoPE positions are [4, length].
+    Raises InvalidBody: a uid with `_`, an empty response, images without a processor; CorruptRecord.
     """
     if "_" in uid or not uid:
         raise InvalidBody(f"uid: {uid!r} would be read as {uid.partition('_')[0]!r}", field="uid")
@@ -50,32 +53,37 @@ def transfer_rows(
     scored = of.all_or_none(ordered)
     found = []
     for index, row in enumerate(ordered):
-        if not row.response_ids or row.multimodal is not None:
-            why = "its response is empty" if not row.response_ids else "it has images"
+        if not row.response_ids or (row.multimodal is not None and processor is None):
+            why = "its response is empty" if not row.response_ids else "its images need verl's processor"
             raise InvalidBody(f"session {row.session_id}: {why}", field="trajectories")
-        fields = _fields(row, scored=scored)
+        fields = _fields(row, processor, scored=scored)
         kept = {name: value for name, value in (columns or {}).items() if name not in RESERVED}
         fields |= kept | {"uid": uid, "session_id": session, "global_steps": global_steps}
         found.append(TransferRow(f"{uid}_{session}_{index}", fields, _tag(row, global_steps)))
     return found
 
 
-def _fields(row: Trajectory, *, scored: bool) -> dict[str, Any]:
+def _fields(row: Trajectory, processor: Any, *, scored: bool) -> dict[str, Any]:
     import torch  # type: ignore[import-not-found]
 
     prompt = torch.from_numpy(np.frombuffer(row.prompt_ids, np.int32).astype(np.int64))
     response = torch.from_numpy(np.frombuffer(row.response_ids, np.int32).astype(np.int64))
     mask = torch.from_numpy(np.frombuffer(row.loss_mask, np.int8).astype(np.int64))
     ids = torch.cat([prompt, response])
+    inputs, positions = inputs_of(row), torch.arange(len(ids))
+    if processor is not None:
+        check_placeholders(processor, ids, inputs, row.session_id)
+    if has_rope(processor):
+        positions = rope_positions(processor, ids, torch.ones_like(ids), inputs, pad=0)
     found = {
         "prompts": prompt,
         "responses": response,
         "response_mask": mask,
         "loss_mask": mask,
         "input_ids": ids,
-        "position_ids": torch.arange(len(ids)),
+        "position_ids": positions,
         "rollout_log_probs": torch.from_numpy(np.frombuffer(row.response_logprobs, np.float32).copy()),
-        "multi_modal_inputs": {},
+        "multi_modal_inputs": inputs,
         "num_turns": of.num_turns(row),
         "metrics": {"generate_sequences": 0.0, "tool_calls": 0.0, "compute_score": 0.0, "num_preempted": -1},
         "extra_fields": of.extra_fields(row),
@@ -148,6 +156,7 @@ async def put_group(
     lengths: of.Lengths,
     partition: str = TRAIN,
     columns: Mapping[str, Any] | None = None,
+    processor: Any = None,
 ) -> str:
     """A whole group that was leased, as if verl's own agent loops had made it; returns the uid it has there. Without
     anything to train on its status is `failure`."""
@@ -158,7 +167,9 @@ async def put_group(
         by_session.setdefault((row.sample_index, row.session_id), []).append(row)
     found: list[TransferRow] = []
     for number, (_, rows) in enumerate(sorted(by_session.items())):
-        found += transfer_rows(rows, uid=key, session=number, global_steps=global_steps, columns=columns)
+        found += transfer_rows(
+            rows, uid=key, session=number, global_steps=global_steps, columns=columns, processor=processor
+        )
     await put_rows(found, partition=partition)
     await put_status(key, "finished" if found else "failure", partition=partition)
     return key

@@ -1,0 +1,114 @@
+"""Images and videos of a row: what the model's processor made of them, and its M-RoPE positions.
+
+A record carries the processor's outputs in `multimodal`, a safetensors file of tensors by the processor's own names
+(pixel_values, image_grid_thw, pixel_values_videos, video_grid_thw, ...): no pickle, and nothing is computed twice, so a
+trainer sees the pixels that the engine saw. Rows hold one placeholder token per merged patch, as the engine saw them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from sandgate.contract.errors import CorruptRecord, InvalidBody
+from sandgate.contract.trajectory import Trajectory
+
+NOT_INPUTS = frozenset({"input_ids", "attention_mask", "mm_token_type_ids"})
+"""Of a processor's outputs: made of the prompt alone. A row has its own ids, and verl computes the rest from them."""
+KINDS = {"image": ("image_grid_thw", 1), "video": ("video_grid_thw", 2)}
+"""Placeholder -> the processor's grid (t, h, w in patches, a line each), and its number in mm_token_type_ids."""
+
+
+def inputs_of(row: Trajectory) -> dict[str, Any]:
+    """verl's multi_modal_inputs: tensors by name, with images_seqlens as verl adds it; {} for a row of text. Raises
+    CorruptRecord for bytes that are no safetensors."""
+    if row.multimodal is None:
+        return {}
+    import torch  # type: ignore[import-not-found]
+    from safetensors import SafetensorError  # type: ignore[import-not-found]
+    from safetensors.torch import load  # type: ignore[import-not-found]
+
+    try:
+        found = {name: value for name, value in load(row.multimodal).items() if name not in NOT_INPUTS}
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise CorruptRecord(
+            f"session {row.session_id}: multimodal is no safetensors file: {error}"
+        ) from error
+    for name, _ in KINDS.values():
+        grid = found.get(name)
+        if grid is not None and (grid.dim() != 2 or grid.shape[1] != 3):
+            raise CorruptRecord(
+                f"session {row.session_id}: multimodal.{name} is {tuple(grid.shape)}, not [n, 3]"
+            )
+    grid = found.get("image_grid_thw")
+    if grid is not None:
+        found["images_seqlens"] = torch.repeat_interleave(grid[:, 1] * grid[:, 2], grid[:, 0])
+    return found
+
+
+def pack(outputs: Mapping[str, Any]) -> bytes:
+    """A processor's outputs (torch tensors by name) as a record carries them."""
+    from safetensors.torch import save
+
+    kept = {name: value.contiguous() for name, value in outputs.items() if name not in NOT_INPUTS}
+    made: bytes = save(kept)
+    return made
+
+
+def has_rope(processor: Any) -> bool:
+    """Are positions of this model M-RoPE? verl's `hf_processor` binds the model's own `get_rope_index` if so."""
+    return processor is not None and hasattr(processor, "get_rope_index")
+
+
+def check_placeholders(processor: Any, ids: Any, inputs: Mapping[str, Any], session: str) -> None:
+    """Raises InvalidBody unless each merged patch has its token: a row that was cut, or another model's."""
+    for kind, (name, _) in KINDS.items():
+        token = _token(processor, kind)
+        grid = inputs.get(name)
+        if token is None:
+            continue
+        merged = _merged(processor, kind)
+        wanted = int((grid.prod(-1) // merged).sum()) if grid is not None else 0
+        have = int((ids == token).sum())
+        if have != wanted:
+            raise InvalidBody(
+                f"session {session}: {have} {kind} tokens, but {name} stands for {wanted}", field="multimodal"
+            )
+
+
+def rope_positions(processor: Any, ids: Any, attention: Any, inputs: Mapping[str, Any], *, pad: int) -> Any:
+    """int64 [4, length]: positions in the text, then temporal, height and width, by the model's own `get_rope_index`.
+    `ids`, `attention`: int64 [length]. Where attention is 0: `pad` in the text's, 0 in the others."""
+    import torch
+
+    given: dict[str, Any] = {name: inputs.get(name) for name, _ in KINDS.values()}
+    if "mm_token_type_ids" in inspect.signature(processor.get_rope_index).parameters:
+        kinds = torch.zeros_like(ids)
+        for kind, (_, number) in KINDS.items():
+            token = _token(processor, kind)
+            if token is not None:
+                kinds[ids == token] = number
+        given["mm_token_type_ids"] = kinds.unsqueeze(0)
+    more = getattr(processor, "get_rope_index_kwargs", None)
+    if more is not None:
+        given |= more(inputs)
+    vision, _ = processor.get_rope_index(
+        input_ids=ids.unsqueeze(0), attention_mask=attention.unsqueeze(0), **given
+    )
+    valid = attention.bool()
+    text = torch.full_like(ids, pad)
+    text[valid] = torch.arange(int(valid.sum()))
+    return torch.cat([text.unsqueeze(0), vision[:, 0].to(text.dtype)])
+
+
+def _token(processor: Any, kind: str) -> int | None:
+    from verl.utils.tokenizer import get_processor_token_id  # type: ignore[import-not-found]
+
+    found: int | None = get_processor_token_id(processor, kind)
+    return found
+
+
+def _merged(processor: Any, kind: str) -> int:
+    part = getattr(processor, f"{kind}_processor", None)
+    return int(getattr(part, "merge_size", 1)) ** 2
