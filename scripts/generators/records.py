@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from typing import Any
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ INTRO = f"""\
 Schema version {trajectory.SCHEMA_VERSION}. One row is one root-to-leaf path of a session's tree: one training row.
 The same record travels as Arrow, Parquet, JSON lines, and in the control API's JSON.
 """
+HEAD = ("field", "Arrow type", "shape", "unit", "null", "if missing", "meaning")
 LAW = """\
 ## Laws
 
@@ -34,22 +36,26 @@ LAW = """\
 
 
 def generate() -> dict[str, str]:
+    said = docs(trajectory.Trajectory)
     rows = [
-        (f"`{field.name}`", f"`{shown(field)}`", default(field.name), doc)
-        for field in schema.schema()
-        for doc in [docs().get(field.name, "")]
-    ]
+        (
+            f"`{field.name}`", f"`{shown(field)}`", column.shape, column.unit,
+            "yes" if field.nullable else "", default(field.name), said.get(field.name, ""),
+        )
+        for field, column in zip(schema.schema(), schema.COLUMNS.values(), strict=True)
+    ]  # fmt: skip
     intro = " ".join((inspect.getdoc(trajectory.Trajectory) or "").split())
-    table = section("Fields", intro, ("field", "Arrow type", "if missing", "meaning"), rows)
-    return {PATH: "\n".join([INTRO, table, LAW, compatibility()])}
+    legend = "Shapes: P tokens of prompt, R of response, K turns; none: one value a row."
+    table = section("Fields", f"{intro}\n\n{legend}", HEAD, rows)
+    return {PATH: "\n".join([INTRO, table, LAW, compatibility(schema, "Compatibility rule.")])}
 
 
 def shown(field: Any) -> str:
-    """`list<int32>` as everybody writes it; `?` where null is allowed."""
+    """`list<int32>` as everybody writes it."""
     kind = field.type
     text = f"list<{kind.value_type}>" if pa.types.is_list(kind) else str(kind)
-    text = text.replace("float>", "float32>").replace("double", "float64")
-    return ("JSON string" if field.metadata else text) + ("?" if field.nullable else "")
+    text = re.sub(r"\bfloat\b", "float32", text).replace("double", "float64")
+    return "JSON string" if field.metadata else text
 
 
 def default(name: str) -> str:
@@ -60,9 +66,9 @@ def default(name: str) -> str:
     return "null" if value is None else f"`{value!r}`"
 
 
-def docs() -> dict[str, str]:
-    """Field -> the string literal that follows it in the source."""
-    body = ast.parse(inspect.getsource(trajectory.Trajectory)).body[0]
+def docs(described: type) -> dict[str, str]:
+    """Field -> the string literal that follows it in the source of its class."""
+    body = ast.parse(inspect.getsource(described)).body[0]
     assert isinstance(body, ast.ClassDef)
     found = {}
     for member, after in zip(body.body, body.body[1:], strict=False):
@@ -72,7 +78,7 @@ def docs() -> dict[str, str]:
     return found
 
 
-def compatibility() -> str:
+def compatibility(module: Any, begins: str) -> str:
     """The rule, as the module that keeps it says it."""
-    text = inspect.getdoc(schema) or ""
-    return f"## Compatibility\n\n{text[text.index('The schema') :]}\n"
+    text = inspect.getdoc(module) or ""
+    return f"## Compatibility\n\n{text[text.index(begins) + len(begins) :].strip()}\n"

@@ -34,14 +34,19 @@ class Trajectory:
     """
 
     schema_version: int = SCHEMA_VERSION
+    """Of the record; each row says it, as rows outlive their file's metadata."""
     job: str
+    """The RolloutJob; empty for sessions of none."""
     uid: str
     """The task."""
     session_id: str
+    """One episode of an agent: one attempt at one sample."""
     trajectory_id: int
     """0..m-1 within the session, in order of each leaf's commit."""
     sample_index: int
+    """Which of its group's sessions, from 0."""
     attempt: int
+    """From 0; later ones follow failures of the infrastructure."""
     prompt_ids: Ids
     """The root turn's whole prompt."""
     response_ids: Ids
@@ -49,36 +54,51 @@ class Trajectory:
     response_logprobs: Floats
     """Natural log, as the engine reported; 0.0 where the mask is 0."""
     loss_mask: Mask
+    """1 = sampled by the policy here, 0 = context."""
     versions: Ids
     """Policy version per token; -1 where the mask is 0."""
     turn_ids: tuple[str, ...]
+    """The turns (model calls) on this path, root first."""
     turn_ends: tuple[int, ...]
     """End offset, in response_ids, of each turn's sampled span."""
     reward: float | None = None
+    """Of this trajectory, after discounting; null if none was given."""
     turn_rewards: tuple[float, ...] = ()
     """One per turn, after discounting; empty if no reward was given."""
     reward_info: dict[str, Json] = field(default_factory=dict)
+    """What the agent, the verifier and the trainer said with the reward."""
     finish_reason: str = ""
+    """Of the last turn: stop, length or abort."""
     fork_reason: str = ""
     """Empty for the first conversation of a session."""
     parent_turn: str = ""
     """The turn this branch left, empty for a root."""
     failure_class: str | None = None
+    """Who is to blame for a session that did not end well: policy, agent, infra; null for one that did."""
     failure_reason: str | None = None
+    """The reason code (reasons.md); null for a session that ended well."""
     complete: bool = True
     """False if the session did not end by itself."""
     model: str = ""
+    """As the engine names it."""
     renderer: str = ""
+    """What turned messages into ids, with its version or its template's digest."""
     engine: str = ""
+    """Name and version."""
     logprobs_mode: str = ""
+    """The engine's: raw_logprobs or processed_logprobs (of the scaled, filtered distribution)."""
     sampling: dict[str, Json] = field(default_factory=dict)
     """Engine's names (temperature, top_p, top_k, ...), as sent with the last turn."""
     tokenizer_digest: str = ""
+    """Of tokenizer.json: ids of one digest are of one vocabulary."""
     multimodal: bytes | None = None
+    """The processor's outputs for images and videos, as safetensors; null for text."""
     routed_experts: bytes | None = None
+    """For replaying a mixture of experts' routing; null if it was not captured."""
     created_at: float = 0.0
     """Unix seconds: when the session was finalized."""
     metadata: dict[str, Json] = field(default_factory=dict)
+    """The session's, as it was created with."""
 
     def __post_init__(self) -> None:
         if self.schema_version > SCHEMA_VERSION:

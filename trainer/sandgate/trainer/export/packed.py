@@ -48,7 +48,7 @@ class PackedTree:
     job: str
     uid: str
     input_ids: Int32s
-    """[T]"""
+    """[T]: the stored tokens."""
     position_ids: Int32s
     """[T]: tokens before it on its path."""
     loss_mask: npt.NDArray[np.int8]

@@ -1,8 +1,8 @@
 """Packed trees in Parquet files: the schema, and what may differ in a file that is read.
 
-Compatibility rule: that of the trajectory record (`export.schema`), with a version of its own in the file's metadata,
-`sandgate.packed_version`. A newer file is refused; unknown columns are ignored; a column that is missing or of another
-type is CorruptRecord and is named. The fields of `leaves` that come from the record follow the record's rule.
+Compatibility rule. It is the trajectory record's (records.md), with a version of its own in the file's metadata,
+`sandgate.packed_version`: a newer file is refused, unknown columns are ignored, a column that is missing or cannot be
+cast is CorruptRecord and is named. The fields of `leaves` that come from the record follow the record's own version.
 """
 
 from __future__ import annotations

@@ -1,19 +1,26 @@
 """The Arrow schema of a trajectory, and what may differ in a file that is read.
 
-Compatibility rule. The schema's metadata carry `sandgate.schema_version`.
+Compatibility rule. The schema's metadata carry `sandgate.schema_version`, and every row carries it too.
+
+What may change without a new version: a column is added, with a default that means what its absence meant. What needs
+one: a column is removed or renamed; its type, shape, unit or meaning changes; a null becomes possible where none was.
+A test compares the schema with golden/schema.json, and reads files of each kind below, so that neither happens unseen.
+
+How readers treat what they find:
 
 * A file of a newer version is refused (NewerRecord), before a row is looked at.
 * Same or older version: a missing column of a field that has a default is filled with that default; unknown columns
-  are ignored (a newer writer of the same version added them); wider or differently spelled types of the same values
-  (large_list, int64, dictionary of strings: what other tools write back) are cast, never truncated.
-* Anything else is CorruptRecord and names the column: a missing column without default, a null in a column that has
-  none, a value that does not fit.
+  are ignored (a newer writer of the same version added them); order is free; wider or differently spelled types of the
+  same values (large_list, int64, dictionary of strings: what other tools write back) are cast, never truncated.
+* Anything else is CorruptRecord and names the column: a missing column without default, a column that is there twice, a
+  null in a column that has none, a value that does not fit.
+* Metadata that a tool dropped are no error: the rows' own version is checked then.
 """
 
 from __future__ import annotations
 
 from dataclasses import MISSING, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -26,43 +33,56 @@ ENCODING_KEY = b"sandgate.encoding"
 JSON_ENCODING = {ENCODING_KEY: b"json"}
 
 _STR, _INT, _JSON = pa.string(), pa.int32(), "json"
+_STRS, _INTS, _DOUBLES = pa.list_(pa.string()), pa.list_(pa.int32()), pa.list_(pa.float64())
 
-TYPES: dict[str, Any] = {
-    "schema_version": _INT,
-    "job": _STR,
-    "uid": _STR,
-    "session_id": _STR,
-    "trajectory_id": _INT,
-    "sample_index": _INT,
-    "attempt": _INT,
-    "prompt_ids": pa.list_(pa.int32()),
-    "response_ids": pa.list_(pa.int32()),
-    "response_logprobs": pa.list_(pa.float32()),
-    "loss_mask": pa.list_(pa.int8()),
-    "versions": pa.list_(pa.int32()),
-    "turn_ids": pa.list_(pa.string()),
-    "turn_ends": pa.list_(pa.int32()),
-    "reward": pa.float64(),
-    "turn_rewards": pa.list_(pa.float64()),
-    "reward_info": _JSON,
-    "finish_reason": _STR,
-    "fork_reason": _STR,
-    "parent_turn": _STR,
-    "failure_class": _STR,
-    "failure_reason": _STR,
-    "complete": pa.bool_(),
-    "model": _STR,
-    "renderer": _STR,
-    "engine": _STR,
-    "logprobs_mode": _STR,
-    "sampling": _JSON,
-    "tokenizer_digest": _STR,
-    "multimodal": pa.binary(),
-    "routed_experts": pa.binary(),
-    "created_at": pa.timestamp("us", tz="UTC"),
-    "metadata": _JSON,
+
+class Column(NamedTuple):
+    """What a reader in any language needs to know of a column, beside its meaning (the record's own docs)."""
+
+    type: Any
+    """Of Arrow; `json`: text, whose field metadata say so."""
+    shape: str = ""
+    """Empty: one value per row. P tokens of prompt, R of response, K turns."""
+    unit: str = ""
+
+
+COLUMNS: dict[str, Column] = {
+    "schema_version": Column(_INT),
+    "job": Column(_STR),
+    "uid": Column(_STR),
+    "session_id": Column(_STR),
+    "trajectory_id": Column(_INT, unit="index"),
+    "sample_index": Column(_INT, unit="index"),
+    "attempt": Column(_INT, unit="index"),
+    "prompt_ids": Column(_INTS, "[P]", "token id"),
+    "response_ids": Column(_INTS, "[R]", "token id"),
+    "response_logprobs": Column(pa.list_(pa.float32()), "[R]", "nat"),
+    "loss_mask": Column(pa.list_(pa.int8()), "[R]", "0 or 1"),
+    "versions": Column(_INTS, "[R]", "policy version"),
+    "turn_ids": Column(_STRS, "[K]"),
+    "turn_ends": Column(_INTS, "[K]", "index of response_ids"),
+    "reward": Column(pa.float64(), unit="the task's"),
+    "turn_rewards": Column(_DOUBLES, "[K] or [0]", "the task's"),
+    "reward_info": Column(_JSON, "object"),
+    "finish_reason": Column(_STR),
+    "fork_reason": Column(_STR),
+    "parent_turn": Column(_STR),
+    "failure_class": Column(_STR),
+    "failure_reason": Column(_STR),
+    "complete": Column(pa.bool_()),
+    "model": Column(_STR),
+    "renderer": Column(_STR),
+    "engine": Column(_STR),
+    "logprobs_mode": Column(_STR),
+    "sampling": Column(_JSON, "object"),
+    "tokenizer_digest": Column(_STR),
+    "multimodal": Column(pa.binary(), "bytes"),
+    "routed_experts": Column(pa.binary(), "bytes"),
+    "created_at": Column(pa.timestamp("us", tz="UTC"), unit="microsecond since 1970"),
+    "metadata": Column(_JSON, "object"),
 }
-"""Column -> Arrow type, `json` for text with field metadata that say so. Order is the record's."""
+"""Order is the record's."""
+TYPES: dict[str, Any] = {name: column.type for name, column in COLUMNS.items()}
 
 NULLABLE = frozenset({"reward", "failure_class", "failure_reason", "multimodal", "routed_experts"})
 JSON_COLUMNS = frozenset(name for name, kind in TYPES.items() if kind == _JSON)

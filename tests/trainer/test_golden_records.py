@@ -1,0 +1,181 @@
+"""Files as they were written once are read as they were meant.
+
+`python -m tests.trainer.test_golden_records` writes those that are not there; one that is there is never written again:
+that is its worth."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from array import array
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sandgate.contract.errors import NewerRecord
+from sandgate.contract.trajectory import SCHEMA_VERSION, Trajectory
+from sandgate.trainer.export import arrow, packed_file
+from sandgate.trainer.export.jsonl import read_jsonl, write_jsonl
+from sandgate.trainer.export.packed import unpack
+from sandgate.trainer.export.schema import DEFAULTS, VERSION_KEY, schema
+from scripts.generators.packed import UNITS
+from scripts.generators.records import docs
+from tests.trainer.trajectories import exact, trajectory
+
+GOLDEN = Path(__file__).parent / "golden" / "records"
+
+
+def rows() -> list[Trajectory]:
+    """Every column says something in at least one row."""
+    return [
+        trajectory(),
+        trajectory(
+            1, trajectory_id=1, attempt=2, reward=-0.1, reward_info={"why": "wrong", "parts": [0.5, None]},
+            finish_reason="length", fork_reason="compaction", parent_turn="a", failure_class="policy",
+            failure_reason="TurnLimit", complete=False, model="tiny", renderer="renderers/qwen3@0.1.12",
+            engine="vllm 0.25.0", logprobs_mode="processed_logprobs", sampling={"temperature": 0.7, "top_k": -1},
+            tokenizer_digest="5f3a", multimodal=b"\x00\xff", routed_experts=b"\x01", metadata={"träger": "\ud83d"},
+        ),
+        trajectory(
+            2, reward=None, prompt_ids=array("i"), response_ids=array("i"), response_logprobs=array("f"),
+            loss_mask=array("b"), versions=array("i"), turn_ids=(), turn_ends=(), turn_rewards=(),
+        ),
+    ]  # fmt: skip
+
+
+def group() -> list[Trajectory]:
+    """The rows, and a sibling of the first one, which sampled its first two tokens and then another."""
+    three: dict[str, Any] = {
+        "turn_ids": ("a",),
+        "turn_ends": (3,),
+        "turn_rewards": (),
+        "versions": array("i", [7] * 3),
+    }
+    sibling = trajectory(
+        3, response_ids=array("i", [10, 11, 6]), response_logprobs=array("f", [-0.1, -0.2, -2.5]),
+        loss_mask=array("b", [1] * 3), **three,
+    )  # fmt: skip
+    return [*rows(), sibling]
+
+
+def bare(row: Trajectory, **changes: object) -> Trajectory:
+    """With a default in every field that has one."""
+    kept = {name: getattr(row, name) for name in Trajectory.__dataclass_fields__ if name not in DEFAULTS}
+    return Trajectory(**kept | changes)
+
+
+def current() -> pa.Table:
+    return arrow.to_table(rows())
+
+
+def oldest() -> pa.Table:
+    """Version 0 was never released; the file stands for any older version: only what every version must have."""
+    old = arrow.to_table(bare(row, schema_version=0) for row in rows())
+    kept = old.drop_columns(sorted(DEFAULTS.keys() - {"schema_version"}))
+    return kept.replace_schema_metadata({VERSION_KEY: b"0"})
+
+
+def earlier() -> pa.Table:
+    """This version, before its optional columns were added."""
+    return arrow.to_table(bare(row) for row in rows()).drop_columns(sorted(DEFAULTS))
+
+
+def later() -> pa.Table:
+    """This version, with columns that are to come."""
+    extra = {"entropy": pa.array([[0.5], None, []]), "spot": pa.array([{"a": 1}, None, None])}
+    table = current()
+    for name, column in extra.items():
+        table = table.append_column(name, column)
+    return table
+
+
+def newer() -> pa.Table:
+    return current().replace_schema_metadata({VERSION_KEY: b"2"})
+
+
+FILES: dict[str, tuple[Callable[[], pa.Table], Callable[[], list[Trajectory]]]] = {
+    "v1": (current, rows),
+    "v0": (oldest, lambda: [bare(row, schema_version=0) for row in rows()]),
+    "v1-earlier": (earlier, lambda: [bare(row) for row in rows()]),
+    "v1-later": (later, rows),
+}
+"""File -> how it was made, and what it says."""
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_golden_file_is_read_as_it_was_meant(name: str) -> None:
+    _, meant = FILES[name]
+    found = list(arrow.read_parquet(GOLDEN / f"{name}.parquet"))
+    assert [exact(row) for row in found] == [exact(row) for row in meant()]
+
+
+def test_a_newer_file_is_refused_whole() -> None:
+    with pytest.raises(NewerRecord, match="schema 2"):
+        next(arrow.read_parquet(GOLDEN / "v2.parquet"))
+
+
+def test_todays_writer_writes_the_file_of_this_version(tmp_path: Path) -> None:
+    """Column by column: a change of type or meaning would need another version."""
+    arrow.write_parquet(tmp_path / "now.parquet", rows())
+    golden, now = pq.read_table(GOLDEN / "v1.parquet"), pq.read_table(tmp_path / "now.parquet")
+    assert now.schema.equals(golden.schema, check_metadata=True)
+    assert now.equals(golden)
+    assert arrow.schema().metadata[VERSION_KEY] == str(SCHEMA_VERSION).encode()
+
+
+def test_files_of_several_versions_are_merged(tmp_path: Path) -> None:
+    files = [GOLDEN / f"{name}.parquet" for name in ("v1-later", "v1-earlier", "v1")]
+    assert arrow.merge_parquet(files, tmp_path / "all.parquet").duplicates == 6
+    assert [exact(row) for row in arrow.read_parquet(tmp_path / "all.parquet")] == [
+        exact(row) for row in rows()
+    ]
+
+
+def test_golden_json_lines_are_read_as_they_were_meant() -> None:
+    assert [exact(row) for row in read_jsonl(GOLDEN / "v1.jsonl")] == [exact(row) for row in rows()]
+
+
+def test_a_golden_packed_file_gives_back_its_rows() -> None:
+    (tree,) = packed_file.read_packed(GOLDEN / "packed-v1.parquet")
+    shared, images = [1, 2, 3, 10, 11, 4, 5, 12, 6], [1, 2, 3, 10, 11, 4, 5, 12]
+    assert tree.input_ids.tolist() == shared + images
+    assert [exact(row) for row in unpack(tree)] == [exact(row) for row in group()]
+
+
+def test_todays_writer_writes_the_packed_file_of_this_version(tmp_path: Path) -> None:
+    packed_file.write_packed(tmp_path / "now.parquet", group())
+    golden, now = pq.read_table(GOLDEN / "packed-v1.parquet"), pq.read_table(tmp_path / "now.parquet")
+    assert now.schema.equals(golden.schema, check_metadata=True)
+    assert now.equals(golden)
+
+
+def test_every_column_has_a_meaning_and_every_number_a_unit() -> None:
+    said = docs(Trajectory)
+    assert not [name for name in schema().names if not said.get(name)]
+    arrays = {name for name, kind in packed_file.TREE_COLUMNS.items() if pa.types.is_list(kind)}
+    assert arrays == set(UNITS)
+
+
+def write() -> Iterator[Path]:
+    """Those that are not there."""
+    GOLDEN.mkdir(exist_ok=True)
+    tables = {name: make for name, (make, _) in FILES.items() if name != "v1"} | {"v2": newer}
+    writers: dict[str, Callable[[Path], object]] = {
+        f"{name}.parquet": functools.partial(pq.write_table, make()) for name, make in tables.items()
+    }
+    writers["v1.parquet"] = functools.partial(arrow.write_parquet, trajectories=rows())
+    writers["v1.jsonl"] = functools.partial(write_jsonl, trajectories=rows())
+    writers["packed-v1.parquet"] = functools.partial(packed_file.write_packed, trajectories=group())
+    for name, writer in writers.items():
+        if not (GOLDEN / name).exists():
+            writer(GOLDEN / name)
+            yield GOLDEN / name
+
+
+if __name__ == "__main__":
+    print(*write(), sep="\n")
+    sys.exit(0)
