@@ -25,7 +25,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The first test that asks may wait for a build of minutes: only the test itself is timed."""
+    """The first test that asks may wait for a build of minutes: only the test itself is timed. Tests that need a
+    machine without a cluster come before those that leave one on."""
+    items.sort(key=lambda item: "nobody_else" not in getattr(item, "fixturenames", ()))
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
         if "cluster" in fixtures:

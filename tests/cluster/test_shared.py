@@ -29,8 +29,11 @@ class Counted:
         if self.folder.exists():
             self.folder.rmdir()
 
+    def alive(self) -> bool:
+        return self.folder.exists() and not (self.folder / "dead").exists()
+
     def healthy(self) -> bool:
-        return self.folder.exists() and not (self.folder / "broken").exists()
+        return self.alive() and not (self.folder / "broken").exists()
 
 
 @pytest.fixture
@@ -100,6 +103,14 @@ def test_a_broken_cluster_of_make_is_not_mended_behind_its_owners_back(state: Pa
         pass
     start_for_make()
     assert starts(state) == 2
+
+
+def test_of_a_cluster_that_died_with_its_session_only_files_are_left(state: Path) -> None:
+    start_for_make()
+    (state / "dead").touch()
+    with shared():
+        assert (starts(state), owner()) == (2, "tests")
+    assert not state.exists()
 
 
 def test_who_breaks_machines_waits_for_those_who_need_them(

@@ -70,7 +70,7 @@ PURE_IN_SHELL = (
 IMPURE = frozenset(
     "asyncio threading multiprocessing concurrent subprocess signal select selectors socket ssl http urllib.request"
     " time random secrets uuid os shutil tempfile sqlite3 logging"
-    " aiohttp httpx requests anyio uvicorn uvloop fastapi starlette prometheus_client kopf kubernetes ray".split()
+    " aiohttp httpx requests anyio uvicorn uvloop fastapi starlette prometheus_client kopf kubernetes websocket ray".split()
 )
 """What a pure module may not import: clocks, chance, files and sockets arrive as arguments."""
 
@@ -127,6 +127,7 @@ HOMES = {
     "transformers": ("gateway.tokens.*", "trainer.verl.*", "trainer.trl.callback"),
     "prometheus_client": ("gateway.metrics", "gateway.web.*", "operator.metrics"),
     "kubernetes": ("trainer.cluster", "trainer.forward"),
+    "websocket": ("trainer.forward",),
     "psycopg": ("gateway.journal.postgres",),
     "torch": ("trainer.export.*", "trainer.verl.*", "trainer.areal.tensors"),
     "pyarrow": ("trainer.export.*", "trainer.lag", "gateway.arrow"),

@@ -8,13 +8,15 @@ from __future__ import annotations
 import logging
 import selectors
 import socket
+import ssl
 import threading
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from kubernetes import client
-from kubernetes.stream import portforward
+from kubernetes.stream.ws_client import create_websocket, get_websocket_url
+from websocket import ABNF, WebSocket, WebSocketException
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +24,8 @@ CHUNK = 1 << 18
 """Bytes moved at once."""
 CONNECTIONS_MAX = 64
 """At once; each is a WebSocket at the API server and a thread here."""
+DATA = b"\0"
+"""The channel of the port's bytes."""
 
 
 class Forward:
@@ -72,48 +76,73 @@ class Forward:
             threading.Thread(target=self._serve, args=(ours,), daemon=True).start()
 
     def _serve(self, ours: socket.socket) -> None:
-        namespace, pod, port = self._where
         try:
-            # An ApiClient of its own: portforward() swaps a method of the one it is given while it connects.
-            with client.ApiClient(self._configuration) as api:
-                theirs = portforward(
-                    client.CoreV1Api(api).connect_get_namespaced_pod_portforward,
-                    pod,
-                    namespace,
-                    ports=str(port),
-                )
-                try:
-                    pump(ours, theirs.socket(port))
-                finally:
-                    theirs.close()
-                    if not theirs.connected:  # the server has closed it: then nobody else closes the socket
-                        theirs.websocket.shutdown()
-        except (client.ApiException, OSError) as error:
-            log.warning("port-forward to %s/%s: %s", namespace, pod, str(error).partition("\n")[0])
+            theirs = dial(self._configuration, *self._where)
+            try:
+                pump(ours, theirs)
+            finally:
+                theirs.shutdown()
+        except ConnectionError as error:  # cut by one of them: the other is told by its own connection
+            log.info("port-forward to %s/%s: %s", *self._where[:2], error)
+        except (WebSocketException, OSError) as error:
+            log.warning("port-forward to %s/%s: %s", *self._where[:2], str(error).partition("\n")[0])
         finally:
             self._open.discard(ours)
             ours.close()
             self._slots.release()
 
 
-def pump(one: Any, other: Any) -> None:
+def dial(configuration: client.Configuration, namespace: str, pod: str, port: int) -> WebSocket:
+    """A connection to the port of a pod: binary frames whose first byte is 0 for data and 1 for what went wrong.
+
+    Not `kubernetes.stream.portforward`: a thread of its own owns the socket there, and leaves it open when the server
+    ends the connection.
+    """
+    headers: dict[str, str] = {}
+    with client.ApiClient(configuration) as api:
+        api.update_params_for_auth(headers, [], ["BearerToken"])
+    url = f"{configuration.host}/api/v1/namespaces/{namespace}/pods/{pod}/portforward"
+    return create_websocket(
+        configuration,
+        get_websocket_url(url, [("ports", str(port))]),
+        {name.lower(): value for name, value in headers.items()},
+    )
+
+
+def pump(ours: socket.socket, theirs: WebSocket) -> None:
     """Carry bytes both ways until either side ends. The other side is not half-closed: Kubernetes' protocol cannot
-    say that, and HTTP does not need it."""
+    say that, and HTTP does not need it. Raises OSError with the API server's words for a port that does not answer."""
+    greeted: set[int] = set()  # a channel begins with a frame that holds its port's number
     with selectors.DefaultSelector() as ready:
-        one.setblocking(True)
-        other.setblocking(True)
-        ready.register(one.fileno(), selectors.EVENT_READ, (one, other))
-        ready.register(other.fileno(), selectors.EVENT_READ, (other, one))
+        ready.register(ours, selectors.EVENT_READ)
+        ready.register(theirs.sock, selectors.EVENT_READ)
         while True:
             for key, _ in ready.select():
-                source, target = key.data
-                try:
-                    data = source.recv(CHUNK)
-                except OSError:
+                if key.fileobj is ours:
+                    data = ours.recv(CHUNK)
+                    if not data:
+                        return
+                    theirs.send_binary(DATA + data)
+                elif not _received(ours, theirs, greeted):
                     return
-                if not data:
-                    return
-                target.sendall(data)
+
+
+def _received(ours: socket.socket, theirs: WebSocket, greeted: set[int]) -> bool:
+    """Carry what has come from the pod. False: it has ended the connection."""
+    while True:
+        opcode, frame = theirs.recv_data_frame(control_frame=True)
+        if opcode == ABNF.OPCODE_CLOSE:
+            return False
+        if opcode == ABNF.OPCODE_BINARY and frame.data:
+            channel, data = frame.data[0], frame.data[1:]
+            if channel not in greeted:
+                greeted.add(channel)
+            elif channel == DATA[0]:
+                ours.sendall(data)
+            elif data:
+                raise OSError(data.decode(errors="replace"))
+        if not (isinstance(theirs.sock, ssl.SSLSocket) and theirs.sock.pending()):
+            return True
 
 
 def _shut(sock: socket.socket) -> None:
