@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import threading
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -115,6 +117,11 @@ def blocking(
             raise RuntimeError("the task broke")
         if do == "exit":
             sys.exit(3)
+        if do == "crash":
+            os._exit(3)
+        if do == "stuck":
+            Path(tools_kwargs["pid"]).write_text(str(os.getpid()))
+            threading.Event().wait()
         info = {"score": 1.0, "pid": os.getpid()}
         http.post(session.complete_url, json={"reward_info": info}).raise_for_status()
 

@@ -40,6 +40,7 @@ from sandgate.trainer.verl import (
     runner_configs,
 )
 from sandgate.trainer.verl.dataproto import objects
+from tests.support.waiting import until
 
 agents: Any = importlib.import_module("agents")
 """Under the name by which workers import it."""
@@ -109,17 +110,48 @@ def _dummy(size: int) -> dict[str, Any]:
     return {"dummy_tensor": torch.zeros(size, 1)}
 
 
-async def test_a_ray_task_imports_its_runner_again_and_fails_alone(actors: list[Any]) -> None:
+def tasks(actors: list[Any]) -> OpenAICompatibleAgentFramework:
+    """A framework whose runner blocks its process."""
     entry = {"runner_fqn": "agents.blocking", "dispatch_mode": "ray_task"}
-    framework = OpenAICompatibleAgentFramework(
+    return OpenAICompatibleAgentFramework(
         AgentGatewayManager(actors[:2]), runner_configs({"agent_runners": {"task": entry}}), Lengths(64, 64)
     )
-    out = await framework.generate_sequences(batch(4, s1="raise", s2="exit"))
+
+
+async def test_a_ray_task_imports_its_runner_again_and_fails_alone(actors: list[Any]) -> None:
+    framework = tasks(actors)
+    out = await framework.generate_sequences(batch(5, s1="raise", s2="exit", s3="crash"))
     assert out.batch["rm_scores"].sum(-1).tolist() == [1.0, 1.0]
     assert os.getpid() not in out.non_tensor_batch["pid"].tolist()
     assert framework.sessions.gateways.load == [0, 0]
     with pytest.raises(RuntimeError, match="the task broke"):
         await framework.generate_sequences(batch(1, s0="raise"))
+
+
+async def test_a_ray_task_that_is_cancelled_ends_and_so_does_its_session(
+    actors: list[Any], tmp_path: Path
+) -> None:
+    framework, note = tasks(actors), tmp_path / "pid"
+    asked = batch(1)
+    asked.non_tensor_batch["tools_kwargs"] = objects([{"do": {0: "stuck"}, "pid": str(note)}])
+    work = asyncio.ensure_future(framework.generate_sequences(asked))
+
+    async def noted() -> bool:
+        return note.exists() and bool(note.read_text())
+
+    async def gone() -> bool:
+        return not _lives(note.read_text())
+
+    await until(noted, what="the task runs", within_s=60.0)
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+    assert framework.sessions.gateways.load == [0, 0]
+    await until(gone, what="its process ended", within_s=30.0)
+
+
+def _lives(pid: str) -> bool:
+    return Path("/proc", pid).exists()
 
 
 async def test_four_gateways_64_sessions_one_killed(actors: list[Any]) -> None:
