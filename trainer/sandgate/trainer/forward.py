@@ -98,15 +98,9 @@ def dial(configuration: client.Configuration, namespace: str, pod: str, port: in
     Not `kubernetes.stream.portforward`: a thread of its own owns the socket there, and leaves it open when the server
     ends the connection.
     """
-    headers: dict[str, str] = {}
-    with client.ApiClient(configuration) as api:
-        api.update_params_for_auth(headers, [], ["BearerToken"])
+    headers = {str(one["key"]): str(one["value"]) for one in configuration.auth_settings().values()}
     url = f"{configuration.host}/api/v1/namespaces/{namespace}/pods/{pod}/portforward"
-    return create_websocket(
-        configuration,
-        get_websocket_url(url, [("ports", str(port))]),
-        {name.lower(): value for name, value in headers.items()},
-    )
+    return create_websocket(configuration, get_websocket_url(url, [("ports", str(port))]), headers)
 
 
 def pump(ours: socket.socket, theirs: WebSocket) -> None:
