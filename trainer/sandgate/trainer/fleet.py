@@ -122,6 +122,7 @@ class AsyncFleet:
         ahead: Ahead | None = None,
         max_behind: int | None = None,
         on_stale: Callable[[Group], None] | None = None,
+        poll_s: float = POLL_S,
     ) -> Groups:
         """See `AsyncRolloutClient.groups`. A gateway that is away is passed over until it is back; its groups wait in
         its journal.
@@ -150,6 +151,7 @@ class AsyncFleet:
             idle_s=idle_s,
             ahead=ahead or Ahead(),
             admit=admit,
+            poll_s=poll_s,
         )
         self._streams.add(stream)
         return stream
@@ -240,7 +242,20 @@ class AsyncFleet:
             self._ledger.add(group, self._leased[group.lease.lease_id])
 
     async def checkpoint(self) -> Note:
-        """What belongs into the trainer's checkpoint beside the weights: JSON, and what `commit` wants."""
+        """What belongs into the trainer's checkpoint beside the weights: JSON, and what `commit` wants. Its groups are
+        this trainer's for the whole time of their leases from now; within it, write the checkpoint and commit.
+
+        Raises Conflict if a lease was lost since its group was `trained`: another trainer may have learned from it,
+        too, so write no checkpoint, and go back to the last one. Raises Unavailable if a gateway does not answer."""
+        holds = self._ledger.unnoted()
+        said = await asyncio.gather(*map(self.keeper.renew, holds), return_exceptions=True)
+        for hold, kept in zip(holds, said, strict=True):
+            if isinstance(kept, BaseException):
+                raise kept
+            if not kept:
+                raise Conflict(
+                    f"lease {hold.lease_id} was lost: another trainer may have trained on its group"
+                )
         return self._ledger.note(await self.version())
 
     async def commit(self, note: Note) -> None:

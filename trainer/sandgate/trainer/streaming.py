@@ -17,8 +17,8 @@ from sandgate.trainer.rollouts import Group, Leaser
 
 POLL_S = 0.5
 """Between two questions for a group while there is none; a rollout takes seconds to minutes."""
-POLL_FIRST_S = 0.05
-"""After a question that found none, when the one before found one; doubles up to POLL_S."""
+POLL_FIRST = 0.1
+"""Of that, after the first question that finds none; doubles from there."""
 CLOSE_S = 5.0
 """What a request that is under way when the stream is closed may take; what it leases is given back."""
 
@@ -79,7 +79,7 @@ class Groups(AsyncIterator[Group]):
         """Calls for a group so far."""
         self._empty_at = float("-inf")
         """When the last question was sent that found no group."""
-        self._task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[None] | None = None
         self._ended = False
         self._news = asyncio.Event()
 
@@ -104,16 +104,16 @@ class Groups(AsyncIterator[Group]):
             while not self._ended:
                 if self._buffer:
                     return self._pop()
-                if self._task is not None and self._task.done():
-                    ended, self._task = self._task, None  # the next call tries again
+                if self.task is not None and self.task.done():
+                    ended, self.task = self.task, None  # the next call tries again
                     ended.result()
                 if self._idle_s is not None and self._empty_at >= began + self._idle_s:
                     self._ended = True
                     self._tell()
                     break
-                if self._task is None:
-                    self._task = asyncio.get_running_loop().create_task(self._fill(), name="lease groups")
-                    self._task.add_done_callback(lambda _: self._tell())
+                if self.task is None:
+                    self.task = asyncio.get_running_loop().create_task(self._fill(), name="lease groups")
+                    self.task.add_done_callback(lambda _: self._tell())
                 await self._news.wait()
         finally:
             self._waiting -= 1
@@ -142,7 +142,7 @@ class Groups(AsyncIterator[Group]):
         )
 
     async def _fill(self) -> None:
-        wait_s = POLL_FIRST_S
+        wait_s = self._poll_s * POLL_FIRST
         while not self._ended:
             if not self._room():
                 await self._news.wait()
@@ -150,12 +150,12 @@ class Groups(AsyncIterator[Group]):
             asked_at = self._clock()
             lease = await self._client.lease(job=self._job, max_groups=1, ttl_s=self._ttl_s)
             if lease is not None:
-                wait_s = POLL_FIRST_S
+                wait_s = self._poll_s * POLL_FIRST
                 self._push(lease, asked_at)
                 continue
             self._empty_at = asked_at
             self._tell()
-            await self._rest(min(wait_s, self._poll_s))
+            await self._rest(wait_s)
             wait_s = min(2 * wait_s, self._poll_s)
         await self._give_back()
 
@@ -187,11 +187,11 @@ class Groups(AsyncIterator[Group]):
         Idempotent."""
         self._ended = True
         self._tell()
-        if self._task is not None:
-            _, late = await asyncio.wait([self._task], timeout=CLOSE_S)
+        if self.task is not None:
+            _, late = await asyncio.wait([self.task], timeout=CLOSE_S)
             if late:
-                self._task.cancel()
-                await asyncio.wait([self._task])
+                self.task.cancel()
+                await asyncio.wait([self.task])
         await self._give_back()
 
     async def __aenter__(self) -> Self:

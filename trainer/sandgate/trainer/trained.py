@@ -38,6 +38,8 @@ class Ledger:
     """By lease."""
     holds: dict[str, Hold] = field(default_factory=dict)
     """Kept so that they are renewed until they are acknowledged."""
+    noted: set[str] = field(default_factory=set)
+    """Leases that a note has: from then on nothing can be taken back."""
 
     def add(self, group: Group, gateway: str) -> None:
         """Raises Conflict for a group whose lease was lost: another trainer may train on it, too."""
@@ -49,6 +51,7 @@ class Ledger:
     def drop(self, lease: str) -> None:
         """It is acknowledged, or given back."""
         self.entries.pop(lease, None)
+        self.noted.discard(lease)
         if (hold := self.holds.pop(lease, None)) is not None:
             hold.over = True
 
@@ -63,8 +66,13 @@ class Ledger:
         known = {session for entry in self.entries.values() for session in entry.sessions}
         return tuple(row for row in rows if row.session_id not in known)
 
+    def unnoted(self) -> list[Hold]:
+        """Of groups that are in no note yet."""
+        return [hold for lease, hold in self.holds.items() if lease not in self.noted]
+
     def note(self, version: int) -> Note:
         """As of now."""
+        self.noted |= self.entries.keys()
         rows = [
             {"gateway": one.gateway, "lease": one.lease, "sessions": list(one.sessions)}
             for one in self.entries.values()
