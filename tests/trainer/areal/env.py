@@ -2,19 +2,86 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import itertools
+import json
 import os
+import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[3]
+WARM = Path(__file__).parent / "warm.py"
 BUILD_S = 600.0
 """20 s with a warm download cache; 3 GB of download without."""
+STOP_S = 10.0
 
 
-@functools.cache
+@dataclass(frozen=True, slots=True)
+class Areal:
+    """A process with AReaL's packages in it, which forks for each program."""
+
+    process: subprocess.Popen[str]
+    folder: Path
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def run(self, *argv: str | Path, path: tuple[Path, ...] = (), **env: str) -> tuple[int, str, str]:
+        """Exit code, stdout, stderr. `path`: goes before the environment's own packages. Nothing of ours is on it
+        otherwise. Raises AssertionError if the process itself died."""
+        out, err = (self.folder / f"{next(self.numbers)}.{kind}" for kind in ("out", "err"))
+        order = {
+            "argv": [str(word) for word in argv],
+            "path": [str(one) for one in path],
+            "env": environment(**env),
+            "out": str(out),
+            "err": str(err),
+        }
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{json.dumps(order)}\n")
+        self.process.stdin.flush()
+        return int(self._said("ENDED")), out.read_text(), err.read_text()
+
+    async def arun(self, *argv: str | Path, path: tuple[Path, ...] = (), **env: str) -> tuple[int, str, str]:
+        """The same, while this loop goes on."""
+        return await asyncio.to_thread(functools.partial(self.run, *argv, path=path, **env))
+
+    def _said(self, word: str) -> str:
+        """What comes after this word on its line; AReaL logs on others."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith(word):
+                return line.removeprefix(word).strip()
+        raise AssertionError(f"AReaL's process ended: {(self.folder / 'log').read_text()[-3000:]}")
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[Areal]:
+    """Built, started and imported. Skips where it cannot be built."""
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            [python(), "-P", WARM],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=environment(),
+            start_new_session=True,  # so that a program that hangs is found, too
+        )  # fmt: skip
+        with process:
+            made = Areal(process, folder)
+            try:
+                made._said("READY")
+                yield made
+                assert process.stdin is not None
+                process.stdin.close()
+                process.wait(STOP_S)
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+
+
 def python() -> Path:
     """Its interpreter; the environment is built if there is none. Skips where it cannot be."""
     built = subprocess.run(

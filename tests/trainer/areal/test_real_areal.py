@@ -12,34 +12,27 @@ import pytest
 
 from sandgate.trainer import testing
 from tests.support.vllm import MODEL, Vllm
-from tests.trainer.areal.env import environment, python
+from tests.trainer.areal.env import Areal
 
 CHECKS = Path(__file__).parent / "check_areal.py"
-CHECKS_S = 180.0
-"""8-30 s of imports, then milliseconds."""
 
 
 @pytest.fixture(scope="module")
-def told() -> dict[str, Any]:
+def told(areal: Areal) -> dict[str, Any]:
     """Check -> what AReaL got; under `trees`, session id -> what the gateway has of it."""
-    return asyncio.run(tell())
+    return asyncio.run(tell(areal))
 
 
-async def tell(*names: str, **settings: Any) -> dict[str, Any]:
+async def tell(areal: Areal, *names: str, **settings: Any) -> dict[str, Any]:
     """`names`: of checks, none: all of them; `settings`: of the gateway."""
-    interpreter = python()
     async with testing.gateway(lambda ids, number: f"answer {number}", settings=settings) as running:
         await running.client.policy_version(3)
-        process = await asyncio.create_subprocess_exec(
-            interpreter, "-P", CHECKS, *names,
-            env=environment(ORIGIN=running.origin, ADMIN_KEY=running.admin_key),
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        async with asyncio.timeout(CHECKS_S):
-            out, errors = await process.communicate()
-        assert process.returncode == 0, errors.decode()[-3000:]
+        code, out, errors = await areal.arun(
+            CHECKS, *names, ORIGIN=running.origin, ADMIN_KEY=running.admin_key
+        )
+        assert code == 0, errors[-3000:]
         found: dict[str, Any] = {}
-        for line in re.findall(r"^CHECK (.*)$", out.decode(), re.MULTILINE):
+        for line in re.findall(r"^CHECK (.*)$", out, re.MULTILINE):
             found |= json.loads(line)
         sessions = [one async for one in running.client.sessions()]
         found["committed"] = {one["session_id"]: one["committed"] for one in sessions}
@@ -103,8 +96,9 @@ def test_its_workflow_gets_the_engines_tokens(told: dict[str, Any], check: str) 
 
 
 @pytest.mark.vllm
-async def test_its_workflow_gets_the_tokens_of_a_real_vllm(vllm: Vllm) -> None:
+async def test_its_workflow_gets_the_tokens_of_a_real_vllm(areal: Areal, vllm: Vllm) -> None:
     told = await tell(
+        areal,
         "inline",
         "group",
         "subproc",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +11,8 @@ from hypothesis import given
 from sandgate.contract.errors import InvalidBody
 from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer.areal.tensors import DTYPES, columns
-from tests.trainer.areal.env import ROOT, environment, python
+from tests.trainer.areal.env import ROOT, Areal
 from tests.trainer.trajectories import trajectories
-
-CHECKS_S = 180.0
 
 
 @given(trajectories(any_floats=False))
@@ -39,10 +36,7 @@ def test_every_trajectory_has_its_row(row: Trajectory) -> None:
     assert found["attention_mask"].all()
 
 
-def test_torch_gets_what_areal_makes_itself() -> None:
-    done = subprocess.run(
-        [python(), "-P", Path(__file__).parent / "check_tensors.py"],
-        env=environment(PYTHONPATH=f"{ROOT / 'contract'}:{ROOT / 'trainer'}"),
-        capture_output=True, text=True, timeout=CHECKS_S, check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["equal"]), done.stderr[-2000:]
+def test_torch_gets_what_areal_makes_itself(areal: Areal) -> None:
+    rooms = (ROOT / "contract", ROOT / "trainer")
+    code, out, errors = areal.run(Path(__file__).parent / "check_tensors.py", path=rooms)
+    assert (code, out.splitlines()[-1:]) == (0, ["equal"]), errors[-2000:]
