@@ -40,7 +40,8 @@ def read_trajectories(paths: Paths, **options: Any) -> Any:
     import ray.data  # type: ignore[import-not-found]
 
     listed = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    files = [str(file) for path in listed for file in outdir.trajectory_files(Path(path))]
+    # absolute: workers have a working directory of their own
+    files = [str(file.absolute()) for path in listed for file in outdir.trajectory_files(Path(path))]
     if not files:
         raise InvalidBody("there is no file to read", field="paths")
     return ray.data.read_datasource(_source([(file, row_groups(file)) for file in files]), **options)
