@@ -2,57 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import Any
 
 import pytest
-import verl  # type: ignore[import-not-found]
-from hydra import compose, initialize_config_dir  # type: ignore[import-not-found]
 from verl.utils.config import omega_conf_to_dataclass  # type: ignore[import-not-found]
 from verl.utils.import_utils import load_class_from_fqn  # type: ignore[import-not-found]
 
 from sandgate.contract.errors import BadManifest
 from sandgate.trainer.verl import AgentFrameworkRolloutAdapter, framework_settings
-
-RECIPE = """\
-hydra:
-  searchpath: ["file://{configs}"]
-defaults: [ppo_trainer, _self_]
-actor_rollout_ref:
-  model:
-    path: {model}
-  rollout:
-    name: vllm
-    n: 8
-    agent:
-      agent_loop_manager_class: sandgate.trainer.verl.AgentFrameworkRolloutAdapter
-    custom:
-      agent_framework:
-        gateway_count: 8
-        agent_runners:
-          deepeyes:
-            runner_fqn: my_recipe.runners.deepeyes_runner
-            runner_kwargs:
-              max_turns: 8
-            dispatch_mode: inline_async
-            max_concurrent_sessions: 0
-          swe:
-            runner_fqn: my_recipe.runners.swe_runner
-            runner_kwargs:
-              image: swe-agent-image
-            dispatch_mode: ray_task
-            max_concurrent_sessions: 16
-"""
-"""From the pull request, but for the class of the manager."""
-
-
-def composed(folder: Path, recipe: str = RECIPE, *overrides: str) -> Any:
-    """What verl's main_ppo gets."""
-    configs = os.path.join(os.path.dirname(verl.__file__), "trainer", "config")
-    (folder / "recipe.yaml").write_text(recipe.format(configs=configs, model=folder))
-    with initialize_config_dir(str(folder), version_base=None):
-        return compose("recipe", overrides=list(overrides))
+from tests.trainer.verl.recipe import composed
 
 
 def test_it_means_here_what_it_means_there(tmp_path: Path) -> None:
@@ -110,4 +68,4 @@ WRONG: dict[str, tuple[str, type[Exception], str]] = {
 def test_what_is_wrong_is_named(case: str, tmp_path: Path) -> None:
     override, error, why = WRONG[case]
     with pytest.raises(error, match=why):
-        framework_settings(composed(tmp_path, RECIPE, override))
+        framework_settings(composed(tmp_path, override))

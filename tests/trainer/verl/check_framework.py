@@ -6,6 +6,8 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,11 +16,13 @@ import pytest_asyncio
 import torch  # type: ignore[import-not-found]
 from verl import DataProto  # type: ignore[import-not-found]
 from verl.experimental.agent_loop.agent_loop import AgentLoopManager  # type: ignore[import-not-found]
+from verl.experimental.reward_loop.reward_loop import RewardLoopWorker  # type: ignore[import-not-found]
 
 from sandgate.contract.errors import BadManifest, InvalidBody
 from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer.gateways import GatewayManager, HttpGateway
 from sandgate.trainer.testing import RunningGateway, gateway
+from sandgate.trainer.tinymodel import write_tiny_model
 from sandgate.trainer.verl import (
     CliAgentFramework,
     CliRunner,
@@ -28,12 +32,14 @@ from sandgate.trainer.verl import (
     NotStarted,
     OpenAICompatibleAgentFramework,
     per_trajectory,
+    reward_loop_score,
     runner_configs,
 )
 from sandgate.trainer.verl.dataproto import objects
 from sandgate.trainer.verl.rewards import returned
 from sandgate.trainer.verl.timing import timed
 from tests.trainer.verl import agents
+from tests.trainer.verl.recipe import composed
 from tests.trainer.verl.rows import row
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -153,6 +159,35 @@ async def test_the_final_trajectory_is_scored_and_the_others_get_the_same(one: R
     assert out.non_tensor_batch["sandgate_trajectory"].tolist() == [0, 1]
     assert out.batch["rm_scores"].sum(-1).tolist() == [0.125, 0.125]
     assert out.non_tensor_batch["acc"].tolist() == [1.0, 1.0]
+
+
+SCORER = """
+async def compute_score(data_source, solution_str, ground_truth, extra_info, **_):
+    said = {"source": data_source, "truth": ground_truth, "session": extra_info["sandgate_session"]}
+    return said | {"score": float(solution_str == "hello"), "turns": int(extra_info["num_turns"])}
+"""
+
+
+async def test_verls_own_reward_loop_scores_what_nobody_else_did(one: RunningGateway, tmp_path: Path) -> None:
+    """Its worker, with a reward function of the user's; without the Ray actor around it."""
+    (tmp_path / "scorer.py").write_text(SCORER)
+    config = composed(
+        write_tiny_model(tmp_path),
+        f"reward.custom_reward_function.path={tmp_path / 'scorer.py'}",
+        "reward.custom_reward_function.name=compute_score",
+    )
+    worker = RewardLoopWorker(config)
+    handle = SimpleNamespace(compute_score=SimpleNamespace(remote=worker.compute_score))
+    fork = {"runner_fqn": "tests.trainer.verl.agents.forked"}
+    framework = running(one, configs(fork=fork), score=reward_loop_score([handle]))
+    rows = [row | {"reward_model": {"ground_truth": "7"}, "extra_info": {}} for row in group(1)]
+    out = await framework.generate_sequences(batch(rows))
+    assert out.batch["rm_scores"].sum(-1).tolist() == [1.0, 1.0]
+    assert out.meta_info["reward_extra_keys"] == ["source", "truth", "session", "score", "turns"]
+    asked = out.non_tensor_batch["session"].tolist()
+    assert asked == out.non_tensor_batch["sandgate_session"].tolist()
+    assert out.non_tensor_batch["truth"].tolist() == ["7", "7"]
+    assert out.non_tensor_batch["turns"].tolist() == [2, 2]
 
 
 async def test_an_agent_may_upload_its_reward(one: RunningGateway) -> None:

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch  # type: ignore[import-not-found]
+import transfer_queue as tq  # type: ignore[import-not-found]
 from verl import DataProto  # type: ignore[import-not-found]
 from verl.experimental.agent_loop.agent_loop import AgentLoopWorker  # type: ignore[import-not-found]
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer  # type: ignore[import-not-found]
 from verl.utils.tokenizer import hf_processor, hf_tokenizer  # type: ignore[import-not-found]
 
 from sandgate.contract.errors import CorruptRecord, InvalidBody
-from sandgate.trainer.verl import Lengths, agent_loop_output, to_dataproto, transfer_rows
+from sandgate.trainer.verl import Lengths, agent_loop_output, put_group, to_dataproto, transfer_rows
 from sandgate.trainer.verl.multimodal import inputs_of, pack
 from tests.trainer.verl import vision
 from tests.trainer.verl.rows import row, short
@@ -110,6 +112,31 @@ async def test_the_queues_rows_are_verls_too(processor: Any, worker: Any) -> Non
     assert torch.equal(made.fields["position_ids"], positions.squeeze(0))
     assert torch.equal(made.fields["multi_modal_inputs"]["pixel_values"], inputs["pixel_values"])
     assert torch.equal(made.fields["multi_modal_inputs"]["images_seqlens"], inputs["images_seqlens"])
+
+
+async def test_rows_with_images_go_through_the_queue(processor: Any, queue: None) -> None:
+    """Positions [4, length] of different lengths, and tensors by name, as the trainer gets them back."""
+    rows = [
+        vision.seen(processor, 0, images=[vision.picture(56, 84)]),
+        vision.seen(processor, 1, videos=[vision.film(4, 56, 56)]),
+        short(2),
+    ]
+    wanted = [
+        transfer_rows([one], uid="q1", session=at, global_steps=1, processor=processor)[0].fields
+        for at, one in enumerate(rows)
+    ]
+    await put_group("q1", rows, global_steps=1, lengths=LENGTHS, processor=processor)
+    buffer = ReplayBuffer("sync", SimpleNamespace(), None, "drop", SimpleNamespace(), poll_interval=0.05)
+    batch, _ = buffer.sample(1, "train", 1)
+    assert batch.keys == ["q1_0_0", "q1_1_0", "q1_2_0"]
+    data = tq.kv_batch_get(keys=batch.keys, partition_id="train")
+    for found, sent in zip(data["position_ids"].unbind(), wanted, strict=True):
+        assert torch.equal(found, sent["position_ids"])
+    for found, sent in zip(list(data["multi_modal_inputs"]), wanted, strict=True):
+        inputs = sent["multi_modal_inputs"]
+        assert {name: value.tolist() for name, value in found.items()} == {
+            name: value.tolist() for name, value in inputs.items()
+        }
 
 
 def test_a_batch_with_images_survives_verls_own_operations(processor: Any, tmp_path: Any) -> None:

@@ -10,9 +10,10 @@ from types import ModuleType
 
 import pytest
 
-# Some package of the environment installs a regular package called `tests`, which would hide this folder.
-sys.modules["tests"] = ModuleType("tests")
-sys.modules["tests"].__path__ = [str(Path(__file__).parents[2])]
+for name in ("tests", "scripts"):
+    # Some package of the environment installs regular packages of these names, which would hide our folders.
+    sys.modules[name] = ModuleType(name)
+    sys.modules[name].__path__ = [str(Path(__file__).parents[3] / name)]
 
 CPUS = 8
 """Logical: TransferQueue wants three and waits for ever without, whatever the machine has."""

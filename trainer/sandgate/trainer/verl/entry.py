@@ -23,7 +23,7 @@ from sandgate.trainer.ray.manager import AgentGatewayManager, gateway_actor
 from sandgate.trainer.verl.dataproto import to_dataproto
 from sandgate.trainer.verl.engine import VerlEngine
 from sandgate.trainer.verl.framework import OpenAICompatibleAgentFramework
-from sandgate.trainer.verl.rows import Lengths
+from sandgate.trainer.verl.rows import Lengths, extra_fields
 from sandgate.trainer.verl.runners import LEGACY, RunnerConfig, runner_configs
 from sandgate.trainer.verl.sessions import Score
 from sandgate.trainer.verl.timing import timed
@@ -173,7 +173,11 @@ def reward_loop_score(handles: Sequence[Any], processor: Any = None) -> Score:
     async def score(row: Trajectory, columns: Mapping[str, Any]) -> tuple[float, Mapping[str, Any]]:
         prompt, response = len(row.prompt_ids), len(row.response_ids)
         given = {name: [value] for name, value in columns.items()}
-        given |= {"prompt_len": [prompt], "response_len": [response], "tool_extra_fields": [{}]}
+        given |= {
+            "prompt_len": [prompt],
+            "response_len": [response],
+            "tool_extra_fields": [extra_fields(row)],
+        }
         data = to_dataproto([row], Lengths(prompt, response), columns=given, processor=processor)
         said = await random.choice(handles).compute_score.remote(data)
         return float(said["reward_score"]), dict(said.get("reward_extra_info") or {})
