@@ -34,7 +34,7 @@ INTRO = """\
 
 Sandgate answers three public documents: verl RFC 5790, AReaL's agent workflow, and uni-agent PR 58. Each row names what
 implements it and the tests that prove it. Files `check_*.py` run inside the trainer's own environment, with its real
-packages: `test_verl.py`, `test_export_real.py` and `areal/test_real_areal.py` in `tests/trainer` start them.
+packages: `test_verl.py` and `areal/test_real_areal.py` in `tests/trainer` start them.
 """
 GATES = "The regression gates that uni-agent's pull request names, by behaviour."
 
