@@ -10,9 +10,10 @@ import selectors
 import socket
 import ssl
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from kubernetes import client
 from kubernetes.stream.ws_client import create_websocket, get_websocket_url
@@ -98,9 +99,11 @@ def dial(configuration: client.Configuration, namespace: str, pod: str, port: in
     Not `kubernetes.stream.portforward`: a thread of its own owns the socket there, and leaves it open when the server
     ends the connection.
     """
-    headers = {str(one["key"]): str(one["value"]) for one in configuration.auth_settings().values()}
+    auth: Mapping[str, Any] = configuration.auth_settings()
+    headers = {one["key"]: one["value"] for one in auth.values()}
     url = f"{configuration.host}/api/v1/namespaces/{namespace}/pods/{pod}/portforward"
-    return create_websocket(configuration, get_websocket_url(url, [("ports", str(port))]), headers)
+    made: WebSocket = create_websocket(configuration, get_websocket_url(url, [("ports", str(port))]), headers)
+    return made
 
 
 def pump(ours: socket.socket, theirs: WebSocket) -> None:
@@ -109,7 +112,7 @@ def pump(ours: socket.socket, theirs: WebSocket) -> None:
     greeted: set[int] = set()  # a channel begins with a frame that holds its port's number
     with selectors.DefaultSelector() as ready:
         ready.register(ours, selectors.EVENT_READ)
-        ready.register(theirs.sock, selectors.EVENT_READ)
+        ready.register(theirs, selectors.EVENT_READ)
         while True:
             for key, _ in ready.select():
                 if key.fileobj is ours:
