@@ -11,9 +11,12 @@ import torch  # type: ignore[import-not-found]
 from areal.utils.data import concat_padded_tensors  # type: ignore[import-not-found]
 
 from sandgate.trainer.areal.tensors import to_tensor_dict
+from sandgate.trainer.export.tensors import write_areal
 from tests.trainer.verl.rows import row, short
 
-theirs = concat_padded_tensors([to_tensor_dict(one) for one in (row(0), short(1), row(2, reward=None))])
+rows = [row(0), short(1), row(2, reward=None)]
+theirs = concat_padded_tensors([to_tensor_dict(one) for one in rows])
+write_areal(sys.argv[1], rows)
 ours = torch.load(sys.argv[1], weights_only=True)
 assert list(ours) == list(theirs)
 for name, tensor in theirs.items():
