@@ -18,13 +18,12 @@ import httpx
 import torch  # type: ignore[import-not-found, unused-ignore]  # only in TRL's environment
 from openai import OpenAI
 from transformers import AutoTokenizer  # type: ignore[import-not-found, unused-ignore]
-from transformers.trainer_utils import get_last_checkpoint  # type: ignore[import-not-found, unused-ignore]
 from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found, unused-ignore]
 
 from sandgate.contract.job import Task
 from sandgate.contract.session import SessionHandle
 from sandgate.trainer.fleet import fleet
-from sandgate.trainer.trl import FolderWeights, Rollouts, env_reward
+from sandgate.trainer.trl import FolderWeights, Rollouts, env_reward, last_checkpoint
 
 HERE = Path(__file__).resolve().parent
 SHOP = HERE.parent / "shop"
@@ -129,6 +128,7 @@ def main() -> None:
     parser.add_argument("--ahead", type=int, default=0, help="steps whose rollouts start early")
     parser.add_argument("--samples", type=int, default=8, help="of each task: the group that GRPO compares")
     parser.add_argument("--batch", type=int, default=64, help="samples of an optimizer step")
+    parser.add_argument("--evaluate", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--save-every", type=int, default=1)
     told = parser.parse_args()
     served = json.loads(os.environ["SHOP_RL_SERVED"])
@@ -143,21 +143,21 @@ def main() -> None:
             model=str(SHOP / "model"),
             args=arguments,
             processing_class=AutoTokenizer.from_pretrained(SHOP / "model"),
-            train_dataset=rollouts.dataset(),
+            train_dataset=rollouts.dataset(told.steps * told.batch // told.samples),
             eval_dataset=rollouts.dataset(),
             reward_funcs=[env_reward, solved],
             rollout_func=rollouts,
         )
         trainer.steps = Steps(told.out / "steps.jsonl")
         rollouts.attach(trainer, FolderWeights(told.out / "weights"))
-        checkpoint = (
-            get_last_checkpoint(arguments.output_dir) if Path(arguments.output_dir).is_dir() else None
+        checkpoint = last_checkpoint(arguments.output_dir) else None
         )
         trainer.steps.tell(began=time.time(), checkpoint=checkpoint)
-        if checkpoint is None:
+        if checkpoint is None and told.evaluate:
             trainer.evaluate()
         trainer.train(resume_from_checkpoint=checkpoint)
-        trainer.evaluate()
+        if told.evaluate:
+            trainer.evaluate()
         trainer.steps.tell(done=True)
 
 

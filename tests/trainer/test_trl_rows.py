@@ -14,6 +14,7 @@ from sandgate.contract.errors import Conflict, InvalidBody, SandgateError
 from sandgate.contract.job import Task
 from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer.trl import rows as of
+from sandgate.trainer.trl.checkpoints import last_checkpoint, sync
 from sandgate.trainer.trl.names import Round, check_run
 from sandgate.trainer.trl.rounds import LeaseFile
 from tests.trainer.trajectories import trajectories, trajectory
@@ -202,3 +203,36 @@ def test_a_lease_file_that_was_cut_is_an_empty_one(tmp_path: Path) -> None:
     (tmp_path / "leases.json").write_text('["a"')
     assert LeaseFile(tmp_path / "leases.json").left() == []
     assert LeaseFile(tmp_path / "none.json").left() == []
+
+
+def checkpoint(folder: Path, step: int, state: str | None = None) -> Path:
+    made = folder / f"checkpoint-{step}"
+    made.mkdir()
+    (made / "model.safetensors").write_bytes(b"weights")
+    (made / "trainer_state.json").write_text(f'{{"global_step": {step}}}' if state is None else state)
+    return made
+
+
+TORN = {
+    "nothing but weights": None,
+    "cut in its last file": '{"global_',
+    "of another step": '{"global_step": 1}',
+    "not its form": "[]",
+}
+
+
+@pytest.mark.parametrize("state", TORN.values(), ids=TORN)
+def test_a_checkpoint_that_a_kill_cut_short_is_passed_over(tmp_path: Path, state: str | None) -> None:
+    for step in (9, 10):
+        checkpoint(tmp_path, step)
+    torn = checkpoint(tmp_path, 11, state or "")
+    if state is None:
+        (torn / "trainer_state.json").unlink()
+    (tmp_path / "checkpoint-last").mkdir()
+    assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-10")
+
+
+def test_where_nothing_was_saved_there_is_no_checkpoint(tmp_path: Path) -> None:
+    assert last_checkpoint(tmp_path / "none") is None
+    sync(checkpoint(tmp_path, 1))
+    assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-1")

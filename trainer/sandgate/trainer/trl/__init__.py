@@ -6,6 +6,7 @@ Needs TRL 1.16 beside ours (docs/trainers/trl.md); imports it when it is used.
 from __future__ import annotations
 
 from sandgate.trainer.trl.agents import Agent as Agent
+from sandgate.trainer.trl.checkpoints import last_checkpoint as last_checkpoint
 from sandgate.trainer.trl.local import local_fleet as local_fleet
 from sandgate.trainer.trl.rollouts import Rollouts as Rollouts
 from sandgate.trainer.trl.rows import Row as Row

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback  # type: ignore[import-not-found, unused-ignore]
+
+from sandgate.trainer.trl.checkpoints import sync
 
 
 class CheckpointAcks(TrainerCallback):  # type: ignore[misc, unused-ignore]
@@ -15,7 +18,8 @@ class CheckpointAcks(TrainerCallback):  # type: ignore[misc, unused-ignore]
         self._committed = committed
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The checkpoint is on disk."""
+        """The checkpoint is written."""
+        sync(Path(args.output_dir) / f"checkpoint-{state.global_step}")
         self._committed(int(state.global_step))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

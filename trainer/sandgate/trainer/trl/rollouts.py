@@ -1,7 +1,7 @@
 """TRL's `rollout_func`, made of a job's gateways.
 
 with Rollouts(fleet(origins, key, job="shop"), tasks, job="shop", agent=my_agent) as rollouts:
-    trainer = GRPOTrainer(..., rollout_func=rollouts, train_dataset=rollouts.dataset(), reward_funcs=env_reward)
+    trainer = GRPOTrainer(..., rollout_func=rollouts, train_dataset=rollouts.dataset(800), reward_funcs=env_reward)
     rollouts.attach(trainer, FolderWeights(Path("weights")))
     trainer.train()
 """
@@ -13,6 +13,7 @@ import json
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from itertools import cycle, islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -82,13 +83,20 @@ class Rollouts:
         """Versions minus optimizer steps."""
         self._upcoming: Iterator[list[Task]] = iter(())
         self._plan: list[list[Task]] = []
-        """Batches of this run in the trainer's order, as far as they were looked at."""
+        """Batches in the trainer's order, as far as they were looked at, from one step on."""
+        self._planned_from = 0
 
-    def dataset(self) -> Any:
-        """The tasks as a `datasets.Dataset` with TRL's column `prompt`."""
+    def dataset(self, groups: int | None = None) -> Any:
+        """The tasks as a `datasets.Dataset` with TRL's column `prompt`; again and again until there are `groups` rows.
+
+        With as many rows as the run has groups (steps times groups of a step) the run is one epoch, and a trainer that
+        goes on asks for what it would have asked for. Over several epochs it does not: GRPOTrainer's sampler begins
+        anew with the order of its first epoch, and what was sampled for another order is thrown away.
+        """
         from datasets import Dataset  # type: ignore[import-not-found]
 
-        return Dataset.from_list([{"prompt": task.prompt} for task in self.tasks.values()])
+        prompts = [{"prompt": task.prompt} for task in self.tasks.values()]
+        return Dataset.from_list(list(islice(cycle(prompts), groups or len(prompts))))
 
     def __enter__(self) -> Self:
         self._background.__enter__()
@@ -157,12 +165,15 @@ class Rollouts:
     def _look_ahead(self, trainer: Any, this: Round, tasks: list[Task], n: int) -> None:
         """Start the rounds of the next steps, as the trainer's sampler will ask for them."""
         assert self._rounds is not None, "called in a round"
+        if not self._plan:
+            self._planned_from, self._upcoming = this.step, self._batches(trainer, this.step)
         for step in range(this.step, min(this.step + self.ahead, int(trainer.state.max_steps) - 1) + 1):
-            while len(self._plan) <= step:
+            at = step - self._planned_from
+            while len(self._plan) <= at:
                 self._plan.append(next(self._upcoming))
-            if step == this.step and self._plan[step] != tasks:
+            if step == this.step and self._plan[at] != tasks:
                 raise Conflict("ahead: the trainer asks for other prompts than its sampler said; use ahead=0")
-            named = Round(step).tasks(self.run, self._plan[step])
+            named = Round(step).tasks(self.run, self._plan[at])
             self._background.call(self._rounds.start(named, n))
 
     # -- beside the trainer -------------------------------------------------------------------------------------------
@@ -219,7 +230,6 @@ class Rollouts:
             leases = LeaseFile(Path(trainer.args.output_dir) / LEASES)
             leases.path.parent.mkdir(parents=True, exist_ok=True)
             self._rounds = self._background.call(self._begin(leases, int(trainer.state.global_step)))
-            self._upcoming = self._batches(trainer)
         return self._rounds
 
     @property
@@ -242,14 +252,18 @@ class Rollouts:
         self._stack.push_async_callback(_cancelled, asyncio.create_task(rounds.collect()))
         return rounds
 
-    def _batches(self, trainer: Any) -> Iterator[list[Task]]:
-        """The tasks of each optimizer step, for ever: the trainer's own sampler, asked by us."""
+    def _batches(self, trainer: Any, begun: int) -> Iterator[list[Task]]:
+        """The tasks of each optimizer step from `begun` on, for ever: the trainer's own sampler, asked by us. It begins
+        with the process, and transformers skips only the steps of the epoch that it goes on in."""
         sampler, prompts = trainer._get_train_sampler(), trainer.train_dataset["prompt"]
         calls = trainer.num_iterations * trainer.args.steps_per_generation
         size, n = trainer.args.generation_batch_size, trainer.num_generations
+        skipped: int | None = None
         while True:
             order = list(sampler)
-            for start in range(0, len(order), size * calls):
+            steps = range(0, len(order), size * calls)
+            skipped = begun % len(steps) if skipped is None else 0
+            for start in steps[skipped:]:
                 yield self._tasks_of([prompts[at] for at in order[start : start + size]], n)
 
 

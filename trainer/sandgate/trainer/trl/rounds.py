@@ -140,9 +140,14 @@ class Rounds:
         return [one.trajectories for one in taken]
 
     async def commit(self, step: int, *, training: bool = True) -> None:
-        """Acknowledge what rounds before `step` trained on (or what evaluations looked at). Raises Conflict if a lease
-        ended and another trainer was given the group."""
-        over = [one for one in self._used if one.round.training is training and one.round.step < step]
+        """Acknowledge what rounds before `step` trained on (or what evaluations looked at), and what was made for them
+        and not asked for. Raises Conflict if a lease ended and another trainer was given the group."""
+        unused = [one for one in self._ready.values() if _before(one.round, step, training=training)]
+        for one in unused:
+            if one.lease is not None and one.hold is not None:
+                await self._settle(one.lease, one.hold)
+            self._ready.pop(one.uid, None)
+        over = [one for one in self._used if _before(one.round, step, training=training)]
         for one in over:
             if one.lease is not None and one.hold is not None:
                 await self._settle(one.lease, one.hold)
@@ -239,3 +244,7 @@ class Rounds:
                 ended = one["state"] in ("finalized", "aborted")
                 turns[uid] = turns.get(uid, 0) + (int(one.get("turns") or 0) if ended else 1)
         return next((uid for uid, count in turns.items() if count == 0), "")
+
+
+def _before(round_: Round, step: int, *, training: bool) -> bool:
+    return round_.training is training and round_.step < step

@@ -1,0 +1,52 @@
+"""The real TRL, in an environment of its own, whose Python runs tests/trainer/trl."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HERE = ROOT / "tests" / "trainer" / "trl"
+ROOMS = ("contract", "gateway", "operator", "sandbox", "trainer")
+BUILD_S = 900.0
+"""Two minutes with an ordinary connection; half a minute with a warm cache, then milliseconds."""
+RUN_S = 600.0
+"""Under a minute; importing TRL is 7 s of it."""
+
+
+def environment() -> str:
+    """The environment's Python; built if it is not there."""
+    script = [str(ROOT / "scripts" / "trainer-env.sh"), "trl"]
+    built = subprocess.run(script, capture_output=True, text=True, timeout=BUILD_S, check=False)
+    assert built.returncode == 0, built.stderr
+    return f"{built.stdout.splitlines()[-1]}/bin/python"
+
+
+def environ(**more: str) -> dict[str, str]:
+    """With this clone's rooms; nothing of ours is installed there."""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+    rooms = os.pathsep.join([*(str(ROOT / room) for room in ROOMS), str(ROOT)])
+    return kept | {
+        "PYTHONPATH": rooms,
+        "HF_HUB_OFFLINE": "1",
+        "TRL_EXPERIMENTAL_SILENCE": "1",
+        "OMP_NUM_THREADS": "1",
+        **more,
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(BUILD_S + RUN_S)
+@pytest.mark.skipif(sys.platform != "linux", reason="the lock holds wheels for Linux")
+def test_in_trls_own_environment() -> None:
+    """All of them in one process: the import of TRL is what they cost most."""
+    words = [environment(), "-m", "pytest", "-q", "-c", str(HERE / "pytest.ini"), str(HERE)]
+    said = subprocess.run(
+        words, capture_output=True, text=True, timeout=RUN_S, env=environ(), cwd=ROOT, check=False
+    )
+    assert said.returncode == 0, said.stdout[-10_000:] + said.stderr[-2_000:]
+    assert " passed" in said.stdout

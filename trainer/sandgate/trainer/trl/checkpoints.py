@@ -1,0 +1,42 @@
+"""transformers' checkpoint folders: which of them is whole, and when it is on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+STATE = "trainer_state.json"
+"""What transformers writes last (Trainer._save_checkpoint), before it deletes older checkpoints."""
+_NAME = re.compile(r"checkpoint-(\d+)")
+
+
+def last_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
+    """The newest whole checkpoint, for `resume_from_checkpoint`; None if there is none. transformers' own
+    `get_last_checkpoint`, and `resume_from_checkpoint=True`, also take one that a kill cut short, and fail."""
+    found = {}
+    for path in Path(output_dir).glob("checkpoint-*"):
+        named = _NAME.fullmatch(path.name)
+        if named is not None and _whole(path, int(named[1])):
+            found[int(named[1])] = str(path)
+    return found[max(found)] if found else None
+
+
+def _whole(path: Path, step: int) -> bool:
+    try:
+        state = json.loads((path / STATE).read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(state, dict) and state.get("global_step") == step
+
+
+def sync(folder: Path) -> None:
+    """Return when every file of the folder is on disk, and the folder's name. What is acknowledged after that is not
+    lost with the machine's power."""
+    for path in (*folder.rglob("*"), folder, folder.parent):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
