@@ -150,8 +150,7 @@ def main() -> None:
         )
         trainer.steps = Steps(told.out / "steps.jsonl")
         rollouts.attach(trainer, FolderWeights(told.out / "weights"))
-        checkpoint = last_checkpoint(arguments.output_dir) else None
-        )
+        checkpoint = last_checkpoint(arguments.output_dir)
         trainer.steps.tell(began=time.time(), checkpoint=checkpoint)
         if checkpoint is None and told.evaluate:
             trainer.evaluate()
