@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import Any
 
@@ -83,17 +83,17 @@ def _column(field: Any, batch: list[Trajectory]) -> Any:
     if name in ARRAY_FIELDS:
         return _tokens(values, VALUES[ARRAY_FIELDS[name]])
     try:
-        return pa.array([_plain(field)(value) for value in values], field.type)
+        return pa.array(_plain(field, values), field.type)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise InvalidBody(f"{name} does not fit {field.type}: {error}", field=name) from error
 
 
-def _plain(field: Any) -> Callable[[Any], Any]:
+def _plain(field: Any, values: list[Any]) -> list[Any]:
     if field.metadata:
-        return _text
+        return [_text(value) if value else "{}" for value in values]
     if field.name == "created_at":
-        return lambda seconds: round(seconds * MICROSECONDS)
-    return lambda value: value
+        return [round(seconds * MICROSECONDS) for seconds in values]
+    return values
 
 
 def _text(value: Json) -> str:

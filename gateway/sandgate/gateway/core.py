@@ -23,7 +23,7 @@ from sandgate.gateway.prompts import off_loop
 from sandgate.gateway.session import Phase, Session
 from sandgate.gateway.sessions import Sessions
 from sandgate.gateway.trajectories.linearize import Facts
-from sandgate.gateway.trees import trajectories_of, tree_view
+from sandgate.gateway.trees import tree_view
 from sandgate.gateway.turn import Turns
 from sandgate.gateway.web import auth
 from sandgate.gateway.web.auth import Gate
@@ -181,8 +181,7 @@ class Core:
         still = [copy.copy(one) for one in sessions]  # one may be evicted meanwhile
 
         def work() -> T:
-            whole = (self.sessions.restored(one) for one in still)
-            return shape(row for one in whole for row in trajectories_of(one, facts))
+            return shape(row for one in still for row in self.sessions.trajectories(one, facts))
 
         return await off_loop(self.turns.pool, work)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sandgate.contract.errors import JournalUnavailable, NotFound, Overloaded, SandgateError
+from sandgate.contract.trajectory import Trajectory
 from sandgate.gateway.journal.records import (
     TASKS,
     Acked,
@@ -26,6 +27,8 @@ from sandgate.gateway.journal.store import Store
 from sandgate.gateway.session import Phase, Session
 from sandgate.gateway.tasks import Pushed, TaskQueue
 from sandgate.gateway.trajectories.leases import LeaseBook
+from sandgate.gateway.trajectories.linearize import Facts
+from sandgate.gateway.trees import trajectories_from, trajectories_of
 
 CURSOR_STEPS_S = 1e6
 """A life's cursors start at its start in microseconds, so that none of an earlier life is ever mistaken for its own;
@@ -236,6 +239,13 @@ class Sessions:
         for _, _, record in self.store.scan(session.session_id):
             full.apply(record)
         return full
+
+    def trajectories(self, session: Session, facts: Facts) -> list[Trajectory]:
+        """Rows of an ended session; from the journal if it was evicted."""
+        if not session.evicted:
+            return trajectories_of(session, facts)
+        records = (record for _, _, record in self.store.scan(session.session_id))
+        return trajectories_from(session.session_id, records, facts)
 
     async def set_version(self, version: int) -> None:
         """The trainer's weights advanced; durable, so that a restart does not mislabel tokens."""

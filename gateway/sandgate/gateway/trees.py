@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
-from sandgate.contract.trajectory import Json, Trajectory
-from sandgate.gateway.conversation.turns import Turn
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sandgate.contract.trajectory import Floats, Ids, Json, Trajectory
+from sandgate.gateway.conversation.turns import Turn, unpack_floats, unpack_ids
+from sandgate.gateway.journal.records import (
+    Completed,
+    Delivered,
+    Opened,
+    Record,
+    Rewarded,
+    Sealed,
+    TurnCommitted,
+)
 from sandgate.gateway.session import Phase, Session
 from sandgate.gateway.tokens.api import Codec
 from sandgate.gateway.trajectories.linearize import Facts, linearize
@@ -59,4 +71,72 @@ def trajectories_of(session: Session, facts: Facts) -> list[Trajectory]:
         rewarded=session.rewards,
         completed=session.completed.info if session.completed else None,
         facts=facts,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """As much of a turn as its rows need."""
+
+    id: str
+    parent: str | None
+    fork: str | None
+    context: Ids
+    ids: Ids
+    logprobs: Floats
+    versions: tuple[tuple[int, int, int], ...]
+    finish: str
+    sampling: dict[str, Json]
+
+
+def trajectories_from(session_id: str, records: Iterable[Record], facts: Facts) -> list[Trajectory]:
+    """What `trajectories_of` gives of the session that these records fold to, without the tree that a living session
+    needs: in a third of the time."""
+    turns: dict[str, _Turn] = {}
+    delivered: set[str] = set()
+    rewarded: list[Rewarded] = []
+    spec: dict[str, Json] = {}
+    sealed: Sealed | None = None
+    completed: Completed | None = None
+    for record in records:
+        match record:
+            case TurnCommitted():
+                if sealed is None and record.turn not in turns:
+                    turns[record.turn] = _turn_of(record)
+            case Delivered():
+                if not record.unsure:
+                    delivered.add(record.turn)
+            case Rewarded():
+                rewarded.append(record)
+            case Opened():
+                spec = record.spec
+            case Completed():
+                completed = completed or record
+            case Sealed():
+                sealed = sealed or record
+    if sealed is None or sealed.aborted:
+        return []
+    return linearize(
+        turns.values(),
+        session_id=session_id,
+        spec=spec,
+        sealed=sealed,
+        delivered=delivered,
+        rewarded=rewarded,
+        completed=completed.info if completed else None,
+        facts=facts,
+    )
+
+
+def _turn_of(record: TurnCommitted) -> _Turn:
+    return _Turn(
+        record.turn,
+        record.parent,
+        record.fork,
+        unpack_ids(record.context),
+        unpack_ids(record.ids),
+        unpack_floats(record.logprobs),
+        record.versions,
+        record.finish,
+        record.sampling,
     )

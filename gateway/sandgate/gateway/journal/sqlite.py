@@ -10,7 +10,6 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Self
 
@@ -36,6 +35,8 @@ WAL_BYTES_KEPT = 64 << 20
 """The -wal file is cut back to this after a checkpoint; below, it is overwritten in place."""
 VACUUM_PAGES = 4096
 """Free pages (4 KiB each) given back to the file system with each chunk."""
+READERS_KEPT = 4
+"""Idle connections; scans run in the two threads of the turns, and now and then beside them."""
 SCAN_ROWS = 128
 """Read at once: a scan holds no snapshot for long, so the -wal can be reused."""
 
@@ -57,6 +58,8 @@ class SqliteStore(WriterStore):
     def __init__(self, path: Path, lock: int, start: _Start, now: Clock) -> None:
         """Use `open`."""
         self._path = path
+        self._readers: list[sqlite3.Connection] = []
+        """Idle connections for scans, whichever thread does them; `pop` and `append` are atomic."""
         super().__init__(path.name, _File(start, lock), start.cut, now)
 
     @classmethod
@@ -77,15 +80,44 @@ class SqliteStore(WriterStore):
         return cls(path, lock, start, now)
 
     def scan(self, session: str | None = None) -> Iterator[tuple[int, str, Record]]:
-        """See `Store.scan`: what was durable when the scan began. By a connection of its own; it blocks on the disk."""
+        """See `Store.scan`: what was durable when the scan began. By a connection of its own, kept for the next scan;
+        it blocks on the disk."""
         where, args = ("", ()) if session is None else (" AND session = ?", (session,))
-        with closing(_connect(self._path, read_only=True)) as db, _naming_damage(self._path):
+        with self._reading() as db:
             (upto,) = db.execute("SELECT coalesce(max(seq), 0) FROM records").fetchone()
             page = f"{SELECT} WHERE seq > ? AND seq <= ?{where} ORDER BY seq LIMIT {SCAN_ROWS}"
-            at = 0
-            while rows := db.execute(page, (at, upto, *args)).fetchall():
+            at, count = 0, SCAN_ROWS
+            while count == SCAN_ROWS:
+                rows = db.execute(page, (at, upto, *args)).fetchall()
                 yield from map(read, rows)
-                at = rows[-1][0]
+                count = len(rows)
+                at = rows[-1][0] if rows else at
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        """A connection that nobody else uses; opening one takes as long as reading a session. Errors as ours."""
+        with _naming_damage(self._path):
+            try:
+                db = self._readers.pop()
+            except IndexError:
+                db = _connect(self._path, read_only=True)
+            try:
+                yield db
+            except BaseException:
+                db.close()
+                raise
+            if self._closed is not None or len(self._readers) >= READERS_KEPT:
+                db.close()
+            else:
+                self._readers.append(db)
+
+    async def aclose(self) -> None:
+        """See `Store.aclose`."""
+        try:
+            await super().aclose()
+        finally:
+            while self._readers:
+                self._readers.pop().close()
 
 
 class _File:

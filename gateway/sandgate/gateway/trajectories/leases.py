@@ -37,6 +37,8 @@ class Lease:
     until: float
     over: bool = False
     """Given back."""
+    done: bool = False
+    """All of it is acknowledged: it holds nothing, and need not be looked at for each new lease."""
 
 
 @dataclass(slots=True)
@@ -245,6 +247,8 @@ class LeaseBook:
             self.leases.setdefault(record.lease, Lease(record.lease, record.sessions, record.at))
             member.acked = member.acked or record.lease
             self._refresh(member.key)
+        if (lease := self.leases.get(record.lease)) is not None:
+            lease.done = all(member.acked for member in self._known(lease.sessions))
 
     def _acknowledged(self, sessions: Iterable[str]) -> None:
         """No longer under way."""
@@ -273,7 +277,7 @@ class LeaseBook:
         """Groups that nobody may be given now."""
         taken = {member.key for held in self.holds.values() for member in self._known(held.sessions)}
         for lease in self.leases.values():
-            if lease.until > now and not lease.over:
+            if lease.until > now and not lease.over and not lease.done:
                 mine = (member for member in self._known(lease.sessions) if member.leased == lease.lease)
                 taken.update(member.key for member in mine if not member.acked)
         taken.update(member.key for member in self._known(self.acking))
