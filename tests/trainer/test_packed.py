@@ -162,6 +162,19 @@ def test_what_is_stored(rows: list[Trajectory], ids: list[int], trained: list[tu
     assert [exact(row) for row in unpack(tree)] == [exact(row) for row in rows]
 
 
+@pytest.mark.parametrize("common", [0, 1, 63, 64, 65, 200, 499, 500])
+@pytest.mark.parametrize("trained", [True, False], ids=["sampled", "context"])
+def test_long_stretches_are_shared_up_to_the_token_where_they_part(common: int, trained: bool) -> None:
+    ids = list(range(500))
+    other = [*ids[:common], *range(1000, 1500 - common)]
+    rows = [sampled(ids), sampled(other, number=1)]
+    if not trained:
+        rows = [given_once(ids), given_once(other, 1)]
+    (tree,) = pack_trees(rows)
+    assert len(tree.input_ids) == 3 + 500 + (500 - common)
+    assert [exact(row) for row in unpack(tree)] == [exact(row) for row in rows]
+
+
 BROKEN: dict[str, dict[str, Any]] = {
     "loss_mask is neither 0 nor 1": {"loss_mask": array("b", [1, 1, 0, 0, 2])},
     "response_logprobs is not 0.0 where": {"response_logprobs": array("f", [-1, -1, -1, 0, -1])},

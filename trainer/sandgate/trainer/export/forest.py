@@ -20,6 +20,8 @@ from sandgate.contract.trajectory import Trajectory
 
 Int32s = npt.NDArray[np.int32]
 NO_VERSION = -1
+GLANCE = 64
+"""Tokens compared first: siblings' samples part early, and a group may have many of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,11 @@ class Tokens:
     def agrees(self, other: Tokens) -> int:
         """How many tokens at the head of both can be one."""
         n = min(len(self), len(other))
+        if n > GLANCE and (near := self._agrees(other, GLANCE)) < GLANCE:
+            return near
+        return self._agrees(other, n)
+
+    def _agrees(self, other: Tokens, n: int) -> int:
         same = self.ids[:n] == other.ids[:n]
         if self.trained and other.trained:
             same &= (self.logprobs[:n] == other.logprobs[:n]) & (self.versions[:n] == other.versions[:n])
