@@ -204,3 +204,40 @@ def test_pixels_are_the_engines_to_the_bit(processor: Any) -> None:
     found = inputs_of(vision.seen(processor, images=[vision.picture(56, 28)]))
     assert torch.equal(found["pixel_values"], outputs["pixel_values"])
     assert found["images_seqlens"].tolist() == [8]
+
+
+class Plain:
+    """A processor of a model whose positions are the text's (Gemma, say)."""
+
+    image_token_id = vision.IMAGE
+    image_processor = SimpleNamespace(merge_size=2)
+
+
+class Hooked(Plain):
+    """One that has no use for mm_token_type_ids, and wants more than the grids."""
+
+    def get_rope_index_kwargs(self, inputs: Any) -> dict[str, Any]:
+        return {"sizes": inputs.get("image_grid_thw")}
+
+    def get_rope_index(
+        self, input_ids: Any, attention_mask: Any, image_grid_thw: Any, video_grid_thw: Any, sizes: Any
+    ) -> tuple[Any, None]:
+        assert video_grid_thw is None
+        assert sizes is image_grid_thw
+        return (attention_mask * 7).expand(3, 1, -1), None
+
+
+def test_a_model_without_m_rope_keeps_positions_of_one_dimension(processor: Any) -> None:
+    one = vision.seen(processor, images=[vision.picture(28, 28)])
+    found, text = (to_dataproto([row], LENGTHS, processor=Plain()) for row in (one, short()))
+    assert found.batch["position_ids"].shape == text.batch["position_ids"].shape == (1, P + R)
+    assert found.non_tensor_batch["multi_modal_inputs"][0]["image_grid_thw"].tolist() == [[1, 2, 2]]
+    (made,) = transfer_rows([one], uid="q1", session=0, global_steps=1, processor=Plain())
+    assert made.fields["position_ids"].tolist() == list(range(len(made.fields["input_ids"])))
+
+
+def test_a_model_is_asked_for_its_positions_in_its_own_words(processor: Any) -> None:
+    one = vision.seen(processor, images=[vision.picture(28, 28)])
+    batch = to_dataproto([one], LENGTHS, processor=Hooked()).batch
+    attention = batch["attention_mask"][0]
+    assert [line.tolist() for line in batch["position_ids"][0][1:]] == [(attention * 7).tolist()] * 3

@@ -100,6 +100,14 @@ async def test_a_group_with_nothing_to_train_on_is_a_failure() -> None:
     assert tag == {"status": "failure", "is_prompt": True, "global_steps": 1}
 
 
+async def test_a_group_that_cannot_be_written_is_a_failure_not_something_to_wait_for() -> None:
+    with pytest.raises(InvalidBody, match="need verl's processor"):
+        await put_group("q3", [row(), short(multimodal=b"x")], global_steps=1, lengths=LENGTHS)
+    assert {key: tag["status"] for key, tag in tq.kv_list(partition_id="train")["train"].items()} == {
+        "q3": "failure"
+    }
+
+
 async def test_no_rows_are_no_error() -> None:
     await put_rows([])
     assert tensordict([]).batch_size == torch.Size([0])

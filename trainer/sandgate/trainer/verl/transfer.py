@@ -7,6 +7,7 @@ tag is terminal, so trajectories are written before it, and nothing after it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -159,19 +160,24 @@ async def put_group(
     processor: Any = None,
 ) -> str:
     """A whole group that was leased, as if verl's own agent loops had made it; returns the uid it has there. Without
-    anything to train on its status is `failure`."""
+    anything to train on its status is `failure`. Raises InvalidBody, CorruptRecord for what `transfer_rows` refuses and
+    for rows with images that do not fit; then nothing is written, and the status is `failure`, too."""
     key = uid_key_of(uid, trajectories)
     await put_status(key, "running", partition=partition, global_steps=global_steps)
-    by_session: dict[tuple[int, str], list[Trajectory]] = {}
-    for row in of.usable(trajectories, lengths):
-        by_session.setdefault((row.sample_index, row.session_id), []).append(row)
-    found: list[TransferRow] = []
-    for number, (_, rows) in enumerate(sorted(by_session.items())):
-        found += transfer_rows(
-            rows, uid=key, session=number, global_steps=global_steps, columns=columns, processor=processor
-        )
-    await put_rows(found, partition=partition)
-    await put_status(key, "finished" if found else "failure", partition=partition)
+    status: Status = "failure"
+    try:
+        by_session: dict[tuple[int, str], list[Trajectory]] = {}
+        for row in of.usable(trajectories, lengths):
+            by_session.setdefault((row.sample_index, row.session_id), []).append(row)
+        found: list[TransferRow] = []
+        for number, (_, rows) in enumerate(sorted(by_session.items())):
+            found += transfer_rows(
+                rows, uid=key, session=number, global_steps=global_steps, columns=columns, processor=processor
+            )
+        await put_rows(found, partition=partition)
+        status = "finished" if found else "failure"
+    finally:  # a group that stays `running` would be waited for
+        await asyncio.shield(put_status(key, status, partition=partition))
     return key
 
 
