@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from array import array
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sandgate.contract.errors import CorruptRecord, NewerRecord
 from sandgate.contract.trajectory import Trajectory
@@ -172,3 +174,31 @@ def test_ids_of_a_large_row_come_back(tmp_path: Path) -> None:
     write_packed(tmp_path / "t", [row])
     (tree,) = read_packed(tmp_path / "t")
     assert tree.input_ids[:200_000].tolist() == list(range(200_000))
+
+
+GOLDEN = Path(__file__).parent / "golden" / "records" / "packed-v1.parquet"
+
+
+@given(at=st.integers(0, GOLDEN.stat().st_size - 1), bit=st.integers(0, 7))
+def test_a_file_with_a_flipped_bit_is_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, at: int, bit: int
+) -> None:
+    raw = bytearray(GOLDEN.read_bytes())
+    raw[at] ^= 1 << bit
+    path = tmp_path_factory.mktemp("flipped") / "t"
+    path.write_bytes(raw)
+    with contextlib.suppress(CorruptRecord, NewerRecord):  # never any other exception
+        for tree in read_packed(path):
+            list(unpack(tree))
+
+
+SAVINGS: dict[str, bytes] = {"no JSON": b"{", "no object": b"[]", "a number less": b'{"tokens": 3}'}
+
+
+@pytest.mark.parametrize("said", [*SAVINGS.values(), b""], ids=[*SAVINGS, "nothing"])
+def test_savings_that_cannot_be_read_are_refused(tmp_path: Path, said: bytes) -> None:
+    with pq.ParquetWriter(tmp_path / "t", packed_file.SCHEMA) as out:
+        out.write_table(table())
+        out.add_key_value_metadata({packed_file.SAVINGS_KEY: said})
+    with pytest.raises(CorruptRecord, match=r"sandgate\.savings"):
+        read_savings(tmp_path / "t")

@@ -7,7 +7,6 @@ cast is CorruptRecord and is named. The fields of `leaves` that come from the re
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -23,6 +22,7 @@ from sandgate.trainer.export.packed import Leaf, PackedTree
 from sandgate.trainer.export.packing import TREE_TOKENS, pack_trees
 from sandgate.trainer.export.parquet import opened, write_groups, writer
 from sandgate.trainer.export.schema import schema
+from sandgate.trainer.export.values import dumps, loads
 from sandgate.trainer.files import replacing
 
 PACKED_VERSION = 1
@@ -114,7 +114,7 @@ def write_packed(
     with replacing(path, atomic=atomic) as target, writer(target, SCHEMA, (), ENCODINGS) as out:
         sum(write_groups(out, batches(), SCHEMA))
         said = asdict(found) | {"saved": round(found.saved, 6)}
-        out.add_key_value_metadata({SAVINGS_KEY: json.dumps(said).encode()})
+        out.add_key_value_metadata({SAVINGS_KEY: dumps(said, "savings").encode()})
     return found
 
 
@@ -130,8 +130,11 @@ def read_packed(path: str | os.PathLike[str]) -> Iterator[PackedTree]:
 def read_savings(path: str | os.PathLike[str]) -> Savings:
     """What the writer of the file saved. Raises FileNotFoundError, CorruptRecord."""
     with opened(path, _check_version) as file:
-        said = json.loads(file.metadata.metadata.get(SAVINGS_KEY, b"{}"))
-        return Savings(**{name: said[name] for name in Savings.__dataclass_fields__ if name in said})
+        said = loads(file.metadata.metadata.get(SAVINGS_KEY, b""), SAVINGS_KEY.decode())
+        try:
+            return Savings(**{name: int(said[name]) for name in Savings.__dataclass_fields__})
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptRecord(f"{SAVINGS_KEY.decode()} are not numbers: {error!r}") from error
 
 
 def _check_version(found: Any) -> None:
