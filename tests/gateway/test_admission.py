@@ -7,7 +7,8 @@ import asyncio
 import openai
 import pytest
 
-from tests.support.gateway import Wire, eventually, gated, gateway, said, within
+from sandgate.gateway.journal.memory import MemoryDisk, MemoryStore
+from tests.support.gateway import Wire, eventually, gated, gateway, rest, said, within
 
 
 async def test_every_token_carries_the_policy_version_it_was_sampled_by() -> None:
@@ -33,6 +34,32 @@ async def test_a_policy_version_is_a_non_negative_integer(version: object) -> No
     async with gateway() as g:
         answer = await g.admin.put("/v1/policy-version", json={"version": version})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "version")
+
+
+async def test_a_pause_outlives_the_gateway() -> None:
+    disk = MemoryDisk()
+    async with gateway(store=await MemoryStore.open(disk)) as g:
+        assert (await g.admin.post("/v1/pause")).json()["paused"] is True
+        await g.store.aclose()
+    async with gateway(["held"], store=await MemoryStore.open(disk)) as g:
+        assert (await g.admin.get("/v1/status")).json()["paused"] is True
+        agent = await g.session()
+        asked = asyncio.ensure_future(agent.ask("hi"))
+        await rest()
+        assert not asked.done()
+        assert (await g.admin.post("/v1/resume")).json()["paused"] is False
+        assert (await asked)["content"] == "held"
+        await g.store.aclose()
+    async with gateway(store=await MemoryStore.open(disk)) as g:
+        assert (await g.admin.get("/v1/status")).json()["paused"] is False
+
+
+async def test_a_pause_that_cannot_be_made_durable_holds_nothing() -> None:
+    disk = MemoryDisk()
+    async with gateway(["on"], store=await MemoryStore.open(disk)) as g:
+        disk.fail_next = 1
+        assert (await g.admin.post("/v1/pause")).status_code == 503
+        assert (await g.admin.get("/v1/status")).json()["paused"] is False
 
 
 async def test_a_pause_holds_turns_and_a_stream_hears_that_it_lives() -> None:

@@ -99,6 +99,8 @@ async def gateway(
             stack.push_async_callback(engine.aclose)
         metrics = Metrics()
         turns = Turns(config, sessions, engine, codec, metrics, _new_id, _window(config, engine))
+        if sessions.paused:
+            turns.pause()
         stack.callback(turns.pool.shutdown, wait=False, cancel_futures=True)
         core = Core(config, Gate(secret, now), sessions, turns, engine, metrics, origin, _new_id())
         if config.limits.retire_s:

@@ -320,6 +320,21 @@ class Core:
         if job and self.config.job and job != self.config.job:
             raise NotFound(f"this gateway has no job {job!r}; it serves {self.config.job!r}")
 
+    async def pause(self) -> None:
+        """Hold turns that have not reached the engine, through a restart too."""
+        self.turns.pause()
+        try:
+            await self.sessions.set_paused(True)
+        except BaseException:
+            if not self.sessions.paused:
+                self.turns.resume()
+            raise
+
+    async def resume(self) -> None:
+        """Let held turns go on."""
+        await self.sessions.set_paused(False)
+        self.turns.resume()
+
     async def set_version(self, version: int) -> None:
         """Never backwards by accident: the trainer says what its weights are."""
         await self.sessions.set_version(version)

@@ -16,6 +16,7 @@ from sandgate.gateway.journal.records import (
     CapacityChanged,
     Delivered,
     EnginesSet,
+    Held,
     Opened,
     PolicyVersion,
     Record,
@@ -64,6 +65,8 @@ class Sessions:
     pushing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while the task queue is being changed."""
     version: int = 0
+    paused: bool = False
+    """A weight update holds new turns."""
     capacity: int = 0
     """Sessions that AReaL's trainer granted and nobody started yet."""
     engines: tuple[str, ...] | None = None
@@ -112,6 +115,8 @@ class Sessions:
     def _fold(self, session_id: str, record: Record) -> None:
         if isinstance(record, PolicyVersion):
             self.version = record.version
+        elif isinstance(record, Held):
+            self.paused = record.paused
         elif isinstance(record, EnginesSet):
             self.engines = record.urls
         elif isinstance(record, CapacityChanged):
@@ -251,11 +256,15 @@ class Sessions:
         """The trainer's weights advanced; durable, so that a restart does not mislabel tokens."""
         await _carried_through(self._told(PolicyVersion(at=self.now(), version=version)))
 
+    async def set_paused(self, paused: bool) -> None:
+        """Turns are held, or go on; durable, so that a restart in the middle of a weight update holds them too."""
+        await _carried_through(self._told(Held(at=self.now(), paused=paused)))
+
     async def set_engines(self, urls: tuple[str, ...]) -> None:
         """Where the engines are from now on; durable, so that a restart finds them without being told again."""
         await _carried_through(self._told(EnginesSet(at=self.now(), urls=urls)))
 
-    async def _told(self, record: PolicyVersion | EnginesSet) -> None:
+    async def _told(self, record: PolicyVersion | EnginesSet | Held) -> None:
         self.settling += 1
         try:
             await self._append("", record)
@@ -339,6 +348,8 @@ class Sessions:
     def _process(self, now: float) -> list[Record]:
         """What the process was told, as records."""
         said: list[Record] = [PolicyVersion(at=now, version=self.version)]
+        if self.paused:
+            said.append(Held(at=now, paused=True))
         if self.engines is not None:
             said.append(EnginesSet(at=now, urls=self.engines))
         if self.capacity:

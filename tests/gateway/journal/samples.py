@@ -10,6 +10,7 @@ from sandgate.gateway.journal.records import (
     Delivered,
     EnginesSet,
     GroupClosed,
+    Held,
     Intent,
     Leased,
     Nacked,
@@ -102,4 +103,5 @@ EVERY_KIND: dict[str, Record] = {
     ),
     "tasks forgotten": TasksForgotten(at=15.0, upto=1),
     "capacity changed": CapacityChanged(at=16.0, by=-1),
+    "held": Held(at=17.0, paused=True),
 }

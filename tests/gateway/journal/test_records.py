@@ -10,6 +10,7 @@ from sandgate.gateway.journal.records import (
     SCHEMA,
     CapacityChanged,
     EnginesSet,
+    Held,
     TasksForgotten,
     TasksPushed,
     decode,
@@ -17,7 +18,7 @@ from sandgate.gateway.journal.records import (
 )
 from tests.gateway.journal.samples import EVERY_KIND
 
-SINCE = {EnginesSet: 2, TasksPushed: 2, TasksForgotten: 2, CapacityChanged: 3}
+SINCE = {EnginesSet: 2, TasksPushed: 2, TasksForgotten: 2, CapacityChanged: 3, Held: 4}
 
 
 @pytest.mark.parametrize("kind", EVERY_KIND)

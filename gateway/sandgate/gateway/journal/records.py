@@ -13,7 +13,7 @@ import msgspec
 from sandgate.contract.errors import CorruptRecord, NewerRecord
 from sandgate.gateway.conversation.messages import Reply
 
-SCHEMA = 3
+SCHEMA = 4
 """The newest known. A record carries the first schema that knew its kind, so a journal without new kinds stays readable
 for older gateways."""
 
@@ -230,6 +230,19 @@ class CapacityChanged(_Third, frozen=True, kw_only=True, tag="capacity"):
     by: int
 
 
+class _Fourth(_Record, frozen=True, kw_only=True, omit_defaults=False):
+    """Kinds that schema 4 added; their bytes say so."""
+
+    schema: int = 4
+
+
+class Held(_Fourth, frozen=True, kw_only=True, tag="held"):
+    """A weight update holds new turns, or lets them go on: a gateway that is killed in the middle of one must not
+    sample under the old version. Session field of the row is the empty string."""
+
+    paused: bool
+
+
 TASKS = "~tasks"
 """A log of its own, because it is compacted by itself; no session can have this id."""
 
@@ -251,6 +264,7 @@ Record = Union[  # noqa: UP007 - msgspec wants the union as a value
     TasksPushed,
     TasksForgotten,
     CapacityChanged,
+    Held,
 ]
 
 _ENCODER = msgspec.msgpack.Encoder()

@@ -113,11 +113,15 @@ class SqliteStore(WriterStore):
 
     async def aclose(self) -> None:
         """See `Store.aclose`."""
+        self._close_readers()  # first: only the last connection brings the log into the file
         try:
             await super().aclose()
         finally:
-            while self._readers:
-                self._readers.pop().close()
+            self._close_readers()
+
+    def _close_readers(self) -> None:
+        while self._readers:
+            self._readers.pop().close()
 
 
 class _File:

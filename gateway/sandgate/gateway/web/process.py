@@ -25,15 +25,15 @@ async def events(
 
 @router.post("/pause")
 async def pause(core: Front, _: Controller) -> Any:
-    """Hold turns that have not reached the engine."""
-    core.turns.pause()
+    """Hold turns that have not reached the engine; a restart of the gateway does not let them go."""
+    await core.pause()
     return core.status()
 
 
 @router.post("/resume")
 async def resume(core: Front, _: Controller) -> Any:
     """Let held turns go on."""
-    core.turns.resume()
+    await core.resume()
     return core.status()
 
 
