@@ -58,7 +58,7 @@ def traces() -> list[str]:
 @pytest.mark.timeout(300, func_only=True)
 @pytest.mark.parametrize("noted", [True, False], ids=["as it was noted", "when all notes are lost"])
 def test_a_cluster_leaves_nothing(nobody_else: Machines, noted: bool) -> None:
-    nobody_else.up()
+    nobody_else.up(in_memory=True)
     api = nobody_else.api
     with api.namespace("last") as space:
         pods.start(api, space, *(pods.pod(f"p-{name}", nodeName=name) for name in nobody_else.nodes))
@@ -68,6 +68,6 @@ def test_a_cluster_leaves_nothing(nobody_else: Machines, noted: bool) -> None:
     assert any("kubelet" in line for line in seen)  # the search finds what there is
     assert any("sg-n1" in line for line in seen)
     if not noted:
-        shutil.rmtree(STATE)
+        shutil.rmtree(nobody_else.ledger.folder)
     nobody_else.down()
     assert traces() == []

@@ -17,7 +17,7 @@ class Counted:
 
     folder: Path
 
-    def up(self) -> None:
+    def up(self, *, in_memory: bool = False) -> None:
         self.down()
         self.folder.mkdir()
         with (self.folder.parent / "starts").open("a") as file:

@@ -67,7 +67,7 @@ def shared() -> Iterator[Machines]:
             if owner() == "make" and machines.alive():
                 assert machines.healthy(), BROKEN
             elif not (owner() == "tests" and in_use() and machines.healthy()):
-                machines.up()
+                machines.up(in_memory=True)
                 OWNER.write_text(json.dumps("tests"))
             fcntl.flock(users, fcntl.LOCK_SH)
         try:
