@@ -1,0 +1,268 @@
+"""A weight update over gateways and engines, and every place where one of them may fail."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from sandgate.contract.errors import EngineUnavailable, InvalidBody, Unavailable
+from sandgate.gateway.engine.scripted import Player
+from sandgate.gateway.engine.scripted_server import ScriptedServer
+from sandgate.trainer import weights
+from sandgate.trainer.weights import HalfUpdated
+from tests.trainer.world import World
+
+
+class Log:
+    """Gateways and engines that write down what they are told; `fails`: (who, what) that raises."""
+
+    def __init__(self, *fails: tuple[str, str]) -> None:
+        self.fails, self.lines = set(fails), list[str]()
+        self.generations = 0
+        self.gateways = {name: Told(self, name) for name in ("g0", "g1")}
+        self.engines = {name: Told(self, name) for name in ("e0", "e1")}
+
+    def of(self, who: str) -> list[str]:
+        return [what for name, what in map(str.split, self.lines) if name == who]
+
+
+class Told:
+    """One of them."""
+
+    def __init__(self, log: Log, name: str) -> None:
+        self.log, self.name = log, name
+
+    async def _do(self, what: str) -> None:
+        await asyncio.sleep(0)
+        if (self.name, what.split("=", maxsplit=1)[0]) in self.log.fails:
+            raise EngineUnavailable(f"{self.name} is away")
+        self.log.lines.append(f"{self.name} {what}")
+
+    async def pause(self, mode: str = "") -> None:
+        await self._do("pause" + (f"={mode}" if mode else ""))
+
+    async def resume(self) -> None:
+        await self._do("resume")
+
+    async def policy_version(self, version: int) -> None:
+        await self._do(f"version={version}")
+
+    async def update_weight_version(self, version: int | str) -> None:
+        await self._do(f"label={version}")
+
+    async def reset_prefix_cache(self) -> None:
+        await self._do("reset")
+
+    async def reload_weights(self, path: str) -> None:
+        await self._do("reload")
+
+    async def status(self) -> dict[str, object]:
+        return {"engines": [{"in_flight": self.log.generations}]}
+
+
+async def update(log: Log, *, swap: bool = True, mode: weights.Mode = "keep", drain_s: float = 1.0) -> None:
+    async with weights.weight_update(
+        log.gateways, 7, mode=mode, engines=log.engines, drain_s=drain_s
+    ) as found:
+        log.lines.append("t swap")
+        if swap:
+            await found.reload("/weights")
+
+
+async def test_in_order_pause_swap_label_tell_resume() -> None:
+    log = Log()
+    await update(log)
+    assert log.of("g0") == log.of("g1") == ["pause", "version=7", "resume"]
+    assert log.of("e0") == log.of("e1") == ["pause=keep", "reload", "label=7", "reset", "resume"]
+
+    def last(what: str) -> int:
+        return max(at for at, line in enumerate(log.lines) if line.split()[1] == what)
+
+    def first(what: str, who: str) -> int:
+        return min(at for at, line in enumerate(log.lines) if line.startswith(who) and line.endswith(what))
+
+    swap = log.lines.index("t swap")
+    assert last("pause") < first("pause=keep", "e") < swap, "gateways hold before engines pause"
+    assert last("reset") < first("version=7", "g") < last("version=7") < first("resume", "e")
+    assert max(at for at, line in enumerate(log.lines) if line == "e1 resume") < first("resume", "g")
+
+
+GOES_WRONG: dict[
+    str, tuple[set[tuple[str, str]], type[Exception] | None, list[str], dict[str, list[str]]]
+] = {
+    "a gateway that cannot be paused: nothing is swapped, all go on": (
+        {("g1", "pause")},
+        ExceptionGroup,
+        [],
+        {"g0": ["pause", "resume"], "g1": ["resume"], "e0": ["resume"], "e1": ["resume"]},
+    ),
+    "an engine that cannot be paused: nothing is swapped, all go on": (
+        {("e0", "pause")},
+        ExceptionGroup,
+        [],
+        {"g0": ["pause", "resume"], "e0": ["resume"], "e1": ["pause=keep", "resume"]},
+    ),
+    "an engine that does not load: the one that did is labelled, the version stays, all go on": (
+        {("e1", "reload")},
+        ExceptionGroup,
+        [],
+        {
+            "g0": ["pause", "resume"],
+            "e0": ["pause=keep", "reload", "label=7", "reset", "resume"],
+            "e1": ["pause=keep", "resume"],
+        },
+    ),
+    "an engine that dies after the swap: the others go on with the new version, it is named": (
+        {("e1", "label"), ("e1", "resume")},
+        HalfUpdated,
+        ["e1"],
+        {
+            "g0": ["pause", "version=7", "resume"],
+            "e0": ["pause=keep", "reload", "label=7", "reset", "resume"],
+        },
+    ),
+    "an engine whose cache is not cleared stays paused": (
+        {("e0", "reset")},
+        HalfUpdated,
+        ["e0"],
+        {"g0": ["pause", "version=7", "resume"], "e0": ["pause=keep", "reload", "label=7"]},
+    ),
+    "a gateway that dies after the swap: the others go on, it is named, and stays on hold": (
+        {("g0", "version")},
+        HalfUpdated,
+        ["g0"],
+        {
+            "g0": ["pause"],
+            "g1": ["pause", "version=7", "resume"],
+            "e0": ["pause=keep", "reload", "label=7", "reset", "resume"],
+        },
+    ),
+    "a gateway that cannot be let go is named": (
+        {("g1", "resume")},
+        HalfUpdated,
+        ["g1"],
+        {"g0": ["pause", "version=7", "resume"], "g1": ["pause", "version=7"]},
+    ),
+}
+
+
+@pytest.mark.parametrize(("fails", "error", "missed", "told"), GOES_WRONG.values(), ids=GOES_WRONG)
+async def test_a_failure_in_the_middle(
+    fails: set[tuple[str, str]], error: type[Exception], missed: list[str], told: dict[str, list[str]]
+) -> None:
+    log = Log(*fails)
+    with pytest.raises(error) as caught:
+        await update(log)
+    assert sorted(getattr(caught.value, "missed", [])) == missed
+    assert {who: log.of(who) for who in told} == told
+    assert log.lines.count("t swap") == (0 if any(what == "pause" for _, what in fails) else 1)
+
+
+async def test_a_swap_that_raises_leaves_the_version_and_lets_all_go_on() -> None:
+    log = Log()
+    with pytest.raises(ZeroDivisionError):
+        async with weights.weight_update(log.gateways, 7, engines=log.engines):
+            raise ZeroDivisionError
+    assert log.of("g0") == ["pause", "resume"]
+    assert log.of("e0") == ["pause=keep", "resume"]
+
+
+async def test_a_trainer_that_is_cancelled_in_the_swap_leaves_nobody_on_hold() -> None:
+    log, swapping = Log(), asyncio.Event()
+
+    async def train() -> None:
+        async with weights.weight_update(log.gateways, 7, engines=log.engines):
+            swapping.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.ensure_future(train())
+    await swapping.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert log.of("g1") == ["pause", "resume"]
+    assert log.of("e1") == ["pause=keep", "resume"]
+
+
+async def test_wait_waits_until_no_generation_runs() -> None:
+    log = Log()
+    log.generations = 3
+    waiting = asyncio.ensure_future(update(log, mode="wait", drain_s=60.0))
+    while log.of("g1") != ["pause"]:  # noqa: ASYNC110 - it has no event
+        await asyncio.sleep(0)
+    assert not log.of("e0")
+    log.generations = 0
+    await waiting
+    assert log.of("e0")[0] == "pause=wait"
+
+
+async def test_generations_that_do_not_end_are_an_error_before_the_swap() -> None:
+    log = Log()
+    log.generations = 1
+    with pytest.raises(Unavailable, match="generations still run after 0 s"):
+        await update(log, mode="wait", drain_s=0.0)
+    assert log.of("t") == []
+    assert log.of("g0") == ["pause", "resume"]
+
+
+@pytest.mark.parametrize("version", [-1, 2**31])
+async def test_a_version_that_no_gateway_takes_is_refused_before_anybody_is_paused(version: int) -> None:
+    log = Log()
+    with pytest.raises(InvalidBody, match=r"version: .* is not in"):
+        async with weights.weight_update(log.gateways, version):
+            pytest.fail("swapped")
+    assert log.lines == []
+
+
+# -- on the real gateways ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    async with World() as found:
+        yield found
+
+
+async def test_a_gateway_that_is_killed_in_the_middle_is_on_hold_until_the_update_is_made_again(
+    world: World,
+) -> None:
+    fleet = world.fleet()
+    with pytest.raises(HalfUpdated) as caught:
+        async with fleet.weight_update(1):
+            await world.sites["g1"].stop()
+    assert sorted(caught.value.missed) == ["g1"]
+    assert await fleet.version() == 1, "the weights are the new ones"
+    await world.sites["g1"].start()
+    found = await fleet.progress()
+    assert found.paused == ("g1",), "it was told nothing, and samples nothing"
+    async with fleet.weight_update(1):
+        pass
+    assert (await fleet.progress()).paused == ()
+    assert {one["policy_version"] for one in (await fleet.status()).values()} == {1}
+
+
+async def test_a_trainer_that_dies_in_the_middle_leaves_agents_on_hold_for_the_next(world: World) -> None:
+    for admin in world.admins.values():
+        await admin.pause()
+    await world.restart("g0")
+    nxt = world.fleet()
+    assert (await nxt.progress()).paused == ("g0", "g1")
+    async with nxt.weight_update(await nxt.version() + 1):
+        pass
+    assert (await nxt.progress()).paused == ()
+
+
+async def test_engines_are_paused_labelled_and_let_go_over_http(world: World) -> None:
+    players = [Player(lambda ids, number: [1]) for _ in range(2)]
+    async with ScriptedServer(players[0]) as one, ScriptedServer(players[1]) as two:
+        fleet = world.fleet()
+        async with fleet.weight_update(3, mode="abort", engines=[one.url, two.url]) as found:
+            assert [player.paused for player in players] == [True, True]
+            await found.reload("/weights/3")
+        assert [player.paused for player in players] == [False, False]
+        async with weights.controls([one.url, two.url]) as controls:
+            said = [await control.weight_versions() for control in controls.values()]  # type: ignore[attr-defined]
+        assert said == [["3"], ["3"]]
+    assert fleet.counters.weight_updates == 1
