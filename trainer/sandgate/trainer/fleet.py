@@ -261,23 +261,28 @@ class AsyncFleet:
     async def commit(self, note: Note) -> None:
         """The checkpoint with this note is durable: acknowledge its groups, and no others. Raises Unavailable if a
         gateway does not answer; its groups stay in the next note."""
+        for error in await self._commit_all(note):
+            raise error
+
+    async def _commit_all(self, note: Note) -> list[BaseException]:
+        """What the gateways said to those that are not acknowledged now."""
         mine = [one for one in entries(note) if one.lease in self._ledger.entries]
         said = await asyncio.gather(*map(self._commit, mine), return_exceptions=True)
-        for error in said:
-            if isinstance(error, BaseException):
-                raise error
+        self.counters.acked += said.count(True)
+        return [error for error in said if isinstance(error, BaseException)]
 
-    async def _commit(self, entry: Entry) -> None:
+    async def _commit(self, entry: Entry) -> bool:
         if entry.lease not in self._leased:
             log.warning("lease %s is of gateway %s, which is not here", entry.lease, entry.gateway)
-            return
+            return False
         try:
             await self.ack(Lease(entry.lease, 0.0, entry.sessions, ()))
-            self.counters.acked += 1
+            return True
         except NotFound:  # acknowledged, and forgotten by its gateway
             self._settled(entry.lease)
         except Conflict as error:
             log.warning("lease %s was trained on, but is not acknowledged: %s", entry.lease, error)
+        return False
 
     async def resume_from(self, note: Note) -> None:
         """First thing after a restart, with the note of the checkpoint that was loaded: what it holds is acknowledged,
@@ -290,10 +295,11 @@ class AsyncFleet:
             self._ledger.entries[entry.lease] = entry
             if entry.gateway in self.clients:
                 self._leased[entry.lease] = entry.gateway
-        try:
-            await self.commit(note)
-        except Unavailable as error:
+        before = self.counters.acked
+        for error in await self._commit_all(note):
             log.warning("what the checkpoint holds is acknowledged later: %s", error)
+        self.counters.repeated += self.counters.acked - before
+        self.counters.acked = before
 
     # -- tasks --------------------------------------------------------------------------------------------------------
 
