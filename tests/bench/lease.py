@@ -226,8 +226,9 @@ TITLE = "Trajectories to a trainer"
 HEAD = f"""\
 10,000 finished trajectories of {TOKENS} tokens ({TURNS} turns of {SAMPLED} sampled tokens; groups of 8) lie in the
 journal of a gateway, on disk. A trainer leases all of them as Arrow over HTTP on loopback, decodes them into arrays and
-acknowledges each lease, durably. MB are 10^6 bytes of token arrays (ids, logprobs, mask, versions): about 13 a response token.
-"Of one core": bytes by the CPU time that the process took. Peak RSS is the trainer's whole process, libraries included.
+acknowledges each lease, durably. MB are 10^6 bytes of token arrays (ids, logprobs, mask, versions): 13 a response
+token. "Of one core": bytes by the CPU time that the process took. Peak RSS is the trainer's whole process, libraries
+included; a lease that it holds is part of it.
 
 Made by `python -m tests.bench.lease --write`.
 
