@@ -76,7 +76,7 @@ def line(one: dict[str, Any]) -> str:
 async def train(told: argparse.Namespace, served: dict[str, Any], view: View) -> int:
     """Run the trainer to its end; again if it was killed. Its exit code."""
     words = [sys.executable, str(HERE / "train.py"), "--out", str(told.out), "--steps", str(told.steps)]
-    words += ["--seed", str(told.seed), "--ahead", str(told.ahead), "--save-every", str(told.save_every)]
+    words += ["--seed", str(told.seed), "--ahead", str(told.ahead), *told.further]
     env = {**os.environ, "SHOP_RL_SERVED": json.dumps(served), "HF_HUB_OFFLINE": "1"}
     env |= {"TRL_EXPERIMENTAL_SILENCE": "1", "OMP_NUM_THREADS": "1"}
     for _ in range(RESTARTS_MAX):
@@ -134,10 +134,10 @@ def main() -> None:
     parser.add_argument(
         "--ahead", type=int, default=0, help="1: sample the next batch while this one is trained"
     )
-    parser.add_argument("--save-every", type=int, default=1, help="steps between checkpoints")
     parser.add_argument("--engine-url", help="use this vLLM; it must serve examples/shop/model as `shop`")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
-    told = parser.parse_args()
+    told, further = parser.parse_known_args()  # the rest is train.py's
+    told.further = further
     told.out = told.out.absolute()
     told.out.mkdir(parents=True, exist_ok=True)
     began = time.time()
@@ -165,10 +165,14 @@ def main() -> None:
         return
     for text in curve.curve(story.solved):
         print(text)
+    if found["points"] is not None:
+        before, after = found["solved_before"], found["solved_after"]
+        print(
+            f"solved {before:.0%} -> {after:.0%} ({found['points']:+.0f} points) in {found['train_s']:.0f} s"
+        )
     print(
-        f"solved {found['solved_before']:.0%} -> {found['solved_after']:.0%} ({found['points']:+.0f} points) in"
-        f" {found['train_s']:.0f} s of training; captured logprobs within"
-        f" {found['logprob_difference_max']:.1e} of the trainer's own. Curve: {told.out / 'reward.png'}"
+        f"captured logprobs are within {found['logprob_difference_max']:.1e} of the trainer's own;"
+        f" curve: {told.out / 'reward.png'}"
     )
 
 

@@ -306,6 +306,17 @@ def test_prompts_that_are_no_tasks_are_named(make: Any) -> None:
         make(agent=None).rollouts.__class__(fleet({"g": "http://g"}, "k"), [*TASKS, TASKS[0]], job="j")
 
 
+def test_without_an_agent_the_jobs_operator_is_given_the_tasks_and_told_the_end(make: Any) -> None:
+    made = make({"max_steps": 1}, agent=None, wait_s=0.3)
+    with made.rollouts:
+        made.rollouts.attach(made.trainer)
+        with pytest.raises(Unavailable, match="2 of 2 groups are not there"):
+            made.trainer.train()
+        made.rollouts.end_job()
+        with pytest.raises(Conflict, match="last"):
+            made.trainer.train()
+
+
 def test_evaluation_is_neither_trained_on_nor_offered_again(make: Any) -> None:
     made = make({"per_device_eval_batch_size": BATCH, "num_generations_eval": SAMPLES})
     made.trainer.eval_dataset = made.rollouts.dataset().select(range(2))

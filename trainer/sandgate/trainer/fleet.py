@@ -186,9 +186,11 @@ class AsyncFleet:
         max_groups: int = 1,
         max_tokens: int | None = None,
         ttl_s: float = leasing.TTL_S,
+        lease_id: str = "",
     ) -> Lease | None:
-        """Of the first gateway, in turn, that has any. Raises Unavailable only if none answers for a while."""
-        asked = leasing.lease(job or self.job or None, max_groups, max_tokens, ttl_s)
+        """Of the first gateway, in turn, that has any. Raises Unavailable only if none answers for a while. `lease_id`:
+        a new id (`leasing.new_id`), for whoever must know it even if the answer never arrives."""
+        asked = leasing.lease(job or self.job or None, max_groups, max_tokens, ttl_s, lease_id)
         clock = asyncio.get_running_loop().time
         give_up = clock() + self._away_s
         while True:

@@ -16,13 +16,20 @@ LEASE_HEADER, UNTIL_HEADER = "x-sandgate-lease", "x-sandgate-lease-until"
 """Where an Arrow answer says what JSON says in its body."""
 
 
-def lease(job: str | None, max_groups: int, max_tokens: int | None, ttl_s: float) -> Call[Lease | None]:
+def new_id() -> str:
+    """Of a lease."""
+    return f"l-{uuid.uuid4().hex[:24]}"
+
+
+def lease(
+    job: str | None, max_groups: int, max_tokens: int | None, ttl_s: float, lease_id: str = ""
+) -> Call[Lease | None]:
     """One lease, under an id of its own: sent again because the answer was lost, it gives the same groups."""
     body: dict[str, Any] = {"job": job, "max_groups": max_groups, "max_tokens": max_tokens, "ttl_s": ttl_s}
     return Call(
         method="POST",
         path="/v1/leases",
-        json=body | {"whole_groups": True, "lease_id": f"l-{uuid.uuid4().hex[:24]}"},
+        json=body | {"whole_groups": True, "lease_id": lease_id or new_id()},
         headers={"accept": f"{ARROW}, application/json;q=0.9"},
         read=_read,
     )

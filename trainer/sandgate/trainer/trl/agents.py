@@ -10,7 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
-from sandgate.contract.errors import FAILURE_CLASS, FailureClass, FailureReason, SandgateError, Unavailable
+from sandgate.contract.errors import (
+    FAILURE_CLASS,
+    Conflict,
+    FailureClass,
+    FailureReason,
+    SandgateError,
+    Unavailable,
+)
 from sandgate.contract.job import Task
 from sandgate.contract.names import session_id, short_hash
 from sandgate.contract.session import SessionHandle, finite
@@ -93,11 +100,12 @@ class Inline:
         """uid -> sample -> sessions of a trainer that is gone."""
         self._listener: Listener | None = None
 
-    async def look(self) -> None:
-        """What earlier processes left at the gateways."""
+    async def look(self, wanted: Callable[[str], bool]) -> None:
+        """What earlier processes left at the gateways, of the groups that are `wanted`."""
         async for one in self._fleet.sessions():
-            samples = self._earlier.setdefault(str(one.get("uid") or ""), {})
-            samples.setdefault(int(one.get("sample_index") or 0), []).append(one)
+            if wanted(uid := str(one.get("uid") or "")):
+                samples = self._earlier.setdefault(uid, {})
+                samples.setdefault(int(one.get("sample_index") or 0), []).append(one)
 
     async def start(self, tasks: Sequence[Task], n: int) -> None:
         """See Driver."""
@@ -149,6 +157,11 @@ class Inline:
         """Whether a session of it counts in the end."""
         earlier = self._earlier.get(task.uid, {}).get(sample, [])
         for one in earlier:
+            if one.get("committed"):
+                raise Conflict(
+                    f"group {task.uid!r} was trained on and acknowledged: the checkpoint is older than that;"
+                    " give the run another name (run=)"
+                )
             if one["state"] == "finalized" and one.get("failure_class") != FailureClass.INFRA.value:
                 return True
         first = max((int(one.get("attempt") or 0) + 1 for one in earlier), default=0)
@@ -217,11 +230,17 @@ class Inline:
 
 @asynccontextmanager
 async def inline(
-    fleet: AsyncFleet, agent: Agent, *, job: str, options: dict[str, Json], parallel: int = PARALLEL
+    fleet: AsyncFleet,
+    agent: Agent,
+    *,
+    job: str,
+    options: dict[str, Json],
+    wanted: Callable[[str], bool],
+    parallel: int = PARALLEL,
 ) -> AsyncIterator[Inline]:
-    """Ready to start groups; knows what an earlier process finished."""
+    """Ready to start groups; knows what an earlier process finished of those that are `wanted`, by uid."""
     made = Inline(fleet, agent, job=job, options=options, parallel=parallel)
-    await made.look()
+    await made.look(wanted)
     try:
         yield made
     finally:

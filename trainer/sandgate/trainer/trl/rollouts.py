@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from itertools import cycle, islice
@@ -79,6 +80,8 @@ class Rollouts:
         self._rounds: Rounds | None = None
         self._weights: Weights | None = None
         self._last = Round(-1)
+        self._evaluated = secrets.randbelow(900) * 1_000
+        """Number of the last evaluation's call; begins anywhere, so that no two processes use the same names."""
         self._shift: int | None = None
         """Versions minus optimizer steps."""
         self._upcoming: Iterator[list[Task]] = iter(())
@@ -101,11 +104,18 @@ class Rollouts:
     def __enter__(self) -> Self:
         self._background.__enter__()
         try:
-            self._fleet = self._background.call(self._stack.enter_async_context(self._connection))
+            self._fleet = self._background.call(self._connect())
         except BaseException:
             self._background.__exit__(None, None, None)
             raise
         return self
+
+    async def _connect(self) -> AsyncFleet:
+        found = await self._stack.enter_async_context(self._connection)
+        await self._stack.enter_async_context(
+            found.beating()
+        )  # a long step must not look like a trainer that died
+        return found
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -142,8 +152,10 @@ class Rollouts:
 
     def _round(self, trainer: Any, *, training: bool) -> Round:
         step = int(trainer.state.global_step)
-        again = (self._last.step, self._last.training) == (step, training)
-        self._last = Round(step, self._last.call + 1 if again else 0, training)
+        if not training:  # never the same again: an evaluation is not resumed
+            self._evaluated += 1
+            return Round(step, self._evaluated, training=False)
+        self._last = Round(step, self._last.call + 1 if self._last.step == step else 0)
         return self._last
 
     def _tasks_of(self, prompts: list[Any], n: int) -> list[Task]:
@@ -210,6 +222,10 @@ class Rollouts:
         self._weights.save(trainer.accelerator.unwrap_model(trainer.model), version)
         self._background.call(self._weights.publish(self._connected, version))
 
+    def end_job(self) -> None:
+        """No more tasks will be pushed: a job whose operator runs the agents completes."""
+        self._background.call(self._connected.push_tasks([], last=True))
+
     def version(self, trainer: Any) -> int:
         """The policy version of the trainer's weights: `global_step`, shifted when a run goes on, so that no version
         ever means two weights: a trainer that was killed may have published newer ones than its checkpoint has."""
@@ -243,7 +259,12 @@ class Rollouts:
         if self._agent is not None:
             driver = await self._stack.enter_async_context(
                 inline(
-                    self._connected, self._agent, job=self.job, options=self._session, parallel=self._parallel
+                    self._connected,
+                    self._agent,
+                    job=self.job,
+                    options=self._session,
+                    wanted=lambda uid: (found := Round.of(self.run, uid)) is not None and found.step >= step,
+                    parallel=self._parallel,
                 )
             )
         rounds = Rounds(self._connected, driver, job=self.job, run=self.run, leases=leases, ttl_s=self._ttl_s)

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from sandgate.contract.errors import Conflict, NotFound, Unavailable
 from sandgate.contract.job import Task
 from sandgate.contract.trajectory import Trajectory
 from sandgate.gateway.client import Lease
+from sandgate.trainer import leasing
 from sandgate.trainer.fleet import AsyncFleet
 from sandgate.trainer.keeping import Hold
 from sandgate.trainer.trl.agents import Driver
@@ -25,6 +27,8 @@ TTL_S = 300.0
 """Of a lease, which is renewed while this process lives; so long another trainer waits for the groups of a dead one."""
 POLL_S = 0.5
 """Between two questions for a group while there is none; agents here say at once when one is whole."""
+STOP_S = 10.0
+"""For the answer to a lease that was asked for, at the end."""
 STRANGERS_MAX = 64
 """Groups of other runs of the same job that are held; more means that two trainers share a job by mistake."""
 
@@ -97,6 +101,7 @@ class Rounds:
         self._change = asyncio.Condition()
         self._nudge = asyncio.Event()
         self._error: BaseException | None = None
+        self._over, self._stopped = False, asyncio.Event()
 
     async def begin(self, step: int) -> None:
         """`step`: optimizer steps in the checkpoint. What a dead trainer had on lease is offered again at once."""
@@ -154,15 +159,23 @@ class Rounds:
             self._used.remove(one)
 
     async def give_back(self) -> None:
-        """What was leased and is in no checkpoint. Of no use to this process any more."""
+        """What was leased and is in no checkpoint; nothing is leased any more."""
+        self._over = True
+        self._nudge.set()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STOP_S):  # a lease that is being made would be nobody's
+                await self._stopped.wait()
         held = [one.lease for one in (*self._used, *self._ready.values()) if one.lease is not None]
         held += [lease for lease, _ in self._strangers]
         for lease in held:
             try:
                 await self._fleet.nack(lease)
-            except (NotFound, Conflict, Unavailable) as error:
+            except (NotFound, Conflict) as error:
                 log.info("lease %s: %s", lease.lease_id, error)
-        self._leases.change(drop=[lease.lease_id for lease in held])
+            except Unavailable as error:  # they end by themselves
+                log.warning("leases are not given back: %s", error)
+                return
+        self._leases.change(drop=list(self._leases.ids))
 
     async def nothing(self, uid: str) -> None:
         """No session of the group counted: it is empty, and will not be offered."""
@@ -174,22 +187,33 @@ class Rounds:
         self._nudge.set()
 
     async def collect(self) -> None:
-        """Lease what becomes whole, for as long as there is something to wait for. Runs until it is cancelled."""
+        """Lease what becomes whole, for as long as there is something to wait for. Runs until it is cancelled, or
+        everything is given back."""
+        name = ""
         try:
-            while True:
+            while not self._over:
                 if not self._wanted:
                     await self._nudge.wait()
+                if self._over:
+                    break
                 self._nudge.clear()
+                if (
+                    not name
+                ):  # written first: a trainer that is killed before the answer has leased all the same
+                    name = leasing.new_id()
+                    self._leases.change(add=name)
                 asked_at = self._fleet.keeper.clock()
-                lease = await self._fleet.lease(job=self._job, max_groups=1, ttl_s=self._ttl_s)
+                lease = await self._fleet.lease(job=self._job, max_groups=1, ttl_s=self._ttl_s, lease_id=name)
                 if lease is not None:
-                    self._leases.change(add=lease.lease_id)
+                    name = ""
                     await self._took(lease, self._fleet.keeper.hold(lease.lease_id, self._ttl_s, asked_at))
                     self._nudge.set()
                 else:
                     await self._rest()
         except Exception as error:  # noqa: BLE001 - raised to whoever waits for a group
             await self.fail(error)
+        finally:
+            self._stopped.set()
 
     async def fail(self, error: BaseException) -> None:
         """Nobody need wait any longer."""
