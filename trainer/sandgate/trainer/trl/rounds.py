@@ -101,7 +101,7 @@ class Rounds:
         self._change = asyncio.Condition()
         self._nudge = asyncio.Event()
         self._error: BaseException | None = None
-        self._over, self._stopped = False, asyncio.Event()
+        self._over, self._stopped = asyncio.Event(), asyncio.Event()
 
     async def begin(self, step: int) -> None:
         """`step`: optimizer steps in the checkpoint. What a dead trainer had on lease is offered again at once."""
@@ -160,7 +160,7 @@ class Rounds:
 
     async def give_back(self) -> None:
         """What was leased and is in no checkpoint; nothing is leased any more."""
-        self._over = True
+        self._over.set()
         self._nudge.set()
         with suppress(TimeoutError):
             async with asyncio.timeout(STOP_S):  # a lease that is being made would be nobody's
@@ -191,10 +191,10 @@ class Rounds:
         everything is given back."""
         name = ""
         try:
-            while not self._over:
+            while not self._over.is_set():
                 if not self._wanted:
                     await self._nudge.wait()
-                if self._over:
+                if self._over.is_set():
                     break
                 self._nudge.clear()
                 if (
