@@ -104,7 +104,7 @@ def test_a_container_that_is_killed_ends_with_137(cluster: Cluster) -> None:
     node = cluster.machines.nodes["n2"]
     with cluster.namespace("killed") as space:
         pods.start(cluster, space, pods.pod("p", nodeName="n2"))
-        node.kill_container(
+        assert node.kill_container(
             pods.running(cluster, space, "p")["status"]["containerStatuses"][0]["containerID"]
         )
         how = pods.ended(cluster, space, "p")

@@ -25,7 +25,7 @@ from tests.cluster.e2e.chaos.agent import TURNS
 from tests.cluster.e2e.chaos.blows import BLOWS, own_engine
 from tests.cluster.e2e.chaos.books import Policy, Script, Truth, check
 from tests.cluster.e2e.chaos.job import SAMPLES, TASKS, Round, round_of
-from tests.cluster.e2e.world import SHOP, World, conditions, gpu_node_for_gpus, vllm_engine
+from tests.cluster.e2e.world import SHOP, World, conditions, fresh_operators, gpu_node_for_gpus, vllm_engine
 from tests.cluster.harness import volumes
 from tests.e2e.truth import Parity
 from tests.support.vllm import engine_python
@@ -55,6 +55,7 @@ async def test_a_job_lives_through_the_death_of(world: World, blow: str, number:
     chance = random.Random(f"{SEED} {blow} {number}")
     hit, times = BLOWS[blow]
     due = sorted(ASKED * chance.uniform(BEGIN, END) for _ in range(times))
+    await asyncio.to_thread(fresh_operators, world)
     with round_of(world, tmp_path / "book") as here:
         before = await asyncio.to_thread(here.objects)
         await asyncio.to_thread(here.begin)

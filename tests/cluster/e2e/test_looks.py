@@ -274,7 +274,7 @@ def kill(shop: Shop, pod: str) -> None:
     cluster = shop.world.cluster
     found = pods.look(cluster, shop.namespace, pod)
     (status,) = found["status"]["containerStatuses"]
-    cluster.machines.nodes[found["spec"]["nodeName"]].kill_container(status["containerID"])
+    assert cluster.machines.nodes[found["spec"]["nodeName"]].kill_container(status["containerID"])
 
 
 async def test_all_are_committed_in_the_end(shop: Shop) -> None:

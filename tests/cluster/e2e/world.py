@@ -135,6 +135,15 @@ def all_ready(world: World) -> bool:
     return len(pods) == 2 and all(is_ready(pod) for pod in pods)
 
 
+def fresh_operators(world: World) -> None:
+    """Ready, and none that was killed before: the kubelet would wait longer and longer with its next life."""
+    for pod in world.operators():
+        if any(one["restartCount"] for one in pod["status"].get("containerStatuses", ())):
+            name = pod["metadata"]["name"]
+            world.cluster.kubectl("delete", "pod", name, "-n", SYSTEM, "--grace-period=0", "--force")
+    until_now(lambda: all_ready(world), what="fresh replicas of the operator are ready", within_s=READY_S)
+
+
 def is_ready(pod: Mapping[str, Any]) -> bool:
     return any(
         one["type"] == "Ready" and one["status"] == "True" for one in pod["status"].get("conditions", ())

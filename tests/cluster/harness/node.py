@@ -107,9 +107,10 @@ class Node:
         """SIGKILL to one daemon of the node: containerd, kubelet, kube-proxy, netpol, fake-gpu-plugin."""
         self.ledger.kill(f"{program}-{self.name}")
 
-    def kill_container(self, container: str) -> None:
-        """SIGKILL to process 1 of a container, by `containerID` as in a pod's status."""
-        self.run(*self._ctr("tasks", "kill", "-s", "SIGKILL", container.removeprefix("containerd://")))
+    def kill_container(self, container: str) -> bool:
+        """SIGKILL to process 1 of a container, by `containerID` as in a pod's status. False: it had ended by itself."""
+        name = container.removeprefix("containerd://")
+        return self._succeeds(*self._ctr("tasks", "kill", "-s", "SIGKILL", name))
 
     def run(self, *argv: str, check: bool = True) -> str:
         """Run a command inside; what it printed."""

@@ -6,8 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from sandgate.contract.names import gateway_name
-from tests.cluster.e2e.chaos.job import ENGINE, GATEWAYS, NAME, Round
+from tests.cluster.e2e.chaos.job import ENGINE, Round
 from tests.cluster.e2e.world import SYSTEM
 from tests.cluster.harness import network
 from tests.cluster.harness.machines import Machines
@@ -39,9 +38,16 @@ def kill_pod(at: Round, namespace: str, pod: Pod, chance: random.Random) -> str:
 
 
 def kill_containers(at: Round, pod: Pod) -> None:
-    for one in pod["status"].get("containerStatuses", ()):
-        if "running" in one["state"]:
-            machines(at).nodes[pod["spec"]["nodeName"]].kill_container(one["containerID"])
+    """As the pod is now: its status is behind where the last blow was a moment ago, and then the next life is hit."""
+    meta = pod["metadata"]
+
+    def hit() -> bool:
+        now = at.world.get("pod", meta["namespace"], meta["name"])
+        node = machines(at).nodes[now["spec"]["nodeName"]]
+        containers = [one for one in now["status"].get("containerStatuses", ()) if "running" in one["state"]]
+        return any(node.kill_container(one["containerID"]) for one in containers)
+
+    until_now(hit, what=f"a container of {meta['name']} runs", within_s=APPEARS_S)
 
 
 def running(at: Round, labels: str) -> list[Pod]:
@@ -70,14 +76,21 @@ def operator(at: Round, chance: random.Random) -> str:
 
 
 def leader(at: Round, chance: random.Random) -> str:
-    name = at.world.leader()
-    pod = next(one for one in at.world.operators() if one["metadata"]["name"] == name)
-    return kill_pod(at, SYSTEM, pod, chance)
+    found: list[Pod] = []
+
+    def leads() -> bool:
+        """The Lease is held by a pod that is there: after a blow it may be a dead one's for a while."""
+        name = at.world.leader()
+        found[:] = [one for one in at.world.operators() if one["metadata"]["name"] == name]
+        return bool(found)
+
+    until_now(leads, what="an operator leads", within_s=APPEARS_S)
+    return kill_pod(at, SYSTEM, found[0], chance)
 
 
 def gateway(at: Round, chance: random.Random) -> str:
-    name = gateway_name(NAME, chance.randrange(GATEWAYS))
-    return kill_pod(at, at.namespace, at.world.get("pod", at.namespace, name), chance)
+    pods = sorted(running(at, "sandgate.dev/role=gateway"), key=lambda one: str(one["metadata"]["name"]))
+    return kill_pod(at, at.namespace, chance.choice(pods), chance)
 
 
 def agent(at: Round, chance: random.Random) -> str:
