@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+import signal
 import sys
 from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import AsyncIterator
@@ -17,6 +19,7 @@ from sandgate.gateway.engine.control import EngineControl
 from sandgate.operator.drivers.local import load_job
 from sandgate.operator.drivers.serve import Served, serve_local
 from sandgate.trainer.fleet import fleet
+from tests.e2e.test_resume import of_run
 from tests.e2e.truth import TOLERANCE
 from tests.support.vllm import Vllm
 from tests.support.waiting import until
@@ -158,6 +161,30 @@ def _versions(rounds: list[dict[str, Any]]) -> None:
         known = {version for row in one["sandgate_versions"] for version in row} - {-1}
         assert max(known) <= one["sandgate_version"], "nothing is from the future"
         assert min(known) >= first[max(0, one["step"] - 1)], "begun one step before, at the earliest"
+
+
+async def test_the_demo_starts_a_killed_trainer_again_and_draws_the_curve(
+    engine: str, tmp_path: Path
+) -> None:
+    words = [str(EXAMPLE / "demo.py"), "--out", str(tmp_path), "--engine-url", engine, "--steps", "2"]
+    words += ["--batch", "16", "--samples", "4", "--no-evaluate", "--json"]
+    demo = await start(words)
+
+    async def trained() -> bool:
+        assert demo.returncode is None, (await demo.communicate())[0].decode()[-4_000:]
+        return (
+            '"solved"' in (tmp_path / "steps.jsonl").read_text()
+            if (tmp_path / "steps.jsonl").exists()
+            else False
+        )
+
+    await until(trained, what="a step is trained", within_s=WITHIN_S, every_s=0.1)
+    (trainer,) = (pid for pid, line in of_run(tmp_path) if "train.py" in line)
+    os.kill(trainer, signal.SIGKILL)
+    said = json.loads((await end(demo)).splitlines()[-1])
+    assert (said["done"], said["steps"], said["trainer_starts"]) == (True, 2, 2)
+    assert said["logprob_difference_max"] < TOLERANCE
+    assert (tmp_path / "reward.png").read_bytes().startswith(b"\x89PNG")
 
 
 async def test_the_pages_program_prints_what_it_shows(engine: str, tmp_path: Path) -> None:

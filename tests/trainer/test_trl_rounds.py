@@ -105,7 +105,6 @@ async def trainer(
 
 @asynccontextmanager
 async def _collecting(fleet: AsyncFleet, driver: Driver, folder: Path, begun: int) -> AsyncIterator[Trainer]:
-    folder.mkdir(exist_ok=True)
     rounds = Rounds(
         fleet, driver, job=fleet.job, run=RUN, leases=LeaseFile(folder / "leases.json"), ttl_s=60.0
     )

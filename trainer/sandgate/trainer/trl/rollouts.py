@@ -244,7 +244,6 @@ class Rollouts:
         """At the first call, when the trainer knows the step it resumes from."""
         if self._rounds is None:
             leases = LeaseFile(Path(trainer.args.output_dir) / LEASES)
-            leases.path.parent.mkdir(parents=True, exist_ok=True)
             self._rounds = self._background.call(self._begin(leases, int(trainer.state.global_step)))
         return self._rounds
 

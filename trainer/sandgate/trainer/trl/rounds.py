@@ -66,6 +66,7 @@ class LeaseFile:
             self.ids[add] = None
         for one in drop:
             self.ids.pop(one, None)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         part = self.path.with_name(f".{self.path.name}.part")
         part.write_text(json.dumps(list(self.ids)))
         os.replace(part, self.path)
