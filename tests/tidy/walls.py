@@ -70,7 +70,8 @@ PURE_IN_SHELL = (
 IMPURE = frozenset(
     "asyncio threading multiprocessing concurrent subprocess signal select selectors socket ssl http urllib.request"
     " time random secrets uuid os shutil tempfile sqlite3 logging"
-    " aiohttp httpx requests anyio uvicorn uvloop fastapi starlette prometheus_client kopf kubernetes websocket ray".split()
+    " aiohttp httpx requests anyio uvicorn uvloop fastapi starlette prometheus_client kopf kubernetes"
+    " websocket ray".split()
 )
 """What a pure module may not import: clocks, chance, files and sockets arrive as arguments."""
 
