@@ -10,53 +10,66 @@ are published: so there are trajectories that span an update, whatever the machi
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import sys
 import threading
 from pathlib import Path
 from typing import Any
 
+from sandgate.contract.names import session_id
+from sandgate.trainer.trl.names import Round
+
+ATTEMPTS = 10
+"""More than a sample ever has."""
 HELD_S = 20.0
 """At most, so that a held session cannot stop the run."""
 
 
 class Held:
-    """Counts publications; a session waits for the next one before its second request."""
+    """A session waits for the next publication before its second request, unless the trainer waits for it."""
 
-    def __init__(self, free: int) -> None:
-        self._free = free
-        """The first sessions are never held: their round is waited for before anything else is published."""
+    def __init__(self) -> None:
         self._published = 0
         self._change = threading.Condition()
         self._requests: dict[str, int] = {}
         self._began: dict[str, int] = {}
+        self._free: set[str] = set()
 
     def published(self) -> None:
         with self._change:
             self._published += 1
             self._change.notify_all()
 
-    def __call__(self, request: Any) -> None:
-        key = request.headers["authorization"]
+    def free(self, sessions: set[str]) -> None:
         with self._change:
-            count = self._requests[key] = self._requests.get(key, 0) + 1
-            began = self._began.setdefault(key, self._published)
-            late = list(self._requests).index(key) >= self._free
-            if late and count == 2:
-                self._change.wait_for(lambda: self._published > began, HELD_S)
+            self._free |= sessions
+            self._change.notify_all()
+
+    def __call__(self, request: Any) -> None:
+        session = request.url.path.split("/")[2]
+        with self._change:
+            count = self._requests[session] = self._requests.get(session, 0) + 1
+            began = self._began.setdefault(session, self._published)
+            if count == 2:
+                self._change.wait_for(lambda: self._published > began or session in self._free, HELD_S)
 
 
 def train(record: Path) -> None:
     import train as program  # type: ignore[import-not-found, unused-ignore]  # of examples/shop-rl
 
-    held = Held(free=int(sys.argv[sys.argv.index("--batch") + 1]))
+    held = Held()
     program.HTTP.event_hooks = {"request": [held]}
 
     class Recorded(program.Rollouts):  # type: ignore[misc, name-defined, unused-ignore]
         def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
+            n, step = trainer.num_generations, trainer.state.global_step
+            named = Round(step).tasks(self.run, self._tasks_of(prompts, n))
+            at = itertools.product(named, range(n), range(ATTEMPTS))
+            held.free({session_id(program.JOB, task.uid, sample, attempt) for task, sample, attempt in at})
             out: dict[str, Any] = super().__call__(prompts, trainer)
             with record.open("a") as file:
-                file.write(json.dumps({"step": trainer.state.global_step, **out}) + "\n")
+                file.write(json.dumps({"step": step, **out}) + "\n")
             return out
 
         def publish(self, trainer: Any) -> None:

@@ -111,11 +111,11 @@ async def killed(run: Run, process: asyncio.subprocess.Process) -> None:
     await end(process, code=-9)
 
 
-async def uncommitted(served: Served) -> list[str]:
-    """Finished sessions whose trajectories nobody acknowledged."""
+async def uncommitted(served: Served) -> list[dict[str, Any]]:
+    """Finished sessions whose trajectories nobody acknowledged; attempts that infrastructure broke never are."""
     async with fleet(served.origins, served.key, job="shop-rl") as gateways:
         ended = [one async for one in gateways.sessions() if one["state"] == "finalized"]
-    return [one["session_id"] for one in ended if not one["committed"]]
+    return [one for one in ended if not one["committed"] and one.get("failure_class") != "infra"]
 
 
 async def test_a_trainer_that_is_killed_trains_no_group_twice_on_tokens_with_their_true_versions_and_logprobs(
