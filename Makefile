@@ -88,9 +88,10 @@ cluster-down: venv
 cluster-build: venv
 	@$(BIN)/python -m tests.cluster.harness build $(PARTS)
 
-## make chaos [TIMES=10] [T=...]  kills operators, gateways, agents, nodes, engines, etcd, API servers under jobs in the test cluster
+## make chaos [TIMES=10] [KINDS="node etcd"]  kills operators, gateways, agents, nodes, engines, etcd, API servers under jobs in the test cluster
 .PHONY: chaos
 chaos: export SANDGATE_CHAOS_TIMES := $(or $(TIMES),10)
+chaos: export SANDGATE_CHAOS_KINDS := $(KINDS)
 chaos: venv
 	$(BIN)/pytest -s tests/cluster/e2e/test_chaos.py $(T)
 

@@ -101,6 +101,9 @@ def kubelet(wire: Wire, folder: Path, pki: Path) -> dict[str, Any]:
         "evictionHard": {"memory.available": "200Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,
+        "crashLoopBackOff": {
+            "maxContainerRestartPeriod": "10s"
+        },  # who is killed often is back soon: tests go on
         "nodeStatusUpdateFrequency": "4s",
         "nodeLeaseDurationSeconds": 20,
         "syncFrequency": "10s",

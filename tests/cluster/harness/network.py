@@ -92,6 +92,22 @@ def plug(name: str, *, connected: bool) -> None:
     ip("-n", f"{PREFIX}{FABRIC}", "link", "set", cable(name), "up" if connected else "down")
 
 
+def forget_pods(name: str) -> None:
+    """What a machine without power has no more: its ends of pods' cables. The kernel takes them away when it gets round
+    to it, and with them the routes that new pods of the same addresses have by then."""
+    listed = subprocess.run(
+        ["ip", "-n", f"{PREFIX}{name}", "-o", "link", "show", "type", "veth"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    for line in listed.stdout.splitlines():
+        link = line.split(":")[1].strip().partition("@")[0]
+        if link != "eth0":
+            with suppress(subprocess.CalledProcessError):  # gone by itself
+                ip("-n", f"{PREFIX}{name}", "link", "del", link)
+
+
 def ours() -> list[Path]:
     """The namespaces that exist, of this or of an earlier run."""
     return sorted(NAMESPACES.glob(f"{PREFIX}*"))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster.harness.config import conflist, containerd_toml, kube_proxy, kubelet
-from tests.cluster.harness.network import Wire, enter
+from tests.cluster.harness.network import Wire, enter, forget_pods
 from tests.cluster.harness.process import Ledger, Proc, kill, spawn
 from tests.cluster.harness.programs import binary
 from tests.support.waiting import until_now
@@ -102,6 +102,7 @@ class Node:
         """At once, and everything on it."""
         if found := [p for role in ("init", "power") if (p := self.ledger.get(f"{role}-{self.name}"))]:
             kill(found)
+        forget_pods(self.name)
 
     def kill(self, program: str) -> None:
         """SIGKILL to one daemon of the node: containerd, kubelet, kube-proxy, netpol, fake-gpu-plugin."""

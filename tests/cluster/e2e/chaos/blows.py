@@ -154,14 +154,13 @@ def restart(at: Round, component: str, chance: random.Random) -> str:
     return f"{component} for {away:.1f} s"
 
 
-BLOWS: dict[str, tuple[Blow, int]] = {
-    "operator": (operator, 2),
-    "leader": (leader, 2),
-    "gateway": (gateway, 2),
-    "agent": (agent, 4),
-    "node": (node, 1),
-    "engine": (engine, 3),
-    "etcd": (etcd, 2),
-    "apiserver": (apiserver, 2),
+BLOWS: dict[str, Blow] = {
+    "operator": operator,
+    "leader": leader,
+    "gateway": gateway,
+    "agent": agent,
+    "node": node,
+    "engine": engine,
+    "etcd": etcd,
+    "apiserver": apiserver,
 }
-"""And how often in one job: what is back soon is hit again."""

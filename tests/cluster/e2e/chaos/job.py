@@ -20,15 +20,15 @@ from tests.cluster.e2e.world import World, image, shop_job, tokenizer_files, wai
 log = logging.getLogger(__name__)
 
 NAME = "chaos"
-TASKS, SAMPLES, PARALLELISM = 5, 4, 8
-RETRIES = 6
+TASKS, SAMPLES, PARALLELISM = 10, 4, 8
+RETRIES = 16
 """Of infra failures of one sample: a blow costs one attempt, or two where what is broken stays so for a while."""
 ENGINE = {"app": "chaos-engine"}
 SCRIPTED = {"kind": "vllm", "selector": {"matchLabels": ENGINE}}
 ENGINES = 2
 GATEWAYS = 2
-DONE_S = 180.0
-"""Of a whole round; without a blow a job takes half a minute."""
+DONE_S = 240.0
+"""Of a whole round; without a blow a job takes a minute."""
 HERE = Path(__file__).parent
 MOUNT = "/chaos"
 PROGRAMS = {"name": "programs", "mountPath": MOUNT, "readOnly": True}
