@@ -131,19 +131,19 @@ async def test_gateways_are_beside_the_engine_and_agents_are_elsewhere(ran: Ran)
 
 
 async def test_kubectl_tells_the_story(ran: Ran) -> None:
-    assert conditions(ran.job) == {
-        "Ready": "True", "Suspended": "False", "Progressing": "False", "Complete": "True", "Failed": "False",
-    }  # fmt: skip
+    said = conditions(ran.job)
+    said.pop("Ready")  # its engine is let go of when all has ended: a moment before this look, or after it
+    assert said == {"Suspended": "False", "Progressing": "False", "Complete": "True", "Failed": "False"}
     status = ran.job["status"]
     assert (status["sessions"], status["ended"], status["running"]) == (SESSIONS, SESSIONS, 0)
     told = ran.world.cluster.kubectl("get", "rj,ags", "-n", ran.namespace)
     assert "rolloutjob.sandgate.dev/shop" in told
     good = [one for one in ran.sessions if conditions(one)["TrajectoryCommitted"] == "True"]
     for one in good:
-        said = one["status"]
-        assert said["turns"] >= 1, one["metadata"]["name"]
-        assert said["reward"] in (0, 0.5, 1)
-        assert said["baseURL"].startswith("http://shop-gateway-0.shop-gateway.")
+        shown = one["status"]
+        assert shown["turns"] >= 1, one["metadata"]["name"]
+        assert shown["reward"] in (0, 0.5, 1)
+        assert shown["baseURL"].startswith("http://shop-gateway-0.shop-gateway.")
     by_sample = {(row.uid, row.sample_index): row.reward for row in ran.rows}
     assert {
         (one["spec"]["taskUid"], one["spec"]["sampleIndex"]): one["status"]["reward"] for one in good
