@@ -148,5 +148,5 @@ async def relay(access: Access) -> AsyncIterator[Relay]:
             yield one
         finally:
             await one.close()
-    for _ in range(8):  # ours are closed in the loop's next turns, those of clients that read our end in the turns after
+    for _ in range(8):  # ours are closed in the loop's next turns, those of clients who see that in later ones
         await asyncio.to_thread(int)
