@@ -148,5 +148,6 @@ async def relay(access: Access) -> AsyncIterator[Relay]:
             yield one
         finally:
             await one.close()
-    for _ in range(8):  # ours are closed in the loop's next turns, those of clients who see that in later ones
+    # Our sockets are closed in the loop's next turns, those of clients who see that in later ones.
+    for _ in range(8):
         await asyncio.to_thread(int)
