@@ -88,10 +88,11 @@ cluster-down: venv
 cluster-build: venv
 	@$(BIN)/python -m tests.cluster.harness build $(PARTS)
 
-## make chaos [TIMES=10] [KINDS="node etcd"]  kills operators, gateways, agents, nodes, engines, etcd, API servers under jobs in the test cluster
+## make chaos [TIMES=10] [HAND=8] [KINDS="node etcd"]  kills operators, gateways, agents, nodes, engines, etcd, API servers under jobs in the test cluster
 .PHONY: chaos
 chaos: export SANDGATE_CHAOS_TIMES := $(or $(TIMES),10)
 chaos: export SANDGATE_CHAOS_KINDS := $(KINDS)
+chaos: export SANDGATE_CHAOS_HAND := $(or $(HAND),8)
 chaos: venv
 	$(BIN)/pytest -s tests/cluster/e2e/test_chaos.py $(T)
 
