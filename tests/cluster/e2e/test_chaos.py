@@ -1,8 +1,8 @@
 """Things die in the middle of a job: it completes, nothing told is lost or doubled, nothing is left behind.
 
 By default each blow has a job of its own. `make chaos TIMES=10 HAND=8` deals each ten times, eight mixed ones to a job:
-what one broke is often not mended when the next one falls. Hands, moments and victims come from SEED, which every round prints. KINDS="gateway node" deals
-only these.
+what one broke is often not mended when the next one falls. Hands, moments and victims come from SEED, which every round
+prints. KINDS="gateway node" deals only these.
 """
 
 from __future__ import annotations
