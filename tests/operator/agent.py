@@ -46,7 +46,8 @@ def main() -> None:
     if deed == "crash":
         raise SystemExit(1)
     if deed == "memory":
-        print(len(bytearray(400 << 20)))
+        held = bytearray(400 << 20)  # by name: until it is killed, not for the length of a line
+        print(len(held))
         signal.pause()
     if deed == "hang":
         signal.pause()
