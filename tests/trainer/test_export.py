@@ -114,13 +114,8 @@ def test_a_damaged_arrow_file_is_refused(tmp_path: Path) -> None:
 
 TRL: dict[str, tuple[Trajectory, list[list[int]], list[float | None]]] = {
     "what ended well is trained": (trajectory(), [[1, 1, 0, 0, 1]], [1.0]),
-    "the policy's own failure too": (
-        trajectory(failure_class="policy", failure_reason="TurnLimit"), [[1, 1, 0, 0, 1]], [1.0]),
-    "a lost node teaches nothing": (
+    "what is masked has neither mask nor reward": (
         trajectory(failure_class="infra", failure_reason="NodeLost"), [[0] * 5], [None]),
-    "a broken agent teaches nothing": (
-        trajectory(failure_class="agent", failure_reason="Crash"), [[0] * 5], [None]),
-    "without a reward there is nothing to learn": (trajectory(reward=None), [[0] * 5], [None]),
     "no completion, no row": (
         trajectory(response_ids=array("i"), response_logprobs=array("f"), loss_mask=array("b"),
                    versions=array("i"), turn_ids=(), turn_ends=(), turn_rewards=()), [], []),

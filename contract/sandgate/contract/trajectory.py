@@ -9,7 +9,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from sandgate.contract.errors import CorruptRecord, NewerRecord
+from sandgate.contract.errors import CorruptRecord, FailureClass, NewerRecord
 
 SCHEMA_VERSION = 1
 """Bumped only when a reader of the old version would misread the new one; new optional fields do not bump it."""
@@ -111,6 +111,12 @@ class Trajectory:
             raise CorruptRecord(f"{len(self.turn_ids)} turn_ids but {len(self.turn_ends)} turn_ends")
         if self.turn_rewards and len(self.turn_rewards) != len(self.turn_ids):
             raise CorruptRecord(f"{len(self.turn_rewards)} turn_rewards for {len(self.turn_ids)} turns")
+
+    @property
+    def masked(self) -> bool:
+        """It teaches the policy nothing, as its failure, if any, is not the policy's own, or nobody gave a reward: for
+        a trainer no gradient, and no part in its group's mean. Not of the record: no field, and in no export."""
+        return self.reward is None or self.failure_class not in (None, FailureClass.POLICY)
 
 
 ARRAY_FIELDS: dict[str, str] = {

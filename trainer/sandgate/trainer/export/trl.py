@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sandgate.contract.errors import FailureClass, InvalidBody
+from sandgate.contract.errors import InvalidBody
 from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer.export.parquet import write_groups, writer
 from sandgate.trainer.export.schema import schema
@@ -36,19 +36,17 @@ COLUMNS = {
 }
 """TRL's name -> the record's. Columns of one length: completion_ids, logprobs, env_mask, sandgate_versions; nothing is
 padded, and context has mask 0, logprob 0.0 and version -1."""
-MASKED = frozenset({FailureClass.AGENT.value, FailureClass.INFRA.value})
-"""Whose failures teach the policy nothing."""
 
 SCHEMA = pa.schema([schema().field(ours).with_name(theirs) for theirs, ours in COLUMNS.items()])
 
 
 def trl_batches(trajectories: Iterable[Trajectory]) -> Iterator[Any]:
-    """RecordBatches, as trajectories go by. A trajectory without a reward, or whose agent or infrastructure failed, is
-    masked: `env_mask` all 0, `env_reward` null. One without a completion is left out: TRL takes none.
+    """RecordBatches, as trajectories go by. One that is `masked` has an `env_mask` of all 0 and `env_reward` null. One
+    without a completion is left out: TRL takes none.
 
     Raises InvalidBody for images, which the dict cannot carry.
     """
-    for batch in to_batches(_trainable(row) for row in trajectories if row.response_ids):
+    for batch in to_batches(_masked(row) for row in trajectories if row.response_ids):
         yield pa.RecordBatch.from_arrays([batch.column(ours) for ours in COLUMNS.values()], schema=SCHEMA)
 
 
@@ -66,11 +64,11 @@ def write_trl(
         return sum(write_groups(out, trl_batches(trajectories), SCHEMA))
 
 
-def _trainable(row: Trajectory) -> Trajectory:
+def _masked(row: Trajectory) -> Trajectory:
     if row.multimodal is not None:
         raise InvalidBody(
             f"session {row.session_id}: a row with images cannot pass rollout_func", field="multimodal"
         )
-    if row.reward is not None and row.failure_class not in MASKED:
+    if not row.masked:
         return row
     return replace(row, reward=None, loss_mask=array("b", bytes(len(row.loss_mask))))

@@ -6,14 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sandgate.contract.errors import Conflict, FailureClass, InvalidBody
+from sandgate.contract.errors import Conflict, InvalidBody
 from sandgate.contract.trajectory import Trajectory
 
 Pick = Callable[[Sequence[Trajectory]], Trajectory]
 """Of a session's trajectories, the one that is trained on."""
-
-MASKED = frozenset({FailureClass.AGENT.value, FailureClass.INFRA.value})
-"""Whose failures teach the policy nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +24,8 @@ class Row:
 
     @property
     def trained(self) -> bool:
-        """It has a reward, and its failure, if any, is the policy's own. Else it is masked: no gradient, no part in
-        its group's mean."""
-        row = self.trajectory
-        return row is not None and row.reward is not None and row.failure_class not in MASKED
+        """Not masked (see `Trajectory.masked`)."""
+        return self.trajectory is not None and not self.trajectory.masked
 
 
 def final(rows: Sequence[Trajectory]) -> Trajectory:
