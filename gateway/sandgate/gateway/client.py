@@ -377,11 +377,11 @@ def _classes() -> tuple[dict[str, type[SandgateError]], dict[int, type[SandgateE
     """By reason, and per status the most general class."""
     by_reason: dict[str, type[SandgateError]] = {}
     by_status: dict[int, type[SandgateError]] = {}
-    todo = [SandgateError]
-    for kind in todo:
+    kinds = [SandgateError]
+    for kind in kinds:
         by_reason.setdefault(kind.reason, kind)
         by_status.setdefault(kind.status, kind)
-        todo += kind.__subclasses__()
+        kinds += kind.__subclasses__()
     return by_reason, by_status
 
 

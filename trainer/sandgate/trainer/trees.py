@@ -28,13 +28,13 @@ def lay_out(tree: Tree) -> Iterator[Line]:
     known = {turn["turn"] for turn in tree["turns"]}
     for turn in tree["turns"]:
         children.setdefault(turn["parent"] if turn["parent"] in known else None, []).append(turn)
-    todo = [Line(0, root, continues=False) for root in reversed(children.get(None, []))]
-    while todo:
-        line = todo.pop()
+    pending = [Line(0, root, continues=False) for root in reversed(children.get(None, []))]
+    while pending:
+        line = pending.pop()
         yield line
         below = children.get(line.turn["turn"], [])
-        todo += [Line(line.depth, first, continues=True) for first in below[:1]]
-        todo += [Line(line.depth + 1, other, continues=False) for other in reversed(below[1:])]
+        pending += [Line(line.depth, first, continues=True) for first in below[:1]]
+        pending += [Line(line.depth + 1, other, continues=False) for other in reversed(below[1:])]
 
 
 def fork_rows(tree: Tree) -> list[dict[str, Json]]:

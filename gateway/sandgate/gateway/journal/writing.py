@@ -232,16 +232,16 @@ class Writer:
         """One transaction: what was kept, then these."""
         if any(job.epoch < self.epoch for job in jobs):
             return self.refuse(jobs, "queued behind a write that failed")
-        todo = self.kept + jobs
-        if not todo:
+        pending = self.kept + jobs
+        if not pending:
             return Group(self.epoch, self.records)
         try:
-            self.backend.commit(todo)
+            self.backend.commit(pending)
         except NotWritten as error:
             self.epoch += 1
             return self.refuse(jobs, str(error))
         self.kept = []
-        return Group(self.epoch, self.records, done=todo)
+        return Group(self.epoch, self.records, done=pending)
 
     def refuse(self, jobs: list[Job], error: str, *, last: bool = False) -> Group:
         refused, self.kept = after_failure(self.kept + jobs)

@@ -186,10 +186,10 @@ class Forest:
     def in_order(self) -> list[Node]:
         """Every node with tokens, each before what is below it, and that before its next sibling."""
         found: list[Node] = []
-        todo = list(reversed(self.roots.values()))
-        while todo:
-            node = todo.pop()
+        pending = list(reversed(self.roots.values()))
+        while pending:
+            node = pending.pop()
             if len(node.tokens):
                 found.append(node)
-            todo += reversed(list(node.below()))
+            pending += reversed(list(node.below()))
         return found
