@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.skips import pytest_make_collect_report, pytest_runtest_makereport
+
 settings.register_profile(
     "default",
     deadline=None,  # CI machines stall; time is judged by tests/bench
@@ -22,7 +24,9 @@ settings.register_profile(
 )
 settings.load_profile("default")
 
-KEPT = {"SANDGATE_FUZZ_EXAMPLES"}
+__all__ = ["pytest_make_collect_report", "pytest_runtest_makereport"]
+
+KEPT = {"SANDGATE_FUZZ_EXAMPLES", "SANDGATE_TEST_KUBECONFIG", "SANDGATE_TEST_UPGRADE_FROM"}
 """Settings that tests themselves read."""
 
 

@@ -71,7 +71,6 @@ class Server:
 @contextlib.contextmanager
 def server() -> Iterator[Server]:
     """A fresh one."""
-    pytest.importorskip("psycopg", reason="the extra gateway-postgres is not installed")
     with tempfile.TemporaryDirectory(prefix="sandgate-postgres-") as name:
         found = Server(Path(name))
         if found.who:

@@ -59,13 +59,15 @@ leave(reward=1.0)
 
 
 def the_commit_before() -> str:
-    """Skips where this clone does not have it, or it has no chart yet."""
+    """Skips only in a shallow clone, which does not have it."""
     named = os.environ.get(FROM, "HEAD~1")
     found = git("rev-parse", "--verify", "--quiet", f"{named}^{{commit}}")
-    if not found:
-        pytest.skip(f"this clone does not have the commit {named} to upgrade from")
-    if git("ls-tree", "--name-only", found, "charts/sandgate", "images/operator.Dockerfile").count("\n") != 1:
-        pytest.skip(f"commit {found[:12]} has no chart or no images to upgrade from")
+    if not found and FROM not in os.environ and git("rev-parse", "--is-shallow-repository") == "true":
+        pytest.skip("a shallow clone without HEAD~1 to upgrade from: git fetch --deepen 1")
+    assert found, f"there is no commit {named} to upgrade from: name one by {FROM}"
+    needed = ["charts/sandgate", "images/operator.Dockerfile"]
+    had = git("ls-tree", "--name-only", found, *needed).splitlines()
+    assert had == needed, f"commit {found[:12]} has no {set(needed) - set(had)}: name another by {FROM}"
     return found
 
 

@@ -16,15 +16,13 @@ import pytest
 from sandgate.contract.errors import BadManifest, Conflict, JournalUnavailable, NewerRecord
 from sandgate.gateway import app
 from sandgate.gateway.journal import rows
+from sandgate.gateway.journal.postgres import PostgresStore
 from sandgate.gateway.journal.records import TurnCommitted
 from tests.gateway.journal.places import Clock
 from tests.gateway.journal.samples import turn
 from tests.support import postgres
 from tests.support.gateway import config_in, gateway
 from tests.support.waiting import until
-
-pytest.importorskip("psycopg", reason="the extra gateway-postgres is not installed")
-from sandgate.gateway.journal.postgres import PostgresStore
 
 
 @pytest.fixture

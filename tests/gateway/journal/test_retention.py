@@ -6,14 +6,10 @@ import re
 import uuid
 from pathlib import Path
 
-import pytest
-
+from sandgate.gateway.journal.postgres import PostgresStore
 from sandgate.gateway.journal.records import TurnCommitted
 from tests.gateway.journal.samples import turn
 from tests.support import postgres
-
-pytest.importorskip("psycopg", reason="the extra gateway-postgres is not installed")
-from sandgate.gateway.journal.postgres import PostgresStore
 
 DOCS = Path(__file__).parents[3] / "docs" / "journals.md"
 
