@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from shutil import disk_usage
 
 import pytest
 
 from tests.cluster.harness.api import Api, api_server
 from tests.cluster.harness.cluster import KUBECONFIG, Cluster
 from tests.cluster.harness.cluster import cluster as start_or_join
+from tests.cluster.harness.machines import STATE
 from tests.cluster.harness.needs import why_no_api_server, why_no_cluster
 from tests.cluster.harness.shared import peace
 
+DISK_LEFT = 512 << 20
 TEST_S = 180
 """Of one test in a cluster: a node that is cut off is noticed after 20 s, and pods move after that."""
 
@@ -72,3 +75,6 @@ def _whole_machines(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     with peace(broken=request.node.get_closest_marker("chaos") is not None):
         yield
+    assert not STATE.exists() or disk_usage(STATE).free > DISK_LEFT, (
+        f"{STATE} is nearly full: etcd and the nodes fail when it is, each in its own way"
+    )

@@ -15,6 +15,7 @@ from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer.cluster import Place
 from sandgate.trainer.fleet import cluster_fleet
 from tests.chart.released import everything
+from tests.cluster.e2e.chaos.witness import testify
 from tests.cluster.e2e.world import World, image, shop_job, tokenizer_files, wait_for
 
 log = logging.getLogger(__name__)
@@ -179,8 +180,12 @@ class Round:
 
 @contextmanager
 def round_of(world: World, book: Path) -> Iterator[Round]:
-    """In a namespace of its own."""
+    """In a namespace of its own. When it fails, the error says what is known of its sessions."""
     book.mkdir()
     book.chmod(0o777)  # engines run as nobody
     with world.cluster.namespace("chaos", security="privileged") as namespace:
-        yield Round(world, namespace, book)
+        try:
+            yield Round(world, namespace, book)
+        except Exception as error:
+            error.add_note(testify(world, namespace, NAME, book.with_name("seen")))
+            raise
