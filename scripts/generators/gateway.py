@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 from collections.abc import Iterator
 from typing import Any, get_type_hints
@@ -13,6 +12,7 @@ from fastapi.routing import APIRoute
 from sandgate.gateway import config
 from sandgate.gateway.web import doors, leases, process, sessions, tasks
 from scripts.generators.reasons import section
+from scripts.generators.records import docs
 
 PATH = "docs/reference/gateway.md"
 INTRO = """\
@@ -53,18 +53,6 @@ def default(field: Any) -> str:
     if field.default is not msgspec.NODEFAULT:
         return f"`{msgspec.json.encode(field.default).decode()}`"
     return "" if field.default_factory is msgspec.NODEFAULT else "`{}`"
-
-
-def docs(kind: type) -> dict[str, str]:
-    """Field -> the string literal that follows it in the source."""
-    body = ast.parse(inspect.getsource(kind)).body[0]
-    assert isinstance(body, ast.ClassDef)
-    found = {}
-    for member, after in zip(body.body, body.body[1:], strict=False):
-        match member, after:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                found[name] = " ".join(text.split())
-    return found
 
 
 def endpoints() -> Iterator[tuple[str, str, str, str]]:

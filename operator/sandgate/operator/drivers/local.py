@@ -7,10 +7,9 @@ Agents run as local processes with this user's rights: there is no isolation. Ev
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Coroutine, Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,8 @@ from sandgate.contract.status import JobCondition, RolloutJobStatus
 from sandgate.operator.drivers.collect import Collector
 from sandgate.operator.drivers.collect import Merge as Merge
 from sandgate.operator.drivers.collect import WriteGroups as WriteGroups
-from sandgate.operator.drivers.engine import engine
-from sandgate.operator.drivers.folder import Claim, Folder
-from sandgate.operator.drivers.gateways import LocalGateway, gateways
+from sandgate.operator.drivers.folder import Folder
+from sandgate.operator.drivers.gateways import LocalGateway
 from sandgate.operator.drivers.progress import Counts as Counts
 from sandgate.operator.drivers.progress import Draining as Draining
 from sandgate.operator.drivers.progress import EngineReady as EngineReady
@@ -41,6 +39,7 @@ from sandgate.operator.drivers.progress import SessionStarted as SessionStarted
 from sandgate.operator.drivers.progress import Tell
 from sandgate.operator.drivers.report import Meter, result
 from sandgate.operator.drivers.sandboxes import Sandboxes, check
+from sandgate.operator.drivers.standing import absolute, standing
 from sandgate.operator.drivers.supervise import Supervised
 from sandgate.operator.drivers.tasks import load_tasks
 from sandgate.operator.manifest import load_job as load_job
@@ -89,28 +88,19 @@ async def run_local(
     Unavailable (engine or gateway do not start, or keep dying).
     """
     check(job)
-    # Our processes have other working directories.
-    manifest_dir, out = _absolute(manifest_dir), _absolute(out)
+    manifest_dir, out = absolute(manifest_dir), absolute(out)
     tasks = await asyncio.to_thread(load_tasks, job.spec.tasks, manifest_dir)
-    claim = await asyncio.to_thread(Claim, out, job)
-    async with AsyncExitStack() as stack:
-        stack.callback(claim.release)
-        stack.push_async_callback(asyncio.to_thread, claim.folder.tidy)
-        guard = Guard()
-        stack.callback(guard.close)
-        if job.spec.agent.backend is not Backend.PROCESS:
-            backend = job.spec.agent.backend.value
-            progress(
-                Problem(text=f"backend {backend}: here agents run as local processes, without isolation")
-            )
-        model = await stack.enter_async_context(
-            engine(job.spec, claim.folder, manifest_dir, guard, progress, url=engine_url)
+    if job.spec.agent.backend is not Backend.PROCESS:
+        backend = job.spec.agent.backend.value
+        progress(Problem(text=f"backend {backend}: here agents run as local processes, without isolation"))
+    async with standing(
+        job, manifest_dir=manifest_dir, out=out, tell=progress, engine_url=engine_url
+    ) as ours:
+        run = LocalRun(
+            job, tasks, manifest_dir, ours.folder, ours.gateways, ours.guard, progress, write_groups
         )
-        found = await stack.enter_async_context(
-            gateways(job, claim.folder, manifest_dir, model.urls, guard, progress)
-        )
-        run = LocalRun(job, tasks, manifest_dir, claim.folder, found, guard, progress, write_groups)
-        served = [one.process for one in found.values()] + ([model.process] if model.process else [])
+        served = [one.process for one in ours.gateways.values()]
+        served += [ours.model.process] if ours.model.process else []
         abort = abort or asyncio.Event()
         await run.go(served, stop or asyncio.Event(), abort)
         if abort.is_set():
@@ -380,7 +370,3 @@ class LocalRun:
 
 async def _until(event: asyncio.Event) -> None:
     await event.wait()
-
-
-def _absolute(path: Path) -> Path:
-    return Path(os.path.abspath(path))

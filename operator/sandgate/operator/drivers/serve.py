@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from sandgate.contract.job import RolloutJob
 from sandgate.contract.keys import Key, Scope, mint
-from sandgate.operator.drivers.engine import engine
-from sandgate.operator.drivers.folder import Claim
-from sandgate.operator.drivers.gateways import gateways
 from sandgate.operator.drivers.progress import Tell
-from sandgate.sandbox.process import Guard
+from sandgate.operator.drivers.standing import absolute, standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,26 +32,10 @@ async def serve_local(
 
     Raises BadManifest, Unsupported, Conflict (`out` is in use, or another job's), Unavailable (no start).
     """
-    manifest_dir, out = (
-        _absolute(manifest_dir),
-        _absolute(out),
-    )  # our processes have other working directories
-    claim = await asyncio.to_thread(Claim, out, job)
-    async with AsyncExitStack() as stack:
-        stack.callback(claim.release)
-        stack.push_async_callback(asyncio.to_thread, claim.folder.tidy)
-        guard = Guard()
-        stack.callback(guard.close)
-        model = await stack.enter_async_context(
-            engine(job.spec, claim.folder, manifest_dir, guard, progress, url=engine_url)
-        )
-        found = await stack.enter_async_context(
-            gateways(job, claim.folder, manifest_dir, model.urls, guard, progress)
-        )
-        secret = bytes.fromhex(claim.folder.secret.read_text().strip())
+    manifest_dir, out = absolute(manifest_dir), absolute(out)
+    async with standing(
+        job, manifest_dir=manifest_dir, out=out, tell=progress, engine_url=engine_url
+    ) as ours:
+        secret = bytes.fromhex(ours.folder.secret.read_text().strip())
         key = mint(secret, Key(Scope.TRAINER, job=job.metadata.name))
-        yield Served({name: one.origin for name, one in found.items()}, key, model.urls)
-
-
-def _absolute(path: Path) -> Path:
-    return Path(os.path.abspath(path))
+        yield Served({name: one.origin for name, one in ours.gateways.items()}, key, ours.model.urls)

@@ -1,0 +1,56 @@
+"""What a job of this machine stands on: its folder, its engine and its gateways, for as long as a block runs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandgate.contract.job import RolloutJob
+from sandgate.operator.drivers.engine import RunningEngine, engine
+from sandgate.operator.drivers.folder import Claim, Folder
+from sandgate.operator.drivers.gateways import LocalGateway, gateways
+from sandgate.operator.drivers.progress import Tell
+from sandgate.sandbox.process import Guard
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """All of it answers."""
+
+    folder: Folder
+    guard: Guard
+    """Ends what this process starts, should it be killed."""
+    model: RunningEngine
+    gateways: dict[str, LocalGateway]
+    """By name."""
+
+
+@asynccontextmanager
+async def standing(
+    job: RolloutJob, *, manifest_dir: Path, out: Path, tell: Tell, engine_url: str | None
+) -> AsyncIterator[Standing]:
+    """Started, kept running, stopped. The same `out` again goes on with what is in it. Paths: as `absolute` makes them.
+
+    Raises Unsupported, Conflict (`out` is in use, or another job's), Unavailable (no start).
+    """
+    claim = await asyncio.to_thread(Claim, out, job)
+    folder = claim.folder
+    async with AsyncExitStack() as stack:
+        stack.callback(claim.release)
+        stack.push_async_callback(asyncio.to_thread, folder.tidy)
+        guard = Guard()
+        stack.callback(guard.close)
+        model = await stack.enter_async_context(
+            engine(job.spec, folder, manifest_dir, guard, tell, url=engine_url)
+        )
+        found = await stack.enter_async_context(gateways(job, folder, manifest_dir, model.urls, guard, tell))
+        yield Standing(folder, guard, model, found)
+
+
+def absolute(path: Path) -> Path:
+    """Our processes have other working directories. Links stay as they are."""
+    return Path(os.path.abspath(path))
