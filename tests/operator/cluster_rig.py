@@ -160,6 +160,8 @@ class World:
         for connection in list(gone.connections):
             connection.transport.abort()
         await self._doors.pop(name).aclose()
+        for late in list(gone.connections):  # accepted while it closed
+            late.transport.abort()
 
     def resolve(self, url: str) -> str:
         """Where a name of the cluster leads to here."""

@@ -406,32 +406,37 @@ ENDS: dict[str, tuple[RolloutJobSpec, SessionObserved, list[Action]]] = {
     "without a message, what it posted stands": (spec(**AGENT), after(ended()), seal()),
     "a crash while the gateway was away is the gateway's": (
         spec(),
-        after(ended(1), outage=Outage(15.0, None, R.GATEWAY_LOST)),
+        after(ended(1), outages=(Outage(15.0, None, R.GATEWAY_LOST),)),
         seal(R.GATEWAY_LOST, "exit code 1; its gateway was away meanwhile"),
     ),
     "a signal while no engine answered is the engine's": (
         spec(),
-        after(ended(None, signal=9), outage=Outage(15.0, 18.0, R.ENGINE_LOST)),
+        after(ended(None, signal=9), outages=(Outage(15.0, 18.0, R.ENGINE_LOST),)),
         seal(R.ENGINE_LOST, "killed by signal 9; no engine answered meanwhile"),
     ),
     "an outage before it began is no excuse": (
         spec(),
-        after(ended(1), outage=Outage(-5.0, 0.5, R.GATEWAY_LOST)),
+        after(ended(1), outages=(Outage(-5.0, 0.5, R.GATEWAY_LOST),)),
         scored(1, False, R.AGENT_EXIT, "exit code 1"),
+    ),
+    "one that it may have died of counts, whatever was away since then": (
+        spec(),
+        after(ended(1), outages=(Outage(15.0, 18.0, R.GATEWAY_LOST), Outage(80.0, 90.0, R.ENGINE_LOST))),
+        seal(R.GATEWAY_LOST, "exit code 1; its gateway was away meanwhile"),
     ),
     "one long after its end neither": (
         spec(),
-        after(ended(1), outage=Outage(60.0, None, R.GATEWAY_LOST)),
+        after(ended(1), outages=(Outage(60.0, None, R.GATEWAY_LOST),)),
         scored(1, False, R.AGENT_EXIT, "exit code 1"),
     ),
     "a good end in an outage is a good end": (
         spec(),
-        after(ended(0), outage=Outage(15.0, None, R.GATEWAY_LOST)),
+        after(ended(0), outages=(Outage(15.0, None, R.GATEWAY_LOST),)),
         scored(0, True),
     ),
     "a limit that was reached is the policy's, outage or not": (
         spec(),
-        after(ended(1), said(turns=3, limit_reached="turns"), outage=Outage(15.0, None, R.GATEWAY_LOST)),
+        after(ended(1), said(turns=3, limit_reached="turns"), outages=(Outage(15.0, None, R.GATEWAY_LOST),)),
         scored(1, False, R.TURN_LIMIT, "limit reached: turns"),
     ),
     "a timeout that an outage took much of is the gateway's": (
@@ -439,7 +444,7 @@ ENDS: dict[str, tuple[RolloutJobSpec, SessionObserved, list[Action]]] = {
         after(
             ended(None, signal=15, at=101.0),
             stop=Stop(R.SESSION_TIMEOUT, "too long"),
-            outage=Outage(20.0, 60.0, R.GATEWAY_LOST),
+            outages=(Outage(20.0, 60.0, R.GATEWAY_LOST),),
         ),
         seal(R.GATEWAY_LOST, "too long; its gateway was away for 40 s of it"),
     ),
@@ -448,7 +453,7 @@ ENDS: dict[str, tuple[RolloutJobSpec, SessionObserved, list[Action]]] = {
         after(
             ended(None, signal=15, at=101.0),
             stop=Stop(R.SESSION_TIMEOUT, "too long"),
-            outage=Outage(20.0, 25.0, R.GATEWAY_LOST),
+            outages=(Outage(20.0, 25.0, R.GATEWAY_LOST),),
         ),
         scored(None, False, R.SESSION_TIMEOUT, "too long"),
     ),

@@ -25,6 +25,8 @@ from sandgate.contract.trajectory import Trajectory, from_json
 
 Json = Any
 
+CURSOR_STEPS_S = 1e6
+"""A gateway's cursors start at the start of its life in microseconds (sessions.CURSOR_STEPS_S)."""
 DEADLINE_S = 60.0
 """How long one call is repeated; a gateway restarts and replays its journal in a few seconds."""
 ATTEMPT_S = 30.0
@@ -70,6 +72,12 @@ class Events:
     sessions: tuple[tuple[str, str], ...] = field(default=())
     """(session id, new state), in order; a session may stand there more than once. `committed` is no state but the news
     that all its trajectories were acknowledged."""
+
+    @property
+    def began(self) -> float:
+        """Unix seconds at which this life of the gateway began, by its own clock: cursors count from there in
+        microseconds, so it is late by one for each event."""
+        return self.cursor / CURSOR_STEPS_S
 
 
 @dataclass(frozen=True, slots=True)

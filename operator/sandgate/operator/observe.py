@@ -14,6 +14,7 @@ from sandgate.contract.names import group_hash
 from sandgate.contract.session import SessionOutcome, SessionState, SessionSummary
 from sandgate.contract.status import RolloutJobStatus
 from sandgate.operator.plan.actions import (
+    OUTAGES_MAX,
     GroupObserved,
     JobObserved,
     JobWant,
@@ -207,7 +208,7 @@ class Observed:
             self.changed(JOB_KEY)
 
     def outage(self, gateway: str, outage: Outage) -> None:
-        """A gateway, or all engines behind it, are away, or are back after `outage`."""
+        """A gateway, or all engines behind it, are away, or are back after `outage`. One that goes on is one."""
         for name, at in self._placed.items():
             seen = self.sessions.get(name)
             if (
@@ -215,7 +216,9 @@ class Observed:
                 and seen is not None
                 and (outage.until is None or outage.until >= seen.opened_at)
             ):
-                self.sessions[name] = replace(seen, outage=outage)
+                which = outage.since, outage.reason
+                others = [one for one in seen.outages if (one.since, one.reason) != which]
+                self.sessions[name] = replace(seen, outages=(*others, outage)[-OUTAGES_MAX:])
 
     def drain(self) -> None:
         """Start nothing new."""

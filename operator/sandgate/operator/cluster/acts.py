@@ -47,6 +47,8 @@ log = logging.getLogger(__name__)
 
 KEY_MARGIN_S = 86_400.0
 """Keys outlive their session's longest life by this: a gateway may be away, a group may wait for its verifier."""
+OUTCOME = ("reward", "failureClass", "failureReason")
+"""Fields of a session's status that are absent where they do not apply."""
 STOP_DEADLINE = {"spec": {"activeDeadlineSeconds": 1}}
 """How a pod is stopped without deleting it: its kubelet ends it, logs and statuses stay."""
 
@@ -344,8 +346,12 @@ class Acts:
         )
         if status != kept.status:
             try:
+                # A merge leaves alone what it does not name: a failure that turned out to be none must go.
                 body = await at.kube.patch_status(
-                    AgentSession.KIND, at.namespace, ref.name, {"status": encode(status)}
+                    AgentSession.KIND,
+                    at.namespace,
+                    ref.name,
+                    {"status": dict.fromkeys(OUTCOME) | encode(status)},
                 )
             except NotFound:
                 self.gone(kept)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from sandgate.contract.errors import SandgateError, Unavailable
+from sandgate.contract.errors import FailureReason, SandgateError, Unavailable
 from sandgate.contract.session import SessionSummary
 from sandgate.gateway.client import GatewayClient
 from sandgate.operator.cluster.api import Connect
+from sandgate.operator.plan.actions import OUTAGES_MAX, Outage
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +64,8 @@ class Door:
     heard_at: float = 0.0
     """When it last answered."""
     away_since: float | None = None
+    absences: deque[Outage] = field(default_factory=lambda: deque(maxlen=OUTAGES_MAX))
+    """That ended, whoever was there to see it; the newest is the last."""
     calls: GatewayClient = field(init=False)
     _polls: GatewayClient = field(init=False)
     _epoch: str = ""
@@ -141,10 +145,22 @@ class Door:
         start = await self._polls.events(0, wait_s=0.0)
         self._epoch = start.epoch
         listed = [one async for one in self._polls.sessions(job=self.job)]
+        if (absence := self._absence(start.began, listed)) is not None:
+            self.absences.append(absence)
         self.open, self.listed, self.heard_at = True, True, self.now()
         await self.watcher.arrived(self, listed)
         self.away_since = None
         return start.cursor
+
+    def _absence(self, began: float, listed: Iterable[SessionSummary]) -> Outage | None:
+        """The one that ends now. Before it was ever heard here, only itself knows: its life began with the end of an
+        absence, which was after the last thing that it did in the life before."""
+        if self.away_since is not None:
+            return Outage(self.away_since, self.now(), FailureReason.GATEWAY_LOST)
+        if self.listed:
+            return None
+        alive = max((one.changed_at for one in listed if one.changed_at < began), default=0.0)
+        return Outage(alive, began, FailureReason.GATEWAY_LOST)
 
     async def _watch(self) -> None:
         while True:

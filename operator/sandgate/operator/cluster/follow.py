@@ -85,9 +85,8 @@ class Follower:
 
     def back(self, door: Door) -> None:
         """It answers again."""
-        if door.away_since is not None:
-            away = Outage(door.away_since, self.at.now(), FailureReason.GATEWAY_LOST)
-            self.at.observed.outage(door.name, away)
+        if door.absences:  # of those before, the store knows
+            self.at.observed.outage(door.name, door.absences[-1])
 
     # -- engines ------------------------------------------------------------------------------------------------------
 

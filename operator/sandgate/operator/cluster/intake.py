@@ -169,6 +169,8 @@ class Intake:
             at.opened |= {one.session_id: None for one in listed}
             listed += unknown(name, listed, memory)
             at.observed.found(name, listed, memory.recall)
+            for absence in at.doors[name].absences:
+                at.observed.outage(name, absence)
             committed += sum(one.committed for one in listed if not is_remote(one))
         at.observed.committed_before(committed)
         live = at.observed.sessions

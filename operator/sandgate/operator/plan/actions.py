@@ -85,6 +85,10 @@ class Outage:
     """GatewayLost or EngineLost."""
 
 
+OUTAGES_MAX = 8
+"""Remembered of a session: its agent may have died of one of them long before that is looked at."""
+
+
 class Told(IntEnum):
     """What the session's AgentSession says of it, as last written."""
 
@@ -116,8 +120,8 @@ class SessionObserved:
     verifier_killed: bool = False
     deleted: bool = False
     """Somebody deleted its AgentSession."""
-    outage: Outage | None = None
-    """The last one of its gateway, or of all engines behind it, since it was opened."""
+    outages: tuple[Outage, ...] = ()
+    """Of its gateway, or of all engines behind it, since it was opened; the last OUTAGES_MAX, oldest first."""
     told: Told | None = None
     """None: it has no AgentSession, and nothing is to be written."""
     lost: bool = False

@@ -63,10 +63,8 @@ def _stopped(
         return _limit(said)
     if said is not None and said.engine_errors:
         return FailureReason.ENGINE_ERROR, f"{detail}; the engine failed {said.engine_errors} calls of it"
-    away = seen.outage
-    if away is not None:
-        begun = seen.sandbox.started_at if seen.sandbox is not None else None
-        begun = seen.opened_at if begun is None else begun
+    begun = _begun(seen)
+    for away in reversed(seen.outages):
         until = end.at if away.until is None else away.until
         if until - max(away.since, begun) > SHARE * (end.at - begun):
             return away.reason, f"{detail}; {_missing(away)} for {until - away.since:.0f} s of it"
@@ -75,13 +73,19 @@ def _stopped(
 
 def _or_outage(seen: SessionObserved, end: Exit, failed: Failure) -> Failure:
     """An agent that crashed while what it needs was away, crashed of that; a limit it had reached is its own."""
-    away = seen.outage
-    if away is None or failed[0] not in (FailureReason.AGENT_EXIT, FailureReason.AGENT_SIGNAL):
+    if failed[0] not in (FailureReason.AGENT_EXIT, FailureReason.AGENT_SIGNAL):
         return failed
-    begun = seen.sandbox.started_at if seen.sandbox is not None else None
-    if away.since > end.at + SLACK_S or (away.until is not None and away.until < (begun or seen.opened_at)):
-        return failed
-    return away.reason, f"{failed[1]}; {_missing(away)} meanwhile"
+    begun = _begun(seen)
+    for away in reversed(seen.outages):
+        if away.since <= end.at + SLACK_S and (away.until is None or away.until >= begun):
+            return away.reason, f"{failed[1]}; {_missing(away)} meanwhile"
+    return failed
+
+
+def _begun(seen: SessionObserved) -> float:
+    """When its agent started."""
+    started = seen.sandbox.started_at if seen.sandbox is not None else None
+    return seen.opened_at if started is None else started
 
 
 def _missing(away: Outage) -> str:
