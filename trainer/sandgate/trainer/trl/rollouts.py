@@ -27,6 +27,7 @@ from sandgate.trainer.trl import rows as of
 from sandgate.trainer.trl.agents import PARALLEL, Agent, Driver, Pushed, inline
 from sandgate.trainer.trl.background import Background
 from sandgate.trainer.trl.names import Round, check_run
+from sandgate.trainer.trl.positions import count_from_first
 from sandgate.trainer.trl.rounds import TTL_S, LeaseFile, Rounds
 from sandgate.trainer.trl.weights import Weights
 
@@ -192,8 +193,9 @@ class Rollouts:
 
     def attach(self, trainer: Any, weights: Weights | None = None) -> None:
         """Tie `trainer` to the job: groups are acknowledged when a checkpoint holds them, TRL's importance-sampling
-        correction uses the captured logprobs (GRPOConfig's `vllm_importance_sampling_*`), and `weights` go to the
-        engines before a round is asked for. None: somebody else publishes them.
+        correction uses the captured logprobs (GRPOConfig's `vllm_importance_sampling_*`), its models count positions as
+        the engine does, and `weights` go to the engines before a round is asked for. None: somebody else publishes
+        them.
 
         Raises InvalidBody for several processes, and for `ahead` where one optimizer step is not one call.
         """
@@ -208,6 +210,9 @@ class Rollouts:
                 field="ahead",
             )
         self._weights = weights
+        for model in (trainer.model, trainer.ref_model):
+            if model is not None:
+                count_from_first(model)
         trainer.add_callback(CheckpointAcks(self.committed))
         # TRL has one switch for both: correct with the logprobs of the sampling engine, and sync weights to it.
         trainer.use_vllm, trainer.vllm_generation = True, EngineSync(lambda: self.publish(trainer))
