@@ -46,7 +46,8 @@ class Told:
     async def resume(self) -> None:
         await self._do("resume")
 
-    async def policy_version(self, version: int) -> None:
+    async def policy_version(self, version: int, *, labelled: bool | None = None) -> None:
+        assert labelled is (True if self.log.engines else None)
         await self._do(f"version={version}")
 
     async def update_weight_version(self, version: int | str) -> None:

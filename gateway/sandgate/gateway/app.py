@@ -26,7 +26,7 @@ import uvloop
 from sandgate.contract.errors import BadManifest, SandgateError
 from sandgate.gateway.config import DATABASES, Config, load, read_secret
 from sandgate.gateway.core import Core
-from sandgate.gateway.engine.api import Engine
+from sandgate.gateway.engine.api import Engine, Labelled
 from sandgate.gateway.engine.vllm import VllmEngine
 from sandgate.gateway.journal.sqlite import SqliteStore
 from sandgate.gateway.journal.store import Store
@@ -94,9 +94,12 @@ async def gateway(
                 timeout_s=config.engine.timeout_s,
                 vocab_size=_vocabulary(config, codec),
                 version_now=lambda: sessions.version,
+                labels=sessions.labels,
                 patient=config.engine.wait,
             )
             stack.push_async_callback(engine.aclose)
+        elif isinstance(engine, Labelled):
+            engine.labels = sessions.labels
         metrics = Metrics()
         turns = Turns(config, sessions, engine, codec, metrics, _new_id, _window(config, engine))
         if sessions.paused:

@@ -16,7 +16,7 @@ from sandgate.contract.keys import Key, Scope
 from sandgate.contract.trajectory import Json, Trajectory, to_json
 from sandgate.gateway import sampling
 from sandgate.gateway.config import Config
-from sandgate.gateway.engine.api import Engine, Replaceable
+from sandgate.gateway.engine.api import Engine, Labelled, Replaceable
 from sandgate.gateway.journal.records import Completed, Delivered, Leased, Record, Rewarded, Sealed
 from sandgate.gateway.metrics import Metrics
 from sandgate.gateway.prompts import off_loop
@@ -335,9 +335,13 @@ class Core:
         await self.sessions.set_paused(False)
         self.turns.resume()
 
-    async def set_version(self, version: int) -> None:
-        """Never backwards by accident: the trainer says what its weights are."""
-        await self.sessions.set_version(version)
+    async def set_version(self, version: int, labelled: bool | None = None) -> None:
+        """Never backwards by accident: the trainer says what its weights are. Returns when it is durable and engines
+        were looked at: one whose label has no version, and should have one, is not used."""
+        await self.sessions.set_version(version, labelled)
+        if isinstance(self.engine, Labelled):
+            await self.engine.version_told()
+            await self.sessions.keep_labels()
 
     def health(self) -> tuple[int, dict[str, Json]]:
         """Alive, and able to make turns durable: (200 or 503, what /healthz says)."""
@@ -363,6 +367,7 @@ class Core:
         self.metrics.in_flight.set(self.turns.load.in_flight)
         self.metrics.sessions.set(self.sessions.open_count)
         self.metrics.version.set(self.sessions.version)
+        self.metrics.unlabelled.set(sum(one.unlabelled for one in self.engine.status()))
         self.metrics.healthy.set(self.sessions.store.status().healthy)
 
     def status(self) -> dict[str, Json]:
@@ -378,6 +383,7 @@ class Core:
             "paused": self.turns.load.paused,
             "draining": self.turns.load.draining,
             "policy_version": self.sessions.version,
+            "labelled": self.sessions.labels.known,
             "trainer_seen_at": self.gate.trainer_seen_at,
             "tasks": {"held": len(self.sessions.tasks.held), "last": self.sessions.tasks.ended},
             "max_model_len": self.turns.window,

@@ -46,6 +46,11 @@ class Metrics:
             "sandgate_commit_seconds", "Journal commit", buckets=LATENCY_S, registry=registry
         )
         self.version = Gauge("sandgate_policy_version", "Policy version last told", registry=registry)
+        self.unlabelled = Gauge(
+            "sandgate_engines_unlabelled",
+            "Engines not used because the label of their weights lost its version",
+            registry=registry,
+        )
         self.healthy = Gauge("sandgate_journal_healthy", "1 if turns can be made durable", registry=registry)
 
     def error(self, reason: str) -> None:

@@ -10,11 +10,13 @@ from typing import Any
 
 from sandgate.contract.errors import JournalUnavailable, NotFound, Overloaded, SandgateError
 from sandgate.contract.trajectory import Trajectory
+from sandgate.gateway.engine.labels import Labels
 from sandgate.gateway.journal.records import (
     TASKS,
     Acked,
     CapacityChanged,
     Delivered,
+    EnginesLabelled,
     EnginesSet,
     Held,
     Opened,
@@ -42,6 +44,10 @@ EVENTS_KEPT = 10_000
 """State changes a slow poller may lag behind; beyond it the poller lists sessions again."""
 
 
+_Said = PolicyVersion | EnginesSet | EnginesLabelled | Held
+"""What a process is told, or finds out, beside its sessions."""
+
+
 @dataclass(slots=True)
 class Event:
     """A session changed state, or was committed."""
@@ -65,6 +71,10 @@ class Sessions:
     pushing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while the task queue is being changed."""
     version: int = 0
+    labels: Labels = field(default_factory=Labels)
+    """What is known of the engines' labels; the engine adds what it sees."""
+    labelled: bool = False
+    """Labels carry versions, and the journal says so."""
     paused: bool = False
     """A weight update holds new turns."""
     capacity: int = 0
@@ -115,6 +125,8 @@ class Sessions:
     def _fold(self, session_id: str, record: Record) -> None:
         if isinstance(record, PolicyVersion):
             self.version = record.version
+        elif isinstance(record, EnginesLabelled):
+            self.labelled = self.labels.known = record.labelled
         elif isinstance(record, Held):
             self.paused = record.paused
         elif isinstance(record, EnginesSet):
@@ -252,9 +264,19 @@ class Sessions:
         records = (record for _, _, record in self.store.scan(session.session_id))
         return trajectories_from(session.session_id, records, facts)
 
-    async def set_version(self, version: int) -> None:
-        """The trainer's weights advanced; durable, so that a restart does not mislabel tokens."""
-        await _carried_through(self._told(PolicyVersion(at=self.now(), version=version)))
+    async def set_version(self, version: int, labelled: bool | None = None) -> None:
+        """The trainer's weights advanced; durable, so that a restart does not mislabel tokens. `labelled`: the labels
+        of the engines' weights carry versions, or do not; None: as before."""
+        now = self.now()
+        said: list[_Said] = [PolicyVersion(at=now, version=version)]
+        if labelled is not None and (labelled, labelled) != (self.labelled, self.labels.known):
+            said.append(EnginesLabelled(at=now, labelled=labelled))
+        await _carried_through(self._told(*said))
+
+    async def keep_labels(self) -> None:
+        """If labels were seen to carry versions: durable, before anything that was sampled under one."""
+        if self.labels.known and not self.labelled:
+            await _carried_through(self._told(EnginesLabelled(at=self.now(), labelled=True)))
 
     async def set_paused(self, paused: bool) -> None:
         """Turns are held, or go on; durable, so that a restart in the middle of a weight update holds them too."""
@@ -264,11 +286,12 @@ class Sessions:
         """Where the engines are from now on; durable, so that a restart finds them without being told again."""
         await _carried_through(self._told(EnginesSet(at=self.now(), urls=urls)))
 
-    async def _told(self, record: PolicyVersion | EnginesSet | Held) -> None:
+    async def _told(self, *records: _Said) -> None:
         self.settling += 1
         try:
-            await self._append("", record)
-            self._fold("", record)
+            await self._append("", *records)
+            for record in records:
+                self._fold("", record)
         finally:
             self.settling -= 1
 
@@ -348,6 +371,8 @@ class Sessions:
     def _process(self, now: float) -> list[Record]:
         """What the process was told, as records."""
         said: list[Record] = [PolicyVersion(at=now, version=self.version)]
+        if self.labelled:
+            said.append(EnginesLabelled(at=now, labelled=True))
         if self.paused:
             said.append(Held(at=now, paused=True))
         if self.engines is not None:

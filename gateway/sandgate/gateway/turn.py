@@ -311,6 +311,7 @@ class Turns:
         resampled: bool,
     ) -> list[Turn]:
         session, request, match = call.session, call.request, prepared.match
+        await self.sessions.keep_labels()
         session.refuse_if_ended()
         call.fork = fork = self._fork_now(call, prepared)
         records = []

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandgate.contract.errors import EngineFailed
-from sandgate.gateway.engine.answers import read, spans_of, version_of
+from sandgate.gateway.engine.answers import Unlabelled, read, spans_of, version_of
 from sandgate.gateway.engine.api import VersionSpan
 from sandgate.gateway.engine.wire import Door
 
@@ -145,6 +145,30 @@ SPANS: dict[str, tuple[Any, int, list[tuple[int, int, int]]]] = {
 @pytest.mark.parametrize(("labels", "count", "want"), SPANS.values(), ids=SPANS)
 def test_spans(labels: Any, count: int, want: list[tuple[int, int, int]]) -> None:
     assert spans_of(labels, count, told=42, offset=10) == tuple(VersionSpan(*span) for span in want)
+
+
+UNLABELLED: dict[str, tuple[Any, bool, int | None]] = {
+    "needed, and none of the tokens has one": ([("default", 0, 5)], True, None),
+    "needed, and the first tokens have none": ([("default", 0, 2), ("7", 2, 5)], True, None),
+    "needed, and the last tokens have none": ([("7", 0, 2), ("default", 2, 5)], True, None),
+    "not needed, but lost in the middle": ([("7", 0, 2), ("default", 2, 5)], False, None),
+    "not needed, lost and found": ([("6", 0, 1), ("7", 1, 2), ("", 2, 3), ("8", 3, 5)], False, None),
+    "needed, and all have one, older or newer than told": ([("41", 0, 2), (43, 2, 5)], True, 41),
+    "not needed, and from before the first update": ([("default", 0, 2), ("43", 2, 5)], False, 42),
+    "needed, and the span without one is empty": ([("default", 0, 0), ("43", 0, 5)], True, 43),
+    "needed, but the engine reports none: the trainer's word": (None, True, 42),
+}
+
+
+@pytest.mark.parametrize(("labels", "numbered", "first"), UNLABELLED.values(), ids=UNLABELLED)
+def test_a_label_without_a_version_is_not_the_told_one_where_it_should_have_one(
+    labels: Any, numbered: bool, first: int | None
+) -> None:
+    if first is None:
+        with pytest.raises(Unlabelled, match="which is no version, but version 42 was told"):
+            spans_of(labels, 5, told=42, numbered=numbered)
+    else:
+        assert spans_of(labels, 5, told=42, numbered=numbered)[0].version == first
 
 
 @pytest.mark.parametrize("labels", [[("1", 0, 2)], [("1", 1, 5)], [("1", 0, 3), ("2", 2, 5)]])

@@ -10,8 +10,8 @@ from contextlib import AbstractAsyncContextManager
 import msgspec
 import pytest
 
-from sandgate.contract.errors import EngineFailed, PromptTooLong
-from sandgate.gateway.engine.api import Delta, Sample, VersionSpan
+from sandgate.contract.errors import EngineFailed, EngineUnavailable, PromptTooLong
+from sandgate.gateway.engine.api import Delta, Labelled, Sample, VersionSpan
 from tests.gateway.engine.subjects import (
     ENDLESS,
     REPEATING,
@@ -219,6 +219,87 @@ async def _swapped(subject: Subject, mode: str) -> tuple[Sample, Listener]:
 
 def _reports_versions(subject: Subject, request: pytest.FixtureRequest) -> bool:
     return request.node.callspec.params["subject"] in ("scripted", "scripted over http", "vllm")
+
+
+async def test_tokens_from_before_the_first_update_are_of_the_initial_version(
+    subject: Subject, request: pytest.FixtureRequest
+) -> None:
+    """They were sampled under "default", by a request that was sent before any version was told."""
+    assert isinstance(subject.engine, Labelled)
+    sample = await _first_update(subject)
+    for _ in range(TRIES if subject.player is None else 0):  # a real engine may be done before the pause
+        if len(sample.versions) > 1:
+            break
+        sample = await _first_update(subject)
+    whole(sample)
+    reports = _reports_versions(subject, request)
+    assert [span.version for span in sample.versions] == ([0, 1] if reports else [0])
+    assert subject.engine.labels.known is reports
+
+
+async def _first_update(subject: Subject) -> Sample:
+    await subject.label("default")
+    listener = Listener(at=5)
+    task = asyncio.create_task(subject.engine.generate(subject.endless(version=0), listener))
+    await listener.hears(task)
+    await subject.pause("keep")
+    await subject.label("step-1")
+    await subject.resume()
+    return await task
+
+
+async def test_weights_that_lost_their_label_are_not_used_until_they_have_one(
+    subject: Subject, request: pytest.FixtureRequest
+) -> None:
+    """As after a restart of the engine: the weights that it was started with, and the label of these."""
+    await subject.label("step-7")
+    await _looked(subject)
+    assert (await subject.engine.generate(subject.prompt(version=7))).versions[0].version == 7
+    await subject.label("default")
+    await _looked(subject)
+    (seen,) = subject.engine.status()
+    assert (seen.healthy, seen.unlabelled) == (False, True)
+    assert "labelled 'default', which is no version, but version 7 was told" in seen.detail
+    for listener in (None, Listener()):
+        with pytest.raises(EngineUnavailable, match="labelled 'default'"):
+            await subject.engine.generate(subject.prompt(version=7), listener)
+    assert await subject.running() == 0
+    await subject.label("step-6")  # an older checkpoint, by its name: the truth
+    await _looked(subject)
+    sample = await subject.engine.generate(subject.prompt(version=7))
+    assert sample.versions[0].version == (6 if _reports_versions(subject, request) else 7)
+
+
+async def _looked(subject: Subject) -> None:
+    assert isinstance(subject.engine, Labelled)
+    await subject.engine.version_told()
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["JSON", "stream"])
+async def test_an_answer_of_weights_that_lost_their_label_is_never_the_told_version(
+    subject: Subject, stream: bool, request: pytest.FixtureRequest
+) -> None:
+    """Nobody looked at the label in between; the answer itself says it, if the engine says it at all."""
+    await subject.label("step-7")
+    first = await subject.engine.generate(subject.prompt(version=7))
+    assert first.versions == (VersionSpan(7, 0, len(first.ids)),)
+    await subject.label("default")
+    listener = Listener() if stream else None
+    if not _reports_versions(subject, request):  # why labels are looked at before an engine is used, too
+        assert (await subject.engine.generate(subject.prompt(version=7), listener)).versions == first.versions
+        return
+    with pytest.raises((EngineFailed, EngineUnavailable), match="labelled 'default'"):
+        await subject.engine.generate(subject.prompt(version=7), listener)
+    assert [(one.healthy, one.unlabelled) for one in subject.engine.status()] == [(False, True)]
+
+
+@pytest.mark.parametrize("told", [0, 5])
+async def test_labels_that_nobody_sets_mean_the_told_version(subject: Subject, told: int) -> None:
+    await _looked(subject)
+    sample = await subject.engine.generate(subject.prompt(version=told))
+    assert sample.versions == (VersionSpan(told, 0, len(sample.ids)),)
+    await _looked(subject)
+    assert subject.engine.status()[0].healthy
 
 
 @pytest.mark.parametrize("mode", ["abort", "keep"])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sandgate.contract.errors import EngineFailed, EngineUnavailable
 from sandgate.gateway.conversation.messages import Sampling
-from sandgate.gateway.engine.answers import Step
+from sandgate.gateway.engine.answers import Step, Unlabelled
 from sandgate.gateway.engine.api import Prompt, VersionSpan
 from sandgate.gateway.engine.generation import RESUMES_MAX, Generation
 from sandgate.gateway.engine.sse import EVENT_BYTES_MAX, Events
@@ -99,6 +99,37 @@ def test_a_grammar_that_was_told_in_part_fails() -> None:
     made.take(step(7))
     with pytest.raises(EngineUnavailable, match="grammar"):
         made.cut("aborted", told=4)
+
+
+def test_a_piece_of_unknown_weights_is_forgotten_and_what_went_before_it_stays() -> None:
+    made = begin(streams=False, top_logprobs=1)
+    made.take(Step(array("i", [7]), array("f", [-0.5]), (((7, -0.5),),), "abort", None, (("3", 0, 1),)))
+    made.cut("aborted", told=4)
+    made.numbered = True
+    bad = Step(
+        array("i", [8, 9]), array("f", [-0.5] * 2), (((8, -0.5),),) * 2, "stop", None, (("default", 0, 2),)
+    )
+    with pytest.raises(Unlabelled, match="tokens 1:3 were sampled by weights labelled 'default'") as caught:
+        made.take(bad)
+    made.forget(caught.value)
+    assert made.asks() == (array("i", [1, 2, 7]), 9)
+    made.take(Step(array("i", [6]), array("f", [-0.25]), (((6, -0.25),),), "stop", None, (("4", 0, 1),)))
+    sample = made.sample("e")
+    assert (sample.ids, sample.logprobs) == (array("i", [7, 6]), array("f", [-0.5, -0.25]))
+    assert (sample.top, sample.versions) == (
+        (((7, -0.5),), ((6, -0.25),)),
+        (VersionSpan(3, 0, 1), VersionSpan(4, 1, 2)),
+    )
+
+
+def test_a_piece_of_unknown_weights_that_was_told_fails() -> None:
+    made = begin(streams=True)
+    made.numbered = True
+    made.take(step(7))
+    with pytest.raises(Unlabelled) as caught:
+        made.take(step(8, finish="stop", labels=(("default", 0, 2),)))
+    with pytest.raises(EngineFailed, match="labelled 'default'"):
+        made.forget(caught.value)
 
 
 def test_more_than_asked_for_is_refused() -> None:

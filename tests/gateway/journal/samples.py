@@ -8,6 +8,7 @@ from sandgate.gateway.journal.records import (
     CapacityChanged,
     Completed,
     Delivered,
+    EnginesLabelled,
     EnginesSet,
     GroupClosed,
     Held,
@@ -104,4 +105,5 @@ EVERY_KIND: dict[str, Record] = {
     "tasks forgotten": TasksForgotten(at=15.0, upto=1),
     "capacity changed": CapacityChanged(at=16.0, by=-1),
     "held": Held(at=17.0, paused=True),
+    "labelled": EnginesLabelled(at=18.0, labelled=True),
 }

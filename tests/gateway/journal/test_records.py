@@ -9,6 +9,7 @@ from sandgate.contract.errors import NewerRecord
 from sandgate.gateway.journal.records import (
     SCHEMA,
     CapacityChanged,
+    EnginesLabelled,
     EnginesSet,
     Held,
     TasksForgotten,
@@ -18,7 +19,7 @@ from sandgate.gateway.journal.records import (
 )
 from tests.gateway.journal.samples import EVERY_KIND
 
-SINCE = {EnginesSet: 2, TasksPushed: 2, TasksForgotten: 2, CapacityChanged: 3, Held: 4}
+SINCE = {EnginesSet: 2, TasksPushed: 2, TasksForgotten: 2, CapacityChanged: 3, Held: 4, EnginesLabelled: 5}
 
 
 @pytest.mark.parametrize("kind", EVERY_KIND)

@@ -239,9 +239,12 @@ class AsyncRolloutClient:
         """No more sessions count for this task: what is there is its group (quorum reached, stragglers cut)."""
         await self.call(control.close_group(job, uid))
 
-    async def policy_version(self, version: int) -> None:
-        """Tokens sampled from now on carry this version, where the engine itself reports none."""
-        await self.call(control.policy_version(version))
+    async def policy_version(self, version: int, *, labelled: bool | None = None) -> None:
+        """Tokens sampled from now on carry this version, where the engine itself reports none. `labelled`: every
+        engine's weights are labelled with their version (`/update_weight_version`); then an engine whose label has no
+        number has lost its weights, and is not used until it has one. False: labels say nothing (any more). None: as
+        was told or seen before."""
+        await self.call(control.policy_version(version, labelled))
 
     async def pause(self) -> None:
         """Hold turns that have not reached the engine; their clients get heartbeats."""
@@ -394,9 +397,9 @@ class RolloutClient:
         """No more sessions count for this task: what is there is its group."""
         self.call(control.close_group(job, uid))
 
-    def policy_version(self, version: int) -> None:
-        """Tokens sampled from now on carry this version."""
-        self.call(control.policy_version(version))
+    def policy_version(self, version: int, *, labelled: bool | None = None) -> None:
+        """See `AsyncRolloutClient.policy_version`."""
+        self.call(control.policy_version(version, labelled))
 
     def pause(self) -> None:
         """Hold turns that have not reached the engine."""

@@ -178,9 +178,12 @@ def resume() -> Call[dict[str, Json]]:
     return Call(method="POST", path="/v1/resume", read=_json)
 
 
-def policy_version(version: int) -> Call[dict[str, Json]]:
+def policy_version(version: int, labelled: bool | None = None) -> Call[dict[str, Json]]:
     """Tokens sampled from now on carry this version, where the engine itself reports none."""
-    return Call(method="PUT", path="/v1/policy-version", json={"version": version}, read=_json)
+    body: dict[str, Json] = {"version": version}
+    if labelled is not None:
+        body["labelled"] = labelled
+    return Call(method="PUT", path="/v1/policy-version", json=body, read=_json)
 
 
 def heartbeat() -> Call[dict[str, Json]]:

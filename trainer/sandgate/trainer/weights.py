@@ -7,7 +7,8 @@ A failure before the swap undoes all of it. A swap that raises leaves the versio
 there still; engines on which `Update.reload` had succeeded carry the new ones, and are labelled so. After the swap
 there is no way back: whoever answers is brought to the new version and goes on, and `HalfUpdated` names the others.
 What they do meanwhile is safe: a gateway is on hold until somebody tells it, through restarts too; an engine that was
-not labelled stays paused. Repeating the update with the same version is harmless.
+not labelled stays paused. Repeating the update with the same version is harmless: it is what brings back an engine that
+restarted. Gateways that were told of labelled weights do not use one whose label is that of its start.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Gateway(Protocol):
 
     async def pause(self) -> None: ...
     async def resume(self) -> None: ...
-    async def policy_version(self, version: int) -> None: ...
+    async def policy_version(self, version: int, *, labelled: bool | None = None) -> None: ...
     async def status(self) -> dict[str, Json]: ...
 
 
@@ -120,7 +121,8 @@ async def _go_on(
     fresh = {name: one for name, one in update.engines.items() if name in new}
     missed |= await _each(fresh, lambda one: _label(one, update.version))
     if done:
-        missed |= await _each(gateways, lambda one: one.policy_version(update.version))
+        labelled = True if update.engines else None
+        missed |= await _each(gateways, lambda one: one.policy_version(update.version, labelled=labelled))
     well = {name: one for name, one in update.engines.items() if name not in missed}
     missed |= await _each(well, lambda one: one.resume())
     told = {name: one for name, one in gateways.items() if name not in missed}

@@ -5,7 +5,6 @@ Both logprob shapes are read: integer `token_id` (0.32 and later) and `token: "t
 
 from __future__ import annotations
 
-import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ import msgspec
 from sandgate.contract.errors import EngineFailed
 from sandgate.contract.trajectory import Floats, Ids
 from sandgate.gateway.engine.api import Finish, VersionSpan
+from sandgate.gateway.engine.labels import number_of
 from sandgate.gateway.engine.wire import Door
 
 SENTINEL = -9999.0
@@ -260,31 +260,40 @@ def _culprit(ids: Sequence[int], logprobs: Sequence[float | None], vocab_size: i
     return "ids or logprobs are out of range"
 
 
-_NUMBER = re.compile(r"(\d+)\s*$")
+class Unlabelled(EngineFailed):
+    """Tokens were sampled under a label without a number, by an engine whose label should have one: nobody knows of
+    which version they are. (reason EngineFailed)"""
 
 
 def version_of(label: str | int, told: int) -> int:
-    """ "step-7", "7" and 7 are 7; a label without a number at its end ("default") is what the trainer `told`."""
-    found = _NUMBER.search(label) if isinstance(label, str) else None
-    version = label if isinstance(label, int) else int(found[1]) if found else told
+    """The number of a label; without one it is what the trainer `told`."""
+    number = number_of(label)
+    version = told if number is None else number
     if not 0 <= version <= VERSION_MAX:
         raise EngineFailed(f"weight version {label!r} does not fit a non-negative int32")
     return version
 
 
 def spans_of(
-    labels: Sequence[tuple[str | int, int, int]] | None, count: int, *, told: int, offset: int = 0
+    labels: Sequence[tuple[str | int, int, int]] | None,
+    count: int,
+    *,
+    told: int,
+    offset: int = 0,
+    numbered: bool = False,
 ) -> tuple[VersionSpan, ...]:
     """Spans that cover [offset, offset + count): as the engine reported them for `count` tokens, else one of `told`.
 
-    Neighbours of one version are merged. Raises EngineFailed for spans with gaps or overlaps.
+    `numbered`: labels had to carry versions when this was asked for. Neighbours of one version are merged. Raises
+    EngineFailed for spans with gaps or overlaps, Unlabelled for a label without a number if `numbered`, or after one
+    with a number: before the first, it is from before the first weight update.
     """
     if count == 0:
         return ()
     if not labels:
         return (VersionSpan(told, offset, offset + count),)
     spans: list[VersionSpan] = []
-    at = 0
+    at, before = 0, labels[0][0]
     for label, start, end in labels:
         end = min(end, count)
         if start >= end:
@@ -293,7 +302,12 @@ def spans_of(
             raise EngineFailed(
                 f"weight_versions: a span starts at token {start}, the one before ends at {at}"
             )
-        version, at = version_of(label, told), end
+        if number_of(label) is None and (numbered or (spans and number_of(before) is not None)):
+            raise Unlabelled(
+                f"tokens {offset + start}:{offset + end} were sampled by weights labelled {label!r}, which is no "
+                f"version, but version {told} was told and labels carry versions"
+            )
+        version, at, before = version_of(label, told), end, label
         if spans and spans[-1].version == version:
             spans[-1] = VersionSpan(version, spans[-1].start, offset + end)
         else:

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from sandgate.contract.trajectory import Floats, Ids
 from sandgate.gateway.conversation.messages import Sampling
+from sandgate.gateway.engine.labels import Labels
 
 Finish = Literal["stop", "length", "abort"]
 
@@ -90,6 +91,8 @@ class EngineStatus:
     healthy: bool
     in_flight: int
     detail: str = ""
+    unlabelled: bool = False
+    """Not used, because its weights' label has no version and should have one (see engine.labels)."""
 
 
 class Engine(Protocol):
@@ -121,6 +124,18 @@ class Replaceable(Protocol):
     async def set_urls(self, urls: Sequence[str]) -> None:
         """These from now on. Returns when the new ones were asked what they are; one that did not answer is down until
         it does. Running generations end where they are."""
+        ...
+
+
+@runtime_checkable
+class Labelled(Protocol):
+    """An engine that reports versions as labels of its weights."""
+
+    labels: Labels
+
+    async def version_told(self) -> None:
+        """The trainer told a version, or whether labels carry versions: look at every replica's label again. A replica
+        without a number that needs one is not used until it has one."""
         ...
 
 

@@ -23,6 +23,8 @@ TEMPERATURE = 0.7
 TOLERANCE = 1e-2
 """Nat. Two runs of one prompt on a GPU differ by about 1e-3 in bfloat16; raw and processed by tenths."""
 
+LABEL_S = 5.0
+"""The engine's core answers this, between two steps, in milliseconds; a trainer that told a version waits for it."""
 
 T = TypeVar("T")
 
@@ -71,6 +73,27 @@ async def probe(http: Transport, url: str, *, model: str, logprobs_mode: str) ->
             "until then /v1/completions is used, without weight versions and aborts by id"
         )
     return found
+
+
+class _Weights(msgspec.Struct):
+    weight_version: str
+
+
+async def label_of(http: Transport, url: str) -> str | None:
+    """The label of a replica's weights; None if this server does not tell it (vLLM before 0.32, or without
+    VLLM_SERVER_DEV_MODE=1). Raises EngineUnavailable if no answer came: an engine that loads weights is slow to."""
+    try:
+        answer = await http.ask("GET", f"{url}/weight_info", timeout_s=LABEL_S)
+    except Lost as error:
+        raise EngineUnavailable(f"{url}/weight_info: {error}") from error
+    if answer.status in (502, 503, 504):
+        raise EngineUnavailable(f"{url}/weight_info answers {answer.status}")
+    try:
+        return (
+            msgspec.json.decode(answer.body, type=_Weights).weight_version if answer.status == 200 else None
+        )
+    except msgspec.DecodeError:
+        return None
 
 
 NO_MODEL = orjson.dumps(

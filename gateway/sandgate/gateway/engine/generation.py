@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from sandgate.contract.errors import EngineFailed, EngineUnavailable
 from sandgate.contract.trajectory import Floats, Ids
-from sandgate.gateway.engine.answers import Step, Top, spans_of
+from sandgate.gateway.engine.answers import Step, Top, Unlabelled, spans_of
 from sandgate.gateway.engine.api import Delta, Finish, Prompt, Sample, VersionSpan
+from sandgate.gateway.engine.labels import number_of
 
 RESUMES_MAX = 16
 """Pieces a generation may be cut into. A long one lives through a few weight updates; more is a loop."""
@@ -27,6 +28,10 @@ class Generation:
     """Policy version for tokens whose version the engine does not report."""
     streams: bool
     """Steps are told as they arrive, so nothing told can be taken back."""
+    numbered: bool = False
+    """Labels must carry versions in what is asked for next (see engine.labels)."""
+    labelled: bool = False
+    """A label with a number was among the answers."""
     ids: Ids = field(default_factory=lambda: array("i"))
     logprobs: Floats = field(default_factory=lambda: array("f"))
     top: list[Top] = field(default_factory=list)
@@ -64,7 +69,9 @@ class Generation:
 
     def _end_piece(self, labels: tuple[tuple[str | int, int, int], ...] | None) -> None:
         count = len(self.ids) - self._piece
-        self.spans.extend(spans_of(labels, count, told=self.told, offset=self._piece))
+        spans = spans_of(labels, count, told=self.told, offset=self._piece, numbered=self.numbered)
+        self.labelled = self.labelled or any(number_of(label) is not None for label, _, _ in labels or ())
+        self.spans.extend(spans)
         self._piece = len(self.ids)
 
     def cut(self, why: str, *, told: int) -> bool:
@@ -90,6 +97,13 @@ class Generation:
             self._restart()
         self.resumed += 1
         return True
+
+    def forget(self, error: Unlabelled) -> None:
+        """The piece in the making is of unknown weights: as if it had not been asked for. Raises `error` if parts of
+        it were told."""
+        if self.streams and len(self.ids) > self._piece:
+            raise error
+        del self.ids[self._piece :], self.logprobs[self._piece :], self.top[self._piece :]
 
     def _restart(self) -> None:
         self.ids, self.logprobs, self._piece = array("i"), array("f"), 0

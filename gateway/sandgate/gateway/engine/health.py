@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
 
 from sandgate.contract.errors import EngineUnavailable
 from sandgate.gateway.engine.api import EngineStatus
@@ -21,31 +22,40 @@ PROBE_TIMEOUT_S = 5.0
 log = logging.getLogger("sandgate.gateway.engine")
 
 
-async def check(http: Transport, url: str) -> str | None:
-    """One probe: None = healthy, else what is wrong."""
+class Probe(NamedTuple):
+    """What one probe found."""
+
+    failure: str | None
+    """None = healthy."""
+    dead: bool = False
+    """Nothing listens there."""
+
+
+async def check(http: Transport, url: str) -> Probe:
+    """One probe."""
     try:
         answer = await http.ask("GET", f"{url}/health", timeout_s=PROBE_TIMEOUT_S)
     except Lost as error:
-        return str(error)
-    return None if answer.status == 200 else f"/health answers {answer.status}"
+        return Probe(str(error), error.refused)
+    return Probe(None if answer.status == 200 else f"/health answers {answer.status}")
 
 
 async def watch(
-    http: Transport,
     table: Table,
+    probe: Callable[[str], Awaitable[Probe]],
     *,
     every_s: float = PROBE_S,
-    on_up: Callable[[str], Awaitable[None]] | None = None,
+    on_up: Callable[[str], Awaitable[None]],
 ) -> None:
     """Probe all replicas for ever. `on_up` is awaited for one that just came up, before the next round."""
     while True:
         await asyncio.sleep(every_s)
         urls = list(table.replicas)
-        for url, failure in zip(urls, await asyncio.gather(*(check(http, url) for url in urls)), strict=True):
-            if not table.probed(url, failure):
+        for url, (failure, dead) in zip(urls, await asyncio.gather(*map(probe, urls)), strict=True):
+            if not table.probed(url, failure, dead=dead):
                 continue
             log.warning("engine %s is %s", url, f"down: {failure}" if failure else "up")
-            if failure is None and on_up is not None:
+            if failure is None:
                 await on_up(url)
 
 

@@ -28,6 +28,8 @@ class Replica:
     failures: int = 0
     """Probes failed in a row."""
     detail: str = ""
+    doubt: str = ""
+    """Why its weights are of no known version; nothing new goes there. Whether it is healthy is another matter."""
     leaving: bool = False
     """Removed from the set: takes nothing new, and goes with its last generation."""
 
@@ -49,7 +51,11 @@ class Table:
 
         The caller must `release` it. A group whose replica is down or avoided moves, and stays where it moved.
         """
-        able = [r for r in self.replicas.values() if r.healthy and not r.leaving and r.url not in avoid]
+        able = [
+            r
+            for r in self.replicas.values()
+            if r.healthy and not r.doubt and not r.leaving and r.url not in avoid
+        ]
         if not able:
             return None
         home = self._homes.get(affinity) if affinity else None
@@ -103,8 +109,17 @@ class Table:
         """URLs of the set, those that are leaving left out."""
         return [replica.url for replica in self.replicas.values() if not replica.leaving]
 
-    def probed(self, url: str, failure: str | None) -> bool:
-        """Note a health probe: None = fine, else what went wrong. True if the replica just came up or went down."""
+    def doubt(self, url: str, why: str) -> bool:
+        """Its weights are of no known version, or (empty) they are. True if that is news."""
+        replica = self.replicas.get(url)
+        if replica is None or replica.doubt == why:
+            return False
+        replica.doubt = why
+        return True
+
+    def probed(self, url: str, failure: str | None, *, dead: bool = False) -> bool:
+        """Note a health probe: None = fine, else what went wrong; `dead`: nothing listens there, so one such probe is
+        enough. True if the replica just came up or went down."""
         replica = self.replicas.get(url)
         if replica is None:  # it left meanwhile
             return False
@@ -112,7 +127,7 @@ class Table:
         if failure is None:
             replica.failures, replica.healthy, replica.detail = 0, True, ""
         else:
-            replica.failures += 1
+            replica.failures += FAILURES_MAX if dead else 1
             replica.detail = failure
             replica.healthy = before and replica.failures < FAILURES_MAX
         return replica.healthy != before
@@ -127,7 +142,13 @@ class Table:
     def status(self) -> list[EngineStatus]:
         """One entry per replica of the set, in the order in which they joined."""
         return [
-            EngineStatus(r.url, r.healthy, r.in_flight, r.detail)
+            EngineStatus(
+                r.url,
+                r.healthy and not r.doubt,
+                r.in_flight,
+                r.detail or r.doubt,
+                bool(r.healthy and r.doubt),
+            )
             for r in self.replicas.values()
             if not r.leaving
         ]

@@ -15,6 +15,9 @@ from sandgate.contract.trajectory import Ids
 from sandgate.gateway.engine.answers import SENTINEL, Step, Top
 from sandgate.gateway.engine.api import Finish
 
+INITIAL_LABEL = "default"
+"""Of vLLM's weights, until somebody sets another."""
+
 ABORTED_MAX = 1_000
 """Aborted generations remembered, so that the rest is played when the caller resumes."""
 
@@ -106,6 +109,8 @@ class _Run:
     """Where this piece starts."""
     labels: list[tuple[str | int, int, int]] = field(default_factory=list)
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
+    lost: bool = False
+    """The engine restarted: the connection breaks."""
 
     def note(self, label: str, count: int) -> None:
         """`count` more tokens of this piece by `label`."""
@@ -135,7 +140,7 @@ class Player:
         self._script, self._encode, self._decode = script, encode, decode
         self.eos_ids, self.chunk = tuple(eos_ids), chunk
         self.max_model_len, self.vocab_size, self.token_s = max_model_len, vocab_size, token_s
-        self.label = "default"
+        self.label = INITIAL_LABEL
         """Weight version that next tokens are sampled by."""
         self.counts: Counter[str] = Counter()
         """generations, aborted, resumed, refused."""
@@ -185,6 +190,14 @@ class Player:
         """Abort what runs now."""
         for run in self._runs.values():
             run.aborted.set()
+
+    def restart(self) -> None:
+        """As a process that dies and comes up again: connections break, and the weights are those of the start."""
+        self.label = INITIAL_LABEL
+        for run in self._runs.values():
+            run.lost = True
+        self.abort_all()
+        self.resume()
 
     # -- playing ------------------------------------------------------------------------------------------------
 
@@ -249,6 +262,9 @@ class Player:
         while True:
             await self._wait(run)
             finish, reason = self._ended(run)
+            if run.lost:
+                self._remember(run)
+                raise Broken("the engine restarted")
             if run.aborted.is_set():
                 self._remember(run)
                 finish, reason = "abort", None

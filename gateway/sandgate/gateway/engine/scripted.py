@@ -12,8 +12,10 @@ from contextlib import aclosing
 
 from sandgate.contract.errors import EngineUnavailable
 from sandgate.gateway.engine import wire
+from sandgate.gateway.engine.answers import Unlabelled
 from sandgate.gateway.engine.api import Delta, EngineFacts, EngineStatus, Prompt, Sample
 from sandgate.gateway.engine.generation import Generation
+from sandgate.gateway.engine.labels import Labels
 from sandgate.gateway.engine.script import (
     Ask,
     Broken,
@@ -71,6 +73,9 @@ class ScriptedEngine:
         self.url = url
         self.prompts: deque[Prompt] = deque(maxlen=SEEN_MAX)
         """What was asked for, oldest first."""
+        self.labels = Labels()
+        self._latest = 0
+        """The version of the latest prompt."""
         self._closed = False
 
     @property
@@ -79,8 +84,17 @@ class ScriptedEngine:
         return self.player.counts["generations"] - self.player.counts["resumed"]
 
     def status(self) -> list[EngineStatus]:
-        """One replica, always healthy until closed."""
-        return [EngineStatus(self.url, not self._closed, self.player.running)]
+        """One replica, healthy until closed, unless its label has no version and should have one."""
+        doubt = self._doubt()
+        up = not self._closed and not doubt
+        return [EngineStatus(self.url, up, self.player.running, doubt, bool(doubt))]
+
+    async def version_told(self) -> None:
+        """See `Labelled.version_told`."""
+        self.labels.heed(self.player.label)
+
+    def _doubt(self) -> str:
+        return self.labels.against(self.player.label, self._latest)
 
     async def aclose(self) -> None:
         """Running generations end with EngineUnavailable."""
@@ -90,10 +104,14 @@ class ScriptedEngine:
     async def generate(self, prompt: Prompt, on_delta: Callable[[Delta], None] | None = None) -> Sample:
         """See `Engine.generate`."""
         self.prompts.append(prompt)
+        self._latest = prompt.version
         made = Generation(prompt, told=prompt.version, streams=on_delta is not None)
         for attempt in itertools.count():
             if self._closed:
                 raise EngineUnavailable("the scripted engine is closed")
+            if doubt := self._doubt():
+                raise EngineUnavailable(doubt)
+            made.numbered = self.labels.demanded(made.told)
             try:
                 await self._attempt(prompt, made, attempt, on_delta)
             except Refused as error:
@@ -103,9 +121,13 @@ class ScriptedEngine:
                 raise wire.refusal(
                     error.status, error.body, error.retry_after, prompt_tokens=len(prompt.ids)
                 ) from None
+            except Unlabelled as error:
+                made.forget(error)
+                raise EngineUnavailable(str(error)) from None
             except Broken as error:
                 if made.ids:
                     made.cut(str(error), told=prompt.version)
+            self.labels.known = self.labels.known or made.labelled
             if made.finish == "abort":
                 made.cut("the engine aborted it", told=prompt.version)
             if made.finish is not None:

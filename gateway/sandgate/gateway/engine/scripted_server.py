@@ -67,13 +67,15 @@ class ScriptedServer:
         generate_open: bool = True,
         old_logprobs: bool = False,
         versions: bool = True,
+        dev_mode: bool = True,
     ) -> None:
         """`generate_open` False: as vLLM without --enable-scale-out. `old_logprobs`: the shape up to 0.31.
-        `versions` False: no weight_versions in answers."""
+        `versions` False: no weight_versions in answers. `dev_mode` False: no controls, as without
+        VLLM_SERVER_DEV_MODE=1."""
         self.player, self.model = player, model
         self.healthy = True
         self._host, self._port, self._version = host, port, version
-        self._open, self._old, self._versions = generate_open, old_logprobs, versions
+        self._open, self._old, self._versions, self._dev = generate_open, old_logprobs, versions, dev_mode
         self._runner: web.AppRunner | None = None
         self._name = 0
 
@@ -84,19 +86,14 @@ class ScriptedServer:
                 web.post("/inference/v1/generate", self._generate),
                 web.post("/v1/completions", self._complete),
                 web.post("/inference/v1/abort_requests", self._abort),
-                web.post("/pause", self._pause),
-                web.post("/resume", self._resume),
-                web.get("/is_paused", self._is_paused),
-                web.post("/update_weight_version", self._update_version),
-                web.get("/weight_info", self._weight_info),
-                web.post("/reset_prefix_cache", self._fine),
-                web.post("/collective_rpc", self._fine),
                 web.get("/health", self._health),
                 web.get("/version", self._tell_version),
                 web.get("/v1/models", self._models),
                 web.get("/metrics", self._metrics),
             ]
         )
+        if self._dev:
+            app.add_routes(self._controls())
         # A client that goes away aborts its generation, as in vLLM.
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.5)
         await self._runner.setup()
@@ -104,6 +101,17 @@ class ScriptedServer:
         await site.start()
         self._port = self._runner.addresses[0][1]
         return self
+
+    def _controls(self) -> list[web.RouteDef]:
+        return [
+            web.post("/pause", self._pause),
+            web.post("/resume", self._resume),
+            web.get("/is_paused", self._is_paused),
+            web.post("/update_weight_version", self._update_version),
+            web.get("/weight_info", self._weight_info),
+            web.post("/reset_prefix_cache", self._fine),
+            web.post("/collective_rpc", self._fine),
+        ]
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 
 from sandgate.contract.errors import EngineFailed, EngineUnavailable, Overloaded, SandgateError
 from sandgate.gateway.engine import facts, health, wire
-from sandgate.gateway.engine.answers import read
+from sandgate.gateway.engine.answers import Unlabelled, read
 from sandgate.gateway.engine.api import Delta, EngineFacts, EngineStatus, Prompt, Sample
 from sandgate.gateway.engine.generation import Generation
+from sandgate.gateway.engine.labels import Labels
 from sandgate.gateway.engine.route import Table
 from sandgate.gateway.engine.sse import Events
 from sandgate.gateway.engine.transport import Lost, Streamed, Transport
@@ -58,15 +59,20 @@ class VllmEngine:
         vocab_size: int = 0,
         api_key: str = "",
         version_now: Callable[[], int] | None = None,
+        labels: Labels | None = None,
     ) -> None:
         """`vocab_size`: ids at or above it are refused; 0 = unknown. `version_now`: the policy version last told, for
-        what is sampled after a cut by an engine that reports none; default: the prompt's."""
+        what is sampled after a cut by an engine that reports none; default: the prompt's. `labels`: what is known of
+        their labels already."""
         self.table = Table.of(_plain(urls))
         self.facts = EngineFacts(logprobs_mode=logprobs_mode)
         self._known: dict[str, EngineFacts] = {}
         self._changing = asyncio.Lock()
         self._model, self._timeout_s, self._vocab_size = model, timeout_s, vocab_size
         self._version_now = version_now
+        self._latest = 0
+        """The version of the latest prompt: the last told, where nobody tells `version_now`."""
+        self.labels = labels or Labels()
         self._http = Transport(api_key=api_key)
         self._doors: dict[str, Door] = {}
         self._running: set[asyncio.Task[object]] = set()
@@ -88,6 +94,7 @@ class VllmEngine:
         vocab_size: int = 0,
         api_key: str = "",
         version_now: Callable[[], int] | None = None,
+        labels: Labels | None = None,
         probe_s: float = health.PROBE_S,
         patient: bool = False,
     ) -> VllmEngine:
@@ -102,15 +109,18 @@ class VllmEngine:
             vocab_size=vocab_size,
             api_key=api_key,
             version_now=version_now,
+            labels=labels,
         )
         try:
             learn = engine._learn_quietly if patient else engine._learn
             await asyncio.gather(*(learn(url) for url in engine.table.members()))
+            if engine.labels.demanded(engine._now()):  # as the last one asked may have shown
+                await engine.version_told()
         except BaseException:
             await engine.aclose()
             raise
         engine._watch = asyncio.create_task(
-            health.watch(engine._http, engine.table, every_s=probe_s, on_up=engine._learn_quietly)
+            health.watch(engine.table, engine._probe, every_s=probe_s, on_up=engine._learn_quietly)
         )
         return engine
 
@@ -127,6 +137,7 @@ class VllmEngine:
             log.warning("engine %s: %s", url, note)
         self._known[url] = found.facts
         self._choose_facts()
+        await self._look([url], fresh=True)
         self.table.probed(url, None)
 
     def _choose_facts(self) -> None:
@@ -141,6 +152,40 @@ class VllmEngine:
             await self._learn(url)
         except EngineFailed as error:
             self.table.down(url, str(error))
+
+    async def _probe(self, url: str) -> health.Probe:
+        """Before a replica counts as up, its label is known to carry a version, where one is needed."""
+        up = any(one.url == url and one.healthy for one in self.table.replicas.values())
+        found = await health.check(self._http, url)
+        if found.failure is None and self.labels.demanded(self._now()):
+            await self._look([url], fresh=not up)
+        return found
+
+    async def version_told(self) -> None:
+        """See `Labelled.version_told`."""
+        await self._look(self.table.members())
+
+    async def _look(self, urls: Sequence[str], *, fresh: bool = False) -> None:
+        """At labels. A replica that does not answer keeps its standing; a `fresh` one has none."""
+        labels = await asyncio.gather(
+            *(facts.label_of(self._http, url) for url in urls), return_exceptions=True
+        )
+        for label in labels:
+            if isinstance(label, str):
+                self.labels.heed(label)
+        for url, label in zip(urls, labels, strict=True):
+            if isinstance(label, str):
+                self._doubt(url, self.labels.against(label, self._now()))
+            elif label is None:  # then its answers say it, or nobody does
+                self._doubt(url, "")
+            elif not isinstance(label, EngineUnavailable):
+                raise label
+            elif fresh and self.labels.demanded(self._now()):
+                self._doubt(url, f"the version of its weights is not known yet: {label}")
+
+    def _doubt(self, url: str, why: str) -> None:
+        if self.table.doubt(url, why):
+            log.warning("engine %s is %s", url, f"not used: {why}" if why else "used again")
 
     async def set_urls(self, urls: Sequence[str]) -> None:
         """Replace the replicas. New ones are asked what they are before the old ones leave, so that turns find an
@@ -206,6 +251,7 @@ class VllmEngine:
         tries = _Tries()
         while True:
             made.told = self._told(prompt)  # a pause that was waited out may have brought new weights
+            made.numbered = self.labels.demanded(made.told)
             url = self.table.reserve(prompt.affinity, tries.out)
             if url is None:
                 raise tries.verdict(self.table)
@@ -214,8 +260,15 @@ class VllmEngine:
             except Lost as error:
                 if tries.lost(url, error):
                     self.table.down(url, str(error))
+                elif made.numbered:  # it may be up again already, with the weights of its start
+                    await self._look([url], fresh=True)
                 if made.ids and made.finish in (None, "abort"):
                     made.cut(str(error), told=self._told(prompt))
+            except Unlabelled as error:
+                self._doubt(url, str(error))
+                made.forget(error)
+                tries.refused(url, EngineUnavailable(f"engine {url}: {error}", retry_after=health.PROBE_S))
+                continue
             except (Overloaded, EngineUnavailable) as error:
                 tries.refused(url, error)
                 continue
@@ -227,12 +280,17 @@ class VllmEngine:
                 continue
             finally:
                 self.table.release(url)
+            self.labels.known = self.labels.known or made.labelled
             if made.finish == "abort":
                 made.cut("the engine aborted it", told=self._told(prompt))
             if made.finish is not None:
                 return made.sample(url)
 
+    def _now(self) -> int:
+        return self._latest if self._version_now is None else self._version_now()
+
     def _told(self, prompt: Prompt) -> int:
+        self._latest = prompt.version
         return prompt.version if self._version_now is None else max(prompt.version, self._version_now())
 
     async def _attempt(self, url: str, made: Generation, tries: _Tries, on_delta: OnDelta | None) -> None:

@@ -13,7 +13,7 @@ import msgspec
 from sandgate.contract.errors import CorruptRecord, NewerRecord
 from sandgate.gateway.conversation.messages import Reply
 
-SCHEMA = 4
+SCHEMA = 5
 """The newest known. A record carries the first schema that knew its kind, so a journal without new kinds stays readable
 for older gateways."""
 
@@ -243,6 +243,19 @@ class Held(_Fourth, frozen=True, kw_only=True, tag="held"):
     paused: bool
 
 
+class _Fifth(_Record, frozen=True, kw_only=True, omit_defaults=False):
+    """Kinds that schema 5 added; their bytes say so."""
+
+    schema: int = 5
+
+
+class EnginesLabelled(_Fifth, frozen=True, kw_only=True, tag="labelled"):
+    """Do the labels of the engines' weights carry versions? A later life of the gateway must know: it may meet engines
+    that restarted, too. Session field of the row is the empty string."""
+
+    labelled: bool
+
+
 TASKS = "~tasks"
 """A log of its own, because it is compacted by itself; no session can have this id."""
 
@@ -265,6 +278,7 @@ Record = Union[  # noqa: UP007 - msgspec wants the union as a value
     TasksForgotten,
     CapacityChanged,
     Held,
+    EnginesLabelled,
 ]
 
 _ENCODER = msgspec.msgpack.Encoder()

@@ -39,8 +39,10 @@ async def resume(core: Front, _: Controller) -> Any:
 
 @router.put("/policy-version")
 async def version(core: Front, _: Controller, body: VersionBody) -> Any:
-    """The trainer's weights advanced; tokens sampled from now on carry this version."""
-    await core.set_version(body.version)
+    """The trainer's weights advanced; tokens sampled from now on carry this version, or the number in the label of
+    their engine's weights. `labelled`: engines are labelled with versions, so one whose label has no number is not
+    used; null: as was told or seen before."""
+    await core.set_version(body.version, body.labelled)
     return core.status()
 
 

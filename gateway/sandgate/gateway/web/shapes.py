@@ -187,3 +187,5 @@ class VersionBody(_Body):
     """Body of PUT /v1/policy-version."""
 
     version: int = Field(ge=0, le=2**31 - 1)
+    labelled: bool | None = None
+    """Do the labels of the engines' weights carry versions? Null: as was told or seen before."""
