@@ -3,13 +3,14 @@
 #
 #   images/build.sh [--registry PREFIX] [--tag TAG] [--base IMAGE] [--push] [operator|gateway|fetcher|shop ...]
 #
-# Default: all four, tagged `<PREFIX/>sandgate-<name>:latest`, on python:3.11-slim. BUILD_ARGS are further options of the
+# Default: all four, tagged `<PREFIX/>sandgate-<name>:<the chart's appVersion>`, which is what the chart asks for, on
+# python:3.11-slim. BUILD_ARGS are further options of the
 # builder, e.g. BUILD_ARGS="--isolation chroot --network host -v /etc/pip.conf:/etc/pip.conf:ro" for buildah in a
 # container. The last line of output is the images, separated by blanks.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-registry="" tag=latest base=python:3.11-slim push="" names=()
+registry="" tag="$(sed -n 's/^appVersion: "\(.*\)"$/\1/p' charts/sandgate/Chart.yaml)" base=python:3.11-slim push="" names=()
 while [ $# -gt 0 ]; do
   case "$1" in
     --registry) registry="${2%/}/"; shift 2 ;;

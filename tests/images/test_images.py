@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.cluster.harness.cache import cache
 from tests.cluster.harness.images import PYTHON_IMAGE, buildah, image
@@ -209,6 +210,27 @@ def test_the_script_for_people_builds_the_same() -> None:
     finally:
         remove = ["buildah", "rmi", "sandgate-fetcher:by-script"]
         subprocess.run(remove, env=env, capture_output=True, check=True)
+
+
+def test_the_script_tags_as_the_chart_asks(tmp_path: Path) -> None:
+    """A builder that only takes down what it is told."""
+    told = tmp_path / "told"
+    builder = tmp_path / "buildah"
+    builder.write_text(f'#!/bin/sh\necho "$@" >>{told}\n')
+    builder.chmod(0o755)
+    version = yaml.safe_load((ROOT / "charts/sandgate/Chart.yaml").read_text("utf-8"))["appVersion"]
+    names = ["operator", "gateway", "fetcher"]
+    images = [f"registry.example.com/team/sandgate-{name}:{version}" for name in names]
+    done = subprocess.run(
+        [str(ROOT / "images" / "build.sh"), "--registry", "registry.example.com/team", "--push", *names],
+        env=os.environ | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == images
+    pushed = [line for line in told.read_text("utf-8").splitlines() if line.startswith("push ")]
+    assert pushed == [f"push {image}" for image in images]
 
 
 def test_the_script_refuses_what_it_does_not_know() -> None:

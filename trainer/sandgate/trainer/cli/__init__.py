@@ -19,7 +19,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="On-policy RL rollouts from any agent that speaks the OpenAI or Anthropic protocol.",
+    help="On-policy RL rollouts from any agent that speaks OpenAI's chat completions.",
 )
 app.command("run")(run.run)
 app.command("show")(show.show)
