@@ -87,6 +87,16 @@ def test_sessions_of_a_group_stand_in_order_of_sample(it: Journalled) -> None:
     assert it.lease() == ("q.0.0", "q.1.0")
 
 
+def test_of_two_sessions_of_one_attempt_the_one_that_runs_is_not_waited_for() -> None:
+    book = LeaseBook()
+    for session in ("a", "b"):
+        book.fold(session, Opened(at=0.0, spec={"uid": "q", "attempt": 1}))
+    book.fold("a", Sealed(at=0.0))
+    record = book.lease("l", 0.0, ttl_s=TTL)
+    assert record is not None
+    assert record.sessions == ("a",)
+
+
 def test_the_same_task_of_two_jobs_is_two_groups(it: Journalled) -> None:
     it.ended("q.0.0")
     it.job = "other"
@@ -121,6 +131,14 @@ def test_oldest_first_and_no_more_than_asked(it: Journalled) -> None:
     assert it.lease("l3") == ()
 
 
+def test_a_group_that_waits_keeps_its_place_whatever_else_ends_in_it(it: Journalled) -> None:
+    it.open("a.0.0")
+    it.ended("a.0.1", "a.1.0")
+    it.ended("b.0.0", "b.1.0")
+    it.seal("a.0.0")
+    assert it.lease() == ("a.0.1", "a.1.0")
+
+
 def test_only_of_the_job_that_was_asked_for(it: Journalled) -> None:
     it.ended("a.0.0", "a.1.0")
     assert it.lease(job="other") == ()
@@ -153,10 +171,23 @@ def test_without_whole_groups_what_is_sealed_goes_and_the_rest_later(it: Journal
 
 
 def test_a_lease_id_is_used_once(it: Journalled) -> None:
-    it.ended("q.0.0", "q.1.0")
-    it.lease("l1")
+    it.ended("a.0.0", "a.1.0", "b.0.0", "b.1.0")
+    record = it.book.lease("l1", it.now, ttl_s=TTL)
+    assert record is not None
+    with pytest.raises(Conflict):  # while it is being made durable, too: its groups would be free
+        it.lease("l1")
+    it.write("", record)
     with pytest.raises(Conflict):
         it.lease("l1")
+
+
+def test_a_group_whose_part_is_acknowledged_waits_for_no_other_group_of_that_lease(it: Journalled) -> None:
+    it.open("a.0.0", "a.1.0", "b.0.0")
+    it.seal("a.0.0", "b.0.0")
+    assert it.lease("l1", whole_groups=False, max_groups=2) == ("a.0.0", "b.0.0")
+    it.ack("l1", ["a.0.0"])
+    it.seal("a.1.0")
+    assert it.lease("l2", whole_groups=False, max_groups=2) == ("a.1.0",)
 
 
 # --- expiry, ack, nack
@@ -227,6 +258,8 @@ def test_giving_back_offers_at_once(leased: Journalled) -> None:
 def test_giving_back_keeps_what_was_acked(leased: Journalled) -> None:
     leased.ack("l1", ["q.0.0"])
     leased.nack()
+    with pytest.raises(Conflict, match="given back"):
+        leased.ack("l1")
     assert leased.lease("l2") == ("q.1.0",)
     assert leased.ack("l1", ["q.0.0"]) is None
 
@@ -237,6 +270,15 @@ def test_giving_back_late_takes_nothing_from_the_next(leased: Journalled) -> Non
     leased.nack("l1")
     assert leased.lease("l3") == ()
     assert leased.ack("l2") == ("q.0.0", "q.1.0")
+
+
+def test_an_acked_attempt_counts_while_a_newer_one_runs(it: Journalled) -> None:
+    it.ended("q.0.0")
+    it.lease("l1", whole_groups=False)
+    it.ack("l1")
+    it.open("q.0.1")
+    it.ended("q.1.0")
+    assert it.lease("l2") == ("q.1.0",)
 
 
 def test_closing_keeps_the_attempt_that_was_acked(it: Journalled) -> None:
@@ -285,6 +327,17 @@ def test_what_is_being_acked_is_not_offered_until_that_failed(leased: Journalled
     leased.book.undo(late)
     assert leased.replayed() == leased.book
     assert leased.lease("l2") == ("q.0.0", "q.1.0")
+
+
+def test_of_two_acks_under_way_one_that_fails_frees_nothing(leased: Journalled) -> None:
+    leased.now += TTL
+    acks = [leased.book.ack("l1", leased.now) for _ in range(2)]
+    assert acks[0] is not None
+    assert acks[0] == acks[1]
+    leased.book.undo(acks[0])
+    assert leased.lease("l2") == ()
+    leased.write("", acks[0])
+    assert leased.replayed() == leased.book
 
 
 def test_what_is_being_leased_again_cannot_be_acked_late(leased: Journalled) -> None:
@@ -339,6 +392,13 @@ def test_lease_records_of_forgotten_sessions_change_nothing(leased: Journalled) 
     assert book == LeaseBook()
 
 
+def test_opened_again_it_stays_what_it_is(leased: Journalled) -> None:
+    leased.ack()
+    leased.open("q.0.0")
+    assert leased.lease("l2") == ()
+    assert leased.ack("l1") is None
+
+
 def test_other_records_change_nothing(it: Journalled) -> None:
     it.open("q.0.0")
     before = dataclasses.replace(it.replayed())
@@ -358,6 +418,12 @@ def test_a_renewed_lease_ends_later(leased: Journalled) -> None:
     leased.now += 1.0
     assert leased.lease("l2") == ("q.0.0", "q.1.0")
     assert leased.replayed() == leased.book
+
+
+def test_a_renewal_shortens_nothing(leased: Journalled) -> None:
+    record = leased.book.renew("l1", leased.now + 1.0, ttl_s=1.0)
+    assert record is not None
+    assert record.until == leased.now + TTL
 
 
 def test_a_late_renewal_is_fine_if_nobody_else_got_it(leased: Journalled) -> None:
@@ -402,6 +468,7 @@ def test_a_renewal_that_comes_to_the_journal_behind_the_nack_revives_nothing(lea
     assert record is not None
     leased.nack()
     leased.write("", record)
+    assert leased.compacted().members == leased.book.members
     assert leased.lease("l2") == ("q.0.0", "q.1.0")
     assert leased.replayed() == leased.book
 

@@ -13,13 +13,16 @@ from sandgate.contract.errors import Conflict
 from tests.gateway.trajectories.books import TTL, Journalled
 
 TASKS, SAMPLES, ATTEMPTS = ("a", "b", "c"), (0, 1), (0, 1, 2)
+DURABLE = st.sampled_from([True, True, True, False])
+"""Could it be written?"""
 
 
 class Forever(RuleBasedStateMachine):
     """`self.it` is the book under test; the model keeps only what was told to whom, and judges."""
 
-    @initialize()
-    def start(self) -> None:
+    @initialize(ended=st.sets(st.sampled_from(TASKS), min_size=1))
+    def start(self, ended: set[str]) -> None:
+        """`ended`: whole groups from the beginning, or few of the histories would come to an acknowledgement."""
         self.it = Journalled(size=len(SAMPLES))
         self.number = 0
         self.given: dict[str, tuple[tuple[str, ...], float]] = {}
@@ -27,11 +30,16 @@ class Forever(RuleBasedStateMachine):
         self.acked: Counter[str] = Counter()
         self.open: set[str] = set()
         self.good: set[str] = set()
+        self.gone: set[str] = set()
+        """Forgotten; nobody gives a new session an old one's id."""
+        for name in (f"{task}.{sample}.0" for task in sorted(ended) for sample in SAMPLES):
+            self.it.ended(name)
+            self.good.add(name)
 
     @rule(task=st.sampled_from(TASKS), sample=st.sampled_from(SAMPLES), attempt=st.sampled_from(ATTEMPTS))
     def open_one(self, task: str, sample: int, attempt: int) -> None:
         name = f"{task}.{sample}.{attempt}"
-        if name not in self.it.book.members:
+        if name not in self.it.book.members.keys() | self.gone:
             self.it.open(name)
             self.open.add(name)
 
@@ -44,7 +52,7 @@ class Forever(RuleBasedStateMachine):
         if how in ("good", "policy"):
             self.good.add(name)
 
-    @rule(whole=st.booleans(), groups=st.integers(1, 3), durable=st.booleans())
+    @rule(whole=st.booleans(), groups=st.integers(1, 3), durable=DURABLE)
     def lease(self, whole: bool, groups: int, durable: bool) -> None:
         self.number += 1
         name = f"l{self.number}"
@@ -62,7 +70,7 @@ class Forever(RuleBasedStateMachine):
         self.given[name] = (record.sessions, record.until)
 
     @precondition(lambda self: self.given)
-    @rule(data=st.data(), part=st.booleans(), durable=st.booleans())
+    @rule(data=st.data(), part=st.booleans(), durable=DURABLE)
     def ack(self, data: st.DataObject, part: bool, durable: bool) -> None:
         name = data.draw(st.sampled_from(sorted(self.given)))
         sessions = self.given[name][0][:1] if part else None
@@ -89,7 +97,7 @@ class Forever(RuleBasedStateMachine):
         del self.given[name]
 
     @precondition(lambda self: self.given)
-    @rule(data=st.data(), durable=st.booleans())
+    @rule(data=st.data(), durable=DURABLE)
     def renew(self, data: st.DataObject, durable: bool) -> None:
         name = data.draw(st.sampled_from(sorted(self.given)))
         sessions = self.given[name][0]
@@ -136,6 +144,7 @@ class Forever(RuleBasedStateMachine):
         self.it.book.forget(gone)
         self.it.log = [(session, record) for session, record in self.it.log if session not in gone]
         self.good -= set(gone)
+        self.gone.update(gone)
         for name, (sessions, until) in list(self.given.items()):
             left = tuple(session for session in sessions if session not in gone)
             if left:
@@ -185,4 +194,4 @@ class Forever(RuleBasedStateMachine):
 
 
 TestForever = Forever.TestCase
-TestForever.settings = settings(stateful_step_count=40)
+TestForever.settings = settings(stateful_step_count=40, max_examples=max(250, settings().max_examples))
