@@ -37,6 +37,9 @@ Json = Any
 NAMESPACE = "lab"
 SETTINGS = Settings(history=1000)
 
+ACCEPTED = 8
+"""Turns of the loop after which a server knows a connection that it accepted while it closed; it takes three."""
+
 Agent = Callable[["Box"], Awaitable[int]]
 """A program: returns its exit code."""
 
@@ -160,7 +163,9 @@ class World:
         for connection in list(gone.connections):
             connection.transport.abort()
         await self._doors.pop(name).aclose()
-        for late in list(gone.connections):  # accepted while it closed
+        for _ in range(ACCEPTED):
+            await asyncio.sleep(0)
+        for late in list(gone.connections):  # nobody would ever answer there
             late.transport.abort()
 
     def resolve(self, url: str) -> str:

@@ -110,6 +110,7 @@ async def stands(up: World) -> str:
         listed = (await one.admin.get("/v1/sessions")).json()["sessions"]
         lines += [
             f"{name} {said['session_id']} {said['state']} {said['failure_reason']} {said['turns']}"
+            f"{' committed' if said['committed'] else ''}"
             for said in listed
         ]
     return "\n".join(lines)

@@ -1,17 +1,66 @@
-"""A commit that no event tells: its gateway died in between. Its list does."""
+"""What dies between two steps that belong together: a commit and its event, the AgentSessions of one group."""
 
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from sandgate.contract.errors import Unavailable
 from sandgate.operator.cluster import doors
 from tests.operator.cluster_rig import hurry, manifest, world
 from tests.support.waiting import until
 
 GATEWAY = "shop-gateway-0"
+
+
+async def test_siblings_share_a_gateway_though_it_dies_while_they_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a group could be leased nowhere: its other half would be at another gateway."""
+    hurry(monkeypatch)
+    made = 0
+
+    def the_second_is_refused(verb: str, kind: str) -> None:
+        nonlocal made
+        if (verb, kind) == ("create", "AgentSession"):
+            made += 1
+            if made == 2:
+                raise Unavailable("the API server is busy", retry_after=0.0)
+
+    async with world(tmp_path, gateways=2) as up:
+        up.operator_up()
+        resolve, away = up.resolve, set[str]()
+
+        def find(url: str) -> str:
+            if any(name in url for name in away):
+                raise Unavailable("away", retry_after=0.0)
+            return resolve(url)
+
+        def dies_at_the_first(kind: str, event: str, body: Any) -> None:
+            if kind == "AgentSession" and made == 1:
+                away.add(body["spec"]["gateway"])
+
+        monkeypatch.setattr(up, "resolve", find)
+        up.kube.watchers.append(dies_at_the_first)
+        up.kube.fail = the_second_is_refused
+        await up.kube.create(manifest("a 1", "b 2", groupSize=2, parallelism=2, gateway={"replicas": 2}))
+
+        async def the_other_task_is_done() -> bool:
+            return bool(up.job().get("status", {}).get("ended") == 2)
+
+        await until(the_other_task_is_done, what="the other task is done elsewhere", within_s=20)
+        away.clear()
+
+        async def complete() -> bool:
+            return up.condition("Complete")[0] == "True"
+
+        await until(complete, what="the job is complete", within_s=20)
+        homes = {(one["spec"]["taskUid"], one["spec"]["gateway"]) for one in up.sessions().values()}
+        assert len(homes) == 2, homes
+        assert await up.train() == 4
 
 
 async def test_what_a_trainer_acknowledged_while_the_operator_did_not_hear_is_committed(

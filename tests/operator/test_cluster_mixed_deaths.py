@@ -112,6 +112,7 @@ async def test_in_the_end_every_object_says_what_its_gateway_does(
                 await until(enough, what="agents talk", within_s=WITHIN_S)
                 await deaths.strike()
             await judge(up, deaths)
+            assert not trainer.done()
         finally:
             trainer.cancel()
             await asyncio.gather(trainer, return_exceptions=True)

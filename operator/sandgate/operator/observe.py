@@ -209,13 +209,9 @@ class Observed:
 
     def outage(self, gateway: str, outage: Outage) -> None:
         """A gateway, or all engines behind it, are away, or are back after `outage`. One that goes on is one."""
-        for name, at in self._placed.items():
+        for name in (name for name, at in self._placed.items() if at == gateway):
             seen = self.sessions.get(name)
-            if (
-                at == gateway
-                and seen is not None
-                and (outage.until is None or outage.until >= seen.opened_at)
-            ):
+            if seen is not None and (outage.until is None or outage.until >= seen.opened_at):
                 which = outage.since, outage.reason
                 others = [one for one in seen.outages if (one.since, one.reason) != which]
                 self.sessions[name] = replace(seen, outages=(*others, outage)[-OUTAGES_MAX:])
@@ -250,7 +246,7 @@ class Observed:
             if said.session_id != ref.name:
                 continue
             seen = recall(ref, said)
-            self._begin(ref.uid, gateway)
+            self.begin(ref.uid, gateway)
             if said.state.ended:
                 self._sample(ref, ended_as(said, self._at(ref)))
             else:
@@ -286,6 +282,15 @@ class Observed:
             self.remotes.asked[ref.name] = (ref, gateway)
             self.changed(ref.name)
 
+    def begin(self, uid: str, gateway: str) -> None:
+        """Sessions of this task are opened, at this gateway: all of them, unless it was begun elsewhere."""
+        if uid not in self.groups and uid not in self.settled:
+            waiting = (SampleObserved(),) * self.want.spec.group_size
+            self.groups[uid] = GroupObserved(uid=uid, gateway=gateway, samples=waiting)
+            self.fresh.pop(uid, None)
+            self._uids.add(uid)
+            self._begun += 1
+
     def opened_remote(self, ref: Ref, gateway: str, now: float) -> None:
         """Its gateway holds a remote session."""
         self.remotes.opened(ref, gateway)
@@ -300,7 +305,7 @@ class Observed:
         """Its gateway holds it. `told`: what its AgentSession says, if it has one."""
         if ref.name in self.sessions:
             return
-        self._begin(ref.uid, gateway)
+        self.begin(ref.uid, gateway)
         self._live(ref, gateway, now, starting=True)
         self.sessions[ref.name] = replace(self.sessions[ref.name], told=told)
         self.changed(ref.name)
@@ -444,14 +449,6 @@ class Observed:
             self.remotes.forget(ref)
 
     # -- inside -------------------------------------------------------------------------------------------------------
-
-    def _begin(self, uid: str, gateway: str) -> None:
-        if uid not in self.groups and uid not in self.settled:
-            waiting = (SampleObserved(),) * self.want.spec.group_size
-            self.groups[uid] = GroupObserved(uid=uid, gateway=gateway, samples=waiting)
-            self.fresh.pop(uid, None)
-            self._uids.add(uid)
-            self._begun += 1
 
     def _live(self, ref: Ref, gateway: str, now: float, *, starting: bool) -> None:
         spent = self._at(ref).spent

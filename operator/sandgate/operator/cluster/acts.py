@@ -81,6 +81,9 @@ class Acts:
         if ref.uid in self.observed.groups:
             gateway = self.observed.gateway_of(ref.uid)
         at.doors[gateway].client  # noqa: B018 - away: nothing is begun
+        self.observed.begin(
+            ref.uid, gateway
+        )  # from now on: what is made next may say so, whatever fails after it
         await self._keys(ref)
         home = await self._object(ref, gateway)
         await self._at_gateway(ref, at.doors.get(home.spec.gateway, at.doors[gateway]))
