@@ -382,6 +382,22 @@ def test_what_is_forgotten_leaves_nothing_behind(leased: Journalled) -> None:
         leased.ack()
 
 
+def test_a_compacted_journal_says_the_same(it: Journalled) -> None:
+    it.ended("a.0.0", "a.1.0", "b.0.0", "b.1.0", "c.0.0")
+    it.lease("l1")
+    it.ack("l1", ["a.0.0"])
+    it.lease("l2")
+    it.nack("l2")
+    it.close("c")
+    it.now += 1.0
+    compacted = it.compacted()
+    assert (compacted.members, compacted.groups) == (it.book.members, it.book.groups)
+    assert {name: (one.until, one.over) for name, one in compacted.leases.items()} == {
+        "l1": (1000.0 + TTL, False),
+        "l2": (1000.0 + TTL, True),
+    }
+
+
 def test_lease_records_of_forgotten_sessions_change_nothing(leased: Journalled) -> None:
     leased.ack()
     leased.nack()
