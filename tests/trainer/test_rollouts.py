@@ -12,6 +12,7 @@ import pytest
 from sandgate.contract.errors import Conflict, CorruptRecord, NewerRecord, Unavailable
 from sandgate.trainer.counters import Counters
 from sandgate.trainer.fleet import AsyncFleet
+from sandgate.trainer.keeping import Hold, Keeper
 from sandgate.trainer.lag import oldest
 from sandgate.trainer.rollouts import Group, nbytes
 from sandgate.trainer.streaming import Ahead, Groups
@@ -203,6 +204,21 @@ async def test_a_gateway_that_does_not_answer_renews_nothing_and_a_group_past_it
     world.clock.now += TTL_S
     assert [group async for group in groups] == []
     assert (fleet.counters.lost, fleet.counters.renewals) == (1, 0)
+
+
+async def test_a_renewal_counts_from_when_it_was_asked_for() -> None:
+    """As the gateway may have counted from then on."""
+    now = 1000.0
+
+    class Slow:
+        async def renew(self, lease_id: str, ttl_s: float) -> None:
+            nonlocal now
+            now += 5.0
+
+    keeper = Keeper(Slow(), lambda: now)
+    hold = Hold("l", TTL_S, until=now + 1.0)
+    assert await keeper.renew(hold)
+    assert hold.until == 1000.0 + TTL_S
 
 
 # -- staleness --------------------------------------------------------------------------------------------------------
