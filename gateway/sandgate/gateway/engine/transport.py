@@ -18,9 +18,14 @@ KEEPALIVE_S = 3.0
 """Seconds an idle connection is kept: less than uvicorn's 5 s (VLLM_HTTP_TIMEOUT_KEEP_ALIVE), so that we close first
 and never send a request into a connection that the engine is closing."""
 
-DEAD_PEER = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
-"""Seconds, seconds, count: a host that vanished without a RST is noticed after 30 s, however
-long a generation is silent."""
+DEAD_PEER = (
+    (socket.TCP_KEEPIDLE, 15),
+    (socket.TCP_KEEPINTVL, 5),
+    (socket.TCP_KEEPCNT, 3),
+    (socket.TCP_USER_TIMEOUT, 30_000),
+)
+"""Seconds, seconds, count, ms: a host that vanished without a RST is noticed after 30 s, however long a generation is
+silent. The last one is for a request that it never acknowledged: Linux sends no probes then, and resends for 15 min."""
 
 REFUSAL_BYTES_MAX = 64 * 1024
 """Bytes read of an error body; the words that are passed on are far shorter."""
