@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 REST_S = 200.0
 """Longer than any linger, stall or patience."""
-SERVANTS = ("write-behind", "retire", "watch", "check")
+SERVANTS = ("write-behind", "retire", "watch", "check", "_probe")
 """Tasks that live as long as their process."""
 
 
@@ -97,6 +97,8 @@ def _same(world: World, live: Sessions, again: Sessions) -> None:
                 world.wrong(f"{name}.{field} is {value!r}, and by replay {theirs[field]!r}")
     if live.version != again.version:
         world.wrong(f"version {live.version}, by replay {again.version}")
+    if live.labelled != again.labelled:
+        world.wrong(f"labelled {live.labelled}, by replay {again.labelled}")
     if live.open_count != again.open_count:
         world.wrong(f"open_count {live.open_count}, by replay {again.open_count}")
     if live.engines != again.engines:

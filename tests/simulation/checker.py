@@ -243,6 +243,8 @@ def _inexact(case: Case, turn: Turn, pieces: list[Piece]) -> Iterator[str]:
         got = piece.ids[: end - start]
         if got != turn.ids[start:end]:
             yield f"ids {start}:{end} are {turn.ids[start:end].tolist()}, the engine sampled {got.tolist()}"
+        elif piece.bare and piece.told and not piece.reported and end > start:
+            yield f"versions {start}:{end} are {versions[start:end].tolist()}, sampled by an engine that had restarted"
         elif piece.logprobs[: end - start] != logprobs[start:end]:
             yield f"the logprobs of ids {start}:{end} are not the engine's"
         else:

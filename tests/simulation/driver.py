@@ -235,7 +235,7 @@ class Weights:
         version = fleet.version + 1
         if rng.random() < 0.5:
             await asyncio.sleep(rng.choice((0.05, 2.0)))
-        fleet.version = version
+        fleet.update(version)
         world.say(f"weights {version} mode={mode} polite={polite}")
         if rng.random() < 0.5:
             fleet.resume()

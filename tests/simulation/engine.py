@@ -42,6 +42,8 @@ class Fleet:
         """Do answers carry weight versions?"""
         self.faults = rng.choice((0.0, 0.02, 0.1))
         self.down: set[str] = set()
+        self.bare: set[str] = set()
+        """Restarted since the last weight update: they have the weights of version 0, and a label without a number."""
         self.paused = False
         self.refuses = False
         """While paused, new requests get 503 instead of waiting."""
@@ -74,6 +76,22 @@ class Fleet:
         self.paused = self.refuses = False
         self.resumed.set()
 
+    def restart(self, url: str) -> None:
+        """That server dies; it comes back with what it was started with."""
+        self.bare.add(url)
+        for run in [one for one in self.running if one.url == url]:
+            run.piece.ended = min(run.piece.ended, self.world.loop.time())
+            run.gone = True
+            run.out.put_nowait(None)
+
+    def update(self, version: int) -> None:
+        """New weights, and their label, in every server that is there."""
+        self.version = version
+        self.bare = {url for url in self.bare if url.startswith(tuple(self.down))}
+
+    def label(self, url: str) -> str:
+        return "default" if url in self.bare else f"step-{self.version}"
+
     def lose(self, life: int) -> None:
         """That process is dead, its connections with it."""
         for run in [one for one in self.running if one.piece.life == life]:
@@ -83,8 +101,9 @@ class Fleet:
 class _Run:
     """One request being served."""
 
-    def __init__(self, fleet: Fleet, piece: Piece, body: dict[str, Any]) -> None:
-        self.fleet, self.piece = fleet, piece
+    def __init__(self, fleet: Fleet, url: str, piece: Piece, body: dict[str, Any]) -> None:
+        self.fleet, self.url, self.piece = fleet, url, piece
+        self.labels: list[str] = []
         self.params: dict[str, Any] = body["sampling_params"]
         self.streams = bool(body.get("stream"))
         self.out: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -123,6 +142,8 @@ class _Run:
                 if fault == "stall" and sampled >= fault_at:
                     fault = ""
                     await asyncio.sleep(STALL_S)
+                if self._is_gone():
+                    return
                 chunk = left[sampled : sampled + rng.randint(1, 4)]
                 self._sample(chunk)
                 sampled += len(chunk)
@@ -136,11 +157,18 @@ class _Run:
         finally:
             fleet.running.pop(self, None)
 
+    def _is_gone(self) -> bool:
+        """By now."""
+        return self.gone
+
     def _sample(self, ids: list[int]) -> None:
         piece, rng = self.piece, self.fleet.rng
         piece.ids.extend(ids)
         piece.logprobs.extend(-rng.randrange(1, 4096) / 512 for _ in ids)
-        piece.versions.extend(self.fleet.version for _ in ids)
+        bare = self.url in self.fleet.bare
+        piece.bare = piece.bare or bare
+        piece.versions.extend(0 if bare else self.fleet.version for _ in ids)
+        self.labels.extend(self.fleet.label(self.url) for _ in ids)
 
     def _tell(self, count: int, finish: str | None, *, lie: bool = False) -> None:
         """An event of the stream, or, at the end, the whole."""
@@ -166,18 +194,18 @@ class _Run:
             "finish_reason": finish,
         }
         if finish and self.fleet.reports:
-            choice["weight_versions"] = _spans(piece.versions)
+            choice["weight_versions"] = _spans(self.labels)
         raw = json.dumps({"request_id": piece.request_id, "choices": [choice]}).encode()
         self.out.put_nowait(raw)
 
 
-def _spans(versions: Ids) -> list[dict[str, Any]]:
+def _spans(labels: list[str]) -> list[dict[str, Any]]:
     out: list[dict[str, Any]] = []
-    for at, version in enumerate(versions):
-        if out and out[-1]["version"] == f"step-{version}":
+    for at, label in enumerate(labels):
+        if out and out[-1]["version"] == label:
             out[-1]["end"] = at + 1
         else:
-            out.append({"version": f"step-{version}", "start": at, "end": at + 1})
+            out.append({"version": label, "start": at, "end": at + 1})
     return out
 
 
@@ -245,13 +273,13 @@ class SimTransport:
         if fleet.paused and fleet.refuses:
             yield _Streamed(503, None, b'{"error": {"message": "generation is paused"}}')
             return
-        run = self._begin(body, request_id)
+        run = self._begin(url, body, request_id)
         try:
             yield _Streamed(200, run)
         finally:
             run.leave()
 
-    def _begin(self, body: bytes, request_id: str) -> _Run:
+    def _begin(self, url: str, body: bytes, request_id: str) -> _Run:
         said = json.loads(body)
         world = self._fleet.world
         piece = Piece(
@@ -263,7 +291,7 @@ class SimTransport:
             life=self._life,
         )
         world.sampling(piece)
-        run = _Run(self._fleet, piece, said)
+        run = _Run(self._fleet, url.removesuffix("/inference/v1/generate"), piece, said)
         self._fleet.running[run] = None
         world.loop.create_task(run.serve(), name=f"engine {request_id}", context=contextvars.Context())
         return run
@@ -293,13 +321,22 @@ class SimTransport:
             if fleet.rng.random() < 0.1:
                 await asyncio.sleep(fleet.rng.choice((0.5, 3.0)))
             return Answer(200, b"{}")
-        if path == "version":
-            return Answer(200, b'{"version": "0.32.0"}')
-        if path == "v1/models":
-            return Answer(200, b'{"data": [{"id": "shop", "max_model_len": %d}]}' % WINDOW)
-        if path == "inference/v1/generate":
-            return Answer(404, b'{"error": {"message": "The model does not exist"}}')
-        return Answer(200, b"{}")
+        return _said(fleet, url.removesuffix("/" + path), path)
+
+
+def _said(fleet: Fleet, url: str, path: str) -> Answer:
+    """Of itself."""
+    if path == "weight_info" and fleet.reports:
+        return Answer(200, json.dumps({"weight_version": fleet.label(url)}).encode())
+    if path == "weight_info":  # as old as that
+        return Answer(404, b'{"detail": "Not Found"}')
+    if path == "version":
+        return Answer(200, b'{"version": "0.32.0"}')
+    if path == "v1/models":
+        return Answer(200, b'{"data": [{"id": "shop", "max_model_len": %d}]}' % WINDOW)
+    if path == "inference/v1/generate":
+        return Answer(404, b'{"error": {"message": "The model does not exist"}}')
+    return Answer(200, b"{}")
 
 
 async def connect(fleet: Fleet, urls: Sequence[str] = URLS, **more: Any) -> vllm.VllmEngine:

@@ -33,6 +33,8 @@ class Piece:
     """Of the weights that really sampled each id."""
     reported: bool = False
     """The versions were told in full to the gateway."""
+    bare: bool = False
+    """Some of it was sampled by an engine that had restarted."""
     ended: float = NEVER
     """When it was finished, aborted or lost."""
     answered: bool = False

@@ -42,6 +42,18 @@ def test_these_worlds_are_rough() -> None:
     for seed in range(60):
         for word, count in run(seed)[1].history.counts.items():
             seen[word] = seen.get(word, 0) + count
-    for word in ("kill", "term", "cut", "refused", "over", "weights", "lease", "ack", "aborted", "spoil"):
+    for word in (
+        "kill",
+        "term",
+        "cut",
+        "refused",
+        "over",
+        "weights",
+        "lease",
+        "ack",
+        "aborted",
+        "spoil",
+        "restart",
+    ):
         assert seen.get(word, 0) > 0, f"no {word} in 60 worlds"
     assert seen["told"] > 100

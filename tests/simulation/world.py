@@ -21,6 +21,7 @@ import msgspec
 from sandgate.contract.errors import JournalUnavailable
 from sandgate.gateway.config import Config
 from sandgate.gateway.core import Core
+from sandgate.gateway.engine.health import PROBE_S
 from sandgate.gateway.journal.records import Record, TurnCommitted
 from sandgate.gateway.metrics import Metrics
 from sandgate.gateway.prompts import Prompts
@@ -190,6 +191,7 @@ class World:
             logprobs_mode="processed_logprobs",
             vocab_size=codec().vocab_size,
             version_now=lambda: sessions.version,
+            labels=sessions.labels,
         )
         pool = InlineExecutor(self.loop, self._fork())
         metrics = Metrics()
@@ -302,7 +304,7 @@ class World:
         rng = self._fork()
         while True:
             await asyncio.sleep(rng.choice((1.0, 10.0, 30.0)) * rng.random())
-            what = rng.choice(("disk", "write", "engine", "engines"))
+            what = rng.choice(("disk", "write", "engine", "engines", "restart"))
             self.say(f"spoil {what}")
             if what == "write":
                 self.disk.fail_next = 1
@@ -310,10 +312,22 @@ class World:
                 self.disk.failure = "database or disk is full"
                 await asyncio.sleep(rng.choice((0.1, 2.0, 15.0)))
                 self.disk.failure = ""
+            elif what == "restart":
+                if self.fleet.reports:  # else nobody could know
+                    await self._restart(rng)
             else:
                 self.fleet.down = {"http://engine-a"} if what == "engine" else {"http://"}
                 await asyncio.sleep(rng.choice((0.1, 3.0, 20.0)))
                 self.fleet.down = set()
+
+    async def _restart(self, rng: Random) -> None:
+        """An engine takes some time to come up: more than a probe's."""
+        url = rng.choice(URLS)
+        self.say(f"restart {url}")
+        self.fleet.down = {url}
+        self.fleet.restart(url)
+        await asyncio.sleep(rng.choice((1.5, 3.0)) * PROBE_S)
+        self.fleet.down = set()
 
     # -- the whole ------------------------------------------------------------------------------------------------
 
@@ -367,6 +381,7 @@ class World:
         self._armed, self._kill_in = "", -1
         self.disk.failure, self.disk.fail_next = "", 0
         self.fleet.down, self.fleet.faults = set(), 0.0
+        self.fleet.bare.clear()  # the last weight update was made again
         self.fleet.resume()
         self.chaos, self.cuts = False, 0.0
         if self.front is None:
