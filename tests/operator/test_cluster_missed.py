@@ -10,10 +10,58 @@ import pytest
 
 from sandgate.contract.errors import Unavailable
 from sandgate.operator.cluster import doors
-from tests.operator.cluster_rig import hurry, manifest, world
+from sandgate.operator.plan.actions import OUTAGES_MAX
+from tests.operator.cluster_rig import Box, Crash, buys, hurry, manifest, world
 from tests.support.waiting import until
 
 GATEWAY = "shop-gateway-0"
+
+
+@pytest.mark.parametrize("failed_lists", [0, 2 * OUTAGES_MAX])
+async def test_an_agent_that_died_of_its_gateway_while_no_operator_was_there_is_not_to_blame(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failed_lists: int
+) -> None:
+    """Also if the next operator cannot take in at once what it finds."""
+    hurry(monkeypatch)
+    talks, died = asyncio.Event(), asyncio.Event()
+
+    async def frail(box: Box) -> int:
+        if "-0-0" not in box.name:
+            return await buys(box)
+        await box.ask("one")
+        talks.set()
+        await died.wait()
+        raise Crash
+
+    left = failed_lists
+
+    def refuse(verb: str, kind: str) -> None:
+        nonlocal left
+        if (verb, kind) == ("list", "AgentSession") and left:
+            left -= 1
+            raise Unavailable("the API server is busy", retry_after=0.0)
+
+    async with world(tmp_path) as up:
+        up.agents = [("shop", frail)]
+        up.operator_up()
+        await up.kube.create(manifest("a 1"))
+        async with asyncio.timeout(20):
+            await talks.wait()
+        await up.operator_down()
+        await up.gateway_down(GATEWAY)
+        died.set()
+        await up.gateway_up(GATEWAY)
+        up.kube.fail = refuse
+        up.operator_up()
+
+        async def complete() -> bool:
+            return up.condition("Complete")[0] == "True"
+
+        await until(complete, what="the job is complete", within_s=20)
+        assert left == 0
+        reasons = [one["status"].get("failureReason") for _, one in sorted(up.sessions().items())]
+        assert reasons == ["GatewayLost", None]
+        assert up.job()["status"]["failed"] == 0
 
 
 async def test_siblings_share_a_gateway_though_it_dies_while_they_are_made(

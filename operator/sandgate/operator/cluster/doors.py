@@ -105,7 +105,8 @@ class Door:
         """Count it as away."""
         if self.open:
             self.open = False
-            self.away_since = self.heard_at
+            if self.away_since is None:  # else what it held could not be taken in: it is one absence
+                self.away_since = self.heard_at
             self.watcher.left(self)
 
     async def _ready(self) -> bool:
@@ -146,6 +147,8 @@ class Door:
         self._epoch = start.epoch
         listed = [one async for one in self._polls.sessions(job=self.job)]
         if (absence := self._absence(start.began, listed)) is not None:
+            if self.absences and self.absences[-1].since == absence.since:
+                self.absences.pop()
             self.absences.append(absence)
         self.open, self.listed, self.heard_at = True, True, self.now()
         await self.watcher.arrived(self, listed)
