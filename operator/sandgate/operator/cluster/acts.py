@@ -81,9 +81,8 @@ class Acts:
         if ref.uid in self.observed.groups:
             gateway = self.observed.gateway_of(ref.uid)
         at.doors[gateway].client  # noqa: B018 - away: nothing is begun
-        self.observed.begin(
-            ref.uid, gateway
-        )  # from now on: what is made next may say so, whatever fails after it
+        # From now on: the AgentSession that is made next says so, whatever fails after it.
+        self.observed.begin(ref.uid, gateway)
         await self._keys(ref)
         home = await self._object(ref, gateway)
         await self._at_gateway(ref, at.doors.get(home.spec.gateway, at.doors[gateway]))
