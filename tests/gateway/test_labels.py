@@ -18,6 +18,7 @@ from sandgate.gateway.core import Core
 from sandgate.gateway.engine.scripted_server import ScriptedServer
 from sandgate.gateway.journal.memory import MemoryDisk, MemoryStore
 from sandgate.gateway.journal.records import EnginesLabelled
+from sandgate.gateway.web.server import Front
 from tests.gateway.test_engine_set import server
 from tests.support.gateway import admin_key, bearer, codec, config_in, gateway
 
@@ -27,7 +28,12 @@ class Life:
     """One life of a gateway that is composed as in production."""
 
     core: Core
+    app: Front
     http: httpx.AsyncClient
+
+    def asgi(self) -> httpx.ASGITransport:
+        """For another client."""
+        return httpx.ASGITransport(app=self.app)
 
     async def tell(self, version: int, **more: Any) -> dict[str, Any]:
         answer = await self.http.put("/v1/policy-version", json={"version": version, **more})
@@ -77,11 +83,12 @@ class Home:
             up = await stack.enter_async_context(
                 app.gateway(config, origin="http://gateway", store=store, codec=codec())
             )
-            transport = httpx.ASGITransport(app=up.app)
             http = httpx.AsyncClient(
-                transport=transport, base_url="http://gateway", headers=bearer(admin_key()), verify=False
+                transport=httpx.ASGITransport(app=up.app),
+                base_url="http://gateway",
+                headers=bearer(admin_key()),
             )
-            yield Life(up.core, await stack.enter_async_context(http))
+            yield Life(up.core, up.app, await stack.enter_async_context(http))
 
 
 @pytest.fixture

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from sandgate.contract.errors import EngineUnavailable, InvalidBody, Unavailable
 from sandgate.gateway.engine.scripted import Player
 from sandgate.gateway.engine.scripted_server import ScriptedServer
+from sandgate.gateway.journal.memory import MemoryDisk
 from sandgate.trainer import weights
+from sandgate.trainer.fleet import fleet as connected
 from sandgate.trainer.weights import HalfUpdated
+from tests.gateway.test_engine_set import server
+from tests.gateway.test_labels import Home
+from tests.support.gateway import admin_key
 from tests.trainer.world import World
 
 
@@ -241,7 +247,10 @@ async def test_a_gateway_that_is_killed_in_the_middle_is_on_hold_until_the_updat
     async with fleet.weight_update(1):
         pass
     assert (await fleet.progress()).paused == ()
-    assert {one["policy_version"] for one in (await fleet.status()).values()} == {1}
+    said = (await fleet.status()).values()
+    assert {(one["policy_version"], one["labelled"]) for one in said} == {(1, False)}, (
+        "no engine was labelled"
+    )
 
 
 async def test_a_trainer_that_dies_in_the_middle_leaves_agents_on_hold_for_the_next(world: World) -> None:
@@ -255,6 +264,23 @@ async def test_a_trainer_that_dies_in_the_middle_leaves_agents_on_hold_for_the_n
     assert (await nxt.progress()).paused == ()
 
 
+async def test_an_update_made_again_brings_back_an_engine_that_restarted(tmp_path: Path) -> None:
+    async with server(["done"]) as engine:
+        home = Home(tmp_path, MemoryDisk(), (engine,))
+        async with (
+            home.life() as life,
+            connected({"g": "http://g"}, admin_key(), transport=life.asgi()) as fleet,
+        ):
+            async with fleet.weight_update(1, engines=[engine.url]):
+                pass
+            assert await life.versions("s1") == {1}
+            engine.player.restart()
+            assert (await life.turn("s2")).status_code == 503
+            async with fleet.weight_update(1, engines=[engine.url]) as update:
+                await update.reload("/weights/1")
+            assert await life.versions("s3") == {1}
+
+
 async def test_engines_are_paused_labelled_and_let_go_over_http(world: World) -> None:
     players = [Player(lambda ids, number: [1]) for _ in range(2)]
     async with ScriptedServer(players[0]) as one, ScriptedServer(players[1]) as two:
@@ -266,4 +292,5 @@ async def test_engines_are_paused_labelled_and_let_go_over_http(world: World) ->
         async with weights.controls([one.url, two.url]) as controls:
             said = [await control.weight_versions() for control in controls.values()]  # type: ignore[attr-defined]
         assert said == [["3"], ["3"]]
+    assert {one["labelled"] for one in (await fleet.status()).values()} == {True}
     assert fleet.counters.weight_updates == 1

@@ -231,7 +231,7 @@ def weight_version(choice: dict[str, Any]) -> Finding:
     label = spans[0]["version"]
     if str(label).rpartition("-")[2].isdigit():
         return ok("weight version", f"reported per token: {label}")
-    return ok("weight version", f"reported per token; {label!r} until the trainer sets one")
+    return ok("weight version", f"reported per token; {label!r}, so as last told, until the trainer sets one")
 
 
 def dev_mode(engine: Engine) -> Finding:

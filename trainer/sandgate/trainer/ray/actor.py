@@ -130,9 +130,9 @@ class AgentGateway:
         """How many it holds."""
         return len(self._core.sessions.live) if self._core is not None else 0
 
-    async def policy_version(self, version: int) -> None:
-        """For engines that report none."""
-        await self._gateway.client.policy_version(version)
+    async def policy_version(self, version: int, labelled: bool | None = None) -> None:
+        """For engines that report none; `labelled`: see `AsyncRolloutClient.policy_version`."""
+        await self._gateway.client.policy_version(version, labelled=labelled)
 
     async def stop(self) -> None:
         """Close the port and the journal. Idempotent."""
