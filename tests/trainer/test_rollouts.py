@@ -16,6 +16,7 @@ from sandgate.trainer.keeping import Hold, Keeper
 from sandgate.trainer.lag import oldest
 from sandgate.trainer.rollouts import Group, nbytes
 from sandgate.trainer.streaming import Ahead, Groups
+from sandgate.trainer.trained import Entry, Ledger
 from tests.support.gateway import NEVER_S
 from tests.trainer.trajectories import trajectory
 from tests.trainer.world import World
@@ -318,7 +319,9 @@ async def test_a_crash_before_the_checkpoint_loses_nothing(world: World) -> None
     assert [group.uid async for group in stream(restarted)] == ["q0"]
 
 
-async def test_a_commit_acknowledges_what_its_checkpoint_has_and_no_more(world: World) -> None:
+async def test_a_commit_acknowledges_what_its_checkpoint_has_and_no_more(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     for number in range(2):
         await world.roll("g0", f"q{number}")
     fleet = world.fleet()
@@ -326,7 +329,9 @@ async def test_a_commit_acknowledges_what_its_checkpoint_has_and_no_more(world: 
     note = await fleet.checkpoint()
     await trained(world, fleet)
     await fleet.commit(note)
+    await fleet.commit(note)
     assert fleet.counters.acked == 1
+    assert "is not here" not in caplog.text, "once more says nothing"
     assert [one["sessions"] for one in (await fleet.checkpoint())["trained"]] == [["q1-0", "q1-1"]]
     world.clock.now += TTL_S
     assert await left(world) == 1
@@ -385,9 +390,20 @@ async def test_a_checkpoint_whose_group_another_trainer_took_since_is_said_and_n
     (group,) = [await anext(stream(other))]
     await slept.commit(note)
     assert "was trained on, but is not acknowledged" in caplog.text
+    later = await slept.checkpoint()  # what a written checkpoint holds cannot be taken back
+    assert [one["sessions"] for one in later["trained"]] == [["q0-0", "q0-1"]]
     await group.nack()
     assert [group async for group in stream(slept)] == [], "it is not trained on here again"
     assert await left(world) == 0
+
+
+async def test_a_group_of_which_nothing_was_sampled_is_handed_out_and_not_taken_for_an_old_one(
+    world: World,
+) -> None:
+    await world.roll("g0", "q0", turns=0)
+    fleet = world.fleet()
+    (group,) = [group async for group in stream(fleet)]
+    assert (group.trajectories, fleet.counters.repeated) == ((), 0)
 
 
 async def test_only_the_attempt_that_is_new_is_handed_out_of_a_group_that_was_trained_on(
@@ -405,6 +421,17 @@ async def test_only_the_attempt_that_is_new_is_handed_out_of_a_group_that_was_tr
     )
     (group,) = [group async for group in stream(fleet)]
     assert {row.session_id for row in group.trajectories} == {"q0-1"}
+
+
+def test_a_ledger_forgets_what_is_acknowledged_elsewhere_only_when_all_of_it_is() -> None:
+    ledger = Ledger({"l": Entry("g0", "l", ("q0-0", "q0-1"))})
+    ledger.note(version=1)
+    ledger.forget(["q0-0", "q9-0"])
+    row = trajectory(session_id="q0-1")
+    assert ledger.fresh([row]) == ()
+    ledger.forget(["q0-0", "q0-1", "q9-0"])
+    assert ledger == Ledger(), "a trainer may run for months"
+    assert ledger.fresh([row]) == (row,)
 
 
 NOTES: dict[str, tuple[object, type[Exception]]] = {
