@@ -6,10 +6,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from sandgate.contract.errors import Conflict, CorruptRecord, NewerRecord, Unavailable
+from sandgate.gateway.client import Lease
 from sandgate.trainer.counters import Counters
 from sandgate.trainer.fleet import AsyncFleet
 from sandgate.trainer.keeping import Hold, Keeper
@@ -205,6 +207,35 @@ async def test_a_gateway_that_does_not_answer_renews_nothing_and_a_group_past_it
     world.clock.now += TTL_S
     assert [group async for group in groups] == []
     assert (fleet.counters.lost, fleet.counters.renewals) == (1, 0)
+
+
+async def test_a_lease_counts_from_when_it_was_asked_for(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.roll("g0", "q0")
+    fleet, began = world.fleet(), world.clock.now
+    lease = fleet.lease
+
+    async def slow(**how: Any) -> Lease | None:
+        found = await lease(**how)
+        world.clock.now += 5.0
+        return found
+
+    monkeypatch.setattr(fleet, "lease", slow)
+    group = await anext(stream(fleet))
+    assert group.hold.until == began + TTL_S
+
+
+async def test_what_is_settled_is_not_renewed(world: World) -> None:
+    for number in range(2):
+        await world.roll("g0", f"q{number}")
+    fleet = world.fleet()
+    acked, given_back = [await anext(stream(fleet)) for _ in range(2)]
+    await acked.ack()
+    await given_back.nack()
+    world.clock.now += TTL_S / 2
+    assert await fleet.keeper.renew_due() is None, "nothing is held"
+    assert (fleet.counters.renewals, fleet.counters.lost) == (0, 0)
 
 
 async def test_a_renewal_counts_from_when_it_was_asked_for() -> None:
