@@ -38,7 +38,8 @@ NAMESPACE = "lab"
 SETTINGS = Settings(history=1000)
 
 ACCEPTED = 8
-"""Turns of the loop after which a server knows a connection that it accepted while it closed; it takes three."""
+"""Turns of the loop after which a server knows a connection that it accepted; it takes three. One that it gets to know
+only after it was closed would stay open for ever, and nobody would answer there (Python 3.11)."""
 
 Agent = Callable[["Box"], Awaitable[int]]
 """A program: returns its exit code."""
@@ -160,13 +161,14 @@ class World:
     async def gateway_down(self, name: str) -> None:
         """It is gone until it is up again."""
         gone = self.gateways.pop(name)
+        loop = asyncio.get_running_loop()
+        for listening in (sock for server in gone.servers for sock in server.sockets):
+            loop.remove_reader(listening.fileno())
+        for _ in range(ACCEPTED):
+            await asyncio.sleep(0)
         for connection in list(gone.connections):
             connection.transport.abort()
         await self._doors.pop(name).aclose()
-        for _ in range(ACCEPTED):
-            await asyncio.sleep(0)
-        for late in list(gone.connections):  # nobody would ever answer there
-            late.transport.abort()
 
     def resolve(self, url: str) -> str:
         """Where a name of the cluster leads to here."""

@@ -228,6 +228,8 @@ class Running:
     requests: set[Any]
     """Requests that the web server is working on."""
     connections: set[Any]
+    servers: list[Any]
+    """asyncio.Server, which listen."""
     agents: list[Agent] = field(default_factory=list)
 
     async def session(self, **spec: Any) -> Agent:
@@ -355,6 +357,7 @@ async def gateway(
             config,
             state.tasks,
             state.connections,
+            server.servers,
         )
         stack.push_async_callback(_leave, up)
         yield up
