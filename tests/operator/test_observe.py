@@ -51,6 +51,19 @@ def test_a_session_that_opens_is_live_and_counts_for_its_gateway() -> None:
     assert seen.it.job().gateways == {"g0": 1}
 
 
+def test_a_group_is_where_it_was_begun_until_its_first_session_is_found_elsewhere() -> None:
+    seen = Seen("a", groupSize=3)
+    seen.it.begin("a", "g0")
+    assert seen.it.gateway_of("a") == "g0"
+    seen.it.begin("a", "g1")
+    assert seen.it.gateway_of("a") == "g0"
+    seen.it.opened(ref("a", 0), "g1", 5.0)
+    assert seen.it.gateway_of("a") == "g1"
+    seen.it.opened(ref("a", 1), "g0", 5.0)
+    assert seen.it.gateway_of("a") == "g1"
+    assert seen.it.job().begun == 1
+
+
 def test_a_start_is_news_to_the_job_once() -> None:
     seen = Seen("a")
     seen.it.opened(ref("a"), "g0", 5.0)

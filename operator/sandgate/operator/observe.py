@@ -283,7 +283,7 @@ class Observed:
             self.changed(ref.name)
 
     def begin(self, uid: str, gateway: str) -> None:
-        """Sessions of this task are opened, at this gateway: all of them, unless it was begun elsewhere."""
+        """Sessions of this task are being opened, at this gateway: all of them, unless it was begun elsewhere."""
         if uid not in self.groups and uid not in self.settled:
             waiting = (SampleObserved(),) * self.want.spec.group_size
             self.groups[uid] = GroupObserved(uid=uid, gateway=gateway, samples=waiting)
@@ -306,6 +306,10 @@ class Observed:
         if ref.name in self.sessions:
             return
         self.begin(ref.uid, gateway)
+        group = self.groups.get(ref.uid)
+        if group is not None and set(group.samples) == {SampleObserved()}:
+            # The first to be there says where its siblings go: a dead operator may have made it, elsewhere.
+            self.groups[ref.uid] = replace(group, gateway=gateway)
         self._live(ref, gateway, now, starting=True)
         self.sessions[ref.name] = replace(self.sessions[ref.name], told=told)
         self.changed(ref.name)

@@ -258,12 +258,7 @@ class VllmEngine:
             try:
                 await self._attempt(url, made, tries, on_delta)
             except Lost as error:
-                if tries.lost(url, error):
-                    self.table.down(url, str(error))
-                elif made.numbered:  # it may be up again already, with the weights of its start
-                    await self._look([url], fresh=True)
-                if made.ids and made.finish in (None, "abort"):
-                    made.cut(str(error), told=self._told(prompt))
+                await self._lost(url, made, tries, error)
             except Unlabelled as error:
                 self._doubt(url, str(error))
                 made.forget(error)
@@ -285,6 +280,15 @@ class VllmEngine:
                 made.cut("the engine aborted it", told=self._told(prompt))
             if made.finish is not None:
                 return made.sample(url)
+
+    async def _lost(self, url: str, made: Generation, tries: _Tries, error: Lost) -> None:
+        """The connection broke. What had arrived is kept; the rest is asked for next, maybe elsewhere."""
+        if tries.lost(url, error):
+            self.table.down(url, str(error))
+        elif made.numbered:  # it may be up again already, with the weights of its start
+            await self._look([url], fresh=True)
+        if made.ids and made.finish in (None, "abort"):
+            made.cut(str(error), told=self._told(made.prompt))
 
     def _now(self) -> int:
         return self._latest if self._version_now is None else self._version_now()
