@@ -302,13 +302,12 @@ class Observed:
         self.changed(JOB_KEY)
 
     def opened(self, ref: Ref, gateway: str, now: float, told: Told | None = None) -> None:
-        """Its gateway holds it. `told`: what its AgentSession says, if it has one."""
+        """Its gateway holds it; siblings of the first go there, even if a dead operator made it. `told`: what its
+        AgentSession says, if it has one."""
         if ref.name in self.sessions:
             return
         self.begin(ref.uid, gateway)
-        group = self.groups.get(ref.uid)
-        if group is not None and set(group.samples) == {SampleObserved()}:
-            # The first to be there says where its siblings go: a dead operator may have made it, elsewhere.
+        if (group := self.groups.get(ref.uid)) and set(group.samples) == {SampleObserved()}:
             self.groups[ref.uid] = replace(group, gateway=gateway)
         self._live(ref, gateway, now, starting=True)
         self.sessions[ref.name] = replace(self.sessions[ref.name], told=told)
