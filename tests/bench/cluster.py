@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from sandgate.operator.plan.session import SHOW_S
 from tests.bench import report
 from tests.bench.run import TICKS, cpu_s, rss_kb
 from tests.cluster.harness.control import Control
@@ -144,7 +145,7 @@ HEAD = f"""\
 One operator process (one shard, with the chart's settings and rights) runs a job in a cluster whose etcd, API server,
 controller manager and scheduler are real, on this machine too, and whose pods kwok plays: bound, Running, and Succeeded
 after {PLAYED_S:g} to {2 * PLAYED_S:g} s. Groups of {GROUP}. Gateways are real processes with journals on disk. Agents
-do not run, so sessions have no turns; a trainer leases and acknowledges their groups. A session of less than 5 s never
+do not run, so sessions have no turns; a trainer leases and acknowledges their groups. A session of less than {SHOW_S:g} s never
 says Running: longer ones take one write more, verified ones one more.
 
 sessions/s: from the first AgentSession to the last TrajectoryCommitted; steady: pods a second without the first and the
@@ -174,8 +175,8 @@ def section(rows: list[Row]) -> str:
             report.table(COLUMNS, [cells(row) for row in rows]),
             f"Of the {last['sessions']} sessions:",
             report.table(["process", "CPU a session", "share", "memory at most"], cost),
-            f"{cores} cores are {cores / whole * 1000:.0f} sessions/s at most, if nobody else uses them; a core of the"
-            f" operator's own is {1000 / last['cpu_ms_per_session']['operator']:.0f}.",
+            f"What bounds it: {last['cores_ours']:.2f} of {cores} cores are busy all the time, from before the first session to"
+            f" after the last. A core of the operator's own is {1000 / last['cpu_ms_per_session']['operator']:.0f} sessions/s.",
             report.table(["the operator's writes", "a session"], counted),
             f"Measured on {platform.machine()}, {cores} cores, Python {platform.python_version()}.",
         )
