@@ -145,8 +145,8 @@ HEAD = f"""\
 One operator process (one shard, with the chart's settings and rights) runs a job in a cluster whose etcd, API server,
 controller manager and scheduler are real, on this machine too, and whose pods kwok plays: bound, Running, and Succeeded
 after {PLAYED_S:g} to {2 * PLAYED_S:g} s. Groups of {GROUP}. Gateways are real processes with journals on disk. Agents
-do not run, so sessions have no turns; a trainer leases and acknowledges their groups. A session of less than {SHOW_S:g} s never
-says Running: longer ones take one write more, verified ones one more.
+do not run, so sessions have no turns; a trainer leases and acknowledges their groups. A session of less than
+{SHOW_S:g} s never says Running: longer ones take one write more, verified ones one more.
 
 sessions/s: from the first AgentSession to the last TrajectoryCommitted; steady: pods a second without the first and the
 last tenth. AgentSession to pod: between the two answers, in the API server's audit log, and so are writes: everything
@@ -162,6 +162,7 @@ def section(rows: list[Row]) -> str:
     last = rows[-1]
     spent = sorted(last["cpu_ms_per_session"].items(), key=lambda one: -one[1])
     whole = sum(value for _, value in spent)
+    own = 1000 / last["cpu_ms_per_session"]["operator"]
     cost = [
         [name, f"{value:.1f} ms", f"{value / whole:.0%}", f"{last['peak_mib'][name]:.0f} MiB"]
         for name, value in spent
@@ -175,8 +176,8 @@ def section(rows: list[Row]) -> str:
             report.table(COLUMNS, [cells(row) for row in rows]),
             f"Of the {last['sessions']} sessions:",
             report.table(["process", "CPU a session", "share", "memory at most"], cost),
-            f"What bounds it: {last['cores_ours']:.2f} of {cores} cores are busy all the time, from before the first session to"
-            f" after the last. A core of the operator's own is {1000 / last['cpu_ms_per_session']['operator']:.0f} sessions/s.",
+            f"What bounds it: {last['cores_ours']:.2f} of {cores} cores are busy all the time, from before the first session"
+            f" to after the last. A core of the operator's own is {own:.0f} sessions/s.",
             report.table(["the operator's writes", "a session"], counted),
             f"Measured on {platform.machine()}, {cores} cores, Python {platform.python_version()}.",
         )
