@@ -176,8 +176,8 @@ def section(rows: list[Row]) -> str:
             report.table(COLUMNS, [cells(row) for row in rows]),
             f"Of the {last['sessions']} sessions:",
             report.table(["process", "CPU a session", "share", "memory at most"], cost),
-            f"What bounds it: {last['cores_ours']:.2f} of {cores} cores are busy all the time, from before the first session"
-            f" to after the last. A core of the operator's own is {own:.0f} sessions/s.",
+            f"What bounds it: {last['cores_ours']:.2f} of {cores} cores are busy all the time, from before the first"
+            f" session to after the last. A core of the operator's own is {own:.0f} sessions/s.",
             report.table(["the operator's writes", "a session"], counted),
             f"Measured on {platform.machine()}, {cores} cores, Python {platform.python_version()}.",
         )
