@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,6 +104,26 @@ def test_what_was_answered_survives_the_death_of(cluster: Cluster, component: st
         finally:
             machines.restart(component)
         assert cluster.rest().get(f"{place}/kept")["metadata"]["name"] == "kept"
+
+
+def test_what_ends_by_itself_is_started_again(cluster: Cluster) -> None:
+    keeper = cluster.machines.control.ledger.get("kube-scheduler")
+    assert keeper is not None
+    kept = Path(f"/proc/{keeper.pid}/task/{keeper.pid}/children")
+    (first,) = kept.read_text().split()
+    os.kill(int(first), signal.SIGKILL)
+
+    def others() -> bool:
+        found = kept.read_text().split()
+        try:
+            return found != [first] and "kube-scheduler" in Path(f"/proc/{found[0]}/cmdline").read_text()
+        except (IndexError, OSError):  # none, or it has just ended
+            return False
+
+    until_now(others, what="another scheduler runs", within_s=NOTICED_S)
+    with cluster.namespace("kept") as space:
+        pods.start(cluster, space, pods.pod("p"))
+        pods.running(cluster, space, "p")
 
 
 def test_history_that_was_compacted_is_gone_for_watchers(cluster: Cluster) -> None:

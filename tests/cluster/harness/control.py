@@ -23,6 +23,9 @@ READY_WITHIN_S = 90.0
 """Three seconds when nothing else runs; ten times that on a machine that compiles."""
 NODE_GRACE = "20s"
 """A silent node is NotReady after this; 40 s by default, which tests would wait for again and again."""
+KEEPER = ("sh", "-c", 'while :; do setpriv --pdeathsig KILL -- "$0" "$@"; sleep 1; done')
+"""A scheduler ends itself when it saw the API server contradict itself, an API server when a hook of its start fails.
+SIGKILL to the keeper is SIGKILL to what it keeps."""
 FAST = ("--kube-api-qps=200", "--kube-api-burst=400")
 
 AUDIT_POLICY = {
@@ -71,8 +74,10 @@ class Place:
 class Control:
     """A control plane whose state is the folder: another Python may go on with it."""
 
-    def __init__(self, folder: Path, place: Place) -> None:
+    def __init__(self, folder: Path, place: Place, *, kept: bool = False) -> None:
+        """`kept`: what ends by itself is started again, as a kubelet would."""
         self.folder = folder
+        self.kept = kept
         self.place = place
         self.ledger = Ledger(folder / "pids")
         self.pki = Pki(folder / "pki")
@@ -223,5 +228,5 @@ class Control:
         return [f"{option}={file}" for option in options]
 
     def _start(self, component: str, *flags: str, env: Mapping[str, str] | None = None) -> None:
-        argv = [*self.place.prefix, str(binary(component)), *flags]
+        argv = [*self.place.prefix, *(KEEPER if self.kept else ()), str(binary(component)), *flags]
         self.ledger.add(component, spawn(argv, self.folder / "log" / f"{component}.log", env=env))

@@ -57,7 +57,7 @@ class Machines:
 
     def __init__(self) -> None:
         place = Place(CONTROL_IP, API_PORT, ETCD_PORT, 2380, prefix=tuple(network.enter(CONTROL)))
-        self.control = Control(STATE, place)
+        self.control = Control(STATE, place, kept=True)
         self.ledger = self.control.ledger
         self.nodes: dict[str, Node] = {}
         for number, name in enumerate(NODES, 1):
