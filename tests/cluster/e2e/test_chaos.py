@@ -44,7 +44,7 @@ ASKED = TASKS * SAMPLES * TURNS
 """Generations of a job in peace."""
 BEGIN, END = 0.05, 0.7
 """The blow falls after this part of them was begun."""
-BEGUN_S = 120.0
+BEGUN_S = 240.0
 GONE_S = 90.0
 COMMITTED_S = 60.0
 BY_ITSELF = {("configmaps.", "kube-root-ca.crt"), ("serviceaccounts.", "default")}

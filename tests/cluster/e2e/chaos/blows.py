@@ -18,7 +18,8 @@ VICTIM = "n2"
 NODE_AWAY_S = (25.0, 45.0)
 """20 s until it is noticed, some more until its pods are given up; a reboot takes that long, too."""
 API_AWAY_S = (0.0, 8.0)
-APPEARS_S = 60.0
+APPEARS_S = 150.0
+"""After several deaths of the API server the scheduler's own watches wait for up to a minute before they try again."""
 
 
 def machines(at: Round) -> Machines:
