@@ -46,30 +46,40 @@ async def trains(up: World) -> None:
                         await client.ack(lease.lease_id)
 
 
+async def begun(up: World) -> asyncio.Future[None]:
+    """A job whose agents talk, and the trainer that takes its groups."""
+    up.agents = [("shop", talks)]
+    up.operator_up()
+    await up.kube.create(
+        manifest(
+            *(f"t{number} say" for number in range(TASKS)),
+            groupSize=SAMPLES,
+            parallelism=6,
+            gateway={"replicas": GATEWAYS},
+            group={"retry": {"infra": 50}},
+        )
+    )
+    return asyncio.ensure_future(trains(up))
+
+
+async def more(up: World, turns: int) -> None:
+    """Wait until agents were told so many more, or all is over."""
+    due = len(up.told) + turns
+
+    async def enough() -> bool:
+        return len(up.told) >= due or up.condition("Complete")[0] == "True"
+
+    await until(enough, what="agents talk", within_s=WITHIN_S)
+
+
 @pytest.mark.parametrize("seed", range(8))
 async def test_gateways_may_die(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     hurry(monkeypatch)
     rng = random.Random(seed)
     async with world(tmp_path, gateways=GATEWAYS) as up:
-        up.agents = [("shop", talks)]
-        up.operator_up()
-        await up.kube.create(
-            manifest(
-                *(f"t{number} say" for number in range(TASKS)),
-                groupSize=SAMPLES,
-                parallelism=6,
-                gateway={"replicas": GATEWAYS},
-                group={"retry": {"infra": 50}},
-            )
-        )
-        trainer = asyncio.ensure_future(trains(up))
+        trainer = await begun(up)
         for _ in range(DEATHS):
-            due = len(up.told) + rng.randrange(1, 8)
-
-            async def enough(due: int = due) -> bool:
-                return len(up.told) >= due or up.condition("Complete")[0] == "True"
-
-            await until(enough, what="agents talk", within_s=WITHIN_S)
+            await more(up, rng.randrange(1, 8))
             name = rng.choice(sorted(up.gateways))
             await up.gateway_down(name)
             for _ in range(rng.randrange(50)):

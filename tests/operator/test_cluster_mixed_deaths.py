@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 
 from sandgate.contract.errors import Unavailable
-from tests.operator.cluster_rig import World, hurry, manifest, world
+from tests.operator.cluster_rig import World, hurry, world
 from tests.operator.test_cluster_gateway_deaths import (
     GATEWAYS,
     SAMPLES,
     TASKS,
     WITHIN_S,
+    begun,
+    more,
     stands,
-    talks,
-    trains,
 )
 from tests.support.waiting import until
 
@@ -89,27 +89,11 @@ async def test_in_the_end_every_object_says_what_its_gateway_does(
     hurry(monkeypatch)
     rng = random.Random(seed)
     async with world(tmp_path, gateways=GATEWAYS) as up:
-        up.agents = [("shop", talks)]
-        up.operator_up()
-        await up.kube.create(
-            manifest(
-                *(f"t{number} say" for number in range(TASKS)),
-                groupSize=SAMPLES,
-                parallelism=6,
-                gateway={"replicas": GATEWAYS},
-                group={"retry": {"infra": 50}},
-            )
-        )
-        trainer = asyncio.ensure_future(trains(up))
+        trainer = await begun(up)
         deaths = Deaths(up, rng)
         try:
             for _ in range(BLOWS):
-                due = len(up.told) + rng.randrange(6)
-
-                async def enough(due: int = due) -> bool:
-                    return len(up.told) >= due or up.condition("Complete")[0] == "True"
-
-                await until(enough, what="agents talk", within_s=WITHIN_S)
+                await more(up, rng.randrange(6))
                 await deaths.strike()
             await judge(up, deaths)
             assert not trainer.done()

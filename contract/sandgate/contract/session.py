@@ -19,6 +19,9 @@ Json = Any
 
 OUTCOME_BYTES_MAX: Final = 4096
 """Bytes of a container's termination message: Kubernetes keeps no more."""
+CURSOR_STEPS_S: Final = 1e6
+"""Of a gateway's events: a life's cursors start at its start in microseconds, so that none of an earlier life is ever
+mistaken for its own; 2**53 of them last until the year 2255."""
 DETAIL_CHARS_MAX: Final = 1024
 """Of a failure's text; it travels in records and conditions."""
 

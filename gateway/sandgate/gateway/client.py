@@ -20,13 +20,17 @@ import aiohttp
 
 from sandgate.contract.errors import EngineFailed, SandgateError, Unavailable
 from sandgate.contract.job import Task
-from sandgate.contract.session import SessionHandle, SessionOutcome, SessionSpec, SessionSummary
+from sandgate.contract.session import (
+    CURSOR_STEPS_S,
+    SessionHandle,
+    SessionOutcome,
+    SessionSpec,
+    SessionSummary,
+)
 from sandgate.contract.trajectory import Trajectory, from_json
 
 Json = Any
 
-CURSOR_STEPS_S = 1e6
-"""A gateway's cursors start at the start of its life in microseconds (sessions.CURSOR_STEPS_S)."""
 DEADLINE_S = 60.0
 """How long one call is repeated; a gateway restarts and replays its journal in a few seconds."""
 ATTEMPT_S = 30.0
@@ -75,8 +79,8 @@ class Events:
 
     @property
     def began(self) -> float:
-        """Unix seconds at which this life of the gateway began, by its own clock: cursors count from there in
-        microseconds, so it is late by one for each event."""
+        """Unix seconds at which this life of the gateway began, by its own clock; late by a step of CURSOR_STEPS_S
+        for each event."""
         return self.cursor / CURSOR_STEPS_S
 
 

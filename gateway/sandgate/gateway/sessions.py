@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sandgate.contract.errors import JournalUnavailable, NotFound, Overloaded, SandgateError
+from sandgate.contract.session import CURSOR_STEPS_S
 from sandgate.contract.trajectory import Trajectory
 from sandgate.gateway.engine.labels import Labels
 from sandgate.gateway.journal.records import (
@@ -33,9 +34,6 @@ from sandgate.gateway.trajectories.leases import LeaseBook
 from sandgate.gateway.trajectories.linearize import Facts
 from sandgate.gateway.trees import trajectories_from, trajectories_of
 
-CURSOR_STEPS_S = 1e6
-"""A life's cursors start at its start in microseconds, so that none of an earlier life is ever mistaken for its own;
-2**53 of them last until the year 2255."""
 UNSURE_S = 60.0
 """A turn committed this long before the journal's last record, and told, would have its note there."""
 COMMITTED = "committed"

@@ -119,22 +119,7 @@ class Control:
         )
 
     def start_apiserver(self) -> None:
-        """If it does not run. Waits until it is ready: what needs the roles it creates fails before."""
-        self.wait_served("/readyz")
-
-    def wait_served(self, path: str) -> None:
-        """Until the API server answers this. One that ended by itself is started again, as its kubelet would: it gives
-        up when a hook of its start fails, or etcd is away for long."""
-
-        def served() -> bool:
-            process = self.ledger.get("kube-apiserver")
-            if process is None or not process.alive():
-                self._start_apiserver()
-            return self.rest().answers(path)
-
-        self.wait(served, f"the API server answers {path}")
-
-    def _start_apiserver(self) -> None:
+        """Waits until it is ready: what needs the roles it creates fails before."""
         file, pki = self.folder.joinpath, self.pki.path
         self._start(
             "kube-apiserver",
@@ -169,6 +154,7 @@ class Control:
             "--enable-aggregator-routing=true",  # webhooks are called at endpoints: no kube-proxy runs here
             "--profiling=false",
         )
+        self.wait(self.rest().answers, "the API server is ready")
 
     def start_controllers(self) -> None:
         """The controller manager; the API server must be ready."""

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -175,7 +176,7 @@ class Machines:
         starts[component]()
         # One object is read from etcd; /readyz alone may still tell of a moment ago.
         for path in ("/readyz", "/api/v1/namespaces/kube-system"):
-            self.control.wait_served(path)
+            self.control.wait(partial(self.api.rest().answers, path), f"the API server answers {path}")
 
     def compact_etcd(self) -> int:
         """Forget all history: whoever asks etcd for changes since an older revision is told that it is gone (410).
