@@ -14,7 +14,7 @@ import pytest
 
 from sandgate.gateway.conversation.messages import Sampling
 from sandgate.gateway.engine.answers import Step, read
-from sandgate.gateway.engine.api import Delta
+from sandgate.gateway.engine.api import Delta, Prompt, Sample
 from sandgate.gateway.engine.transport import Transport
 from sandgate.gateway.engine.wire import Door, abort_body, body_of
 from sandgate.gateway.tokens.load import read_checkpoint
@@ -121,10 +121,15 @@ async def test_a_grammar_that_is_cut_starts_again_and_is_whole(subject: Subject)
 
 async def test_an_abort_needs_the_prefix(vllm: Vllm, subject: Subject, http: Transport) -> None:
     url = f"{vllm.url}/inference/v1/abort_requests"
+    deltas: list[Delta] = []
+
+    async def generate(prompt: Prompt) -> Sample:
+        deltas.clear()  # busy() starts it again where it was done unseen
+        return await subject.engine.generate(prompt, deltas.append)
+
     for _ in range(TRIES):  # the engine may be done before we are
-        deltas: list[Delta] = []
         prompt = subject.endless()
-        task = await subject.busy(functools.partial(subject.engine.generate, prompt, deltas.append))
+        task = await subject.busy(functools.partial(generate, prompt))
         bare = orjson.dumps({"request_ids": [prompt.request_id]})
         assert (await http.ask("POST", url, body=bare)).status == 200
         ran_on = await subject.running() == 1  # the bare id does nothing
