@@ -164,6 +164,26 @@ async def test_a_smaller_bound_on_retries_ends_what_is_beyond_it(up: World) -> N
     assert retried(up) < 9
 
 
+async def test_a_spec_that_cannot_run_is_said_and_the_job_goes_on_as_before(up: World) -> None:
+    def said() -> tuple[str, str]:
+        (one,) = [one for one in up.job()["status"]["conditions"] if one["type"] == "Progressing"]
+        return one["reason"], one.get("message", "")
+
+    up.agents = [("shop", waits)]
+    up.operator_up()
+    await up.kube.create(manifest("a 1", "b 2", parallelism=1))
+    await so(lambda: running(up) == 1, "one runs")
+    bad = {"parallelism": 2, "engine": {"endpoints": ["http://localhost:8000"]}}
+    await up.kube.patch("RolloutJob", NAMESPACE, "shop", {"spec": bad})
+    await so(lambda: said()[0] == "SpecRefused", "it is said")
+    assert "spec.engine.endpoints[0]" in said()[1]
+    assert (running(up), up.job()["status"]["observedGeneration"]) == (1, 1), "the spec before"
+    mend = {"engine": {"endpoints": ["http://10.0.0.5:8000"]}}
+    await up.kube.patch("RolloutJob", NAMESPACE, "shop", {"spec": mend})
+    await so(lambda: running(up) == 2 and said() == ("Running", ""), "the mended spec is done")
+    assert up.job()["status"]["observedGeneration"] == 3
+
+
 async def so(condition: Callable[[], bool], what: str) -> None:
     async def holds() -> bool:
         return condition()

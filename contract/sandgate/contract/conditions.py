@@ -71,6 +71,8 @@ class JobReason(StrEnum):
     """The operator of a local run starts nothing new."""
     SUSPENDED = "Suspended"
     """Not progressing: it is suspended."""
+    SPEC_REFUSED = "SpecRefused"
+    """Progressing under the spec before: the newest cannot run; the message says why."""
     NO_TASKS = "NoTasks"
     """Not progressing: the tasks cannot be read; the message says why."""
     OVER = "Over"

@@ -146,6 +146,7 @@ def build_image(
             buildah("bud", *options, "-t", tag, "-f", str(dockerfile), str(work / "context"))
             buildah("push", "-q", tag, f"oci-archive:{found}.part:{tag}")
             found.with_name(f"{found.name}.part").rename(found)
+            buildah("rmi", "--prune")  # earlier states, but for layers under what is tagged
     return found
 
 

@@ -16,7 +16,7 @@ from sandgate.contract.schema import decode
 from sandgate.contract.status import RolloutJobStatus
 from sandgate.operator.cluster.api import Api, Connect, connect
 from sandgate.operator.cluster.orphans import Orphans
-from sandgate.operator.cluster.refused import mended, refusal
+from sandgate.operator.cluster.refused import MESSAGE_MAX, mended, refusal
 from sandgate.operator.cluster.run import ClusterRun
 from sandgate.operator.cluster.store import session_seen, text_of
 from sandgate.operator.cluster.writer import StatusWriter
@@ -134,7 +134,8 @@ class Hub:
         """Say why in its status; a job that ran goes on under its last good spec."""
         namespace, name = text_of(body, "metadata", "namespace"), text_of(body, "metadata", "name")
         log.warning("job %s/%s cannot run: %s", namespace, name, error)
-        if uid in self.runs:
+        if (run := self.runs.get(uid)) is not None:
+            run.refuse(str(error)[:MESSAGE_MAX])
             return
         writer = self._refused.setdefault(uid, StatusWriter(self.kube, namespace, name, _status(body)))
         writer.want(refusal(str(error), generation, _status(body), self.now()))

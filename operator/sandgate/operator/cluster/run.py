@@ -67,6 +67,7 @@ class ClusterRun:
         """`touch` plans a key of this job soon; `forget` drops its timers."""
         self.job, self.kube, self.settings, self.now = job, kube, settings, now
         self.touch, self._forget, self.connect = touch, forget, connect
+        self._refused = ""
         self.writer = StatusWriter(kube, job.metadata.namespace, job.metadata.name, status)
         self.at = JobState(kube, settings, job, self._observe(status), now)
         self.acts, self.collector = Acts(self.at), Collector(self.at, Ledger(self.at))
@@ -109,6 +110,7 @@ class ClusterRun:
             spec=self.job.spec,
             generation=meta.generation,
             selector=f"{JOB}={meta.name},{ROLE}={AGENT}",
+            refused=self._refused,
         )
 
     @property
@@ -148,7 +150,7 @@ class ClusterRun:
 
     def respec(self, job: RolloutJob) -> None:
         """Its spec is another."""
-        before, self.job = self.job, job
+        before, self.job, self._refused = self.job, job, ""
         self.at.job = job
         self.observed.want = self._want()
         resumed = before.spec.suspend and not job.spec.suspend
@@ -157,6 +159,12 @@ class ClusterRun:
         elif before.spec.trainer is None or resumed:  # a trainer has no reason to talk to a suspended job
             self.observed.heard_at = self.now()
         self.follower.occasion.set()
+        self.touch(JOB_KEY)
+
+    def refuse(self, why: str) -> None:
+        """A newer spec cannot run: the one before stays, and the status says so."""
+        self._refused = why
+        self.observed.want = self._want()
         self.touch(JOB_KEY)
 
     # -- plans and actions --------------------------------------------------------------------------------------------

@@ -255,6 +255,8 @@ class JobWant:
     generation: int = 0
     selector: str = ""
     """Of the agents' pods."""
+    refused: str = ""
+    """Why a newer spec than this one cannot run."""
 
 
 # -- what is done -----------------------------------------------------------------------------------------------------

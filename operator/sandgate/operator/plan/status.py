@@ -39,7 +39,7 @@ def job_status(want: JobWant, seen: JobObserved, now: float) -> RolloutJobStatus
         JobCondition.READY: _ready(seen),
         JobCondition.SUSPENDED: (suspended := _suspended(want, seen, now, over=complete or failed)),
         JobCondition.PROGRESSING: _progressing(
-            seen, over=complete or failed, suspended=suspended[0], running=running
+            seen, over=complete or failed, suspended=suspended[0], running=running, refused=want.refused
         ),
         JobCondition.COMPLETE: (complete, "AllEnded" if complete else "NotAllEnded", ""),
         JobCondition.FAILED: facts_failed,
@@ -88,7 +88,7 @@ def _suspended(want: JobWant, seen: JobObserved, now: float, *, over: bool) -> F
     return False, "NotSuspended", ""
 
 
-def _progressing(seen: JobObserved, *, over: bool, suspended: bool, running: int) -> Fact:
+def _progressing(seen: JobObserved, *, over: bool, suspended: bool, running: int, refused: str) -> Fact:
     if over:
         return False, "Over", ""
     if suspended:
@@ -97,6 +97,8 @@ def _progressing(seen: JobObserved, *, over: bool, suspended: bool, running: int
         return running > 0, "Draining", ""
     if seen.problem:
         return False, "NoTasks", seen.problem
+    if refused:
+        return True, "SpecRefused", refused
     return True, "Running" if running else "Waiting", ""
 
 
