@@ -1,7 +1,7 @@
 """What a session costs the API server, and what is left of it: an operator, its gateways and a few hundred pods.
 
 Pods are played by kwok: agents do not run, and a session without a turn ends well by its agent's exit. Everything that
-the operator writes is the same for one that talked; only sessions that run for longer than 5 s say so, with one write.
+the operator writes is the same for one that talked; only those longer than SHOW_S say that they run, with one write.
 """
 
 from __future__ import annotations
