@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import pytest
 from sandgate.contract.errors import Unavailable, Unsupported
 from sandgate.contract.job import ManagedEngine, RolloutJobSpec
 from sandgate.operator.drivers import engine
+from sandgate.operator.drivers.folder import Folder
+from sandgate.sandbox.process import Guard
 from tests.contract.manifests import GONE
 from tests.operator.plans import spec
 
@@ -80,6 +83,33 @@ async def test_a_command_of_the_manifest_is_expanded(tmp_path: Path) -> None:
     )
     assert argv == ["serve", "--on=127.0.0.1:81", "tiny", "4096", "$(NO)", "-v"]
     assert env["PATH"].startswith(str(Path(sys.executable).parent))
+
+
+LEAVES = """
+import http.server, os, pathlib, sys
+class Health(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+base = os.environ["VLLM_RPC_BASE_PATH"]
+pathlib.Path(base, "socket").touch()
+print(base, flush=True)
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Health).serve_forever()
+"""
+
+
+async def test_what_it_leaves_of_its_sockets_is_cleared_away(tmp_path: Path) -> None:
+    wanted, _ = managed(command=["python", "-c", LEAVES, "$(PORT)"])
+    (folder := Folder(tmp_path / "out")).logs.mkdir(parents=True)
+    guard = Guard()
+    try:
+        async with engine.engine(wanted, folder, tmp_path, guard, lambda event: None, url=None):
+            base = (folder.logs / "engine.log").read_text().splitlines()[0]
+            assert os.listdir(base) == ["socket"]
+    finally:
+        guard.close()
+    with pytest.raises(FileNotFoundError):
+        os.listdir(base)
 
 
 async def test_sglang_needs_a_command(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -118,15 +119,17 @@ def _start(config: pytest.Config) -> Vllm:
     ]
     command += ["--served-model-name", "shop", "--host", "127.0.0.1", "--port", str(port), *FLAGS]
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "PYTHON", "VIRTUAL_ENV"))}
+    sockets = tempfile.mkdtemp(prefix="sandgate-vllm-")  # vLLM leaves them behind
     process = subprocess.Popen(
         command,
-        env={**clean, **ENV},
+        env={**clean, **ENV, "VLLM_RPC_BASE_PATH": sockets},
         stdout=log,
         stderr=log,
         start_new_session=True,
         cwd=tempfile.gettempdir(),
     )
-    config.add_cleanup(lambda: _stop(process, Path(log.name)))
+    config.add_cleanup(lambda: shutil.rmtree(sockets, ignore_errors=True))
+    config.add_cleanup(lambda: _stop(process, Path(log.name)))  # cleanups run from the last to the first
     url = f"http://127.0.0.1:{port}"
     end = time.monotonic() + START_S
     while not _up(url):

@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -61,6 +62,8 @@ async def engine(
         )
     port = free_port()
     argv, env = await command(spec, managed, manifest_dir, port)
+    sockets = tempfile.TemporaryDirectory(prefix="sg-", ignore_cleanup_errors=True)
+    env = {"VLLM_RPC_BASE_PATH": sockets.name} | env  # vLLM leaves sockets; their paths must be short
     what = ProcessSpec(argv=argv, env=env, cwd=manifest_dir, log=log_path(folder.logs, "engine"))
 
     async def answering() -> None:
@@ -74,13 +77,14 @@ async def engine(
         ready=answering,
     )
     tell(EngineStarting(log=what.log))
-    await process.start()
     try:
+        await process.start()
         await answering()
         tell(EngineReady(urls=(f"http://127.0.0.1:{port}",), seconds=time.monotonic() - began))
         yield RunningEngine((f"http://127.0.0.1:{port}",), process)
     finally:
         await process.stop(STOP_S)
+        sockets.cleanup()
 
 
 async def command(
