@@ -1,72 +1,17 @@
 #!/bin/bash
-# Build (once) the environment of the real engine, a vLLM that runs on a CPU, and print its path as the last line of stdout.
-#
-#   scripts/engine-env.sh            -> ~/.cache/sandgate/engine-<first 12 hex digits of the lock's sha256>
-#
-# It lies outside the clone because it is large (5 GB) and shared by all clones with the same lock. A changed lock is a new
-# directory; old ones may be deleted by hand. Run it as often as you like: a finished environment is found in milliseconds,
-# two runs at once wait for each other, and an interrupted build is thrown away by the next run.
-#
-#   SANDGATE_UV      uv to use             (default: uv on PATH, else this clone's .venv/bin/uv)
-#   SANDGATE_PYTHON  interpreter to use    (default: python3.11)
-#   XDG_CACHE_HOME   where caches live     (default: ~/.cache)
-#   UV_CACHE_DIR     uv's download cache   (default: <caches>/sandgate/uv; on the same disk files are linked, not copied)
-set -euo pipefail
+# Build (once) the environment of the real engine, a vLLM that runs on a CPU, and print its path as the last line of stdout:
+# ~/.cache/sandgate/engine-<digest of engine/requirements.lock>, of 5 GB. How, and what it can be told: pinned-env.sh.
+me=engine-env
+. "$(dirname -- "${BASH_SOURCE[0]}")/pinned-env.sh"
 
-say() { printf 'engine-env: %s\n' "$*" >&2; }
-die() { say "$*"; exit 1; }
+needs() {
+    linux_x86_64
+    "$python" -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null \
+        || die "the engine needs the system library libnuma.so.1: apt-get install libnuma1"
+    local free_gib=$(($(df -Pk "$caches" | awk 'NR==2 {print $4}') / 1048576))
+    [ "$free_gib" -ge 10 ] || die "$caches has $free_gib GiB free; the build needs 10 (3 download, 5 installed, room to work)"
+    say "about 3 GB to download on a cold cache"
+}
+works() { "$venv/bin/python" -c 'import torch, transformers, vllm.platforms as p; assert p.current_platform.is_cpu()' >&2; }
 
-root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
-lock="$root/engine/requirements.lock"
-[ -r "$lock" ] || die "cannot read engine/requirements.lock: is this a whole clone?"
-[ "$(uname -sm)" = "Linux x86_64" ] || die "the lock holds wheels for Linux x86_64, this is $(uname -sm)"
-
-caches="${XDG_CACHE_HOME:-${HOME:?HOME is not set; set XDG_CACHE_HOME}/.cache}/sandgate"
-digest=$(sha256sum "$lock"); digest=${digest:0:12}
-venv="$caches/engine-$digest"
-ready="$venv/.sandgate-ready"   # written last: a venv cannot be renamed into place, so this file is what publishes it
-
-# A marker whose interpreter is gone (Python upgraded or removed) is no environment: it is built again.
-have() { [ -e "$ready" ] && [ -x "$venv/bin/python" ]; }
-if have; then printf '%s\n' "$venv"; exit 0; fi
-mkdir -p "$caches" || die "cannot create $caches"
-
-exec 9>"$venv.lock"
-flock -n 9 || { say "another run is building $venv, waiting for it"; flock 9; }
-if have; then printf '%s\n' "$venv"; exit 0; fi
-
-uv=${SANDGATE_UV:-uv}
-if ! command -v "$uv" >/dev/null 2>&1; then
-    [ -z "${SANDGATE_UV:-}" ] || die "SANDGATE_UV=$SANDGATE_UV is not a program"
-    uv="$root/.venv/bin/uv"
-    [ -x "$uv" ] || die "uv not found: 'pip install uv', or set SANDGATE_UV, or make this clone's .venv"
-fi
-python=${SANDGATE_PYTHON:-python3.11}
-"$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null \
-    || die "'$python' is not Python 3.11 (the lock was resolved for 3.11); set SANDGATE_PYTHON"
-"$python" -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null \
-    || die "the engine needs the system library libnuma.so.1: apt-get install libnuma1"
-free_gib=$(( $(df -Pk "$caches" | awk 'NR==2 {print $4}') / 1048576 ))
-[ "$free_gib" -ge 10 ] || die "$caches has $free_gib GiB free; the build needs 10 (3 download, 5 installed, room to work)"
-
-export UV_CACHE_DIR=${UV_CACHE_DIR:-$caches/uv} UV_PYTHON_DOWNLOADS=never UV_HTTP_TIMEOUT=${UV_HTTP_TIMEOUT:-300}
-# The machine's own certificates, as pip uses them.
-export UV_SYSTEM_CERTS=${UV_SYSTEM_CERTS:-1}
-# uv does not read pip's settings; a machine that names its package index to pip only should still work.
-if [ -z "${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-}${UV_CONFIG_FILE:-}" ] && [ -n "${PIP_INDEX_URL:-}" ]; then
-    export UV_DEFAULT_INDEX="$PIP_INDEX_URL"
-fi
-unset VIRTUAL_ENV PYTHONPATH PYTHONHOME CONDA_PREFIX
-
-say "building $venv (about 3 GB to download on a cold cache)"
-began=$SECONDS
-rm -rf -- "$venv"
-"$uv" venv --quiet --python "$python" "$venv" || die "uv could not make a virtual environment"
-# --compile-bytecode: without it each of the engine's three processes compiles for 20 CPU seconds at every start.
-"$uv" pip install --quiet --python "$venv/bin/python" --compile-bytecode --no-deps --require-hashes -r "$lock" 9>&- \
-    || die "installation failed (see uv's message above); nothing was published, run again to start over"
-"$venv/bin/python" -c 'import torch, transformers, vllm.platforms as p; assert p.current_platform.is_cpu()' >&2 9>&- \
-    || die "the environment was installed but does not import as a CPU engine (see above)"
-date -u +%FT%TZ >"$ready"
-say "ready after $(( SECONDS - began )) s"
-printf '%s\n' "$venv"
+pinned_env engine "$root/engine/requirements.lock" --require-hashes
