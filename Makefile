@@ -83,7 +83,7 @@ cluster-up: venv
 cluster-down: venv
 	@$(BIN)/python -m tests.cluster.harness down
 
-## make cluster-build [PARTS=...]  what it is made of, from source: twenty minutes once; PARTS: helm, kwok
+## make cluster-build [PARTS=...]  what it is made of, from source: twenty minutes once; PARTS: helm, kwok, versitygw
 .PHONY: cluster-build
 cluster-build: venv
 	@$(BIN)/python -m tests.cluster.harness build $(PARTS)

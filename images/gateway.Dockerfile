@@ -16,10 +16,10 @@ COPY trainer /src/trainer
 RUN /build/bin/pip wheel --no-cache-dir -q --no-deps --no-build-isolation --wheel-dir /wheels /src
 
 # What the room's extras need, apart from the wheel: it changes rarely. Without pip of its own: nothing is installed into
-# a running pod. Not among them by default: gateway-arrow, for leases in Arrow (trainers take JSON too). Its pyarrow is
-# 165 MB, more than all the rest: EXTRAS="gateway gateway-postgres gateway-arrow".
+# a running pod. gateway-arrow, for leases in Arrow and for Parquet files, is 165 MB, more than all the rest: without it
+# (EXTRAS="gateway gateway-postgres") trainers lease JSON, and jobs with spec.output.parquet do not run.
 FROM $BASE AS install
-ARG EXTRAS="gateway gateway-postgres"
+ARG EXTRAS="gateway gateway-postgres gateway-arrow"
 COPY pyproject.toml constraints.txt /src/
 RUN python3 -m venv --without-pip /opt/sandgate \
  && python3 -c 'import tomllib; p = tomllib.load(open("/src/pyproject.toml", "rb"))["project"]; \

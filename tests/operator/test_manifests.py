@@ -132,6 +132,13 @@ def plain(secret: Json) -> dict[str, str]:
 # -- gateways ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("url", ["s3://bucket/folder", "/data/rollouts"])
+def test_gateways_are_told_where_files_go(url: str) -> None:
+    made = manifest(("spec.engine", SELECTOR), ("spec.output", {"parquet": {"url": url}}))
+    assert config(objects(job(made)))["output"] == {"parquet": url}
+    assert "output" not in config(objects(job(SELECTED))), "a trainer leases them"
+
+
 @pytest.mark.parametrize("manifest", JOBS.values(), ids=JOBS)
 def test_a_gateway_understands_its_configuration(manifest: Manifest, tmp_path: Path) -> None:
     file = tmp_path / "gateway.json"

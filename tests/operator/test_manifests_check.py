@@ -30,10 +30,10 @@ BAD: dict[str, tuple[type[Exception], str, list[tuple[str, Any]]]] = {
         [("spec.agent.backend", "SandboxClaim")],
     ),
     "warm pods": (Unsupported, "spec.agent.pool.size", [("spec.agent.pool", {"size": 2})]),
-    "files instead of a trainer": (
-        Unsupported,
-        "spec.output.parquet",
-        [("spec.output", {"parquet": {"url": "s3://bucket"}})],
+    "files beside nothing": (
+        BadManifest,
+        "spec.output.parquet.url",
+        [("spec.output", {"parquet": {"url": "out/files"}})],
     ),
     "sglang without its command line": (
         Unsupported,

@@ -130,9 +130,16 @@ class LeaseOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParquetOutput:
-    """No trainer: files are written, then committed."""
+    """No trainer: each whole group becomes a file, and is then committed."""
 
-    url: Annotated[Text, Size(1), Doc("Directory, as an fsspec URL or a path.")]
+    url: Annotated[
+        Text,
+        Size(1),
+        Doc(
+            "Folder: s3://bucket/folder, gs://..., what fsspec knows, or an absolute path in the gateways' pods. Of no"
+            " effect locally: there --out is the folder."
+        ),
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,6 +31,7 @@ from sandgate.gateway.engine.vllm import VllmEngine
 from sandgate.gateway.journal.sqlite import SqliteStore
 from sandgate.gateway.journal.store import Store
 from sandgate.gateway.metrics import Metrics
+from sandgate.gateway.output import Output
 from sandgate.gateway.sessions import Sessions
 from sandgate.gateway.tasks import TaskQueue
 from sandgate.gateway.tokens.api import Codec
@@ -109,6 +110,12 @@ async def gateway(
         if config.limits.retire_s:
             retiring = asyncio.ensure_future(_retire(sessions, config.limits.retire_s))
             stack.callback(retiring.cancel)
+        if config.output.parquet:
+            output = _output(core, config.output.parquet)
+            stack.callback(output.close)
+            core.writing = output.status
+            writing = asyncio.ensure_future(output.run())
+            stack.push_async_callback(_ended, writing)
         yield Gateway(core, Front(core))
 
 
@@ -123,6 +130,30 @@ async def _open_journal(config: Config) -> Store:
             f"journal: Postgres needs the extra gateway-postgres: {error}", field="journal"
         ) from error
     return await PostgresStore.open(config.journal, config.name)
+
+
+async def _ended(task: asyncio.Future[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def _output(core: Core, url: str) -> Output:
+    """Raises BadManifest: without the extra that it needs, or for a URL that cannot be written to."""
+    try:
+        from sandgate.gateway import parquet, storage
+    except ImportError as error:
+        raise BadManifest(
+            f"output.parquet: files need the extra gateway-arrow: {error}", field="output.parquet"
+        ) from error
+    storage.check(url)
+    found: list[storage.Storage] = []
+
+    def put(name: str, data: bytes) -> None:
+        if not found:
+            found.append(storage.storage(url))
+        found[0].put(name, data)
+
+    return Output(core, parquet.to_parquet, put)
 
 
 async def _retire(sessions: Sessions, age_s: float) -> None:

@@ -59,9 +59,15 @@ def to_ipc(rows: Iterable[Trajectory]) -> bytes:
     InvalidBody naming the field whose value Arrow cannot carry."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, SCHEMA) as writer:
-        for batch in _batches(rows):
-            writer.write_batch(pa.RecordBatch.from_arrays([_column(f, batch) for f in SCHEMA], schema=SCHEMA))
+        for batch in record_batches(rows):
+            writer.write_batch(batch)
     return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
+
+
+def record_batches(rows: Iterable[Trajectory]) -> Iterator[Any]:
+    """RecordBatches of SCHEMA, of bounded size. Raises InvalidBody."""
+    for batch in _batches(rows):
+        yield pa.RecordBatch.from_arrays([_column(f, batch) for f in SCHEMA], schema=SCHEMA)
 
 
 def _batches(rows: Iterable[Trajectory]) -> Iterator[list[Trajectory]]:

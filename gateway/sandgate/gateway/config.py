@@ -109,6 +109,14 @@ class Limits(_Strict, frozen=True, kw_only=True):
     """SIGTERM: how long running turns may finish; Kubernetes kills at 30 s."""
 
 
+class OutputConfig(_Strict, frozen=True, kw_only=True):
+    """Where trajectories go when no trainer leases them."""
+
+    parquet: str = ""
+    """Folder, as a URL (`s3://bucket/folder`, `file:///...`) or an absolute path: a file for each whole group, which is
+    then acknowledged. Empty = a trainer leases them. Needs the extra gateway-arrow."""
+
+
 class Config(_Strict, frozen=True, kw_only=True):
     """Everything a gateway process is told."""
 
@@ -132,6 +140,7 @@ class Config(_Strict, frozen=True, kw_only=True):
     limits: Limits = Limits()
     session_limits: SessionLimits = SessionLimits()
     sampling: SamplingConfig = SamplingConfig()
+    output: OutputConfig = OutputConfig()
     key_ttl_s: float = 7 * 86400.0
     """Agent and reward keys: longer than any session; the session's end revokes them anyway."""
     lossy_echo: bool = True

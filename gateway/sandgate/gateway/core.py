@@ -53,6 +53,8 @@ class Core:
     origin: str
     epoch: str
     """Of this life of the process; event cursors of another life are void."""
+    writing: Callable[[], dict[str, Json]] | None = None
+    """What to say of files that trajectories are written to; None: trainers lease them."""
     ending: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
     """Sessions that are being completed, finalized or aborted; whoever does or waits holds the lock."""
 
@@ -393,6 +395,7 @@ class Core:
                 "records": store.records,
                 "cut": store.cut,
             },
+            "output": self.writing() if self.writing else None,
             "engines": [
                 {"url": one.url, "healthy": one.healthy, "in_flight": one.in_flight, "detail": one.detail}
                 for one in self.engine.status()

@@ -51,6 +51,10 @@ class Metrics:
             "Engines not used because the label of their weights lost its version",
             registry=registry,
         )
+        self.written = Counter("sandgate_output_groups", "Groups written to files", registry=registry)
+        self.unwritten = Counter(
+            "sandgate_output_failures", "Attempts to write a group that failed", registry=registry
+        )
         self.healthy = Gauge("sandgate_journal_healthy", "1 if turns can be made durable", registry=registry)
 
     def error(self, reason: str) -> None:

@@ -403,6 +403,7 @@ async def _carried_through(change: Coroutine[Any, Any, None]) -> None:
             cancelled = True
         except SandgateError:
             break
-    work.result()
     if cancelled:
+        work.exception()  # nobody is left to be told
         raise asyncio.CancelledError
+    work.result()

@@ -21,6 +21,8 @@ CONTAINERD = tuple(
 COREDNS = "github.com/coredns/coredns@v1.15.0"
 HELM = "helm.sh/helm/v4/cmd/helm@v4.3.1"
 KWOK = "sigs.k8s.io/kwok/cmd/kwok@v0.8.0"
+VERSITYGW = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
+"""An S3 server over a folder."""
 
 
 def go(*args: str, cwd: Path, **extra: str) -> None:
@@ -70,6 +72,7 @@ PARTS = {
         Part("coredns", installed(COREDNS), pins=(COREDNS,)),
         Part("helm", installed(HELM), pins=(HELM,)),
         Part("kwok", installed(KWOK), pins=(KWOK,)),
+        Part("versitygw", installed(VERSITYGW), pins=(VERSITYGW,)),
     )
 }
 IN = {
@@ -80,5 +83,5 @@ IN = {
 
 
 def binary(name: str) -> Path:
-    """A program of the cluster, built when it is missing; helm and kwok too."""
+    """A program of the cluster, built when it is missing; and helm, kwok, versitygw."""
     return PARTS[IN.get(name, name)].ensure() / name

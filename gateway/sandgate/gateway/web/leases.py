@@ -11,6 +11,7 @@ from fastapi import APIRouter, Header
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
+from sandgate.contract.errors import Conflict
 from sandgate.contract.trajectory import Trajectory
 from sandgate.gateway.core import as_json
 from sandgate.gateway.web import auth
@@ -34,6 +35,8 @@ async def lease(
     """
     body = body or LeaseBody()
     auth.control(key, job=body.job)
+    if core.writing is not None:
+        raise Conflict("trajectories of this job go to files: spec.output.parquet; there is nothing to lease")
     form = wanted(accept, [JSON, ARROW] if has_arrow() else [JSON])
     if form is None:
         raise HTTPException(406, f"rows are given as {JSON}, or as {ARROW} with the extra gateway-arrow")

@@ -38,8 +38,6 @@ def _unsupported(job: RolloutJob) -> Iterator[tuple[str, str]]:
         yield "spec.agent.backend", f"{spec.agent.backend.value} does not run in a cluster; use Pod"
     if spec.agent.pool.size:
         yield "spec.agent.pool.size", "there are no warm pods; use 0"
-    if spec.output.parquet is not None:
-        yield "spec.output.parquet", "gateways do not write files; use spec.output.lease and a trainer"
     managed = spec.engine.managed
     if managed is not None and not managed.command and spec.engine.kind is not EngineKind.VLLM:
         yield "spec.engine.managed.command", f"is needed for {spec.engine.kind.value}"
@@ -60,6 +58,9 @@ def _wrong(job: RolloutJob) -> Iterator[BadManifest]:
         for index, one in enumerate(managed.args):
             if not managed.command and one.partition("=")[0] == "--port":
                 yield bad(f"spec.engine.managed.args[{index}]", "the port is 8000 in a cluster; leave it out")
+    folder = "" if spec.output.parquet is None else spec.output.parquet.url
+    if folder and "://" not in folder and not folder.startswith("/"):
+        yield bad("spec.output.parquet.url", "is no URL; use one, or the absolute path of a gateway's volume")
     for index, url in enumerate(spec.engine.endpoints or ()):
         host = urlsplit(url).hostname or ""
         if host in ("localhost", "::1") or host.startswith("127."):

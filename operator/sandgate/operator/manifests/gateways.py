@@ -129,6 +129,8 @@ def _config(job: RolloutJob, settings: Settings, engine_urls: Sequence[str]) -> 
     )
     config["engine"]["wait"] = True
     config["limits"] = {"drain_s": DRAIN_S}
+    if (files := job.spec.output.parquet) is not None:
+        config["output"] = {"parquet": files.url}
     if (queue := job.spec.tasks.queue) is not None:
         config["limits"]["tasks"] = queue.capacity
     return config

@@ -1,0 +1,242 @@
+"""Without a trainer whole groups become files, and are committed once they are durable there."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from sandgate.contract.errors import BadManifest, Conflict, InvalidBody
+from sandgate.contract.trajectory import Trajectory
+from sandgate.gateway import output, parquet, storage
+from sandgate.gateway.client import GatewayClient
+from sandgate.gateway.config import OutputConfig
+from sandgate.gateway.journal.memory import MemoryDisk, MemoryStore
+from sandgate.gateway.parquet import to_parquet
+from sandgate.trainer.export.arrow import read_parquet, write_parquet
+from tests.gateway.test_arrow_leases import row
+from tests.support.gateway import Running, admin_key, eventually, gateway
+
+Written = dict[str, list[str]]
+"""File name -> the sessions of its rows."""
+
+
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "POLL_S", 0.02)
+    monkeypatch.setattr(output, "RETRY_S", 0.02)
+    monkeypatch.setattr(output, "RETRY_MAX_S", 0.02)
+
+
+@asynccontextmanager
+async def serving(
+    url: Path | str, disk: MemoryDisk | None = None
+) -> AsyncIterator[tuple[Running, GatewayClient]]:
+    store = MemoryStore(disk)
+    async with (
+        gateway(
+            lambda ids, number: f"answer {number}", store=store, output=OutputConfig(parquet=str(url))
+        ) as g,
+        GatewayClient(g.origin, admin_key(), deadline_s=0.0) as admin,
+    ):
+        yield g, admin
+    await store.aclose()
+
+
+async def ended(g: Running, uid: str, index: int = 0, size: int = 1) -> str:
+    """A session of a turn."""
+    name = f"{uid}-{index}"
+    agent = await g.session(session_id=name, uid=uid, sample_index=index, group_size=size)
+    await agent.ask("hi")
+    await g.finalize(agent)
+    return name
+
+
+async def committed(admin: GatewayClient, *names: str) -> None:
+    """Returns when they are."""
+    cursor = 0
+    left = set(names)
+    async with asyncio.timeout(20):
+        while left:
+            seen = await admin.events(cursor, wait_s=20.0)
+            cursor = seen.cursor
+            left -= {name for name, state in seen.sessions if state == "committed"}
+
+
+async def trouble(g: Running, words: str) -> None:
+    """Returns when the status says so."""
+    said = g.core.writing
+    assert said is not None
+    await eventually(lambda: words in str(said()["problem"]), words)
+
+
+def files(folder: Path) -> Written:
+    return {one.name: [row.session_id for row in read_parquet(one)] for one in sorted(folder.iterdir())}
+
+
+async def test_a_group_is_a_file_once_it_is_whole_and_then_it_is_committed(tmp_path: Path) -> None:
+    folder = tmp_path / "made" / "here"
+    async with serving(folder) as (g, admin):
+        first = await ended(g, "q", 0, size=2)
+        await committed(admin, await ended(g, "r"))
+        assert list(files(folder).values()) == [["r-0"]], "q is not whole"
+        second = await ended(g, "q", 1, size=2)
+        await committed(admin, first, second)
+        assert sorted(files(folder).values()) == [["q-0", "q-1"], ["r-0"]]
+        assert (await admin.status())["output"] == {"groups": 2, "problem": "", "stuck": {}}
+        (row, *_) = read_parquet(next(folder.glob("*-r-*.parquet")))
+        assert (row.job, row.uid, len(row.response_ids) == len(row.versions) > 0) == ("shop-job", "r", True)
+
+
+async def test_a_group_that_its_driver_closed_is_whole(tmp_path: Path) -> None:
+    async with serving(tmp_path / "out") as (g, admin):
+        name = await ended(g, "q", 0, size=3)
+        await admin.close_group("q")
+        await committed(admin, name)
+        assert list(files(tmp_path / "out").values()) == [[name]]
+
+
+async def test_samples_that_came_later_have_a_file_of_their_own(tmp_path: Path) -> None:
+    async with serving(tmp_path / "out") as (g, admin):
+        await committed(admin, await ended(g, "q", 0, size=1))
+        await committed(admin, await ended(g, "q", 1, size=2))
+        assert sorted(files(tmp_path / "out").values()) == [["q-0"], ["q-1"]]
+
+
+async def test_a_trainer_that_asks_is_told_where_they_go(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (g, admin):
+        await committed(admin, await ended(g, "q"))
+        with pytest.raises(Conflict, match=r"spec\.output\.parquet"):
+            await admin.lease(max_groups=1, ttl_s=60.0)
+
+
+async def test_a_store_that_is_away_holds_up_everything_and_loses_nothing(tmp_path: Path) -> None:
+    blocked = tmp_path / "out"
+    blocked.write_text("no folder")
+    async with serving(blocked) as (g, admin):
+        names = [await ended(g, uid) for uid in "qrs"]
+        await trouble(g, "FileExistsError")
+        assert [(await admin.get(name)).committed for name in names] == [False] * 3
+        blocked.unlink()
+        await committed(admin, *names)
+        assert sorted(files(blocked).values()) == [[name] for name in names]
+        assert (await admin.status())["output"] == {"groups": 3, "problem": "", "stuck": {}}
+
+
+async def test_a_journal_that_is_full_for_a_while_loses_nothing(tmp_path: Path) -> None:
+    disk, folder = MemoryDisk(), tmp_path / "out"
+    folder.write_text("no folder")
+    async with serving(folder, disk) as (g, admin):
+        names = [await ended(g, uid) for uid in "qr"]
+        await trouble(g, "FileExistsError")
+        disk.failure = "database or disk is full"
+        folder.unlink()
+        await trouble(g, "disk is full")
+        disk.failure = ""
+        await committed(admin, *names)
+        assert sorted(files(folder).values()) == [[name] for name in names]
+
+
+MOMENTS: dict[str, tuple[bool, str]] = {
+    "before the file was written": (True, "FileExistsError"),
+    "after it was written, before that was durable in the journal": (False, "disk is full"),
+}
+
+
+@pytest.mark.parametrize(("blocked", "words"), MOMENTS.values(), ids=MOMENTS)
+async def test_a_gateway_that_ends(
+    tmp_path: Path, blocked: bool, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one writes what is missing at once, and the group is there once."""
+    disk, folder = MemoryDisk(), tmp_path / "out"
+    put = storage.LocalFolder.put
+
+    def then_full(self: storage.LocalFolder, name: str, data: bytes) -> None:
+        put(self, name, data)
+        disk.failure = "database or disk is full"
+
+    if blocked:
+        folder.write_text("no folder")
+    else:
+        monkeypatch.setattr(storage.LocalFolder, "put", then_full)
+    async with serving(folder, disk) as (g, _):
+        name = await ended(g, "q")
+        await trouble(g, words)
+    assert blocked or list(files(folder).values()) == [[name]]
+    if blocked:
+        folder.unlink()
+    monkeypatch.setattr(storage.LocalFolder, "put", put)
+    disk.failure = ""
+    async with serving(folder, disk) as (g, admin):
+        await committed(admin, name)
+        assert list(files(folder).values()) == [[name]]
+    async with serving(folder, disk) as (g, admin):
+        await committed(admin, await ended(g, "r"))
+        assert (await admin.status())["output"] == {"groups": 1, "problem": "", "stuck": {}}, (
+            "q is not written again"
+        )
+
+
+async def test_a_group_that_has_no_place_in_a_file_is_said_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(rows: Iterable[Trajectory]) -> bytes:
+        held = list(rows)
+        if held[0].uid == "q":
+            raise InvalidBody("reward_info does not fit", field="reward_info")
+        return to_parquet(held)
+
+    monkeypatch.setattr(parquet, "to_parquet", refuses)
+    async with serving(tmp_path / "out") as (g, admin):
+        bad = await ended(g, "q")
+        await committed(admin, await ended(g, "r"))
+        said = (await admin.status())["output"]
+        assert list(said.pop("stuck").values()) == ["reward_info does not fit"]
+        assert said == {"groups": 1, "problem": ""}
+        assert not (await admin.get(bad)).committed
+
+
+def test_a_file_is_encoded_as_trainers_encode_it(tmp_path: Path) -> None:
+    """For other sizes and other readers it would be another format."""
+    rows = [row(session_id=f"s{number}") for number in range(3)]
+    write_parquet(tmp_path / "trainers", rows)
+
+    def told(file: Any) -> list[tuple[Any, ...]]:
+        columns = pq.ParquetFile(file).metadata.row_group(0)
+        every = (columns.column(at) for at in range(columns.num_columns))
+        return [(one.path_in_schema, one.compression, one.encodings) for one in every]
+
+    ours = io.BytesIO(to_parquet(rows))
+    assert told(ours) == told(tmp_path / "trainers")
+    assert pq.read_table(ours) == pq.read_table(tmp_path / "trainers")
+
+
+WRONG: dict[str, tuple[str, str]] = {
+    "a relative path, in a pod": ("out/files", "neither a URL nor an absolute path"),
+    "a scheme that nobody knows": ("nowhere://bucket/x", "nowhere"),
+    "one whose package is not installed": ("dbfs+none://x/y", "dbfs"),
+}
+
+
+@pytest.mark.parametrize(("url", "says"), WRONG.values(), ids=WRONG)
+def test_a_url_that_no_retry_can_help_is_refused_at_the_start(url: str, says: str) -> None:
+    with pytest.raises(BadManifest, match=says) as error:
+        storage.check(url)
+    assert error.value.field == "output.parquet"
+
+
+async def test_what_only_fsspec_knows_is_written_by_it() -> None:
+    import fsspec
+
+    async with serving("memory://bucket/folder") as (g, admin):
+        await committed(admin, await ended(g, "q"))
+    memory = fsspec.filesystem("memory")
+    (found,) = memory.ls("/bucket/folder", detail=False)
+    with memory.open(found) as file:
+        assert file.read(4) == b"PAR1"
