@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import base64
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sandgate.contract.names import gateway_name
+from sandgate.contract.names import gateway_name, session_id
 from sandgate.trainer.export.arrow import read_parquet
 from tests.cluster import s3
 from tests.cluster.e2e import scripted
@@ -20,9 +19,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300, func_only=True)]
 
 NAME, TASKS, SAMPLES = "files", 6, 2
 SESSIONS = TASKS * SAMPLES
-AGENT = """
-for turn in range(3):
-    say(f"{os.environ['SANDGATE_PROMPT']}, turn {turn}")
+TURNS = 3
+AGENT = f"""
+for turn in range({TURNS}):
+    say(os.environ["SANDGATE_PROMPT"] + " turn " + str(turn))
     time.sleep(1)
 leave(reward=0.5)
 """
@@ -75,8 +75,13 @@ async def test_trajectories_are_in_the_bucket_once_and_whole(world: World, tmp_p
 
         await until(committed, what="every session is committed", within_s=60)
         rows = [row for file in store.files("step-1") for row in read_parquet(file)]
-        assert Counter((row.uid, row.sample_index) for row in rows) == Counter(
-            {(f"q{task}", sample): 1 for task in range(TASKS) for sample in range(SAMPLES)}
+        every = [(row.uid, row.sample_index, row.trajectory_id) for row in rows]
+        assert len(set(every)) == len(every) == SESSIONS * TURNS, (
+            "a turn without history is a trajectory of its own"
         )
-        assert {(row.reward, len(row.turn_ids), row.failure_class) for row in rows} == {(0.5, 3, None)}
+        assert {(row.session_id, row.failure_class, row.complete) for row in rows} == {
+            (session_id(NAME, f"q{task}", sample, 0), None, True)
+            for task in range(TASKS)
+            for sample in range(SAMPLES)
+        }
         assert len(store.files("step-1")) == TASKS
