@@ -197,7 +197,7 @@ async def test_a_group_that_has_no_place_in_a_file_is_said_and_the_others_go_on(
         bad = await ended(g, "q")
         await committed(admin, await ended(g, "r"))
         said = (await admin.status())["output"]
-        assert list(said.pop("stuck").values()) == ["reward_info does not fit"]
+        assert list(said.pop("stuck").values()) == ["InvalidBody: reward_info does not fit"]
         assert said == {"groups": 1, "problem": ""}
         assert not (await admin.get(bad)).committed
 

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from sandgate.contract.errors import SandgateError
+from sandgate.contract.errors import JournalUnavailable
 from sandgate.contract.keys import Key, Scope
 from sandgate.contract.names import group_name
 from sandgate.contract.trajectory import Json, Trajectory
@@ -85,18 +85,26 @@ class Output:
         if record is None:
             return False
         name = file_name(self._core.sessions.book, record.sessions)
-        try:
-            data = await self._core.leased_rows(record, self._shape)
-        except SandgateError as error:
-            log.error("output: %s cannot be made: %s", name, error)
-            self.stuck[name] = str(error)
-            self._core.metrics.unwritten.inc()
-            return True
-        await self._insist(lambda: off_loop(self._thread, self._put, name, data))
-        await self._insist(lambda: self._core.ack(record.lease))
-        self.groups += 1
-        self._core.metrics.written.inc()
+        data = await self._insist(lambda: self._made(record, name))
+        if data is not None:
+            await self._insist(lambda: off_loop(self._thread, self._put, name, data))
+            await self._insist(lambda: self._core.ack(record.lease))
+            self.stuck.pop(name, None)
+            self.groups += 1
+            self._core.metrics.written.inc()
         return True
+
+    async def _made(self, record: Leased, name: str) -> bytes | None:
+        """The file's bytes; None if it is stuck. Raises JournalUnavailable: it may be read later."""
+        try:
+            return await self._core.leased_rows(record, self._shape)
+        except JournalUnavailable:
+            raise
+        except Exception as error:
+            log.exception("output: %s cannot be made", name)
+            self.stuck[name] = f"{type(error).__name__}: {error}"
+            self._core.metrics.unwritten.inc()
+            return None
 
     async def _lease(self) -> Leased | None:
         body = LeaseBody(lease_id=f"{OURS}{self._core.turns.new_id()}", ttl_s=LEASE_S)
