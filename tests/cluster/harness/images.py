@@ -32,6 +32,8 @@ UNNEEDED = (
 )
 NOBODY = "65532"
 ARCHIVE = "image.tar"
+IMAGES_MAX = 300
+"""In buildah's store, unnamed ones included: some 6 GB."""
 
 
 def buildah(*args: str, cwd: Path | None = None) -> str:
@@ -40,6 +42,13 @@ def buildah(*args: str, cwd: Path | None = None) -> str:
     where = ["--root", str(store / "root"), "--runroot", str(store / "run"), "--storage-driver", "overlay"]
     command = ["buildah", *where, *args]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=cwd).stdout.strip()
+
+
+def prune() -> None:
+    """Forget earlier states when there are many, and with them the layers of first stages, which later builds begin
+    from: not after each build."""
+    if len(buildah("images", "--all", "--quiet").splitlines()) > IMAGES_MAX:
+        buildah("rmi", "--prune")
 
 
 def archive(image: str, folder: Path) -> None:
@@ -146,7 +155,7 @@ def build_image(
             buildah("bud", *options, "-t", tag, "-f", str(dockerfile), str(work / "context"))
             buildah("push", "-q", tag, f"oci-archive:{found}.part:{tag}")
             found.with_name(f"{found.name}.part").rename(found)
-            buildah("rmi", "--prune")  # earlier states, but for layers under what is tagged
+            prune()
     return found
 
 
