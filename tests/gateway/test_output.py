@@ -20,6 +20,7 @@ from sandgate.gateway.config import OutputConfig
 from sandgate.gateway.journal.memory import MemoryDisk, MemoryStore
 from sandgate.gateway.parquet import to_parquet
 from sandgate.trainer.export.arrow import read_parquet, write_parquet
+from tests.gateway.journal.disks import cut_power, ext4_image, mounted
 from tests.gateway.test_arrow_leases import row
 from tests.support.gateway import Running, admin_key, eventually, gateway
 
@@ -215,6 +216,18 @@ def test_a_file_is_encoded_as_trainers_encode_it(tmp_path: Path) -> None:
     ours = io.BytesIO(to_parquet(rows))
     assert told(ours) == told(tmp_path / "trainers")
     assert pq.read_table(ours) == pq.read_table(tmp_path / "trainers")
+
+
+def test_a_file_and_the_folders_made_for_it_survive_a_power_cut(tmp_path: Path) -> None:
+    image = ext4_image(tmp_path / "image")
+    with mounted(tmp_path / "disk", "-o", "loop", str(image)) as disk:
+        storage.LocalFolder(disk / "made" / "here").put("q.parquet", b"first")
+        storage.LocalFolder(disk / "made" / "here").put("q.parquet", b"second")
+        cut_power(disk)
+    with mounted(tmp_path / "again", "-o", "loop", str(image)) as disk:
+        assert {one.name: one.read_bytes() for one in (disk / "made" / "here").iterdir()} == {
+            "q.parquet": b"second"
+        }
 
 
 WRONG: dict[str, tuple[str, str]] = {

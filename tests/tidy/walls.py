@@ -19,6 +19,7 @@ SHELL = (
     "gateway.turn",
     "gateway.sessions",
     "gateway.metrics",
+    "gateway.folders",
     "gateway.output",
     "gateway.storage",
     "gateway.web.*",

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import TypeVar
 
 from sandgate.contract.errors import JournalUnavailable
@@ -59,8 +60,8 @@ class Output:
 
     def status(self) -> dict[str, Json]:
         """For GET /v1/status."""
-        said = dict(list(self.stuck.items())[:STUCK_SAID])
-        return {"groups": self.groups, "problem": self.problem, "stuck": {**said}}
+        stuck: dict[str, Json] = dict(islice(self.stuck.items(), STUCK_SAID))
+        return {"groups": self.groups, "problem": self.problem, "stuck": stuck}
 
     def close(self) -> None:
         """No more is written; does not wait."""
@@ -81,6 +82,8 @@ class Output:
 
     async def _next(self) -> bool:
         """Was there a group?"""
+        if not self._core.sessions.book.whole:
+            return False  # a lease looks at all leases there ever were, and this is asked at each session's change
         record = await self._insist(self._lease)
         if record is None:
             return False

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from pyarrow import ArrowException, fs
 
 from sandgate.contract.errors import BadManifest
+from sandgate.gateway import folders
 
 FIELD = "output.parquet"
 NATIVE = ("file", "s3", "gs", "gcs", "hdfs", "viewfs")
@@ -63,7 +64,7 @@ class LocalFolder:
 
     def put(self, name: str, data: bytes) -> None:
         """See Storage. Raises OSError."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        folders.make(self._folder)
         part = self._folder / f".{name}.part"
         try:
             with part.open("wb") as file:
@@ -75,11 +76,7 @@ class LocalFolder:
             with suppress(OSError):
                 part.unlink()
             raise
-        handle = os.open(self._folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)  # the rename is a change of the folder
-        finally:
-            os.close(handle)
+        folders.sync(self._folder)
 
 
 class RemoteFolder:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from sandgate.contract.errors import Conflict, CorruptRecord, JournalUnavailable, NewerRecord, SandgateError
+from sandgate.gateway import folders
 from sandgate.gateway.journal.groups import Job
 from sandgate.gateway.journal.records import Record
 from sandgate.gateway.journal.rows import (
@@ -250,20 +251,12 @@ def _prepare(db: sqlite3.Connection, path: Path, *, new: bool) -> None:
             db.execute(statement)
         db.execute("INSERT INTO meta VALUES ('schema', ?)", (str(SCHEMA),))
         db.execute("COMMIT")
-        _sync_folder(path.parent)
+        folders.sync(path.parent)
     stored = db.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
     if stored is None or not stored[0].isdecimal():
         raise CorruptRecord(f"journal {path.name} does not say its schema")
     if int(stored[0]) > SCHEMA:
         raise NewerRecord(seen=int(stored[0]), known=SCHEMA)
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _check_structure(db: sqlite3.Connection, path: Path) -> None:
