@@ -82,13 +82,28 @@ def everything(api: Api) -> set[tuple[str, str, str]]:
     return found
 
 
-def _listed(rest: Rest, path: str) -> list[Any]:
-    """Of a kind that may have come or gone a moment ago."""
+def until_as(before: set[tuple[str, str, str]], api: Api) -> None:
+    """Waits until everything is as it was; says what is not."""
+    found: set[tuple[str, str, str]] = set()
+
+    def same() -> bool:
+        found.clear()
+        found.update(everything(api) ^ before)
+        return not found
+
+    try:
+        until_now(same, what="everything is as before", within_s=30)
+    except AssertionError as late:
+        raise AssertionError(f"{late}; more or less than before: {sorted(found)}") from None
+
+
+def _listed(rest: Rest, path: str, field: str = "items") -> list[Any]:
+    """Of a kind, or a group of kinds, that may have come or gone a moment ago."""
     found: list[Any] = []
 
     def answered() -> bool:
         try:
-            found[:] = rest.get(path).get("items") or []
+            found[:] = rest.get(path).get(field) or []
         except Refused as refused:
             if refused.status not in (404, 429):
                 raise
@@ -104,7 +119,7 @@ def _collections(api: Api) -> Iterator[tuple[str, str]]:
     roots = ["/api/v1"]
     roots += [f"/apis/{group['preferredVersion']['groupVersion']}" for group in rest.get("/apis")["groups"]]
     for root in roots:
-        for one in rest.get(root)["resources"]:
+        for one in _listed(rest, root, "resources"):
             if "list" in one["verbs"] and "/" not in one["name"] and one["name"] not in NOT_OURS:
                 yield (
                     f"{root}/{one['name']}",

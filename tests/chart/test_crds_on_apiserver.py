@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.chart.released import Release, everything, fresh
+from tests.chart.released import Release, everything, fresh, until_as
 from tests.chart.rendering import CHART
 from tests.cluster.harness.api import Api
 from tests.cluster.harness.rest import Refused
@@ -31,7 +31,7 @@ def release(apiserver: Api) -> Iterator[Release]:
         finally:  # a test that failed must not fail the next
             release.helm("uninstall", "--ignore-not-found", "--wait")
             apiserver.kubectl("delete", "crd", *NAMES, "--ignore-not-found")
-        until_now(lambda: everything(apiserver) == before, what="as before", within_s=30)
+        until_as(before, apiserver)
 
 
 def jobs(release: Release) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,13 @@ NODE_GRACE = "20s"
 KEEPER = ("sh", "-c", 'while :; do setpriv --pdeathsig KILL -- "$0" "$@"; sleep 1; done')
 """A scheduler ends itself when it saw the API server contradict itself, an API server when a hook of its start fails.
 SIGKILL to the keeper is SIGKILL to what it keeps."""
+MADE_LATE = (
+    "/api/v1/namespaces/default/services/kubernetes",
+    "/api/v1/namespaces/kube-node-lease",
+    "/api/v1/namespaces/kube-public",
+    "/api/v1/namespaces/kube-system/configmaps/kube-apiserver-legacy-service-account-token-tracking",
+)
+"""What an API server makes by itself, up to a second after it said that it was ready."""
 FAST = ("--kube-api-qps=200", "--kube-api-burst=400")
 
 AUDIT_POLICY = {
@@ -119,7 +127,8 @@ class Control:
         )
 
     def start_apiserver(self) -> None:
-        """Waits until it is ready: what needs the roles it creates fails before."""
+        """Waits until it is ready: what needs the roles it creates fails before. What it makes later is there, too:
+        who looks at everything twice sees no difference but his own."""
         file, pki = self.folder.joinpath, self.pki.path
         self._start(
             "kube-apiserver",
@@ -154,7 +163,10 @@ class Control:
             "--enable-aggregator-routing=true",  # webhooks are called at endpoints: no kube-proxy runs here
             "--profiling=false",
         )
-        self.wait(self.rest().answers, "the API server is ready")
+        rest = self.rest()
+        self.wait(rest.answers, "the API server is ready")
+        for path in MADE_LATE:
+            self.wait(partial(rest.answers, path), f"the API server made {path}")
 
     def start_controllers(self) -> None:
         """The controller manager; the API server must be ready."""
