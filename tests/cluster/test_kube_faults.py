@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import warnings
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -180,3 +182,24 @@ async def test_no_more_requests_at_once_than_allowed(between: Relay, namespace: 
     assert len(between.seen) == 11
     await kube.aclose()
     await other.aclose()
+
+
+def test_a_client_closed_after_a_call_was_cancelled_leaves_no_connection_open(apiserver: Api) -> None:
+    """TLS says goodbye and waits for the answer; a loop that ends before would leave the socket."""
+
+    async def cancelled_after(turns: int) -> None:
+        client = Kube(from_kubeconfig([apiserver.kubeconfig]))
+        await client.get("Namespace", "", "default")
+        call = asyncio.create_task(client.list("Secret"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        await client.aclose()
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for turns in range(30):
+            asyncio.run(cancelled_after(turns))
+        gc.collect()
+    assert [str(one.message) for one in seen] == []

@@ -13,6 +13,7 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
+from aiohttp.connector import NEEDS_CLEANUP_CLOSED
 
 from sandgate.operator.access import Access
 
@@ -138,7 +139,9 @@ async def relay(access: Access) -> AsyncIterator[Relay]:
     """On a free port of 127.0.0.1, while the block runs."""
     one = Relay(access)
     one.thaw()
-    connector = aiohttp.TCPConnector(limit=0, ssl=access.tls or True)
+    connector = aiohttp.TCPConnector(
+        limit=0, ssl=access.tls or True, enable_cleanup_closed=NEEDS_CLEANUP_CLOSED
+    )
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout()) as one.http:
         one.runner = web.ServerRunner(web.Server(one.handle, access_log=None), shutdown_timeout=0.1)
         await one.runner.setup()
