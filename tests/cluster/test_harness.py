@@ -54,9 +54,7 @@ def test_pods_reach_each_other_by_name_across_nodes_and_themselves_by_service(cl
     here, there = cluster.nodes[:2]
     with cluster.namespace("names") as space:
         cluster.kubectl("-n", space, "apply", "-f", "-", stdin=json.dumps(service("web")))
-        pods.start(
-            cluster, space, pods.pod("web", pods.SERVE, nodeName=here), pods.pod("asks", nodeName=there)
-        )
+        pods.start(cluster, space, pods.server("web", nodeName=here), pods.pod("asks", nodeName=there))
         pods.running(cluster, space, "web")
         pods.running(cluster, space, "asks")
         for asking in ("asks", "web"):
@@ -170,7 +168,7 @@ def test_a_claim_is_bound_where_its_pod_runs_and_the_volume_is_used_again(cluste
 def test_a_policy_is_in_force_from_a_pods_first_packet(cluster: Cluster) -> None:
     """Pods try to get out from their first instruction on, on every node; the same without the policy do get out."""
     with cluster.namespace("race") as space:
-        pods.start(cluster, space, pods.pod("web", pods.SERVE, nodeName="n1"))
+        pods.start(cluster, space, pods.server("web", nodeName="n1"))
         address = pods.running(cluster, space, "web")["status"]["podIP"]
         cluster.rest().create(
             f"/apis/networking.k8s.io/v1/namespaces/{space}/networkpolicies",
@@ -198,7 +196,7 @@ def test_policies_select_by_label_allow_names_and_are_lifted(cluster: Cluster) -
         for name in ("good", "bad"):
             cluster.kubectl("-n", space, "apply", "-f", "-", stdin=json.dumps(service(name)))
         cluster.rest().create(policies.format(space), policy("held", "held", DNS_ONLY, to_good))
-        serving = [pods.pod(name, pods.SERVE, nodeName=cluster.nodes[0]) for name in ("good", "bad")]
+        serving = [pods.server(name, nodeName=cluster.nodes[0]) for name in ("good", "bad")]
         # One beside them, one on another node, and one that no policy names.
         asking = [
             pods.pod("near", labels={"app": "held"}, nodeName=cluster.nodes[0]),
@@ -222,9 +220,7 @@ def test_policies_select_by_label_allow_names_and_are_lifted(cluster: Cluster) -
 def test_without_the_policy_engine_no_pod_opens_a_connection(cluster: Cluster) -> None:
     node = cluster.machines.nodes["n2"]
     with cluster.namespace("closed") as space:
-        pods.start(
-            cluster, space, pods.pod("web", pods.SERVE, nodeName="n1"), pods.pod("asks", nodeName="n2")
-        )
+        pods.start(cluster, space, pods.server("web", nodeName="n1"), pods.pod("asks", nodeName="n2"))
         address = pods.running(cluster, space, "web")["status"]["podIP"]
         pods.running(cluster, space, "asks")
         url = f"http://{address}:8000"
@@ -238,7 +234,7 @@ def test_without_the_policy_engine_no_pod_opens_a_connection(cluster: Cluster) -
 def test_ports_lead_into_pods_and_back_to_this_machine(cluster: Cluster) -> None:
     machines = cluster.machines
     with cluster.namespace("ports") as space:
-        pods.start(cluster, space, pods.pod("web", pods.SERVE, nodeName="n2"))
+        pods.start(cluster, space, pods.server("web", nodeName="n2"))
         address = pods.running(cluster, space, "web")["status"]["podIP"]
         assert machines.run("curl", "-sSm3", f"http://{address}:8000").strip() == "web"
         with machines.forward(address, 8000, via="n2") as port:

@@ -87,8 +87,8 @@ def space(cluster: Cluster) -> Iterator[str]:
         serves = {"command": ["python3", "-c", GATEWAY_PROGRAM]}
         place = {"hostname": gateway_name("shop", 0), "subdomain": gateways_name("shop")}
         marks = labels("shop", GATEWAY)
-        gateway = pods.pod(gateway_name("shop", 0), labels=marks, container=serves, **place)
-        pods.start(cluster, name, gateway, pods.pod("neighbour", pods.SERVE))
+        gateway = pods.server(gateway_name("shop", 0), labels=marks, container=serves, **place)
+        pods.start(cluster, name, gateway, pods.server("neighbour"))
         for one in (gateway_name("shop", 0), "neighbour"):
             pods.running(cluster, name, one)
         yield name

@@ -131,7 +131,7 @@ async def street(world: World) -> AsyncIterator[Street]:
         labelled = {"sandgate.dev/trainer": "true"}
         for namespace in (near, away):
             scripted.prepare(world, namespace)
-            bystanders = pods.pod("stranger", SERVES), pods.pod("trainer", pods.IDLE, labels=labelled)
+            bystanders = pods.server("stranger", SERVES), pods.pod("trainer", pods.IDLE, labels=labelled)
             pods.start(cluster, namespace, *bystanders)
         neighbour = pods.running(cluster, near, "stranger")["status"]["podIP"]
         doors = {f"{job.name}'s gateway": job.gateway for job in jobs}
