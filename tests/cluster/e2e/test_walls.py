@@ -75,7 +75,6 @@ agent = json.load(open(os.environ["SANDGATE_RESULT_FILE"]))["message"]["reward_i
 with open("/dev/termination-log", "w") as log:
     json.dump({"reward": 1, "reward_info": {"agent": agent, "verifier": knock_all(DOORS)}}, log)
 """
-SERVES = "exec python3 -u -m http.server 8000 --directory /tmp"
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,7 @@ async def street(world: World) -> AsyncIterator[Street]:
         labelled = {"sandgate.dev/trainer": "true"}
         for namespace in (near, away):
             scripted.prepare(world, namespace)
-            bystanders = pods.server("stranger", SERVES), pods.pod("trainer", pods.IDLE, labels=labelled)
+            bystanders = pods.server("stranger"), pods.pod("trainer", pods.IDLE, labels=labelled)
             pods.start(cluster, namespace, *bystanders)
         neighbour = pods.running(cluster, near, "stranger")["status"]["podIP"]
         doors = {f"{job.name}'s gateway": job.gateway for job in jobs}
