@@ -7,15 +7,19 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from sandgate.contract.names import GROUP
 from tests.chart.rendering import CHART, RELEASE, helm
 from tests.cluster.harness.api import Api
 from tests.cluster.harness.rest import Refused, Rest
 from tests.support.waiting import until_now
 
 _numbers = itertools.count(1)
+
+DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 NOT_OURS = {"events", "componentstatuses"}
 """Kinds that come by themselves, or are not stored."""
@@ -48,6 +52,13 @@ class Release:
         self.helm("upgrade", str(chart), *options, values=values or {})
 
     def uninstall(self, *options: str) -> None:
+        """Returns when everything is gone. Not begun before the definitions' objects can be listed: docs/install.md
+        says why."""
+        rest = self.api.rest()
+        for body in rest.get(DEFINITIONS)["items"]:
+            if body["spec"]["group"] == GROUP and not body["metadata"].get("deletionTimestamp"):
+                kind = _stored(body["spec"])
+                until_now(partial(rest.answers, kind), what=f"{kind} is listed")
         self.helm("uninstall", "--wait", "--timeout=60s", *options)
 
 
@@ -63,6 +74,12 @@ def released(
             yield release
         finally:
             release.uninstall()
+
+
+def _stored(spec: Mapping[str, Any]) -> str:
+    """Where the objects of a definition are listed, in the version that they are stored in."""
+    version = next(one["name"] for one in spec["versions"] if one["storage"])
+    return f"/apis/{spec['group']}/{version}/{spec['names']['plural']}"
 
 
 def everything(api: Api) -> set[tuple[str, str, str]]:

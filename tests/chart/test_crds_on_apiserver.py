@@ -29,7 +29,7 @@ def release(apiserver: Api) -> Iterator[Release]:
         try:
             yield release
         finally:  # a test that failed must not fail the next
-            release.helm("uninstall", "--ignore-not-found", "--wait")
+            release.uninstall("--ignore-not-found")
             apiserver.kubectl("delete", "crd", *NAMES, "--ignore-not-found")
         until_as(before, apiserver)
 

@@ -96,14 +96,14 @@ async def judge(up: World) -> None:
     async def settled() -> bool:
         secrets = [name for name in up.kube.named("Secret") if "-keys-" in name]
         committed = up.job().get("status", {}).get("committed")
-        return committed == TASKS * SAMPLES and not up.kube.named("Pod") and not secrets
+        complete = up.condition("Complete")[0] == "True"
+        return complete and committed == TASKS * SAMPLES and not up.kube.named("Pod") and not secrets
 
     try:
         await until(settled, what="all is committed and collected", within_s=WITHIN_S)
     except AssertionError as error:
         raise AssertionError(f"{error}: {await stands(up)}") from None
     status = up.job()["status"]
-    assert up.condition("Complete")[0] == "True"
     assert (status["ended"], status["failed"]) == (TASKS * SAMPLES, 0)
     sessions = up.sessions().values()
     assert status["retries"] == len(sessions) - TASKS * SAMPLES
