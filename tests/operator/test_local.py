@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from sandgate.contract.errors import BadManifest, Conflict, FailureReason, Unavailable, Unsupported
+from sandgate.gateway.client import GatewayClient
 from sandgate.gateway.engine.script import Fault, Reply
 from sandgate.operator.drivers.local import (
     Event,
@@ -64,7 +65,7 @@ async def test_who_fails_fails_alone_and_says_why(up: Rig) -> None:
             *(f"{deed} 7 kiwi" for deed in DEEDS),
             groupSize=2,
             parallelism=6,
-            limits={"turns": 2, "sessionSeconds": 6},
+            limits={"turns": 2, "sessionSeconds": 15},
             group={"retry": {"infra": 1}},
             reward=VERIFIER,
             agent={"backend": "Process", "template": {"spec": {"containers": [MEMORY]}}},
@@ -139,6 +140,26 @@ def no_secrets(out: Path) -> None:
     assert "key: [key]" in next((out / "logs").glob("shop-good-*.log")).read_text()
     assert stat.S_IMODE((out / "secret").stat().st_mode) == 0o600
     assert not (out / "run").exists()
+
+
+async def test_a_group_whose_acknowledgement_is_cut_off_by_the_end_of_the_run_counts(
+    up: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gateway has noted it; its answer never arrives."""
+    ack, lost = GatewayClient.ack, list[str]()
+
+    async def ack_lost(client: GatewayClient, lease_id: str) -> None:
+        await ack(client, lease_id)
+        if not lost:
+            lost.append(lease_id)
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(GatewayClient, "ack", ack_lost)
+    result = await up.run(job("first 7 kiwi", "last 1 tea", parallelism=1))
+    assert lost
+    assert result.complete
+    assert (result.groups, result.status.committed) == (2, 2)
+    assert [row.uid for row in up.rows()] == ["first", "last"]
 
 
 async def test_a_gateway_that_is_killed_loses_no_session(up: Rig) -> None:
@@ -275,7 +296,8 @@ async def test_complete_ends_a_session_and_a_managed_engine_is_started_and_resta
 
     def kill_the_engine_once(event: Event) -> None:
         if isinstance(event, SessionEnded) and not killed:
-            killed.extend(pid for pid in procfs.pids() if b"script.jsonl" in command_of(pid))
+            script = str(up.folder / "script.jsonl").encode()
+            killed.extend(pid for pid in procfs.pids() if script in command_of(pid))
             os.kill(killed[0], signal.SIGKILL)
 
     up.on_event = kill_the_engine_once

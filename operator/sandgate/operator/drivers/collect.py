@@ -115,6 +115,8 @@ class Collector:
         """Until nothing is missing. What an earlier run had on a lease when it died is not offered before that lease
         ends; then it is asked for by name."""
         await self.sweep()
+        for uid in self.collected - self.observed.committed:  # `run` ended while one of them was acknowledged
+            self.observed.commit(uid, ())
         wanted = set(self.missing())
         if not wanted:
             return
