@@ -52,13 +52,8 @@ class Release:
         self.helm("upgrade", str(chart), *options, values=values or {})
 
     def uninstall(self, *options: str) -> None:
-        """Returns when everything is gone. Not begun before the definitions' objects can be listed: docs/install.md
-        says why."""
-        rest = self.api.rest()
-        for body in rest.get(DEFINITIONS)["items"]:
-            if body["spec"]["group"] == GROUP and not body["metadata"].get("deletionTimestamp"):
-                kind = _stored(body["spec"])
-                until_now(partial(rest.answers, kind), what=f"{kind} is listed")
+        """Returns when everything is gone."""
+        can_be_deleted(self.api)
         self.helm("uninstall", "--wait", "--timeout=60s", *options)
 
 
@@ -74,6 +69,61 @@ def released(
             yield release
         finally:
             release.uninstall()
+
+
+def can(
+    release: Release,
+    verb: str,
+    resource: str,
+    namespace: str,
+    name: str = "",
+    account: str = "sandgate-operator",
+) -> bool:
+    """`kubectl auth can-i` as a ServiceAccount of the release (SubjectAccessReview). `resource`: plural/sub.group."""
+    kind, _, group = resource.partition(".")
+    plural, _, subresource = kind.partition("/")
+    attributes = {
+        "verb": verb,
+        "group": group,
+        "resource": plural,
+        "subresource": subresource,
+        "namespace": namespace,
+        "name": name,
+    }
+    spec = {
+        "user": f"system:serviceaccount:{release.namespace}:{account}",
+        "groups": [
+            "system:serviceaccounts",
+            f"system:serviceaccounts:{release.namespace}",
+            "system:authenticated",
+        ],
+        "resourceAttributes": attributes,
+    }
+    body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
+    answer = release.api.rest().create("/apis/authorization.k8s.io/v1/subjectaccessreviews", body)
+    allowed: bool = answer["status"]["allowed"]
+    return allowed
+
+
+def in_force(release: Release, jobs: str, account: str = "sandgate-operator") -> None:
+    """The API server learns of roles, and of who has them, by watches of its own, of each kind one."""
+    for verb, resource, namespace in (
+        ("get", "pods", jobs),
+        ("create", "leases.coordination.k8s.io", release.namespace),
+    ):
+        until_now(
+            partial(can, release, verb, resource, namespace, account=account),
+            what=f"{resource}: role in force",
+        )
+
+
+def can_be_deleted(api: Api) -> None:
+    """Waits until our definitions' objects can be listed; docs/install.md says why."""
+    rest = api.rest()
+    for body in rest.get(DEFINITIONS)["items"]:
+        if body["spec"]["group"] == GROUP and not body["metadata"].get("deletionTimestamp"):
+            kind = _stored(body["spec"])
+            until_now(partial(rest.answers, kind), what=f"{kind} is listed")
 
 
 def _stored(spec: Mapping[str, Any]) -> str:

@@ -69,7 +69,7 @@ def test_uninstalling_takes_definitions_and_jobs(release: Release) -> None:
     release.install()
     make_job(release)
     release.uninstall()
-    until_now(lambda: not release.api.rest().answers(DEFINITION), what="the definition is gone")
+    until_now(lambda: not release.api.rest().answers(jobs(release)), what="RolloutJobs are not served")
     with pytest.raises(Refused, match="404"):
         release.api.rest().get(jobs(release))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.chart.released import Release, everything, released
+from tests.chart.released import Release, can, everything, in_force, released
 from tests.chart.test_rbac import OPERATOR
 from tests.cluster.harness.api import Api
 from tests.cluster.harness.rest import Refused
@@ -25,6 +25,7 @@ def namespaces(apiserver: Api) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def by_cluster(apiserver: Api, namespaces: None) -> Iterator[Release]:
     with released(apiserver, "chart-wide", {"shards": ["a"]}) as release:
+        in_force(release, JOBS)
         yield release
 
 
@@ -32,41 +33,8 @@ def by_cluster(apiserver: Api, namespaces: None) -> Iterator[Release]:
 def by_namespace(apiserver: Api, namespaces: None) -> Iterator[Release]:
     values = {"scope": "namespace", "watchNamespaces": [JOBS], "crds": {"install": False}}
     with released(apiserver, "chart-narrow", values | {"rbac": {"userRoles": False}}) as release:
+        in_force(release, JOBS)
         yield release
-
-
-def can(
-    release: Release,
-    verb: str,
-    resource: str,
-    namespace: str,
-    name: str = "",
-    account: str = "sandgate-operator",
-) -> bool:
-    """`kubectl auth can-i` as a ServiceAccount of the release (SubjectAccessReview). `resource`: plural/sub.group."""
-    kind, _, group = resource.partition(".")
-    plural, _, subresource = kind.partition("/")
-    attributes = {
-        "verb": verb,
-        "group": group,
-        "resource": plural,
-        "subresource": subresource,
-        "namespace": namespace,
-        "name": name,
-    }
-    spec = {
-        "user": f"system:serviceaccount:{release.namespace}:{account}",
-        "groups": [
-            "system:serviceaccounts",
-            f"system:serviceaccounts:{release.namespace}",
-            "system:authenticated",
-        ],
-        "resourceAttributes": attributes,
-    }
-    body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
-    answer = release.api.rest().create("/apis/authorization.k8s.io/v1/subjectaccessreviews", body)
-    allowed: bool = answer["status"]["allowed"]
-    return allowed
 
 
 VERBS = "get list watch create update patch delete deletecollection".split()
@@ -186,6 +154,7 @@ def test_what_the_operator_wrote_survives_an_upgrade(apiserver: Api) -> None:
     """The Lease is the chart's, who holds it is the operator's."""
     values: Mapping[str, Any] = {"fullnameOverride": "kept", "crds": {"install": False}}
     with released(apiserver, "chart-kept", values) as release:
+        in_force(release, JOBS, account="kept-operator")
         rest = apiserver.rest()
         path = "/apis/coordination.k8s.io/v1/namespaces/chart-kept/leases/kept-operator"
         account = apiserver.rest(token=apiserver.token("chart-kept", "kept-operator"))

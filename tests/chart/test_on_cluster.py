@@ -164,6 +164,8 @@ def test_an_upgrade_leaves_no_gap_in_the_lease(release: Release, tmp_path: Path)
             what="a new replica leads",
             within_s=TAKEN_OVER_S,
         )
+        leads, told = lease(release)["holderIdentity"], tmp_path / "lease"
+        until_now(lambda: leads in told.read_text("utf-8"), what="the watch has heard of it")
     assert len({holder for holder, _ in renewals}) >= 2
     gaps = [(later - earlier).total_seconds() for (_, earlier), (_, later) in pairwise(renewals)]
     assert max(gaps) < LEASE_S, gaps

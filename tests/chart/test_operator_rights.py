@@ -20,7 +20,7 @@ from sandgate.operator.lease import Lease
 from sandgate.operator.manifests import engine_objects, gateway_objects
 from sandgate.operator.manifests.example import session_objects
 from sandgate.operator.settings import Settings
-from tests.chart.released import Release, fresh, released
+from tests.chart.released import Release, fresh, in_force, released
 from tests.chart.rendering import render
 from tests.chart.test_settings import text_of
 from tests.cluster.harness.api import Api
@@ -45,6 +45,7 @@ def release(apiserver: Api, scope: str, jobs: str) -> Iterator[Release]:
     values = {"scope": scope, "watchNamespaces": [jobs] if scope == "namespace" else []}
     with released(apiserver, fresh("rights"), values) as release:
         until_now(lambda: apiserver.rest().answers(path(jobs)), what="RolloutJobs are served")
+        in_force(release, jobs)
         yield release
 
 

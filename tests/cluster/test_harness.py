@@ -66,7 +66,7 @@ def test_exec_and_logs_tell_what_happens_inside(cluster: Cluster) -> None:
     with cluster.namespace("inside") as space:
         pods.start(cluster, space, pods.pod("talks", f"echo hello; {pods.IDLE}"))
         pods.running(cluster, space, "talks")
-        assert cluster.kubectl("-n", space, "logs", "talks") == "hello\n"
+        until_now(lambda: cluster.kubectl("-n", space, "logs", "talks") == "hello\n", what="it has said so")
         assert cluster.kubectl("-n", space, "exec", "talks", "--", "id", "-u") == "65532\n"
         failed = cluster.kubectl("-n", space, "exec", "talks", "--", "sh", "-c", "exit 7", check=False)
         assert "exit code 7" in failed
@@ -238,6 +238,6 @@ def test_ports_lead_into_pods_and_back_to_this_machine(cluster: Cluster) -> None
         address = pods.running(cluster, space, "web")["status"]["podIP"]
         assert machines.run("curl", "-sSm3", f"http://{address}:8000").strip() == "web"
         with machines.forward(address, 8000, via="n2") as port:
-            assert machines.run("curl", "-sSm3", f"http://127.0.0.1:{port}", where="host").strip() == "web"
+            assert machines.run("curl", "-sSm30", f"http://127.0.0.1:{port}", where="host").strip() == "web"
             with machines.expose(port) as origin:
                 reaches(cluster, space, "web", f"http://{origin}", "web")

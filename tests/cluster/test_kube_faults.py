@@ -88,10 +88,10 @@ async def test_what_does_not_pass_is_said_after_the_deadline(
     between: Relay, namespace: str, fault: Fault, error: type[SandgateError]
 ) -> None:
     between.faults = deque([fault] * 100)
-    kube = Kube(Access(between.url), deadline_s=0.4)
+    kube = Kube(Access(between.url), deadline_s=1.0)
     with pytest.raises(error):
         await kube.get("ConfigMap", namespace, "kube-root-ca.crt")
-    assert 2 <= len(between.seen) <= 8, "it backs off"
+    assert 2 <= len(between.seen) <= 10, "it backs off: five tries, each asked twice where a connection broke"
     await kube.aclose()
 
 
@@ -99,7 +99,7 @@ async def test_a_server_that_stands_still_costs_one_attempt_not_for_ever(
     between: Relay, namespace: str
 ) -> None:
     between.freeze()
-    kube = Kube(Access(between.url), deadline_s=0.3, attempt_s=0.1)
+    kube = Kube(Access(between.url), deadline_s=3.0, attempt_s=0.5)
     with pytest.raises(Unavailable, match="does not answer"):
         await kube.list("ConfigMap", namespace)
     assert len(between.seen) >= 2

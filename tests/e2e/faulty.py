@@ -29,7 +29,8 @@ def main(*told: str) -> None:
     if wanted == "exit":
         raise SystemExit(1)
     if wanted == "memory":
-        print(len(bytearray(MEMORY_BYTES)))
+        held = bytearray(MEMORY_BYTES)
+        print(len(held))  # and is held until it is killed for it
     if wanted in ("memory", "hang"):
         signal.pause()
     agent.leave_result(shop)

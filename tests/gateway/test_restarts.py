@@ -162,7 +162,11 @@ async def test_killed_20_times_no_told_turn_is_lost_doubled_or_sampled_again(tmp
 async def test_sigterm_lets_running_turns_finish_and_refuses_new_ones(tmp_path: Path) -> None:
     reply, gate = gated("kiwi")
     player = _player([reply])
-    async with ScriptedServer(player, model="shop") as server, Process(tmp_path, server.url) as process:
+    patient = {"drain_s": 60.0}
+    async with (
+        ScriptedServer(player, model="shop") as server,
+        Process(tmp_path, server.url, limits=patient) as process,
+    ):
         await process.start()
         async with process.admin() as admin:
             handle = (await admin.post("/v1/sessions", json={"session_id": "s1"})).json()

@@ -68,6 +68,7 @@ class Pod:
 @asynccontextmanager
 async def pod(folder: Path, *replies: Reply, gate: Gate | None = None, **settings: Any) -> AsyncIterator[Pod]:
     player = Player(list(replies), encode=ids, eos_ids=codec().stop_ids, max_model_len=4096)
+    settings = {"limits": {"drain_s": 60.0}, **settings}
     async with (
         ScriptedServer(player, model="shop") as server,
         Process(folder, server.url, **settings) as process,

@@ -27,8 +27,12 @@ async def test_a_head_that_never_ends_is_cut(monkeypatch: pytest.MonkeyPatch, se
     async with gateway() as g:
         reader, writer = await _connect(g)
         writer.write(sent)
-        assert await _ended(reader) == b""
-        writer.close()
+        try:
+            seen = await _ended(reader)
+        except ConnectionResetError:  # cut before it had read what was sent
+            seen = b""
+        assert seen == b""
+        writer.transport.abort()
 
 
 async def test_a_head_that_grows_without_end_is_cut() -> None:

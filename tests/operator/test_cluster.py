@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from sandgate.contract.errors import Unavailable
 from sandgate.operator.settings import Settings
 from tests.operator.cluster_rig import NAMESPACE, Box, Crash, World, buys, hurry, manifest, world
-from tests.support.waiting import until
+from tests.support.waiting import paced, until
 
 VERIFIER = {"source": "verifier", "verifier": {"container": {"image": "v:1"}}}
 
@@ -329,17 +330,34 @@ async def test_a_gateway_that_lost_its_volume_costs_an_attempt_and_no_sample(up:
     await so(lambda: up.job()["status"]["committed"] == 2, "the new ones are committed")
 
 
+@asynccontextmanager
+async def heard(up: World) -> AsyncIterator[None]:
+    """The trainer gives signs of life."""
+
+    async def lives() -> None:
+        async with up.trainer("shop-gateway-0") as trainer:
+            async for _ in paced():
+                await trainer.heartbeat()
+
+    living = asyncio.ensure_future(lives())
+    try:
+        yield
+    finally:
+        living.cancel()
+        await asyncio.gather(living, return_exceptions=True)
+
+
 async def test_a_silent_trainer_suspends_the_job_until_it_is_heard(up: World) -> None:
     slow = Slow()
     up.agents = [("-0-0", slow)]
     up.operator_up()
     await up.kube.create(manifest("a 1", trainer={"heartbeatSeconds": 2, "collectSeconds": 60}))
-    await asyncio.wait_for(slow.reached.wait(), 20)
+    async with heard(up):
+        await asyncio.wait_for(slow.reached.wait(), 20)
     await is_so(up, "Suspended", reason="TrainerSilent")
     await so(lambda: attempts(up) == {("a", 0, 0): "Aborted"}, "what ran was stopped")
-    async with up.trainer("shop-gateway-0") as trainer:
-        await trainer.heartbeat()
-    await is_so(up, "Complete")
+    async with heard(up):
+        await is_so(up, "Complete")
     assert attempts(up) == {("a", 0, 0): "Aborted", ("a", 0, 1): ""}
 
 
@@ -357,7 +375,7 @@ async def test_past_its_deadline_a_job_fails(up: World) -> None:
     slow = Slow()
     up.agents = [("shop", slow)]
     up.operator_up()
-    await up.kube.create(manifest("a 1", activeDeadlineSeconds=3))
+    await up.kube.create(manifest("a 1", activeDeadlineSeconds=6))
     await asyncio.wait_for(slow.reached.wait(), 20)
     await is_so(up, "Failed", reason="DeadlineExceeded")
     assert attempts(up) == {("a", 0, 0): "Aborted"}

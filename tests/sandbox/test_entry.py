@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -82,8 +82,8 @@ def serving() -> Iterator[Gateway]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same proportions in less time."""
-    for name, value in (("PROBE_S", 0.4), ("GATEWAY_S", 0.4), ("ATTEMPT_S", 0.03), ("PAUSE_S", 0.01)):
+    """The same in less time, but for what ends a wait: tests of that have a short one of their own."""
+    for name, value in (("ATTEMPT_S", 0.03), ("PAUSE_S", 0.01)):
         monkeypatch.setattr(entry, name, value)
 
 
@@ -193,7 +193,8 @@ def test_a_name_that_does_not_resolve_cannot_be_reached(run: Run) -> None:
     assert run(PROBE="nowhere.invalid:443").code == 0
 
 
-def test_no_wall_fails_and_says_so(run: Run) -> None:
+def test_no_wall_fails_and_says_so(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entry, "PROBE_S", 0.2)
     with door() as where:
         ran = run(PROBE=where)
     assert ran.code == entry.EXIT_CODES["NetworkPolicyNotEnforced"] == 3
@@ -201,7 +202,8 @@ def test_no_wall_fails_and_says_so(run: Run) -> None:
     assert ran.message["detail"].startswith(f"{where} can be reached from this pod")
 
 
-def test_one_open_door_among_closed_ones_is_no_wall(run: Run) -> None:
+def test_one_open_door_among_closed_ones_is_no_wall(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entry, "PROBE_S", 0.2)
     with door() as where, silence() as dropped:
         ran = run(PROBE=f"{dropped},{refused()},{where}")
     assert (ran.code, ran.message["detail"].split()[0]) == (3, where)
@@ -217,6 +219,7 @@ def test_a_wall_that_comes_up_late_holds(run: Run) -> None:
 def test_it_is_not_held_before_so_many_attempts_in_a_row(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = [[], [], [], [], ["x"], [], [], [], [], []]
     seen = iter(answers)
+    monkeypatch.setattr(entry, "ATTEMPT_S", 1.0)  # a gateway that is slower was away
     monkeypatch.setattr(entry, "answering", lambda where, seconds: next(seen))
     assert run(PROBE="127.0.0.1:1").code == 0
     assert next(seen, "used up") == "used up"
@@ -233,6 +236,8 @@ def test_a_network_that_is_down_proves_nothing(gateway: Gateway, run: Run) -> No
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(entry, "answering", closed)
+        patch.setattr(entry, "ATTEMPT_S", 1.0)
+        patch.setattr(entry, "PAUSE_S", 0.25)  # five of them are longer
         assert run(PROBE="127.0.0.1:1").code == 0
     assert len(knocks) == 2 * entry.ATTEMPTS
 
@@ -254,15 +259,18 @@ def test_a_gateway_that_answers_late_is_waited_for(gateway: Gateway, run: Run) -
 
 
 @pytest.mark.parametrize(
-    ("origin", "why"),
+    ("where", "why"),
     [
-        ("http://nowhere.invalid:8000", "the name nowhere.invalid does not resolve"),
-        (f"http://{refused()}", "does not answer"),
+        (lambda: "nowhere.invalid:8000", "the name nowhere.invalid does not resolve"),
+        (refused, "does not answer"),
     ],
     ids=["by name", "by address"],
 )
-def test_a_gateway_that_never_answers_is_told(run: Run, origin: str, why: str) -> None:
-    ran = run(GATEWAY=origin)
+def test_a_gateway_that_never_answers_is_told(
+    run: Run, monkeypatch: pytest.MonkeyPatch, where: Callable[[], str], why: str
+) -> None:
+    monkeypatch.setattr(entry, "GATEWAY_S", 0.2)
+    ran = run(GATEWAY=f"http://{where()}")
     assert (ran.code, ran.message["reason"]) == (4, "GatewayUnreachable")
     assert why in ran.message["detail"]
 

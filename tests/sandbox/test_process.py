@@ -219,13 +219,14 @@ async def test_grandchildren_go_with_their_parent(box: Box) -> None:
 
 async def test_a_daemon_that_left_its_group_goes_too(box: Box) -> None:
     code = (
-        "import os, sys, time\n"
+        "import os, time\n"
+        "here, there = os.pipe()\n"
         "if os.fork() == 0:\n"
         "    os.setsid()\n"
         "    if os.fork() == 0:\n"
-        "        print('daemon', flush=True); time.sleep(600)\n"
+        "        print('daemon', flush=True); os.write(there, b'x'); time.sleep(600)\n"
         "    os._exit(0)\n"
-        "time.sleep(0.3)\n"
+        "os.read(here, 1)\n"
     )
     end = await box.run(code)
     assert end.code == 0
@@ -310,7 +311,12 @@ async def test_the_guard_kills_what_is_registered_when_its_pipe_ends(box: Box) -
     code += "subprocess.Popen(args, start_new_session=True)\nprint('up', flush=True)\n"
     process = await box.start(code + FOREVER, guard)
     await box.says("up")
-    assert len(left(box.mark)) == 2
+
+    async def both() -> bool:
+        """A process that is just becoming its program has no environment yet."""
+        return len(left(box.mark)) == 2
+
+    await until(both, what="both are there")
     await asyncio.to_thread(guard.close)
     assert (await process.wait()).signal == signal.SIGKILL
     assert left(box.mark) == []

@@ -7,10 +7,16 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 POLL_S = 0.02
+WITHIN_S = 30.0
+"""Of what takes milliseconds: a machine that others use stalls for seconds."""
 
 
 async def until(
-    condition: Callable[[], Awaitable[bool]], *, what: str, within_s: float = 10.0, every_s: float = POLL_S
+    condition: Callable[[], Awaitable[bool]],
+    *,
+    what: str,
+    within_s: float = WITHIN_S,
+    every_s: float = POLL_S,
 ) -> None:
     """Return when `condition` holds. Raises AssertionError naming `what` after `within_s` seconds.
 
@@ -30,7 +36,7 @@ async def paced(every_s: float = POLL_S) -> AsyncIterator[None]:
         await asyncio.sleep(every_s)
 
 
-def until_now(condition: Callable[[], bool], *, what: str, within_s: float = 10.0) -> None:
+def until_now(condition: Callable[[], bool], *, what: str, within_s: float = WITHIN_S) -> None:
     """The same without an event loop: for fixtures that start real machines."""
     end = time.monotonic() + within_s
     while not condition():

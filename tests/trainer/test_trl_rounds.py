@@ -280,7 +280,7 @@ async def test_a_group_in_which_nobody_took_a_turn_is_empty(
 async def test_an_agent_that_never_ends_is_cut_off(
     running: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trl_agents, "SESSION_S", 0.5)
+    monkeypatch.setattr(trl_agents, "SESSION_S", 4.0)
 
     async def endless(**told: Any) -> float:
         await buyer(**told)

@@ -77,17 +77,24 @@ def begin(at: Round, dsn: str) -> None:
 
 
 @contextmanager
-def gone(at: Round) -> Iterator[None]:
+def gone(at: Round) -> Iterator[set[str]]:
     """The node has no power, and somebody says so; mended behind the block. The cable is pulled first: no socket of it
-    says good-bye."""
+    says good-bye. Yields the sessions that it took along: pods are sent there until it counts as gone."""
     there, cluster = machines(at), at.world.cluster
+    lost = hurt(at)
+
+    def counts_as_gone() -> bool:
+        lost.update(hurt(at))
+        return not there.ready(VICTIM)
+
     plug(VICTIM, connected=False)
     try:
         there.cut_power(VICTIM)
         plug(VICTIM, connected=True)
-        until_now(lambda: not there.ready(VICTIM), what=f"{VICTIM} counts as gone", within_s=60)
+        until_now(counts_as_gone, what=f"{VICTIM} counts as gone", within_s=60)
+        lost.update(hurt(at))
         cluster.kubectl("taint", "node", VICTIM, OFF)
-        yield
+        yield lost
     finally:
         plug(VICTIM, connected=True)
         there.start(VICTIM)
@@ -135,8 +142,7 @@ async def test_a_gateway_whose_node_is_gone_goes_on_elsewhere_with_the_same_sess
 
             await until(begun, what=f"{BEGUN} generations were begun", within_s=120)
             going_on = await asyncio.to_thread(open_sessions, here)
-            going_on -= await asyncio.to_thread(hurt, here)
-            with gone(here):
+            with gone(here) as lost:
                 await asyncio.to_thread(
                     until_now, lambda: elsewhere(here), what="it runs elsewhere", within_s=ELSEWHERE_S
                 )
@@ -145,6 +151,7 @@ async def test_a_gateway_whose_node_is_gone_goes_on_elsewhere_with_the_same_sess
         said = await asyncio.to_thread(judge, here, Script(here.asked(), vocab.decode))
         sessions = await asyncio.to_thread(committed, here)
         again = {one["metadata"]["name"] for one in sessions if failed(one)}
+        going_on -= lost
         assert going_on, "no agent was in the middle"
         assert not going_on & again, "what ran elsewhere went on"
         print(f"\n{len(going_on)} sessions went on; {said}")

@@ -203,7 +203,7 @@ async def test_a_job_outlives_an_uninstall_that_keeps_and_none_that_does_not(wor
         until_now(lambda: len(at_work(world, namespace)) == SESSIONS, what="all agents run", within_s=120)
 
         world.release.uninstall()
-        assert not world.operators()
+        until_now(lambda: not world.operators(), what="the operators go", within_s=60)
         world.release.install(values(), "--take-ownership")
         ready(world)
         assert await collected(world, namespace) == each_once()

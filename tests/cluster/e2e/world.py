@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from tests.chart.released import Release
+from tests.chart.released import Release, can_be_deleted
 from tests.cluster.harness.cluster import Cluster
 from tests.cluster.harness.images import PYTHON, build_image
 from tests.cluster.harness.machines import GPU_NODE
@@ -127,6 +127,7 @@ def installed(cluster: Cluster, values: Mapping[str, Any] | None = None) -> Iter
 def drop_definitions(cluster: Cluster) -> None:
     """Those that other tests applied: helm takes over only what is its own."""
     names = ("rolloutjobs.sandgate.dev", "agentsessions.sandgate.dev")
+    can_be_deleted(cluster)
     cluster.kubectl("delete", "crd", *names, "--ignore-not-found", "--wait=true", "--timeout=60s")
 
 

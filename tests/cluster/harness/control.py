@@ -31,9 +31,11 @@ MADE_LATE = (
     "/api/v1/namespaces/default/services/kubernetes",
     "/api/v1/namespaces/kube-node-lease",
     "/api/v1/namespaces/kube-public",
+    "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication",
     "/api/v1/namespaces/kube-system/configmaps/kube-apiserver-legacy-service-account-token-tracking",
 )
-"""What an API server makes by itself, up to a second after it said that it was ready."""
+"""What an API server makes by itself, up to a second after it said that it was ready. (Of its endpoints none, where it
+listens on loopback; a cluster with nodes takes longer to come up than they do.)"""
 FAST = ("--kube-api-qps=200", "--kube-api-burst=400")
 
 AUDIT_POLICY = {
@@ -167,6 +169,8 @@ class Control:
         self.wait(rest.answers, "the API server is ready")
         for path in MADE_LATE:
             self.wait(partial(rest.answers, path), f"the API server made {path}")
+        leases = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
+        self.wait(lambda: bool(rest.get(leases)["items"]), "the API server made a Lease that says who it is")
 
     def start_controllers(self) -> None:
         """The controller manager; the API server must be ready."""
