@@ -46,7 +46,7 @@ def reaches(cluster: Cluster, space: str, name: str, url: str, answer: str) -> N
     until_now(
         lambda: pods.fetch(cluster, space, name, url) == answer,
         what=f"{name} gets {answer} from {url}",
-        within_s=30,
+        within_s=60,
     )
 
 
