@@ -83,13 +83,8 @@ class Killer:
 
     def behind(self, lost: Generation) -> float | None:
         """When the kill came that `lost` was lost to: while it was under way; or after its end, before it can have been
-        committed; or before it was read here, having been written by then. A disk may stall for longer: then nothing
-        else was written either, from there to the kill."""
-        at = next((at for _, at in self.killed if lost.at - STALL_S <= at), None)
-        if at is None or at <= lost.over_at + STALL_S:
-            return at
-        written = (record.at for _, record in books.records(self._folder))
-        return None if any(lost.over_at + STALL_S < one < at for one in written) else at
+        committed; or before it was read here, having been written by then."""
+        return next((at for _, at in self.killed if lost.at - STALL_S <= at <= lost.over_at + STALL_S), None)
 
     def noted_since(self, lost: Generation) -> list[float]:
         """Records behind the note that it was begun, which waits 5 ms for company, and longer for a slow disk. The
