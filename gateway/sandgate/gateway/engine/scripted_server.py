@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import socket
 import sys
 from array import array
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -31,6 +32,9 @@ Shape = Callable[[Step], dict[str, Any]]
 
 BODY_BYTES_MAX = 64 * 1024 * 1024
 """A prompt of some million ids."""
+
+ACCEPT_STEPS = 3
+"""Turns of the loop from asyncio's accept of a connection until our server knows it, and closes it at its end."""
 
 
 class _Params(msgspec.Struct):
@@ -77,6 +81,7 @@ class ScriptedServer:
         self._host, self._port, self._version = host, port, version
         self._open, self._old, self._versions, self._dev = generate_open, old_logprobs, versions, dev_mode
         self._runner: web.AppRunner | None = None
+        self._socket: socket.socket | None = None
         self._name = 0
 
     async def __aenter__(self) -> ScriptedServer:
@@ -97,9 +102,9 @@ class ScriptedServer:
         # A client that goes away aborts its generation, as in vLLM.
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.5)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self._host, self._port)
-        await site.start()
-        self._port = self._runner.addresses[0][1]
+        self._socket = socket.create_server((self._host, self._port), backlog=128)
+        await web.SockSite(self._runner, self._socket).start()
+        self._port = self._socket.getsockname()[1]
         return self
 
     def _controls(self) -> list[web.RouteDef]:
@@ -117,8 +122,14 @@ class ScriptedServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.player.abort_all()
-        if self._runner is not None:
-            await self._runner.cleanup()
+        if self._runner is None or self._socket is None:
+            return
+        # asyncio loses a connection that it accepted just before its server closes: accept no more, let them in, close.
+        asyncio.get_running_loop().remove_reader(self._socket.fileno())
+        for _ in range(ACCEPT_STEPS):
+            await asyncio.sleep(0)
+        await self._runner.cleanup()
+        self._runner = self._socket = None
 
     @property
     def url(self) -> str:
