@@ -36,10 +36,16 @@ demo-rl: venv
 	export SANDGATE_ENGINE_VENV="$$engine" PYTHONPATH="$$(printf '$(CURDIR)/%s:' contract gateway operator sandbox trainer)"
 	"$$trl/bin/python" examples/shop-rl/demo.py --out out/demo-rl $(ARGS)
 
-## make test [T=...]        every test, with the real engine too; T: a path, or pytest options (T='-k lease')
+## make test [T=...]        what needs no root, compiler, cluster or whole trainer; T: a path (all of it), or options (T='-k lease')
+##                          HOG=2: beside two processes that never rest
 .PHONY: test
-test: venv $(if $(T),,engine agents)
-	$(BIN)/pytest $(T)
+test: venv
+	@$(BIN)/pytest $(if $(HOG),--hog $(HOG)) $(T)
+
+## make test-all [T=...]    every test: a real Kubernetes, chart and images (root, Go), chaos, verl, AReaL, TRL
+.PHONY: test-all
+test-all: venv
+	@$(BIN)/pytest --tier all $(if $(HOG),--hog $(HOG)) $(T)
 
 ## make check               lint, format, types, walls, generated files: all that can be said without running
 .PHONY: check
@@ -83,10 +89,10 @@ cluster-up: venv
 cluster-down: venv
 	@$(BIN)/python -m tests.cluster.harness down
 
-## make cluster-build [PARTS=...]  what it is made of, from source: twenty minutes once; PARTS: helm, kwok, versitygw
-.PHONY: cluster-build
-cluster-build: venv
-	@$(BIN)/python -m tests.cluster.harness build $(PARTS)
+## make test-parts [PARTS="helm cluster"]  what tests need that takes minutes to make; runs of tests make what they need by themselves
+.PHONY: test-parts
+test-parts: venv
+	@$(BIN)/python -m tests.support.prepare $(PARTS)
 
 ## make chaos [TIMES=10] [HAND=8] [KINDS="node etcd"]  kills operators, gateways, agents, nodes, engines, etcd, API servers under jobs in the test cluster
 .PHONY: chaos
@@ -107,6 +113,8 @@ help:
 venv: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
+	@[ -w . ] || { echo "$(CURDIR) cannot be written: make puts its environment (.venv) and results (out) here; clone it to a place of yours" >&2; exit 1; }
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than Python 3.11: make PYTHON=python3.11" >&2; exit 1; }
 	[ -x $(BIN)/python ] || $(PYTHON) -m venv .venv
 	[ -x $(BIN)/uv ] || $(BIN)/python -m pip install -q --disable-pip-version-check "$$(grep '^uv==' constraints.txt)"
 	$(BIN)/uv pip install -q -p $(BIN)/python -c constraints.txt --build-constraints constraints.txt -e '.[all,dev]'
@@ -117,11 +125,6 @@ $(STAMP): pyproject.toml constraints.txt
 .PHONY: engine
 engine: venv
 	@scripts/engine-env.sh
-
-# Environments of examples' agents whose packages have no place beside ours. The same.
-.PHONY: agents
-agents: venv
-	@scripts/agent-env.sh examples/mini_swe_agent
 
 # The tiny model of the example, trained anew; the one that is checked in was made like this.
 .PHONY: model

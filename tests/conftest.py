@@ -9,6 +9,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.skips import pytest_make_collect_report, pytest_runtest_makereport
+from tests.support.tiers import (
+    pytest_addoption,
+    pytest_collection_modifyitems,
+    pytest_configure,
+    pytest_report_header,
+)
 
 settings.register_profile(
     "default",
@@ -24,7 +30,14 @@ settings.register_profile(
 )
 settings.load_profile("default")
 
-__all__ = ["pytest_make_collect_report", "pytest_runtest_makereport"]
+__all__ = [
+    "pytest_addoption",
+    "pytest_collection_modifyitems",
+    "pytest_configure",
+    "pytest_make_collect_report",
+    "pytest_report_header",
+    "pytest_runtest_makereport",
+]
 
 KEPT = {"SANDGATE_FUZZ_EXAMPLES", "SANDGATE_TEST_KUBECONFIG", "SANDGATE_TEST_UPGRADE_FROM"}
 """Settings that tests themselves read."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.cluster.harness.needs import why_not
 from tests.cluster.harness.programs import PARTS, binary
 
 CHART = Path(__file__).resolve().parents[2] / "charts" / "sandgate"
@@ -72,8 +72,8 @@ def helm(*args: str, stdin: str | None = None) -> str:
 
     Skips the test where helm neither is nor can be built. Raises ChartRefused.
     """
-    if not PARTS["helm"].folder.exists() and shutil.which("go") is None:
-        pytest.skip("helm is built from its Go module, and there is no Go here")
+    if why := why_not("helm", (), [PARTS["helm"]]):
+        pytest.skip(why)
     done = subprocess.run(
         [str(binary("helm")), *args],
         input=stdin,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import sys
@@ -17,6 +16,7 @@ from sandgate.gateway.tokens.load import read_checkpoint
 from tests.e2e import books, truth
 from tests.e2e.rig import EXAMPLES, ROOT, Run, job
 from tests.e2e.truth import Parity
+from tests.support.environments import python_of
 from tests.support.recorder import Chat, Recorder
 from tests.support.vllm import Vllm
 
@@ -67,13 +67,8 @@ AGENTS = {
 
 
 def environment(folder: Path) -> Path:
-    """Where scripts/agent-env.sh puts an agent's packages. Skips where they are not."""
-    digest = hashlib.sha256((folder / "requirements.txt").read_bytes()).hexdigest()[:12]
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sandgate"
-    venv = caches / f"agent-{folder.name}-{digest}"
-    if not (venv / ".sandgate-ready").exists():
-        pytest.skip(f"its environment is not built: scripts/agent-env.sh {folder.relative_to(ROOT)}")
-    return venv
+    """Where scripts/agent-env.sh puts an agent's packages."""
+    return python_of("agent-env.sh", str(folder.relative_to(ROOT))).parents[1]
 
 
 @pytest.mark.parametrize("agent", AGENTS.values(), ids=AGENTS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.cluster.harness.images import build_image
+from tests.cluster.harness.images import archive_file, build_image, tracked
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("contract", "gateway", "operator", "sandbox", "trainer")
@@ -27,3 +27,9 @@ def build(name: str) -> Path:
     """The image's archive. Quick when nothing of what it is built from has changed."""
     dockerfile, paths = IMAGES[name]
     return build_image(ROOT / dockerfile, ROOT, tag(name), paths=paths)
+
+
+def built(name: str) -> bool:
+    """Whether its archive is there for the working copy as it is."""
+    dockerfile, paths = IMAGES[name]
+    return archive_file(ROOT / dockerfile, ROOT, tag(name), tracked(ROOT, paths)).exists()

@@ -13,7 +13,6 @@ Hermes tool parser. Tests share it: leave it running (not paused) and with the w
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import shutil
@@ -29,6 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from tests.support.environments import python_of
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "examples" / "shop" / "model"
@@ -82,7 +83,7 @@ _running: dict[str, Vllm] = {}
 
 @pytest.fixture(scope="session")
 def vllm(request: pytest.FixtureRequest) -> Vllm:
-    """See the module. Skips where the engine is not built (`make engine`)."""
+    """See the module."""
     if not _running:
         _running["it"] = _told() if TOLD else _start(request.config)
     return _running["it"]
@@ -94,13 +95,8 @@ def _told() -> Vllm:
 
 
 def engine_python() -> Path:
-    """The engine environment's interpreter, where scripts/engine-env.sh puts it. Skips where there is none."""
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sandgate"
-    digest = hashlib.sha256((ROOT / "engine" / "requirements.lock").read_bytes()).hexdigest()[:12]
-    venv = caches / f"engine-{digest}"
-    if not (venv / ".sandgate-ready").exists():
-        pytest.skip("the real engine is not built: make engine")
-    return venv / "bin" / "python"
+    """The engine environment's interpreter, where scripts/engine-env.sh puts it."""
+    return python_of("engine-env.sh")
 
 
 def _start(config: pytest.Config) -> Vllm:

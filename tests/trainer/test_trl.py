@@ -9,21 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.environments import python_of
+
 ROOT = Path(__file__).parents[2]
 HERE = ROOT / "tests" / "trainer" / "trl"
 ROOMS = ("contract", "gateway", "operator", "sandbox", "trainer")
-BUILD_S = 900.0
-"""Two minutes with an ordinary connection; half a minute with a warm cache, then milliseconds."""
 RUN_S = 600.0
 """Under a minute; importing TRL is 7 s of it."""
 
 
 def environment() -> str:
-    """The environment's Python; built if it is not there."""
-    script = [str(ROOT / "scripts" / "trainer-env.sh"), "trl"]
-    built = subprocess.run(script, capture_output=True, text=True, timeout=BUILD_S, check=False)
-    assert built.returncode == 0, built.stderr
-    return f"{built.stdout.splitlines()[-1]}/bin/python"
+    """The environment's Python."""
+    return str(python_of("trainer-env.sh", "trl"))
 
 
 def environ(**more: str) -> dict[str, str]:
@@ -40,7 +37,7 @@ def environ(**more: str) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(BUILD_S + RUN_S)
+@pytest.mark.timeout(RUN_S)
 @pytest.mark.skipif(sys.platform != "linux", reason="the lock holds wheels for Linux")
 def test_in_trls_own_environment() -> None:
     """All of them in one process: the import of TRL is what they cost most."""

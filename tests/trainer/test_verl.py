@@ -12,21 +12,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.environments import python_of
+
 ROOT = Path(__file__).parents[2]
 HERE = ROOT / "tests" / "trainer" / "verl"
 ROOMS = ("contract", "gateway", "operator", "sandbox", "trainer")
-BUILD_S = 900.0
-"""Two minutes with an ordinary connection; 50 s with a warm cache, then milliseconds."""
 RUN_S = 900.0
 """A minute; three if others are at work on the machine."""
 
 
 def environment() -> str:
-    """The environment's Python; built if it is not there."""
-    script = [str(ROOT / "scripts" / "trainer-env.sh"), "verl"]
-    built = subprocess.run(script, capture_output=True, text=True, timeout=BUILD_S, check=False)
-    assert built.returncode == 0, built.stderr
-    return f"{built.stdout.splitlines()[-1]}/bin/python"
+    """The environment's Python."""
+    return str(python_of("trainer-env.sh", "verl"))
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
@@ -69,7 +66,7 @@ def told(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(BUILD_S + RUN_S)
+@pytest.mark.timeout(RUN_S)
 @pytest.mark.skipif(sys.platform != "linux", reason="the lock holds wheels for Linux")
 @pytest.mark.parametrize("name", sorted(path.stem for path in HERE.glob("check_*.py")))
 def test_in_verls_own_environment(name: str, told: dict[str, list[tuple[str, str]]]) -> None:

@@ -86,7 +86,7 @@ def source(commit: str) -> Path:
         subprocess.run(["tar", "-x"], cwd=folder, input=archive.stdout, check=True)
         subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
 
-    return Part("source", make, pins=(commit,)).ensure()
+    return Part("source", make, pins=(commit,), quick=True).ensure()
 
 
 def load(cluster: Cluster, root: Path) -> None:

@@ -1,29 +1,23 @@
-"""`python -m tests.cluster.harness build|up|down`: a cluster that stays, which test runs then use and leave on."""
+"""`python -m tests.cluster.harness up|down`: a cluster that stays, which test runs then use and leave on."""
 
 from __future__ import annotations
 
 import argparse
 import time
 
-from tests.cluster.harness.machines import Machines, prepare
+from tests.cluster.harness.machines import Machines
 from tests.cluster.harness.needs import why_no_cluster
-from tests.cluster.harness.programs import PARTS
 from tests.cluster.harness.shared import start_for_make, stop_for_make
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.cluster.harness", description=__doc__)
-    parser.add_argument("what", choices=["build", "up", "down"])
-    parser.add_argument("parts", nargs="*", help=f"build these too: {', '.join(sorted(PARTS))}")
+    parser.add_argument("what", choices=["up", "down"])
     args = parser.parse_args()
     if why := why_no_cluster():
         raise SystemExit(why)
     began = time.monotonic()
-    if args.what == "build":
-        prepare()
-        for part in args.parts:
-            PARTS[part].ensure()
-    elif args.what == "up":
+    if args.what == "up":
         start_for_make()
         print(f"export KUBECONFIG={Machines().api.kubeconfig}")
     else:

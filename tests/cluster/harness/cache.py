@@ -22,6 +22,14 @@ def cache() -> Path:
     return Path(base) / "sandgate" / "cluster"
 
 
+MAKES = [True]
+"""Whether this process makes what is missing. Not where tests run: tests/support/tiers.py."""
+
+
+class NotMade(Exception):
+    """A part that is missing, where none is made."""
+
+
 @dataclass(frozen=True)
 class Part:
     """`make(folder)` fills the folder. Other `pins`, other text of `inputs` (below tests/cluster) or of what it
@@ -32,6 +40,8 @@ class Part:
     pins: tuple[str, ...] = ()
     inputs: tuple[str, ...] = ()
     needs: tuple[Part, ...] = ()
+    quick: bool = False
+    """It takes seconds: a test may make it."""
 
     def key(self) -> str:
         digest = hashlib.sha256("\0".join((*self.pins, *(part.key() for part in self.needs))).encode())
@@ -44,10 +54,16 @@ class Part:
         return cache() / f"{self.name}-{self.key()}"
 
     def ensure(self) -> Path:
-        """Its folder, made now if missing; who comes meanwhile waits. Raises what `make` raises."""
+        """Its folder, made now if missing; who comes meanwhile waits.
+
+        Raises what `make` raises, and NotMade in a run of tests, which makes nothing within a test's time."""
         folder = self.folder
         if folder.exists():
             return folder
+        if not MAKES[0] and not self.quick:
+            raise NotMade(
+                f"{self.name} was not made: this test does not say that it needs it (tests/support/needs.py)"
+            )
         for part in self.needs:
             part.ensure()
         with locked(cache() / f"{self.name}.lock"):

