@@ -159,7 +159,7 @@ class Parts:
                 return self._note(name, "lacks", why)
             if time.monotonic() > end or (self.builder is not None and self.builder.poll() is not None):
                 return self._note(name, "failed", f"{name} was not made: see {self.status}.log")
-            time.sleep(POLL_S)
+            self.over.wait(POLL_S)
         return None
 
     def _note(self, name: str, state: str, words: str) -> None:
