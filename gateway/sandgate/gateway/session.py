@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from sandgate.contract.choices import RewardSource
 from sandgate.contract.errors import Conflict, Gone, LimitReached
 from sandgate.gateway.conversation.tree import Tree
 from sandgate.gateway.conversation.turns import Turn
@@ -179,8 +180,14 @@ class Session:
             "reward": self._final_reward(),
             "failure_class": self.sealed.failure_class if self.sealed else None,
             "failure_reason": self.sealed.failure_reason if self.sealed else None,
+            "traceback": self._crashed(),
             "metadata": spec.get("metadata") or {},
         }
+
+    def _crashed(self) -> bool:
+        """Its driver saw an exit 1 with a traceback; what others say in `reward_info` does not count."""
+        by_code = self.spec.get("reward_source") == RewardSource.EXIT_CODE
+        return by_code and self.sealed is not None and self.sealed.info.get("traceback") is True
 
     def _final_reward(self) -> float | None:
         if self.sealed and self.sealed.reward is not None:
