@@ -16,8 +16,8 @@ OUTPUT_BYTES_MAX: Final = 4096
 """Of a program's output that is looked at, from its end: what Kubernetes keeps of a termination message. A traceback's
 head may lie before it; its last frame and its exception do not."""
 MESSAGE_LINES: Final = 2
-"""Further lines of an exception's message that are not indented (httpx's links, pydantic's field names). More of them is
-what the program went on to say: it had caught the exception."""
+"""Further lines of an exception's message that are not indented (httpx's links, pydantic's field names). More of them
+is what the program went on to say: it had caught the exception."""
 RT_FIRST, RT_LAST = 34, 64
 """Real-time signals, as glibc numbers them."""
 
@@ -62,13 +62,13 @@ def last_words(output: str) -> LastWords:
 
 def _raised(lines: list[str]) -> str | None:
     """The exception's line of the traceback that they end with."""
-    if any("Exception Group Traceback" in line for line in lines):
+    if group := any("Exception Group Traceback" in line for line in lines):
         lines = [_GROUP.sub("", line) for line in lines if not line.strip().startswith("+-")]
     frame = next((at for at in reversed(range(len(lines))) if _FRAME.match(lines[at])), None)
     if frame is None:
         return None
     flush = [line for line in lines[frame:] if not line[0].isspace()]
-    return flush[0] if 0 < len(flush) <= 1 + MESSAGE_LINES else None
+    return flush[0] if flush and (group or len(flush) <= 1 + MESSAGE_LINES) else None
 
 
 def one_line(text: str) -> str:

@@ -176,8 +176,8 @@ class RolloutJobSpec:
         Cel(
             "!has(self.reward) || !has(self.reward.source) || self.reward.source != 'exitCode'"
             " || !has(self.agent.completion) || self.agent.completion != 'Complete'",
-            "Complete stops the agent at its /complete, so that reward.source exitCode would never see an exit code; use"
-            " Exit, or another reward.source",
+            "Complete stops the agent at its /complete, and reward.source exitCode would never see an exit code: use"
+            " Exit, or another source",
             "agent.completion",
             lambda spec: (
                 spec.reward.source is not RewardSource.EXIT_CODE

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from sandgate.contract.choices import RewardSource
-from sandgate.contract.errors import Conflict, Gone, LimitReached
+from sandgate.contract.errors import Conflict, FailureReason, Gone, LimitReached
 from sandgate.gateway.conversation.tree import Tree
 from sandgate.gateway.conversation.turns import Turn
 from sandgate.gateway.journal.records import (
@@ -185,9 +184,10 @@ class Session:
         }
 
     def _crashed(self) -> bool:
-        """Its driver saw an exit 1 with a traceback; what others say in `reward_info` does not count."""
-        by_code = self.spec.get("reward_source") == RewardSource.EXIT_CODE
-        return by_code and self.sealed is not None and self.sealed.info.get("traceback") is True
+        """Its driver saw an exit with 1 and a traceback; what others say in `reward_info` does not count."""
+        sealed = self.sealed
+        wrong = sealed is not None and sealed.failure_reason == FailureReason.ANSWER_WRONG
+        return wrong and sealed is not None and sealed.info.get("traceback") is True
 
     def _final_reward(self) -> float | None:
         if self.sealed and self.sealed.reward is not None:
