@@ -79,6 +79,11 @@ CRASHES = {
         "raise ExceptionGroup('four', [OSError(n) for n in range(4)])",
         "ExceptionGroup: four (4 sub-exceptions)",
     ),
+    "in colours": (
+        "import sys, traceback\ntry: 1 / 0\nexcept Exception: text = traceback.format_exc()\n"
+        "sys.exit(text.replace('File', '\\x1b[35mFile\\x1b[0m').strip())",
+        "ZeroDivisionError: division by zero",
+    ),
     "after output": ("print('hello', flush=True)\n1 / 0", "ZeroDivisionError: division by zero"),
 }
 

@@ -53,7 +53,8 @@ def signal_name(number: int) -> str:
 
 def last_words(output: str) -> LastWords:
     """Of the end of what a program wrote."""
-    lines = [line.rstrip() for line in output[-OUTPUT_BYTES_MAX:].splitlines() if line.strip()]
+    text = _ESCAPES.sub("", output[-OUTPUT_BYTES_MAX:])
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
     if not lines:
         return LastWords()
     raised = _raised(lines)

@@ -159,7 +159,7 @@ class JobResult:
     sessions: int
     """Samples that ended."""
     rewards: tuple[float, ...] = ()
-    """Of the samples that have one."""
+    """Of the samples that have one and are not masked: neither the agent's failure nor the infrastructure's."""
     failures: dict[str, int] = field(default_factory=dict)
     """FailureReason -> attempts, retried ones included."""
     tracebacks: int = 0

@@ -130,7 +130,7 @@ async def result(
             key = (one.uid, one.sample_index)
             if one.state.ended and (key not in newest or newest[key].attempt < one.attempt):
                 newest[key] = one
-    good = [one for one in newest.values() if one.failure_class != FailureClass.INFRA.value]
+    good = [one for one in newest.values() if one.failure_class in (None, FailureClass.POLICY.value)]
     return JobResult(
         complete=complete,
         status=observed.status or RolloutJobStatus(),
