@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from sandgate.contract.errors import FailureClass, FailureReason
 from sandgate.contract.job import RolloutJobSpec
-from sandgate.contract.session import SessionOutcome
 from sandgate.operator.plan.actions import (
     AbortSession,
     Action,
-    Exit,
     Forget,
     KillAttempt,
     KillVerifier,
@@ -30,34 +26,25 @@ from sandgate.operator.plan.actions import (
     WriteSession,
 )
 from sandgate.operator.plan.session import plan_session
-from tests.operator.plans import left, ref, running, said, session, spec
+from tests.operator.plans import (
+    TRAINER,
+    VERIFIER,
+    after,
+    ended,
+    left,
+    ref,
+    running,
+    said,
+    scored,
+    seal,
+    session,
+    spec,
+    timed_out,
+)
 
 R = FailureReason
-VERIFIER = {"reward": {"source": "verifier", "verifier": {"container": {"image": "v"}, "seconds": 50}}}
 AGENT = {"reward": {"source": "agent", "discount": 0.5}}
-TRAINER = {"reward": {"source": "trainer"}}
-COMPLETE = {"agent__completion": "Complete"}
-
-
-def ended(code: int | None = 0, at: float = 20.0, **more: Any) -> Exit:
-    return Exit(at=at, code=code, **more)
-
-
-def after(end: Exit, summary: Any = None, **more: Any) -> SessionObserved:
-    """The agent ended, and the gateway was asked since."""
-    return session(sandbox=running(1.0, end), summary=summary or said(turns=2), looked_at=end.at, **more)
-
-
-def seal(reason: FailureReason | None = None, detail: str = "", **more: Any) -> list[Action]:
-    return [SealSession(ref(), SessionOutcome(failure_reason=reason, detail=detail, **more))]
-
-
-def scored(
-    code: int | None, well: bool, reason: FailureReason | None = None, detail: str = ""
-) -> list[Action]:
-    """By exit code."""
-    return seal(reason, detail, reward=float(well), reward_info={"exit_code": code})
-
+COMPLETE = {"agent__completion": "Complete", **TRAINER}
 
 Case = tuple[RolloutJobSpec, SessionObserved, float, list[Action]]
 STEPS: dict[str, Case] = {
@@ -299,6 +286,12 @@ STEPS: dict[str, Case] = {
         8.0,
         seal(reward=0.5, reward_info={"reward": 0.5, "why": "x"}),
     ),
+    "a remote agent's exit code is seen by nobody, and no reward": (
+        spec(),
+        session(remote=True, summary=said("complete", turns=1, complete_info={"reward": 1.0}), looked_at=7.0),
+        8.0,
+        seal(),
+    ),
     "its time ends it too": (
         spec(),
         session(remote=True),
@@ -317,16 +310,6 @@ def test_plan_session(
 
 ENDS: dict[str, tuple[RolloutJobSpec, SessionObserved, list[Action]]] = {
     "exit 0 is a good end": (spec(), after(ended()), scored(0, True)),
-    "exit 1 is the agent's": (
-        spec(),
-        after(ended(1, detail="ValueError: x")),
-        scored(1, False, R.AGENT_EXIT, "exit code 1: ValueError: x"),
-    ),
-    "a signal is the agent's": (
-        spec(),
-        after(ended(None, signal=11)),
-        scored(None, False, R.AGENT_SIGNAL, "killed by signal 11"),
-    ),
     "out of memory is the sandbox's": (
         spec(),
         after(ended(None, signal=9, reason=R.OOM_KILLED, detail="too much")),
@@ -340,17 +323,17 @@ ENDS: dict[str, tuple[RolloutJobSpec, SessionObserved, list[Action]]] = {
     "a timeout is the policy's": (
         spec(),
         after(ended(None, signal=15), stop=Stop(R.SESSION_TIMEOUT, "too long")),
-        scored(None, False, R.SESSION_TIMEOUT, "too long"),
+        timed_out("too long"),
     ),
     "a timeout under a failing engine is the engine's": (
         spec(),
         after(ended(None, signal=15), said(engine_errors=2), stop=Stop(R.SESSION_TIMEOUT, "too long")),
         seal(R.ENGINE_ERROR, "too long; the engine failed 2 calls of it"),
     ),
-    "one that had completed only lingered": (
-        spec(),
+    "where /complete is the end, one that had completed only lingered": (
+        spec(**COMPLETE),
         after(ended(None, signal=15), said("complete", turns=1), stop=Stop(R.SESSION_TIMEOUT, "too long")),
-        scored(None, True),
+        seal(),
     ),
     "the turn limit is the policy's, also if the agent dies of it": (
         spec(),
@@ -385,17 +368,17 @@ ENDS: dict[str, tuple[RolloutJobSpec, SessionObserved, list[Action]]] = {
     "exit without /complete is the agent's, where /complete is asked for": (
         spec(**COMPLETE),
         after(ended(0)),
-        scored(0, False, R.AGENT_EXIT, "exited without a POST to /complete"),
+        seal(R.AGENT_EXIT, "exited without a POST to /complete"),
     ),
     "exit just after /complete is a good end": (
         spec(**COMPLETE),
         after(ended(0), said("complete", turns=1)),
-        scored(0, True),
+        seal(),
     ),
     "stopped after /complete is a good end, however it died": (
         spec(**COMPLETE),
         after(ended(None, signal=9), said("complete", turns=1), stop=Stop(None)),
-        scored(None, True),
+        seal(),
     ),
     "the agent's own word counts where the job says so": (
         spec(**AGENT),
@@ -412,12 +395,12 @@ ENDS: dict[str, tuple[RolloutJobSpec, SessionObserved, list[Action]]] = {
     "a signal while no engine answered is the engine's": (
         spec(),
         after(ended(None, signal=9), outages=(Outage(15.0, 18.0, R.ENGINE_LOST),)),
-        seal(R.ENGINE_LOST, "killed by signal 9; no engine answered meanwhile"),
+        seal(R.ENGINE_LOST, "killed by SIGKILL; no engine answered meanwhile"),
     ),
     "an outage before it began is no excuse": (
         spec(),
         after(ended(1), outages=(Outage(-5.0, 0.5, R.GATEWAY_LOST),)),
-        scored(1, False, R.AGENT_EXIT, "exit code 1"),
+        scored(1, False, R.ANSWER_WRONG, "exit code 1"),
     ),
     "one that it may have died of counts, whatever was away since then": (
         spec(),
@@ -427,7 +410,7 @@ ENDS: dict[str, tuple[RolloutJobSpec, SessionObserved, list[Action]]] = {
     "one long after its end neither": (
         spec(),
         after(ended(1), outages=(Outage(60.0, None, R.GATEWAY_LOST),)),
-        scored(1, False, R.AGENT_EXIT, "exit code 1"),
+        scored(1, False, R.ANSWER_WRONG, "exit code 1"),
     ),
     "a good end in an outage is a good end": (
         spec(),
@@ -455,7 +438,7 @@ ENDS: dict[str, tuple[RolloutJobSpec, SessionObserved, list[Action]]] = {
             stop=Stop(R.SESSION_TIMEOUT, "too long"),
             outages=(Outage(20.0, 25.0, R.GATEWAY_LOST),),
         ),
-        scored(None, False, R.SESSION_TIMEOUT, "too long"),
+        timed_out("too long"),
     ),
     "an infra failure is never scored": (
         spec(**AGENT),
