@@ -190,12 +190,13 @@ def test_nothing_is_said_of_what_may_be_right(folder: Path, change: tuple[str, s
     assert (said.exit_code, said.stderr) == (0, "")
 
 
+def without_template(model: Path) -> None:
+    (model / "chat_template.jinja").unlink(missing_ok=True)
+    (model / "tokenizer_config.json").write_text("{}")
+
+
 HARM: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no chat template": (
-        lambda model: ((model / "chat_template.jinja").unlink(missing_ok=True),
-                       (model / "tokenizer_config.json").write_text("{}")),
-        "spec.model.renderer: no codec for ",
-    ),
+    "no chat template": (without_template, "spec.model.renderer: no codec for "),
     "a tokenizer that is none": (lambda model: (model / "tokenizer.json").write_text("[]"), "is no tokenizer"),
     "no weights": (lambda model: (model / "config.json").unlink(), "has no config.json"),
     "a config that is cut off": (lambda model: (model / "config.json").write_text('{"a'), "config.json is not JSON"),

@@ -68,15 +68,20 @@ async def test_a_job_that_is_done_is_reported_from_its_folder(tmp_path: Path) ->
     assert "«yes" in looked.stdout
 
 
+def gone(paths: list[Path]) -> None:
+    for path in paths:
+        path.unlink()
+
+
 HARM: dict[str, tuple[Callable[[Path], object], int]] = {
-    "the merged file is gone": (lambda out: (out / "trajectories.parquet").unlink(), 0),
+    "the merged file is gone": (lambda out: gone([out / "trajectories.parquet"]), 0),
     "the merged file is cut off": (lambda out: (out / "trajectories.parquet").write_bytes(b"PAR1"), 0),
     "all files of groups and the merged one are gone": (
         lambda out: [path.unlink() for path in [*out.glob("groups/*"), out / "trajectories.parquet"]], 0,
     ),
     "its result cannot be read": (lambda out: (out / "result.json").write_text('{"format"'), 0),
     "nothing but the result is there": (
-        lambda out: [path.unlink() for path in out.rglob("*") if path.is_file() and path.name != "result.json"], 4,
+        lambda out: gone([path for path in out.rglob("*") if path.is_file() and path.name != "result.json"]), 4,
     ),
 }  # fmt: skip
 """-> generations that it takes to have it whole again."""
