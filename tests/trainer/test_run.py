@@ -77,7 +77,7 @@ HARM: dict[str, tuple[Callable[[Path], object], int]] = {
     "the merged file is gone": (lambda out: gone([out / "trajectories.parquet"]), 0),
     "the merged file is cut off": (lambda out: (out / "trajectories.parquet").write_bytes(b"PAR1"), 0),
     "all files of groups and the merged one are gone": (
-        lambda out: [path.unlink() for path in [*out.glob("groups/*"), out / "trajectories.parquet"]], 0,
+        lambda out: gone([*out.glob("groups/*"), out / "trajectories.parquet"]), 0,
     ),
     "its result cannot be read": (lambda out: (out / "result.json").write_text('{"format"'), 0),
     "nothing but the result is there": (
@@ -111,6 +111,18 @@ async def test_files_of_groups_that_are_gone_are_named_where_their_rows_are_kept
         said = await here.run()
     assert said.code == 0
     assert "1 file of groups/ is gone; its rows are in out/trajectories.parquet\n" in said.stdout
+
+
+async def test_that_agents_have_no_walls_here_is_a_note_and_said_once(tmp_path: Path) -> None:
+    async with lab(tmp_path, ["yes"]) as here:
+        rewrite(tmp_path / "job.yaml", "backend: Process", "backend: Pod")
+        first = await here.run()
+        (tmp_path / "out" / "result.json").unlink()
+        again = await here.run()
+    assert (first.code, again.code) == (0, 0), first.stderr
+    said = "note: backend Pod: here agents run as local processes, without isolation\n"
+    assert (first.stderr.count(said), again.stderr.count("isolation")) == (1, 0)
+    assert "problem" not in first.stderr + first.stdout
 
 
 async def test_fresh_runs_it_anew_and_keeps_what_is_not_the_run_s(tmp_path: Path) -> None:
