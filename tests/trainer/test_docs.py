@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from sandgate.contract.names import session_id
 from sandgate.trainer.cli import app
 from sandgate.trainer.tinymodel import write_tiny_model
 from tests.trainer.runs import LINEAR, SPOKEN, write_run
@@ -24,7 +25,9 @@ EXAMPLE = re.compile(r"```console\n\$ sandgate (?P<words>[^\n]*)\n(?P<shown>.*?)
 
 def prepare(folder: Path) -> None:
     """What the page assumes: a run in `out`, a model folder in `model`."""
-    asyncio.run(write_run(folder / "out", {"shop-kiwi-0": SPOKEN, "shop-q1-1": LINEAR}))
+    kiwi, q1 = str(session_id("shop", "kiwi", 0, 0)), str(session_id("shop", "q1", 1, 0))
+    sessions = {kiwi: SPOKEN, q1: LINEAR}
+    asyncio.run(write_run(folder / "out", sessions))
     write_tiny_model(folder / "model")
 
 
