@@ -125,6 +125,13 @@ class Draining:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerNews:
+    """A trainer came, left or died, or is waited for."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """Something that a person should know, and that did not end the run."""
 
@@ -142,6 +149,7 @@ Event: TypeAlias = (
     | GroupCollected
     | Counts
     | Draining
+    | TrainerNews
     | Problem
 )
 Tell: TypeAlias = Callable[[Event], None]

@@ -113,6 +113,7 @@ async def result(
     groups: int,
     seconds: float,
     restarts: int,
+    problems: tuple[str, ...] = (),
 ) -> JobResult:
     """From the gateways' own books: the whole job, earlier runs included."""
     newest: dict[tuple[str, int], SessionSummary] = {}
@@ -143,4 +144,5 @@ async def result(
         trajectories=trajectories,
         seconds=seconds,
         restarts=restarts,
+        problems=problems,
     )

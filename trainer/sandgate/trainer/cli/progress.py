@@ -19,6 +19,7 @@ from sandgate.operator.drivers.local import (
     ProcessRestarted,
     Resumed,
     SessionEnded,
+    TrainerNews,
 )
 from sandgate.trainer.cli.say import plural
 
@@ -60,6 +61,8 @@ def line_of(event: Event) -> str | None:
             return f"going on: {plural(ended, 'sample')} and {plural(collected, 'group')} are done{again}"
         case Draining(running=running):
             return f"stopping: {plural(running, 'session')} may end; Ctrl-C again aborts them"
+        case TrainerNews(text=text):
+            return text
         case Problem(text=text):
             return f"problem: {text}"
         case SessionEnded(failure_reason=reason) if reason is not None:
