@@ -22,6 +22,7 @@ from sandgate.operator.drivers.local import (
     Resumed,
     SessionEnded,
     SessionStarted,
+    TrainerNews,
 )
 from sandgate.trainer.cli.progress import Bars, Lines, counts_of, line_of
 
@@ -50,6 +51,7 @@ EVENTS: list[tuple[Event, str | None]] = [
     ),
     (Draining(running=1), "stopping: 1 session may end; Ctrl-C again aborts them"),
     (Problem(text="disk is slow"), "problem: disk is slow"),
+    (TrainerNews(text="a trainer is attached"), "a trainer is attached"),
     (SessionStarted(session_id="s", uid="q", sample=0, attempt=0), None),
     (session(), None),
     (

@@ -14,8 +14,8 @@ from sandgate.contract.errors import CorruptRecord, NewerRecord
 
 FORMAT = 1
 ATTACH, LOCK, SECRET, TRAINERS, JOB = "attach.json", ".lock", "secret", "trainers", "job.json"
-"""In the folder of a run: what it says, what it locks while it lives, what signs its keys, who trains on it, and what it
-was asked for."""
+"""In the folder of a run: what it says, what it locks while it lives, what signs its keys, who trains on it, and what
+it was asked for."""
 
 
 class RunState(StrEnum):

@@ -217,7 +217,9 @@ class LocalFleet(AsyncFleet):
 
     def _client(self, gateway: str, job: str) -> AsyncRolloutClient:
         following = Following(self._place, gateway)
-        client = AsyncRolloutClient(f"http://{gateway}", self._place.key(job), transport=following, **self._options)
+        client = AsyncRolloutClient(
+            f"http://{gateway}", self._place.key(job), transport=following, **self._options
+        )
         self._stack.push_async_callback(client.aclose)
         return client
 
@@ -279,8 +281,8 @@ class LocalFleet(AsyncFleet):
 async def attach(
     out: str | os.PathLike[str], *, wait_s: float = WAIT_S, **options: Any
 ) -> AsyncIterator[LocalFleet]:
-    """The gateways of the run in the folder `out`, found from there with their key. Signs of life are sent as long as the
-    block runs, and the run does not end meanwhile.
+    """The gateways of the run in the folder `out`, found from there with their key. Signs of life are sent as long as
+    the block runs, and the run does not end meanwhile.
 
     `wait_s`: how long it is waited for where there is no run, at the start and whenever it went; what is waited for is
     logged. `options`: of AsyncRolloutClient. Raises NoRun (an Unavailable), saying what to do."""

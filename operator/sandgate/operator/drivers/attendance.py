@@ -12,8 +12,8 @@ from pathlib import Path
 from sandgate.contract.job import Trainer
 
 ACK_S = 30.0
-"""How long a run that was told to stop waits for groups that trainers work on. What comes later is acknowledged when the
-run goes on, and nothing is lost by it: leases stand in the journals."""
+"""How long a run that was told to stop waits for groups that trainers work on. What comes later is acknowledged when
+the run goes on, and nothing is lost by it: leases stand in the journals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,9 @@ def waits(seen: Attendance, patience: Trainer, now: float, *, over_at: float, dr
             return f"everything ended; the run waits for the trainer ({owed}), Ctrl-C ends it without"
         return "the trainer has all groups; the run ends when it leaves"
     if seen.owed and now < seen.back_by(patience):
-        return f"the trainer may come back within {patience.heartbeat_seconds} s ({owed}); Ctrl-C ends the run"
+        return (
+            f"the trainer may come back within {patience.heartbeat_seconds} s ({owed}); Ctrl-C ends the run"
+        )
     return ""
 
 

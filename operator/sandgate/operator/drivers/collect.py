@@ -99,7 +99,9 @@ class Collector:
         for _, (_, session, gateway) in sorted(samples.items()):
             # The first outcome stands: of a session that ended, this only reads.
             rows += await self.gateways[gateway].client.finalize_rows(session, SessionOutcome())
-        path = self.folder.group(self.job, uid)  # a group that never took a turn has no rows, and still a file
+        path = self.folder.group(
+            self.job, uid
+        )  # a group that never took a turn has no rows, and still a file
         await asyncio.to_thread(self.write_groups, path, rows)
         self.due.pop(uid, None)
         self.good.pop(uid, None)

@@ -24,7 +24,10 @@ def load_tasks(tasks: Tasks, manifest_dir: Path) -> tuple[Task, ...]:
     if tasks.inline is not None:
         return unique(tasks.inline, "spec.tasks.inline")
     if tasks.file is None:
-        raise Unsupported("spec.tasks: without a cluster, tasks are inline, in a file, or pushed (queue)", field="spec.tasks")
+        raise Unsupported(
+            "spec.tasks: without a cluster, tasks are inline, in a file, or pushed (queue)",
+            field="spec.tasks",
+        )
     path = manifest_dir / tasks.file
     try:
         with path.open(encoding="utf-8") as file:

@@ -1,5 +1,4 @@
-"""The trainers of a local run: what they say is taken in, what they left is given back, and the run's end waits for them.
-"""
+"""The trainers of a local run: what they say is taken in, what they left is given back, and the end waits for them."""
 
 from __future__ import annotations
 
@@ -64,7 +63,7 @@ class Trainers:
     gateways: Mapping[str, LocalGateway]
     observed: Observed
     tell: Tell
-    seen: Attendance = Attendance()
+    seen: Attendance = field(default_factory=Attendance)
     ever: bool = False
     """One was here."""
     expected: bool = False
@@ -161,7 +160,7 @@ class Trainers:
     def _hold_told(self, paused: bool) -> None:
         stuck = paused and not self.seen.here
         if stuck and not self._on_hold:
-            what = "agents are on hold: a trainer went in the middle of a weight update, and the next one makes it again"
+            what = "agents are on hold: a trainer went in the middle of a weight update; the next one makes it again"
             self.tell(Problem(text=what))
         self._on_hold = stuck
 
@@ -188,4 +187,6 @@ class Trainers:
         if not self.ever or not self.seen.owed:
             return ()
         many = "1 group was" if self.seen.owed == 1 else f"{self.seen.owed} groups were"
-        return (f"{many} not acknowledged by the trainer; run it again with the trainer attached to have them",)
+        return (
+            f"{many} not acknowledged by the trainer; run it again with the trainer attached to have them",
+        )

@@ -76,7 +76,7 @@ class Stops:
 
     count: int = 0
     started: bool = False
-    """A session may run."""
+    """A session may run, or a trainer be there."""
 
     def handler(
         self, stop: asyncio.Event, abort: asyncio.Event, task: asyncio.Future[Any]
@@ -105,14 +105,14 @@ class Ran:
 async def _run(
     job: RolloutJob, base: Path, out: Path, engine_url: str | None, shown: Display, stops: Stops
 ) -> Ran:
-    from sandgate.operator.drivers.local import Counts, GatewayReady, SessionStarted, run_local
+    from sandgate.operator.drivers.local import Counts, GatewayReady, SessionStarted, TrainerNews, run_local
     from sandgate.trainer.export.arrow import merge_parquet, write_parquet
 
     last: Counts | None = None
 
     def tell(event: Event) -> None:
         nonlocal last
-        stops.started = stops.started or isinstance(event, SessionStarted)
+        stops.started = stops.started or isinstance(event, SessionStarted | TrainerNews)
         if isinstance(event, Counts):
             last = event
         elif isinstance(event, GatewayReady):  # the folder is ours now
