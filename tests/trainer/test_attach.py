@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -38,7 +39,7 @@ def asks(here: Lab, uids: Iterable[str] = UIDS, **spec: Any) -> None:
     """The job has these tasks, and further fields."""
     text = (here.folder / "job.yaml").read_text()
     old = next(line for line in text.splitlines() if line.startswith("  tasks:"))
-    text = text.replace(old, f"  {tasks(*uids)}" if uids else "  tasks: {queue: {}}")
+    text = text.replace(old, f"  {tasks(*uids)}" if uids else "  tasks: {queue: {capacity: 4}}")
     more = "".join(f"  {name}: {json.dumps(value)}\n" for name, value in spec.items())
     (here.folder / "job.yaml").write_text(text + more)
 
@@ -171,16 +172,19 @@ asyncio.run(main())
 """
 
 
-async def killed_trainer(here: Lab) -> str:
-    """The task of the group that it had when it was killed."""
+async def working(here: Lab) -> asyncio.subprocess.Process:
+    """A trainer in a process of its own that has leased a group."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", TRAINER, cwd=here.folder, stdout=subprocess.PIPE
     )
     assert process.stdout is not None
-    uid = (await process.stdout.readline()).decode().strip()
+    assert (await process.stdout.readline()).decode().strip() in UIDS
+    return process
+
+
+async def killed(process: asyncio.subprocess.Process) -> None:
     process.kill()
     await process.wait()
-    return uid
 
 
 async def test_a_group_of_a_trainer_that_was_killed_is_offered_again_at_once(tmp_path: Path) -> None:
@@ -189,7 +193,7 @@ async def test_a_group_of_a_trainer_that_was_killed_is_offered_again_at_once(tmp
     async with lab(tmp_path, held) as here:
         asks(here)
         process = await here.start("--json")
-        assert await killed_trainer(here) in UIDS
+        await killed(await working(here))
         held.open()
         await has_files(here, 4)
         async with asyncio.timeout(WITHIN_S):
@@ -199,13 +203,29 @@ async def test_a_group_of_a_trainer_that_was_killed_is_offered_again_at_once(tmp
         assert written(here) == whole(*UIDS)
 
 
+async def test_the_other_trainer_gets_the_group_of_one_that_was_killed(tmp_path: Path) -> None:
+    held = Held("q4")
+    async with lab(tmp_path, held) as here:
+        asks(here)
+        process = await here.start()
+        first = await working(here)
+        await said(process, f"a trainer is attached (process {first.pid})")
+        training = asyncio.ensure_future(trained(here))
+        await said(process, f"a trainer is attached (process {os.getpid()})")
+        await killed(first)
+        held.open()
+        async with asyncio.timeout(WITHIN_S):
+            assert sorted(await training) == UIDS
+        assert (await ended(process)).code == 0
+
+
 async def test_a_trainer_that_does_not_come_back_is_waited_for_no_longer_than_its_heartbeat(
     tmp_path: Path,
 ) -> None:
     async with lab(tmp_path, ["yes"]) as here:
         asks(here, trainer={"heartbeatSeconds": 2, "collectSeconds": 600})
         process = await here.start("--json")
-        await killed_trainer(here)
+        await killed(await working(here))
         done = await ended(process)
         assert done.code == 0, done.stderr
         assert "groups were not acknowledged by the trainer" in result(done)["problems"][0]
@@ -384,7 +404,7 @@ async def test_tasks_that_a_trainer_pushes_are_run_as_they_come_until_it_says_th
     tmp_path: Path,
 ) -> None:
     async with lab(tmp_path, ["yes"]) as here:
-        asks(here, (), gateway={"replicas": 2})
+        asks(here, ())
         process = await here.start("--json")
         seen: list[str] = []
         async with sandgate.trainer.local(tmp_path / "out") as fleet:
@@ -393,7 +413,8 @@ async def test_tasks_that_a_trainer_pushes_are_run_as_they_come_until_it_says_th
                 async with group:
                     seen.append(group.uid)
                 if len(seen) == 2:
-                    await fleet.push_tasks(pushed("q2", "q3", "q4"), last=True)  # q2 was done before
+                    # q2 was done before; there is room for these when the places of the first two are free
+                    await fleet.push_tasks(pushed("q2", "q3", "q4"), last=True)
         done = await ended(process)
         assert done.code == 0, done.stderr
         assert sorted(seen) == UIDS
@@ -404,7 +425,7 @@ async def test_tasks_that_a_trainer_pushes_are_run_as_they_come_until_it_says_th
 async def test_a_queue_goes_on_after_a_kill_and_its_end_is_remembered(tmp_path: Path) -> None:
     held = Held("q2", "q3")
     async with lab(tmp_path, held) as here:
-        asks(here, ())
+        asks(here, (), gateway={"replicas": 2})
         process = await here.start("--json")
         async with sandgate.trainer.local(tmp_path / "out") as fleet:
             await fleet.push_tasks(pushed(*UIDS), last=True)

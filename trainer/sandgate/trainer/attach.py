@@ -53,6 +53,11 @@ class Place:
     """On the loop's clock; None: a run is here."""
     _said: str = ""
 
+    @classmethod
+    def at(cls, out: str | os.PathLike[str], wait_s: float, presence: Presence) -> Place:
+        """Wherever the trainer's working directory will be."""
+        return cls(Path(os.path.abspath(out)), wait_s, presence)
+
     def alive(self) -> bool:
         """A run uses the folder."""
         try:
@@ -238,24 +243,14 @@ class LocalFleet(AsyncFleet):
             self._place.tell(said)
         return True
 
-    async def lease(
-        self,
-        *,
-        job: str | None = None,
-        max_groups: int = 1,
-        max_tokens: int | None = None,
-        ttl_s: float = leasing.TTL_S,
-        lease_id: str = "",
-    ) -> Lease | None:
+    async def lease(self, *, lease_id: str = "", **asked: Any) -> Lease | None:
         """See AsyncFleet. Should this process die, its groups are offered again at once."""
         lease_id = lease_id or leasing.new_id()
         self._grow()
         self._asked.add(lease_id)
         self._hold()
         try:
-            return await super().lease(
-                job=job, max_groups=max_groups, max_tokens=max_tokens, ttl_s=ttl_s, lease_id=lease_id
-            )
+            return await super().lease(lease_id=lease_id, **asked)
         finally:
             self._asked.discard(lease_id)
 
@@ -288,7 +283,7 @@ async def attach(
     logged. `options`: of AsyncRolloutClient. Raises NoRun (an Unavailable), saying what to do."""
     async with AsyncExitStack() as stack:
         presence = stack.enter_context(_present())
-        place = Place(Path(out), wait_s, presence)
+        place = Place.at(out, wait_s, presence)
         run = await place.here()
         options.setdefault("retries", PATIENT)
         clients = await stack.enter_async_context(AsyncExitStack())
