@@ -49,6 +49,26 @@ async def committed(admin: GatewayClient) -> dict[str, bool]:
     return {one.session_id: one.committed async for one in admin.sessions()}
 
 
+async def test_the_status_counts_groups_that_no_trainer_has_for_good() -> None:
+    clock = [1_000_000.0]
+    async with serving(now=lambda: clock[0]) as (g, admin):
+
+        async def standing() -> dict[str, int]:
+            found: dict[str, int] = (await admin.status())["groups"]
+            return found
+
+        assert await standing() == {"owed": 0, "leased": 0}
+        for uid in ("q1", "q2"):
+            await group(g, uid)
+        await g.session(session_id="q3-0", uid="q3", sample_index=0, group_size=2)  # not whole
+        taken = await lease(admin)
+        assert await standing() == {"owed": 2, "leased": 1}
+        clock[0] += 60.0
+        assert await standing() == {"owed": 2, "leased": 0}, "the lease is over"
+        await admin.ack(taken.lease_id)
+        assert await standing() == {"owed": 1, "leased": 0}
+
+
 async def test_an_ack_is_an_event_of_each_session_and_stands_in_its_summary() -> None:
     async with serving() as (g, admin):
         mine, other = await group(g, "q1"), await group(g, "q2")

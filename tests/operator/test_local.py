@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from sandgate.contract.errors import BadManifest, Conflict, FailureReason, Unavailable, Unsupported
+from sandgate.contract.session import SessionOutcome
+from sandgate.contract.trajectory import Trajectory
 from sandgate.gateway.client import GatewayClient
 from sandgate.gateway.engine.script import Fault, Reply
 from sandgate.operator.drivers.local import (
@@ -150,19 +152,19 @@ async def test_a_program_that_is_missing_is_the_agent_s_failure_and_not_tried_ag
     assert told == {"no-such-program is not on PATH"}
 
 
-async def test_a_group_whose_acknowledgement_is_cut_off_by_the_end_of_the_run_counts(
+async def test_a_group_that_is_being_written_at_the_end_of_the_run_is_written(
     up: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The gateway has noted it; its answer never arrives."""
-    ack, lost = GatewayClient.ack, list[str]()
+    """Its rows were asked for, and the answer never arrives."""
+    rows, lost = GatewayClient.finalize_rows, list[str]()
 
-    async def ack_lost(client: GatewayClient, lease_id: str) -> None:
-        await ack(client, lease_id)
+    async def rows_lost(client: GatewayClient, session_id: str, outcome: SessionOutcome) -> list[Trajectory]:
         if not lost:
-            lost.append(lease_id)
+            lost.append(session_id)
             await asyncio.Event().wait()
+        return await rows(client, session_id, outcome)
 
-    monkeypatch.setattr(GatewayClient, "ack", ack_lost)
+    monkeypatch.setattr(GatewayClient, "finalize_rows", rows_lost)
     result = await up.run(job("first 7 kiwi", "last 1 tea", parallelism=1))
     assert lost
     assert result.complete
@@ -356,7 +358,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         "env\\[0\\].valueFrom",
     ),
     "a suspended job": ({"suspend": True}, Unsupported, "spec.suspend"),
-    "tasks of a queue": ({"tasks": {"queue": {}}}, Unsupported, "spec.tasks"),
+    "tasks of a ConfigMap": ({"tasks": {"configMap": {"name": "x"}}}, Unsupported, "spec.tasks"),
 }
 
 

@@ -55,6 +55,7 @@ SHELL = (
     "sandbox.logs",
     "sandbox.process",
     "sandbox.procfs",
+    "trainer",
     "trainer.*",
 )
 """Modules that act: they may do I/O, read the clock, draw numbers, use asyncio."""

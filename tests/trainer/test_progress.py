@@ -31,6 +31,7 @@ from sandgate.operator.drivers.local import (
     Resumed,
     SessionEnded,
     SessionStarted,
+    TrainerNews,
 )
 from sandgate.trainer.cli.progress import Bars, Display, Lines, Tally, about, counts_of, display, line_of
 
@@ -62,6 +63,7 @@ EVENTS: list[tuple[Event, str | None]] = [
     (Draining(running=1), "stopping: 1 session may end; Ctrl-C again aborts them"),
     (Note(text="no walls here"), "note: no walls here"),
     (Problem(text="disk is slow"), "problem: disk is slow"),
+    (TrainerNews(text="a trainer is attached"), "a trainer is attached"),
     (SessionStarted(session_id="s", uid="q", sample=0, attempt=0), None),
     (session(), None),
     (

@@ -375,6 +375,7 @@ class Core:
     def status(self) -> dict[str, Json]:
         """Load, pause, versions, journal, engines."""
         store = self.sessions.store.status()
+        owed, leased = self.sessions.book.standing(self.sessions.now())
         return {
             "epoch": self.epoch,
             "model": self.config.model.name,
@@ -387,6 +388,7 @@ class Core:
             "policy_version": self.sessions.version,
             "labelled": self.sessions.labels.known,
             "trainer_seen_at": self.gate.trainer_seen_at,
+            "groups": {"owed": owed, "leased": leased},
             "tasks": {"held": len(self.sessions.tasks.held), "last": self.sessions.tasks.ended},
             "max_model_len": self.turns.window,
             "journal": {

@@ -12,6 +12,7 @@ leased ahead while the training step has the main thread.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
@@ -22,6 +23,7 @@ from sandgate.contract.job import Task
 from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer import fleet as asynchronous
 from sandgate.trainer import leasing, weights
+from sandgate.trainer.attach import WAIT_S, attach
 from sandgate.trainer.cluster import Place
 from sandgate.trainer.counters import Counters
 from sandgate.trainer.fleet import AsyncFleet, Progress
@@ -179,6 +181,11 @@ class Fleet:
         """See `AsyncFleet.version`."""
         return self._loop.run(self.inner.version())
 
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """See `AsyncFleet.engines`."""
+        return self.inner.engines
+
     def progress(self) -> Progress:
         """See `AsyncFleet.progress`."""
         return self._loop.run(self.inner.progress())
@@ -280,6 +287,17 @@ def fleet(
     """A context manager that gives a Fleet of gateways, by name -> origin. Heartbeats are sent all the while.
     `options`: of AsyncRolloutClient."""
     return _fleet(lambda: asynchronous.fleet(origins, key, job=job, **options), heartbeat_s)
+
+
+def local(
+    out: str | os.PathLike[str],
+    *,
+    wait_s: float = WAIT_S,
+    heartbeat_s: float = asynchronous.HEARTBEAT_S,
+    **options: Any,
+) -> AbstractContextManager[Fleet]:
+    """A context manager that gives a Fleet of the run of this machine in the folder `out`. See `attach.attach`."""
+    return _fleet(lambda: attach(out, wait_s=wait_s, **options), heartbeat_s)
 
 
 def cluster(

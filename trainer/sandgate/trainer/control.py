@@ -28,6 +28,10 @@ T = TypeVar("T")
 ARROW = "application/vnd.apache.arrow.stream"
 
 
+class NoRun(Unavailable):
+    """The run of this machine that is talked to is not there, and was waited for: asking again at once is no use."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """An HTTP answer with a status below 400, or one that the call reads itself."""
@@ -219,4 +223,4 @@ def read(call: Call[T], answer: Answer) -> T:
 def may_retry(error: SandgateError) -> bool:
     """429 and 503 say so themselves; a bad gateway between us may have let the request through, which does no harm:
     sending any call twice is sending it once."""
-    return isinstance(error, Overloaded | Unavailable | EngineFailed)
+    return isinstance(error, Overloaded | Unavailable | EngineFailed) and not isinstance(error, NoRun)

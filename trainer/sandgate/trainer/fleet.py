@@ -27,6 +27,7 @@ from sandgate.gateway.client import Lease
 from sandgate.trainer import leasing, weights
 from sandgate.trainer.client import AsyncRolloutClient, Retries
 from sandgate.trainer.cluster import Place, job_gateways
+from sandgate.trainer.control import NoRun
 from sandgate.trainer.counters import Counters
 from sandgate.trainer.keeping import Keeper
 from sandgate.trainer.rollouts import Group
@@ -111,6 +112,15 @@ class AsyncFleet:
         await asyncio.gather(*(stream.aclose() for stream in list(self._streams)))
         await self.keeper.aclose()
 
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """URLs of the engines, where they are known: of a run on this machine."""
+        return ()
+
+    def over(self) -> bool:
+        """It is known that no group will ever come again."""
+        return False
+
     # -- groups -------------------------------------------------------------------------------------------------------
 
     def groups(
@@ -151,6 +161,7 @@ class AsyncFleet:
             idle_s=idle_s,
             ahead=ahead or Ahead(),
             admit=admit,
+            over=self.over,
             poll_s=poll_s,
         )
         self._streams.add(stream)
@@ -200,6 +211,10 @@ class AsyncFleet:
                 self._order.append(name)
                 try:
                     found = await self.clients[name].call(asked, ASK)
+                except NoRun:
+                    if self.over():
+                        return None
+                    raise
                 except Unavailable as error:
                     away.append(f"{name}: {error}")
                     continue

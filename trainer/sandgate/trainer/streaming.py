@@ -33,6 +33,11 @@ class Ahead:
     """Of token arrays; nothing more is leased once this is reached, so one group may go beyond it."""
 
 
+def never() -> bool:
+    """Groups may always come."""
+    return False
+
+
 async def everything(group: Group) -> bool:
     """Hand out all groups."""
     return True
@@ -65,10 +70,12 @@ class Groups(AsyncIterator[Group]):
         idle_s: float | None,
         ahead: Ahead,
         admit: Callable[[Group], Awaitable[bool]] = everything,
+        over: Callable[[], bool] = never,
         poll_s: float = POLL_S,
     ) -> None:
-        """`admit`: False if it settled the group itself. Asked when the trainer asks, not when the group comes."""
-        self._client, self._keeper, self._admit = client, keeper, admit
+        """`admit`: False if it settled the group itself. Asked when the trainer asks, not when the group comes. `over`:
+        no group will ever come again; asked before each question that finds none."""
+        self._client, self._keeper, self._admit, self._over = client, keeper, admit, over
         self._job, self._ttl_s, self._idle_s, self._ahead, self._poll_s = job, ttl_s, idle_s, ahead, poll_s
         self._clock, self._counters = keeper.clock, keeper.counters
         self._buffer: deque[tuple[Group, int]] = deque()
@@ -80,6 +87,8 @@ class Groups(AsyncIterator[Group]):
         self._empty_at = float("-inf")
         """When the last question was sent that found no group."""
         self.task: asyncio.Task[None] | None = None
+        self._dry = False
+        """All that there ever will be was leased."""
         self._ended = False
         self._news = asyncio.Event()
 
@@ -107,7 +116,8 @@ class Groups(AsyncIterator[Group]):
                 if self.task is not None and self.task.done():
                     ended, self.task = self.task, None  # the next call tries again
                     ended.result()
-                if self._idle_s is not None and self._empty_at >= began + self._idle_s:
+                idle = self._idle_s is not None and self._empty_at >= began + self._idle_s
+                if idle or self._dry:
                     self._ended = True
                     self._tell()
                     break
@@ -147,13 +157,16 @@ class Groups(AsyncIterator[Group]):
             if not self._room():
                 await self._news.wait()
                 continue
-            asked_at = self._clock()
+            asked_at, over = self._clock(), self._over()
             lease = await self._client.lease(job=self._job, max_groups=1, ttl_s=self._ttl_s)
             if lease is not None:
                 wait_s = self._poll_s * POLL_FIRST
                 self._push(lease, asked_at)
                 continue
             self._empty_at = asked_at
+            if over:
+                self._dry = True
+                return
             self._tell()
             await self._rest(wait_s)
             wait_s = min(2 * wait_s, self._poll_s)

@@ -180,6 +180,10 @@ class LeaseBook:
         elif isinstance(record, Acked):
             self._acknowledged(record.sessions)
 
+    def standing(self, now: float) -> tuple[int, int]:
+        """(whole groups with something that is not acknowledged, how many of them are on a live lease)."""
+        return len(self.whole), len(self._taken(now) & self.whole.keys())
+
     def disposable(self) -> list[str]:
         """Sessions whose records nobody will ask for again. By whole groups: a rest would never look whole after a
         restart."""

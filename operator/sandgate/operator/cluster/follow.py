@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from sandgate.contract.errors import FailureReason, NotFound, SandgateError
+from sandgate.contract.errors import FailureReason, SandgateError
 from sandgate.contract.job import Task
 from sandgate.operator.cluster.doors import Door
 from sandgate.operator.cluster.engines import answering, engine_urls
 from sandgate.operator.cluster.state import JobState
+from sandgate.operator.drivers.queue import Queue
 from sandgate.operator.plan.actions import Outage
 
 log = logging.getLogger(__name__)
@@ -21,19 +22,6 @@ ENGINES_S = 5.0
 """Between looks at the engines' pods."""
 TASKS_S = 2.0
 """Between looks at the gateways' task queues."""
-
-
-@dataclass(slots=True)
-class Queue:
-    """One gateway's part of a job's pushed tasks."""
-
-    taken: int = 0
-    """Number of the last task taken in."""
-    forgotten: int = 0
-    """All up to this number are settled, and the gateway knows."""
-    open: dict[int, str] = field(default_factory=dict)
-    """Number -> uid of those after it."""
-    ended: bool = False
 
 
 @dataclass(slots=True)
@@ -127,35 +115,10 @@ class Follower:
         if not door.open or not self.at.observed.loaded:
             return False
         try:
-            await self._pull(door)
+            queue = self.queues.setdefault(door.name, Queue())
+            await queue.pull(door.client, self.take)
+            await queue.free(door.client, self.at.observed.settled)
         except (SandgateError, OSError, TimeoutError) as error:
             log.info("job %s/%s: tasks: %s", self.at.namespace, self.at.name, error)
             return False
         return True
-
-    async def _pull(self, door: Door) -> None:
-        queue = self.queues.setdefault(door.name, Queue())
-        while True:
-            page = await door.client.tasks(queue.taken)
-            self.take(task for _, task in page.tasks)
-            queue.open |= {number: task.uid for number, task in page.tasks}
-            queue.taken = max(queue.taken, page.cursor)
-            queue.ended = queue.ended or page.last
-            if not page.tasks or page.last:
-                break
-        await self._free(door, queue)
-
-    async def _free(self, door: Door, queue: Queue) -> None:
-        """Places of tasks that are settled, from the front."""
-        upto = queue.forgotten
-        for number, uid in list(queue.open.items()):
-            if uid not in self.at.observed.settled:
-                break
-            del queue.open[number]
-            upto = number
-        if upto > queue.forgotten:
-            try:
-                await door.client.forget_tasks(upto)
-            except NotFound:
-                log.warning("gateway %s does not know task %d", door.name, upto)
-            queue.forgotten = upto

@@ -7,10 +7,12 @@ import json
 import os
 import secrets
 import shutil
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from sandgate.contract.attach import ATTACH, JOB, LOCK, SECRET, TRAINERS
 from sandgate.contract.errors import Conflict
 from sandgate.contract.job import RolloutJob
 from sandgate.contract.names import group_name
@@ -18,6 +20,8 @@ from sandgate.contract.schema import encode
 
 SECRET_BYTES = 32
 """Signs the keys of this folder's sessions; as long as the HMAC it feeds."""
+LOCK_TRIES, LOCK_PAUSE_S = 20, 0.01
+"""A trainer that looks whether a run is here holds its lock for some microseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,17 @@ class Folder:
     @property
     def secret(self) -> Path:
         """Hex, mode 0600."""
-        return self.root / "secret"
+        return self.root / SECRET
+
+    @property
+    def attach(self) -> Path:
+        """What the run says to trainers."""
+        return self.root / ATTACH
+
+    @property
+    def trainers(self) -> Path:
+        """A file of each trainer that is attached."""
+        return self.root / TRAINERS
 
     def group(self, job: str, uid: str) -> Path:
         """Trajectories of one group; there once they are durable."""
@@ -70,7 +84,7 @@ class Folder:
 
     def job_file(self) -> Path:
         """The manifest, as it was understood."""
-        return self.root / "job.json"
+        return self.root / JOB
 
 
 class Claim:
@@ -80,12 +94,10 @@ class Claim:
         """Makes what is missing. Raises Conflict if another run uses it, or it holds another job."""
         root.mkdir(parents=True, exist_ok=True)
         self.folder = Folder(root)
-        self._lock = os.open(root / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        self._lock = os.open(root / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        if not _locked(self._lock):
             os.close(self._lock)
-            raise Conflict(f"{root}: another run uses this folder") from None
+            raise Conflict(f"{root}: another run uses this folder")
         try:
             self._prepare(job)
         except BaseException:
@@ -105,9 +117,11 @@ class Claim:
                         " give it a folder of its own"
                     )
         folder.tidy()
-        for path in (folder.logs, folder.root / "groups", folder.root / "run"):
+        folder.attach.unlink(missing_ok=True)
+        for path in (folder.logs, folder.root / "groups", folder.root / "run", folder.trainers):
             path.mkdir(exist_ok=True)
         (folder.root / "run").chmod(0o700)
+        folder.trainers.chmod(0o700)
         replace(folder.job_file(), json.dumps(said, ensure_ascii=False, indent=1))
         if not folder.secret.exists():
             replace(folder.secret, secrets.token_hex(SECRET_BYTES))
@@ -115,6 +129,18 @@ class Claim:
     def release(self) -> None:
         """Let others use it."""
         os.close(self._lock)
+
+
+def _locked(handle: int) -> bool:
+    for tries_left in reversed(range(LOCK_TRIES)):
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if tries_left:
+                time.sleep(LOCK_PAUSE_S)
+        else:
+            return True
+    return False
 
 
 def replace(path: Path, text: str) -> None:

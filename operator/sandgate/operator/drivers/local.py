@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sandgate.contract.attach import RunState
 from sandgate.contract.errors import Gone, NotFound
 from sandgate.contract.job import Backend, RolloutJob, Task
-from sandgate.contract.session import SessionHandle, SessionSpec, SessionState
+from sandgate.contract.session import SessionHandle, SessionSpec, SessionState, SessionSummary
 from sandgate.contract.status import JobCondition, RolloutJobStatus
 from sandgate.operator.drivers.collect import Collector
 from sandgate.operator.drivers.collect import Merge as Merge
@@ -38,11 +39,14 @@ from sandgate.operator.drivers.progress import Resumed as Resumed
 from sandgate.operator.drivers.progress import SessionEnded as SessionEnded
 from sandgate.operator.drivers.progress import SessionStarted as SessionStarted
 from sandgate.operator.drivers.progress import Tell
+from sandgate.operator.drivers.progress import TrainerNews as TrainerNews
+from sandgate.operator.drivers.queue import Pushed
 from sandgate.operator.drivers.report import Meter, result
 from sandgate.operator.drivers.sandboxes import Sandboxes, check
-from sandgate.operator.drivers.standing import absolute, standing
+from sandgate.operator.drivers.standing import Standing, absolute, standing
 from sandgate.operator.drivers.supervise import Supervised
 from sandgate.operator.drivers.tasks import load_tasks
+from sandgate.operator.drivers.trainers import Trainers
 from sandgate.operator.manifest import load_job as load_job
 from sandgate.operator.observe import JOB_KEY, Observed
 from sandgate.operator.plan import actions
@@ -51,7 +55,7 @@ from sandgate.operator.plan.job import plan_job
 from sandgate.operator.plan.session import plan_session
 from sandgate.operator.plan.status import is_over
 from sandgate.operator.reconcile import Reconciler
-from sandgate.sandbox.process import Guard, watch_memory
+from sandgate.sandbox.process import watch_memory
 
 COUNTS_S = 1.0
 """Between Counts events."""
@@ -84,8 +88,9 @@ async def run_local(
 
     `manifest_dir`: what relative paths of the manifest begin at. `progress` is called on the event loop. `stop`:
     start nothing new, let sessions end. `abort`: end now; sessions that run are tried again by the next run.
-    `tasks`: the job's, if they were read already. `spec.output`, `trainer` and `staleness` belong to clusters with a
-    trainer and have no effect here.
+    `tasks`: the job's, if they were read already. `spec.output` has no effect here: files are always written, and
+    groups are always there for a trainer (see `sandgate.trainer.local`). `staleness` and `trainer` hold while a trainer
+    is attached, or may come back.
 
     Raises BadManifest, Unsupported (the job cannot run here), Conflict (`out` is in use, or another job's),
     Unavailable (engine or gateway do not start, or keep dying).
@@ -100,9 +105,7 @@ async def run_local(
     async with standing(
         job, manifest_dir=manifest_dir, out=out, tell=progress, engine_url=engine_url
     ) as ours:
-        run = LocalRun(
-            job, tasks, manifest_dir, ours.folder, ours.gateways, ours.guard, progress, write_groups
-        )
+        run = LocalRun(job, tasks, manifest_dir, ours, progress, write_groups)
         served = [one.process for one in ours.gateways.values()]
         served += [ours.model.process] if ours.model.process else []
         abort = abort or asyncio.Event()
@@ -120,27 +123,32 @@ class LocalRun:
         job: RolloutJob,
         tasks: tuple[Task, ...],
         manifest_dir: Path,
-        folder: Folder,
-        found: Mapping[str, LocalGateway],
-        guard: Guard,
+        ours: Standing,
         tell: Tell,
         write_groups: WriteGroups,
     ) -> None:
+        found, folder = ours.gateways, ours.folder
         self.job, self.folder, self.gateways, self.tell = job, folder, found, tell
         self.tasks = {task.uid: task for task in tasks}
-        # Nobody publishes weights here, so nothing can be stale, and waiting for them would never end.
-        self.want = JobWant(name=job.metadata.name, spec=replace(job.spec, staleness=None))
+        self.want = JobWant(name=job.metadata.name, spec=job.spec)
+        # While nobody publishes weights nothing can be stale, and waiting for them would never end.
+        self.alone = JobWant(name=job.metadata.name, spec=replace(job.spec, staleness=None))
         self.reconciler = Reconciler(
             self._plan, self._carry_out, woke=lambda key: self.observed.waits(key, None)
         )
         self.observed = Observed(self.want, self.reconciler.touch, started_at=time.time())
-        self.sandboxes = Sandboxes(job, manifest_dir, folder, guard, self.observed, self._spawn)
+        self.sandboxes = Sandboxes(job, manifest_dir, folder, ours.guard, self.observed, self._spawn)
         self.collector = Collector(job.metadata.name, folder, found, self.observed, write_groups, tell)
-        self.observed.on_settled(lambda uid: self.collector.occasion.set())
+        self.observed.on_settled(self.collector.settled)
+        self.trainers = Trainers(job, ours.desk, found, self.observed, tell)
+        self.pushed = Pushed(self.observed, found, self.tasks) if job.spec.tasks.queue is not None else None
+        if self.pushed is not None:
+            self.observed.more = True
+            self.observed.heard_at = None if job.spec.trainer is None else time.time()
         self.meter = Meter(self.observed, found, tell)
         self.handles: dict[str, tuple[str, SessionHandle]] = {}
         """Live session -> (gateway, handle)."""
-        self.over = asyncio.Event()
+        self.resumed, self.over = asyncio.Event(), asyncio.Event()
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._beside: set[asyncio.Task[None]] = set()
 
@@ -154,9 +162,11 @@ class LocalRun:
             self.collector.run(),
             self.meter.run(COUNTS_S),
             watch_memory(lambda: self.sandboxes.running),
+            self.trainers.run(),
+            *([] if self.pushed is None else [self._follow_queue(self.pushed)]),
             *(self._follow(one) for one in self.gateways.values()),
         ]
-        ends = [loop.create_task(one) for one in (_until(self.over), _until(abort), *parts)]
+        ends = [loop.create_task(one) for one in (self._to_the_end(stop), _until(abort), *parts)]
         draining = loop.create_task(self._drain(stop))
         kept = [one.task for one in served if one.task is not None]
         try:
@@ -170,11 +180,18 @@ class LocalRun:
             await self.sandboxes.kill_all()
             await asyncio.gather(*self._beside, return_exceptions=True)
 
+    async def _to_the_end(self, stop: asyncio.Event) -> None:
+        await self.over.wait()
+        complete = is_over(self.observed.status, JobCondition.COMPLETE)
+        await self.trainers.hand_over(stop, complete=complete)
+
     async def _resume_and_run(self) -> None:
         lost = 0
         for gateway in self.gateways.values():
             listed = [one async for one in gateway.client.sessions(job=self.job.metadata.name)]
             lost += sum(not one.state.ended for one in listed)
+            for one in listed:
+                self.collector.ended(gateway.name, one)
             self.observed.found(gateway.name, listed)
             for one in listed:
                 if not one.state.ended and one.session_id in self.observed.sessions:
@@ -182,14 +199,23 @@ class LocalRun:
                         self._spec(self.observed.sessions[one.session_id].ref)
                     )
                     self.handles[one.session_id] = (gateway.name, handle)
-        self.observed.tasks(self.tasks)
+        if self.pushed is None:
+            self.observed.tasks(self.tasks)
+        else:
+            await self.pushed.look()
         self.collector.resume()
+        await self.trainers.look()
         job = self.observed.job()
         if job.begun:
             self.tell(Resumed(ended=job.tally.ended, lost=lost, collected=len(self.collector.collected)))
         for name in self.gateways:
             self.observed.gateway(name, ready=True)
+        self.resumed.set()
         await self.reconciler.run()
+
+    async def _follow_queue(self, pushed: Pushed) -> None:
+        await self.resumed.wait()  # before, a task of an earlier run would look new
+        await pushed.run()
 
     async def _drain(self, stop: asyncio.Event) -> None:
         await stop.wait()
@@ -209,21 +235,26 @@ class LocalRun:
             for name in changed & self.observed.sessions.keys():
                 now = time.time()
                 with suppress(NotFound):
-                    self.observed.told(await gateway.client.get(name), now)
+                    self._told(gateway.name, await gateway.client.get(name), now)
 
     async def finish(self, served: list[Supervised], merge: Merge) -> JobResult:
         """Bring in what is left, merge if the job is over."""
-        await self.collector.finish()
+        await self.collector.sweep()
         for action in self._plan(JOB_KEY):  # what was collected since the last plan
             if isinstance(action, actions.WriteStatus):
                 self.observed.wrote(action.status)
         status = self.observed.status
         over = any(is_over(status, kind) for kind in (JobCondition.COMPLETE, JobCondition.FAILED))
         if over:
-            files = self.collector.files(self.tasks)
+            files = self.collector.files(self.tasks if self.pushed is None else sorted(self.observed.settled))
             await asyncio.to_thread(merge, files, self.folder.trajectories)
         self.meter.counts()
         complete = is_over(status, JobCondition.COMPLETE) and not self.collector.missing()
+        owed = self.trainers.seen.owed
+        if over:
+            self.trainers.desk.say(state=RunState.OVER, complete=complete, owed=owed)
+        else:
+            self.trainers.desk.say(state=RunState.STOPPED, owed=owed)
         return await result(
             self.observed,
             self.gateways,
@@ -232,6 +263,7 @@ class LocalRun:
             groups=len(self.collector.collected),
             seconds=self.meter.seconds,
             restarts=sum(one.restarts for one in served),
+            problems=self.trainers.problems(),
         )
 
     async def give_up(self, served: list[Supervised]) -> JobResult:
@@ -271,7 +303,8 @@ class LocalRun:
     def _plan(self, key: str) -> list[Action]:
         now = time.time()
         if key == JOB_KEY:
-            plan = plan_job(self.want, self.observed.job(), now)
+            want = self.want if self.trainers.expected else self.alone
+            plan = plan_job(want, self.observed.job(), now)
             self._check_over()
             return plan
         seen = self.observed.sessions.get(key)
@@ -349,16 +382,21 @@ class LocalRun:
         )
 
     async def _look(self, ref: Ref) -> None:
-        asked = time.time()
+        asked, gateway = time.time(), self.handles[ref.name][0]
         try:
-            said = await self.gateways[self.handles[ref.name][0]].client.get(ref.name)
+            said = await self.gateways[gateway].client.get(ref.name)
         except NotFound:
             self.observed.vanished(ref, asked)
         else:
-            self.observed.told(said, asked)
+            self._told(gateway, said, asked)
+
+    def _told(self, gateway: str, said: SessionSummary, now: float) -> None:
+        self.collector.ended(gateway, said)
+        self.observed.told(said, now)
 
     async def _seal(self, ref: Ref, outcome: Any) -> None:
-        client = self.gateways[self.handles[ref.name][0]].client
+        gateway = self.handles[ref.name][0]
+        client = self.gateways[gateway].client
         try:
             with suppress(Gone):  # aborted by somebody: then that is how it ended
                 await client.finalize(ref.name, outcome)
@@ -367,7 +405,7 @@ class LocalRun:
             self.observed.vanished(ref, time.time())
             return
         seen = self.observed.sessions.get(ref.name)
-        self.observed.told(said, time.time())
+        self._told(gateway, said, time.time())
         if seen is not None:
             self.tell(self.meter.ended(seen, said, outcome))
 

@@ -134,6 +134,13 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerNews:
+    """A trainer came, left or died, or is waited for."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """Something that a person should know, and that did not end the run."""
 
@@ -152,6 +159,7 @@ Event: TypeAlias = (
     | Counts
     | Draining
     | Note
+    | TrainerNews
     | Problem
 )
 Tell: TypeAlias = Callable[[Event], None]

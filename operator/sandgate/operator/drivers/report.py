@@ -114,6 +114,7 @@ async def result(
     groups: int,
     seconds: float,
     restarts: int,
+    problems: tuple[str, ...] = (),
 ) -> JobResult:
     """From the gateways' own books: the whole job, earlier runs included."""
     newest: dict[tuple[str, int], SessionSummary] = {}
@@ -146,4 +147,5 @@ async def result(
         trajectories=trajectories,
         seconds=seconds,
         restarts=restarts,
+        problems=problems,
     )

@@ -9,11 +9,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from sandgate.contract.attach import RunState
 from sandgate.contract.job import RolloutJob
 from sandgate.operator.drivers.engine import RunningEngine, engine
 from sandgate.operator.drivers.folder import Claim, Folder
 from sandgate.operator.drivers.gateways import LocalGateway, gateways
 from sandgate.operator.drivers.progress import Tell
+from sandgate.operator.drivers.trainers import Desk
 from sandgate.sandbox.process import Guard
 
 
@@ -27,6 +29,8 @@ class Standing:
     model: RunningEngine
     gateways: dict[str, LocalGateway]
     """By name."""
+    desk: Desk
+    """Where trainers find the run."""
 
 
 @asynccontextmanager
@@ -42,13 +46,17 @@ async def standing(
     async with AsyncExitStack() as stack:
         stack.callback(claim.release)
         stack.push_async_callback(asyncio.to_thread, folder.tidy)
+        desk = Desk.of(folder, job)
+        stack.callback(desk.close)
         guard = Guard()
         stack.callback(guard.close)
         model = await stack.enter_async_context(
             engine(job.spec, folder, manifest_dir, guard, tell, url=engine_url)
         )
         found = await stack.enter_async_context(gateways(job, folder, manifest_dir, model.urls, guard, tell))
-        yield Standing(folder, guard, model, found)
+        origins = {name: one.origin for name, one in found.items()}
+        desk.say(state=RunState.RUNNING, gateways=origins, engines=model.urls)
+        yield Standing(folder, guard, model, found, desk)
 
 
 def absolute(path: Path) -> Path:

@@ -17,11 +17,17 @@ LINE_CHARS_MAX = 4 << 20
 
 
 def load_tasks(tasks: Tasks, manifest_dir: Path) -> tuple[Task, ...]:
-    """All tasks of a job, in order. Raises BadManifest (also for a uid that stands there twice), Unsupported."""
+    """All tasks of a job, in order; none for a queue, whose tasks come later. Raises BadManifest (also for a uid that
+    stands there twice), Unsupported."""
+    if tasks.queue is not None:
+        return ()
     if tasks.inline is not None:
         return unique(tasks.inline, "spec.tasks.inline")
     if tasks.file is None:
-        raise Unsupported("spec.tasks: without a cluster, tasks are inline or in a file", field="spec.tasks")
+        raise Unsupported(
+            "spec.tasks: without a cluster, tasks are inline, in a file, or pushed (queue)",
+            field="spec.tasks",
+        )
     path = manifest_dir / tasks.file
     try:
         with path.open(encoding="utf-8") as file:

@@ -48,4 +48,6 @@ def gateway_config(
         "sampling": sampling,
         "log_level": "INFO",
     }
+    if spec.tasks.queue is not None:
+        found["limits"] = {"tasks": spec.tasks.queue.capacity}
     return found | {"name": name} if name else found

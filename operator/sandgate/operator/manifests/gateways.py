@@ -128,11 +128,9 @@ def _config(job: RolloutJob, settings: Settings, engine_urls: Sequence[str]) -> 
         name=journal_name(job, "$(POD_NAME)") if postgres else "",
     )
     config["engine"]["wait"] = True
-    config["limits"] = {"drain_s": DRAIN_S}
+    config["limits"] = {"drain_s": DRAIN_S} | config.get("limits", {})
     if (files := job.spec.output.parquet) is not None:
         config["output"] = {"parquet": files.url}
-    if (queue := job.spec.tasks.queue) is not None:
-        config["limits"]["tasks"] = queue.capacity
     return config
 
 

@@ -25,6 +25,7 @@ from sandgate.operator.drivers.local import (
     ProcessRestarted,
     Resumed,
     SessionEnded,
+    TrainerNews,
 )
 from sandgate.trainer.cli.say import plural
 from sandgate.trainer.summary import SOLVED
@@ -56,6 +57,10 @@ def display(*, quiet: bool) -> Display:
     return Bars(console) if console.is_terminal and not quiet else Lines(console, quiet=quiet)
 
 
+KINDS: dict[type, str] = {Note: "note: ", TrainerNews: "", Problem: "problem: "}
+"""How what is told in words begins."""
+
+
 def line_of(event: Event) -> str | None:
     """What is told once in words; None for what only moves a bar."""
     match event:
@@ -74,10 +79,8 @@ def line_of(event: Event) -> str | None:
             return f"going on: {plural(ended, 'sample')} and {plural(collected, 'group')} are done{again}"
         case Draining(running=running):
             return f"stopping: {plural(running, 'session')} may end; Ctrl-C again aborts them"
-        case Note(text=text):
-            return f"note: {text}"
-        case Problem(text=text):
-            return f"problem: {text}"
+        case Note(text=text) | TrainerNews(text=text) | Problem(text=text):
+            return f"{KINDS[type(event)]}{text}"
         case SessionEnded(failure_reason=FailureReason.ANSWER_WRONG, traceback=False):
             return None  # rollouts are often wrong: the summary counts them
         case SessionEnded(failure_reason=reason) if reason is not None:

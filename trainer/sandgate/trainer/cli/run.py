@@ -163,7 +163,7 @@ class Stops:
 
     count: int = 0
     started: bool = False
-    """A session may run."""
+    """A session may run, or a trainer be there."""
 
     def handler(
         self, stop: asyncio.Event, abort: asyncio.Event, task: asyncio.Future[Any]
@@ -192,7 +192,14 @@ class Ran:
 
 
 async def _run(asked: Asked, tasks: tuple[Task, ...] | None, shown: Display, stops: Stops) -> Ran:
-    from sandgate.operator.drivers.local import Counts, GatewayReady, SessionEnded, SessionStarted, run_local
+    from sandgate.operator.drivers.local import (
+        Counts,
+        GatewayReady,
+        SessionEnded,
+        SessionStarted,
+        TrainerNews,
+        run_local,
+    )
     from sandgate.trainer.export.arrow import merge_parquet, write_parquet
 
     last: Counts | None = None
@@ -200,7 +207,7 @@ async def _run(asked: Asked, tasks: tuple[Task, ...] | None, shown: Display, sto
 
     def tell(event: Event) -> None:
         nonlocal last, session
-        stops.started = stops.started or isinstance(event, SessionStarted)
+        stops.started = stops.started or isinstance(event, SessionStarted | TrainerNews)
         if isinstance(event, Counts):
             last = event
         elif isinstance(event, SessionEnded) and event.turns:

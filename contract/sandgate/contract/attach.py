@@ -1,0 +1,72 @@
+"""What a run on this machine says in its folder, for trainers that attach to it, and how they say that they are there.
+
+`attach.json` is replaced whole by the run. A trainer holds a lock on a file of its own in `trainers/`, with the leases
+that it has, one a line: gone with the file it left, there without a lock it died. (pure)
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+
+from sandgate.contract.errors import CorruptRecord, NewerRecord
+
+FORMAT = 1
+ATTACH, LOCK, SECRET, TRAINERS, JOB = "attach.json", ".lock", "secret", "trainers", "job.json"
+"""In the folder of a run: what it says, what it locks while it lives, what signs its keys, who trains on it, and what
+it was asked for."""
+
+
+class RunState(StrEnum):
+    """Where a run stands. One that holds no lock is not there, whatever it said last."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    """Its gateways answer."""
+    OVER = "over"
+    """Nothing will ever run again, and every group that a trainer was waited for is acknowledged. Its gateways answer
+    until the trainers have left."""
+    STOPPED = "stopped"
+    """Before it was over: the same command goes on with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalRun:
+    """What a run says."""
+
+    job: str
+    state: RunState
+    complete: bool = False
+    """It is over, and everything ended."""
+    gateways: dict[str, str] = field(default_factory=dict)
+    """Name -> origin, of those that answer."""
+    engines: tuple[str, ...] = ()
+    """Where they are, for a trainer that brings them new weights."""
+    owed: int = 0
+    """Groups that no trainer has acknowledged, when it ended."""
+    heartbeat_s: float = 30.0
+    """How often it wants a sign of life."""
+
+    def text(self) -> str:
+        """As it stands in the file."""
+        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1)
+
+    @classmethod
+    def of(cls, text: str) -> LocalRun:
+        """Raises NewerRecord, CorruptRecord."""
+        try:
+            said = json.loads(text)
+            if (seen := int(said["format"])) > FORMAT:
+                raise NewerRecord(seen=seen, known=FORMAT)
+            return cls(
+                job=str(said["job"]),
+                state=RunState(said["state"]),
+                complete=bool(said["complete"]),
+                gateways={str(name): str(origin) for name, origin in said["gateways"].items()},
+                engines=tuple(map(str, said["engines"])),
+                owed=int(said["owed"]),
+                heartbeat_s=float(said["heartbeat_s"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CorruptRecord(f"{ATTACH}: {error!r}") from error
