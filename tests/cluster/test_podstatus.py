@@ -112,7 +112,7 @@ CASES: dict[str, Case] = {
         words='secret "none" not found',
     ),
     "program-is-missing": Case(
-        "", (None, None, R.START_FAILED), fields={"command": ["no-such-program"]}, words="no-such-program"
+        "", (None, None, R.AGENT_MISSING), fields={"command": ["no-such-program"]}, words="no-such-program"
     ),
     "working-directory-is-relative": Case("", (None, None, R.START_FAILED), fields={"workingDir": "here"}),
     "no-node-has-room": Case(

@@ -216,12 +216,45 @@ ENDS: dict[str, tuple[Json, tuple[Any, ...] | None]] = {
         pod("Pending", waits("CreateContainerConfigError", "image will run as root")),
         (NOW, None, None, R.START_FAILED),
     ),
-    "a program that cannot be executed fails to start": (
+    "a program that cannot be executed is missing": (
         pod("Failed", ended(128, 6, "StartError", "exec: no such file", since=None)),
-        (6, None, None, R.START_FAILED),
+        (6, None, None, R.AGENT_MISSING),
     ),
-    "a program that an older runtime cannot execute fails to start": (
+    "one that an older runtime cannot execute too": (
         pod("Failed", ended(127, 6, "ContainerCannotRun", "no such file", since=None)),
+        (6, None, None, R.AGENT_MISSING),
+    ),
+    **{
+        f"a missing program in the words of {runtime}": (
+            pod("Failed", ended(128, 6, "StartError", words, since=None)),
+            (6, None, None, R.AGENT_MISSING),
+        )
+        for runtime, words in {
+            "runc": 'runc create failed: exec: "/app": stat /app: no such file or directory',
+            "runc, without the right": 'runc create failed: exec: "./a.sh": permission denied',
+            "crun": "crun: executable file `pyton` not found in $PATH: No such file or directory",
+            "gVisor": 'error finding executable "pyton" in PATH [/bin]: no such file or directory',
+        }.items()
+    },
+    "a runtime that creates containers only to find it missing says so while it waits": (
+        pod(
+            "Pending",
+            waits("CreateContainerError", "executable file `pyton` not found in $PATH"),
+            conditions=(PULLED_AT,),
+        ),
+        (NOW, None, None, R.AGENT_MISSING),
+    ),
+    "an init container's program is not the agent's": (
+        pod(
+            "Pending",
+            waits("PodInitializing"),
+            inits=(container(waits("RunContainerError", 'exec: "x": permission denied'), "prepare"),),
+            conditions=(PULLED_AT,),
+        ),
+        (NOW, None, None, R.START_FAILED),
+    ),
+    "a runtime that fails says nothing of the program": (
+        pod("Failed", ended(128, 6, "StartError", "mkdir /run/x: no such file or directory", since=None)),
         (6, None, None, R.START_FAILED),
     ),
     "a pod that no node takes waits": (

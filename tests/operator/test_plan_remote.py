@@ -11,7 +11,11 @@ from sandgate.operator.plan.remote import Attempt, RemoteObserved, plan_remote
 from tests.operator.plans import seen, want
 
 REF = Ref("shop", "elsewhere", 0, 1, "laptop")
-BOTH: dict[str, Any] = {"gateway": {"replicas": 2}, "tasks": {"queue": {}}}
+BOTH: dict[str, Any] = {
+    "gateway": {"replicas": 2},
+    "tasks": {"queue": {}},
+    "reward": {"source": "trainer"},
+}
 TWO = {"shop-gateway-0": 3, "shop-gateway-1": 1}
 
 
@@ -51,6 +55,15 @@ CASES: dict[str, tuple[JobWant, JobObserved, RemoteObserved, OpenRemote | HoldRe
         asked(home="shop-gateway-0", gateway="shop-gateway-1"),
         refused("spec.gateway: the other sessions of task 'elsewhere' are at shop-gateway-0"),
     ),
+    "a job that rewards exit codes has none for it": (
+        want(**{**BOTH, "reward": {"source": "exitCode"}}),
+        seen(gateways=TWO),
+        asked(),
+        refused(
+            "spec.jobName: shop rewards exit codes, and that of an agent elsewhere is not seen; use a job whose"
+            " reward.source is agent, verifier or trainer"
+        ),
+    ),
     "it waits for the gateway of its task": (
         want(**BOTH),
         seen(gateways={"shop-gateway-1": 0}),
@@ -71,7 +84,7 @@ CASES: dict[str, tuple[JobWant, JobObserved, RemoteObserved, OpenRemote | HoldRe
         held("the trainer is silent"),
     ),
     "it waits until the job's own tasks are known": (
-        want(gateway={"replicas": 2}, tasks={"configMap": {"name": "set"}}),
+        want(**{**BOTH, "tasks": {"configMap": {"name": "set"}}}),
         seen(gateways=TWO, more=True, problem="404: set not found"),
         asked(),
         held("the job's tasks are not known yet: 404: set not found"),

@@ -130,6 +130,17 @@ DETAILS = {
         pod("Failed", ended(128, 6, "StartError", 'exec: "pyton": not found', since=None)),
         'exec: "pyton": not found',
     ),
+    "the last line that a failed agent left": (
+        pod("Failed", ended(3, message="loading\nno disk\n")),
+        "no disk",
+    ),
+    "one that a signal ended, too": (pod("Failed", ended(139, message="panic: x")), "panic: x"),
+    "of a traceback the exception": (
+        pod("Failed", ended(1, message='Traceback\n  File "a.py", line 1, in <module>\nKeyError: 1\n')),
+        "KeyError: 1",
+    ),
+    "nothing of a result": (pod("Failed", ended(1, message='{"reward": 0}')), ""),
+    "nothing of one that ended well": (pod("Succeeded", ended(0, message="all done")), ""),
     "why a container could not be configured": (
         pod("Pending", waits("CreateContainerConfigError", "image will run as root")),
         "container agent: CreateContainerConfigError: image will run as root",
@@ -171,6 +182,12 @@ def test_the_corpus_has_every_reason_that_a_cluster_can_be_made_to_write() -> No
         R.PREEMPTED,
         R.NODE_LOST,
     }
+
+
+def test_a_crash_is_told_from_a_wrong_answer() -> None:
+    told = 'Traceback\n  File "a.py", line 1, in <module>\nKeyError: 1\n'
+    ends = [seen(pod("Failed", ended(1, message=text))).running.exit for text in (told, "wanted 7 kiwi")]
+    assert [end is not None and (end.code, end.traceback) for end in ends] == [(1, True), (1, False)]
 
 
 def test_a_long_text_is_cut() -> None:
@@ -233,7 +250,7 @@ def test_a_pod_without_the_mark_is_judged_by_its_first_container() -> None:
 def test_whatever_the_node_or_others_do_is_infrastructure() -> None:
     """The law behind the table: what was not the agent's doing is never scored."""
     for name, (_, end) in ENDS.items():
-        if end is not None and end[3] is not None and end[3] is not R.SESSION_TIMEOUT:
+        if end is not None and end[3] not in (None, R.SESSION_TIMEOUT, R.AGENT_MISSING):
             assert FAILURE_CLASS[end[3]] is FailureClass.INFRA, name
 
 

@@ -19,6 +19,7 @@ from tests.support.waiting import until
 
 Json = Any
 QUEUE: dict[str, Any] = {"tasks": {"queue": {}}}
+TRAINER = {"source": "trainer"}
 VERIFIER = {"source": "verifier", "verifier": {"container": {"image": "v:1"}}}
 
 
@@ -163,7 +164,7 @@ async def test_siblings_are_at_one_gateway_and_leased_together(two: World) -> No
 
 async def test_the_gateway_that_is_named_has_it(two: World) -> None:
     two.operator_up()
-    await two.kube.create(manifest(gateway={"replicas": 2}, **QUEUE))
+    await two.kube.create(manifest(gateway={"replicas": 2}, reward=TRAINER, **QUEUE))
     await two.kube.create(remote("laptop", gateway="shop-gateway-1"))
     await opened(two, "laptop")
     assert environment(two, "laptop")["OPENAI_BASE_URL"].startswith("http://shop-gateway-1.")
@@ -200,7 +201,7 @@ async def test_one_whose_operator_died_before_the_gateway_was_told_goes_where_it
             raise asyncio.CancelledError
 
     two.operator_up()
-    await two.kube.create(manifest(gateway={"replicas": 2}, **QUEUE))
+    await two.kube.create(manifest(gateway={"replicas": 2}, reward=TRAINER, **QUEUE))
     await two.kube.create(remote("other", "other", gateway="shop-gateway-0"))
     await opened(two, "other")
     await so(lambda: two.job()["status"]["gateways"] == 2, "both gateways are there")
@@ -219,7 +220,7 @@ async def test_one_whose_operator_died_before_the_gateway_was_told_goes_where_it
 
 async def test_its_time_ends_it(up: World) -> None:
     up.operator_up()
-    await up.kube.create(manifest(limits={"sessionSeconds": 5, "startSeconds": 5}, **QUEUE))
+    await up.kube.create(manifest(limits={"sessionSeconds": 5, "startSeconds": 5}, reward=TRAINER, **QUEUE))
     await up.kube.create(remote("laptop"))
     await opened(up, "laptop")
     await turn(up, "laptop")
@@ -229,7 +230,7 @@ async def test_its_time_ends_it(up: World) -> None:
 
 async def test_deleting_it_aborts_it_also_when_no_operator_sees_it(up: World) -> None:
     up.operator_up()
-    await up.kube.create(manifest(groupSize=2, **QUEUE))
+    await up.kube.create(manifest(groupSize=2, reward=TRAINER, **QUEUE))
     for index, name in enumerate(("seen", "unseen")):
         await up.kube.create(remote(name, sampleIndex=index))
         await opened(up, name)
@@ -252,7 +253,7 @@ async def test_deleting_it_aborts_it_also_when_no_operator_sees_it(up: World) ->
 
 async def test_a_suspended_job_stops_it_and_opens_others_when_it_goes_on(up: World) -> None:
     up.operator_up()
-    await up.kube.create(manifest(**QUEUE))
+    await up.kube.create(manifest(reward=TRAINER, **QUEUE))
     await up.kube.create(remote("early"))
     await opened(up, "early")
     await up.kube.patch("RolloutJob", NAMESPACE, "shop", {"spec": {"suspend": True}})
@@ -330,7 +331,7 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
 @pytest.mark.parametrize(("name", "spec", "why"), BAD.values(), ids=BAD)
 async def test_one_that_cannot_be_says_why_once(up: World, name: str, spec: dict[str, Any], why: str) -> None:
     hub = up.operator_up()
-    await up.kube.create(manifest("a 1", groupSize=2, parallelism=1))
+    await up.kube.create(manifest("a 1", groupSize=2, parallelism=1, reward=TRAINER))
     await up.kube.create(remote("held", "held"))
     await opened(up, "held")
     await up.kube.create(remote(name, **spec))
@@ -353,7 +354,7 @@ async def test_a_secret_of_somebody_else_is_left_alone(up: World) -> None:
         "metadata": {"name": "laptop.keys", "namespace": NAMESPACE},
     }
     await up.kube.create({**theirs, "data": {"mine": "eA=="}})
-    await up.kube.create(manifest(**QUEUE))
+    await up.kube.create(manifest(reward=TRAINER, **QUEUE))
     await up.kube.create(remote("laptop"))
     await so(lambda: says(up, "laptop", "Scheduled")[1] == "Refused", "it is refused")
     assert environment(up, "laptop") == {"mine": "x"}
@@ -365,7 +366,7 @@ async def test_one_that_was_applied_before_its_job_waits_for_it(up: World) -> No
     await so(
         lambda: says(up, "laptop", "Scheduled")[:2] == ("False", "NoJob"), "it says that there is no job"
     )
-    await up.kube.create(manifest(**QUEUE))
+    await up.kube.create(manifest(reward=TRAINER, **QUEUE))
     await opened(up, "laptop")
     await up.kube.delete("RolloutJob", NAMESPACE, "shop")
     await so(lambda: says(up, "laptop", "Scheduled")[:2] == ("False", "NoJob"), "its job is gone")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -21,6 +22,7 @@ from sandgate.sandbox.process import (
     Guard,
     ProcessExit,
     ProcessSpec,
+    ProgramMissing,
     SandboxProcess,
     StartFailed,
     read_termination,
@@ -120,6 +122,20 @@ async def test_the_last_words_of_a_crash_are_told(box: Box) -> None:
     assert end.tail.splitlines()[-1] == "ValueError: no such kiwi"
 
 
+async def test_what_it_says_on_stderr_is_kept_apart(box: Box) -> None:
+    code = "import sys; print('no disk', file=sys.stderr); print('x' * 9_000); print('bye'); sys.exit(3)"
+    end = await box.run(code)
+    assert end.errors == "no disk"
+    assert end.tail.splitlines()[-1] == "bye"
+    assert {"no disk", "bye"} < set(box.log.splitlines())
+
+
+async def test_a_key_on_stderr_is_hidden_too(box: Box) -> None:
+    end = await box.run(f"raise SystemExit({KEY!r})")
+    assert (end.code, end.errors) == (1, "[key]")
+    assert KEY not in box.log
+
+
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
@@ -130,14 +146,14 @@ async def test_the_last_words_of_a_crash_are_told(box: Box) -> None:
     ],
 )
 async def test_what_cannot_be_started_says_why(box: Box, argv: tuple[str, ...], says: str) -> None:
-    with pytest.raises(StartFailed, match=says):
+    with pytest.raises(ProgramMissing, match=says):
         await SandboxProcess.start(box.spec(*argv))
 
 
 async def test_a_working_directory_that_is_not_there_is_a_failed_start(box: Box) -> None:
     spec = box.spec(sys.executable, "-c", "pass")
     gone = ProcessSpec(argv=spec.argv, env=spec.env, cwd=box.folder / "gone", log=spec.log)
-    with pytest.raises(StartFailed, match="No such file"):
+    with pytest.raises(ProgramMissing, match="No such file"):
         await SandboxProcess.start(gone)
 
 
@@ -145,8 +161,26 @@ async def test_a_script_that_is_no_program_is_a_failed_start(box: Box) -> None:
     script = box.folder / "script"
     script.write_text("not a program")
     script.chmod(0o755)
-    with pytest.raises(StartFailed, match="Exec format error"):
+    with pytest.raises(ProgramMissing, match="Exec format error"):
         await SandboxProcess.start(box.spec("./script"))
+
+
+async def test_more_arguments_than_a_program_takes_are_no_fault_of_the_machine(box: Box) -> None:
+    with pytest.raises(ProgramMissing, match="Argument list too long"):
+        await SandboxProcess.start(box.spec(sys.executable, "-c", "pass", "x" * (1 << 20)))
+
+
+async def test_a_machine_that_has_no_room_for_it_says_nothing_of_a_program(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full() -> tuple[int, int]:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    spec = box.spec(sys.executable, "-c", "pass")
+    monkeypatch.setattr(os, "pipe", full)
+    with pytest.raises(StartFailed, match="Too many open files") as refused:
+        await SandboxProcess.start(spec)
+    assert not isinstance(refused.value, ProgramMissing)
 
 
 def test_programs_are_found_by_their_own_path(tmp_path: Path) -> None:

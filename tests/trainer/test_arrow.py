@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandgate.contract.errors import Conflict, CorruptRecord, InvalidBody, NewerRecord
-from sandgate.contract.trajectory import Trajectory
+from sandgate.contract.trajectory import DERIVED, Trajectory
 from sandgate.trainer.export import arrow, tables
 from sandgate.trainer.export.schema import DEFAULTS, VERSION_KEY
 from tests.trainer.trajectories import exact, trajectories, trajectory
@@ -137,16 +137,45 @@ def test_a_missing_optional_column_is_its_default(name: str) -> None:
     table = arrow.to_table([trajectory()]).drop_columns([name])
     (found,) = arrow.from_table(table)
     fresh = {key: value for key, value in exact(trajectory()).items() if key != name}
-    bare = Trajectory(
-        **{key: getattr(trajectory(), key) for key in Trajectory.__dataclass_fields__ if key not in DEFAULTS}
-    )
-    assert exact(found) == fresh | {name: exact(bare)[name]}
+    needed = set(Trajectory.__dataclass_fields__) - set(DEFAULTS) - DERIVED
+    bare = Trajectory(**{key: getattr(trajectory(), key) for key in needed})
+    changed = {name: exact(bare)[name]} | ({"masked": "True"} if name == "reward" else {})
+    assert exact(found) == fresh | changed
 
 
-@pytest.mark.parametrize("name", sorted(set(Trajectory.__dataclass_fields__) - set(DEFAULTS)))
+@pytest.mark.parametrize("name", sorted(set(Trajectory.__dataclass_fields__) - set(DEFAULTS) - DERIVED))
 def test_a_missing_required_column_is_named(name: str) -> None:
     with pytest.raises(CorruptRecord, match=f"column {name} is missing"):
         list(arrow.from_table(arrow.to_table([trajectory()]).drop_columns([name])))
+
+
+SAID = {
+    "there is no such column": lambda table: table.drop_columns(["masked"]),
+    "the column is stale": lambda table: with_masked(table, [True, False, False, True]),
+    "the column is empty": lambda table: with_masked(table, [None] * 4),
+}
+
+
+def with_masked(table: pa.Table, values: list[bool | None]) -> pa.Table:
+    return table.drop_columns(["masked"]).append_column("masked", pa.array(values, pa.bool_()))
+
+
+@pytest.mark.parametrize("change", SAID.values(), ids=SAID)
+def test_what_is_masked_follows_from_reward_and_blame_whatever_a_file_says(
+    tmp_path: Path, change: Callable[[pa.Table], pa.Table]
+) -> None:
+    rows = [
+        trajectory(0),
+        trajectory(1, reward=None),
+        trajectory(2, failure_class="agent", reward=0.0),
+        trajectory(3, failure_class="policy", reward=0.0),
+    ]
+    assert arrow.to_table(rows).column("masked").to_pylist() == [False, True, True, False]
+    changed = change(arrow.to_table(rows))
+    assert [row.masked for row in arrow.from_table(changed)] == [False, True, True, False]
+    pq.write_table(changed, tmp_path / "old")
+    arrow.merge_parquet([tmp_path / "old"], tmp_path / "new")
+    assert pq.read_table(tmp_path / "new").column("masked").to_pylist() == [False, True, True, False]
 
 
 def replaced(name: str, values: Any, kind: Any = None) -> Callable[[pa.Table], pa.Table]:

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sandgate.contract.errors import NewerRecord
-from sandgate.contract.trajectory import SCHEMA_VERSION, Trajectory
+from sandgate.contract.trajectory import DERIVED, SCHEMA_VERSION, Trajectory
 from sandgate.trainer.export import arrow, packed_file
 from sandgate.trainer.export.jsonl import read_jsonl, write_jsonl
 from sandgate.trainer.export.packed import unpack
@@ -64,8 +64,8 @@ def group() -> list[Trajectory]:
 
 def bare(row: Trajectory, **changes: object) -> Trajectory:
     """With a default in every field that has one."""
-    kept = {name: getattr(row, name) for name in Trajectory.__dataclass_fields__ if name not in DEFAULTS}
-    return Trajectory(**kept | changes)
+    needed = set(Trajectory.__dataclass_fields__) - set(DEFAULTS) - DERIVED
+    return Trajectory(**{name: getattr(row, name) for name in needed} | changes)
 
 
 def current() -> pa.Table:
@@ -97,8 +97,14 @@ def newer() -> pa.Table:
     return current().replace_schema_metadata({VERSION_KEY: b"2"})
 
 
+def unmasked() -> pa.Table:
+    """This version, before `masked` was a column."""
+    return current().drop_columns(["masked"])
+
+
 FILES: dict[str, tuple[Callable[[], pa.Table], Callable[[], list[Trajectory]]]] = {
-    "v1": (current, rows),
+    "v1": (unmasked, rows),
+    "v1-masked": (current, rows),
     "v0": (oldest, lambda: [bare(row, schema_version=0) for row in rows()]),
     "v1-earlier": (earlier, lambda: [bare(row) for row in rows()]),
     "v1-later": (later, rows),
@@ -121,7 +127,7 @@ def test_a_newer_file_is_refused_whole() -> None:
 def test_todays_writer_writes_the_file_of_this_version(tmp_path: Path) -> None:
     """Column by column: a change of type or meaning would need another version."""
     arrow.write_parquet(tmp_path / "now.parquet", rows())
-    golden, now = pq.read_table(GOLDEN / "v1.parquet"), pq.read_table(tmp_path / "now.parquet")
+    golden, now = pq.read_table(GOLDEN / "v1-masked.parquet"), pq.read_table(tmp_path / "now.parquet")
     assert now.schema.equals(golden.schema, check_metadata=True)
     assert now.equals(golden)
     assert arrow.schema().metadata[VERSION_KEY] == str(SCHEMA_VERSION).encode()
@@ -135,12 +141,14 @@ def test_files_of_several_versions_are_merged(tmp_path: Path) -> None:
     ]
 
 
-def test_golden_json_lines_are_read_as_they_were_meant() -> None:
-    assert [exact(row) for row in read_jsonl(GOLDEN / "v1.jsonl")] == [exact(row) for row in rows()]
+@pytest.mark.parametrize("name", ["v1", "v1-masked"])
+def test_golden_json_lines_are_read_as_they_were_meant(name: str) -> None:
+    assert [exact(row) for row in read_jsonl(GOLDEN / f"{name}.jsonl")] == [exact(row) for row in rows()]
 
 
-def test_a_golden_packed_file_gives_back_its_rows() -> None:
-    (tree,) = packed_file.read_packed(GOLDEN / "packed-v1.parquet")
+@pytest.mark.parametrize("name", ["packed-v1", "packed-v1-masked"])
+def test_a_golden_packed_file_gives_back_its_rows(name: str) -> None:
+    (tree,) = packed_file.read_packed(GOLDEN / f"{name}.parquet")
     shared, images = [1, 2, 3, 10, 11, 4, 5, 12, 6], [1, 2, 3, 10, 11, 4, 5, 12]
     assert tree.input_ids.tolist() == shared + images
     assert [exact(row) for row in unpack(tree)] == [exact(row) for row in group()]
@@ -148,7 +156,7 @@ def test_a_golden_packed_file_gives_back_its_rows() -> None:
 
 def test_todays_writer_writes_the_packed_file_of_this_version(tmp_path: Path) -> None:
     packed_file.write_packed(tmp_path / "now.parquet", group())
-    golden, now = pq.read_table(GOLDEN / "packed-v1.parquet"), pq.read_table(tmp_path / "now.parquet")
+    golden, now = pq.read_table(GOLDEN / "packed-v1-masked.parquet"), pq.read_table(tmp_path / "now.parquet")
     assert now.schema.equals(golden.schema, check_metadata=True)
     assert now.equals(golden)
 
@@ -163,13 +171,13 @@ def test_every_column_has_a_meaning_and_every_number_a_unit() -> None:
 def write() -> Iterator[Path]:
     """Those that are not there."""
     GOLDEN.mkdir(exist_ok=True)
-    tables = {name: make for name, (make, _) in FILES.items() if name != "v1"} | {"v2": newer}
+    tables = {name: make for name, (make, _) in FILES.items() if name != "v1-masked"} | {"v2": newer}
     writers: dict[str, Callable[[Path], object]] = {
         f"{name}.parquet": functools.partial(pq.write_table, make()) for name, make in tables.items()
     }
-    writers["v1.parquet"] = functools.partial(arrow.write_parquet, trajectories=rows())
-    writers["v1.jsonl"] = functools.partial(write_jsonl, trajectories=rows())
-    writers["packed-v1.parquet"] = functools.partial(packed_file.write_packed, trajectories=group())
+    writers["v1-masked.parquet"] = functools.partial(arrow.write_parquet, trajectories=rows())
+    writers["v1-masked.jsonl"] = functools.partial(write_jsonl, trajectories=rows())
+    writers["packed-v1-masked.parquet"] = functools.partial(packed_file.write_packed, trajectories=group())
     for name, writer in writers.items():
         if not (GOLDEN / name).exists():
             writer(GOLDEN / name)

@@ -69,9 +69,10 @@ class Completion(StrEnum):
     """What ends a session well."""
 
     EXIT = "Exit"
-    """The agent's exit, code 0."""
+    """The agent's exit, code 0. A POST to /complete ends nothing then."""
     COMPLETE = "Complete"
-    """A POST to the session's /complete; the sandbox is then stopped."""
+    """A POST to the session's /complete; the sandbox is then stopped. Not with reward.source exitCode: its exit code
+    would not be seen."""
 
 
 class RewardSource(StrEnum):
@@ -84,4 +85,5 @@ class RewardSource(StrEnum):
     TRAINER = "trainer"
     """The trainer, when it has the trajectories."""
     EXIT_CODE = "exitCode"
-    """1.0 for exit code 0, else 0.0."""
+    """Exit code 0 is 1.0; 1 is 0.0 and the policy's failure, trained on; any other code, a signal or a program that is
+    missing is the agent's failure, and masked. Only a code that was seen counts: not /complete, not a hang."""

@@ -72,7 +72,7 @@ class FailureClass(StrEnum):
     POLICY = "policy"
     """The model's doing: wrong, length, turn limit, own timeout. Train on it."""
     AGENT = "agent"
-    """The agent program crashed. Mask unless the job says otherwise."""
+    """The agent program crashed, or is not there. Masked."""
     INFRA = "infra"
     """Preempted, evicted, node, image, gateway or engine lost. Retried; never a reward of 0."""
 
@@ -84,8 +84,16 @@ class FailureReason(StrEnum):
     TOKEN_LIMIT = "TokenLimit"
     SESSION_TIMEOUT = "SessionTimeout"
     CONTEXT_EXCEEDED = "ContextExceeded"
+    ANSWER_WRONG = "AnswerWrong"
+    """Exit code 1 where `reward.source` is exitCode: reward 0.0, trained on, `complete`. A program that dies of an
+    uncaught Python exception exits with 1 too: `reward_info.traceback` of the record and the run's report say so."""
     AGENT_EXIT = "AgentExit"
+    """Any other exit code but 0, or 1 where something else gives the reward; or an end without the /complete that the
+    job asks for."""
     AGENT_SIGNAL = "AgentSignal"
+    """A signal ended it that neither Sandgate nor its node sent."""
+    AGENT_MISSING = "AgentMissing"
+    """Its program is not there, or cannot be executed: it never ran, and another attempt would not either."""
     OOM_KILLED = "OOMKilled"
     START_FAILED = "StartFailed"
     START_TIMEOUT = "StartTimeout"
@@ -107,8 +115,10 @@ FAILURE_CLASS: dict[FailureReason, FailureClass] = {
     FailureReason.TOKEN_LIMIT: FailureClass.POLICY,
     FailureReason.SESSION_TIMEOUT: FailureClass.POLICY,
     FailureReason.CONTEXT_EXCEEDED: FailureClass.POLICY,
+    FailureReason.ANSWER_WRONG: FailureClass.POLICY,
     FailureReason.AGENT_EXIT: FailureClass.AGENT,
     FailureReason.AGENT_SIGNAL: FailureClass.AGENT,
+    FailureReason.AGENT_MISSING: FailureClass.AGENT,
     FailureReason.OOM_KILLED: FailureClass.INFRA,
     FailureReason.START_FAILED: FailureClass.INFRA,
     FailureReason.START_TIMEOUT: FailureClass.INFRA,

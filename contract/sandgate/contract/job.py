@@ -173,6 +173,17 @@ class RolloutJobSpec:
             "group.quorum",
             lambda spec: spec.group.quorum is None or spec.group.quorum <= spec.group_size,
         ),
+        Cel(
+            "!has(self.reward) || !has(self.reward.source) || self.reward.source != 'exitCode'"
+            " || !has(self.agent.completion) || self.agent.completion != 'Complete'",
+            "Complete stops the agent at its /complete, and reward.source exitCode would never see an exit code: use"
+            " Exit, or another source",
+            "agent.completion",
+            lambda spec: (
+                spec.reward.source is not RewardSource.EXIT_CODE
+                or spec.agent.completion is not Completion.COMPLETE
+            ),
+        ),
     )
 
     model: Annotated[Model, Doc("The policy that is trained.")]

@@ -17,6 +17,8 @@ from sandgate.contract.errors import FAILURE_CLASS, FailureClass, FailureReason,
 
 Json = Any
 
+BY_ITSELF: Final = (None, FailureReason.ANSWER_WRONG)
+"""Reasons of an end that the agent chose: it said all it had to say."""
 OUTCOME_BYTES_MAX: Final = 4096
 """Bytes of a container's termination message: Kubernetes keeps no more."""
 CURSOR_STEPS_S: Final = 1e6
@@ -116,6 +118,9 @@ class SessionSummary:
     """All its trajectories were acknowledged. Attempts that do not count for their group never are."""
     failure_class: str | None = None
     failure_reason: str | None = None
+    traceback: bool = False
+    """By its driver's word it exited with 1 and a Python traceback, where exit codes are rewards: it looks wrong, and
+    crashed."""
     created_at: float = 0.0
     changed_at: float = 0.0
     metadata: dict[str, Json] = field(default_factory=dict)
@@ -152,7 +157,7 @@ class SessionOutcome:
 
     def body(self, *, trajectories: bool = False) -> dict[str, Json]:
         """Body of POST .../finalize. `trajectories`: answer with them."""
-        outcome: dict[str, Json] = {"complete": self.failure_reason is None}
+        outcome: dict[str, Json] = {"complete": self.failure_reason in BY_ITSELF}
         if self.failure_reason is not None:
             outcome["failure_class"] = FAILURE_CLASS[self.failure_reason].value
             outcome["failure_reason"] = self.failure_reason.value

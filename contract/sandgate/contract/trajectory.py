@@ -79,6 +79,9 @@ class Trajectory:
     """The reason code (reasons.md); null for a session that ended well."""
     complete: bool = True
     """False if the session did not end by itself."""
+    masked: bool = field(init=False)
+    """It teaches the policy nothing, as its failure, if any, is not the policy's own, or nobody gave a reward: no
+    gradient, and no part in its group's mean. Follows from reward and failure_class; readers work it out anew."""
     model: str = ""
     """As the engine names it."""
     renderer: str = ""
@@ -101,6 +104,7 @@ class Trajectory:
     """The session's, as it was created with."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "masked", self._masked())
         if self.schema_version > SCHEMA_VERSION:
             raise NewerRecord(seen=self.schema_version, known=SCHEMA_VERSION)
         n = len(self.response_ids)
@@ -112,10 +116,7 @@ class Trajectory:
         if self.turn_rewards and len(self.turn_rewards) != len(self.turn_ids):
             raise CorruptRecord(f"{len(self.turn_rewards)} turn_rewards for {len(self.turn_ids)} turns")
 
-    @property
-    def masked(self) -> bool:
-        """It teaches the policy nothing, as its failure, if any, is not the policy's own, or nobody gave a reward: for
-        a trainer no gradient, and no part in its group's mean. Not of the record: no field, and in no export."""
+    def _masked(self) -> bool:
         return self.reward is None or self.failure_class not in (None, FailureClass.POLICY)
 
 
@@ -127,6 +128,9 @@ ARRAY_FIELDS: dict[str, str] = {
     "versions": "i",
 }
 """Field -> array typecode."""
+DERIVED = frozenset({"masked"})
+"""Fields that follow from others. Who changes those (a trainer that fills in rewards) cannot leave these behind: what a
+file says of them is for readers without this class."""
 
 
 def to_json(trajectory: Trajectory) -> dict[str, Json]:
@@ -154,6 +158,8 @@ def from_json(value: dict[str, Json]) -> Trajectory:
     for name, given in known.items():
         if name not in ARRAY_FIELDS and not _fits(given, Trajectory.__dataclass_fields__[name].type):
             raise CorruptRecord(f"not a trajectory record: {name} cannot be {type(given).__name__}")
+    for name in DERIVED:
+        known.pop(name, None)
     try:
         for name, code in ARRAY_FIELDS.items():
             known[name] = array(code, known[name])

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from sandgate.contract.errors import Conflict, Gone, LimitReached
+from sandgate.contract.errors import Conflict, FailureReason, Gone, LimitReached
 from sandgate.gateway.conversation.tree import Tree
 from sandgate.gateway.conversation.turns import Turn
 from sandgate.gateway.journal.records import (
@@ -179,8 +179,15 @@ class Session:
             "reward": self._final_reward(),
             "failure_class": self.sealed.failure_class if self.sealed else None,
             "failure_reason": self.sealed.failure_reason if self.sealed else None,
+            "traceback": self._crashed(),
             "metadata": spec.get("metadata") or {},
         }
+
+    def _crashed(self) -> bool:
+        """Its driver saw an exit with 1 and a traceback; what others say in `reward_info` does not count."""
+        sealed = self.sealed
+        wrong = sealed is not None and sealed.failure_reason == FailureReason.ANSWER_WRONG
+        return wrong and sealed is not None and sealed.info.get("traceback") is True
 
     def _final_reward(self) -> float | None:
         if self.sealed and self.sealed.reward is not None:

@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from sandgate.contract.errors import FailureReason
+from sandgate.contract.exits import last_words
 from sandgate.contract.session import parse_termination
 from sandgate.operator.plan.actions import Exit
 
@@ -55,6 +56,12 @@ CONFIG_PATIENTLY = frozenset(
 NEVER_RAN = frozenset({"StartError", "ContainerCannotRun"})
 NODE_FORGOT = frozenset({"Unknown", "ContainerStatusUnknown"})
 """Reasons of a terminated container: the runtime could not start it; its node forgot how it ended (power cut)."""
+MISSING_CODES = (126, 127)
+"""Cannot be executed; not found: as shells say it, and Docker's shim of a container that it could not start."""
+PROGRAM_WORDS = ("exec: ", "executable file", "open executable", "finding executable")
+MISSING_WORDS = ("not found", "no such file", "permission denied", "is a directory", "exec format error")
+"""How runc, crun and gVisor name the program that they looked for, and what was wrong with it. Theirs alone: a
+container that was never made has left no message of its own."""
 
 OOM: Final = "OOMKilled"
 OVER = ("Succeeded", "Failed")
@@ -93,7 +100,7 @@ class PodStatus:
         self.state = map_of(self.main, "state")
         self.ended = map_of(self.state, "terminated")
         self.started_at = unix(map_of(self.state, "running").get("startedAt"))
-        if self.ended and self.ended.get("reason") not in NEVER_RAN:
+        if self.ended and str(self.ended.get("reason")) not in NEVER_RAN:
             self.started_at = unix(self.ended.get("startedAt"))
         self.deleted_at: float | None = None
         if (until := unix(self.meta.get("deletionTimestamp"))) is not None:
@@ -174,10 +181,12 @@ class PodStatus:
                 at, reason=FailureReason.NODE_LOST, detail=cut(text or "its node forgot how it ended")
             )
         if why in NEVER_RAN:
-            return Exit(at, reason=FailureReason.START_FAILED, detail=cut(text or why))
+            return Exit(at, reason=not_started(text, code), detail=cut(text or why))
         message = parse_termination(text.encode("utf-8", "replace"))
         number = signal_of(code)
-        end = Exit(at, code if number is None else None, number, message=message)
+        # A result is no complaint; neither is what an agent leaves that ended well.
+        last = last_words("" if code == 0 or isinstance(message.value, dict) else text)
+        end = Exit(at, code if number is None else None, number, None, last.line, message, last.traceback)
         if why == OOM and code != 0:  # with code 0 it was a child, and the agent coped
             detail = "more memory than resources.limits.memory"
             return replace(end, reason=FailureReason.OOM_KILLED, detail=detail)
@@ -230,8 +239,10 @@ class PodStatus:
             patience = patience_of(why)
             if patience is None or self.now < self._since() + patience:
                 continue
-            reason = FailureReason.START_FAILED if why in CONFIG_PATIENTLY else FailureReason.IMAGE_ERROR
-            detail = f"container {one.get('name')}: {why}: {waiting.get('message') or ''}"
+            text = str(waiting.get("message") or "")
+            config = not_started(text) if one is self.main else FailureReason.START_FAILED
+            reason = config if why in CONFIG_PATIENTLY else FailureReason.IMAGE_ERROR
+            detail = f"container {one.get('name')}: {why}: {text}"
             return Exit(self.now, reason=reason, detail=cut(detail))
         return None
 
@@ -311,6 +322,13 @@ def exit_code(ended: Body) -> int:
 def signal_of(code: int) -> int | None:
     """Runtimes tell signal n as exit code 128 + n."""
     return code - 128 if 128 < code <= 128 + SIGNAL_MAX else None
+
+
+def not_started(text: str, code: int = 0) -> FailureReason:
+    """By a runtime's words: it found no such program (the manifest's doing, whatever node it runs on), or failed."""
+    looked = any(mark in text for mark in PROGRAM_WORDS)
+    missing = looked and any(word in text.lower() for word in MISSING_WORDS)
+    return FailureReason.AGENT_MISSING if missing or code in MISSING_CODES else FailureReason.START_FAILED
 
 
 def patience_of(why: str) -> float | None:

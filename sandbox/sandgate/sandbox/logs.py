@@ -10,6 +10,8 @@ from pathlib import Path
 CHUNK = 65536
 TAIL_BYTES = 600
 """Kept for the detail of a failure: the last line or two of a traceback."""
+ERRORS_BYTES = 4096
+"""Kept of stderr alone, whatever stdout says meanwhile: the end of a traceback of some depth."""
 HIDDEN = b"[key]"
 
 
@@ -46,51 +48,57 @@ class Redactor:
 
 
 class Log:
-    """Reads a pipe into a file until all writers are gone."""
+    """Reads pipes into a file until all writers are gone."""
 
     def __init__(self, path: Path, secrets: Sequence[str], limit: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab", buffering=0)
-        self._redact = Redactor(secrets)
+        self._secrets = secrets
         self._left = limit
         self._limit = limit
-        self._tail = b""
-        self._pipe = -1
+        self._tail = self._errors = b""
+        self._pipes: dict[int, Redactor] = {}
+        self._stderr = -1
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def follow(self, pipe: int) -> None:
-        """Take over the read end of a pipe."""
-        os.set_blocking(pipe, False)
-        self._pipe = pipe
-        asyncio.get_running_loop().add_reader(pipe, self._readable)
+    def follow(self, stdout: int, stderr: int = -1) -> None:
+        """Take over the read ends of one or two pipes, read as they become readable: lines of the two keep their order
+        but for those of one moment."""
+        self._stderr = stderr
+        for pipe in (stdout, stderr):
+            if pipe >= 0:
+                os.set_blocking(pipe, False)
+                self._pipes[pipe] = Redactor(self._secrets)
+                asyncio.get_running_loop().add_reader(pipe, self._readable, pipe)
 
-    def _readable(self) -> None:
+    def _readable(self, pipe: int) -> None:
         try:
-            chunk = os.read(self._pipe, CHUNK)
+            chunk = os.read(pipe, CHUNK)
         except BlockingIOError:
             return
         if chunk:
-            self._write(self._redact.feed(chunk))
+            self._write(pipe, self._pipes[pipe].feed(chunk))
         else:
-            self._end()
+            self._end(pipe)
 
-    def _write(self, text: bytes) -> None:
+    def _write(self, pipe: int, text: bytes) -> None:
         self._tail = (self._tail + text)[-TAIL_BYTES:]
+        if pipe == self._stderr:
+            self._errors = (self._errors + text)[-ERRORS_BYTES:]
         if self._left > 0:
             self._file.write(text[: self._left])
             self._left -= len(text)
             if self._left <= 0:
                 self._file.write(b"\n[log cut at %d bytes]\n" % self._limit)
 
-    def _end(self) -> None:
-        if self._pipe >= 0:
-            asyncio.get_running_loop().remove_reader(self._pipe)
-            os.close(self._pipe)
-            self._pipe = -1
-            self._write(self._redact.end())
+    def _end(self, pipe: int) -> None:
+        asyncio.get_running_loop().remove_reader(pipe)
+        os.close(pipe)
+        self._write(pipe, self._pipes.pop(pipe).end())
+        if not self._pipes:
             self.close()
-        if not self._ended.done():
-            self._ended.set_result(None)
+            if not self._ended.done():
+                self._ended.set_result(None)
 
     def close(self) -> None:
         """Close the file."""
@@ -99,12 +107,21 @@ class Log:
     async def drain(self, timeout_s: float) -> None:
         """Until all is read; at most `timeout_s`, then the rest is lost."""
         await asyncio.wait([self._ended], timeout=timeout_s)
-        self._end()
+        for pipe in list(self._pipes):
+            self._end(pipe)
 
     @property
     def tail(self) -> str:
         """The last of it, from the beginning of a line where there is one."""
-        text = self._tail
-        if len(text) >= TAIL_BYTES and b"\n" in text:
-            text = text[text.index(b"\n") + 1 :]
-        return text.decode("utf-8", "replace").strip()
+        return _whole_lines(self._tail, TAIL_BYTES)
+
+    @property
+    def errors(self) -> str:
+        """The last of stderr, in the same way."""
+        return _whole_lines(self._errors, ERRORS_BYTES)
+
+
+def _whole_lines(text: bytes, limit: int) -> str:
+    if len(text) >= limit and b"\n" in text:
+        text = text[text.index(b"\n") + 1 :]
+    return text.decode("utf-8", "replace").rstrip().lstrip("\r\n")

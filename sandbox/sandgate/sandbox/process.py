@@ -12,6 +12,7 @@ sandbox. Why not cgroups: an ordinary user may not make them everywhere.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import resource
 import signal
@@ -71,10 +72,20 @@ class ProcessExit:
     """Unix seconds."""
     tail: str
     """End of its output, for people; without secrets."""
+    errors: str = ""
+    """End of what it wrote to stderr."""
 
 
 class StartFailed(Exception):
-    """The program could not be started: not found, not executable, no such working directory."""
+    """The program could not be started."""
+
+
+class ProgramMissing(StartFailed):
+    """By no fault of this machine: not found, not executable, no such working directory. Another try would fail too."""
+
+
+MACHINES_FAULT = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EIO})
+"""Errors of a start that says nothing of the program."""
 
 
 class Guard:
@@ -133,7 +144,7 @@ class SandboxProcess:
         """Raises StartFailed, saying why. Once it returns, the program's exec has succeeded."""
         argv = [resolve(spec.argv[0], spec.env, spec.cwd), *spec.argv[1:]]
         log = Log(spec.log, spec.secrets, spec.log_bytes)
-        read, write = os.pipe()
+        (read, write), (read_errors, write_errors) = _pipes(log)
         try:
             popen = subprocess.Popen(  # noqa: ASYNC220 - returns with the exec's result, a millisecond or two
                 argv,
@@ -141,21 +152,23 @@ class SandboxProcess:
                 cwd=spec.cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=write,
-                stderr=write,
+                stderr=write_errors,
                 start_new_session=True,
                 pass_fds=spec.pass_fds,
             )
         except (OSError, ValueError) as error:
             os.close(read)
+            os.close(read_errors)
             log.close()
-            raise StartFailed(f"{spec.argv[0]}: {getattr(error, 'strerror', None) or error}") from error
+            raise _not_started(spec.argv[0], error) from error
         finally:
             os.close(write)
+            os.close(write_errors)
         if guard is not None:
             guard.add(popen.pid, spec.mark)
         with suppress(OSError, ValueError):
             resource.prlimit(popen.pid, resource.RLIMIT_CORE, (0, 0))
-        log.follow(read)
+        log.follow(read, read_errors)
         return cls(spec, popen, log, guard)
 
     async def wait(self) -> ProcessExit:
@@ -213,7 +226,26 @@ class SandboxProcess:
             message=read_termination(self.spec.termination),
             at=at,
             tail=self._log.tail,
+            errors=self._log.errors,
         )
+
+
+def _pipes(log: Log) -> tuple[tuple[int, int], tuple[int, int]]:
+    """For stdout and stderr, each (read, write). Raises StartFailed; then `log` is closed."""
+    made: list[tuple[int, int]] = []
+    try:
+        made += [os.pipe()]
+        return made[0], os.pipe()
+    except OSError as error:
+        for end in made[0] if made else ():
+            os.close(end)
+        log.close()
+        raise StartFailed(f"no pipe for its output: {error.strerror}") from error
+
+
+def _not_started(program: str, error: OSError | ValueError) -> StartFailed:
+    kind = StartFailed if getattr(error, "errno", None) in MACHINES_FAULT else ProgramMissing
+    return kind(f"{program}: {getattr(error, 'strerror', None) or error}")
 
 
 async def _exit_code(popen: subprocess.Popen[bytes]) -> int:
@@ -234,7 +266,8 @@ async def _exit_code(popen: subprocess.Popen[bytes]) -> int:
 
 
 def resolve(program: str, env: Mapping[str, str], cwd: Path) -> str:
-    """The program's file: by its own PATH, not ours; a name with a slash is relative to `cwd`. Raises StartFailed."""
+    """The program's file: by its own PATH, not ours; a name with a slash is relative to `cwd`. Raises
+    ProgramMissing."""
     if "/" in program:
         places = [str(cwd / program)]
     else:
@@ -243,7 +276,7 @@ def resolve(program: str, env: Mapping[str, str], cwd: Path) -> str:
         if os.access(place, os.X_OK) and not os.path.isdir(place):
             return os.path.abspath(place)
     why = "is not an executable file" if "/" in program else "is not on PATH"
-    raise StartFailed(f"{program} {why}")
+    raise ProgramMissing(f"{program} {why}")
 
 
 def read_termination(path: Path | None) -> bytes:

@@ -25,7 +25,7 @@ class Summary:
     context_tokens: int = 0
     forks: Counter[str] = field(default_factory=Counter)
     rewards: dict[str, tuple[int, float | None]] = field(default_factory=dict)
-    """Session -> (trajectory id, reward) of its last trajectory."""
+    """Session -> (trajectory id, reward) of its last trajectory; None too if it is masked."""
     failures: dict[str, str] = field(default_factory=dict)
     """Session -> `class/reason` of one that did not end well."""
     groups: set[tuple[str, str]] = field(default_factory=set)
@@ -47,11 +47,11 @@ class Summary:
             self.failures[one.session_id] = f"{one.failure_class}/{one.failure_reason}"
         last, _ = self.rewards.get(one.session_id, (-1, None))
         if one.trajectory_id > last:
-            self.rewards[one.session_id] = one.trajectory_id, one.reward
+            self.rewards[one.session_id] = one.trajectory_id, None if one.masked else one.reward
 
     def numbers(self, wall_s: float) -> dict[str, Json]:
-        """What `sandgate run` prints and `--json` gives. Rewards are over sessions that have one; the deviation is the
-        population's. `wall_s`: seconds the run took, 0 if nobody knows."""
+        """What `sandgate run` prints and `--json` gives. Rewards are over sessions that have one and are not
+        masked; the deviation is the population's. `wall_s`: seconds the run took, 0 if nobody knows."""
         known = [reward for _, reward in self.rewards.values() if reward is not None]
         mean = math.fsum(known) / len(known) if known else None
         spread = (

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args
 
+from sandgate.contract.choices import RewardSource
 from sandgate.contract.errors import CorruptRecord, InvalidBody
 from sandgate.contract.trajectory import Floats, Ids, Mask, Trajectory
 from sandgate.gateway.journal.records import Rewarded, Sealed
@@ -110,8 +111,9 @@ def linearize(
     uid, sample_index, attempt, model, metadata); `completed`: `Completed.info`.
 
     Copies arrays and makes no Python object per token. `reward_info` is the union of what /complete, the rewards and
-    the seal said, later over earlier. Raises CorruptRecord for turns that do not fit each other, InvalidBody for
-    rewards, a discount or a `shared_nodes` that cannot be.
+    the seal said, later over earlier; where exit codes are the reward, the agent's own words stay below `complete`:
+    they are kept, and cannot be taken for what was seen of its end. Raises CorruptRecord for turns that do not fit each
+    other, InvalidBody for rewards, a discount or a `shared_nodes` that cannot be.
     """
     if sealed.shared_nodes not in get_args(SharedNodes):
         raise InvalidBody("shared_nodes must be once or every", field="shared_nodes")
@@ -125,7 +127,10 @@ def linearize(
         discount=sealed.discount,
     )
     common = _common(session_id, spec, sealed, facts or Facts())
-    common["reward_info"] = _union(completed or {}, *(given.info for given in rewarded), sealed.info)
+    said = dict(completed or {})
+    if said and spec.get("reward_source") == RewardSource.EXIT_CODE:
+        said = {"complete": said}
+    common["reward_info"] = _union(said, *(given.info for given in rewarded), sealed.info)
     trained: set[str] = set()
     out: list[Trajectory] = []
     for number, path in enumerate(paths):

@@ -85,6 +85,8 @@ class SessionEnded:
     failure_class: FailureClass | None
     failure_reason: FailureReason | None
     detail: str
+    traceback: bool = False
+    """It exited with 1, which says that its answer is wrong, and with a traceback, which says that it crashed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,9 +159,11 @@ class JobResult:
     sessions: int
     """Samples that ended."""
     rewards: tuple[float, ...] = ()
-    """Of the samples that have one."""
+    """Of the samples that have one and are not masked: neither the agent's failure nor the infrastructure's."""
     failures: dict[str, int] = field(default_factory=dict)
     """FailureReason -> attempts, retried ones included."""
+    tracebacks: int = 0
+    """Of those with AnswerWrong: exits with 1 and a traceback."""
     turns: int = 0
     tokens: int = 0
     sampled_tokens: int = 0

@@ -63,6 +63,7 @@ class Meter:
             failure_class=outcome.failure_class,
             failure_reason=outcome.failure_reason,
             detail=outcome.detail,
+            traceback=said.traceback,
         )
 
     async def run(self, every_s: float) -> None:
@@ -118,23 +119,25 @@ async def result(
     newest: dict[tuple[str, int], SessionSummary] = {}
     failures: Counter[str] = Counter()
     forks: Counter[str] = Counter()
-    turns = tokens = sampled = 0
+    turns = tokens = sampled = tracebacks = 0
     for gateway in gateways.values():
         async for one in gateway.client.sessions(job=observed.want.name):
             turns, tokens, sampled = turns + one.turns, tokens + one.tokens, sampled + one.sampled_tokens
             forks.update(one.forks)
             if one.failure_reason is not None:
                 failures[one.failure_reason] += 1
+            tracebacks += one.traceback
             key = (one.uid, one.sample_index)
             if one.state.ended and (key not in newest or newest[key].attempt < one.attempt):
                 newest[key] = one
-    good = [one for one in newest.values() if one.failure_class != FailureClass.INFRA.value]
+    good = [one for one in newest.values() if one.failure_class in (None, FailureClass.POLICY.value)]
     return JobResult(
         complete=complete,
         status=observed.status or RolloutJobStatus(),
         sessions=len(newest),
         rewards=tuple(one.reward for one in good if one.reward is not None),
         failures=dict(failures),
+        tracebacks=tracebacks,
         turns=turns,
         tokens=tokens,
         sampled_tokens=sampled,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sandgate.contract.errors import BadManifest, FailureReason, Unsupported
+from sandgate.contract.exits import last_words, one_line
 from sandgate.contract.job import RolloutJob, Task
 from sandgate.contract.kinds import bytes_of
 from sandgate.contract.session import SessionHandle, TerminationMessage, parse_termination
@@ -27,7 +28,14 @@ from sandgate.sandbox.agents import (
     task_document,
     verifier_env,
 )
-from sandgate.sandbox.process import Guard, ProcessExit, ProcessSpec, SandboxProcess, StartFailed
+from sandgate.sandbox.process import (
+    Guard,
+    ProcessExit,
+    ProcessSpec,
+    ProgramMissing,
+    SandboxProcess,
+    StartFailed,
+)
 
 Container = Mapping[str, Any]
 Spawn = Callable[[Coroutine[Any, Any, None]], None]
@@ -55,7 +63,7 @@ class Sandboxes:
         return [*self.agents.values(), *self.verifiers.values()]
 
     async def start_agent(self, ref: Ref, handle: SessionHandle, task: Task) -> None:
-        """Idempotent. A program that cannot be started is a fact (StartFailed), not an error."""
+        """Idempotent. A program that cannot be started is a fact (AgentMissing, StartFailed), not an error."""
         if ref.name in self.agents:
             return
         agent = self.job.spec.agent
@@ -164,7 +172,9 @@ class Sandboxes:
         try:
             process = await SandboxProcess.start(spec, self.guard)
         except StartFailed as error:
-            exit_ = Exit(at=time.time(), reason=FailureReason.START_FAILED, detail=str(error))
+            missing = isinstance(error, ProgramMissing)
+            reason = FailureReason.AGENT_MISSING if missing else FailureReason.START_FAILED
+            exit_ = Exit(at=time.time(), reason=reason, detail=one_line(str(error)))
             report(ref, Running(asked, None, exit_))
             return
         held[ref.name] = process
@@ -191,14 +201,15 @@ async def _stop(process: SandboxProcess) -> None:
 
 def exit_of(end: ProcessExit) -> Exit:
     """What the planner is told."""
-    last = end.tail.splitlines()[-1] if end.tail else ""
+    last = last_words(end.errors or end.tail)
     return Exit(
         at=end.at,
         code=end.code,
         signal=end.signal,
         reason=FailureReason.OOM_KILLED if end.oom else None,
-        detail="more memory than resources.limits.memory" if end.oom else last,
+        detail="more memory than resources.limits.memory" if end.oom else last.line,
         message=parse_termination(end.message),
+        traceback=last.traceback,
     )
 
 

@@ -51,9 +51,12 @@ class Exit:
     """None if it was killed by a signal or never ran."""
     signal: int | None = None
     reason: FailureReason | None = None
-    """What the sandbox itself knows (OOMKilled, Evicted, NodeLost, ImageError, StartFailed)."""
+    """What the sandbox itself knows (OOMKilled, Evicted, NodeLost, ImageError, StartFailed, AgentMissing)."""
     detail: str = ""
+    """What `reason` means here; without one, the last line that it wrote."""
     message: TerminationMessage = NO_MESSAGE
+    traceback: bool = False
+    """The last that it wrote is a Python traceback; `detail` is the exception."""
 
 
 @dataclass(frozen=True, slots=True)

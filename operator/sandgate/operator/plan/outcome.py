@@ -1,12 +1,16 @@
 """How did a session end, and what is it worth? (pure)
 
 Whose fault a failure is decides what becomes of it: the policy's is trained on, the agent program's is masked,
-infrastructure's is tried again and never becomes a reward of 0.
+infrastructure's is tried again and never becomes a reward of 0. Only what was seen scores: what an agent says of itself
+(/complete, a message it leaves) is neither an exit code nor, where exit codes are rewards, a reward.
 """
 
 from __future__ import annotations
 
+from typing import Any, Final
+
 from sandgate.contract.errors import FAILURE_CLASS, FailureClass, FailureReason
+from sandgate.contract.exits import one_line, signal_name
 from sandgate.contract.job import Completion, RewardSource, RolloutJobSpec
 from sandgate.contract.session import SessionOutcome, SessionState, SessionSummary
 from sandgate.operator.plan.actions import Exit, Outage, SessionObserved
@@ -23,28 +27,38 @@ SLACK_S = 30.0
 SHARE = 0.1
 """Of its time: an agent that lost less than that to an outage and ran out of time, would have done so anyway."""
 
+RIGHT: Final = 0
+WRONG: Final = 1
+"""What an agent says by its exit code, where that is the reward. Any other code says that it broke."""
+ITS_OWN = (FailureReason.ANSWER_WRONG, FailureReason.AGENT_EXIT, FailureReason.AGENT_SIGNAL)
+"""Ends that an agent comes to when what it needs is away."""
+
 Failure = tuple[FailureReason | None, str]
 """(reason or None for a good end, detail for people)."""
 
 
-def failure(seen: SessionObserved, end: Exit, completion: Completion) -> Failure:
+def failure(spec: RolloutJobSpec, seen: SessionObserved, end: Exit) -> Failure:
     """Why the session ended, from what sandbox, driver and gateway know. The most specific knowledge wins."""
     said = seen.summary
-    completed = said is not None and said.state is SessionState.COMPLETE
+    completes = seen.remote or spec.agent.completion is Completion.COMPLETE
+    completed = completes and said is not None and said.state is SessionState.COMPLETE
     if said is not None and said.state is SessionState.ABORTED:
         return FailureReason.ABORTED, "aborted at the gateway"
     if seen.stop is not None and seen.stop.reason is not None:
         return _stopped(seen, seen.stop.reason, seen.stop.detail, end, completed=completed)
     if end.reason is not None:
         return end.reason, end.detail
-    if seen.stop is not None:  # stopped because it had completed: how it died does not matter
+    if seen.stop is not None and completed:  # stopped because of that: how it died does not matter
         return _limit(said)
+    if seen.stop is not None:  # by an operator of another version: what it made of that says nothing
+        return FailureReason.ABORTED, seen.stop.detail or "stopped for a reason that is not known here"
     if end.signal is not None:
-        text = end.detail or f"killed by signal {end.signal}"
+        text = _with(f"killed by {signal_name(end.signal)}", end)
         return _or_outage(seen, end, (FailureReason.AGENT_SIGNAL, text))
-    if end.code != 0:
-        return _or_outage(seen, end, _crashed(end, said))
-    if completion is Completion.COMPLETE and not completed:
+    if end.code != RIGHT and not seen.remote:
+        by_code = spec.reward.source is RewardSource.EXIT_CODE
+        return _or_outage(seen, end, _exited(end, said, by_code=by_code))
+    if completes and not completed:
         return _or_outage(seen, end, (FailureReason.AGENT_EXIT, "exited without a POST to /complete"))
     if said is not None and said.engine_errors and not said.turns:
         return FailureReason.ENGINE_ERROR, "no turn got through: the engine failed"
@@ -73,7 +87,7 @@ def _stopped(
 
 def _or_outage(seen: SessionObserved, end: Exit, failed: Failure) -> Failure:
     """An agent that crashed while what it needs was away, crashed of that; a limit it had reached is its own."""
-    if failed[0] not in (FailureReason.AGENT_EXIT, FailureReason.AGENT_SIGNAL):
+    if failed[0] not in ITS_OWN:
         return failed
     begun = _begun(seen)
     for away in reversed(seen.outages):
@@ -92,15 +106,19 @@ def _missing(away: Outage) -> str:
     return "its gateway was away" if away.reason is FailureReason.GATEWAY_LOST else "no engine answered"
 
 
-def _crashed(end: Exit, said: SessionSummary | None) -> Failure:
+def _exited(end: Exit, said: SessionSummary | None, *, by_code: bool) -> Failure:
     """A non-zero exit: agents commonly die of the answer that a limit or a failing engine gives."""
     limit, detail = _limit(said)
     if limit is not None:
         return limit, detail
-    text = f"exit code {end.code}" + (f": {end.detail}" if end.detail else "")
+    text = _with(f"exit code {end.code}{' with a traceback' if end.traceback else ''}", end)
     if said is not None and said.engine_errors:
         return FailureReason.ENGINE_ERROR, f"{text}; the engine failed {said.engine_errors} calls of it"
-    return FailureReason.AGENT_EXIT, text
+    return FailureReason.ANSWER_WRONG if by_code and end.code == WRONG else FailureReason.AGENT_EXIT, text
+
+
+def _with(how: str, end: Exit) -> str:
+    return f"{how}: {one_line(end.detail)}" if end.detail else how
 
 
 def _limit(said: SessionSummary | None) -> Failure:
@@ -129,12 +147,13 @@ def reward_of(
         return SessionOutcome(failure_reason=reason, detail=detail)
     message = end.message if spec.reward.source is RewardSource.AGENT else None
     if spec.reward.source is RewardSource.EXIT_CODE:
-        well = reason is None  # a completed agent that was stopped has no exit code of its own
+        if reason is None and end.code != RIGHT:  # nobody saw one, so nothing is scored
+            return SessionOutcome()
         return SessionOutcome(
             failure_reason=reason,
             detail=detail,
-            reward=float(well),
-            reward_info={"exit_code": end.code},
+            reward=float(reason is None),
+            reward_info=_how(reason, detail, end),
             discount=discount,
         )
     if spec.reward.source is RewardSource.VERIFIER and verdict is not None:
@@ -148,3 +167,15 @@ def reward_of(
         reward_info=message.reward_info,
         discount=discount,
     )
+
+
+def _how(reason: FailureReason | None, detail: str, end: Exit) -> dict[str, Any]:
+    """What a record says of an exit code and of an end without one: `exit_code` and `signal` are the agent's own, so
+    those of one that was stopped are null; `detail` is the last line that it wrote, or why it was stopped."""
+    if reason is None:
+        return {"exit_code": end.code}
+    if reason is FailureReason.SESSION_TIMEOUT:
+        return {"exit_code": None, "signal": None, "detail": one_line(detail), "traceback": False}
+    signal = None if end.signal is None else signal_name(end.signal)
+    said = {"exit_code": end.code, "signal": signal, "detail": one_line(end.detail)}
+    return said | {"traceback": end.traceback}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sandgate.contract.choices import RewardSource
 from sandgate.contract.names import gateway_name, is_derived
 from sandgate.contract.status import JobCondition
 from sandgate.operator.plan.actions import Action, HoldRemote, JobObserved, JobWant, OpenRemote, Ref
@@ -54,6 +55,11 @@ def _refusal(want: JobWant, seen: JobObserved, one: RemoteObserved) -> str:
         return f"spec.jobName: {ref.job} is over"
     if is_derived(ref.job, ref.called):
         return "metadata.name: names of this form are those of the job's own sessions; use another"
+    if spec.reward.source is RewardSource.EXIT_CODE:
+        return (
+            f"spec.jobName: {ref.job} rewards exit codes, and that of an agent elsewhere is not seen; use a job whose"
+            " reward.source is agent, verifier or trainer"
+        )
     if ref.sample >= spec.group_size:
         return f"spec.sampleIndex: {ref.sample} is beyond the job's groupSize {spec.group_size}"
     known = [gateway_name(ref.job, index) for index in range(spec.gateway.replicas)]

@@ -120,8 +120,9 @@ def _times(seen: SessionObserved, agent: Running, limit_at: float, now: float) -
 def _ended(spec: RolloutJobSpec, seen: SessionObserved, end: Exit, now: float) -> list[Action]:
     if seen.looked_at < end.at:  # what the gateway knew before the end may have changed with it
         return [LookSession(seen.ref)]
-    reason, _ = failure(seen, end, spec.agent.completion)
-    if spec.reward.source is not RewardSource.VERIFIER or spec.reward.verifier is None or is_infra(reason):
+    reason, _ = failure(spec, seen, end)
+    unjudged = is_infra(reason) or reason is FailureReason.AGENT_MISSING
+    if spec.reward.source is not RewardSource.VERIFIER or spec.reward.verifier is None or unjudged:
         return _seal(spec, seen, end)
     judge = seen.verifier
     if judge is None:
@@ -150,7 +151,7 @@ def _seal(
     end: Exit,
     verdict: Exit | None = None,
 ) -> list[Action]:
-    reason, detail = failure(seen, end, spec.agent.completion)
+    reason, detail = failure(spec, seen, end)
     if verdict is not None and (why := _no_verdict(seen, verdict)):
         reason, detail = FailureReason.VERIFIER_FAILED, why
     return [SealSession(seen.ref, reward_of(spec, reason, detail, end, verdict))]
@@ -169,10 +170,10 @@ def _no_verdict(seen: SessionObserved, verdict: Exit) -> str:
 
 def _remote(spec: RolloutJobSpec, seen: SessionObserved, now: float) -> list[Action]:
     """The agent runs elsewhere: /complete ends it, or its time does. What a sandbox would leave as its termination
-    message, it leaves there, as `reward_info`."""
+    message, it leaves there, as `reward_info`. Nobody sees an exit code."""
     said = seen.summary.complete_info if seen.summary is not None else None
     info = said or {}
-    done = Exit(at=seen.looked_at, code=0, message=TerminationMessage(finite(info.get("reward")), info, said))
+    done = Exit(at=seen.looked_at, message=TerminationMessage(finite(info.get("reward")), info, said))
     if seen.told is Told.NOTHING:  # what its agent needs to know stands there
         return [WriteSession(seen.ref)]
     if seen.stop is not None:

@@ -8,6 +8,7 @@ from typing import Protocol, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from sandgate.contract.errors import FailureReason
 from sandgate.operator.drivers.local import (
     Counts,
     Draining,
@@ -62,6 +63,8 @@ def line_of(event: Event) -> str | None:
             return f"stopping: {plural(running, 'session')} may end; Ctrl-C again aborts them"
         case Problem(text=text):
             return f"problem: {text}"
+        case SessionEnded(failure_reason=FailureReason.ANSWER_WRONG, traceback=False):
+            return None  # rollouts are often wrong: the summary counts them
         case SessionEnded(failure_reason=reason) if reason is not None:
             where = f"{event.session_id} (task {event.uid}, sample {event.sample}, attempt {event.attempt})"
             return f"{where}: {event.failure_class}/{reason} {event.detail}".rstrip()

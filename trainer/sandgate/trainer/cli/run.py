@@ -179,6 +179,7 @@ def report(ran: Ran, out: Path, model: str) -> dict[str, Json]:
         "turns": result.turns,
         "forks": result.forks,
         "failures": result.failures,
+        "tracebacks": result.tracebacks,
         "restarts": result.restarts,
         "wall_s": round(result.seconds, 3),
         "tokens_per_s": round(sampled / result.seconds, 1) if result.seconds else None,
@@ -194,6 +195,9 @@ def rows(found: dict[str, Any]) -> list[dict[str, str]]:
     reward = "-"
     if found["reward_mean"] is not None:
         reward = f"{found['reward_mean']:.3f} ± {found['reward_std']:.3f}, {found['solved']:.0%} solved"
+    failures = say.cell(found["failures"])
+    if found["tracebacks"]:
+        failures += f"; exit 1 with a traceback: {found['tracebacks']:,}"
     lines = {
         "state": "complete" if found["complete"] else "not complete: run it again to go on",
         "sessions": f"{found['sessions']:,} in {say.plural(found['groups'], 'group')}",
@@ -202,7 +206,7 @@ def rows(found: dict[str, Any]) -> list[dict[str, str]]:
         "tokens": f"{found['sampled_tokens']:,} sampled, {found['context_tokens']:,} context",
         "rate": f"{found['tokens_per_s'] or 0:,.1f} tokens/s, {found['wall_s']:.1f} s",
         "forks": say.cell(found["forks"]),
-        "failures": say.cell(found["failures"]),
+        "failures": failures,
         "restarts": say.cell(found["restarts"] or None),
         "problems": "; ".join(found["problems"]) or "-",
         "trajectories": f"{found['trajectories']:,} in {found['trajectories_file'] or found['out']}",

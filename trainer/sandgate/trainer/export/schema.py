@@ -12,6 +12,7 @@ How readers treat what they find:
 * Same or older version: a missing column of a field that has a default is filled with that default; unknown columns
   are ignored (a newer writer of the same version added them); order is free; wider or differently spelled types of the
   same values (large_list, int64, dictionary of strings: what other tools write back) are cast, never truncated.
+* `masked` follows from `reward` and `failure_class`: it is worked out anew, whether it is there or not.
 * Anything else is CorruptRecord and names the column: a missing column without default, a column that is there twice, a
   null in a column that has none, a value that does not fit.
 * Metadata that a tool dropped are no error: the rows' own version is checked then.
@@ -23,9 +24,10 @@ from dataclasses import MISSING, fields
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from sandgate.contract.errors import CorruptRecord, NewerRecord
-from sandgate.contract.trajectory import SCHEMA_VERSION, Trajectory
+from sandgate.contract.errors import CorruptRecord, FailureClass, NewerRecord
+from sandgate.contract.trajectory import DERIVED, SCHEMA_VERSION, Trajectory
 from sandgate.trainer.export.values import dumps
 
 VERSION_KEY = b"sandgate.schema_version"
@@ -70,6 +72,7 @@ COLUMNS: dict[str, Column] = {
     "failure_class": Column(_STR),
     "failure_reason": Column(_STR),
     "complete": Column(pa.bool_()),
+    "masked": Column(pa.bool_()),
     "model": Column(_STR),
     "renderer": Column(_STR),
     "engine": Column(_STR),
@@ -125,8 +128,15 @@ def conform(batch: Any) -> Any:
 
     No copy where a column already has its type.
     """
-    columns = [_column(batch, field) for field in _SCHEMA]
-    return pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
+    columns = {field.name: _column(batch, field) for field in _SCHEMA if field.name not in DERIVED}
+    columns["masked"] = _masked(columns["reward"], columns["failure_class"])
+    return pa.RecordBatch.from_arrays([columns[name] for name in _SCHEMA.names], schema=_SCHEMA)
+
+
+def _masked(reward: Any, blame: Any) -> Any:
+    """As `Trajectory.masked`."""
+    others = pc.fill_null(pc.not_equal(blame, FailureClass.POLICY.value), False)
+    return pc.or_(pc.is_null(reward), others)
 
 
 def _column(batch: Any, want: Any) -> Any:

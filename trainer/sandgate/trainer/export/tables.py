@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from sandgate.contract.errors import CorruptRecord, InvalidBody
-from sandgate.contract.trajectory import ARRAY_FIELDS, Trajectory
+from sandgate.contract.trajectory import ARRAY_FIELDS, DERIVED, Trajectory
 from sandgate.trainer.export.schema import JSON_COLUMNS, check_version, conform, schema
 from sandgate.trainer.export.values import dumps, loads
 
@@ -121,9 +121,10 @@ def _token_lists(name: str, values: list[Any]) -> Any:
 def unpack(batch: Any) -> Iterator[Trajectory]:
     """Rows of a RecordBatch as trajectories. Raises NewerRecord, CorruptRecord."""
     batch = conform(batch)
-    columns = [_cells(field, column) for field, column in zip(batch.schema, batch.columns, strict=True)]
-    for cells in zip(*columns, strict=True):
-        yield Trajectory(**dict(zip(batch.schema.names, cells, strict=True)))
+    given = [field for field in batch.schema if field.name not in DERIVED]
+    names = [field.name for field in given]
+    for cells in zip(*(_cells(field, batch.column(field.name)) for field in given), strict=True):
+        yield Trajectory(**dict(zip(names, cells, strict=True)))
 
 
 def _cells(field: Any, column: Any) -> Iterator[Any]:
