@@ -109,6 +109,10 @@ class SessionSummary:
     """`turns`, `totalTokens` or `context`: what refused a turn."""
     engine_errors: int = 0
     """Turns that the engine failed, after all retries."""
+    engine_reason: str = ""
+    """Reason code of the last of them, in this life of the gateway."""
+    engine_error: str = ""
+    """What was said then, for people."""
     reward: float | None = None
     complete_info: dict[str, Json] | None = None
     """reward_info of the agent's /complete."""
@@ -116,6 +120,8 @@ class SessionSummary:
     """All its trajectories were acknowledged. Attempts that do not count for their group never are."""
     failure_class: str | None = None
     failure_reason: str | None = None
+    failure_detail: str = ""
+    """For people."""
     created_at: float = 0.0
     changed_at: float = 0.0
     metadata: dict[str, Json] = field(default_factory=dict)
