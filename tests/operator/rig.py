@@ -17,7 +17,7 @@ from sandgate.gateway.engine.scripted_server import ScriptedServer
 from sandgate.gateway.tokens.load import read_checkpoint
 from sandgate.operator.drivers.local import Event, JobResult, run_local
 from sandgate.sandbox import procfs
-from sandgate.trainer.export.parquet import merge_parquet, read_parquet, write_parquet
+from sandgate.trainer.export.parquet import merge_parquet, read_parquet, samples_in_parquet, write_parquet
 
 HERE = Path(__file__).parent
 MODEL = HERE.parents[1] / "examples" / "shop" / "model"
@@ -104,6 +104,7 @@ class Rig:
                 out=self.out,
                 write_groups=write_parquet,
                 merge=merge_parquet,
+                samples_in=samples_in_parquet,
                 engine_url=self.url if url == "" else url,
                 progress=self.tell,
                 stop=self.stop,

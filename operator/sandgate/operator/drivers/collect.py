@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -24,6 +24,8 @@ WriteGroups: TypeAlias = Callable[[Path, Iterable[Trajectory]], Any]
 """Writes a Parquet file, whole and durable or not at all; blocks."""
 Merge: TypeAlias = Callable[[Sequence[Path], Path], Any]
 """All rows of many files in one; blocks."""
+SamplesIn: TypeAlias = Callable[[Path], Collection[tuple[str, int]]]
+"""Samples (uid, index) that have a row in a file; blocks."""
 
 TTL_S = 60.0
 """Of a lease; writing a group takes milliseconds."""
@@ -47,11 +49,14 @@ class Collector:
     occasion: asyncio.Event = field(default_factory=asyncio.Event)
     """A group settled."""
     collected: set[str] = field(default_factory=set)
+    reopened: Collection[str] = ()
+    """Groups whose files, if there are some, lack rows of attempts that were made since: each is written anew, from
+    the journals, before the run ends."""
 
     def resume(self) -> None:
         """Files of earlier runs. A group is written when it is whole or closed: nothing more comes of it."""
         for uid in (*self.observed.settled, *self.observed.groups):
-            if self.folder.group(self.job, uid).exists():
+            if uid not in self.reopened and self.folder.group(self.job, uid).exists():
                 self.collected.add(uid)
                 self.observed.closed(uid)
                 self.observed.commit(uid, ())
@@ -90,14 +95,15 @@ class Collector:
         for row in lease.trajectories:
             rows.setdefault(row.uid, []).append(row)
         for uid, group in rows.items():
-            await self._write(uid, group)
+            if uid not in self.reopened:  # else what was acknowledged before is not on this lease
+                await self._write(uid, group)
         try:
             await gateway.client.ack(lease.lease_id)
         except (Conflict, NotFound) as error:
             # We were slower than the lease. The files hold what they should; it will be offered, and written, again.
             log.warning("lease %s: %s", lease.lease_id, error)
             return
-        for uid in rows:
+        for uid in rows.keys() - self.reopened:
             self.observed.commit(uid, names.get(uid, ()))
 
     async def _write(self, uid: str, rows: list[Trajectory]) -> None:

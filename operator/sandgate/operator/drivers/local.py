@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +16,12 @@ from typing import Any
 
 from sandgate.contract.errors import Gone, NotFound
 from sandgate.contract.job import Backend, RolloutJob, Task
-from sandgate.contract.session import SessionHandle, SessionSpec, SessionState
+from sandgate.contract.session import SessionHandle, SessionSpec, SessionState, SessionSummary
 from sandgate.contract.status import JobCondition, RolloutJobStatus
 from sandgate.operator.drivers.collect import Collector
 from sandgate.operator.drivers.collect import Merge as Merge
+from sandgate.operator.drivers.collect import SamplesIn as SamplesIn
 from sandgate.operator.drivers.collect import WriteGroups as WriteGroups
-from sandgate.operator.drivers.folder import Folder
 from sandgate.operator.drivers.gateways import LocalGateway
 from sandgate.operator.drivers.progress import Counts as Counts
 from sandgate.operator.drivers.progress import Draining as Draining
@@ -38,19 +38,22 @@ from sandgate.operator.drivers.progress import SessionEnded as SessionEnded
 from sandgate.operator.drivers.progress import SessionStarted as SessionStarted
 from sandgate.operator.drivers.progress import Tell
 from sandgate.operator.drivers.report import Meter, result
+from sandgate.operator.drivers.resuming import reopen, reopened
+from sandgate.operator.drivers.retrying import own_sessions, to_retry
 from sandgate.operator.drivers.sandboxes import Sandboxes, check
-from sandgate.operator.drivers.standing import absolute, standing
+from sandgate.operator.drivers.standing import Standing, absolute, standing
 from sandgate.operator.drivers.supervise import Supervised
 from sandgate.operator.drivers.tasks import load_tasks
 from sandgate.operator.manifest import load_job as load_job
 from sandgate.operator.observe import JOB_KEY, Observed
 from sandgate.operator.plan import actions
 from sandgate.operator.plan.actions import Action, JobWant, Ref
+from sandgate.operator.plan.gaps import Gaps, Sample, gaps
 from sandgate.operator.plan.job import plan_job
 from sandgate.operator.plan.session import plan_session
 from sandgate.operator.plan.status import is_over
 from sandgate.operator.reconcile import Reconciler
-from sandgate.sandbox.process import Guard, watch_memory
+from sandgate.sandbox.process import watch_memory
 
 COUNTS_S = 1.0
 """Between Counts events."""
@@ -73,19 +76,22 @@ async def run_local(
     out: Path,
     write_groups: WriteGroups,
     merge: Merge,
+    samples_in: SamplesIn,
     engine_url: str | None = None,
     progress: Tell = ignore,
     stop: asyncio.Event | None = None,
     abort: asyncio.Event | None = None,
+    retry_failed: bool = False,
 ) -> JobResult:
     """Run `job` to its end, or until it was told to stop; running it again with the same `out` goes on.
 
     `manifest_dir`: what relative paths of the manifest begin at. `progress` is called on the event loop. `stop`:
     start nothing new, let sessions end. `abort`: end now; sessions that run are tried again by the next run.
+    `retry_failed`: samples without a row, of groups that are not there, are tried again whatever they failed of.
     `spec.output`, `trainer` and `staleness` belong to clusters with a trainer and have no effect here.
 
-    Raises BadManifest, Unsupported (the job cannot run here), Conflict (`out` is in use, or another job's),
-    Unavailable (engine or gateway do not start, or keep dying).
+    Raises BadManifest, Unsupported (the job cannot run here), Conflict (`out` is in use, or holds another job, or rows
+    that this manifest would not make), Unavailable (engine or gateway do not start, or keep dying).
     """
     check(job)
     manifest_dir, out = absolute(manifest_dir), absolute(out)
@@ -94,11 +100,10 @@ async def run_local(
         backend = job.spec.agent.backend.value
         progress(Problem(text=f"backend {backend}: here agents run as local processes, without isolation"))
     async with standing(
-        job, manifest_dir=manifest_dir, out=out, tell=progress, engine_url=engine_url
+        job, manifest_dir=manifest_dir, out=out, tell=progress, engine_url=engine_url, tasks=tasks
     ) as ours:
-        run = LocalRun(
-            job, tasks, manifest_dir, ours.folder, ours.gateways, ours.guard, progress, write_groups
-        )
+        run = LocalRun(job, tasks, manifest_dir, ours, progress, write_groups, samples_in)
+        run.retry_failed = retry_failed
         served = [one.process for one in ours.gateways.values()]
         served += [ours.model.process] if ours.model.process else []
         abort = abort or asyncio.Event()
@@ -116,12 +121,12 @@ class LocalRun:
         job: RolloutJob,
         tasks: tuple[Task, ...],
         manifest_dir: Path,
-        folder: Folder,
-        found: Mapping[str, LocalGateway],
-        guard: Guard,
+        ours: Standing,
         tell: Tell,
         write_groups: WriteGroups,
+        samples_in: SamplesIn,
     ) -> None:
+        found, folder = ours.gateways, ours.folder
         self.job, self.folder, self.gateways, self.tell = job, folder, found, tell
         self.tasks = {task.uid: task for task in tasks}
         # Nobody publishes weights here, so nothing can be stale, and waiting for them would never end.
@@ -130,8 +135,10 @@ class LocalRun:
             self._plan, self._carry_out, woke=lambda key: self.observed.waits(key, None)
         )
         self.observed = Observed(self.want, self.reconciler.touch, started_at=time.time())
-        self.sandboxes = Sandboxes(job, manifest_dir, folder, guard, self.observed, self._spawn)
+        self.sandboxes = Sandboxes(job, manifest_dir, folder, ours.guard, self.observed, self._spawn)
         self.collector = Collector(job.metadata.name, folder, found, self.observed, write_groups, tell)
+        self.recipe, self.samples_in = ours.recipe, samples_in
+        self.retry_failed = False
         self.observed.on_settled(lambda uid: self.collector.occasion.set())
         self.meter = Meter(self.observed, found, tell)
         self.handles: dict[str, tuple[str, SessionHandle]] = {}
@@ -168,10 +175,12 @@ class LocalRun:
 
     async def _resume_and_run(self) -> None:
         lost = 0
-        for gateway in self.gateways.values():
-            listed = [one async for one in gateway.client.sessions(job=self.job.metadata.name)]
+        held = await own_sessions(self.job, self.gateways, self.tasks)
+        again = await self._again([one for listed in held.values() for one in listed])
+        for name, listed in held.items():
+            gateway = self.gateways[name]
             lost += sum(not one.state.ended for one in listed)
-            self.observed.found(gateway.name, listed)
+            self.observed.found(gateway.name, listed, again=again)
             for one in listed:
                 if not one.state.ended and one.session_id in self.observed.sessions:
                     handle = await gateway.client.create(
@@ -186,6 +195,19 @@ class LocalRun:
         for name in self.gateways:
             self.observed.gateway(name, ready=True)
         await self.reconciler.run()
+
+    async def _again(self, listed: list[SessionSummary]) -> set[Sample]:
+        """Samples that are to be tried anew; and the folder knows which groups' files to trust no more."""
+        opened = set(reopened(self.folder.root))
+        again: set[Sample] = set()
+        if self.retry_failed:
+            again = await asyncio.to_thread(
+                to_retry, self.job, self.folder, self.tasks, listed, self.samples_in
+            )
+            opened |= {uid for uid, _ in again}
+            await asyncio.to_thread(reopen, self.folder.root, opened)
+        self.collector.reopened = opened
+        return again
 
     async def _drain(self, stop: asyncio.Event) -> None:
         await stop.wait()
@@ -215,9 +237,14 @@ class LocalRun:
                 self.observed.wrote(action.status)
         status = self.observed.status
         over = any(is_over(status, kind) for kind in (JobCondition.COMPLETE, JobCondition.FAILED))
+        missing: Gaps = {}
         if over:
             files = self.collector.files(self.tasks)
             await asyncio.to_thread(merge, files, self.folder.trajectories)
+            have = await asyncio.to_thread(self.samples_in, self.folder.trajectories)
+            missing = gaps(self.tasks, self.job.spec, set(have))
+        left = set(self.collector.reopened) - self.collector.collected
+        await asyncio.to_thread(reopen, self.folder.root, left)
         self.meter.counts()
         complete = is_over(status, JobCondition.COMPLETE) and not self.collector.missing()
         return await result(
@@ -228,6 +255,7 @@ class LocalRun:
             groups=len(self.collector.collected),
             seconds=self.meter.seconds,
             restarts=sum(one.restarts for one in served),
+            missing=missing,
         )
 
     async def give_up(self, served: list[Supervised]) -> JobResult:
@@ -342,6 +370,7 @@ class LocalRun:
             attempt=ref.attempt,
             reward_source=self.job.spec.reward.source.value,
             task=document if len(str(document)) <= TASK_CHARS_MAX else None,
+            metadata={} if task is None else self.recipe.metadata(task),
         )
 
     async def _look(self, ref: Ref) -> None:

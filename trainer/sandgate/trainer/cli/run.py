@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sandgate.contract.errors import InvalidBody, NotFound, Unavailable
+from sandgate.contract.errors import InvalidBody, NotFound, SandgateError, Unavailable
 from sandgate.contract.trajectory import Json
 from sandgate.trainer import outdir
 from sandgate.trainer.cli import say
@@ -39,12 +39,15 @@ def run(
         str | None,
         typer.Option("--engine-url", metavar="URL", help="Use this engine, whatever the manifest says."),
     ] = None,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Run samples that failed, and left no row, again.")
+    ] = False,
     json: say.AsJson = False,
 ) -> None:
     """Run a job on this machine: engine (if managed), gateway, agents; then a summary and trajectories.parquet.
 
-    Ctrl-C lets running sessions end, a second one aborts them; running it again goes on. Exit code 0: the job is
-    complete; 1: it failed or is incomplete; 130: stopped by Ctrl-C before it was complete.
+    Ctrl-C lets running sessions end, a second one aborts them; running it again goes on. Exit code 0: every group is
+    there; 1: the job failed or groups are missing; 130: stopped by Ctrl-C before it was complete.
     """
     from sandgate.operator.drivers.local import load_job
     from sandgate.trainer.cli.progress import display
@@ -56,7 +59,9 @@ def run(
     stops = Stops()
     try:
         with display(quiet=json) as shown:
-            ran = asyncio.run(_run(job, manifest.resolve().parent, folder, engine_url, shown, stops))
+            ran = asyncio.run(
+                _run(job, manifest.resolve().parent, folder, engine_url, shown, stops, retry_failed)
+            )
     except Unavailable as error:  # it was asked rightly, and did not happen
         say.error_line(error)
         raise typer.Exit(say.NOT_DONE) from None
@@ -66,6 +71,8 @@ def run(
     else:
         say.table(rows(found), "run", "")
     if not ran.result.complete:
+        if ran.result.cause:
+            say.error_line(SandgateError(ran.result.cause))
         raise typer.Exit(say.STOPPED if stops.count else say.NOT_DONE)
 
 
@@ -103,10 +110,16 @@ class Ran:
 
 
 async def _run(
-    job: RolloutJob, base: Path, out: Path, engine_url: str | None, shown: Display, stops: Stops
+    job: RolloutJob,
+    base: Path,
+    out: Path,
+    engine_url: str | None,
+    shown: Display,
+    stops: Stops,
+    retry_failed: bool,
 ) -> Ran:
     from sandgate.operator.drivers.local import Counts, GatewayReady, SessionStarted, run_local
-    from sandgate.trainer.export.arrow import merge_parquet, write_parquet
+    from sandgate.trainer.export.arrow import merge_parquet, samples_in_parquet, write_parquet
 
     last: Counts | None = None
 
@@ -128,10 +141,12 @@ async def _run(
             out=out,
             write_groups=write_parquet,
             merge=merge_parquet,
+            samples_in=samples_in_parquet,
             engine_url=engine_url,
             progress=tell,
             stop=stop,
             abort=abort,
+            retry_failed=retry_failed,
         )
     )
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -174,6 +189,8 @@ def report(ran: Ran, out: Path, model: str) -> dict[str, Json]:
     sampled = ran.last.sampled_tokens if ran.last else 0
     return {
         "complete": result.complete,
+        "cause": result.cause or None,
+        "missing_groups": result.missing_groups,
         **numbers,
         "sessions": result.sessions,
         "turns": result.turns,
@@ -199,7 +216,7 @@ def rows(found: dict[str, Any]) -> list[dict[str, str]]:
     if found["tracebacks"]:
         failures += f"; exit 1 with a traceback: {found['tracebacks']:,}"
     lines = {
-        "state": "complete" if found["complete"] else "not complete: run it again to go on",
+        "state": state(found),
         "sessions": f"{found['sessions']:,} in {say.plural(found['groups'], 'group')}",
         "reward": reward,
         "turns": say.cell(found["turns"]),
@@ -214,3 +231,12 @@ def rows(found: dict[str, Any]) -> list[dict[str, str]]:
     }
     optional = {"restarts", "problems"}
     return [{"run": name, "": text} for name, text in lines.items() if not (name in optional and text == "-")]
+
+
+def state(found: dict[str, Any]) -> str:
+    """Of the job, and what to do about it."""
+    if found["complete"]:
+        return "complete"
+    if found["cause"]:
+        return "failed: mend the cause, then run it again with --retry-failed"
+    return "not complete: run it again to go on"
