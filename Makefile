@@ -22,16 +22,16 @@ BIN := .venv/bin
 # One stamp for each state of the two files that define the environment; a change of either builds it anew.
 STAMP := .venv/.sandgate-$(shell cat pyproject.toml constraints.txt | sha256sum | cut -c1-16)
 
-## make demo                a whole job on this machine: engine, gateway, agents, trajectories -> out/demo
+## make demo [FRESH=1]      a whole job on this machine: engine, gateway, agents, trajectories -> out/demo; FRESH=1: anew
 .PHONY: demo
 demo: venv
-	engine="$$(scripts/engine-env.sh | tail -n 1)"
-	PATH="$(CURDIR)/$(BIN):$$PATH" SANDGATE_ENGINE_VENV="$$engine" sandgate run examples/shop/job.yaml --out out/demo
+	@engine="$$(scripts/engine-env.sh | tail -n 1)"
+	SANDGATE_ENGINE_VENV="$$engine" $(BIN)/sandgate run examples/shop/job.yaml --out out/demo $(if $(filter-out 0,$(FRESH)),--fresh)
 
 ## make demo-rl [ARGS=...]  TRL's GRPO on rollouts of that agent: watch it learn -> out/demo-rl. ARGS: --seed 1 --ahead 1
 .PHONY: demo-rl
 demo-rl: venv
-	engine="$$(scripts/engine-env.sh | tail -n 1)"
+	@engine="$$(scripts/engine-env.sh | tail -n 1)"
 	trl="$$(scripts/trainer-env.sh trl | tail -n 1)"
 	export SANDGATE_ENGINE_VENV="$$engine" PYTHONPATH="$$(printf '$(CURDIR)/%s:' contract gateway operator sandbox trainer)"
 	"$$trl/bin/python" examples/shop-rl/demo.py --out out/demo-rl $(ARGS)

@@ -89,7 +89,9 @@ FRONT_DOORS = {
     "operator": (
         "operator.reconcile",
         "operator.manifests",
+        "operator.drivers.fresh",
         "operator.drivers.local",
+        "operator.drivers.preflight",
         "operator.drivers.serve",
     ),
     "contract": ("contract", "contract.*"),
@@ -106,6 +108,7 @@ SIDE_DOORS = {
     ),
     "trainer.ray.actor": ("gateway.app", "gateway.config"),
     "trainer.verl.engine": ("gateway.engine.api", "gateway.engine.answers", "gateway.engine.generation"),
+    "trainer.preflight": ("gateway.tokens.load",),
     "trainer.doctor.*": ("gateway.tokens.load", "gateway.tokens.api", "gateway.conversation.messages"),
     "trainer.cli": ("gateway.app", "gateway.config", "gateway.engine.scripted", "operator.command"),
     "trainer.cli.*": ("gateway.app", "gateway.config", "gateway.engine.scripted", "operator.command"),

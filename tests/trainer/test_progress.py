@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import os
+import re
+import sys
+import termios
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 from rich.console import Console
@@ -17,22 +25,25 @@ from sandgate.operator.drivers.local import (
     Event,
     GatewayReady,
     GroupCollected,
+    Note,
     Problem,
     ProcessRestarted,
     Resumed,
     SessionEnded,
     SessionStarted,
 )
-from sandgate.trainer.cli.progress import Bars, Lines, counts_of, line_of
+from sandgate.trainer.cli.progress import Bars, Display, Lines, Tally, about, counts_of, display, line_of
 
 
-def counts(seconds: float, *, ended: int = 1, failed: int = 0, retries: int = 0) -> Counts:
-    return Counts(total=8, running=2, ended=ended, failed=failed, retries=retries, collected=0, groups=2, turns=3,
+def counts(seconds: float, *, ended: int = 1, failed: int = 0, retries: int = 0, running: int = 2) -> Counts:
+    return Counts(total=8, running=running, ended=ended, failed=failed, retries=retries, collected=0, groups=2, turns=3,
                   sampled_tokens=99, tokens_per_s=1234.5, seconds=seconds)  # fmt: skip
 
 
-def session(reason: FailureReason | None = None, detail: str = "") -> SessionEnded:
-    return SessionEnded(session_id="s", uid="q1", sample=0, attempt=1, seconds=1.0, reward=None, turns=1, tokens=1,
+def session(
+    reason: FailureReason | None = None, detail: str = "", reward: float | None = None
+) -> SessionEnded:
+    return SessionEnded(session_id="s", uid="q1", sample=0, attempt=1, seconds=1.0, reward=reward, turns=1, tokens=1,
                         sampled_tokens=1, forks={}, failure_class=FailureClass.INFRA if reason else None,
                         failure_reason=reason, detail=detail)  # fmt: skip
 
@@ -49,6 +60,7 @@ EVENTS: list[tuple[Event, str | None]] = [
         "going on: 1 sample and 0 groups are done; 2 sessions that it cut short will run again",
     ),
     (Draining(running=1), "stopping: 1 session may end; Ctrl-C again aborts them"),
+    (Note(text="no walls here"), "note: no walls here"),
     (Problem(text="disk is slow"), "problem: disk is slow"),
     (SessionStarted(session_id="s", uid="q", sample=0, attempt=0), None),
     (session(), None),
@@ -66,8 +78,74 @@ def test_what_is_told_in_words(event: Event, line: str | None) -> None:
 
 
 def test_counts_in_a_line() -> None:
-    assert counts_of(counts(12.0)) == "1/8 sessions (2 running), 0/2 groups, 3 turns, 1,234 tokens/s, 12 s"
-    assert "(2 running, 1 failure, 2 retries)" in counts_of(counts(1.0, failed=1, retries=2))
+    said = "1/8 sessions (2 running), 0/2 groups, 3 turns, 1,234 tokens/s, 12 s"
+    assert counts_of(counts(12.0), Tally()) == said
+    assert "(2 running, 1 failure, 2 retries)" in counts_of(counts(1.0, failed=1, retries=2), Tally())
+    tally = tallied(session(reward=1.0), session(reward=0.5))
+    assert "0/2 groups, 1 solved, 1 not, 3 turns" in counts_of(counts(12.0), tally)
+
+
+def tallied(*events: Event) -> Tally:
+    tally = Tally()
+    for event in events:
+        tally.tell(event)
+    return tally
+
+
+R = FailureReason
+OUTCOMES: dict[str, tuple[list[Event], str]] = {
+    "nothing ended": ([counts(1.0)], ""),
+    "rewards": ([session(reward=1.0), session(reward=2.0), session(reward=0.0)], "2 solved, 1 not"),
+    "no rewards": ([session()], "1 not scored"),
+    "a failure that has a reward": ([session(R.TURN_LIMIT, reward=1.0)], "1 TurnLimit"),
+    "failures, the most frequent first": (
+        [session(R.EVICTED), session(R.AGENT_EXIT), session(R.AGENT_EXIT)], "2 AgentExit, 1 Evicted",
+    ),
+    "more reasons than a line has room for": (
+        [session(one) for one in (R.EVICTED, R.AGENT_EXIT, R.TURN_LIMIT, R.TOKEN_LIMIT, R.SESSION_TIMEOUT)],
+        "1 Evicted, 1 AgentExit, 1 TurnLimit, 2 other failures",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("events", "said"), OUTCOMES.values(), ids=OUTCOMES)
+def test_outcomes(events: list[Event], said: str) -> None:
+    assert tallied(*events).outcomes() == said
+
+
+LEFT: dict[str, tuple[list[Counts], float | None]] = {
+    "the pace of this run": ([counts(10.0, ended=0), counts(18.0, ended=4)], 8.0),
+    "not the pace of an earlier run": ([counts(10.0, ended=4), counts(14.0, ended=5)], None),
+    "too few have ended": ([counts(10.0, ended=0), counts(14.0, ended=3)], None),
+    "fewer have ended than run at once": (
+        [counts(0.0, ended=0, running=6), counts(14.0, ended=5, running=3)], None,
+    ),
+    "nothing has ended": ([counts(10.0, ended=0), counts(99.0, ended=0)], None),
+    "all have ended": ([counts(10.0, ended=0), counts(18.0, ended=8)], None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("seen", "seconds"), LEFT.values(), ids=LEFT)
+def test_the_time_that_is_left_is_told_when_it_can_be_known(
+    seen: list[Counts], seconds: float | None
+) -> None:
+    assert tallied(*seen).left_s(seen[-1]) == seconds
+
+
+ABOUT = {
+    1.0: "5 s",
+    12.0: "10 s",
+    54.0: "55 s",
+    60.0: "1 min",
+    100.0: "2 min",
+    3_200.0: "53 min",
+    5_400.0: "1.5 h",
+}
+
+
+@pytest.mark.parametrize(("seconds", "said"), ABOUT.items())
+def test_a_guess_is_told_as_exactly_as_it_is(seconds: float, said: str) -> None:
+    assert about(seconds) == f"about {said} left"
 
 
 def lines(*events: Event, quiet: bool = False) -> list[str]:
@@ -96,12 +174,75 @@ def test_brackets_in_a_name_are_not_markup() -> None:
     assert lines(Problem(text="[bold]x[/nope]")) == ["problem: [bold]x[/nope]"]
 
 
-def test_bars_move_and_words_stand_above_them() -> None:
-    out = io.StringIO()
-    with Bars(Console(file=out, force_terminal=True, width=120, highlight=False)) as shown:
-        shown.tell(Problem(text="[red]disk"))
-        shown.tell(counts(1.0, ended=3, failed=1))
-    text = out.getvalue()
+@contextlib.contextmanager
+def terminal(shown: bytearray) -> Iterator[TextIO]:
+    """A real one, by a pty; `shown`: what it was sent, when the block is over."""
+    leader, follower = os.openpty()
+    termios.tcsetwinsize(follower, (24, 80))
+
+    def read() -> None:
+        with (
+            os.fdopen(leader, "rb", buffering=0) as pipe,
+            contextlib.suppress(OSError),
+        ):  # EIO: nobody writes any more
+            while chunk := pipe.read(65536):
+                shown.extend(chunk)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with os.fdopen(follower, "w") as file:
+        yield file
+    reader.join()
+
+
+def on_a_terminal(*events: Event) -> str:
+    """What stderr is sent when it is a terminal."""
+    shown = bytearray()
+    with terminal(shown) as stderr, display_on(stderr) as bars:
+        assert isinstance(bars, Bars)
+        for event in events:
+            bars.tell(event)
+            bars.live.refresh()
+    return shown.decode()
+
+
+@contextlib.contextmanager
+def display_on(stderr: TextIO) -> Iterator[Display]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stderr", stderr)
+        patch.setenv("TERM", "xterm")
+        for name in ("COLUMNS", "LINES", "NO_COLOR", "TTY_COMPATIBLE"):
+            patch.delenv(name, raising=False)
+        with display(quiet=False) as shown:
+            yield shown
+
+
+def test_on_a_terminal_bars_move_and_words_stand_above_them() -> None:
+    text = on_a_terminal(
+        Problem(text="[red]disk"),
+        session(reward=1.0),
+        session(FailureReason.TURN_LIMIT),
+        *(counts(float(second), ended=second, retries=1) for second in range(7)),
+    )
     assert "problem: [red]disk" in text
-    for part in ("sessions", "3/8", "2 running, 1 failed", "0/2", "1,234 tokens/s"):
-        assert part in text
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r", "")
+    frame = plain[plain.rindex("sessions ━") :].splitlines()
+    sessions, groups, outcomes = (" ".join(line.split()) for line in frame[:3])
+    assert re.fullmatch(r"sessions [━╺╸]+ 6/8 2 running, 1 retry 0:00:\d\d", sessions)
+    assert re.fullmatch(r"groups [━╺╸]+ 0/2 1,234 tokens/s, about 5 s left 0:00:\d\d", groups)
+    assert outcomes == "1 solved, 0 not, 1 TurnLimit"
+    assert max(map(len, frame[:3])) <= 80
+    last = frame[-1]
+    assert last.startswith("6/8 sessions (2 running, 1 retry), 0/2 groups, 1 solved"), "it stays when bars go"
+    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") > 0, "the cursor is there again"
+
+
+def test_an_interrupted_display_leaves_the_terminal_as_it_was() -> None:
+    shown = bytearray()
+    with terminal(shown) as stderr, pytest.raises(KeyboardInterrupt), display_on(stderr):
+        raise KeyboardInterrupt
+    assert shown.count(b"\x1b[?25l") == shown.count(b"\x1b[?25h") == 1
+
+
+def test_where_there_is_no_terminal_there_are_lines() -> None:
+    assert isinstance(display(quiet=False), Lines)

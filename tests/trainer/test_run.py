@@ -6,16 +6,18 @@ import asyncio
 import json
 import re
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from sandgate.trainer import tinymodel
+from sandgate.operator.manifest import parse_job
+from sandgate.trainer import preflight, tinymodel
 from sandgate.trainer.cli import app
-from sandgate.trainer.cli import run as command
 from sandgate.trainer.export.arrow import read_parquet
+from sandgate.trainer.finished import identity
 from tests.support.waiting import until
 from tests.trainer.jobs import MANIFEST, ended, lab
 
@@ -43,15 +45,138 @@ async def test_a_job_runs_to_its_end_and_says_what_it_gave(tmp_path: Path) -> No
         assert row.loss_mask.tolist() == [1] * len(row.response_ids)
 
 
-async def test_a_job_that_is_done_is_not_run_again(tmp_path: Path) -> None:
+async def test_a_job_that_is_done_is_reported_from_its_folder(tmp_path: Path) -> None:
     async with lab(tmp_path, ["yes"]) as here:
-        first, again = await here.run("--json"), await here.run("--json")
-        assert (first.code, again.code) == (0, 0)
-        assert here.player.counts["generations"] == 4
-    found = json.loads(again.stdout)
-    assert found["complete"] is True
-    assert (found["sessions"], found["trajectories"], found["reward_mean"]) == (4, 4, 1.0)
-    assert first.stderr == again.stderr == "", "--json is quiet"
+        first = await here.run("--json")
+        assert (first.code, first.stderr) == (0, ""), "--json is quiet"
+        here.url = "http://127.0.0.1:9"  # nothing is asked, and nothing is started
+        again, shown = await here.run("--json"), await here.run()
+        assert (again.code, again.stderr, shown.code, shown.stderr) == (0, "", 0, "")
+    told = json.loads(again.stdout)
+    assert told == json.loads(first.stdout) | {"finished_already": True}
+    assert (told["complete"], told["sessions"], told["trajectories"], told["reward_mean"]) == (
+        True,
+        4,
+        4,
+        1.0,
+    )
+    *_, next_line, last = shown.stdout.splitlines()
+    assert last == "finished already; --fresh runs it anew"
+    assert next_line.split()[0] == "next"
+    assert next_line.endswith(f"sandgate show {told['session']} --out out")
+    looked = CliRunner().invoke(app, ["show", told["session"], "--out", str(tmp_path / "out")])
+    assert "«yes" in looked.stdout
+
+
+def gone(paths: list[Path]) -> None:
+    for path in paths:
+        path.unlink()
+
+
+HARM: dict[str, tuple[Callable[[Path], object], int]] = {
+    "the merged file is gone": (lambda out: gone([out / "trajectories.parquet"]), 0),
+    "the merged file is cut off": (lambda out: (out / "trajectories.parquet").write_bytes(b"PAR1"), 0),
+    "all files of groups and the merged one are gone": (
+        lambda out: gone([*out.glob("groups/*"), out / "trajectories.parquet"]), 0,
+    ),
+    "its result cannot be read": (lambda out: (out / "result.json").write_text('{"format"'), 0),
+    "nothing but the result is there": (
+        lambda out: gone([path for path in out.rglob("*") if path.is_file() and path.name != "result.json"]), 4,
+    ),
+}  # fmt: skip
+"""-> generations that it takes to have it whole again."""
+
+
+@pytest.mark.parametrize(("harm", "sampled"), HARM.values(), ids=HARM)
+async def test_what_is_not_whole_is_gone_on_with(
+    tmp_path: Path, harm: Callable[[Path], object], sampled: int
+) -> None:
+    async with lab(tmp_path, ["yes"]) as here:
+        assert (await here.run("--json")).code == 0
+        harm(tmp_path / "out")
+        again = await here.run("--json")
+        told = json.loads(again.stdout)
+        assert (again.code, told["complete"], "finished_already" in told) == (0, True, False), again.stderr
+        assert here.player.counts["generations"] - 4 == sampled
+        assert json.loads((await here.run("--json")).stdout) == told | {"finished_already": True}
+    rows = list(read_parquet(tmp_path / "out" / "trajectories.parquet"))
+    assert len(rows) == 4
+    assert len(list((tmp_path / "out" / "groups").glob("*.parquet"))) == 2
+
+
+async def test_files_of_groups_that_are_gone_are_named_where_their_rows_are_kept(tmp_path: Path) -> None:
+    async with lab(tmp_path, ["yes"]) as here:
+        assert (await here.run("--json")).code == 0
+        next((tmp_path / "out" / "groups").glob("*.parquet")).unlink()
+        said = await here.run()
+    assert said.code == 0
+    assert "1 file of groups/ is gone; its rows are in out/trajectories.parquet\n" in said.stdout
+
+
+async def test_that_agents_have_no_walls_here_is_a_note_and_said_once(tmp_path: Path) -> None:
+    async with lab(tmp_path, ["yes"]) as here:
+        rewrite(tmp_path / "job.yaml", "backend: Process", "backend: Pod")
+        first = await here.run()
+        (tmp_path / "out" / "result.json").unlink()
+        again = await here.run()
+    assert (first.code, again.code) == (0, 0), first.stderr
+    said = "note: backend Pod: here agents run as local processes, without isolation\n"
+    assert (first.stderr.count(said), again.stderr.count("isolation")) == (1, 0)
+    assert "problem" not in first.stderr + first.stdout
+
+
+async def test_fresh_runs_it_anew_and_keeps_what_is_not_the_run_s(tmp_path: Path) -> None:
+    async with lab(tmp_path, ["yes"]) as here:
+        assert (await here.run("--json")).code == 0
+        (tmp_path / "out" / "notes.txt").write_text("mine")
+        (tmp_path / "out" / "logs" / "mine.log").write_text("mine")
+        anew = await here.run("--json", "--fresh")
+        assert (anew.code, json.loads(anew.stdout)["sessions"]) == (0, 4), anew.stderr
+        assert here.player.counts["generations"] == 8
+        assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
+        assert (tmp_path / "out" / "logs" / "mine.log").read_text() == "mine"
+        rewrite(tmp_path / "job.yaml", "tokenizer: model", "tokenizer: modle")
+        wrong = await here.run("--fresh")
+        assert (wrong.code, wrong.stdout) == (2, "")
+        assert list(read_parquet(tmp_path / "out" / "trajectories.parquet")), (
+            "what cannot run removes nothing"
+        )
+
+
+async def test_fresh_waits_for_no_other_run_and_takes_nothing_from_it(tmp_path: Path) -> None:
+    async with lab(tmp_path, ["yes"]) as here:
+        here.player.pause("keep")
+        process = await here.start("--json")
+
+        async def two_run() -> bool:
+            return here.player.running == 2
+
+        await until(two_run, what="two agents ask the engine", within_s=60.0)
+        second = await here.run("--fresh")
+        assert (second.code, second.stdout) == (2, "")
+        assert second.stderr == "error: out: another run uses this folder\n"
+        here.player.resume()
+        first = await ended(process)
+        assert (first.code, json.loads(first.stdout)["trajectories"]) == (0, 4), first.stderr
+
+
+def rewrite(path: Path, before: str, after: str) -> None:
+    text = path.read_text()
+    assert before in text
+    path.write_text(text.replace(before, after))
+
+
+def test_another_manifest_and_other_tasks_are_another_run(tmp_path: Path) -> None:
+    (tmp_path / "tasks.jsonl").write_text("one")
+    inline, file = '{inline: [{uid: q1, prompt: "one?"}, {uid: q2, prompt: "two?"}]}', "{file: tasks.jsonl}"
+    one = parse_job(MANIFEST.replace(inline, file))
+    same, other = parse_job(MANIFEST.replace(inline, file) + "\n"), parse_job(MANIFEST)
+    first = identity(one, tmp_path)
+    assert first == identity(same, tmp_path) != identity(other, tmp_path)
+    (tmp_path / "tasks.jsonl").write_text("two")
+    assert identity(one, tmp_path) != first
+    (tmp_path / "tasks.jsonl").unlink()
+    assert identity(one, tmp_path) == ""
 
 
 def page_example() -> str:
@@ -62,7 +187,7 @@ def page_example() -> str:
 
 def measured(shown: str) -> list[str]:
     """Its lines, but for the rate: that is this machine's."""
-    lines = [line.rstrip() for line in shown.splitlines()]
+    lines = [re.sub(r"\S+/sandgate", "sandgate", line.rstrip()) for line in shown.splitlines()]
     return [re.sub(r"[\d.,]+ tokens/s, [\d.]+ s", "N tokens/s, N s", line) for line in lines]
 
 
@@ -131,10 +256,12 @@ def ask(*words: object) -> Any:
     return CliRunner().invoke(app, ["run", *[str(word) for word in words]])
 
 
-def test_an_engine_that_does_not_answer_is_told_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "ENGINE_S", 0.1)
-    (tmp_path / "job.yaml").write_text(MANIFEST)
-    said = ask(tmp_path / "job.yaml", "--out", tmp_path / "out")
+async def test_an_engine_that_does_not_answer_is_told_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "ENGINE_S", 0.1)
+    async with lab(tmp_path, ["yes"]):
+        said = await asyncio.to_thread(ask, tmp_path / "job.yaml", "--out", tmp_path / "out")
     assert (said.exit_code, said.stdout) == (1, "")
     assert said.stderr.startswith("error: no engine answers: http://127.0.0.1:9")
 
@@ -164,12 +291,8 @@ WRONG = {
 
 @pytest.mark.parametrize(("text", "words", "wanted"), WRONG.values(), ids=WRONG)
 def test_a_wrong_manifest_is_one_line_and_code_2(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, words: list[str], wanted: str
+    tmp_path: Path, text: str | None, words: list[str], wanted: str
 ) -> None:
-    async def up(urls: list[str]) -> None:
-        """The engine is not what is wrong here."""
-
-    monkeypatch.setattr(command, "answering", up)
     if text is not None:
         (tmp_path / "job.yaml").write_text(text)
     found = ask(

@@ -42,6 +42,26 @@ def parse_job(text: str, source: str = "manifest") -> RolloutJob:
 
     `source` is named in errors; `field` of the error is the path in the manifest, its text ends in `(source:line)`.
     """
+    node, value = _job(text, source)
+    try:
+        return decode(RolloutJob, value)
+    except BadManifest as error:
+        raise BadManifest(
+            f"{error} ({source}:{line_of(node, error.field or '')})", field=error.field
+        ) from None
+
+
+def place_of(path: Path, field: str) -> str:
+    """`FILE:LINE` of a field of a manifest, or of the deepest part of it that is written down; empty if the file cannot
+    be read (any more)."""
+    try:
+        node, _ = _job(path.read_bytes().decode("utf-8-sig"), str(path))
+    except (OSError, UnicodeDecodeError, BadManifest):
+        return ""
+    return f"{path}:{line_of(node, field)}"
+
+
+def _job(text: str, source: str) -> tuple[yaml.Node, dict[str, Any]]:
     if len(text) > MANIFEST_BYTES_MAX:
         raise BadManifest(f"{source}: larger than {MANIFEST_BYTES_MAX >> 20} MiB; put the tasks into a file")
     found = []
@@ -60,13 +80,7 @@ def parse_job(text: str, source: str = "manifest") -> RolloutJob:
         raise BadManifest(
             f"{source}: holds {len(found) or 'no'} objects of kind RolloutJob; one is needed", field="kind"
         )
-    node, value = found[0]
-    try:
-        return decode(RolloutJob, value)
-    except BadManifest as error:
-        raise BadManifest(
-            f"{error} ({source}:{line_of(node, error.field or '')})", field=error.field
-        ) from None
+    return found[0]
 
 
 def line_of(node: yaml.Node, field: str) -> int:

@@ -14,6 +14,8 @@ from sandgate.trainer.files import replacing
 TRAJECTORIES = "trajectories.parquet"
 ORIGIN = "origin.json"
 """Written when the run begins."""
+JOURNAL = "gateway-0.sqlite"
+"""Of its first gateway: every run has one."""
 GROUPS = "groups/[!.]*.parquet"
 """One file per group while the run goes on."""
 

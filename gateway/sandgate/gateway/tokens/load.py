@@ -158,7 +158,7 @@ def find_folder(model: Path | str) -> Path:
     if (folder / "tokenizer.json").is_file():
         return folder
     if not folder.exists() and str(model).count("/") == 1:
-        cached = _hub_cache() / ("models--" + str(model).replace("/", "--")) / "snapshots"
+        cached = hub_cache(os.environ) / ("models--" + str(model).replace("/", "--")) / "snapshots"
         found = sorted(cached.glob("*/tokenizer.json"), key=lambda path: path.stat().st_mtime)
         if found:
             return found[-1].parent
@@ -167,12 +167,12 @@ def find_folder(model: Path | str) -> Path:
     )
 
 
-def _hub_cache() -> Path:
+def hub_cache(env: Mapping[str, str]) -> Path:
     """Where huggingface_hub keeps snapshots: HF_HUB_CACHE, else hub/ in HF_HOME, else the user's cache."""
-    home = os.environ.get("HF_HOME") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "huggingface"
+    home = env.get("HF_HOME") or os.path.join(
+        env.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "huggingface"
     )
-    return Path(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub"))
+    return Path(env.get("HF_HUB_CACHE") or os.path.join(home, "hub"))
 
 
 def read_checkpoint(folder: Path, name: str = "") -> Checkpoint:

@@ -28,6 +28,12 @@ from sandgate.sandbox.process import Guard, ProcessSpec
 
 SCRIPT = Path(__file__).resolve().parents[4] / "scripts" / "engine-env.sh"
 """In a clone; an installed package has none."""
+NO_ENGINE = (
+    "no engine: install vllm beside sandgate, or set SANDGATE_ENGINE_PYTHON to a Python that has it,"
+    " or give --engine-url"
+)
+NO_PODS = "spec.engine.selector: there are no pods without a cluster; use --engine-url, endpoints or managed"
+NEEDS_COMMAND = "spec.engine.managed.command: is needed for sglang"
 STOP_S = 10.0
 """vLLM's own children need a few seconds to go."""
 CPU_THREADS = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 2) // 2))}
@@ -56,10 +62,7 @@ async def engine(
         return
     managed = spec.engine.managed
     if managed is None:
-        raise Unsupported(
-            "spec.engine.selector: there are no pods without a cluster; use --engine-url, endpoints or managed",
-            field="spec.engine.selector",
-        )
+        raise Unsupported(NO_PODS, field="spec.engine.selector")
     port = free_port()
     argv, env = await command(spec, managed, manifest_dir, port)
     sockets = tempfile.TemporaryDirectory(prefix="sg-", ignore_cleanup_errors=True)
@@ -91,48 +94,48 @@ async def command(
     spec: RolloutJobSpec, managed: ManagedEngine, manifest_dir: Path, port: int
 ) -> tuple[list[str], dict[str, str]]:
     """(argv, env) of the engine. Raises Unavailable if there is no interpreter that has one."""
-    model, local = model_of(spec, managed, manifest_dir)
+    model = model_of(spec, managed, manifest_dir)
     env = VLLM_ENV | (CPU_ENV | CPU_THREADS if managed.gpus == 0 else {}) | own_env()
-    if local:
-        env["HF_HUB_OFFLINE"] = "1"  # a local model needs no hub, and waits for none
     if managed.command:
         names = command_names(spec, model, "127.0.0.1", port)
-        env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env.get('PATH', os.defpath)}"
+        env["PATH"] = own_path()
         return expand_all((*managed.command, *managed.args), {**env, **names}), env | managed.env
     if spec.engine.kind is not EngineKind.VLLM:
-        raise Unsupported(
-            "spec.engine.managed.command: is needed for sglang", field="spec.engine.managed.command"
-        )
+        raise Unsupported(NEEDS_COMMAND, field="spec.engine.managed.command")
     python = await interpreter()
     if python != sys.executable:  # what our interpreter is told would break another one
         env = {name: value for name, value in env.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
     return vllm_argv(spec, managed, python, model, port), env | managed.env
 
 
-def model_of(spec: RolloutJobSpec, managed: ManagedEngine, manifest_dir: Path) -> tuple[str, bool]:
-    """(weights, are they a local folder): a folder beside the manifest if there is one of that name, else a hub's
-    name."""
+def own_path() -> str:
+    """PATH of an engine's own command: our interpreter's folder first."""
+    return f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+
+
+def model_of(spec: RolloutJobSpec, managed: ManagedEngine, manifest_dir: Path) -> str:
+    """The weights: a folder beside the manifest if there is one of that name, else a hub's name, as the local cache
+    knows it."""
     name = managed.model or spec.model.tokenizer
     local = manifest_dir / name
-    return (str(local.resolve()), True) if local.exists() else (name, False)
+    return str(local.resolve()) if local.exists() else name
 
 
-async def interpreter() -> str:
-    """A Python that has vLLM: SANDGATE_ENGINE_PYTHON, SANDGATE_ENGINE_VENV, our own, or what the clone's script makes.
-
-    Raises Unavailable, saying what to do.
-    """
+def known_interpreter() -> str | None:
+    """A Python that has vLLM: SANDGATE_ENGINE_PYTHON, SANDGATE_ENGINE_VENV, or our own."""
     if told := os.environ.get("SANDGATE_ENGINE_PYTHON"):
         return told
     if venv := os.environ.get("SANDGATE_ENGINE_VENV"):
         return str(Path(venv) / "bin" / "python")
-    if importlib.util.find_spec("vllm") is not None:
-        return sys.executable
+    return sys.executable if importlib.util.find_spec("vllm") is not None else None
+
+
+async def interpreter() -> str:
+    """The known one, or what the clone's script makes. Raises Unavailable, saying what to do."""
+    if known := known_interpreter():
+        return known
     if not SCRIPT.is_file():
-        raise Unavailable(
-            "no engine: install vllm beside sandgate, or set SANDGATE_ENGINE_PYTHON to a Python that has it,"
-            " or give --engine-url"
-        )
+        raise Unavailable(NO_ENGINE)
     made = await asyncio.to_thread(
         subprocess.run, [str(SCRIPT)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=False
     )

@@ -31,6 +31,7 @@ from sandgate.operator.drivers.progress import Event as Event
 from sandgate.operator.drivers.progress import GatewayReady as GatewayReady
 from sandgate.operator.drivers.progress import GroupCollected as GroupCollected
 from sandgate.operator.drivers.progress import JobResult as JobResult
+from sandgate.operator.drivers.progress import Note as Note
 from sandgate.operator.drivers.progress import Problem as Problem
 from sandgate.operator.drivers.progress import ProcessRestarted as ProcessRestarted
 from sandgate.operator.drivers.progress import Resumed as Resumed
@@ -82,23 +83,26 @@ async def run_local(
     stop: asyncio.Event | None = None,
     abort: asyncio.Event | None = None,
     retry_failed: bool = False,
+    tasks: tuple[Task, ...] | None = None,
 ) -> JobResult:
     """Run `job` to its end, or until it was told to stop; running it again with the same `out` goes on.
 
     `manifest_dir`: what relative paths of the manifest begin at. `progress` is called on the event loop. `stop`:
     start nothing new, let sessions end. `abort`: end now; sessions that run are tried again by the next run.
     `retry_failed`: samples without a row, of groups that are not there, are tried again whatever they failed of.
-    `spec.output`, `trainer` and `staleness` belong to clusters with a trainer and have no effect here.
+    `tasks`: the job's, if they were read already. `spec.output`, `trainer` and `staleness` belong to clusters with a
+    trainer and have no effect here.
 
     Raises BadManifest, Unsupported (the job cannot run here), Conflict (`out` is in use, or holds another job, or rows
     that this manifest would not make), Unavailable (engine or gateway do not start, or keep dying).
     """
     check(job)
     manifest_dir, out = absolute(manifest_dir), absolute(out)
-    tasks = await asyncio.to_thread(load_tasks, job.spec.tasks, manifest_dir)
-    if job.spec.agent.backend is not Backend.PROCESS:
+    if tasks is None:
+        tasks = await asyncio.to_thread(load_tasks, job.spec.tasks, manifest_dir)
+    if job.spec.agent.backend is not Backend.PROCESS and not Folder(out).job_file().exists():
         backend = job.spec.agent.backend.value
-        progress(Problem(text=f"backend {backend}: here agents run as local processes, without isolation"))
+        progress(Note(text=f"backend {backend}: here agents run as local processes, without isolation"))
     async with standing(
         job, manifest_dir=manifest_dir, out=out, tell=progress, engine_url=engine_url, tasks=tasks
     ) as ours:

@@ -127,6 +127,13 @@ class Draining:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """Something that a person should know once, and that is as it should be."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """Something that a person should know, and that did not end the run."""
 
@@ -144,6 +151,7 @@ Event: TypeAlias = (
     | GroupCollected
     | Counts
     | Draining
+    | Note
     | Problem
 )
 Tell: TypeAlias = Callable[[Event], None]

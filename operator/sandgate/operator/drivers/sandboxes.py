@@ -18,6 +18,7 @@ from sandgate.contract.job import RolloutJob, Task
 from sandgate.contract.kinds import bytes_of
 from sandgate.contract.session import SessionHandle, TerminationMessage, parse_termination
 from sandgate.operator.drivers.folder import Folder
+from sandgate.operator.drivers.supervise import OFFLINE
 from sandgate.operator.observe import Observed
 from sandgate.operator.plan.actions import Exit, Ref, Running
 from sandgate.sandbox.agents import (
@@ -215,7 +216,7 @@ def exit_of(end: ProcessExit) -> Exit:
 
 def base_env(home: Path) -> dict[str, str]:
     """What a program finds beside its own variables: a PATH that begins with our interpreter's folder, so that
-    `python` is the one that has the user's packages, and a home of its own. Nothing else of our environment."""
+    `python` is the one that has the user's packages, a home of its own, and no hub. Nothing else of our environment."""
     path = os.environ.get("PATH", os.defpath)
     return {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{path}",
@@ -223,6 +224,7 @@ def base_env(home: Path) -> dict[str, str]:
         "TMPDIR": str(home / "tmp"),
         "LANG": os.environ.get("LANG", "C.UTF-8"),
         "PYTHONUNBUFFERED": "1",
+        **OFFLINE,
     }
 
 

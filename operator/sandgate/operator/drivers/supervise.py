@@ -33,15 +33,19 @@ PASSED_PREFIXES = (
     "SSL_CERT_",
 )
 SECRETS = ("TOKEN", "KEY", "SECRET", "PASSWORD")
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+"""For everything that a run starts: what it needs is on this machine, and a wrong path is told at once, not after
+minutes of asking a hub for it. An `env` of the manifest may say otherwise."""
 
 
 def own_env() -> dict[str, str]:
-    """Of our environment, what a gateway or an engine needs; no credentials."""
-    return {
+    """Of our environment, what a gateway or an engine needs; no credentials, and no hub."""
+    passed = {
         name: value
         for name, value in os.environ.items()
         if (name in PASSED or name.startswith(PASSED_PREFIXES)) and not any(word in name for word in SECRETS)
     }
+    return passed | OFFLINE
 
 
 class Supervised:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from sandgate.contract.errors import FailureReason
 from sandgate.operator.drivers.local import (
@@ -16,15 +20,24 @@ from sandgate.operator.drivers.local import (
     EngineStarting,
     Event,
     GatewayReady,
+    Note,
     Problem,
     ProcessRestarted,
     Resumed,
     SessionEnded,
 )
 from sandgate.trainer.cli.say import plural
+from sandgate.trainer.summary import SOLVED
 
 LINES_EVERY_S = 10.0
 """Between two lines of counts in a log: a night of rollouts stays readable."""
+WAVE = 4
+"""Sessions that must have ended, at least, before the time that is left is guessed; and as many as run at once: the
+first to end are the short ones."""
+BAR_WIDTH = 20
+"""With what stands beside it, it fits into 80 columns."""
+REASONS_MAX = 3
+"""Reasons of failures that a line names."""
 
 
 class Display(Protocol):
@@ -61,6 +74,8 @@ def line_of(event: Event) -> str | None:
             return f"going on: {plural(ended, 'sample')} and {plural(collected, 'group')} are done{again}"
         case Draining(running=running):
             return f"stopping: {plural(running, 'session')} may end; Ctrl-C again aborts them"
+        case Note(text=text):
+            return f"note: {text}"
         case Problem(text=text):
             return f"problem: {text}"
         case SessionEnded(failure_reason=FailureReason.ANSWER_WRONG, traceback=False):
@@ -72,15 +87,79 @@ def line_of(event: Event) -> str | None:
             return None
 
 
-def counts_of(found: Counts) -> str:
+@dataclass(slots=True)
+class Tally:
+    """What became of the sessions of this run, and how long the rest will take."""
+
+    solved: int = 0
+    unsolved: int = 0
+    unscored: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    """Reason -> sessions, attempts that were tried again included."""
+    first: Counts | None = None
+    most: int = 0
+    """Sessions that ran at once."""
+
+    def tell(self, event: Event) -> None:
+        """Count it."""
+        if isinstance(event, Counts):
+            self.first = self.first or event
+            self.most = max(self.most, event.running)
+        elif isinstance(event, SessionEnded):
+            if event.failure_reason is not None:
+                self.failures[event.failure_reason.value] += 1
+            elif event.reward is None:
+                self.unscored += 1
+            elif event.reward >= SOLVED:
+                self.solved += 1
+            else:
+                self.unsolved += 1
+
+    def outcomes(self) -> str:
+        """`7 solved, 3 not, 1 TurnLimit`; empty while nothing ended."""
+        parts = []
+        if self.solved or self.unsolved:
+            parts += [f"{self.solved:,} solved", f"{self.unsolved:,} not"]
+        if self.unscored:
+            parts.append(f"{self.unscored:,} not scored")
+        parts += [f"{count:,} {reason}" for reason, count in self.failures.most_common(REASONS_MAX)]
+        if rest := self.failures.total() - sum(n for _, n in self.failures.most_common(REASONS_MAX)):
+            parts.append(plural(rest, "other failure"))
+        return ", ".join(parts)
+
+    def left_s(self, now: Counts) -> float | None:
+        """Seconds until the last session ends, at the pace of this run; None while that would be a guess."""
+        if self.first is None or now.ended >= now.total:
+            return None
+        ended, seconds = now.ended - self.first.ended, now.seconds - self.first.seconds
+        if ended < max(WAVE, self.most) or seconds <= 0:
+            return None
+        return (now.total - now.ended) * seconds / ended
+
+
+def about(seconds: float) -> str:
+    """A guess, as exact as it is: `about 40 s left`, `about 12 min left`, `about 3.5 h left`."""
+    if seconds < 55:
+        return f"about {max(5, 5 * round(seconds / 5))} s left"
+    if seconds < 55 * 60:
+        return f"about {max(1, round(seconds / 60))} min left"
+    return f"about {seconds / 3600:.1f} h left"
+
+
+def counts_of(found: Counts, tally: Tally) -> str:
     """How far the job is, in one line."""
     rest = f", {plural(found.failed, 'failure')}" if found.failed else ""
     rest += f", {plural(found.retries, 'retry', 'retries')}" if found.retries else ""
-    return (
-        f"{found.ended}/{found.total} sessions ({found.running} running{rest}), "
-        f"{found.collected}/{found.groups} groups, {found.turns} turns, {found.tokens_per_s:,.0f} tokens/s, "
-        f"{found.seconds:.0f} s"
-    )
+    words = [
+        f"{found.ended}/{found.total} sessions ({found.running} running{rest})",
+        f"{found.collected}/{found.groups} groups",
+        *filter(None, [tally.outcomes()]),
+        f"{found.turns} turns",
+        f"{found.tokens_per_s:,.0f} tokens/s",
+        f"{found.seconds:.0f} s",
+    ]
+    left = tally.left_s(found)
+    return ", ".join(words if left is None else [*words, about(left)])
 
 
 class Lines:
@@ -90,9 +169,11 @@ class Lines:
         self.console, self.quiet = console, quiet
         self.said_at = 0.0
         self.last: Counts | None = None
+        self.tally = Tally()
 
     def tell(self, event: Event) -> None:
         """Say it, unless it is soon after the last counts."""
+        self.tally.tell(event)
         if isinstance(event, Counts):
             self.last = event
             if event.seconds - self.said_at >= LINES_EVERY_S:
@@ -105,7 +186,7 @@ class Lines:
     def _counts(self, found: Counts) -> None:
         self.said_at, self.last = found.seconds, None
         if not self.quiet:
-            self.console.print(counts_of(found), markup=False)
+            self.console.print(counts_of(found, self.tally), markup=False)
 
     def __enter__(self) -> Self:
         return self
@@ -118,36 +199,47 @@ class Lines:
 
 
 class Bars:
-    """For people at a terminal: two bars that move, and above them what is told once."""
+    """For people at a terminal: two bars that move, below them what became of the sessions, and above them what is told
+    once."""
 
     def __init__(self, console: Console) -> None:
+        self.tally = Tally()
         self.progress = Progress(
             TextColumn("{task.description}", justify="right"),
-            BarColumn(),
+            BarColumn(BAR_WIDTH),
             MofNCompleteColumn(),
             TextColumn("{task.fields[note]}", markup=False),
             TimeElapsedColumn(),
-            console=console,
         )
+        self.outcomes = Text("", "dim")
+        # Transient: the last line of counts stands for it.
+        self.live = Live(Group(self.progress, self.outcomes), console=console, transient=True)
         self.sessions = self.progress.add_task("sessions", total=None, note="")
         self.groups = self.progress.add_task("groups", total=None, note="")
+        self.last: Counts | None = None
 
     def tell(self, event: Event) -> None:
         """Move the bars, or say it above them."""
+        self.tally.tell(event)
         if isinstance(event, Counts):
+            self.last = event
             note = f"{event.running} running"
-            note += f", {event.failed} failed" if event.failed else ""
+            note += f", {plural(event.retries, 'retry', 'retries')}" if event.retries else ""
             self.progress.update(self.sessions, total=event.total, completed=event.ended, note=note)
-            rate = f"{event.tokens_per_s:,.0f} tokens/s"
+            left = self.tally.left_s(event)
+            rate = f"{event.tokens_per_s:,.0f} tokens/s" + ("" if left is None else f", {about(left)}")
             self.progress.update(self.groups, total=event.groups, completed=event.collected, note=rate)
+            self.outcomes.plain = self.tally.outcomes()
         elif (line := line_of(event)) is not None:
-            self.progress.console.print(line, markup=False)
+            self.live.console.print(line, markup=False)
 
     def __enter__(self) -> Self:
-        self.progress.start()
+        self.live.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.progress.stop()
+        self.live.stop()
+        if self.last is not None:
+            self.live.console.print(counts_of(self.last, self.tally), markup=False)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shlex
+import shutil
 import signal
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,18 +19,16 @@ from sandgate.contract.errors import InvalidBody, NotFound, SandgateError, Unava
 from sandgate.contract.trajectory import Json
 from sandgate.trainer import outdir
 from sandgate.trainer.cli import say
+from sandgate.trainer.finished import RESULT, finished, forget, identity, keep
 from sandgate.trainer.summary import summarize
 
 if TYPE_CHECKING:
-    from sandgate.contract.job import RolloutJob
+    from sandgate.contract.job import RolloutJob, Task
     from sandgate.operator.drivers.local import Counts, Event, JobResult
     from sandgate.trainer.cli.progress import Display
 
 DEFAULT_OUT = Path("out")
 """Below the current directory; each job has a folder of its own there."""
-ENGINE_S = 10.0
-"""How long an engine that should be up may take to answer."""
-ENGINE_POLL_S = 0.5
 
 
 def run(
@@ -42,12 +44,19 @@ def run(
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Run samples that failed, and left no row, again.")
     ] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Run it anew: what earlier runs left in DIR is removed first.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say whether the job could run here; start nothing.")
+    ] = False,
     json: say.AsJson = False,
 ) -> None:
     """Run a job on this machine: engine (if managed), gateway, agents; then a summary and trajectories.parquet.
 
-    Ctrl-C lets running sessions end, a second one aborts them; running it again goes on. Exit code 0: every group is
-    there; 1: the job failed or groups are missing; 130: stopped by Ctrl-C before it was complete.
+    Ctrl-C lets running sessions end, a second one aborts them; running it again goes on, and a job that is complete is
+    only reported. Exit code 0: every group is there; 1: the job failed or groups are missing; 2: it cannot run like
+    this; 130: stopped by Ctrl-C before it was complete.
     """
     from sandgate.operator.drivers.local import load_job
     from sandgate.trainer.cli.progress import display
@@ -55,25 +64,99 @@ def run(
     if engine_url is not None and not engine_url.startswith(("http://", "https://")):
         raise InvalidBody(f"{engine_url!r} is not an http URL", field="--engine-url")
     job = load_job(manifest)
-    folder = out or DEFAULT_OUT / job.metadata.name
+    asked = Asked(manifest, job, out or DEFAULT_OUT / job.metadata.name, engine_url)
+    if not fresh and not dry_run and not retry_failed and tell_finished(asked, json=json):
+        return
+    tasks = ready(asked, dry_run=dry_run, json=json)
+    if dry_run:
+        return
+    if fresh:
+        anew(asked)
     stops = Stops()
     try:
         with display(quiet=json) as shown:
-            ran = asyncio.run(
-                _run(job, manifest.resolve().parent, folder, engine_url, shown, stops, retry_failed)
-            )
+            ran = asyncio.run(_run(asked, tasks, shown, stops, retry_failed))
     except Unavailable as error:  # it was asked rightly, and did not happen
         say.error_line(error)
         raise typer.Exit(say.NOT_DONE) from None
-    found = report(ran, folder, str(manifest.parent / job.spec.model.tokenizer))
-    if json:
-        say.as_json(found)
-    else:
-        say.table(rows(found), "run", "")
+    found = report(ran, asked)
+    if found["complete"]:
+        keep(asked.out, asked.identity, found)
+    tell_result(found, json=json)
     if not ran.result.complete:
         if ran.result.cause:
             say.error_line(SandgateError(ran.result.cause))
         raise typer.Exit(say.STOPPED if stops.count else say.NOT_DONE)
+
+
+@dataclass(slots=True)
+class Asked:
+    """What was asked for."""
+
+    manifest: Path
+    job: RolloutJob
+    out: Path
+    engine_url: str | None
+    base: Path = field(init=False)
+    """What relative paths of the manifest begin at."""
+    identity: str = field(init=False)
+    """Of manifest and tasks, as they were when the command began."""
+
+    def __post_init__(self) -> None:
+        self.base = self.manifest.resolve().parent
+        self.identity = identity(self.job, self.base)
+
+    def names(self, *, merged: bool) -> dict[str, Json]:
+        """For the report, as the person says them. `merged`: the job is over, and its rows are in one file."""
+        return {
+            "out": str(self.out),
+            "trajectories_file": str(self.out / outdir.TRAJECTORIES) if merged else None,
+            "model": str(self.manifest.parent / self.job.spec.model.tokenizer),
+        }
+
+
+def tell_finished(asked: Asked, *, json: bool) -> bool:
+    """True: this very job is complete in its folder, and was reported from there; nothing needs to be started."""
+    known = finished(asked.out, asked.identity)
+    if known is not None:
+        found = known.told | asked.names(merged=True) | {"finished_already": True}
+        tell_result(found, json=json, gone=known.gone)
+    return known is not None
+
+
+def anew(asked: Asked) -> None:
+    """Remove what earlier runs of the job left. Raises Conflict."""
+    from sandgate.operator.drivers.fresh import clear
+
+    clear(asked.out, asked.job.metadata.name, also=(outdir.ORIGIN, RESULT))
+
+
+def ready(asked: Asked, *, dry_run: bool, json: bool) -> tuple[Task, ...] | None:
+    """Look before anything starts; the tasks. Ends the command with all findings, each one line, if there are some."""
+    from sandgate.operator.drivers.preflight import place_of
+    from sandgate.trainer.preflight import preflight
+
+    job = asked.job
+    checked = asyncio.run(preflight(job, asked.base, engine_url=asked.engine_url))
+    found = [(one, place_of(asked.manifest, one.field)) for one in checked.findings]
+    for one, where in found:
+        at = f" ({where})" if where and not one.field.startswith("--") else ""
+        say.error_line(InvalidBody(one.text + at, field=one.field))
+    groups = None if checked.tasks is None else len(checked.tasks)
+    sessions = None if groups is None else groups * job.spec.group_size
+    if json and (dry_run or found):
+        rows = [{"field": one.field, "text": one.text, "place": where} for one, where in found]
+        counts = {"groups": groups, "sessions": sessions}
+        say.as_json({"complete": False, "ready": not found, **counts, "findings": rows})
+    elif dry_run and not found:
+        much = "groups come from a trainer"
+        if groups is not None and sessions is not None:
+            much = f"{say.plural(sessions, 'session')} in {say.plural(groups, 'group')}"
+        typer.echo(f"{job.metadata.name} can run here: {much}")
+    if found:
+        wrongly = any(one.asked_wrongly for one, _ in found)
+        raise typer.Exit(say.ASKED_WRONGLY if wrongly else say.NOT_DONE)
+    return checked.tasks
 
 
 @dataclass(slots=True)
@@ -107,85 +190,65 @@ class Ran:
     result: JobResult
     last: Counts | None
     """Of this run alone; `result` is of the whole job."""
+    session: str
+    """One that was seen to end and took a turn; empty if there was none."""
 
 
 async def _run(
-    job: RolloutJob,
-    base: Path,
-    out: Path,
-    engine_url: str | None,
-    shown: Display,
-    stops: Stops,
-    retry_failed: bool,
+    asked: Asked, tasks: tuple[Task, ...] | None, shown: Display, stops: Stops, retry_failed: bool
 ) -> Ran:
-    from sandgate.operator.drivers.local import Counts, GatewayReady, SessionStarted, run_local
+    from sandgate.operator.drivers.local import Counts, GatewayReady, SessionEnded, SessionStarted, run_local
     from sandgate.trainer.export.arrow import merge_parquet, samples_in_parquet, write_parquet
 
     last: Counts | None = None
+    session = ""
 
     def tell(event: Event) -> None:
-        nonlocal last
+        nonlocal last, session
         stops.started = stops.started or isinstance(event, SessionStarted)
         if isinstance(event, Counts):
             last = event
+        elif isinstance(event, SessionEnded) and event.turns:
+            session = session or event.session_id
         elif isinstance(event, GatewayReady):  # the folder is ours now
-            outdir.remember(out, base / job.spec.model.tokenizer)
+            forget(asked.out)
+            outdir.remember(asked.out, asked.base / asked.job.spec.model.tokenizer)
         shown.tell(event)
 
-    await answering([engine_url] if engine_url else list(job.spec.engine.endpoints or ()))
     stop, abort = asyncio.Event(), asyncio.Event()
     running = asyncio.ensure_future(
         run_local(
-            job,
-            manifest_dir=base,
-            out=out,
+            asked.job,
+            manifest_dir=asked.base,
+            out=asked.out,
             write_groups=write_parquet,
             merge=merge_parquet,
             samples_in=samples_in_parquet,
-            engine_url=engine_url,
+            engine_url=asked.engine_url,
             progress=tell,
             stop=stop,
             abort=abort,
+            tasks=tasks,
             retry_failed=retry_failed,
         )
     )
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stops.handler(stop, abort, running))
     try:
-        return Ran(await running, last)
+        return Ran(await running, last, session)
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
 
 
-async def answering(urls: list[str]) -> None:
-    """One of the engines that should be up answers within ENGINE_S. Raises Unavailable: a typing error in a URL is told
-    now, not after the gateway's long patience with engines that restart."""
-    if not urls:
-        return
-    import httpx
-
-    why = ""
-    async with httpx.AsyncClient(timeout=ENGINE_S, trust_env=False) as http:
-        end = asyncio.get_running_loop().time() + ENGINE_S
-        while asyncio.get_running_loop().time() < end:
-            for url in urls:
-                try:
-                    await http.get(f"{url.rstrip('/')}/health")
-                    return
-                except (httpx.HTTPError, httpx.InvalidURL) as error:
-                    why = f"{url}: {error}"
-            await asyncio.sleep(ENGINE_POLL_S)
-    raise Unavailable(f"no engine answers: {why}")
-
-
-def report(ran: Ran, out: Path, model: str) -> dict[str, Json]:
+def report(ran: Ran, asked: Asked) -> dict[str, Json]:
     """What --json gives. Rewards, trajectories and tokens are of the rows that are written; sessions, turns, forks and
     failures of all attempts, retried ones included; `tokens_per_s` of this run."""
     result = ran.result
     try:
-        numbers = summarize(outdir.trajectories(out)).numbers(0.0)
+        summary = summarize(outdir.trajectories(asked.out))
     except NotFound:
-        numbers = summarize([]).numbers(0.0)
+        summary = summarize([])
+    numbers = summary.numbers(0.0)
     sampled = ran.last.sampled_tokens if ran.last else 0
     return {
         "complete": result.complete,
@@ -201,10 +264,35 @@ def report(ran: Ran, out: Path, model: str) -> dict[str, Json]:
         "wall_s": round(result.seconds, 3),
         "tokens_per_s": round(sampled / result.seconds, 1) if result.seconds else None,
         "problems": list(result.problems),
-        "out": str(out),
-        "trajectories_file": str(out / outdir.TRAJECTORIES) if result.trajectories else None,
-        "model": model,
+        **asked.names(merged=result.trajectories is not None),
+        "session": next(iter(summary.rewards), ran.session) or None,
     }
+
+
+def tell_result(found: dict[str, Any], *, json: bool, gone: int = 0) -> None:
+    """The summary, and what to try next. `gone`: files of groups that are missing beside the merged one."""
+    if json:
+        say.as_json(found)
+        return
+    say.table(rows(found), "run", "")
+    if found["session"]:
+        words = [command(), "show", found["session"], "--out", found["out"]]
+        typer.echo(f"next          {shlex.join(words)}")
+    if gone:
+        text = "file of groups/ is gone; its", "files of groups/ are gone; their"
+        typer.echo(f"{say.plural(gone, *text)} rows are in {found['trajectories_file']}")
+    if found.get("finished_already"):
+        typer.echo("finished already; --fresh runs it anew")
+
+
+def command() -> str:
+    """How this program can be called again from this shell."""
+    called = Path(sys.argv[0])
+    known = shutil.which("sandgate")
+    if called.name != "sandgate" or not called.is_file() or (known and called.samefile(known)):
+        return "sandgate"
+    near = os.path.relpath(called)
+    return str(called) if near.startswith("..") else near
 
 
 def rows(found: dict[str, Any]) -> list[dict[str, str]]:
