@@ -22,6 +22,7 @@ from sandgate.operator.drivers.collect import Collector
 from sandgate.operator.drivers.collect import Merge as Merge
 from sandgate.operator.drivers.collect import SamplesIn as SamplesIn
 from sandgate.operator.drivers.collect import WriteGroups as WriteGroups
+from sandgate.operator.drivers.folder import Folder
 from sandgate.operator.drivers.gateways import LocalGateway
 from sandgate.operator.drivers.progress import Counts as Counts
 from sandgate.operator.drivers.progress import Draining as Draining
