@@ -104,6 +104,11 @@ PAIRS: dict[str, Pair | Status] = {
         TRUE_CONDITIONS["Failed"], TRUE_CONDITIONS["Failed"] | {"ended": 4}, FALSE_CONDITIONS["Failed"]
     ),
     "spec: quorum is more than groupSize": Pair((("spec.group.quorum", 4),), (("spec.group.quorum", 5),)),
+    "spec: Complete stops the agent at its /complete, and reward.source exitCode would never see an exit code: use"
+    " Exit, or another source": Pair(
+        (("spec.agent.completion", "Complete"),),
+        (("spec.agent.completion", "Complete"), ("spec.reward", {"source": "exitCode"})),
+    ),
     f"spec.engine: {ONE_OF} endpoints, selector, managed is needed": Pair(
         MANAGED, (("spec.engine.managed", {}),)
     ),

@@ -208,6 +208,10 @@ TWO_CHANGES: list[tuple[list[tuple[str, Any]], str]] = [
     ([(f"{AGENT}.command", GONE), (f"{AGENT}.image", GONE)], f"{AGENT}.image"),
     ([("spec.groupSize", 2), ("spec.group.quorum", 3)], "spec.group.quorum"),
     (
+        [("spec.reward", {"source": "exitCode"}), ("spec.agent.completion", "Complete")],
+        "spec.agent.completion",
+    ),
+    (
         [("spec.engine.endpoints", GONE), ("spec.engine.selector", {"matchLabels": {}})],
         "spec.engine.selector.matchLabels",
     ),

@@ -7,8 +7,9 @@ from typing import Any
 from sandgate.contract.errors import FAILURE_CLASS, FailureReason
 from sandgate.contract.job import RolloutJob, RolloutJobSpec
 from sandgate.contract.schema import decode
-from sandgate.contract.session import SessionState, SessionSummary, TerminationMessage
+from sandgate.contract.session import SessionOutcome, SessionState, SessionSummary, TerminationMessage
 from sandgate.operator.plan.actions import (
+    Action,
     Exit,
     GroupObserved,
     JobObserved,
@@ -18,6 +19,7 @@ from sandgate.operator.plan.actions import (
     Running,
     SampleObserved,
     SampleState,
+    SealSession,
     SessionObserved,
 )
 from tests.contract.manifests import GONE, put, spoilt
@@ -126,3 +128,42 @@ def left(**message: Any) -> TerminationMessage:
 def session(**more: Any) -> SessionObserved:
     """Open since 0."""
     return SessionObserved(ref=ref(), opened_at=0.0, **more)
+
+
+# -- how one ended --------------------------------------------------------------------------------------------------
+
+VERIFIER = {"reward": {"source": "verifier", "verifier": {"container": {"image": "v"}, "seconds": 50}}}
+TRAINER = {"reward": {"source": "trainer"}}
+
+
+def ended(code: int | None = 0, at: float = 20.0, **more: Any) -> Exit:
+    return Exit(at=at, code=code, **more)
+
+
+def after(end: Exit, summary: Any = None, **more: Any) -> SessionObserved:
+    """The agent ended, and the gateway was asked since."""
+    return session(sandbox=running(1.0, end), summary=summary or said(turns=2), looked_at=end.at, **more)
+
+
+def seal(reason: FailureReason | None = None, detail: str = "", **more: Any) -> list[Action]:
+    return [SealSession(ref(), SessionOutcome(failure_reason=reason, detail=detail, **more))]
+
+
+def scored(
+    code: int | None, well: bool, reason: FailureReason | None = None, detail: str = ""
+) -> list[Action]:
+    """By exit code, of an agent that wrote nothing."""
+    info = {"exit_code": code}
+    return seal(reason, detail, reward=float(well), reward_info=info if well else info | told())
+
+
+def timed_out(why: str) -> list[Action]:
+    """It was stopped: how it took that is not its own end."""
+    return seal(
+        FailureReason.SESSION_TIMEOUT, why, reward=0.0, reward_info={"exit_code": None} | told(detail=why)
+    )
+
+
+def told(signal: str | None = None, detail: str = "", *, traceback: bool = False) -> dict[str, Any]:
+    """What a record says of an end that was not good, beside its code."""
+    return {"signal": signal, "detail": detail, "traceback": traceback}

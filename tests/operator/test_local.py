@@ -142,6 +142,14 @@ def no_secrets(out: Path) -> None:
     assert not (out / "run").exists()
 
 
+async def test_a_program_that_is_missing_is_the_agent_s_failure_and_not_tried_again(up: Rig) -> None:
+    agent = {"template": {"spec": {"containers": [{"command": ["no-such-program"]}]}}}
+    result = await up.run(job("a 1", "b 2", reward={"source": "exitCode"}, agent=agent))
+    assert (result.failures, result.status.retries) == ({"AgentMissing": 2}, 0)
+    told = {one.detail for one in up.of(SessionEnded) if one.failure_class == "agent"}
+    assert told == {"no-such-program is not on PATH"}
+
+
 async def test_a_group_whose_acknowledgement_is_cut_off_by_the_end_of_the_run_counts(
     up: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from sandgate.contract.errors import FailureClass, FailureReason
-from sandgate.contract.job import RewardSource, RolloutJobSpec
-from sandgate.contract.session import SessionOutcome
+from sandgate.contract.job import RolloutJobSpec
 from sandgate.operator.plan.actions import (
     AbortSession,
     Action,
-    Exit,
     Forget,
     KillAttempt,
     KillVerifier,
@@ -30,49 +26,25 @@ from sandgate.operator.plan.actions import (
     WriteSession,
 )
 from sandgate.operator.plan.session import plan_session
-from tests.operator.plans import left, ref, running, said, session, spec
+from tests.operator.plans import (
+    TRAINER,
+    VERIFIER,
+    after,
+    ended,
+    left,
+    ref,
+    running,
+    said,
+    scored,
+    seal,
+    session,
+    spec,
+    timed_out,
+)
 
 R = FailureReason
-VERIFIER = {"reward": {"source": "verifier", "verifier": {"container": {"image": "v"}, "seconds": 50}}}
 AGENT = {"reward": {"source": "agent", "discount": 0.5}}
-TRAINER = {"reward": {"source": "trainer"}}
 COMPLETE = {"agent__completion": "Complete", **TRAINER}
-
-
-KEPT = "no   disk" + "x" * 502 + "…"
-"""Of a line that a terminal, a journal or a status would not take."""
-
-
-def ended(code: int | None = 0, at: float = 20.0, **more: Any) -> Exit:
-    return Exit(at=at, code=code, **more)
-
-
-def after(end: Exit, summary: Any = None, **more: Any) -> SessionObserved:
-    """The agent ended, and the gateway was asked since."""
-    return session(sandbox=running(1.0, end), summary=summary or said(turns=2), looked_at=end.at, **more)
-
-
-def seal(reason: FailureReason | None = None, detail: str = "", **more: Any) -> list[Action]:
-    return [SealSession(ref(), SessionOutcome(failure_reason=reason, detail=detail, **more))]
-
-
-def scored(
-    code: int | None, well: bool, reason: FailureReason | None = None, detail: str = ""
-) -> list[Action]:
-    """By exit code, of an agent that wrote nothing."""
-    info = {"exit_code": code}
-    return seal(reason, detail, reward=float(well), reward_info=info if well else info | told())
-
-
-def timed_out(why: str) -> list[Action]:
-    """It was stopped: how it took that is not its own end."""
-    return seal(R.SESSION_TIMEOUT, why, reward=0.0, reward_info={"exit_code": None} | told(detail=why))
-
-
-def told(signal: str | None = None, detail: str = "", *, traceback: bool = False) -> dict[str, Any]:
-    """What a record says of an end that was not good, beside its code."""
-    return {"signal": signal, "detail": detail, "traceback": traceback}
-
 
 Case = tuple[RolloutJobSpec, SessionObserved, float, list[Action]]
 STEPS: dict[str, Case] = {
@@ -338,84 +310,6 @@ def test_plan_session(
 
 ENDS: dict[str, tuple[RolloutJobSpec, SessionObserved, list[Action]]] = {
     "exit 0 is a good end": (spec(), after(ended()), scored(0, True)),
-    "exit 1 is a wrong answer: the policy's": (
-        spec(),
-        after(ended(1, detail="wanted 7 kiwi")),
-        seal(
-            R.ANSWER_WRONG,
-            "exit code 1: wanted 7 kiwi",
-            reward=0.0,
-            reward_info={"exit_code": 1} | told(detail="wanted 7 kiwi"),
-        ),
-    ),
-    "with a traceback too, and it says so": (
-        spec(),
-        after(ended(1, detail="ValueError: x", traceback=True)),
-        seal(
-            R.ANSWER_WRONG,
-            "exit code 1 with a traceback: ValueError: x",
-            reward=0.0,
-            reward_info={"exit_code": 1} | told(detail="ValueError: x", traceback=True),
-        ),
-    ),
-    **{
-        f"exit {code} is the agent's": (
-            spec(),
-            after(ended(code, detail="no disk")),
-            seal(
-                R.AGENT_EXIT,
-                f"exit code {code}: no disk",
-                reward=0.0,
-                reward_info={"exit_code": code} | told(detail="no disk"),
-            ),
-        )
-        for code in (2, 3, 126, 127, 255)
-    },
-    "where something else gives the reward, exit 1 is the agent's as any other": (
-        spec(**TRAINER),
-        after(ended(1, detail="ValueError: x")),
-        seal(R.AGENT_EXIT, "exit code 1: ValueError: x"),
-    ),
-    "a signal is the agent's, and has a name": (
-        spec(),
-        after(ended(None, signal=11, detail="panic")),
-        seal(
-            R.AGENT_SIGNAL,
-            "killed by SIGSEGV: panic",
-            reward=0.0,
-            reward_info={"exit_code": None} | told("SIGSEGV", "panic"),
-        ),
-    ),
-    "whatever gives the reward": (
-        spec(**TRAINER),
-        after(ended(None, signal=9)),
-        seal(R.AGENT_SIGNAL, "killed by SIGKILL"),
-    ),
-    "a program that is missing is the agent's": (
-        spec(),
-        after(ended(None, reason=R.AGENT_MISSING, detail="pythonx is not on PATH")),
-        seal(
-            R.AGENT_MISSING,
-            "pythonx is not on PATH",
-            reward=0.0,
-            reward_info={"exit_code": None} | told(detail="pythonx is not on PATH"),
-        ),
-    ),
-    "there is nothing to verify of it": (
-        spec(**VERIFIER),
-        after(ended(None, reason=R.AGENT_MISSING, detail="pythonx is not on PATH")),
-        seal(R.AGENT_MISSING, "pythonx is not on PATH"),
-    ),
-    "what it wrote is kept as one line that can be stored": (
-        spec(),
-        after(ended(3, detail="\x1b[31mno\x00 \ud800disk\x1b[0m" + "x" * 9_999)),
-        seal(
-            R.AGENT_EXIT,
-            "exit code 3: " + KEPT,
-            reward=0.0,
-            reward_info={"exit_code": 3} | told(detail=KEPT),
-        ),
-    ),
     "out of memory is the sandbox's": (
         spec(),
         after(ended(None, signal=9, reason=R.OOM_KILLED, detail="too much")),
@@ -431,45 +325,10 @@ ENDS: dict[str, tuple[RolloutJobSpec, SessionObserved, list[Action]]] = {
         after(ended(None, signal=15), stop=Stop(R.SESSION_TIMEOUT, "too long")),
         timed_out("too long"),
     ),
-    "also if it takes its stop for a success": (
-        spec(),
-        after(ended(0), stop=Stop(R.SESSION_TIMEOUT, "too long")),
-        timed_out("too long"),
-    ),
     "a timeout under a failing engine is the engine's": (
         spec(),
         after(ended(None, signal=15), said(engine_errors=2), stop=Stop(R.SESSION_TIMEOUT, "too long")),
         seal(R.ENGINE_ERROR, "too long; the engine failed 2 calls of it"),
-    ),
-    "a POST to /complete makes a hang no success where the exit is the end": (
-        spec(),
-        after(ended(None, signal=15), said("complete", turns=1), stop=Stop(R.SESSION_TIMEOUT, "too long")),
-        timed_out("too long"),
-    ),
-    "nor where the trainer gives the reward": (
-        spec(**TRAINER),
-        after(ended(None, signal=15), said("complete", turns=1), stop=Stop(R.SESSION_TIMEOUT, "too long")),
-        seal(R.SESSION_TIMEOUT, "too long"),
-    ),
-    "nor does it change a code": (
-        spec(),
-        after(ended(1), said("complete", turns=1, complete_info={"reward": 1.0})),
-        scored(1, False, R.ANSWER_WRONG, "exit code 1"),
-    ),
-    "nor a signal": (
-        spec(),
-        after(ended(None, signal=9), said("complete", turns=1, complete_info={"exit_code": 0})),
-        seal(
-            R.AGENT_SIGNAL,
-            "killed by SIGKILL",
-            reward=0.0,
-            reward_info={"exit_code": None} | told("SIGKILL"),
-        ),
-    ),
-    "a stop that this version cannot read is no completion": (
-        spec(),
-        after(ended(0), said("complete", turns=1), stop=Stop(None, "Meteor")),
-        seal(R.ABORTED, "Meteor"),
     ),
     "where /complete is the end, one that had completed only lingered": (
         spec(**COMPLETE),
@@ -594,20 +453,6 @@ def test_how_a_session_ended(
     wanted: RolloutJobSpec, observed: SessionObserved, actions: list[Action]
 ) -> None:
     assert plan_session(wanted, observed, 30.0) == actions
-
-
-def test_only_an_exit_code_0_that_was_seen_is_a_reward_of_1() -> None:
-    """The law behind the table, for rewards by exit code."""
-    by_code = [
-        (seen, one.outcome)
-        for wanted, seen, actions in ENDS.values()
-        for one in actions
-        if isinstance(one, SealSession) and wanted.reward.source is RewardSource.EXIT_CODE
-    ]
-    right = [seen.sandbox.exit for seen, outcome in by_code if outcome.reward and seen.sandbox]
-    assert len(by_code) > 20
-    assert right
-    assert all(end is not None and (end.code, end.signal) == (0, None) for end in right)
 
 
 def test_no_infra_failure_carries_a_reward() -> None:

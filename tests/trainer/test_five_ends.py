@@ -1,4 +1,4 @@
-"""Right, wrong, crashing, hanging, killed: each end of an agent reads differently in the record, and in what TRL is given.
+"""Right, wrong, crashing, hanging, killed: each end of an agent reads differently in the record and to TRL.
 The real command, real processes; only the engine is scripted."""
 
 from __future__ import annotations

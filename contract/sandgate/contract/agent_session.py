@@ -42,7 +42,8 @@ class AgentSessionSpec:
             "any name, for a task that the job does not run itself. It is open once Scheduled is True; the Secret "
             "<name>.keys then has the agent's environment (OPENAI_BASE_URL, OPENAI_API_KEY, SANDGATE_COMPLETE_URL and "
             "the rest). /complete ends it, with {reward_info: {reward: 1.0}} where reward.source is agent; so do "
-            "limits.sessionSeconds and its deletion. A name is used once."
+            "limits.sessionSeconds and its deletion. Not for a job with reward.source exitCode: nobody sees its exit "
+            "code. A name is used once."
         ),
     ] = False
 

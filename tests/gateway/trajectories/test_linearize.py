@@ -31,7 +31,7 @@ def rows(
     return linearize(
         turns,
         session_id="s",
-        spec=SPEC,
+        spec=SPEC | more.pop("spec", {}),
         sealed=sealed or Sealed(at=9.0),
         delivered=seen(turns) if delivered is None else delivered,
         **more,
@@ -257,3 +257,21 @@ def test_every_seen_token_is_trained_exactly_once(turns: list[T], data: st.DataO
 
 def _parts(at: int, turn: T) -> tuple[Any, ...]:
     return (turn.context, turn.ids) if at else (turn.ids,)
+
+
+@pytest.mark.parametrize(
+    ("source", "info"),
+    [
+        ("exitCode", {"complete": {"exit_code": 0, "correct": True}, "exit_code": 1}),
+        ("verifier", {"exit_code": 1, "correct": True}),
+    ],
+)
+def test_where_exit_codes_are_the_reward_an_agent_s_words_stand_apart_from_what_was_seen(
+    source: str, info: dict[str, Any]
+) -> None:
+    sealed = Sealed(at=9.0, reward=0.0, info={"exit_code": 1})
+    said = {"exit_code": 0, "correct": True}
+    (row,) = rows([T("a")], sealed=sealed, completed=said, spec={"reward_source": source})
+    assert row.reward_info == info
+    (silent,) = rows([T("a")], sealed=sealed, completed={}, spec={"reward_source": source})
+    assert silent.reward_info == {"exit_code": 1}

@@ -39,6 +39,7 @@ from sandgate.operator.cluster.store import (
 from sandgate.operator.manifests import keys_secret, session_object
 from sandgate.operator.observe import Observed
 from sandgate.operator.plan.actions import Exit, Outage, Ref, Running, SessionObserved, Stop, Told
+from sandgate.operator.plan.outcome import in_words
 from sandgate.operator.podstatus import pod_gone
 from sandgate.sandbox.agents import result_document, task_document
 from sandgate.sandbox.pod import RESULT_BYTES_MAX, SessionUrls, agent_pod, verifier_pod
@@ -378,4 +379,4 @@ def _detail(seen: SessionObserved) -> str:
     if seen.stop is not None and seen.stop.detail:
         return seen.stop.detail
     ends = [one.exit for one in (seen.verifier, seen.sandbox) if one is not None and one.exit is not None]
-    return next((end.detail for end in ends if end.detail), "")
+    return next((words for end in ends if (words := in_words(end))), "")

@@ -53,8 +53,7 @@ def failure(spec: RolloutJobSpec, seen: SessionObserved, end: Exit) -> Failure:
     if seen.stop is not None:  # by an operator of another version: what it made of that says nothing
         return FailureReason.ABORTED, seen.stop.detail or "stopped for a reason that is not known here"
     if end.signal is not None:
-        text = _with(f"killed by {signal_name(end.signal)}", end)
-        return _or_outage(seen, end, (FailureReason.AGENT_SIGNAL, text))
+        return _or_outage(seen, end, (FailureReason.AGENT_SIGNAL, in_words(end)))
     if end.code != RIGHT and not seen.remote:
         by_code = spec.reward.source is RewardSource.EXIT_CODE
         return _or_outage(seen, end, _exited(end, said, by_code=by_code))
@@ -111,13 +110,18 @@ def _exited(end: Exit, said: SessionSummary | None, *, by_code: bool) -> Failure
     limit, detail = _limit(said)
     if limit is not None:
         return limit, detail
-    text = _with(f"exit code {end.code}{' with a traceback' if end.traceback else ''}", end)
+    text = in_words(end)
     if said is not None and said.engine_errors:
         return FailureReason.ENGINE_ERROR, f"{text}; the engine failed {said.engine_errors} calls of it"
     return FailureReason.ANSWER_WRONG if by_code and end.code == WRONG else FailureReason.AGENT_EXIT, text
 
 
-def _with(how: str, end: Exit) -> str:
+def in_words(end: Exit) -> str:
+    """How a program ended, for people; nothing for a good end."""
+    if end.reason is not None or end.code == RIGHT:
+        return "" if end.reason is None else end.detail
+    how = f"exit code {end.code}" if end.signal is None else f"killed by {signal_name(end.signal)}"
+    how += " with a traceback" if end.traceback else ""
     return f"{how}: {one_line(end.detail)}" if end.detail else how
 
 
