@@ -47,7 +47,7 @@ def failure(seen: SessionObserved, end: Exit, completion: Completion) -> Failure
     if completion is Completion.COMPLETE and not completed:
         return _or_outage(seen, end, (FailureReason.AGENT_EXIT, "exited without a POST to /complete"))
     if said is not None and said.engine_errors and not said.turns:
-        return FailureReason.ENGINE_ERROR, "no turn got through: the engine failed"
+        return FailureReason.ENGINE_ERROR, f"no turn got through: the engine failed{_engine_said(said)}"
     if said is not None and said.limit_reached == "context":
         return None, ""  # it compacted its history and went on: it ended well by its own account
     return _limit(said)
@@ -62,7 +62,8 @@ def _stopped(
     if completed:  # it was done; only the process lingered
         return _limit(said)
     if said is not None and said.engine_errors:
-        return FailureReason.ENGINE_ERROR, f"{detail}; the engine failed {said.engine_errors} calls of it"
+        failed = f"the engine failed {said.engine_errors} calls of it{_engine_said(said)}"
+        return FailureReason.ENGINE_ERROR, f"{detail}; {failed}"
     begun = _begun(seen)
     for away in reversed(seen.outages):
         until = end.at if away.until is None else away.until
@@ -99,8 +100,13 @@ def _crashed(end: Exit, said: SessionSummary | None) -> Failure:
         return limit, detail
     text = f"exit code {end.code}" + (f": {end.detail}" if end.detail else "")
     if said is not None and said.engine_errors:
-        return FailureReason.ENGINE_ERROR, f"{text}; the engine failed {said.engine_errors} calls of it"
+        failed = f"the engine failed {said.engine_errors} calls of it{_engine_said(said)}"
+        return FailureReason.ENGINE_ERROR, f"{text}; {failed}"
     return FailureReason.AGENT_EXIT, text
+
+
+def _engine_said(said: SessionSummary) -> str:
+    return f": {said.engine_error}" if said.engine_error else ""
 
 
 def _limit(said: SessionSummary | None) -> Failure:
