@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import closing
@@ -93,10 +94,17 @@ async def test_an_engine_that_fails_at_first_and_then_works_is_no_reason_to_give
     assert {row.reward for row in up.rows()} == {9.0}
 
 
+def nothing_twice(up: Rig) -> None:
+    """No row is there twice, no sample by two attempts, and nothing was acknowledged again."""
+    rows = Counter((row.session_id, row.trajectory_id) for row in up.rows())
+    samples = {(row.uid, row.sample_index, row.session_id) for row in up.rows()}
+    assert set(rows.values()) == {1}
+    assert len(samples) == len({one[:2] for one in samples})
+    assert set(acknowledged(up.out).values()) <= {1}
+
+
 def acknowledged(out: Path) -> Counter[str]:
     """How often each session was, by the journals."""
-    import sqlite3
-
     found: Counter[str] = Counter()
     for path in journals(out):
         with closing(sqlite3.connect(path)) as db:
@@ -133,7 +141,7 @@ async def test_samples_that_failed_run_again_when_they_are_asked_for(up: Rig) ->
         ("good", 1, 0),
     ]
     assert [row for row in rows if row.attempt == 0] == before, "rows that were there are as they were"
-    assert set(acknowledged(up.out).values()) == {1}
+    nothing_twice(up)
 
     for retry in (False, True):
         again = await up.run(wanted, retry_failed=retry)
@@ -164,7 +172,7 @@ async def test_an_agent_that_died_before_its_first_turn_runs_again_and_one_with_
         ("crash", 0, 0, None),
         ("crash", 1, 0, "AgentExit"),
     ]
-    assert set(acknowledged(up.out).values()) == {1}
+    nothing_twice(up)
 
 
 EARLY = """

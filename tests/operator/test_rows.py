@@ -179,7 +179,7 @@ def test_a_long_value_is_cut() -> None:
 
 def test_weights_that_only_a_path_names_are_told_apart_by_it() -> None:
     """Two checkpoints of one model have one tokenizer."""
-    served = ("spec.engine", {"managed": {}})
+    served: tuple[str, Any] = ("spec.engine", {"managed": {}})
     moved = ("spec.model.tokenizer", "/models/step200")
     assert [one.split()[0] for one in changes(part(served), part(served, moved))] == [WEIGHTS]
     assert changes(part(MANAGED), part(MANAGED, moved)) == []
