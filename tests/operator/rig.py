@@ -94,7 +94,7 @@ class Rig:
         """Events of a kind."""
         return [one for one in self.events if isinstance(one, kind)]
 
-    async def run(self, wanted: RolloutJob, *, url: str | None = "") -> JobResult:
+    async def run(self, wanted: RolloutJob, *, url: str | None = "", retry_failed: bool = False) -> JobResult:
         """Events are of this run only."""
         self.events.clear()
         async with asyncio.timeout(WITHIN_S):
@@ -109,6 +109,7 @@ class Rig:
                 progress=self.tell,
                 stop=self.stop,
                 abort=self.abort,
+                retry_failed=retry_failed,
             )
 
     def rows(self) -> list[Trajectory]:

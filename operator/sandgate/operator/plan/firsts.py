@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from sandgate.contract.conditions import JobReason
 from sandgate.contract.errors import FailureClass, ModelNotServed, TokenizerMismatch
 from sandgate.operator.plan.actions import Hopeless, Running, SampleObserved, SessionObserved
+from sandgate.operator.plan.groups import FREE
 
 FIRST = 8
 """Sessions that must have ended so; fewer where fewer run at once, or the job has no more."""
@@ -56,6 +57,8 @@ class Firsts:
     """Session -> (uid, its end; None while it runs), in the order in which they were opened."""
     passed: bool = False
     """One got somewhere, or too many are followed: nothing is said any more."""
+    said: Hopeless | None = None
+    """It stays, whatever those come to that are stopped for it."""
 
     def opened(self, name: str, uid: str) -> None:
         """A session of the job."""
@@ -73,7 +76,7 @@ class Firsts:
         end = end_of(seen, sample)
         if end is not None:
             self.ends[seen.ref.name] = seen.ref.uid, end
-        elif sample.failure is FailureClass.INFRA and not _turns(seen):
+        elif sample.reason in FREE or (sample.failure is FailureClass.INFRA and not _turns(seen)):
             del self.ends[seen.ref.name]
         else:
             self.somewhere()
@@ -86,7 +89,11 @@ class Firsts:
     def hopeless(self, *, together: int, total: int, tasks: int, more: bool) -> Hopeless | None:
         """Why nothing will come of the job. `together`: sessions that run at once; `total`, `tasks`: of the job, so far
         as it is known; `more`: further tasks may come."""
-        wanted = min(FIRST, together, total)
+        if self.said is None and not self.passed:
+            self.said = self._judge(min(FIRST, together, total), None if more else tasks)
+        return self.said
+
+    def _judge(self, wanted: int, tasks: int | None) -> Hopeless | None:
         firsts = list(self.ends.values())
         if not wanted or len(firsts) < wanted:
             return None
@@ -97,7 +104,7 @@ class Firsts:
                 return None
             kept.append(end)
             uids.add(uid)
-            enough = end.certain or len(uids) >= TASKS or (not more and len(uids) >= tasks)
+            enough = end.certain or len(uids) >= min(TASKS, tasks or TASKS)
             if len(kept) >= wanted and enough:
                 return Hopeless(kept[0].reason.value, kept[0].text)
         return None

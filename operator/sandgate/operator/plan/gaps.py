@@ -52,12 +52,7 @@ def cause(missing: Gaps, groups: int, newest: Mapping[Sample, SessionSummary]) -
 def _how(said: SessionSummary) -> str:
     if said.failure_reason is None:
         return "aborted" if said.state is SessionState.ABORTED else "it ended without a turn"
-    text = " ".join(one for one in (said.failure_detail, _engine(said)) if one)
-    return one_line(f"{said.failure_class}/{said.failure_reason} {text}")
-
-
-def _engine(said: SessionSummary) -> str:
-    return f"({said.engine_error})" if said.engine_error and said.failure_reason == "EngineError" else ""
+    return one_line(f"{said.failure_class}/{said.failure_reason} {said.failure_detail}")
 
 
 def one_line(text: str) -> str:
