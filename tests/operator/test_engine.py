@@ -52,6 +52,7 @@ async def test_its_environment_has_no_credentials(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PYTHONPATH", "/ours")
     monkeypatch.setenv("HF_HOME", "/cache")
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     (tmp_path / "tiny").mkdir()
     argv, env = await engine.command(*managed(gpus=0, model="tiny", env={"A": "1"}), tmp_path, 81)
     assert argv[0] == "/opt/py"
@@ -62,13 +63,15 @@ async def test_its_environment_has_no_credentials(monkeypatch: pytest.MonkeyPatc
     assert (env["VLLM_SERVER_DEV_MODE"], env["OMP_NUM_THREADS"]) == ("1", "3")
 
 
-async def test_a_model_that_is_no_folder_is_a_hub_s_name(
+async def test_a_model_that_is_no_folder_is_what_the_local_cache_has_of_a_hub(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("SANDGATE_ENGINE_PYTHON", "/opt/py")
     argv, env = await engine.command(*managed(model="Qwen/Qwen3-0.6B"), tmp_path, 81)
     assert argv[4] == "Qwen/Qwen3-0.6B"
-    assert "HF_HUB_OFFLINE" not in env
+    assert (env["HF_HUB_OFFLINE"], env["TRANSFORMERS_OFFLINE"]) == ("1", "1")
+    _, env = await engine.command(*managed(model="a/b", env={"HF_HUB_OFFLINE": "0"}), tmp_path, 81)
+    assert env["HF_HUB_OFFLINE"] == "0", "a manifest may say otherwise"
     assert "VLLM_CPU_KVCACHE_SPACE" not in env
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from sandgate.contract.errors import Unavailable
 from sandgate.operator.drivers import supervise
+from sandgate.operator.drivers.sandboxes import base_env
 from sandgate.operator.drivers.supervise import Supervised, own_env
 from sandgate.sandbox.process import Guard, ProcessSpec
 
@@ -169,3 +170,9 @@ def test_what_we_start_for_ourselves_gets_no_credentials(monkeypatch: pytest.Mon
     assert "hidden" not in env.values()
     assert env["HF_HOME"] == "/cache"
     assert "PATH" in env
+
+
+def test_nothing_that_a_run_starts_asks_a_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    for env in (own_env(), base_env(Path("/home"))):
+        assert (env["HF_HUB_OFFLINE"], env["TRANSFORMERS_OFFLINE"]) == ("1", "1")

@@ -6,6 +6,7 @@ from array import array
 from pathlib import Path
 from typing import Any
 
+from sandgate.contract.trajectory import Trajectory
 from sandgate.gateway.conversation.messages import Reply
 from sandgate.gateway.journal.records import Delivered, Opened, Record, Rewarded, Sealed, TurnCommitted
 from sandgate.gateway.journal.sqlite import SqliteStore
@@ -80,12 +81,18 @@ SPOKEN: list[Record] = [
 """What docs/cli.md shows: a tool call, its answer, and a title asked for on the side."""
 
 
+def rows_for(sessions: list[str], count: int = 2) -> list[Trajectory]:
+    """Not what they said: what an export must give back as it is."""
+    return [trajectory(number, session_id=sessions[number % len(sessions)]) for number in range(count)]
+
+
 async def write_run(out: Path, sessions: dict[str, list[Record]], *, rows: int | None = 2) -> Path:
-    """`rows`: trajectories in trajectories.parquet; None: the run has not finished, and there is none."""
+    """`rows`: trajectories in trajectories.parquet, of the sessions in turn; None: the run has not finished, and there
+    is none."""
     (out / "gateway-0").mkdir(parents=True)
     async with await SqliteStore.open(out / "gateway-0" / "journal.sqlite") as store:
         for session, records in sessions.items():
             await store.append(session, *records)
     if rows is not None:
-        write_parquet(out / "trajectories.parquet", [trajectory(number) for number in range(rows)])
+        write_parquet(out / "trajectories.parquet", rows_for(list(sessions), rows))
     return out

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from sandgate.trainer.export.arrow import read_parquet, write_parquet
 from sandgate.trainer.export.jsonl import read_jsonl
 from sandgate.trainer.tinymodel import write_tiny_model
 from sandgate.trainer.trees import lay_out
+from tests.trainer.runs import LINEAR, rows_for, write_run
 from tests.trainer.trajectories import exact, trajectory
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -106,10 +109,11 @@ def test_a_run_that_still_writes_can_be_looked_at(run: Path) -> None:
 
 
 def test_export_writes_what_was_there(run: Path, tmp_path: Path) -> None:
-    wanted = [exact(trajectory(number)) for number in range(2)]
+    wanted = [exact(row) for row in rows_for(["forked", "linear"])]
     said = ask("export", run, "--format", "jsonl", "--json")
     assert json.loads(said.stdout) == {
-        "path": str(run / "trajectories.jsonl"), "format": "jsonl", "trajectories": 2,
+        "path": str(run / "trajectories.jsonl"), "format": "jsonl", "trajectories": 2, "missing": 0,
+        "missing_groups": 0,
     }  # fmt: skip
     assert [exact(row) for row in read_jsonl(run / "trajectories.jsonl")] == wanted
     assert ask("export", run, "--to", tmp_path / "copy.parquet").exit_code == 0
@@ -121,12 +125,57 @@ def test_export_onto_itself_is_harmless(run: Path) -> None:
     assert len(list(read_parquet(run / "trajectories.parquet"))) == 2
 
 
+def test_an_export_that_has_less_than_the_journal_says_so(run: Path, tmp_path: Path) -> None:
+    """The whole group has two rows of `forked` (what nobody was told is none) and one of `linear`."""
+    write_parquet(run / "trajectories.parquet", rows_for(["linear"], 1))
+    said = ask("export", run, "--to", tmp_path / "copy.parquet")
+    assert (said.exit_code, said.stdout) == (0, f"1 trajectory -> {tmp_path / 'copy.parquet'}\n")
+    assert said.stderr == (
+        f"warning: the journals in {run} have 2 trajectories more, of 1 whole group whose file is missing;"
+        f" `sandgate run` with --out {run} writes it again\n"
+    )
+    told = json.loads(ask("export", run, "--to", tmp_path / "copy.parquet", "--json").stdout)
+    assert (told["trajectories"], told["missing"], told["missing_groups"]) == (1, 2, 1)
+    alone = ask("export", run / "trajectories.parquet", "--to", tmp_path / "copy.parquet")
+    assert alone.stderr == "", "a Parquet file alone is all there is"
+
+
+def test_groups_that_are_not_whole_yet_are_not_missed(clean_run: Path) -> None:
+    write_parquet(clean_run / "trajectories.parquet", [])
+    said = ask("export", clean_run, "--json")
+    assert (json.loads(said.stdout)["missing"], said.stderr) == (0, "")
+
+
+IDS = [f"shop-q{number:02}-5f2d0c8e9a41-{number % 4}-0" for number in range(12)]
+BEGINNINGS: dict[str, tuple[str, int, str]] = {
+    "the whole id": (IDS[3], 0, f"{IDS[3]}  job shop"),
+    "enough of it": ("shop-q03", 0, f"{IDS[3]}  job shop"),
+    "an id that is the beginning of another": ("shop", 0, "shop  job shop"),
+    "two that begin like that": (
+        "shop-q1", 2, f"error: several sessions begin with 'shop-q1': {IDS[10]}, {IDS[11]} [field SESSION]\n",
+    ),
+    "more than a line has room for": (
+        "sho", 2, f"error: several sessions begin with 'sho': shop, {', '.join(IDS[:5])}, ... and more [field",
+    ),
+    "none that begins like that": ("shop-q03-6", 2, "error: no session 'shop-q03-6' in "),
+    "what is special to a database": ("shop-q%", 2, "error: no session 'shop-q%' in "),
+    "nothing": ("", 2, "error: is empty; say a session's id or the beginning of one [field SESSION]\n"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("word", "code", "begins"), BEGINNINGS.values(), ids=BEGINNINGS)
+def test_a_session_is_named_by_its_beginning(tmp_path: Path, word: str, code: int, begins: str) -> None:
+    asyncio.run(write_run(tmp_path / "run", dict.fromkeys([*IDS, "shop"], LINEAR)))
+    said = ask("show", word, "--out", tmp_path / "run")
+    assert (said.exit_code, (said.stdout or said.stderr)[: len(begins)]) == (code, begins)
+
+
 def test_trajectories_are_listed(run: Path) -> None:
     found = json.loads(ask("trajectories", "--out", run, "--json").stdout)
     assert [(one["session_id"], one["reward"], one["sampled"], one["context"]) for one in found] == [
-        ("shop-q1-0", 1.0, 3, 2), ("shop-q1-1", 1.0, 3, 2),
+        ("forked", 1.0, 3, 2), ("linear", 1.0, 3, 2),
     ]  # fmt: skip
-    assert "shop-q1-1" in ask("trajectories", "--out", run).stdout
+    assert "linear" in ask("trajectories", "--out", run).stdout
     assert json.loads(ask("trajectories", "other", "--out", run, "--json").stdout) == []
 
 
@@ -226,6 +275,11 @@ def test_the_console_script_is_the_same_program(run: Path) -> None:
     done = subprocess.run([script, "export", run / "x"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"error: {run / 'x'}: no such file or directory\n"
+
+
+def test_the_version_is_the_distributions() -> None:
+    said = ask("--version")
+    assert (said.exit_code, said.stdout) == (0, f"sandgate {version('sandgate')}\n")
 
 
 def test_a_reader_that_leaves_early_is_no_error(run: Path) -> None:

@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from sandgate.contract.names import session_id
 from sandgate.trainer.cli import app
 from sandgate.trainer.tinymodel import write_tiny_model
+from tests.trainer.jobs import MANIFEST
 from tests.trainer.runs import LINEAR, SPOKEN, write_run
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
@@ -23,9 +25,13 @@ EXAMPLE = re.compile(r"```console\n\$ sandgate (?P<words>[^\n]*)\n(?P<shown>.*?)
 
 
 def prepare(folder: Path) -> None:
-    """What the page assumes: a run in `out`, a model folder in `model`."""
-    asyncio.run(write_run(folder / "out", {"shop-kiwi-0": SPOKEN, "shop-q1-1": LINEAR}))
+    """What the page assumes: a run in `out`, a model folder in `model`, a manifest that is wrong in two places."""
+    kiwi, q1 = str(session_id("shop", "kiwi", 0, 0)), str(session_id("shop", "q1", 1, 0))
+    sessions = {kiwi: SPOKEN, q1: LINEAR}
+    asyncio.run(write_run(folder / "out", sessions))
     write_tiny_model(folder / "model")
+    wrong = MANIFEST.replace("tokenizer: model", "tokenizer: modle").replace("PYTHON", "pythonx")
+    (folder / "wrong.yaml").write_text(wrong)
 
 
 def printed(words: str) -> str:
@@ -36,9 +42,10 @@ def printed(words: str) -> str:
 
 
 def examples() -> dict[str, str]:
-    """Command -> what it prints. `run` is a whole job: test_run.py compares it."""
+    """Command -> what it prints. `run` without --dry-run is a whole job: test_run.py compares it."""
     found = {found["words"]: found["shown"] for found in EXAMPLE.finditer(PAGE.read_text("utf-8"))}
-    return {words: shown for words, shown in found.items() if not words.startswith("run ")}
+    whole = [words for words in found if words.startswith("run ") and "--dry-run" not in words]
+    return {words: shown for words, shown in found.items() if words not in whole}
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +65,7 @@ def test_the_example_prints_what_the_page_shows(words: str) -> None:
 
 def test_every_look_is_shown() -> None:
     shown = {words.split()[0] for words in examples()}
-    assert {"show", "forks", "sessions", "status", "trajectories", "export", "doctor"} <= shown
+    assert {"show", "forks", "sessions", "status", "trajectories", "export", "doctor", "run"} <= shown
 
 
 def rewrite() -> None:

@@ -19,7 +19,7 @@ from sandgate.trainer.cli import app
 from sandgate.trainer.export.arrow import read_parquet
 from sandgate.trainer.finished import identity
 from tests.support.waiting import until
-from tests.trainer.jobs import MANIFEST, ended, lab
+from tests.trainer.jobs import MANIFEST, Lab, ended, lab
 
 
 async def test_a_job_runs_to_its_end_and_says_what_it_gave(tmp_path: Path) -> None:
@@ -147,11 +147,7 @@ async def test_fresh_waits_for_no_other_run_and_takes_nothing_from_it(tmp_path: 
     async with lab(tmp_path, ["yes"]) as here:
         here.player.pause("keep")
         process = await here.start("--json")
-
-        async def two_run() -> bool:
-            return here.player.running == 2
-
-        await until(two_run, what="two agents ask the engine", within_s=60.0)
+        await two_ask(here)
         second = await here.run("--fresh")
         assert (second.code, second.stdout) == (2, "")
         assert second.stderr == "error: out: another run uses this folder\n"
@@ -198,15 +194,20 @@ async def said(process: asyncio.subprocess.Process, word: str) -> None:
         assert line, f"it ended without saying {word!r}"
 
 
+async def two_ask(here: Lab) -> None:
+    """Until both agents that may run at once wait for the engine, which is paused."""
+
+    async def two_run() -> bool:
+        return here.player.running == 2
+
+    await until(two_run, what="two agents ask the engine", within_s=60.0)
+
+
 async def test_ctrl_c_lets_sessions_end_and_a_rerun_goes_on(tmp_path: Path) -> None:
     async with lab(tmp_path, ["yes"]) as here:
         here.player.pause("keep")
         process = await here.start("--json")
-
-        async def two_run() -> bool:
-            return here.player.running == 2
-
-        await until(two_run, what="two agents ask the engine", within_s=60.0)
+        await two_ask(here)
         process.send_signal(signal.SIGINT)
         await said(process, "stopping")
         here.player.resume()
@@ -224,11 +225,7 @@ async def test_ctrl_c_twice_aborts(tmp_path: Path) -> None:
     async with lab(tmp_path, ["yes"]) as here:
         here.player.pause("keep")
         process = await here.start()
-
-        async def two_run() -> bool:
-            return here.player.running == 2
-
-        await until(two_run, what="two agents ask the engine", within_s=60.0)
+        await two_ask(here)
         process.send_signal(signal.SIGINT)
         await said(process, "stopping")
         process.send_signal(signal.SIGINT)

@@ -107,10 +107,15 @@ async def test_commands_ask_a_gateway() -> None:
 
         shown = await asyncio.to_thread(ask, "show", "s1")
         assert "«hello<|im_end|>»" in shown
+        assert await asyncio.to_thread(ask, "show", "s") == shown, "by its beginning"
+        await talk(running, "s2", "hi")
+        words = ["show", "s", "--url", running.origin, "--key", running.admin_key]
+        said = await asyncio.to_thread(CliRunner().invoke, app, words)
+        assert said.stderr == "error: several sessions begin with 's': s1, s2 [field SESSION]\n"
         listed = json.loads(await asyncio.to_thread(ask, "sessions", "--json"))
-        assert [one["session_id"] for one in listed] == ["s1"]
+        assert [one["session_id"] for one in listed] == ["s1", "s2"]
         assert json.loads(await asyncio.to_thread(ask, "forks", "--json")) == []
-        assert json.loads(await asyncio.to_thread(ask, "status", "shop", "--json"))["turns"] == 1
+        assert json.loads(await asyncio.to_thread(ask, "status", "shop", "--json"))["turns"] == 2
 
 
 async def test_the_fixture_is_the_context_manager(sandgate_gateway: object) -> None:

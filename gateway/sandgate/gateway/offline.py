@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -20,7 +21,9 @@ from sandgate.gateway.journal.sqlite import APPLICATION_ID, SELECT
 from sandgate.gateway.session import Session
 from sandgate.gateway.tokens.api import Codec
 from sandgate.gateway.tokens.load import load_codec
-from sandgate.gateway.trees import tree_view
+from sandgate.gateway.trajectories.leases import LeaseBook
+from sandgate.gateway.trajectories.linearize import Facts
+from sandgate.gateway.trees import trajectories_of, tree_view
 
 MAGIC = b"SQLite format 3\0"
 CONFIGS = "run/gateway-*.json"
@@ -67,6 +70,47 @@ def tree(out: Path, session_id: str, *, text: bool = True, tokenizer: str = "") 
             session = _fold(db, session_id)
         if session.opened_at:
             return tree_view(session, _codec(out, tokenizer) if text else None)
+    raise NotFound(f"no session {session_id!r} in {out}")
+
+
+def named(out: Path, beginning: str, limit: int) -> list[str]:
+    """Ids of sessions that begin like that, in order, at most `limit`. Raises NotFound, CorruptRecord."""
+    found: set[str] = set()
+    for path in journals(out):
+        with _opened(path) as db:
+            rows = db.execute(
+                "SELECT DISTINCT session FROM records WHERE session >= ? AND session < ? AND session NOT IN ('', ?)"
+                " ORDER BY session LIMIT ?",
+                (beginning, f"{beginning}{chr(sys.maxunicode)}", TASKS, limit),
+            )
+            found.update(session for (session,) in rows)
+    return sorted(found)[:limit]
+
+
+def counting(out: Path) -> dict[str, str]:
+    """Session -> its group's task (itself, if it has none): those that count in whole groups, so that a trainer gets
+    their rows, or got them. Raises NotFound, CorruptRecord, NewerRecord."""
+    book = LeaseBook()
+    for path in journals(out):
+        with _opened(path) as db:
+            for row in db.execute(f"{SELECT} ORDER BY seq"):
+                _, session, record = read(row)
+                book.fold(session, record)
+    return {
+        member.session: group.key.uid or member.session
+        for group in book.groups.values()
+        if group.whole()
+        for member in group.counting()
+    }
+
+
+def rows_of(out: Path, session_id: str) -> int:
+    """Trajectories that a sealed session gives. Raises NotFound, CorruptRecord, NewerRecord."""
+    for path in journals(out):
+        with _opened(path) as db:
+            session = _fold(db, session_id)
+        if session.opened_at:
+            return len(trajectories_of(session, Facts()))
     raise NotFound(f"no session {session_id!r} in {out}")
 
 

@@ -7,6 +7,7 @@ A trainer needs `get` on the job's Secret `<job>-trainer`; outside also `create`
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import os
 from collections.abc import Iterator
@@ -25,6 +26,8 @@ Api = Any
 
 MANAGER = "sandgate-trainer"
 """Field manager of what trainers apply; the operator's own fields are its own."""
+PAGE = 500
+"""Objects of one answer of the API server."""
 IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
 """Set in every pod."""
 
@@ -87,6 +90,33 @@ def rollout_job(job: str, place: Place = Place()) -> dict[str, Json]:
 def agent_session(name: str, place: Place = Place()) -> dict[str, Json]:
     """An AgentSession as the API server has it. Raises NotFound, Forbidden, Unavailable."""
     return _object("agentsessions", name, place)
+
+
+def agent_sessions(beginning: str, limit: int, place: Place = Place()) -> list[str]:
+    """Names of AgentSessions that begin like that, in the API server's order, at most `limit`. It knows no such
+    question: all are looked through, page by page, until enough are found. Raises Forbidden, Unavailable."""
+    found: list[str] = []
+    with _cluster(place) as (api, connection, namespace):
+        objects, after = api.CustomObjectsApi(connection), ""
+        while len(found) < limit:
+            page: dict[str, Json] = _call(
+                functools.partial(
+                    objects.list_namespaced_custom_object,
+                    GROUP,
+                    VERSION,
+                    namespace,
+                    "agentsessions",
+                    limit=PAGE,
+                    _continue=after,
+                ),
+                f"agentsessions in {namespace}",
+            )
+            names = (str(one["metadata"]["name"]) for one in page["items"])
+            found += [name for name in names if name.startswith(beginning)]
+            after = str(page["metadata"].get("continue") or "")
+            if not after:
+                break
+    return found[:limit]
 
 
 def submit(manifest: dict[str, Json], place: Place = Place()) -> dict[str, Json]:

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Protocol
 from sandgate.contract.errors import InvalidBody, NotFound
 from sandgate.contract.session import SessionState
 from sandgate.contract.trajectory import Json, Trajectory
-from sandgate.trainer import outdir
-from sandgate.trainer.cluster import JobGateways, Place, agent_session, job_gateways
+from sandgate.trainer import control, outdir
+from sandgate.trainer.cluster import JobGateways, Place, agent_session, agent_sessions, job_gateways
 from sandgate.trainer.trees import Tree
 
 if TYPE_CHECKING:
     from sandgate.trainer.client import RolloutClient
 
+CANDIDATES = 6
+"""Sessions that are named when the beginning of an id is not enough."""
 ATTEMPTS = 2
 """A person is waiting: say soon that nobody answers."""
 
@@ -31,6 +33,10 @@ class Source(Protocol):
 
     def tree(self, session_id: str, *, text: bool) -> Tree:
         """Raises NotFound."""
+        ...
+
+    def named(self, beginning: str, limit: int) -> list[str]:
+        """Ids of sessions that begin like that, in order, at most `limit`."""
         ...
 
     def trajectories(self, job: str) -> Iterator[Trajectory]:
@@ -52,6 +58,12 @@ class Live:
     def tree(self, session_id: str, *, text: bool) -> Tree:
         with self.client() as client:
             return client.tree(session_id, text=text)
+
+    def named(self, beginning: str, limit: int) -> list[str]:
+        with self.client() as client:  # ids come in order: those that begin with the last one follow it
+            page, _ = client.call(control.sessions(None, None, beginning))
+        found = [one["session_id"] for one in page if one["session_id"].startswith(beginning)]
+        return found[:limit]
 
     def trajectories(self, job: str) -> Iterator[Trajectory]:
         with self.client() as client:
@@ -82,6 +94,11 @@ class Stored:
         tokenizer = self.tokenizer or outdir.used_tokenizer(self.out)
         return offline.tree(self.out, session_id, text=text, tokenizer=tokenizer)
 
+    def named(self, beginning: str, limit: int) -> list[str]:
+        from sandgate.gateway import offline
+
+        return offline.named(self.out, beginning, limit)
+
     def trajectories(self, job: str) -> Iterator[Trajectory]:
         return (one for one in outdir.trajectories(self.out) if not job or one.job == job)
 
@@ -108,6 +125,9 @@ class Cluster:
         with self.gateway(str(spec["jobName"]), str(spec["gateway"])) as live:
             return live.tree(session_id, text=text)
 
+    def named(self, beginning: str, limit: int) -> list[str]:
+        return agent_sessions(beginning, limit, self.place)
+
     @contextmanager
     def _gateways(self, job: str) -> Iterator[JobGateways]:
         if not job:
@@ -122,6 +142,24 @@ class Cluster:
             if name not in found.origins:
                 raise NotFound(f"job {job} has no gateway {name}; it has {', '.join(found.origins)}")
             yield Live(found.origins[name], found.key)
+
+
+def tree_of(where: Source, session: str) -> Tree:
+    """The tree, with text, of a session, by its id or by the beginning of it, if no other session begins like that.
+    Raises NotFound, InvalidBody (several do: the first are named)."""
+    if not session:
+        raise InvalidBody("is empty; say a session's id or the beginning of one", field="SESSION")
+    try:
+        return where.tree(session, text=True)
+    except NotFound:
+        found = where.named(session, CANDIDATES + 1)
+        if not found:
+            raise
+    if len(found) > 1:
+        more = ", ... and more" if len(found) > CANDIDATES else ""
+        listed = ", ".join(found[:CANDIDATES]) + more
+        raise InvalidBody(f"several sessions begin with {session!r}: {listed}", field="SESSION")
+    return where.tree(found[0], text=True)
 
 
 def _each(found: JobGateways) -> Iterator[Live]:

@@ -80,7 +80,7 @@ def programs(job: RolloutJob, manifest_dir: Path) -> Iterator[Finding]:
 
 def program(field: str, container: Mapping[str, Any], manifest_dir: Path) -> Iterator[Finding]:
     """One of them: its working directory, its program by its own PATH, and the script that a `python` is given."""
-    cwd = (manifest_dir / container.get("workingDir", ".")).resolve()
+    cwd = manifest_dir / container.get("workingDir", ".")
     if not cwd.is_dir():
         yield found(f"{field}.workingDir", f"{cwd}: no such folder{meant(cwd)}")
         return

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed
+from typing import Annotated
 
 import typer
 
@@ -35,8 +38,21 @@ app.command("export")(exports.export)
 app.command("render")(render.render)
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        try:
+            typer.echo(f"sandgate {installed('sandgate')}")
+        except PackageNotFoundError:  # run from its sources, by PYTHONPATH
+            typer.echo("sandgate, not installed")
+        raise typer.Exit(0)
+
+
 @app.callback()
-def root() -> None:
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_version)
+    ] = False,
+) -> None:
     """Makes every command a subcommand, also when there is only one."""
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from sandgate.contract.errors import InvalidBody
+from sandgate.contract.errors import InvalidBody, NotFound
 from sandgate.contract.trajectory import Json, Trajectory
 from sandgate.trainer import outdir
 from sandgate.trainer.cli import say
@@ -134,15 +135,58 @@ def export(
         response_length=response_length,
         pad_token_id=pad_token_id,
     )
-    found = outdir.trajectories(out)  # before the target's folder is made
+    seen: set[str] = set()
+    found = _noting(outdir.trajectories(out), seen)  # before the target's folder is made
     target = to or (out if out.is_file() else out / outdir.TRAJECTORIES).with_suffix(
         SUFFIX.get(format, f".{format}")
     )
     told = WRITERS[format](target, found, **options)
+    left = left_out(out, seen)
+    told |= {"missing": left.rows, "missing_groups": left.groups}
+    if left.rows:
+        typer.echo(f"warning: {left.says(out)}", err=True)
     if json:
         say.as_json({"path": str(target), "format": str(format)} | told)
     else:
-        typer.echo(f"{told['trajectories']} trajectories -> {target}{_more(told)}")
+        count = say.plural(int(told["trajectories"]), "trajectory", "trajectories")
+        typer.echo(f"{count} -> {target}{_more(told)}")
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What the journals of a run have and its files have not."""
+
+    rows: int = 0
+    groups: int = 0
+
+    def says(self, out: Path) -> str:
+        """One line, and what to do."""
+        return (
+            f"the journals in {out} have {say.plural(self.rows, 'trajectory', 'trajectories')} more, of"
+            f" {say.plural(self.groups, 'whole group')} whose file is missing; `sandgate run` with --out {out}"
+            " writes it again"
+        )
+
+
+def left_out(out: Path, seen: Set[str]) -> LeftOut:
+    """Rows of sessions that are in whole groups and not in `seen`. Groups that are not whole yet have no file, and a
+    Parquet file alone has no journal."""
+    from sandgate.gateway import offline
+
+    if not out.is_dir():
+        return LeftOut()
+    try:
+        lost = {one: group for one, group in offline.counting(out).items() if one not in seen}
+    except NotFound:
+        return LeftOut()
+    rows = {session: count for session in lost if (count := offline.rows_of(out, session))}
+    return LeftOut(sum(rows.values()), len({lost[session] for session in rows}))
+
+
+def _noting(rows: Rows, seen: set[str]) -> Rows:
+    for row in rows:
+        seen.add(row.session_id)
+        yield row
 
 
 def _options(format: Format, **given: int | None) -> dict[str, int]:  # noqa: A002

@@ -137,7 +137,9 @@ def ready(asked: Asked, *, dry_run: bool, json: bool) -> tuple[Task, ...] | None
     from sandgate.trainer.preflight import preflight
 
     job = asked.job
-    checked = asyncio.run(preflight(job, asked.base, engine_url=asked.engine_url))
+    near = os.path.relpath(asked.base)  # as short as a person would say it
+    base = asked.base if near.startswith("..") else Path(near)
+    checked = asyncio.run(preflight(job, base, engine_url=asked.engine_url))
     found = [(one, place_of(asked.manifest, one.field)) for one in checked.findings]
     for one, where in found:
         at = f" ({where})" if where and not one.field.startswith("--") else ""

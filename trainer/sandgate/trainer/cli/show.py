@@ -10,7 +10,7 @@ from rich.text import Text
 from sandgate.trainer.cli import say
 from sandgate.trainer.cli.looks import Context, KeyOption, Namespace, Out, Url
 from sandgate.trainer.cluster import Place
-from sandgate.trainer.sources import source
+from sandgate.trainer.sources import source, tree_of
 from sandgate.trainer.trees import Line, Tree, lay_out, versions
 
 SHOWN_CHARS = 400
@@ -22,7 +22,9 @@ MARKS = {0: ("", ""), 1: ("«", "»")}
 
 
 def show(
-    session: Annotated[str, typer.Argument(metavar="SESSION", help="Session id.", show_default=False)],
+    session: Annotated[
+        str, typer.Argument(metavar="SESSION", help="Its id, or the beginning of it.", show_default=False)
+    ],
     out: Out = None,
     url: Url = None,
     key: KeyOption = None,
@@ -36,7 +38,7 @@ def show(
     json: say.AsJson = False,
 ) -> None:
     """The session's tree: turns, parents, fork reasons, and tokens (sampled ones stand out from context)."""
-    tree = source(out, url, key, tokenizer, Place(namespace, context)).tree(session, text=True)
+    tree = tree_of(source(out, url, key, tokenizer, Place(namespace, context)), session)
     if json:
         say.as_json(tree)
         return
