@@ -18,7 +18,7 @@ from sandgate.contract.job import RolloutJob
 from sandgate.contract.schema import decode
 from sandgate.contract.trajectory import Trajectory
 from sandgate.operator.drivers.local import Event, JobResult, run_local
-from sandgate.trainer.export.parquet import merge_parquet, read_parquet, write_parquet
+from sandgate.trainer.export.parquet import merge_parquet, read_parquet, samples_in_parquet, write_parquet
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -99,6 +99,7 @@ class Run:
                 out=self.out,
                 write_groups=write_parquet,
                 merge=merge_parquet,
+                samples_in=samples_in_parquet,
                 engine_url=self.engine,
                 progress=self._tell,
             )

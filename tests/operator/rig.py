@@ -17,7 +17,7 @@ from sandgate.gateway.engine.scripted_server import ScriptedServer
 from sandgate.gateway.tokens.load import read_checkpoint
 from sandgate.operator.drivers.local import Event, JobResult, run_local
 from sandgate.sandbox import procfs
-from sandgate.trainer.export.parquet import merge_parquet, read_parquet, write_parquet
+from sandgate.trainer.export.parquet import merge_parquet, read_parquet, samples_in_parquet, write_parquet
 
 HERE = Path(__file__).parent
 MODEL = HERE.parents[1] / "examples" / "shop" / "model"
@@ -94,7 +94,7 @@ class Rig:
         """Events of a kind."""
         return [one for one in self.events if isinstance(one, kind)]
 
-    async def run(self, wanted: RolloutJob, *, url: str | None = "") -> JobResult:
+    async def run(self, wanted: RolloutJob, *, url: str | None = "", retry_failed: bool = False) -> JobResult:
         """Events are of this run only."""
         self.events.clear()
         async with asyncio.timeout(WITHIN_S):
@@ -104,10 +104,12 @@ class Rig:
                 out=self.out,
                 write_groups=write_parquet,
                 merge=merge_parquet,
+                samples_in=samples_in_parquet,
                 engine_url=self.url if url == "" else url,
                 progress=self.tell,
                 stop=self.stop,
                 abort=self.abort,
+                retry_failed=retry_failed,
             )
 
     def rows(self) -> list[Trajectory]:

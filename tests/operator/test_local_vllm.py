@@ -11,7 +11,7 @@ import pytest
 
 from sandgate.contract.job import Tasks
 from sandgate.operator.drivers.local import EngineReady, Event, SessionEnded, load_job, run_local
-from sandgate.trainer.export.parquet import merge_parquet, read_parquet, write_parquet
+from sandgate.trainer.export.parquet import merge_parquet, read_parquet, samples_in_parquet, write_parquet
 from tests.support.vllm import engine_python
 
 JOB = Path(__file__).resolve().parents[2] / "examples" / "shop" / "job.yaml"
@@ -34,6 +34,7 @@ async def test_the_shop_job_runs_on_a_real_engine(tmp_path: Path, monkeypatch: p
             out=tmp_path,
             write_groups=write_parquet,
             merge=merge_parquet,
+            samples_in=samples_in_parquet,
             progress=events.append,
         )
     assert [one for one in events if isinstance(one, EngineReady)]

@@ -17,6 +17,8 @@ SandgateError
  +- TooLarge              413  the body exceeds the limit
  +- Overloaded            429  come back after ``retry_after``
  +- EngineFailed          502  the engine answered wrongly
+ |   +- ModelNotServed         it has no model of that name
+ |   +- TokenizerMismatch      its vocabulary is another one
  +- Unavailable           503  come back after ``retry_after``
  |   +- Paused                 a weight update holds new turns
  |   +- Draining               this process is shutting down
@@ -242,6 +244,18 @@ class EngineFailed(SandgateError):
     """502: the engine refused or answered what cannot be trusted."""
 
     reason, status = "EngineFailed", 502
+
+
+class ModelNotServed(EngineFailed):
+    """The engine does not serve the model that it was asked for: spec.model.name, or spec.engine.model, is wrong."""
+
+    reason = "ModelNotServed"
+
+
+class TokenizerMismatch(EngineFailed):
+    """Engine and gateway do not have the same vocabulary: spec.model.tokenizer is another model's."""
+
+    reason = "TokenizerMismatch"
 
 
 class Unavailable(SandgateError):

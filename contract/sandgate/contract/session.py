@@ -111,6 +111,10 @@ class SessionSummary:
     """`turns`, `totalTokens` or `context`: what refused a turn."""
     engine_errors: int = 0
     """Turns that the engine failed, after all retries."""
+    engine_reason: str = ""
+    """Reason code of the last of them, in this life of the gateway."""
+    engine_error: str = ""
+    """What was said then, for people."""
     reward: float | None = None
     complete_info: dict[str, Json] | None = None
     """reward_info of the agent's /complete."""
@@ -121,6 +125,8 @@ class SessionSummary:
     traceback: bool = False
     """By its driver's word it exited with 1 and a Python traceback, where exit codes are rewards: it looks wrong, and
     crashed."""
+    failure_detail: str = ""
+    """For people."""
     created_at: float = 0.0
     changed_at: float = 0.0
     metadata: dict[str, Json] = field(default_factory=dict)

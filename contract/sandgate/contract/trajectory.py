@@ -101,7 +101,8 @@ class Trajectory:
     created_at: float = 0.0
     """Unix seconds: when the session was finalized."""
     metadata: dict[str, Json] = field(default_factory=dict)
-    """The session's, as it was created with."""
+    """The session's, as it was created with. Of `sandgate run`: `manifest`, the digest of all that decides what a row
+    is (the manifest is `manifests/DIGEST.json` in its --out folder), and `task`, that of the task's prompt and data."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "masked", self._masked())

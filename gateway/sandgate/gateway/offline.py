@@ -45,12 +45,18 @@ def journals(out: Path) -> list[Path]:
 
 def sessions(out: Path, job: str = "") -> Iterator[dict[str, Json]]:
     """The summary of every session, in id order (see GET /v1/sessions). Raises NotFound, CorruptRecord, NewerRecord."""
+    for summary, _ in opened(out, job):
+        yield summary
+
+
+def opened(out: Path, job: str = "") -> Iterator[tuple[dict[str, Json], dict[str, Json]]]:
+    """(summary, what it was created with) of every session. Raises as `sessions`."""
     for path in journals(out):
         with _opened(path) as db:
             for session_id in _ids(db):
                 session = _fold(db, session_id)
                 if not job or session.spec.get("job") == job:
-                    yield session.summary()
+                    yield session.summary(), session.spec
 
 
 def tree(out: Path, session_id: str, *, text: bool = True, tokenizer: str = "") -> dict[str, Json]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from sandgate.contract.errors import Conflict, FailureReason, Gone, LimitReached
+from sandgate.contract.errors import Conflict, FailureReason, Gone, LimitReached, SandgateError
 from sandgate.gateway.conversation.tree import Tree
 from sandgate.gateway.conversation.turns import Turn
 from sandgate.gateway.journal.records import (
@@ -19,6 +19,9 @@ from sandgate.gateway.journal.records import (
     Sealed,
     TurnCommitted,
 )
+
+ERROR_CHARS_MAX = 512
+"""Of the engine's words, in each summary of the session."""
 
 
 class Phase(StrEnum):
@@ -58,6 +61,8 @@ class Session:
     forks: dict[str, int] = field(default_factory=dict)
     limit_reached: str = ""
     engine_errors: int = 0
+    engine_error: tuple[str, str] = "", ""
+    """(reason, text) of the last of them."""
     in_flight: int = 0
     closing: bool = False
     """Its seal is being made durable: reserved before that await, so that nothing is recorded behind it."""
@@ -143,6 +148,11 @@ class Session:
         """A generation for this request was begun and never committed (the process was killed under it)."""
         return digest in self.intents
 
+    def engine_failed(self, error: SandgateError) -> None:
+        """A turn of it was lost to the engine."""
+        self.engine_errors += 1
+        self.engine_error = error.reason, " ".join(str(error).split())[:ERROR_CHARS_MAX]
+
     def evict(self) -> None:
         """Let the tree of an ended session go; counts stay. It can be folded again from the journal."""
         if self.ended:
@@ -173,6 +183,8 @@ class Session:
             "in_flight": self.in_flight,
             "limit_reached": self.limit_reached or None,
             "engine_errors": self.engine_errors,
+            "engine_error": self.engine_error[1],
+            "engine_reason": self.engine_error[0],
             "created_at": self.opened_at,
             "changed_at": self.changed_at,
             "complete_info": self.completed.info if self.completed else None,
@@ -180,6 +192,7 @@ class Session:
             "failure_class": self.sealed.failure_class if self.sealed else None,
             "failure_reason": self.sealed.failure_reason if self.sealed else None,
             "traceback": self._crashed(),
+            "failure_detail": self.sealed.detail if self.sealed else "",
             "metadata": spec.get("metadata") or {},
         }
 

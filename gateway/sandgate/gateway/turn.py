@@ -98,8 +98,9 @@ class Turns:
             raise JournalUnavailable(journal.detail)
         engines = self.engine.status()
         if not any(engine.healthy for engine in engines):
-            session.engine_errors += 1
-            raise none_up(engines)
+            down = none_up(engines)
+            session.engine_failed(down)
+            raise down
         self._refuse_over_limits(session, request.n)
         admission.refuse(
             self.load,
@@ -290,8 +291,8 @@ class Turns:
         try:
             with self.metrics.engine_s.time():
                 sample = await self.engine.generate(prompt, on_delta if streaming else None)
-        except SandgateError:
-            session.engine_errors += 1
+        except SandgateError as error:
+            session.engine_failed(error)
             raise
         if not streaming:
             if len(sample.ids) > OFF_LOOP_IDS:

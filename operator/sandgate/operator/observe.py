@@ -6,16 +6,18 @@ Every change names the keys that must be planned again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from sandgate.contract.errors import FAILURE_CLASS, FailureClass, FailureReason
+from sandgate.contract.errors import FailureClass, FailureReason
 from sandgate.contract.names import group_hash
 from sandgate.contract.session import SessionOutcome, SessionState, SessionSummary
 from sandgate.contract.status import RolloutJobStatus
 from sandgate.operator.plan.actions import (
     OUTAGES_MAX,
     GroupObserved,
+    Hopeless,
     JobObserved,
     JobWant,
     Outage,
@@ -29,10 +31,10 @@ from sandgate.operator.plan.actions import (
     Tally,
     Told,
 )
-from sandgate.operator.plan.groups import FREE, begun, count, ended_as, good, settled
-from sandgate.operator.plan.outcome import is_infra
-from sandgate.operator.remotes import Remotes, is_remote
-from sandgate.operator.restarts import Recall, lost
+from sandgate.operator.plan.firsts import Firsts
+from sandgate.operator.plan.groups import begun, count, ended_as, ended_with, good, settled
+from sandgate.operator.remotes import Remotes
+from sandgate.operator.restarts import Recall, lost, of_job, regained
 
 JOB_KEY = "job"
 """The job's own key; sessions have their names, which are longer."""
@@ -53,6 +55,7 @@ class Observed:
     """Settled groups -> samples of them that count."""
     fresh: dict[str, None] = field(default_factory=dict)
     remotes: Remotes = field(default_factory=Remotes)
+    firsts: Firsts = field(default_factory=Firsts)
     tally: Tally = field(default_factory=Tally)
     committed: set[str] = field(default_factory=set)
     """Groups whose trajectories are with the trainer for good."""
@@ -98,6 +101,7 @@ class Observed:
             more=self.more or not self.loaded,
             problem=self.problem,
             owed=self._owed(),
+            hopeless=self._hopeless(),
             draining=self.draining,
             policy_version=self.policy_version,
             engines=self.engines,
@@ -107,6 +111,12 @@ class Observed:
             status=self.status,
             wake_at=self._wake_at,
         )
+
+    def _hopeless(self) -> Hopeless | None:
+        spec, tasks = self.want.spec, len(self._uids)
+        together, total = spec.parallelism, tasks * spec.group_size
+        more = self.more or not self.loaded
+        return self.firsts.hopeless(together=together, total=total, tasks=tasks, more=more)
 
     def _owed(self) -> int | None:
         if not self.loaded:
@@ -234,19 +244,23 @@ class Observed:
 
     # -- in: sessions -------------------------------------------------------------------------------------------------
 
-    def found(self, gateway: str, listed: Sequence[SessionSummary], recall: Recall = lost) -> None:
-        """What a gateway held when this driver started."""
-        for said in sorted(listed, key=lambda one: (one.uid, one.sample_index, one.attempt)):
-            if said.job == self.want.name and is_remote(said):
-                self._found_remote(gateway, said, recall)
-                continue
-            if said.job != self.want.name or not 0 <= said.sample_index < self.want.spec.group_size:
-                continue
-            ref = Ref(said.job, said.uid, said.sample_index, said.attempt)
-            if said.session_id != ref.name:
+    def found(
+        self,
+        gateway: str,
+        listed: Sequence[SessionSummary],
+        recall: Recall = lost,
+        again: Collection[tuple[str, int]] = (),
+    ) -> None:
+        """What a gateway held when this driver started. `again`: samples (uid, index) that have ended, and are to be
+        tried anew."""
+        for ref, said in of_job(self.want, listed):
+            if ref.called:
+                self._found_remote(ref, gateway, said, recall)
                 continue
             seen = recall(ref, said)
             self.begin(ref.uid, gateway)
+            if said.turns:
+                self.firsts.somewhere()
             if said.state.ended:
                 self._sample(ref, ended_as(said, self._at(ref)))
             else:
@@ -256,14 +270,11 @@ class Observed:
                 self.sessions[ref.name] = seen
                 self.changed(ref.name)
         for uid in list(self.groups):
-            group = self.groups[uid]
-            if any(sample.reason is FailureReason.STRAGGLER for sample in group.samples):
-                self.groups[uid] = replace(group, closed=True)
+            self.groups[uid] = regained(self.groups[uid], again)
             self._settle(uid)
         self.changed(JOB_KEY)
 
-    def _found_remote(self, gateway: str, said: SessionSummary, recall: Recall) -> None:
-        ref = Ref(said.job, said.uid, said.sample_index, said.attempt, said.session_id)
+    def _found_remote(self, ref: Ref, gateway: str, said: SessionSummary, recall: Recall) -> None:
         seen = recall(ref, said)
         if said.state.ended:
             self.remotes.opened(ref, gateway)
@@ -310,6 +321,7 @@ class Observed:
         if (group := self.groups.get(ref.uid)) and set(group.samples) == {SampleObserved()}:
             self.groups[ref.uid] = replace(group, gateway=gateway)
         self._live(ref, gateway, now, starting=True)
+        self.firsts.opened(ref.name, ref.uid)
         self.sessions[ref.name] = replace(self.sessions[ref.name], told=told)
         self.changed(ref.name)
         self.changed(JOB_KEY)
@@ -339,40 +351,31 @@ class Observed:
 
     def verifier(self, ref: Ref, running: Running) -> None:
         """The same of its verifier."""
-        if (seen := self.sessions.get(ref.name)) is not None:
-            self.sessions[ref.name] = replace(seen, verifier=running)
-            self.changed(ref.name)
+        self._change(ref, verifier=running)
 
     def wrote_session(self, ref: Ref, told: Told | None) -> None:
         """Its AgentSession says that now; None: it is gone."""
         seen = self.sessions.get(ref.name)
         if seen is not None and seen.told is not told:
-            self.sessions[ref.name] = replace(seen, told=told)
-            self.changed(ref.name)
+            self._change(ref, told=told)
 
     def deleted(self, ref: Ref) -> None:
         """Somebody deleted its AgentSession."""
-        if (seen := self.sessions.get(ref.name)) is not None:
-            self.sessions[ref.name] = replace(seen, deleted=True, told=None)
-            self.changed(ref.name)
+        self._change(ref, deleted=True, told=None)
 
     def killed(self, ref: Ref) -> None:
         """It was ended by force."""
-        if (seen := self.sessions.get(ref.name)) is not None:
-            self.sessions[ref.name] = replace(seen, killed=True)
-            self.changed(ref.name)
+        self._change(ref, killed=True)
 
     def stopping_verifier(self, ref: Ref, now: float) -> None:
         """Its verifier was told to stop."""
-        if (seen := self.sessions.get(ref.name)) is not None and seen.verifier_stop_at is None:
-            self.sessions[ref.name] = replace(seen, verifier_stop_at=now)
-            self.changed(ref.name)
+        seen = self.sessions.get(ref.name)
+        if seen is not None and seen.verifier_stop_at is None:
+            self._change(ref, verifier_stop_at=now)
 
     def killed_verifier(self, ref: Ref) -> None:
         """Its verifier was ended by force."""
-        if (seen := self.sessions.get(ref.name)) is not None:
-            self.sessions[ref.name] = replace(seen, verifier_killed=True)
-            self.changed(ref.name)
+        self._change(ref, verifier_killed=True)
 
     def stopping(self, ref: Ref, stop: Stop, now: float = 0.0) -> None:
         """It was told to stop. The first reason stands."""
@@ -395,16 +398,7 @@ class Observed:
         self.sessions[ref.name] = replace(
             seen, summary=replace(summary, state=SessionState.FINALIZED), looked_at=now
         )
-        spent = self._at(ref).spent + (is_infra(reason) and reason not in FREE)
-        ended = SampleObserved(
-            state=SampleState.ENDED,
-            attempt=ref.attempt,
-            ended_at=now,
-            reason=reason,
-            failure=None if reason is None else FAILURE_CLASS[reason],
-            spent=spent,
-        )
-        self._over(ref, ended)
+        self._over(ref, ended_with(reason, ref.attempt, now, self._at(ref)))
         self.changed(ref.name)
 
     def vanished(self, ref: Ref, now: float) -> None:
@@ -453,6 +447,11 @@ class Observed:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
+    def _change(self, ref: Ref, **fields: Any) -> None:
+        if (seen := self.sessions.get(ref.name)) is not None:
+            self.sessions[ref.name] = replace(seen, **fields)
+            self.changed(ref.name)
+
     def _live(self, ref: Ref, gateway: str, now: float, *, starting: bool) -> None:
         spent = self._at(ref).spent
         self._sample(
@@ -475,6 +474,7 @@ class Observed:
             self.remotes.ended(ref, counts=ended.failure is not FailureClass.INFRA)
             self.changed(JOB_KEY)
         elif gateway is not None and self._at(ref).attempt == ref.attempt:
+            self.firsts.ended(self.sessions[ref.name], ended)
             self._sample(ref, ended)
             self._settle(ref.uid)
             self.changed(JOB_KEY)

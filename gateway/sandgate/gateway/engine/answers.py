@@ -13,7 +13,7 @@ from typing import cast
 
 import msgspec
 
-from sandgate.contract.errors import EngineFailed
+from sandgate.contract.errors import EngineFailed, TokenizerMismatch
 from sandgate.contract.trajectory import Floats, Ids
 from sandgate.gateway.engine.api import Finish, VersionSpan
 from sandgate.gateway.engine.labels import number_of
@@ -241,7 +241,8 @@ def _check(ids: Sequence[int], told: Sequence[float | None], vocab_size: int) ->
     except TypeError:  # None among them
         good = False
     if not good or min(ids) < 0 or max(ids) > VERSION_MAX or (vocab_size and max(ids) >= vocab_size):
-        raise EngineFailed(_culprit(ids, told, vocab_size))
+        foreign = good and min(ids) >= 0 and max(ids) <= VERSION_MAX  # ids that another vocabulary has
+        raise (TokenizerMismatch if foreign else EngineFailed)(_culprit(ids, told, vocab_size))
 
 
 def _culprit(ids: Sequence[int], logprobs: Sequence[float | None], vocab_size: int = 0) -> str:

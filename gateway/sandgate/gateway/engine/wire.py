@@ -14,7 +14,15 @@ import msgspec
 import numpy as np
 import orjson
 
-from sandgate.contract.errors import EngineFailed, EngineUnavailable, Overloaded, PromptTooLong, SandgateError
+from sandgate.contract.errors import (
+    EngineFailed,
+    EngineUnavailable,
+    ModelNotServed,
+    Overloaded,
+    PromptTooLong,
+    SandgateError,
+    TokenizerMismatch,
+)
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.engine.api import Prompt
 
@@ -146,6 +154,12 @@ TOO_LONG = re.compile(
 )
 """vLLM 0.32's ways to say it: renderers/params.py, v1/engine/input_processor.py."""
 
+NO_SUCH_MODEL = re.compile(r"\bmodel\b.*\bdoes not exist\b", re.IGNORECASE | re.DOTALL)
+"""vLLM's 404 for a name that it does not serve. A 404 in other words may be a proxy whose engine is starting."""
+
+NO_SUCH_TOKEN = re.compile(r"token id \d+ is out of vocabulary", re.IGNORECASE)
+"""v1/engine/input_processor.py, of ids in a prompt."""
+
 PAUSED = re.compile(r"generation is paused", re.IGNORECASE)
 """0.33's answer to a new request while paused in abort mode; 0.32 lets it wait instead."""
 
@@ -156,11 +170,17 @@ def refusal(status: int, body: bytes, retry_after: str | None, *, prompt_tokens:
     if status in (400, 413, 422):
         if found := TOO_LONG.search(words):
             return PromptTooLong(tokens=prompt_tokens, limit=int(found[found.lastgroup or "a"]))
+        if NO_SUCH_TOKEN.search(words):
+            return TokenizerMismatch(
+                f"the engine refused the request ({status}): {words}; is spec.model.tokenizer its model's?"
+            )
         return EngineFailed(f"the engine refused the request ({status}): {words}")
     if status == 429:
         return Overloaded(f"the engine is overloaded: {words}", retry_after=_seconds(retry_after))
     if status in (502, 503, 504):
         return EngineUnavailable(f"the engine answers {status}: {words}", retry_after=_seconds(retry_after))
+    if status == 404 and NO_SUCH_MODEL.search(words):
+        return ModelNotServed(f"the engine answered {status}: {words}")
     return EngineFailed(f"the engine answered {status}: {words}")
 
 

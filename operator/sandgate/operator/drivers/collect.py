@@ -7,7 +7,7 @@ again. No lease is taken, so the gateways' groups are all there for a trainer th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -25,6 +25,8 @@ WriteGroups: TypeAlias = Callable[[Path, Iterable[Trajectory]], Any]
 """Writes a Parquet file, whole and durable or not at all; blocks."""
 Merge: TypeAlias = Callable[[Sequence[Path], Path], Any]
 """All rows of many files in one; blocks."""
+SamplesIn: TypeAlias = Callable[[Path], Collection[tuple[str, int]]]
+"""Samples (uid, index) that have a row in a file; blocks."""
 
 
 class Attempt(NamedTuple):
@@ -47,6 +49,9 @@ class Collector:
     tell: Tell
     collected: set[str] = field(default_factory=set)
     """Groups that have a file."""
+    reopened: Collection[str] = ()
+    """Groups whose files, if there are some, lack rows of attempts that were made since: each is written anew, from
+    the journals, before the run ends."""
     good: dict[str, dict[int, Attempt]] = field(default_factory=dict)
     """Groups without a file -> by sample, the newest attempt that counts."""
     due: dict[str, None] = field(default_factory=dict)
@@ -74,7 +79,7 @@ class Collector:
     def resume(self) -> None:
         """Files of earlier runs. A group is written when it is whole or closed: nothing more comes of it."""
         for uid in (*self.observed.settled, *self.observed.groups):
-            if self.folder.group(self.job, uid).exists():
+            if uid not in self.reopened and self.folder.group(self.job, uid).exists():
                 self.collected.add(uid)
                 self.good.pop(uid, None)
                 self.due.pop(uid, None)

@@ -8,15 +8,17 @@ import os
 import secrets
 import shutil
 import time
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from sandgate.contract.attach import ATTACH, JOB, LOCK, SECRET, TRAINERS
 from sandgate.contract.errors import Conflict
-from sandgate.contract.job import RolloutJob
+from sandgate.contract.job import RolloutJob, Task
 from sandgate.contract.names import group_name
 from sandgate.contract.schema import encode
+from sandgate.operator.drivers.files import replace as replace
+from sandgate.operator.drivers.resuming import admit
 
 SECRET_BYTES = 32
 """Signs the keys of this folder's sessions; as long as the HMAC it feeds."""
@@ -90,8 +92,9 @@ class Folder:
 class Claim:
     """Exclusive use of a folder, for as long as this process lives or until `release`."""
 
-    def __init__(self, root: Path, job: RolloutJob) -> None:
-        """Makes what is missing. Raises Conflict if another run uses it, or it holds another job."""
+    def __init__(self, root: Path, job: RolloutJob, base: Path = Path(), tasks: Sequence[Task] = ()) -> None:
+        """Makes what is missing. `base`: what relative paths of the manifest begin at; `tasks`: none where others bring
+        them. Raises Conflict if another run uses it, or it holds another job, or rows that this one would not make."""
         root.mkdir(parents=True, exist_ok=True)
         self.folder = Folder(root)
         self._lock = os.open(root / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
@@ -99,6 +102,7 @@ class Claim:
             os.close(self._lock)
             raise Conflict(f"{root}: another run uses this folder")
         try:
+            self.recipe = admit(root, job, base, tasks)
             self._prepare(job)
         except BaseException:
             self.release()
@@ -106,23 +110,13 @@ class Claim:
 
     def _prepare(self, job: RolloutJob) -> None:
         folder = self.folder
-        said = encode(job)
-        with suppress(FileNotFoundError):
-            old = json.loads(folder.job_file().read_text())
-            for field in ("metadata.name", "spec.groupSize", "spec.model.name"):
-                before, after = _at(old, field), _at(said, field)
-                if before != after:
-                    raise Conflict(
-                        f"{folder.root}: holds a run with {field} {before!r}, this job has {after!r};"
-                        " give it a folder of its own"
-                    )
         folder.tidy()
         folder.attach.unlink(missing_ok=True)
         for path in (folder.logs, folder.root / "groups", folder.root / "run", folder.trainers):
             path.mkdir(exist_ok=True)
         (folder.root / "run").chmod(0o700)
         folder.trainers.chmod(0o700)
-        replace(folder.job_file(), json.dumps(said, ensure_ascii=False, indent=1))
+        replace(folder.job_file(), json.dumps(encode(job), ensure_ascii=False, indent=1))
         if not folder.secret.exists():
             replace(folder.secret, secrets.token_hex(SECRET_BYTES))
 
@@ -141,22 +135,3 @@ def _locked(handle: int) -> bool:
         else:
             return True
     return False
-
-
-def replace(path: Path, text: str) -> None:
-    """Write a private file whole."""
-    part = path.with_name(f".{path.name}.tmp")
-    with suppress(FileNotFoundError):
-        part.unlink()
-    handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
-
-
-def _at(value: object, field: str) -> object:
-    for name in field.split("."):
-        value = value.get(name) if isinstance(value, dict) else None
-    return value

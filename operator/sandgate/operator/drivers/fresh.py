@@ -13,11 +13,13 @@ from pathlib import Path
 from sandgate.contract.errors import Conflict
 from sandgate.contract.names import is_derived
 from sandgate.operator.drivers.folder import Folder
+from sandgate.operator.drivers.resuming import MADE, MANIFESTS
 
 LOCK = ".lock"
 """It stays: whoever waits for it has it open."""
 _OWN_LOG = re.compile(r"(engine|gateway-\d+)\.log$")
 _JOURNAL = re.compile(r"gateway-(\d+)\.sqlite$")
+_DIGEST = re.compile(r"[0-9a-f]{6,64}\.json$")
 _PART = re.compile(r"\.(?P<name>.+?)(\.\d+-[0-9a-f]+)?\.tmp$")
 """Of a file that was being written when a run was killed."""
 
@@ -65,11 +67,17 @@ def _remove(folder: Folder, job: str, also: Iterable[str]) -> None:
     for path in _entries(root):
         if _whole(path) != path and _whole(path).name in (*first, *last):
             path.unlink()
-    for below in (folder.logs, root / "groups"):
+    for path in (*_entries(folder.trainers), *_manifests(root), folder.attach, root / MADE):
+        path.unlink(missing_ok=True)
+    for below in (folder.logs, root / "groups", folder.trainers, root / MANIFESTS):
         with suppress(OSError):
             below.rmdir()
     for name in last:
         (root / name).unlink(missing_ok=True)
+
+
+def _manifests(root: Path) -> list[Path]:
+    return [path for path in _entries(root / MANIFESTS) if _DIGEST.match(path.name)]
 
 
 def _journals(root: Path) -> list[Path]:

@@ -21,6 +21,7 @@ from sandgate.contract.session import SessionHandle, SessionSpec, SessionState, 
 from sandgate.contract.status import JobCondition, RolloutJobStatus
 from sandgate.operator.drivers.collect import Collector
 from sandgate.operator.drivers.collect import Merge as Merge
+from sandgate.operator.drivers.collect import SamplesIn as SamplesIn
 from sandgate.operator.drivers.collect import WriteGroups as WriteGroups
 from sandgate.operator.drivers.folder import Folder
 from sandgate.operator.drivers.gateways import LocalGateway
@@ -42,6 +43,8 @@ from sandgate.operator.drivers.progress import Tell
 from sandgate.operator.drivers.progress import TrainerNews as TrainerNews
 from sandgate.operator.drivers.queue import Pushed
 from sandgate.operator.drivers.report import Meter, result
+from sandgate.operator.drivers.resuming import reopen, reopened
+from sandgate.operator.drivers.retrying import own_sessions, to_retry
 from sandgate.operator.drivers.sandboxes import Sandboxes, check
 from sandgate.operator.drivers.standing import Standing, absolute, standing
 from sandgate.operator.drivers.supervise import Supervised
@@ -51,6 +54,7 @@ from sandgate.operator.manifest import load_job as load_job
 from sandgate.operator.observe import JOB_KEY, Observed
 from sandgate.operator.plan import actions
 from sandgate.operator.plan.actions import Action, JobWant, Ref
+from sandgate.operator.plan.gaps import Gaps, Sample, gaps
 from sandgate.operator.plan.job import plan_job
 from sandgate.operator.plan.session import plan_session
 from sandgate.operator.plan.status import is_over
@@ -78,22 +82,25 @@ async def run_local(
     out: Path,
     write_groups: WriteGroups,
     merge: Merge,
+    samples_in: SamplesIn,
     engine_url: str | None = None,
     progress: Tell = ignore,
     stop: asyncio.Event | None = None,
     abort: asyncio.Event | None = None,
+    retry_failed: bool = False,
     tasks: tuple[Task, ...] | None = None,
 ) -> JobResult:
     """Run `job` to its end, or until it was told to stop; running it again with the same `out` goes on.
 
     `manifest_dir`: what relative paths of the manifest begin at. `progress` is called on the event loop. `stop`:
     start nothing new, let sessions end. `abort`: end now; sessions that run are tried again by the next run.
+    `retry_failed`: samples without a row, of groups that are not there, are tried again whatever they failed of.
     `tasks`: the job's, if they were read already. `spec.output` has no effect here: files are always written, and
     groups are always there for a trainer (see `sandgate.trainer.local`). `staleness` and `trainer` hold while a trainer
     is attached, or may come back.
 
-    Raises BadManifest, Unsupported (the job cannot run here), Conflict (`out` is in use, or another job's),
-    Unavailable (engine or gateway do not start, or keep dying).
+    Raises BadManifest, Unsupported (the job cannot run here), Conflict (`out` is in use, or holds another job, or rows
+    that this manifest would not make), Unavailable (engine or gateway do not start, or keep dying).
     """
     check(job)
     manifest_dir, out = absolute(manifest_dir), absolute(out)
@@ -103,9 +110,10 @@ async def run_local(
         backend = job.spec.agent.backend.value
         progress(Note(text=f"backend {backend}: here agents run as local processes, without isolation"))
     async with standing(
-        job, manifest_dir=manifest_dir, out=out, tell=progress, engine_url=engine_url
+        job, manifest_dir=manifest_dir, out=out, tell=progress, engine_url=engine_url, tasks=tasks
     ) as ours:
-        run = LocalRun(job, tasks, manifest_dir, ours, progress, write_groups)
+        run = LocalRun(job, tasks, manifest_dir, ours, progress, write_groups, samples_in)
+        run.retry_failed = retry_failed
         served = [one.process for one in ours.gateways.values()]
         served += [ours.model.process] if ours.model.process else []
         abort = abort or asyncio.Event()
@@ -126,6 +134,7 @@ class LocalRun:
         ours: Standing,
         tell: Tell,
         write_groups: WriteGroups,
+        samples_in: SamplesIn,
     ) -> None:
         found, folder = ours.gateways, ours.folder
         self.job, self.folder, self.gateways, self.tell = job, folder, found, tell
@@ -139,6 +148,8 @@ class LocalRun:
         self.observed = Observed(self.want, self.reconciler.touch, started_at=time.time())
         self.sandboxes = Sandboxes(job, manifest_dir, folder, ours.guard, self.observed, self._spawn)
         self.collector = Collector(job.metadata.name, folder, found, self.observed, write_groups, tell)
+        self.recipe, self.samples_in = ours.recipe, samples_in
+        self.retry_failed = False
         self.observed.on_settled(self.collector.settled)
         self.trainers = Trainers(job, ours.desk, found, self.observed, tell)
         self.pushed = Pushed(self.observed, found, self.tasks) if job.spec.tasks.queue is not None else None
@@ -187,12 +198,14 @@ class LocalRun:
 
     async def _resume_and_run(self) -> None:
         lost = 0
-        for gateway in self.gateways.values():
-            listed = [one async for one in gateway.client.sessions(job=self.job.metadata.name)]
+        held = await own_sessions(self.job, self.gateways, self.tasks)
+        again = await self._again([one for listed in held.values() for one in listed])
+        for name, listed in held.items():
+            gateway = self.gateways[name]
             lost += sum(not one.state.ended for one in listed)
             for one in listed:
                 self.collector.ended(gateway.name, one)
-            self.observed.found(gateway.name, listed)
+            self.observed.found(gateway.name, listed, again=again)
             for one in listed:
                 if not one.state.ended and one.session_id in self.observed.sessions:
                     handle = await gateway.client.create(
@@ -216,6 +229,19 @@ class LocalRun:
     async def _follow_queue(self, pushed: Pushed) -> None:
         await self.resumed.wait()  # before, a task of an earlier run would look new
         await pushed.run()
+
+    async def _again(self, listed: list[SessionSummary]) -> set[Sample]:
+        """Samples that are to be tried anew; and the folder knows which groups' files to trust no more."""
+        opened = set(reopened(self.folder.root))
+        again: set[Sample] = set()
+        if self.retry_failed:
+            again = await asyncio.to_thread(
+                to_retry, self.job, self.folder, self.tasks, listed, self.samples_in
+            )
+            opened |= {uid for uid, _ in again}
+            await asyncio.to_thread(reopen, self.folder.root, opened)
+        self.collector.reopened = opened
+        return again
 
     async def _drain(self, stop: asyncio.Event) -> None:
         await stop.wait()
@@ -245,9 +271,14 @@ class LocalRun:
                 self.observed.wrote(action.status)
         status = self.observed.status
         over = any(is_over(status, kind) for kind in (JobCondition.COMPLETE, JobCondition.FAILED))
+        missing: Gaps = {}
         if over:
             files = self.collector.files(self.tasks if self.pushed is None else sorted(self.observed.settled))
             await asyncio.to_thread(merge, files, self.folder.trajectories)
+            have = await asyncio.to_thread(self.samples_in, self.folder.trajectories)
+            missing = gaps(self.tasks, self.job.spec, set(have))
+        left = set(self.collector.reopened) - self.collector.collected
+        await asyncio.to_thread(reopen, self.folder.root, left)
         self.meter.counts()
         complete = is_over(status, JobCondition.COMPLETE) and not self.collector.missing()
         owed = self.trainers.seen.owed
@@ -263,6 +294,7 @@ class LocalRun:
             groups=len(self.collector.collected),
             seconds=self.meter.seconds,
             restarts=sum(one.restarts for one in served),
+            missing=missing,
             problems=self.trainers.problems(),
         )
 
@@ -379,6 +411,7 @@ class LocalRun:
             attempt=ref.attempt,
             reward_source=self.job.spec.reward.source.value,
             task=document if len(str(document)) <= TASK_CHARS_MAX else None,
+            metadata={} if task is None else self.recipe.metadata(task),
         )
 
     async def _look(self, ref: Ref) -> None:

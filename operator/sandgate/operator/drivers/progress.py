@@ -170,7 +170,9 @@ class JobResult:
     """A run that is over. Counts are of the whole job, earlier runs included."""
 
     complete: bool
-    """Every sample ended and every trajectory is written."""
+    """Every group that was asked for is there (plan.gaps), and written."""
+    cause: str = ""
+    """In one line, why a job that is over is not complete."""
     status: RolloutJobStatus
     sessions: int
     """Samples that ended."""
@@ -186,6 +188,8 @@ class JobResult:
     forks: dict[str, int] = field(default_factory=dict)
     groups: int = 0
     """Written."""
+    missing_groups: int = 0
+    """Of a job that is over: those that are not there."""
     trajectories: Path | None = None
     """The merged file; None if the job is not over: run it again to go on."""
     seconds: float = 0.0

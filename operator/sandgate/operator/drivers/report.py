@@ -11,11 +11,12 @@ from pathlib import Path
 
 from sandgate.contract.errors import FailureClass
 from sandgate.contract.session import SessionOutcome, SessionState, SessionSummary
-from sandgate.contract.status import RolloutJobStatus
+from sandgate.contract.status import ConditionStatus, JobCondition, RolloutJobStatus
 from sandgate.operator.drivers.gateways import LocalGateway
 from sandgate.operator.drivers.progress import Counts, JobResult, SessionEnded, Tell
 from sandgate.operator.observe import Observed
 from sandgate.operator.plan.actions import SessionObserved
+from sandgate.operator.plan.gaps import Gaps, Sample, cause, one_line
 
 WINDOW_S = 5.0
 """Over which tokens per second are measured."""
@@ -114,10 +115,11 @@ async def result(
     groups: int,
     seconds: float,
     restarts: int,
+    missing: Gaps,
     problems: tuple[str, ...] = (),
 ) -> JobResult:
-    """From the gateways' own books: the whole job, earlier runs included."""
-    newest: dict[tuple[str, int], SessionSummary] = {}
+    """From the gateways' own books: the whole job, earlier runs included. `missing`: groups that are not there."""
+    newest: dict[Sample, SessionSummary] = {}
     failures: Counter[str] = Counter()
     forks: Counter[str] = Counter()
     turns = tokens = sampled = tracebacks = 0
@@ -133,7 +135,9 @@ async def result(
                 newest[key] = one
     good = [one for one in newest.values() if one.failure_class in (None, FailureClass.POLICY.value)]
     return JobResult(
-        complete=complete,
+        complete=complete and not missing,
+        cause=_cause(observed, missing, newest),
+        missing_groups=len(missing),
         status=observed.status or RolloutJobStatus(),
         sessions=len(newest),
         rewards=tuple(one.reward for one in good if one.reward is not None),
@@ -149,3 +153,12 @@ async def result(
         restarts=restarts,
         problems=problems,
     )
+
+
+def _cause(observed: Observed, missing: Gaps, newest: Mapping[Sample, SessionSummary]) -> str:
+    """What the job gave up for, else what its first gap is of."""
+    for one in observed.status.conditions if observed.status is not None else ():
+        if one.type == JobCondition.FAILED and one.status is ConditionStatus.TRUE:
+            return one_line(f"{one.reason}: {one.message}")
+    size = max(1, observed.want.spec.group_size)
+    return cause(missing, observed.job().total // size, newest)

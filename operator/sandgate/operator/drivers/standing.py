@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from sandgate.contract.attach import RunState
-from sandgate.contract.job import RolloutJob
+from sandgate.contract.job import RolloutJob, Task
 from sandgate.operator.drivers.engine import RunningEngine, engine
 from sandgate.operator.drivers.folder import Claim, Folder
 from sandgate.operator.drivers.gateways import LocalGateway, gateways
 from sandgate.operator.drivers.progress import Tell
+from sandgate.operator.drivers.resuming import Recipe, stands
 from sandgate.operator.drivers.trainers import Desk
 from sandgate.sandbox.process import Guard
 
@@ -31,17 +32,26 @@ class Standing:
     """By name."""
     desk: Desk
     """Where trainers find the run."""
+    recipe: Recipe
+    """What rows are made with."""
 
 
 @asynccontextmanager
 async def standing(
-    job: RolloutJob, *, manifest_dir: Path, out: Path, tell: Tell, engine_url: str | None
+    job: RolloutJob,
+    *,
+    manifest_dir: Path,
+    out: Path,
+    tell: Tell,
+    engine_url: str | None,
+    tasks: Sequence[Task] = (),
 ) -> AsyncIterator[Standing]:
     """Started, kept running, stopped. The same `out` again goes on with what is in it. Paths: as `absolute` makes them.
+    `tasks`: none where others bring them.
 
-    Raises Unsupported, Conflict (`out` is in use, or another job's), Unavailable (no start).
+    Raises Unsupported, Conflict (`out` is in use, or holds another job, or other rows), Unavailable (no start).
     """
-    claim = await asyncio.to_thread(Claim, out, job)
+    claim = await asyncio.to_thread(Claim, out, job, manifest_dir, tasks)
     folder = claim.folder
     async with AsyncExitStack() as stack:
         stack.callback(claim.release)
@@ -54,9 +64,10 @@ async def standing(
             engine(job.spec, folder, manifest_dir, guard, tell, url=engine_url)
         )
         found = await stack.enter_async_context(gateways(job, folder, manifest_dir, model.urls, guard, tell))
+        await asyncio.to_thread(stands, out, len(found))
         origins = {name: one.origin for name, one in found.items()}
         desk.say(state=RunState.RUNNING, gateways=origins, engines=model.urls)
-        yield Standing(folder, guard, model, found, desk)
+        yield Standing(folder, guard, model, found, desk, claim.recipe)
 
 
 def absolute(path: Path) -> Path:

@@ -144,7 +144,7 @@ class SampleState(StrEnum):
     """Where the newest attempt at a sample stands."""
 
     WAITING = "waiting"
-    """There is no attempt yet."""
+    """There is no attempt yet, or another one is asked for."""
     LIVE = "live"
     ENDED = "ended"
     """Sealed at the gateway."""
@@ -196,6 +196,14 @@ class Tally:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Hopeless:
+    """The job's first sessions all failed of a cause that stays. `reason`: of its condition Failed."""
+
+    reason: str
+    message: str
+
+
 class Provided(StrEnum):
     """What the driver has set up for a job."""
 
@@ -233,6 +241,7 @@ class JobObserved:
     """Why its tasks cannot be had, for people."""
     owed: int | None = 0
     """Samples that ended well and are not committed yet; None while that is not known."""
+    hopeless: Hopeless | None = None
     draining: bool = False
     """Nothing new is started; what runs may end."""
     policy_version: int = 0

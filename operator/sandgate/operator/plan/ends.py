@@ -20,6 +20,9 @@ class Ending:
 
     reason: str
     message: str
+    closes: bool = True
+    """What ended well may still be had: its groups are closed. Else there is nothing to be had, and groups stay open
+    for a driver that goes on once the cause is mended."""
 
 
 def stamp(now: float) -> str:
@@ -37,6 +40,8 @@ def seconds(text: str) -> float:
 
 def ending(spec: RolloutJobSpec, seen: JobObserved, now: float) -> Ending | None:
     """Why nothing of the job will ever run again, though not everything ended."""
+    if seen.hopeless is not None:
+        return Ending(seen.hopeless.reason, seen.hopeless.message, closes=False)
     limit = spec.active_deadline_seconds
     if limit is not None and now >= seen.started_at + limit:
         return Ending("DeadlineExceeded", f"activeDeadlineSeconds {limit} passed")

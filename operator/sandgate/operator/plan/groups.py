@@ -84,11 +84,18 @@ def ended_as(said: SessionSummary, before: SampleObserved) -> SampleObserved:
     if said.failure_reason is not None:
         known = said.failure_reason in FailureReason.__members__.values()
         reason = FailureReason(said.failure_reason) if known else FailureReason.ABORTED
+    return ended_with(reason, said.attempt, said.changed_at, before)
+
+
+def ended_with(
+    reason: FailureReason | None, attempt: int, at: float, before: SampleObserved
+) -> SampleObserved:
+    """The sample, once its newest attempt ended for this reason, or well."""
     spent = before.spent + (is_infra(reason) and reason not in FREE)
     return SampleObserved(
         state=SampleState.ENDED,
-        attempt=said.attempt,
-        ended_at=said.changed_at,
+        attempt=attempt,
+        ended_at=at,
         reason=reason,
         failure=None if reason is None else FAILURE_CLASS[reason],
         spent=spent,

@@ -44,7 +44,8 @@ def plan_job(want: JobWant, seen: JobObserved, now: float) -> list[Action]:
     stop = why_stop(want.spec, seen, now)
     if stop is not None:
         actions += _stop_all(want, seen, stop)
-        if ending(want.spec, seen, now) is not None:
+        end = ending(want.spec, seen, now)
+        if end is not None and end.closes:
             actions += _close_all(seen)
     else:
         actions += _cut(want, seen, now)

@@ -60,7 +60,7 @@ def failure(spec: RolloutJobSpec, seen: SessionObserved, end: Exit) -> Failure:
     if completes and not completed:
         return _or_outage(seen, end, (FailureReason.AGENT_EXIT, "exited without a POST to /complete"))
     if said is not None and said.engine_errors and not said.turns:
-        return FailureReason.ENGINE_ERROR, "no turn got through: the engine failed"
+        return FailureReason.ENGINE_ERROR, f"no turn got through: the engine failed{_engine_said(said)}"
     if said is not None and said.limit_reached == "context":
         return None, ""  # it compacted its history and went on: it ended well by its own account
     return _limit(said)
@@ -75,7 +75,8 @@ def _stopped(
     if completed:  # it was done; only the process lingered
         return _limit(said)
     if said is not None and said.engine_errors:
-        return FailureReason.ENGINE_ERROR, f"{detail}; the engine failed {said.engine_errors} calls of it"
+        failed = f"the engine failed {said.engine_errors} calls of it{_engine_said(said)}"
+        return FailureReason.ENGINE_ERROR, f"{detail}; {failed}"
     begun = _begun(seen)
     for away in reversed(seen.outages):
         until = end.at if away.until is None else away.until
@@ -112,7 +113,8 @@ def _exited(end: Exit, said: SessionSummary | None, *, by_code: bool) -> Failure
         return limit, detail
     text = in_words(end)
     if said is not None and said.engine_errors:
-        return FailureReason.ENGINE_ERROR, f"{text}; the engine failed {said.engine_errors} calls of it"
+        failed = f"the engine failed {said.engine_errors} calls of it{_engine_said(said)}"
+        return FailureReason.ENGINE_ERROR, f"{text}; {failed}"
     return FailureReason.ANSWER_WRONG if by_code and end.code == WRONG else FailureReason.AGENT_EXIT, text
 
 
@@ -123,6 +125,10 @@ def in_words(end: Exit) -> str:
     how = f"exit code {end.code}" if end.signal is None else f"killed by {signal_name(end.signal)}"
     how += " with a traceback" if end.traceback else ""
     return f"{how}: {one_line(end.detail)}" if end.detail else how
+
+
+def _engine_said(said: SessionSummary) -> str:
+    return f": {said.engine_error}" if said.engine_error else ""
 
 
 def _limit(said: SessionSummary | None) -> Failure:

@@ -33,7 +33,8 @@ def job_status(want: JobWant, seen: JobObserved, now: float) -> RolloutJobStatus
     failed = is_over(old, JobCondition.FAILED)
     complete = not failed and (is_over(old, JobCondition.COMPLETE) or done)
     facts_failed = _failed_fact(old) if failed else (False, "NotFailed", "")
-    if why is not None and idle and not complete and not failed:
+    given_up = why is not None and (idle if why.closes else not running)
+    if why is not None and given_up and not complete and not failed:
         failed, facts_failed = True, (True, why.reason, why.message)
     facts: dict[JobCondition, Fact] = {
         JobCondition.READY: _ready(seen),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sandgate.contract.errors import InvalidBody, NotFound, Unavailable
+from sandgate.contract.errors import InvalidBody, NotFound, SandgateError, Unavailable
 from sandgate.contract.trajectory import Json
 from sandgate.trainer import outdir
 from sandgate.trainer.cli import say
@@ -41,6 +41,9 @@ def run(
         str | None,
         typer.Option("--engine-url", metavar="URL", help="Use this engine, whatever the manifest says."),
     ] = None,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Run samples that failed, and left no row, again.")
+    ] = False,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Run it anew: what earlier runs left in DIR is removed first.")
     ] = False,
@@ -52,8 +55,8 @@ def run(
     """Run a job on this machine: engine (if managed), gateway, agents; then a summary and trajectories.parquet.
 
     Ctrl-C lets running sessions end, a second one aborts them; running it again goes on, and a job that is complete is
-    only reported. Exit code 0: the job is complete; 1: it failed or is incomplete; 2: it cannot run like this; 130:
-    stopped by Ctrl-C before it was complete.
+    only reported. Exit code 0: every group is there; 1: the job failed or groups are missing; 2: it cannot run like
+    this; 130: stopped by Ctrl-C before it was complete.
     """
     from sandgate.operator.drivers.local import load_job
     from sandgate.trainer.cli.progress import display
@@ -62,7 +65,7 @@ def run(
         raise InvalidBody(f"{engine_url!r} is not an http URL", field="--engine-url")
     job = load_job(manifest)
     asked = Asked(manifest, job, out or DEFAULT_OUT / job.metadata.name, engine_url)
-    if not fresh and not dry_run and tell_finished(asked, json=json):
+    if not fresh and not dry_run and not retry_failed and tell_finished(asked, json=json):
         return
     tasks = ready(asked, dry_run=dry_run, json=json)
     if dry_run:
@@ -72,7 +75,7 @@ def run(
     stops = Stops()
     try:
         with display(quiet=json) as shown:
-            ran = asyncio.run(_run(asked, tasks, shown, stops))
+            ran = asyncio.run(_run(asked, tasks, shown, stops, retry_failed))
     except Unavailable as error:  # it was asked rightly, and did not happen
         say.error_line(error)
         raise typer.Exit(say.NOT_DONE) from None
@@ -81,6 +84,8 @@ def run(
         keep(asked.out, asked.identity, found)
     tell_result(found, json=json)
     if not ran.result.complete:
+        if ran.result.cause:
+            say.error_line(SandgateError(ran.result.cause))
         raise typer.Exit(say.STOPPED if stops.count else say.NOT_DONE)
 
 
@@ -191,7 +196,9 @@ class Ran:
     """One that was seen to end and took a turn; empty if there was none."""
 
 
-async def _run(asked: Asked, tasks: tuple[Task, ...] | None, shown: Display, stops: Stops) -> Ran:
+async def _run(
+    asked: Asked, tasks: tuple[Task, ...] | None, shown: Display, stops: Stops, retry_failed: bool
+) -> Ran:
     from sandgate.operator.drivers.local import (
         Counts,
         GatewayReady,
@@ -200,7 +207,7 @@ async def _run(asked: Asked, tasks: tuple[Task, ...] | None, shown: Display, sto
         TrainerNews,
         run_local,
     )
-    from sandgate.trainer.export.arrow import merge_parquet, write_parquet
+    from sandgate.trainer.export.arrow import merge_parquet, samples_in_parquet, write_parquet
 
     last: Counts | None = None
     session = ""
@@ -225,11 +232,13 @@ async def _run(asked: Asked, tasks: tuple[Task, ...] | None, shown: Display, sto
             out=asked.out,
             write_groups=write_parquet,
             merge=merge_parquet,
+            samples_in=samples_in_parquet,
             engine_url=asked.engine_url,
             progress=tell,
             stop=stop,
             abort=abort,
             tasks=tasks,
+            retry_failed=retry_failed,
         )
     )
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -252,6 +261,8 @@ def report(ran: Ran, asked: Asked) -> dict[str, Json]:
     sampled = ran.last.sampled_tokens if ran.last else 0
     return {
         "complete": result.complete,
+        "cause": result.cause or None,
+        "missing_groups": result.missing_groups,
         **numbers,
         "sessions": result.sessions,
         "turns": result.turns,
@@ -302,7 +313,7 @@ def rows(found: dict[str, Any]) -> list[dict[str, str]]:
     if found["tracebacks"]:
         failures += f"; exit 1 with a traceback: {found['tracebacks']:,}"
     lines = {
-        "state": "complete" if found["complete"] else "not complete: run it again to go on",
+        "state": state(found),
         "sessions": f"{found['sessions']:,} in {say.plural(found['groups'], 'group')}",
         "reward": reward,
         "turns": say.cell(found["turns"]),
@@ -317,3 +328,12 @@ def rows(found: dict[str, Any]) -> list[dict[str, str]]:
     }
     optional = {"restarts", "problems"}
     return [{"run": name, "": text} for name, text in lines.items() if not (name in optional and text == "-")]
+
+
+def state(found: dict[str, Any]) -> str:
+    """Of the job, and what to do about it."""
+    if found["complete"]:
+        return "complete"
+    if found["cause"]:
+        return "failed: mend the cause, then run it again with --retry-failed"
+    return "not complete: run it again to go on"

@@ -9,6 +9,7 @@ from sandgate.trainer.export.parquet import Merged as Merged
 from sandgate.trainer.export.parquet import count_parquet as count_parquet
 from sandgate.trainer.export.parquet import merge_parquet as merge_parquet
 from sandgate.trainer.export.parquet import read_parquet as read_parquet
+from sandgate.trainer.export.parquet import samples_in_parquet as samples_in_parquet
 from sandgate.trainer.export.parquet import write_parquet as write_parquet
 from sandgate.trainer.export.schema import schema as schema
 from sandgate.trainer.export.tables import from_ipc as from_ipc

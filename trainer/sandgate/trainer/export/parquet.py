@@ -65,6 +65,13 @@ def count_parquet(path: str | os.PathLike[str]) -> int:
         return int(file.metadata.num_rows)
 
 
+def samples_in_parquet(path: str | os.PathLike[str]) -> set[tuple[str, int]]:
+    """(uid, sample index) of every row, without reading the others' columns. Raises as `count_parquet`."""
+    with opened(path) as file:
+        batches = file.iter_batches(columns=["uid", "sample_index"])
+        return {pair for one in batches for pair in zip(*(part.to_pylist() for part in one), strict=True)}
+
+
 def merge_parquet(parts: Paths, out: str | os.PathLike[str], *, atomic: bool = True) -> Merged:
     """All rows of `parts` in one file, each (session_id, trajectory_id) once: its first. `out` may be one of `parts`.
 

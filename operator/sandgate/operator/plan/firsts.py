@@ -1,0 +1,137 @@
+"""Did a job's first sessions all fail of what cannot get better? Then the others need not be tried. (pure)
+
+Of what cannot get better: a program that is not there, a model that the engine does not serve, a tokenizer of another
+model; and agents that all end in the same words before their first turn. What may pass by itself (an engine that starts
+again, a node) is neither for it nor against it; one session that got anywhere is against it, for good.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from sandgate.contract.conditions import JobReason
+from sandgate.contract.errors import FailureClass, ModelNotServed, TokenizerMismatch
+from sandgate.operator.plan.actions import Hopeless, Running, SampleObserved, SessionObserved
+from sandgate.operator.plan.groups import FREE
+
+FIRST = 8
+"""Sessions that must have ended so; fewer where fewer run at once, or the job has no more."""
+TASKS = 3
+"""Tasks that they must be of where only the agents' own words are alike: one task may be bad for all its samples."""
+KEPT_MAX = 4096
+"""Sessions that are followed: the first group alone may be large."""
+
+NOT_THERE = re.compile(
+    r" is not on PATH$| is not an executable file$"
+    r"|^[^:]+: (No such file or directory|Not a directory|Permission denied|Exec format error)$"
+    r'|exec: "[^"]*": (executable file not found|permission denied|is a directory|stat .*: no such file)'
+)
+"""What our own processes and container runtimes say of a program that no repetition will find."""
+
+ENGINE = {
+    ModelNotServed.reason: JobReason.MODEL_NOT_SERVED,
+    TokenizerMismatch.reason: JobReason.TOKENIZER_MISMATCH,
+}
+"""Of the errors of an engine, those that are of the job's making."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How one of them ended."""
+
+    reason: JobReason
+    text: str
+    """For people."""
+    like: str
+    """Equal for ends of the same cause."""
+    certain: bool
+    """The cause itself says that it will come again."""
+
+
+@dataclass(slots=True)
+class Firsts:
+    """The first sessions of a job that this driver opened, until it is known that some get somewhere."""
+
+    ends: dict[str, tuple[str, End | None]] = field(default_factory=dict)
+    """Session -> (uid, its end; None while it runs), in the order in which they were opened."""
+    passed: bool = False
+    """One got somewhere, or too many are followed: nothing is said any more."""
+    said: Hopeless | None = None
+    """It stays, whatever those come to that are stopped for it."""
+
+    def opened(self, name: str, uid: str) -> None:
+        """A session of the job."""
+        if self.passed:
+            return
+        if len(self.ends) < KEPT_MAX:
+            self.ends[name] = uid, None
+        else:
+            self.somewhere()
+
+    def ended(self, seen: SessionObserved, sample: SampleObserved) -> None:
+        """It is sealed."""
+        if self.passed or seen.ref.name not in self.ends:
+            return
+        end = end_of(seen, sample)
+        if end is not None:
+            self.ends[seen.ref.name] = seen.ref.uid, end
+        elif sample.reason in FREE or (sample.failure is FailureClass.INFRA and not _turns(seen)):
+            del self.ends[seen.ref.name]
+        else:
+            self.somewhere()
+
+    def somewhere(self) -> None:
+        """The job's sessions can get somewhere."""
+        self.passed = True
+        self.ends.clear()
+
+    def hopeless(self, *, together: int, total: int, tasks: int, more: bool) -> Hopeless | None:
+        """Why nothing will come of the job. `together`: sessions that run at once; `total`, `tasks`: of the job, so far
+        as it is known; `more`: further tasks may come."""
+        if self.said is None and not self.passed:
+            self.said = self._judge(min(FIRST, together, total), None if more else tasks)
+        return self.said
+
+    def _judge(self, wanted: int, tasks: int | None) -> Hopeless | None:
+        firsts = list(self.ends.values())
+        if not wanted or len(firsts) < wanted:
+            return None
+        uids: set[str] = set()
+        kept: list[End] = []
+        for uid, end in firsts:
+            if end is None or (kept and (end.reason, end.like) != (kept[0].reason, kept[0].like)):
+                return None
+            kept.append(end)
+            uids.add(uid)
+            enough = end.certain or len(uids) >= min(TASKS, tasks or TASKS)
+            if len(kept) >= wanted and enough:
+                return Hopeless(kept[0].reason.value, kept[0].text)
+        return None
+
+
+def end_of(seen: SessionObserved, sample: SampleObserved) -> End | None:
+    """An end that will come again; None for any other."""
+    said = seen.summary
+    for kind, one in (("agent", seen.sandbox), ("verifier", seen.verifier)):
+        if (why := not_there(one)) is not None:
+            return End(JobReason.PROGRAM_MISSING, f"{kind}: {why}", kind, certain=True)
+    if said is None or _turns(seen):
+        return None
+    if said.engine_reason in ENGINE and sample.failure is not None:
+        return End(ENGINE[said.engine_reason], said.engine_error, said.engine_reason, certain=True)
+    if sample.failure is not FailureClass.AGENT or sample.reason is None:
+        return None
+    text = f"{sample.reason.value} {said.failure_detail}".strip()
+    return End(JobReason.AGENTS_FAIL_ALIKE, text, text, certain=False)
+
+
+def not_there(one: Running | None) -> str | None:
+    """Why this program was never started, and never will be."""
+    if one is None or one.started_at is not None or one.exit is None:
+        return None
+    return one.exit.detail if NOT_THERE.search(one.exit.detail) else None
+
+
+def _turns(seen: SessionObserved) -> int:
+    return 0 if seen.summary is None else seen.summary.turns

@@ -1,0 +1,202 @@
+"""A job whose first sessions fail of what stays is given up; what may pass by itself is not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from sandgate.contract.errors import FailureReason as R
+from sandgate.contract.status import ConditionStatus, JobCondition
+from sandgate.operator.plan.actions import (
+    Exit,
+    Hopeless,
+    Ref,
+    Running,
+    SampleObserved,
+    SessionObserved,
+    Stop,
+    StopAttempt,
+    WriteStatus,
+)
+from sandgate.operator.plan.firsts import FIRST, KEPT_MAX, Firsts
+from sandgate.operator.plan.groups import ended_with
+from sandgate.operator.plan.job import plan_job
+from sandgate.operator.plan.status import job_status
+from tests.operator.plans import group, ref, said, seen, want
+
+PATH = "pythonx is not on PATH"
+RUNC = (
+    "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed:"
+    ' unable to start container process: exec: "no-such-program": executable file not found in $PATH'
+)
+IMPORT = "exit code 1: ModuleNotFoundError: No module named 'openai'"
+NO_MODEL = "the engine answered 404: The model `tiny` does not exist."
+
+Session = tuple[str, SessionObserved, SampleObserved]
+
+
+def ended(uid: str, reason: R | None, turns: int = 0, detail: str = "", **more: object) -> Session:
+    """A session of a task that is sealed. `more`: what else its gateway says."""
+    sandbox = Running(0.0, 1.0, Exit(2.0, code=1))
+    told = said("finalized", turns=turns, failure_detail=detail, **more)
+    one = SessionObserved(ref=ref(uid), opened_at=0.0, summary=told, sandbox=sandbox)
+    return uid, one, ended_with(reason, 0, 2.0, SampleObserved())
+
+
+def absent(uid: str, words: str = PATH, reason: R = R.START_FAILED) -> Session:
+    """Its program was never started."""
+    uid, one, sample = ended(uid, reason)
+    sandbox = Running(0.0, None, Exit(2.0, reason=reason, detail=words))
+    return uid, SessionObserved(ref=one.ref, opened_at=0.0, summary=one.summary, sandbox=sandbox), sample
+
+
+def unjudged(uid: str) -> Session:
+    """It ran well, and its verifier was never started."""
+    uid, one, sample = ended(uid, R.VERIFIER_FAILED, turns=3)
+    judge = Running(0.0, None, Exit(2.0, reason=R.START_FAILED, detail="judge.py: Permission denied"))
+    return uid, SessionObserved(ref=one.ref, opened_at=0.0, summary=one.summary, verifier=judge), sample
+
+
+def refused(uid: str) -> Session:
+    return ended(uid, R.ENGINE_ERROR, engine_reason="ModelNotServed", engine_error=NO_MODEL, engine_errors=3)
+
+
+def crashed(uid: str, words: str = IMPORT) -> Session:
+    return ended(uid, R.AGENT_EXIT, detail=words)
+
+
+RUNS = ("running", None, None)
+AGENT = Hopeless("ProgramMissing", f"agent: {PATH}")
+ALIKE = Hopeless("AgentsFailAlike", f"AgentExit {IMPORT}")
+MODEL = Hopeless("ModelNotServed", NO_MODEL)
+
+
+def verdict(
+    sessions: Sequence[Session | tuple[str, None, None]],
+    *,
+    together: int = 2,
+    total: int = 24,
+    tasks: int = 12,
+    more: bool = False,
+) -> Hopeless | None:
+    firsts = Firsts()
+    for number, (uid, _, _) in enumerate(sessions):
+        firsts.opened(Ref("shop", uid, number, 0).name, uid)
+    for number, (uid, one, sample) in enumerate(sessions):
+        if one is not None and sample is not None:
+            firsts.ended(replace(one, ref=Ref("shop", uid, number, 0)), sample)
+    return firsts.hopeless(together=together, total=total, tasks=tasks, more=more)
+
+
+CASES: dict[str, tuple[list[Session | tuple[str, None, None]], Hopeless | None]] = {
+    "nothing ran yet": ([], None),
+    "a program that is not there": ([absent("a"), absent("a")], AGENT),
+    "one that ended is not all that run at once": ([absent("a"), RUNS], None),
+    "what was opened first still runs": ([RUNS, absent("a"), absent("b"), absent("c")], None),
+    "what was opened later may still run": ([absent("a"), absent("a"), RUNS], AGENT),
+    "a missing program as the agent's failure": (
+        [absent("a", reason=R.AGENT_EXIT), absent("a", reason=R.AGENT_EXIT)],
+        AGENT,
+    ),
+    "as a container runtime says it": (
+        [absent("a", RUNC), absent("b", RUNC)],
+        Hopeless("ProgramMissing", f"agent: {RUNC}"),
+    ),
+    "a machine without memory for another process may have some soon": (
+        [absent("a", "python: Cannot allocate memory"), absent("b", "python: Cannot allocate memory")],
+        None,
+    ),
+    "an image that cannot be pulled may be pushed": ([ended("a", R.IMAGE_ERROR), ended("b", R.IMAGE_ERROR)], None),
+    "an engine that is away comes back": (
+        [ended("a", R.ENGINE_LOST), ended("b", R.ENGINE_ERROR, engine_reason="EngineUnavailable")],
+        None,
+    ),
+    "what may pass by itself is neither for it nor against it": (
+        [ended("a", R.ENGINE_LOST), refused("b"), ended("a", R.GATEWAY_LOST), refused("c")],
+        MODEL,
+    ),
+    "a model that the engine does not serve": ([refused("a"), refused("b")], MODEL),
+    "a replica that serves it is against it": ([ended("a", None, turns=1), refused("b"), refused("c")], None),
+    "a turn before the refusal is against it": (
+        [refused("a"), ended("b", R.ENGINE_ERROR, turns=1, engine_reason="ModelNotServed")],
+        None,
+    ),
+    "two causes are no cause": ([absent("a"), refused("b"), absent("c")], None),
+    "a judge that is not there, however well agents do": (
+        [unjudged("a"), unjudged("b")],
+        Hopeless("ProgramMissing", "verifier: judge.py: Permission denied"),
+    ),
+    "agents of three tasks that die of the same before a turn": ([crashed(uid) for uid in "aabc"], ALIKE),
+    "agents of two tasks: those may be bad tasks": ([crashed(uid) for uid in "aaaabbbb"], None),
+    "other words, other causes": ([crashed("a"), crashed("b"), crashed("c", "exit code 1: KeyError")], None),
+    "agents that die after a turn are the model's trial": (
+        [ended(uid, R.AGENT_EXIT, turns=1, detail=IMPORT) for uid in "abc"],
+        None,
+    ),
+    "agents that run out of time": ([ended(uid, R.SESSION_TIMEOUT) for uid in "abc"], None),
+    "agents that end well without a turn": ([ended(uid, None) for uid in "abc"], None),
+    "one good session ends it for good": (
+        [ended("a", None, turns=2), absent("b"), absent("c"), absent("d")],
+        None,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("sessions", "wanted"), CASES.values(), ids=CASES)
+def test_hopeless(sessions: list[Session], wanted: Hopeless | None) -> None:
+    assert verdict(sessions) == wanted
+
+
+def test_a_job_of_few_tasks_needs_no_three() -> None:
+    assert verdict([crashed("a"), crashed("a")], total=2, tasks=1) == ALIKE
+    assert verdict([crashed("a"), crashed("a")], total=2, tasks=1, more=True) is None, "others may come"
+    assert verdict([absent("a")], total=1, tasks=1) == AGENT
+    assert verdict([absent("a")], together=1) == AGENT
+
+
+def test_of_many_that_run_at_once_the_first_few_suffice() -> None:
+    firsts: list[Session | tuple[str, None, None]] = [absent("a")] * FIRST
+    assert verdict([*firsts, RUNS, RUNS], together=512, total=999) == AGENT
+    assert verdict([*firsts[1:], RUNS], together=512, total=999) is None
+
+
+def test_what_was_said_stays_whatever_they_come_to_that_are_stopped_for_it() -> None:
+    firsts = Firsts()
+    ends = [unjudged("a"), ended("b", R.ABORTED, turns=2), ended("c", None, turns=2)]
+    for number, (uid, _, _) in enumerate(ends):
+        firsts.opened(Ref("shop", uid, number, 0).name, uid)
+    found = []
+    for number, (uid, one, sample) in enumerate(ends):
+        firsts.ended(replace(one, ref=Ref("shop", uid, number, 0)), sample)
+        found.append(firsts.hopeless(together=1, total=3, tasks=3, more=False))
+    assert found == [Hopeless("ProgramMissing", "verifier: judge.py: Permission denied")] * 3
+
+
+def test_what_is_followed_is_bounded() -> None:
+    firsts = Firsts()
+    for number in range(KEPT_MAX + 1):
+        firsts.opened(f"s{number}", "a")
+    assert (firsts.passed, firsts.ends) == (True, {})
+
+
+# -- what the planner makes of it -------------------------------------------------------------------------------------
+
+WHY = Hopeless("ProgramMissing", f"agent: {PATH}")
+
+
+def test_a_hopeless_job_stops_what_runs_and_starts_nothing() -> None:
+    found = plan_job(want(parallelism=9, groupSize=2), seen(group("a", "i r"), fresh="b", hopeless=WHY), 1.0)
+    stop = Stop(R.ABORTED, WHY.message)
+    assert [one for one in found if not isinstance(one, WriteStatus)] == [StopAttempt(ref("a", 1), stop)]
+
+
+def test_it_fails_with_its_cause_once_nothing_runs_and_its_groups_stay_open() -> None:
+    """Whoever mends the cause goes on: a gateway that was told that a group is over takes no more of it."""
+    (status,) = plan_job(want(groupSize=2), seen(group("a", "i u"), fresh="b", hopeless=WHY), 1.0)
+    assert isinstance(status, WriteStatus)
+    (failed,) = [one for one in status.status.conditions if one.type == JobCondition.FAILED]
+    assert (failed.status, failed.reason, failed.message) == (ConditionStatus.TRUE, WHY.reason, WHY.message)
+    running = job_status(want(groupSize=2), seen(group("a", "i r"), hopeless=WHY), 1.0)
+    assert all(one.status is not ConditionStatus.TRUE for one in running.conditions if one.type == "Failed")

@@ -1,0 +1,77 @@
+"""`sandgate run` a second time: after a failure, after a change of the manifest, after somebody deleted half of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from sandgate.trainer.export.arrow import read_parquet, samples_in_parquet
+from tests.trainer.jobs import AGENT, Lab, lab
+
+CAUSE = "AgentsFailAlike: AgentExit exit code 1: ModuleNotFoundError: No module named 'no_such_module'"
+
+
+async def test_a_job_of_which_nothing_came_is_no_success_until_it_is_mended(tmp_path: Path) -> None:
+    async with lab(tmp_path, ["yes"]) as here:
+        (tmp_path / "agent.py").write_text("import no_such_module\n" + AGENT)
+        first = await here.run()
+        assert first.code == 1, first.stderr
+        assert first.stderr.splitlines()[-1] == f"error: {CAUSE}"
+        assert "state         failed: mend the cause, then run it again with --retry-failed" in first.stdout
+        assert "trajectories  0 in " in first.stdout
+
+        second = await here.run("--json")
+        found = json.loads(second.stdout)
+        assert second.code == 1
+        assert (found["complete"], found["missing_groups"], found["trajectories"]) == (False, 2, 0)
+        assert found["cause"].startswith(
+            "2 of 2 groups are not there, 4 samples without a row; the first: ask-q"
+        )
+        assert found["cause"].endswith(CAUSE.replace("AgentsFailAlike: AgentExit", "agent/AgentExit"))
+        assert second.stderr == f"error: {found['cause']}\n"
+        assert here.player.counts["generations"] == 0
+
+        (tmp_path / "agent.py").write_text(AGENT)
+        third = await here.run("--json", "--retry-failed")
+        assert third.code == 0, third.stderr
+        found = json.loads(third.stdout)
+        assert (found["complete"], found["cause"], found["missing_groups"]) == (True, None, 0)
+    rows = list(read_parquet(tmp_path / "out" / "trajectories.parquet"))
+    assert [(row.uid, row.sample_index) for row in rows] == [("q1", 0), ("q1", 1), ("q2", 0), ("q2", 1)]
+    assert all(row.attempt > 0 for row in rows)
+    assert samples_in_parquet(tmp_path / "out" / "trajectories.parquet") == {
+        (row.uid, row.sample_index) for row in rows
+    }
+
+
+def change(here: Lab, before: str, after: str) -> None:
+    path = here.folder / "job.yaml"
+    assert before in path.read_text()
+    path.write_text(path.read_text().replace(before, after))
+
+
+async def test_a_changed_manifest_is_refused_in_one_line_with_code_2(tmp_path: Path) -> None:
+    async with lab(tmp_path, ["yes"]) as here:
+        assert (await here.run()).code == 0
+        change(here, "groupSize: 2", "groupSize: 2\n  sampling: {temperature: 0.2}")
+        change(here, '"one?"', '"1?"')
+        found = await here.run("--json")
+        assert (found.code, found.stdout) == (2, "")
+        assert found.stderr == (
+            "error: out: holds rows made with spec.sampling.temperature unset (now 0.2); another prompt or data of"
+            " task q1; they would be mixed: give this job a folder of its own (--out), or start over with --fresh\n"
+        ).replace("out:", f"{tmp_path / 'out'}:", 1)
+        assert here.player.counts["generations"] == 4
+
+
+async def test_half_of_the_output_deleted_is_written_again(tmp_path: Path) -> None:
+    async with lab(tmp_path, ["yes"]) as here:
+        assert (await here.run()).code == 0
+        out = tmp_path / "out"
+        (out / "trajectories.parquet").unlink()
+        next(out.glob("groups/ask-q1-*.parquet")).unlink()
+        found = await here.run("--json")
+        assert found.code == 0, found.stderr
+        assert json.loads(found.stdout)["trajectories"] == 4
+        assert len(list(out.glob("groups/*.parquet"))) == 2
+        assert here.player.counts["generations"] == 4
