@@ -426,6 +426,8 @@ async def test_a_queue_goes_on_after_a_kill_and_its_end_is_remembered(tmp_path: 
     held = Held("q2", "q3")
     async with lab(tmp_path, held) as here:
         asks(here, (), gateway={"replicas": 2})
+        text = (tmp_path / "job.yaml").read_text()
+        (tmp_path / "job.yaml").write_text(text.replace("parallelism: 2", "parallelism: 8"))
         process = await here.start("--json")
         async with sandgate.trainer.local(tmp_path / "out") as fleet:
             await fleet.push_tasks(pushed(*UIDS), last=True)
