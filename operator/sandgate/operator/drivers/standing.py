@@ -9,10 +9,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from sandgate.contract.errors import BadManifest
 from sandgate.contract.job import RolloutJob
 from sandgate.operator.drivers.engine import RunningEngine, engine
 from sandgate.operator.drivers.folder import Claim, Folder
 from sandgate.operator.drivers.gateways import LocalGateway, gateways
+from sandgate.operator.drivers.preflight import model_folder
 from sandgate.operator.drivers.progress import Tell
 from sandgate.sandbox.process import Guard
 
@@ -35,8 +37,11 @@ async def standing(
 ) -> AsyncIterator[Standing]:
     """Started, kept running, stopped. The same `out` again goes on with what is in it. Paths: as `absolute` makes them.
 
-    Raises Unsupported, Conflict (`out` is in use, or another job's), Unavailable (no start).
+    Raises BadManifest (no model folder), Unsupported, Conflict (`out` is in use, or another job's), Unavailable (no
+    start).
     """
+    if (missing := model_folder(job, manifest_dir)) is not None:  # said now, not when an engine has started
+        raise BadManifest(missing.text, field=missing.field)
     claim = await asyncio.to_thread(Claim, out, job)
     folder = claim.folder
     async with AsyncExitStack() as stack:
