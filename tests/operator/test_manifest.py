@@ -146,6 +146,8 @@ def test_a_bad_task_file_is_refused_by_line(tmp_path: Path, text: str, says: str
 
 def test_tasks_that_cannot_be_read_are_refused_and_those_of_a_queue_come_later(tmp_path: Path) -> None:
     assert load_tasks(tasks(queue={}), tmp_path) == ()
+    with pytest.raises(Unsupported):
+        load_tasks(tasks(configMap={"name": "tasks", "key": "tasks.jsonl"}), tmp_path)
     with pytest.raises(BadManifest, match="No such file"):
         load_tasks(tasks(file="none.jsonl"), tmp_path)
     with pytest.raises(BadManifest, match="twice"):
