@@ -58,11 +58,11 @@ def _remove(folder: Folder, job: str, also: Iterable[str]) -> None:
         session = path.name.removesuffix(".log").removesuffix(".verifier")
         if _OWN_LOG.match(path.name) or (path.suffix == ".log" and is_derived(job, session)):
             path.unlink()
-    for path in _journals(
-        root
-    ):  # not the other way round: what a stale log says would be believed of a new journal
-        for kind in ("-wal", "-shm", ""):
-            path.with_name(path.name + kind).unlink(missing_ok=True)
+    # Not the other way round: what a stale log says would be believed of a new journal.
+    for path in (
+        path.with_name(path.name + kind) for path in _journals(root) for kind in ("-wal", "-shm", "")
+    ):
+        path.unlink(missing_ok=True)
     folder.tidy()
     for path in _entries(root):
         if _whole(path) != path and _whole(path).name in (*first, *last):
