@@ -79,7 +79,7 @@ class _Message(msgspec.Struct):
     tool_call_id: str | None = None
     name: str | None = None
     reasoning_content: str | None = None
-    reasoning: Any = None
+    reasoning: _Raw = _NONE
     function_call: _Function | None = None
 
 
@@ -145,6 +145,7 @@ class _Body(msgspec.Struct):
 
 
 _DECODER = msgspec.json.Decoder(_Body)
+_TEXT = msgspec.json.Decoder(str)
 _REFUSED = tuple(
     field.name
     for field in msgspec.structs.fields(_Body)
@@ -217,11 +218,16 @@ def _message(said: _Message, at: int) -> Message:
         parts = tuple([part for i, one in enumerate(content) if (part := _part(one, role, at, i))])
     if role != "assistant":
         return Message(role, parts, None, (), said.tool_call_id if role == "tool" else None, said.name)
-    reasoning = said.reasoning_content or (said.reasoning if isinstance(said.reasoning, str) else None)
+    reasoning = said.reasoning_content or _text(said.reasoning, f"messages[{at}].reasoning")
     calls = tuple([_call(call, at, i) for i, call in enumerate(said.tool_calls or ())])
     if said.function_call and not calls:
         calls = (ToolCall("", said.function_call.name, said.function_call.arguments or ""),)
     return Message(role, parts, reasoning or None, calls, None, said.name)
+
+
+def _text(raw: msgspec.Raw, field: str) -> str | None:
+    """None unless it is text: some clients send OpenAI's object of settings by this name."""
+    return read(_TEXT, raw, field) if bytes(memoryview(raw)[:1]) == b'"' else None
 
 
 def _part(said: _Part, role: Role, at: int, i: int) -> Part | None:
