@@ -72,6 +72,7 @@ async def test_no_body_takes_memory_beyond_its_own_size(tmp_path: Path) -> None:
 
 NAMED = {
     "a number that is none": (b'{"a":[1,{"b":NaN}]}', "a[1].b"),
+    "a number beyond float64": (b'{"a":{"b":[0,1e999]}}', "a.b[1]"),
     "infinity": (b'{"a":[Infinity]}', "a[0]"),
     "half a character": (b'{"a":{"b":"\\ud800"}}', "a.b"),
     "a name with half a character is named by what holds it": (b'{"a":{"\\ud800":1}}', "a"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import re
@@ -40,30 +39,37 @@ def read(decoder: msgspec.json.Decoder[T], raw: bytes | memoryview | msgspec.Raw
     try:
         return decoder.decode(raw)
     except msgspec.ValidationError as error:
-        raise _misfit(str(error), under) from None
+        raise _misfit(bytes(raw), str(error), under) from None
     except RecursionError:
         raise InvalidBody("the body is nested too deeply", field=under or "body") from None
     except (msgspec.DecodeError, UnicodeError) as error:
         raise _malformed(bytes(raw), str(error), under) from None
 
 
-def _misfit(message: str, under: str) -> InvalidBody:
+def _misfit(raw: bytes, message: str, under: str) -> InvalidBody:
     found = _AT.match(message)
     what, path = (found["what"], found["path"] or "") if found else (message, "")
     if missing := _MISSING.search(what):
         path = f"{path}.{missing[1]}"
+    if "[...]" in path:  # below a name that no type has: a number beyond float64
+        path = _unspeakable_in(raw) or path
     path = f"{under}{path}".lstrip(".")
     return InvalidBody(f"{path or 'body'}: {what}", field=path or "body")
 
 
 def _malformed(raw: bytes, message: str, under: str) -> InvalidBody:
     """The strict reader gives a byte offset only; a laxer one may tell which value it is."""
-    field = None
-    if len(raw) <= NAMED_BYTES_MAX:
-        with contextlib.suppress(ValueError, RecursionError):
-            field = _unspeakable(json.loads(raw))
-    field = f"{under}{field or ''}".lstrip(".") or "body"
+    field = f"{under}{_unspeakable_in(raw) or ''}".lstrip(".") or "body"
     return InvalidBody(f"{field}: {message}", field=field)
+
+
+def _unspeakable_in(raw: bytes) -> str | None:
+    if len(raw) > NAMED_BYTES_MAX:
+        return None
+    try:
+        return _unspeakable(json.loads(raw))
+    except (ValueError, RecursionError):
+        return None
 
 
 def _unspeakable(value: Any) -> str | None:

@@ -8,7 +8,6 @@ from array import array
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, cast
 
-import msgspec
 import orjson
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
@@ -23,6 +22,7 @@ from sandgate.gateway.engine.api import Finish
 from sandgate.gateway.prompts import off_loop
 from sandgate.gateway.protocols.base import Adapter, Choice, Context, ModelNotFound, Stream, Tokens, Usage
 from sandgate.gateway.protocols.table import FALLBACK, adapter_for
+from sandgate.gateway.protocols.wire import ANYTHING, read
 from sandgate.gateway.session import Session
 from sandgate.gateway.turn import INTERNAL
 from sandgate.gateway.web import auth, control
@@ -290,10 +290,7 @@ def choice_of(turn: Turn, *, logprobs: bool) -> Choice:
 def parse_complete(raw: bytes) -> Complete:
     """Body of /complete; empty is fine. Raises InvalidBody."""
     try:
-        value = msgspec.json.decode(raw) if raw.strip() else {}
-        return Complete.model_validate(value)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidBody(f"body is not JSON: {error}", field="body") from error
+        return Complete.model_validate(read(ANYTHING, raw) if raw.strip() else {})
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "body"
