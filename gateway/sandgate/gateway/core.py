@@ -14,7 +14,15 @@ from weakref import WeakValueDictionary
 
 import orjson
 
-from sandgate.contract.errors import Conflict, Forbidden, Gone, InvalidBody, NotFound, Unsupported
+from sandgate.contract.errors import (
+    Conflict,
+    Forbidden,
+    Gone,
+    InvalidBody,
+    LimitReached,
+    NotFound,
+    Unsupported,
+)
 from sandgate.contract.keys import Key, Scope
 from sandgate.contract.trajectory import Json, Trajectory
 from sandgate.gateway import sampling
@@ -33,6 +41,7 @@ from sandgate.gateway.turn import Turns
 from sandgate.gateway.web import auth
 from sandgate.gateway.web.auth import Gate
 from sandgate.gateway.web.shapes import (
+    REWARD_INFO_BYTES_MAX,
     CloseGroup,
     Complete,
     Finalize,
@@ -44,6 +53,8 @@ from sandgate.gateway.web.shapes import (
 
 T = TypeVar("T")
 
+AGENT_REWARDS_MAX = 10_000
+"""Rewards that a session's own agent may set, one after another: ten for each of a thousand turns."""
 LEFT_OUT_SAID = 10
 """Sessions that the status names."""
 
@@ -135,10 +146,13 @@ class Core:
         finally:
             session.closing = False
 
-    async def reward(self, session: Session, body: RewardBody) -> str | None:
-        """Reward a turn; returns its id (None = whichever is last when the session ends)."""
+    async def reward(self, session: Session, body: RewardBody, *, by_agent: bool = False) -> str | None:
+        """Reward a turn; returns its id (None = whichever is last when the session ends). `by_agent`: by the session's
+        own agent, who can ask for this as often as it likes."""
         if session.ended or session.closing:
             raise Gone(f"session {session.session_id} has ended; its rewards are final")
+        if by_agent:
+            _refuse_chatter(session, body.reward_info)
         turn = None
         if body.interaction_id is not None:
             turn = body.interaction_id.rpartition("-")[2]
@@ -425,6 +439,16 @@ class Core:
                 for one in self.engine.status()
             ],
         }
+
+
+def _refuse_chatter(session: Session, info: dict[str, Json]) -> None:
+    """Raises LimitReached: an agent's rewards are kept, so all of them are bounded as each is."""
+    if len(session.rewards) >= AGENT_REWARDS_MAX:
+        raise LimitReached("rewards", used=len(session.rewards), limit=AGENT_REWARDS_MAX)
+    if info:
+        used = sum(len(orjson.dumps(one.info)) for one in session.rewards if one.info)
+        if used + len(orjson.dumps(info)) > REWARD_INFO_BYTES_MAX:
+            raise LimitReached("reward_info", used=used, limit=REWARD_INFO_BYTES_MAX)
 
 
 def _own_reward(session: Session, body: Complete) -> float | None:
