@@ -10,6 +10,7 @@ async with victim(tmp_path) as v:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -22,7 +23,7 @@ import httpx
 
 from sandgate.gateway.engine.script import Player
 from sandgate.gateway.engine.scripted_server import ScriptedServer
-from tests.support.gateway import bearer, client, codec, ids
+from tests.support.gateway import WITHIN_S, bearer, client, codec, ids
 from tests.support.process import Process
 
 MIB = 1 << 20
@@ -71,6 +72,11 @@ class Victim:
         status = Path(f"/proc/{self._pid}/status").read_text()
         return int(status.partition(f"{name}:")[2].split()[0])
 
+    def connections(self) -> int:
+        """Sockets that it holds, its engine's and its listening one's included."""
+        names = [path.readlink() for path in Path(f"/proc/{self._pid}/fd").iterdir()]
+        return sum(str(name).startswith("socket:") for name in names)
+
     async def slowest_while(self, attack: Awaitable[Any]) -> float:
         """Seconds that the slowest of many looks at /healthz took while the attack went on."""
         worst, running = 0.0, asyncio.ensure_future(attack)
@@ -101,6 +107,43 @@ async def victim(
             finally:
                 for agent in up.agents:
                     await agent.aclose()
+
+
+class Wires:
+    """Bare connections to a gateway, all cut in the end. `async with Wires(origin) as wires`."""
+
+    def __init__(self, origin: str) -> None:
+        self._url = httpx.URL(origin)
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def __aenter__(self) -> Wires:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
+        for writer in self._writers:
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+    async def open(self, sent: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """One more, with something sent."""
+        reader, writer = await asyncio.open_connection(self._url.host, self._url.port)
+        self._writers.append(writer)
+        if sent:
+            writer.write(sent)
+        return reader, writer
+
+    async def status(self, sent: bytes) -> int:
+        """Of the answer to what is sent on one more."""
+        reader, _ = await self.open(sent)
+        return await status_of(reader)
+
+
+async def status_of(reader: asyncio.StreamReader) -> int:
+    """Of the answer that comes next."""
+    async with asyncio.timeout(WITHIN_S):
+        return int((await reader.readline()).split()[1])
 
 
 def chat(**more: Any) -> bytes:

@@ -30,18 +30,20 @@ REWARD_INFO_BYTES_MAX = 64 * 1024
 
 def _storable(value: Any) -> Any:
     """What is kept must fit the journal, JSON and Arrow: bounded, finite, whole characters, integers of 64 bits."""
+    _look(value)
     _json(value)
     return value
 
 
 def _storable_info(value: dict[str, Any]) -> dict[str, Any]:
-    if len(raw := _json(value)) > REWARD_INFO_BYTES_MAX:
-        raise ValueError(f"has {len(raw)} bytes as JSON; at most {REWARD_INFO_BYTES_MAX} are kept")
+    size = len(_json(value))
+    if size > REWARD_INFO_BYTES_MAX:  # before each value is looked at
+        raise ValueError(f"has {size} bytes as JSON; at most {REWARD_INFO_BYTES_MAX} are kept")
+    _look(value)
     return value
 
 
 def _json(value: Any) -> bytes:
-    _look(value)
     try:
         return orjson.dumps(value)
     except (TypeError, ValueError) as error:
