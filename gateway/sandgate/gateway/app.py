@@ -109,7 +109,9 @@ async def gateway(
         if sessions.paused:
             turns.pause()
         stack.callback(turns.pool.shutdown, wait=False, cancel_futures=True)
-        core = Core(config, Gate(secret, now), sessions, turns, engine, metrics, origin, _new_id())
+        core = Core(
+            config, Gate(secret, now, config.job), sessions, turns, engine, metrics, origin, _new_id()
+        )
         if config.limits.retire_s:
             retiring = asyncio.ensure_future(_retire(sessions, config.limits.retire_s))
             stack.callback(retiring.cancel)

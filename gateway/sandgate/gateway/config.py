@@ -156,6 +156,10 @@ class Config(_Strict, frozen=True, kw_only=True):
     output: OutputConfig = OutputConfig()
     key_ttl_s: float = 7 * 86400.0
     """Agent and reward keys: longer than any session; the session's end revokes them anyway."""
+    docs: bool = False
+    """Serve the control API's description: /openapi.json, /docs. Whoever reaches the port reads it without a key."""
+    metrics: bool = True
+    """Serve /metrics, without a key either: counts of this process, and nothing of a session."""
     lossy_echo: bool = True
     """Rule N10: recognise an assistant turn by its call ids though its text was dropped or its arguments repaired."""
     shared_nodes: Literal["once", "every"] = "once"

@@ -149,7 +149,7 @@ class Sessions:
         """Raises NotFound."""
         session = self.live.get(session_id)
         if session is None:
-            raise NotFound(f"no session {session_id!r}")
+            raise NotFound(f"no session {session_id[:200]!r}")
         return session
 
     async def open(self, session_id: str, spec: dict[str, Any]) -> tuple[Session, bool]:

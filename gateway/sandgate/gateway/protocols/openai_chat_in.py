@@ -25,10 +25,12 @@ from sandgate.gateway.conversation.messages import (
 )
 from sandgate.gateway.conversation.sameness import BILLING_HEADER, tools_key
 from sandgate.gateway.protocols.openai_tools import choice_of, tools_of
-from sandgate.gateway.protocols.wire import bounded, brief, limited, read, shallow, unused
+from sandgate.gateway.protocols.wire import bounded, brief, limited, read, sendable, shallow, unused
 
 MESSAGES_MAX = 10_000
 """Far above any window (a message takes at least 3 tokens); bounds the work on a hostile body."""
+MODEL_CHARS_MAX = 1_024
+"""Answers say it again, each chunk of a stream too."""
 CHOICES_MAX = 8
 """Each choice is a generation of its own."""
 STOPS_MAX, STOP_CHARS_MAX = 16, 256
@@ -166,6 +168,10 @@ _CANONICAL = msgspec.json.Encoder(order="deterministic")
 def decode(body: bytes) -> TurnRequest:
     """Raises InvalidBody or Unsupported, whose `field` is the path of what is wrong."""
     said = read(_DECODER, body)
+    if len(said.model) > MODEL_CHARS_MAX:
+        raise InvalidBody(
+            f"model has {len(said.model)} characters; it must have at most {MODEL_CHARS_MAX}", field="model"
+        )
     for field in _REFUSED:
         if (raw := getattr(said, field)) is not _NONE:
             unused(raw, field, _INSTEAD.get(field, ""))
@@ -274,7 +280,9 @@ def _format(said: _Format | None) -> ResponseFormat:
         case _Format(type="json_object"):
             return ResponseFormat("json_object")
         case _Format(type="json_schema", json_schema=_Schema(schema=dict() as schema)):
-            shallow(schema, "response_format.json_schema.schema")
+            field = "response_format.json_schema.schema"
+            shallow(schema, field)
+            sendable(schema, field)
             return ResponseFormat("json_schema", schema)
         case _Format(type="json_schema"):
             field = "response_format.json_schema.schema"

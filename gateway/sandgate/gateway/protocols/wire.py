@@ -160,6 +160,17 @@ def shallow(value: Any, field: str) -> None:
     raise InvalidBody(f"{field} is nested deeper than {DEPTH_MAX} levels", field=field)
 
 
+def sendable(value: Any, field: str) -> None:
+    """No integer beyond 64 bits, which few readers of JSON take; else InvalidBody. `value` is `shallow`."""
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, int) and not -(2**63) <= item < 2**64:
+            raise InvalidBody(f"{field} holds an integer beyond 64 bits", field=field)
+        if isinstance(item, dict | list):
+            waiting += item.values() if isinstance(item, dict) else item
+
+
 def brief(value: object) -> str:
     """A client's value, short enough for a message."""
     if isinstance(value, int) and abs(value) >= 10**40:

@@ -101,6 +101,7 @@ async def _session(request: Request) -> Session:
         session: Session = core.sessions.get(key.session)
     except NotFound:
         raise Gone("the session of this key has ended") from None
+    auth.of_job(key, session.spec.get("job", ""))
     return session
 
 

@@ -122,7 +122,7 @@ class Front:
         """What the caller's key says; None if there is none, or a bad one."""
         try:
             return self.core.gate.key(headers)
-        except Unauthorized:
+        except (Unauthorized, Forbidden):
             pass
         try:
             return self.areal.admin(auth.bearer(headers))
@@ -185,15 +185,17 @@ class Front:
 
     def _session(self, key: Key, named: str | None) -> Session:
         session = self.core.sessions.get(auth.agent_session(key, named))
+        job = session.spec.get("job", "")
+        auth.of_job(key, job)
         if key.scope is Scope.TRAINER:
-            auth.control(key, job=session.spec.get("job"))
+            auth.control(key, job=job)
         return session
 
     def _check_model(self, model: str) -> None:
         config = self.core.config
         if model and model not in (config.model.name, config.engine.model):
             raise ModelNotFound(
-                f"The model `{model}` does not exist; this session serves `{config.model.name}`"
+                f"The model `{model[:200]}` does not exist; this session serves `{config.model.name}`"
             )
 
     async def _json(
@@ -307,7 +309,7 @@ class Front:
         shown = {"id": model, "object": "model", "created": 0, "owned_by": "sandgate"}
         if method == "GET" and path.startswith("/v1/models"):
             if key.scope is Scope.AGENT or named is not None:
-                self.core.sessions.get(auth.agent_session(key, named))
+                self._session(key, named)
             if path in ("/v1/models", "/v1/models/"):
                 return {"object": "list", "data": [shown]}
             if path.removeprefix("/v1/models/") == model:
@@ -316,7 +318,7 @@ class Front:
         if method == "POST" and path in ("/complete", "/v1/complete"):
             if key.scope is not Scope.AGENT:
                 raise Forbidden("only the session's own agent key completes it here")
-            session = self.core.sessions.get(auth.agent_session(key, named))
+            session = self._session(key, named)
             hold = self._hold(key)
             try:
                 raw = await self._body(scope, receive, hold, small=True)
