@@ -388,8 +388,11 @@ async def test_the_own_admin_key_opens_areals_endpoints_only(g: Running) -> None
         assert (await http.get("/v1/status")).status_code == 401
 
 
-async def test_a_trainers_key_is_for_its_job(g: Running) -> None:
-    async with client(g.origin, admin_key(Scope.TRAINER, job="a")) as mine:
+async def test_a_trainers_key_is_for_its_job() -> None:
+    async with (
+        gateway(lambda ids, number: f"answer {number}", job="") as g,  # of any job
+        client(g.origin, admin_key(Scope.TRAINER, job="a")) as mine,
+    ):
         await mine.post("/grant_capacity")
         made = (await mine.post("/rl/start_session", json={"task_id": "5"})).json()
         await post(g, "/rl/end_session", made["api_key"])

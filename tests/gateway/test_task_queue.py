@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandgate.contract.errors import Conflict, NotFound, Overloaded, SandgateError
+from sandgate.contract.errors import Conflict, Forbidden, NotFound, Overloaded, SandgateError
 from sandgate.contract.job import Task
 from sandgate.contract.keys import Scope
 from sandgate.gateway import tasks
@@ -181,7 +181,7 @@ async def test_tasks_of_another_job_are_refused() -> None:
         body = {"job": "other", "tasks": [{"uid": "q"}]}
         assert (await g.admin.post("/v1/tasks", json=body)).status_code == 404
         async with GatewayClient(g.origin, admin_key(Scope.TRAINER, job="other"), deadline_s=0.0) as stranger:
-            with pytest.raises(NotFound, match="no job 'other'"):
+            with pytest.raises(Forbidden, match="another job"):
                 await stranger.push_tasks([Q1])
 
 

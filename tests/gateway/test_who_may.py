@@ -155,7 +155,12 @@ async def test_x_api_key_is_taken_and_the_key_alone_names_the_session(g: Running
     assert len(await g.tree(agent)) == 3
 
 
-async def test_a_trainers_key_opens_its_own_job_only(g: Running) -> None:
+async def test_a_trainers_key_opens_its_own_job_only() -> None:
+    async with gateway(["hello"] * 9, job="") as g:  # of any job
+        await _own_job_only(g)
+
+
+async def _own_job_only(g: Running) -> None:
     mine, foreign = await g.session(job="a"), await g.session(job="b")
     key = bearer(admin_key(Scope.TRAINER, job="a"))
     got = {}

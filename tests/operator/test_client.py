@@ -146,8 +146,13 @@ ERRORS: dict[str, tuple[Callable[[GatewayClient], Awaitable[Any]], type[Sandgate
     "no such lease": (lambda client: client.ack("none"), NotFound, None),
     "no such group": (lambda client: client.close_group("none"), NotFound, None),
     "a body that is wrong": (lambda client: client.create(spec("bad name!")), InvalidBody, "session_id"),
-    "a reward that is no number": (
+    "a reward that no trainer's float holds": (
         lambda client: client.reward("s0", float("1e300"), interaction_id="none"),
+        InvalidBody,
+        "reward",
+    ),
+    "a reward of no turn": (
+        lambda client: client.reward("s0", 1.0, interaction_id="none"),
         InvalidBody,
         "interaction_id",
     ),

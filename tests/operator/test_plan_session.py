@@ -292,6 +292,12 @@ STEPS: dict[str, Case] = {
         8.0,
         seal(),
     ),
+    "what a listing leaves out is looked at first": (
+        spec(**{**TRAINER, "reward": {"source": "agent"}}),
+        session(remote=True, summary=said("complete", turns=1, has_complete_info=True), looked_at=7.0),
+        8.0,
+        [LookSession(ref())],
+    ),
     "its time ends it too": (
         spec(),
         session(remote=True),

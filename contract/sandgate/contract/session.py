@@ -117,7 +117,9 @@ class SessionSummary:
     """What was said then, for people."""
     reward: float | None = None
     complete_info: dict[str, Json] | None = None
-    """reward_info of the agent's /complete."""
+    """reward_info of the agent's /complete; a listing leaves it out."""
+    has_complete_info: bool = False
+    """It said something there, whether or not that stands in `complete_info`."""
     committed: bool = False
     """All its trajectories were acknowledged. Attempts that do not count for their group never are."""
     failure_class: str | None = None

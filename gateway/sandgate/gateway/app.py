@@ -18,7 +18,9 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import uvicorn
 import uvloop
@@ -38,6 +40,7 @@ from sandgate.gateway.tokens.api import Codec
 from sandgate.gateway.tokens.load import load_codec
 from sandgate.gateway.turn import Turns
 from sandgate.gateway.web.auth import Gate
+from sandgate.gateway.web.crowd import places
 from sandgate.gateway.web.guard import Guarded
 from sandgate.gateway.web.server import Front
 
@@ -106,7 +109,9 @@ async def gateway(
         if sessions.paused:
             turns.pause()
         stack.callback(turns.pool.shutdown, wait=False, cancel_futures=True)
-        core = Core(config, Gate(secret, now), sessions, turns, engine, metrics, origin, _new_id())
+        core = Core(
+            config, Gate(secret, now, config.job), sessions, turns, engine, metrics, origin, _new_id()
+        )
         if config.limits.retire_s:
             retiring = asyncio.ensure_future(_retire(sessions, config.limits.retire_s))
             stack.callback(retiring.cancel)
@@ -216,6 +221,7 @@ async def serve(config: Config) -> None:
     host, port = sock.getsockname()[:2]
     origin = config.origin or f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
     async with gateway(config, origin=origin.rstrip("/")) as running:
+        running.app.crowd.most = places(config.limits.connections, config.limits.in_flight)
         server = web_server(running.app)
         if stop.is_set():
             return
@@ -243,7 +249,7 @@ def web_server(app: Front) -> uvicorn.Server:
             date_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=SHUTDOWN_S,
-            http=Guarded,
+            http=cast("Any", partial(Guarded, app.crowd)),  # it says a type, and calls it
             ws="none",
             proxy_headers=False,
         )

@@ -129,7 +129,8 @@ class Areal:
             if not session.turns:
                 raise InvalidBody("no interactions in this session", field="interaction_id")
             interaction_id = in_order(session.tree.turns)[-1].id
-        await self.core.reward(session, RewardBody(reward=reward, interaction_id=interaction_id))
+        body = RewardBody(reward=reward, interaction_id=interaction_id)
+        await self.core.reward(session, body, by_agent=True)
 
     async def wait_ended(self, session: Session, timeout_s: float) -> None:
         """Until its agent ended it. Raises TimeoutError; Draining when this process ends before."""

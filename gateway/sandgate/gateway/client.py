@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 import aiohttp
 
-from sandgate.contract.errors import EngineFailed, SandgateError, Unavailable
+from sandgate.contract.errors import EngineFailed, InvalidBody, SandgateError, Unavailable
 from sandgate.contract.job import Task
 from sandgate.contract.session import (
     CURSOR_STEPS_S,
@@ -45,6 +45,20 @@ CREATE_BATCH = 500
 """Sessions per POST: keeps a body under a few MB and an answer under a second."""
 ERROR_CHARS_MAX = 2_000
 """Of an answer that is quoted in an error."""
+ANSWER_BYTES_MAX = 8 * 1024 * 1024
+"""Of an answer: ten thousand events, or the handles of CREATE_BATCH sessions, have about 1 MB."""
+PAGE_BYTES_MAX = 64 * 1024 * 1024
+"""Of a page of sessions or tasks: what their creators say about them has no other bound than a body's."""
+ROWS_BYTES_MAX = 1024 * 1024 * 1024
+"""Of an answer that holds rows or a tree: 64 samples of 128,000 tokens have 330 MB as JSON."""
+ERROR_BYTES_MAX = 256 * 1024
+"""Of an answer that is an error."""
+LISTED_BYTES_MAX = 256 * 1024 * 1024
+"""Of all pages of one listing: 300,000 sessions."""
+PAGES_MAX = 2_000
+"""Of one listing; a page has a thousand sessions."""
+LISTING_S = 600.0
+"""From the first page of a listing to the last; each takes milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,14 +159,21 @@ class GatewayClient:
         return SessionSummary.of(await self._call("GET", _session(session_id)))
 
     async def sessions(self, *, state: str = "", job: str = "") -> AsyncIterator[SessionSummary]:
-        """All sessions, in order of id, page by page."""
-        after: str | None = ""
-        while after is not None:
+        """All sessions, in order of id, page by page. Raises InvalidBody for pages without an end."""
+        after: str = ""
+        left, end = LISTED_BYTES_MAX, time.monotonic() + LISTING_S
+        for _ in range(PAGES_MAX):
             query = {name: text for name, text in (("state", state), ("job", job), ("after", after)) if text}
-            page = await self._call("GET", "/v1/sessions", query=query)
+            page, size = await self._sized("GET", "/v1/sessions", query=query, most=min(PAGE_BYTES_MAX, left))
             for one in page["sessions"]:
                 yield SessionSummary.of(one)
-            after = page.get("next")
+            following = page.get("next")
+            if following is None:
+                return
+            if not isinstance(following, str) or following <= after or time.monotonic() > end:
+                break
+            after, left = following, left - size
+        raise InvalidBody(f"{self.origin}: its list of sessions does not end", field="next")
 
     async def wait(self, session_id: str, timeout_s: float) -> SessionSummary | None:
         """wait_for_completion: the session once it is complete or ended; None after `timeout_s`."""
@@ -183,7 +204,7 @@ class GatewayClient:
     async def finalize_rows(self, session_id: str, outcome: SessionOutcome) -> list[Trajectory]:
         """The same, and give its trajectories at once."""
         body = outcome.body(trajectories=True)
-        answer = await self._call("POST", f"{_session(session_id)}/finalize", body)
+        answer = await self._call("POST", f"{_session(session_id)}/finalize", body, most=ROWS_BYTES_MAX)
         return [from_json(one) for one in answer["trajectories"]]
 
     async def complete(self, session_id: str) -> None:
@@ -196,7 +217,8 @@ class GatewayClient:
 
     async def tree(self, session_id: str) -> dict[str, Json]:
         """Turns, parents, fork reasons, spans; for viewers."""
-        found: dict[str, Json] = await self._call("GET", f"{_session(session_id)}/tree")
+        path = f"{_session(session_id)}/tree"
+        found: dict[str, Json] = await self._call("GET", path, most=ROWS_BYTES_MAX)
         return found
 
     async def close_group(self, uid: str, *, job: str = "") -> None:
@@ -205,7 +227,7 @@ class GatewayClient:
 
     async def task(self, session_id: str) -> Json:
         """The task document that the session was created with. Raises NotFound if it was created without."""
-        return await self._call("GET", f"{_session(session_id)}/task")
+        return await self._call("GET", f"{_session(session_id)}/task", most=PAGE_BYTES_MAX)
 
     # -- tasks --------------------------------------------------------------------------------------------------------
 
@@ -219,7 +241,7 @@ class GatewayClient:
     async def tasks(self, after: int = 0, *, wait_s: float = 0.0) -> TaskPage:
         """The next page of the queue beyond number `after`, waiting up to `wait_s` for the first task or the end."""
         query = {"after": str(after), "wait_s": f"{wait_s:g}"}
-        page = await self._call("GET", "/v1/tasks", query=query, waits_s=wait_s)
+        page = await self._call("GET", "/v1/tasks", query=query, waits_s=wait_s, most=PAGE_BYTES_MAX)
         found = (
             (one["number"], Task(uid=one["uid"], prompt=one["prompt"], data=one["data"]))
             for one in page["tasks"]
@@ -244,7 +266,7 @@ class GatewayClient:
         """The oldest groups that are ready, or None if there is none now."""
         body: dict[str, Json] = {"max_groups": max_groups, "ttl_s": ttl_s, "whole_groups": whole_groups}
         body |= {name: value for name, value in (("job", job), ("max_tokens", max_tokens)) if value}
-        answer = await self._call("POST", "/v1/leases", body)
+        answer = await self._call("POST", "/v1/leases", body, most=ROWS_BYTES_MAX)
         return None if not answer or not answer.get("lease_id") else _lease(answer)
 
     async def ack(self, lease_id: str) -> None:
@@ -292,7 +314,9 @@ class GatewayClient:
     async def ready(self, *, timeout_s: float = ATTEMPT_S) -> str:
         """Why it takes no turns now; empty when it does. Asked once. Raises Unavailable if nothing answers."""
         try:
-            answer = await self._once("GET", "/readyz", None, None, timeout_s, (200, 503))
+            answer, _ = await self._once(
+                "GET", "/readyz", None, None, timeout_s, (200, 503), ANSWER_BYTES_MAX
+            )
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unavailable(f"{self.origin} does not answer: {_said(error)}") from error
         return "" if answer.get("ready") else str(answer.get("detail") or "not ready")
@@ -312,14 +336,32 @@ class GatewayClient:
         query: Mapping[str, str] | None = None,
         waits_s: float = 0.0,
         wanted: tuple[int, ...] = (200, 201, 204, 408),
+        most: int = ANSWER_BYTES_MAX,
     ) -> Json:
-        """The JSON answer; None for 204 and 408."""
+        """The JSON answer; None for 204 and 408. Raises InvalidBody for one of more than `most` bytes."""
+        said, _ = await self._sized(
+            method, path, body, query=query, waits_s=waits_s, wanted=wanted, most=most
+        )
+        return said
+
+    async def _sized(
+        self,
+        method: str,
+        path: str,
+        body: Json = None,
+        *,
+        query: Mapping[str, str] | None = None,
+        waits_s: float = 0.0,
+        wanted: tuple[int, ...] = (200, 201, 204, 408),
+        most: int,
+    ) -> tuple[Json, int]:
+        """The JSON answer, and how many bytes it had."""
         end = time.monotonic() + self._deadline_s + waits_s
         tries = 0
         while True:
             pause = BACKOFF_S[min(tries, len(BACKOFF_S) - 1)]
             try:
-                return await self._once(method, path, body, query, ATTEMPT_S + waits_s, wanted)
+                return await self._once(method, path, body, query, ATTEMPT_S + waits_s, wanted, most)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 last: Exception = error
             except SandgateError as error:
@@ -342,11 +384,14 @@ class GatewayClient:
         query: Mapping[str, str] | None,
         timeout_s: float,
         wanted: tuple[int, ...],
-    ) -> Json:
+        most: int,
+    ) -> tuple[Json, int]:
         if self._http is None:
             self._http = aiohttp.ClientSession(trust_env=False)
         data = None if body is None else json.dumps(body, allow_nan=False).encode()
-        headers = self._headers if data is None else {**self._headers, "Content-Type": "application/json"}
+        headers = {**self._headers, "Accept-Encoding": "identity"}  # nothing grows on its way
+        if data is not None:
+            headers["Content-Type"] = "application/json"
         async with self._http.request(
             method,
             self.origin + path,
@@ -354,13 +399,29 @@ class GatewayClient:
             params=query,
             headers=headers,
             timeout=aiohttp.ClientTimeout(total=timeout_s),
+            allow_redirects=False,  # the key, and what is done with it, are for this origin
         ) as answer:
-            raw = await answer.read()
-            if answer.status not in wanted:
+            good = answer.status in wanted
+            raw = await _read(answer.content, most if good else min(most, ERROR_BYTES_MAX), self.origin)
+            if 300 <= answer.status < 400:
+                raise InvalidBody(f"{self.origin} redirects (HTTP {answer.status}); that is not followed")
+            if not good:
                 raise error_of(answer.status, answer.headers, raw)
             if answer.status in (204, 408) or not raw:
-                return None
-            return _json(raw)
+                return None, len(raw)
+            return _json(raw), len(raw)
+
+
+async def _read(content: aiohttp.StreamReader, most: int, origin: str) -> bytes:
+    """All of it. Raises InvalidBody once there are more than `most` bytes."""
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in content.iter_any():
+        size += len(chunk)
+        if size > most:
+            raise InvalidBody(f"{origin} answers with more than {most} bytes")
+        chunks.append(chunk)
+    return b"".join(chunks)
 
 
 def _said(error: Exception) -> str:
@@ -371,7 +432,7 @@ def error_of(status: int, headers: Mapping[str, str], raw: bytes) -> SandgateErr
     """The exception that an answer stands for: by x-sandgate-reason, else by status."""
     try:
         said = json.loads(raw)["error"]
-        message, field_name = str(said["message"]), said.get("param")
+        message, field_name = str(said["message"])[:ERROR_CHARS_MAX], said.get("param")
     except (ValueError, KeyError, TypeError, RecursionError):
         message = f"HTTP {status}: {raw[:ERROR_CHARS_MAX].decode('utf-8', 'replace').strip()}"
         field_name = None

@@ -86,6 +86,19 @@ class Limits(_Strict, frozen=True, kw_only=True):
 
     body_bytes: int = 32 * 1024 * 1024
     """CLI agents send 45-85 kB; images and 128k-token histories stay under this."""
+    body_s: float = 60.0
+    """From a request's head to the end of its body: whoever sends a byte now and then holds what he sent before. The
+    largest body takes 4.5 Mbit/s."""
+    buffered_bytes: int = 256 * 1024 * 1024
+    """Of bodies that were received and are not understood yet; beyond it 429. A body takes milliseconds: 256 agents may
+    send a megabyte at the same moment."""
+    buffered_bytes_per_key: int = 64 * 1024 * 1024
+    """The same of one session: two of the largest bodies. Not less than `body_bytes`."""
+    connections: int = 16_384
+    """At once, as far as there are descriptors; each takes some 10 kB. Beyond it idle ones are cut, those without a key
+    first, and a busy gateway answers 429. Probes are answered all the same."""
+    connections_per_key: int = 256
+    """The same of one session: what four in_flight_per_session need."""
     in_flight: int = 1024
     """Generations at once in this process; beyond it 429."""
     in_flight_per_session: int = 64
@@ -143,6 +156,10 @@ class Config(_Strict, frozen=True, kw_only=True):
     output: OutputConfig = OutputConfig()
     key_ttl_s: float = 7 * 86400.0
     """Agent and reward keys: longer than any session; the session's end revokes them anyway."""
+    docs: bool = False
+    """Serve the control API's description: /openapi.json, /docs. Whoever reaches the port reads it without a key."""
+    metrics: bool = True
+    """Serve /metrics, without a key either: counts of this process, and nothing of a session."""
     lossy_echo: bool = True
     """Rule N10: recognise an assistant turn by its call ids though its text was dropped or its arguments repaired."""
     shared_nodes: Literal["once", "every"] = "once"
@@ -168,6 +185,9 @@ def load(path: Path, env: Mapping[str, str] = os.environ) -> Config:
         raise BadManifest(f"{path}: engine.urls: no engine, and engine.wait is not set", field="engine.urls")
     if config.journal.startswith(DATABASES) and not config.name:
         raise BadManifest(f"{path}: name: a journal in a shared database needs one", field="name")
+    if config.limits.buffered_bytes_per_key < config.limits.body_bytes:
+        field = "limits.buffered_bytes_per_key"
+        raise BadManifest(f"{path}: {field}: a body may have limits.body_bytes, which is more", field=field)
     _check_areal_key(config, path)
     return config
 

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import math
+import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
-from sandgate.contract.errors import Forbidden, Gone, InvalidBody, NotFound, Unsupported
+import orjson
+
+from sandgate.contract.errors import (
+    Conflict,
+    Forbidden,
+    Gone,
+    InvalidBody,
+    LimitReached,
+    NotFound,
+    Unsupported,
+)
 from sandgate.contract.keys import Key, Scope
-from sandgate.contract.trajectory import Json, Trajectory, to_json
+from sandgate.contract.trajectory import Json, Trajectory
 from sandgate.gateway import sampling
 from sandgate.gateway.config import Config
 from sandgate.gateway.engine.api import Engine, Labelled, Replaceable
@@ -22,12 +33,15 @@ from sandgate.gateway.metrics import Metrics
 from sandgate.gateway.prompts import off_loop
 from sandgate.gateway.session import Phase, Session
 from sandgate.gateway.sessions import Sessions
+from sandgate.gateway.shaping import Shaped, as_json, shaped
+from sandgate.gateway.trajectories.credit import REWARD_MAX
 from sandgate.gateway.trajectories.linearize import Facts
 from sandgate.gateway.trees import tree_view
 from sandgate.gateway.turn import Turns
 from sandgate.gateway.web import auth
 from sandgate.gateway.web.auth import Gate
 from sandgate.gateway.web.shapes import (
+    REWARD_INFO_BYTES_MAX,
     CloseGroup,
     Complete,
     Finalize,
@@ -38,6 +52,13 @@ from sandgate.gateway.web.shapes import (
 )
 
 T = TypeVar("T")
+
+AGENT_REWARDS_MAX = 10_000
+"""Rewards that a session's own agent may set, one after another: ten for each of a thousand turns."""
+LEFT_OUT_SAID = 10
+"""Sessions that the status names."""
+
+log = logging.getLogger("sandgate.gateway")
 
 
 @dataclass(slots=True, repr=False)
@@ -55,6 +76,8 @@ class Core:
     """Of this life of the process; event cursors of another life are void."""
     writing: Callable[[], dict[str, Json]] | None = None
     """What to say of files that trajectories are written to; None: trainers lease them."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Session -> why a trainer is not given its rows."""
     ending: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
     """Sessions that are being completed, finalized or aborted; whoever does or waits holds the lock."""
 
@@ -123,10 +146,13 @@ class Core:
         finally:
             session.closing = False
 
-    async def reward(self, session: Session, body: RewardBody) -> str | None:
-        """Reward a turn; returns its id (None = whichever is last when the session ends)."""
+    async def reward(self, session: Session, body: RewardBody, *, by_agent: bool = False) -> str | None:
+        """Reward a turn; returns its id (None = whichever is last when the session ends). `by_agent`: by the session's
+        own agent, who can ask for this as often as it likes."""
         if session.ended or session.closing:
             raise Gone(f"session {session.session_id} has ended; its rewards are final")
+        if by_agent:
+            _refuse_chatter(session, body.reward_info)
         turn = None
         if body.interaction_id is not None:
             turn = body.interaction_id.rpartition("-")[2]
@@ -147,7 +173,10 @@ class Core:
                 await self._seal(session, self._sealed(body))
         out: dict[str, Json] = {"session_id": session.session_id, "state": session.phase.value}
         if body.trajectories:
-            out["trajectories"] = await self._rows([session], as_json)
+            rows = await self._rows([session], as_json)
+            if rows.failed:
+                raise Conflict(f"session {session.session_id} has no rows: {rows.failed[session.session_id]}")
+            out["trajectories"] = orjson.Fragment(rows.rows)
         session.evict()
         return out
 
@@ -172,20 +201,28 @@ class Core:
                 await self._seal(session, Sealed(at=self.sessions.now(), aborted=True, complete=False))
         session.evict()
 
-    async def leased_rows(self, record: Leased | None, shape: Callable[[Iterable[Trajectory]], T]) -> T:
+    async def leased_rows(
+        self, record: Leased | None, shape: Callable[[Iterable[Trajectory]], T]
+    ) -> Shaped[T]:
         """The trajectories of a lease, by group, sample and trajectory id, as `shape` gives them."""
         return await self._rows([self.sessions.get(one) for one in record.sessions] if record else [], shape)
 
-    async def _rows(self, sessions: list[Session], shape: Callable[[Iterable[Trajectory]], T]) -> T:
+    async def _rows(self, sessions: list[Session], shape: Callable[[Iterable[Trajectory]], T]) -> Shaped[T]:
         """Trajectories of ended sessions, made and shaped in a thread: whole trees may have to be read back from the
-        journal. `shape` is given them one by one, so that it need not hold them all."""
+        journal. A session that cannot be shaped is named, and left out."""
         facts = self.record_facts()
         still = [copy.copy(one) for one in sessions]  # one may be evicted meanwhile
 
-        def work() -> T:
-            return shape(row for one in still for row in self.sessions.trajectories(one, facts))
+        def work() -> Shaped[T]:
+            return shaped(still, lambda one: self.sessions.trajectories(one, facts), shape)
 
-        return await off_loop(self.turns.pool, work)
+        found = await off_loop(self.turns.pool, work)
+        for session_id, why in found.failed.items():
+            if session_id not in self.left_out:
+                log.error("session %s is left out of what trainers are given: %s", session_id, why)
+                self.metrics.left_out.inc()
+                self.left_out[session_id] = why
+        return found
 
     def record_facts(self) -> Facts:
         """What is recorded beside every trajectory."""
@@ -398,6 +435,7 @@ class Core:
                 "cut": store.cut,
             },
             "output": self.writing() if self.writing else None,
+            "left_out": dict(islice(self.left_out.items(), LEFT_OUT_SAID)),
             "engines": [
                 {"url": one.url, "healthy": one.healthy, "in_flight": one.in_flight, "detail": one.detail}
                 for one in self.engine.status()
@@ -405,9 +443,14 @@ class Core:
         }
 
 
-def as_json(rows: Iterable[Trajectory]) -> list[dict[str, Json]]:
-    """Shaped for the control API's JSON."""
-    return [to_json(row) for row in rows]
+def _refuse_chatter(session: Session, info: dict[str, Json]) -> None:
+    """Raises LimitReached: an agent's rewards are kept, so all of them are bounded as each is."""
+    if len(session.rewards) >= AGENT_REWARDS_MAX:
+        raise LimitReached("rewards", used=len(session.rewards), limit=AGENT_REWARDS_MAX)
+    if info:
+        used = sum(len(orjson.dumps(one.info)) for one in session.rewards if one.info)
+        if used + len(orjson.dumps(info)) > REWARD_INFO_BYTES_MAX:
+            raise LimitReached("reward_info", used=used, limit=REWARD_INFO_BYTES_MAX)
 
 
 def _own_reward(session: Session, body: Complete) -> float | None:
@@ -415,6 +458,8 @@ def _own_reward(session: Session, body: Complete) -> float | None:
     said = body.reward_info.get("reward")
     if session.spec.get("reward_source") != "agent" or said is None:
         return None
-    if isinstance(said, bool) or not isinstance(said, int | float) or not math.isfinite(said):
-        raise InvalidBody("reward_info.reward: must be a finite number", field="reward_info.reward")
+    if isinstance(said, bool) or not isinstance(said, int | float) or not abs(said) <= REWARD_MAX:
+        raise InvalidBody(
+            "reward_info.reward: must be a number that float32 holds", field="reward_info.reward"
+        )
     return float(said)

@@ -55,6 +55,11 @@ class Metrics:
         self.unwritten = Counter(
             "sandgate_output_failures", "Attempts to write a group that failed", registry=registry
         )
+        self.left_out = Counter(
+            "sandgate_sessions_left_out",
+            "Ended sessions whose rows cannot be given to a trainer",
+            registry=registry,
+        )
         self.healthy = Gauge("sandgate_journal_healthy", "1 if turns can be made durable", registry=registry)
 
     def error(self, reason: str) -> None:

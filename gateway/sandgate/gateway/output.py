@@ -100,7 +100,7 @@ class Output:
     async def _made(self, record: Leased, name: str) -> bytes | None:
         """The file's bytes; None if it is stuck. Raises JournalUnavailable: it may be read later."""
         try:
-            return await self._core.leased_rows(record, self._shape)
+            return (await self._core.leased_rows(record, self._shape)).rows
         except JournalUnavailable:
             raise
         except Exception as error:

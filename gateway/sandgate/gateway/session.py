@@ -165,9 +165,9 @@ class Session:
             if spec.get(name) is not None and spec[name] != self.spec.get(name):
                 raise Conflict(f"session {self.session_id} exists with another {name}")
 
-    def summary(self) -> dict[str, Any]:
-        """What GET /v1/sessions/{id} says."""
-        spec = self.spec
+    def summary(self, *, whole: bool = True) -> dict[str, Any]:
+        """What GET /v1/sessions/{id} says. Not `whole`: what a listing says, of which no agent can grow a line."""
+        spec, said = self.spec, self.completed.info if self.completed else None
         return {
             "session_id": self.session_id,
             "job": spec.get("job", ""),
@@ -187,7 +187,8 @@ class Session:
             "engine_reason": self.engine_error[0],
             "created_at": self.opened_at,
             "changed_at": self.changed_at,
-            "complete_info": self.completed.info if self.completed else None,
+            "complete_info": said if whole else None,
+            "has_complete_info": bool(said),
             "reward": self._final_reward(),
             "failure_class": self.sealed.failure_class if self.sealed else None,
             "failure_reason": self.sealed.failure_reason if self.sealed else None,

@@ -149,7 +149,7 @@ class Sessions:
         """Raises NotFound."""
         session = self.live.get(session_id)
         if session is None:
-            raise NotFound(f"no session {session_id!r}")
+            raise NotFound(f"no session {session_id[:200]!r}")
         return session
 
     async def open(self, session_id: str, spec: dict[str, Any]) -> tuple[Session, bool]:
@@ -237,9 +237,9 @@ class Sessions:
         member = self.book.members.get(session.session_id)
         return member is not None and bool(member.acked)
 
-    def summary(self, session: Session) -> dict[str, Any]:
-        """What GET /v1/sessions/{id} says."""
-        return {**session.summary(), "committed": self.committed(session)}
+    def summary(self, session: Session, *, whole: bool = True) -> dict[str, Any]:
+        """What GET /v1/sessions/{id} says; not `whole`: as a line of a listing."""
+        return {**session.summary(whole=whole), "committed": self.committed(session)}
 
     def wake(self) -> None:
         """Pollers look again."""

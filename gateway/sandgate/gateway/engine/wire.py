@@ -6,6 +6,7 @@ Both gave the same ids and bit-equal logprobs for a seed (tests/gateway/engine/t
 
 from __future__ import annotations
 
+import json
 import re
 from enum import Enum
 from typing import Any
@@ -74,7 +75,14 @@ def body_of(
     field = b"token_ids" if door is Door.GENERATE else b"prompt"
     # numpy writes 5k ids in 18 us; a list of Python ints takes 68 us and makes 5k objects.
     packed = orjson.dumps(np.frombuffer(ids, dtype=np.int32), option=orjson.OPT_SERIALIZE_NUMPY)
-    return b"".join((b'{"', field, b'":', packed, b",", orjson.dumps(head)[1:]))
+    return b"".join((b'{"', field, b'":', packed, b",", _json(head)[1:]))
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except TypeError:  # an integer beyond 64 bits, from a tool's schema
+        return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
 
 
 def _sampling(prompt: Prompt, max_tokens: int, piece: int) -> dict[str, Any]:
@@ -100,11 +108,7 @@ def _sampling(prompt: Prompt, max_tokens: int, piece: int) -> dict[str, Any]:
 def _constraint(told: dict[str, Any]) -> dict[str, Any]:
     """vLLM wants `structural_tag` as text, `json` as either."""
     tag = told.get("structural_tag")
-    return (
-        told
-        if tag is None or isinstance(tag, str)
-        else {**told, "structural_tag": orjson.dumps(tag).decode()}
-    )
+    return told if tag is None or isinstance(tag, str) else {**told, "structural_tag": _json(tag).decode()}
 
 
 def _generate_head(prompt: Prompt, max_tokens: int, piece: int) -> dict[str, Any]:

@@ -25,10 +25,12 @@ from sandgate.gateway.conversation.messages import (
 )
 from sandgate.gateway.conversation.sameness import BILLING_HEADER, tools_key
 from sandgate.gateway.protocols.openai_tools import choice_of, tools_of
-from sandgate.gateway.protocols.wire import bounded, brief, limited, read, shallow, unused
+from sandgate.gateway.protocols.wire import bounded, brief, limited, read, sendable, shallow, unused
 
 MESSAGES_MAX = 10_000
 """Far above any window (a message takes at least 3 tokens); bounds the work on a hostile body."""
+MODEL_CHARS_MAX = 1_024
+"""Answers say it again, each chunk of a stream too."""
 CHOICES_MAX = 8
 """Each choice is a generation of its own."""
 STOPS_MAX, STOP_CHARS_MAX = 16, 256
@@ -79,7 +81,7 @@ class _Message(msgspec.Struct):
     tool_call_id: str | None = None
     name: str | None = None
     reasoning_content: str | None = None
-    reasoning: Any = None
+    reasoning: _Raw = _NONE
     function_call: _Function | None = None
 
 
@@ -145,6 +147,7 @@ class _Body(msgspec.Struct):
 
 
 _DECODER = msgspec.json.Decoder(_Body)
+_TEXT = msgspec.json.Decoder(str)
 _REFUSED = tuple(
     field.name
     for field in msgspec.structs.fields(_Body)
@@ -165,6 +168,10 @@ _CANONICAL = msgspec.json.Encoder(order="deterministic")
 def decode(body: bytes) -> TurnRequest:
     """Raises InvalidBody or Unsupported, whose `field` is the path of what is wrong."""
     said = read(_DECODER, body)
+    if len(said.model) > MODEL_CHARS_MAX:
+        raise InvalidBody(
+            f"model has {len(said.model)} characters; it must have at most {MODEL_CHARS_MAX}", field="model"
+        )
     for field in _REFUSED:
         if (raw := getattr(said, field)) is not _NONE:
             unused(raw, field, _INSTEAD.get(field, ""))
@@ -217,11 +224,16 @@ def _message(said: _Message, at: int) -> Message:
         parts = tuple([part for i, one in enumerate(content) if (part := _part(one, role, at, i))])
     if role != "assistant":
         return Message(role, parts, None, (), said.tool_call_id if role == "tool" else None, said.name)
-    reasoning = said.reasoning_content or (said.reasoning if isinstance(said.reasoning, str) else None)
+    reasoning = said.reasoning_content or _text(said.reasoning, f"messages[{at}].reasoning")
     calls = tuple([_call(call, at, i) for i, call in enumerate(said.tool_calls or ())])
     if said.function_call and not calls:
         calls = (ToolCall("", said.function_call.name, said.function_call.arguments or ""),)
     return Message(role, parts, reasoning or None, calls, None, said.name)
+
+
+def _text(raw: msgspec.Raw, field: str) -> str | None:
+    """None unless it is text: some clients send OpenAI's object of settings by this name."""
+    return read(_TEXT, raw, field) if bytes(memoryview(raw)[:1]) == b'"' else None
 
 
 def _part(said: _Part, role: Role, at: int, i: int) -> Part | None:
@@ -268,7 +280,9 @@ def _format(said: _Format | None) -> ResponseFormat:
         case _Format(type="json_object"):
             return ResponseFormat("json_object")
         case _Format(type="json_schema", json_schema=_Schema(schema=dict() as schema)):
-            shallow(schema, "response_format.json_schema.schema")
+            field = "response_format.json_schema.schema"
+            shallow(schema, field)
+            sendable(schema, field)
             return ResponseFormat("json_schema", schema)
         case _Format(type="json_schema"):
             field = "response_format.json_schema.schema"

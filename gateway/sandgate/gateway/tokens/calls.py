@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sandgate.gateway.conversation.messages import ReplyCall, Tool
-from sandgate.gateway.tokens.jsonslice import ends, members, skip_space
+from sandgate.gateway.tokens.jsonslice import ends, members, sayable, skip_space
 
 Found = list[ReplyCall | str] | None
 Reader = Callable[[str, Sequence[Tool]], Found]
@@ -25,7 +25,7 @@ def one_json_call(text: str, at: int = 0) -> tuple[ReplyCall, int]:
     """The call object at `at`; its arguments are the raw slice of the text. Raises ValueError."""
     found, end = members(text, at)
     name, _ = found.get("name", (None, ""))
-    if not isinstance(name, str) or not name:
+    if not isinstance(name, str) or not name or not sayable(name):
         raise ValueError("no name")
     for key in _ARGUMENT_KEYS:
         if key in found:
@@ -106,7 +106,8 @@ def minimax(body: str, tools: Sequence[Tool]) -> Found:
     return _each(_INVOKE, body, lambda match: _tagged(match[1], _INVOKE_PARAMETER, match[2], tools))
 
 
-_GLM_PAIR = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*", re.DOTALL)
+_GLM_PAIR = re.compile(r"\s*<arg_key>(?>(.*?)</arg_key>)\s*<arg_value>(?>(.*?)</arg_value>)\s*", re.DOTALL)
+"""Each ends at its first closer, for good: with nothing to take back, no text is read twice."""
 
 
 def glm(body: str, tools: Sequence[Tool]) -> Found:
@@ -208,12 +209,14 @@ def _properties(name: str, tools: Sequence[Tool]) -> dict[str, Any]:
 
 
 def typed_value(text: str, declared: Any) -> Any:
-    """A verbatim value as JSON. A string type keeps the text; any other, or none, is read as JSON if it is JSON."""
+    """A verbatim value as JSON. A string type keeps the text; any other, or none, is read as JSON if it is JSON that
+    can be said again."""
     kinds = declared.get("type") if isinstance(declared, dict) else None
     kinds = {kinds} if isinstance(kinds, str) else set(kinds) if isinstance(kinds, list) else set()
     if kinds == {"string"} or (kinds == {"string", "null"} and text.strip() != "null"):
         return text
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return text
+    return value if sayable(value) else text

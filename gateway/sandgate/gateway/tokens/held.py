@@ -10,6 +10,7 @@ from typing import Any
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.messages import Reply, ReplyCall, Tool
 from sandgate.gateway.tokens.api import ParseDelta
+from sandgate.gateway.tokens.jsonslice import sayable
 from sandgate.gateway.tokens.reply import ReplyBuilder
 from sandgate.gateway.tokens.template import tools_json
 
@@ -44,7 +45,7 @@ class HeldParser:
         out.reasoning(reasoning)
         out.text(text)
         for attempt in parsed.tool_calls:
-            if attempt.status.value == "ok" and attempt.name:
+            if attempt.status.value == "ok" and attempt.name and sayable((attempt.name, attempt.arguments)):
                 out.call(ReplyCall(attempt.name, _arguments(attempt.arguments)))
             else:
                 out.malformed.append(attempt.raw)

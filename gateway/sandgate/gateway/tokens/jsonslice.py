@@ -5,7 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-_DECODER = json.JSONDecoder()
+
+def _no_json(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_json)
+"""Without NaN and Infinity, which no reader of an answer would take."""
 _SPACE = " \t\n\r"
 
 
@@ -51,6 +57,15 @@ def members(text: str, at: int = 0) -> tuple[dict[str, tuple[Any, str]], int]:
         if text[at : at + 1] != ",":
             raise ValueError("neither a comma nor the end after a value")
         at = _skip(text, at + 1)
+
+
+def sayable(value: Any) -> bool:
+    """Can it be written as JSON, and as Unicode? Not half a character, not a number beyond float64."""
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):  # UnicodeEncodeError is one
+        return False
+    return True
 
 
 def ends(text: str, at: int) -> bool:

@@ -21,6 +21,7 @@ from jinja2.utils import Namespace
 
 from sandgate.contract.errors import BadRequest, InvalidBody, Unsupported
 from sandgate.gateway.conversation.messages import ImagePart, Message, TextPart, Tool, ToolCall
+from sandgate.gateway.tokens.jsonslice import sayable
 from sandgate.gateway.tokens.roles import Roles, find_roles
 
 TEMPLATE_CHARS_MAX = 1_000_000
@@ -174,7 +175,15 @@ class ChatTemplate:
             raise BadRequest(
                 f"the chat template refuses these messages: {error}", field="messages"
             ) from error
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+        except (
+            jinja2.TemplateError,
+            TypeError,
+            ValueError,
+            KeyError,
+            AttributeError,
+            IndexError,
+            RecursionError,
+        ) as error:
             raise BadRequest(
                 f"the chat template fails on these messages: {type(error).__name__}: {error}",
                 field="messages",
@@ -264,12 +273,12 @@ def _call_id(call_id: str, dialect: Dialect) -> str:
 
 
 def _mapping(arguments: str) -> Any:
-    """The JSON object of `arguments`, or the text itself if it is none."""
+    """The JSON object of `arguments`, or the text itself if it is none, or none that can be said again."""
     try:
         value = json.loads(arguments or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments
-    return value if isinstance(value, dict) else arguments
+    return value if isinstance(value, dict) and sayable(value) else arguments
 
 
 def tools_json(tools: Sequence[Tool]) -> list[dict[str, Any]] | None:

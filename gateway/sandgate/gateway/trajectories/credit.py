@@ -21,6 +21,9 @@ from math import isfinite
 from sandgate.contract.errors import InvalidBody
 from sandgate.gateway.journal.records import Rewarded
 
+REWARD_MAX = float(2**128 - 2**104)
+"""What a float32 tensor holds. No session has the turns whose sum of such would be beyond a float64."""
+
 
 @dataclass(frozen=True, slots=True)
 class Credit:

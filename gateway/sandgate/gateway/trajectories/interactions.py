@@ -15,12 +15,10 @@ import numpy as np
 
 from sandgate.contract.errors import InvalidBody, TooLarge
 from sandgate.gateway.journal.records import Rewarded
-from sandgate.gateway.trajectories.credit import discounted, finite
+from sandgate.gateway.trajectories.credit import REWARD_MAX, discounted, finite
 from sandgate.gateway.trajectories.linearize import TurnLike, leaves
 
 Style = Literal["individual", "concat"]
-REWARD_MAX = float(np.finfo(np.float32).max)
-"""What a float32 tensor holds."""
 BYTES_PER_TOKEN = 8 + 8 + 4 + 8 + 1
 """Of the five tensors with an entry per token."""
 BYTES_MAX = 256 * 1024 * 1024

@@ -301,7 +301,7 @@ class LeaseBook:
     def _lease(self, lease: str) -> Lease:
         found = self.leases.get(lease)
         if found is None:
-            raise NotFound(f"no lease {lease!r}")
+            raise NotFound(f"no lease {lease[:200]!r}")
         return found
 
     def _known(self, sessions: Iterable[str]) -> list[Member]:

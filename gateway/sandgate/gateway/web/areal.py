@@ -24,7 +24,7 @@ from sandgate.contract.trajectory import Json
 from sandgate.gateway.areal import Areal
 from sandgate.gateway.prompts import off_loop
 from sandgate.gateway.session import Session
-from sandgate.gateway.trajectories.interactions import REWARD_MAX, Interaction, Tensor
+from sandgate.gateway.trajectories.interactions import Interaction, Tensor
 from sandgate.gateway.web import auth
 from sandgate.gateway.web.doors import WAIT_S_MAX, Front, own
 from sandgate.gateway.web.shapes import Complete, Reward
@@ -61,7 +61,7 @@ class SetRewardBody(BaseModel):
     """Body of /rl/set_reward. `interaction_id` null: the last one."""
 
     interaction_id: str | None = Field(default=None, max_length=512)
-    reward: Annotated[Reward, Field(ge=-REWARD_MAX, le=REWARD_MAX)]
+    reward: Reward
 
 
 class ExportBody(BaseModel):
@@ -101,6 +101,7 @@ async def _session(request: Request) -> Session:
         session: Session = core.sessions.get(key.session)
     except NotFound:
         raise Gone("the session of this key has ended") from None
+    auth.of_job(key, session.spec.get("job", ""))
     return session
 
 

@@ -39,6 +39,8 @@ class Gate:
 
     secret: bytes = field(repr=False)
     now: Callable[[], float]
+    job: str = ""
+    """Whose gateway this is. Keys of another job's trainer may bear the same signature; empty = any job's."""
     cache: dict[str, Key] = field(default_factory=dict, repr=False)
     bound: dict[bytes, Key] = field(default_factory=dict, repr=False)
     """Digest of a text that stands for a session's key, whatever it says itself -> that key."""
@@ -46,7 +48,7 @@ class Gate:
     """Unix seconds of the last call with a trainer's key; None = not in this life of the process."""
 
     def key(self, headers: RawHeaders) -> Key:
-        """What the caller's key says. Raises Unauthorized."""
+        """What the caller's key says. Raises Unauthorized; Forbidden if it is to control another job."""
         text = bearer(headers)
         now = self.now()
         key = self.cache.get(text)
@@ -55,8 +57,11 @@ class Gate:
             if len(self.cache) >= CACHE_MAX:
                 self.cache.clear()
             self.cache[text] = key
-        if key.scope is Scope.TRAINER:
-            self.trainer_seen_at = now
+        if key.scope in (Scope.TRAINER, Scope.ADMIN):
+            if key.job and self.job and key.job != self.job:
+                raise Forbidden("this key is for another job")
+            if key.scope is Scope.TRAINER:
+                self.trainer_seen_at = now
         return key
 
     def read(self, text: str) -> Key:
@@ -96,6 +101,12 @@ def agent_session(key: Key, named: str | None) -> str:
     raise Forbidden(f"keys of scope {key.scope.value} do not open the model endpoints")
 
 
+def of_job(key: Key, job: str) -> None:
+    """A session's key is for one of this job: another job may have a session of the same name. Raises Forbidden."""
+    if key.scope in (Scope.AGENT, Scope.REWARD) and key.job != job:
+        raise Forbidden("this key is for another job")
+
+
 def control(key: Key, *, job: str | None = None) -> None:
     """Control API: admin, or trainer of that job. Raises Forbidden."""
     if key.scope is Scope.ADMIN:
@@ -111,6 +122,7 @@ def may_read_task(key: Key, session: str, *, job: str) -> None:
     if key.scope in (Scope.AGENT, Scope.REWARD):
         if key.session != session:
             raise Forbidden("this key is for another session")
+        of_job(key, job)
         return
     control(key, job=job)
 
@@ -123,6 +135,7 @@ def admin(key: Key) -> None:
 
 def may_reward(key: Key, session: str, *, job: str, reward_source: str) -> None:
     """Reward scope of that session, trainer, admin; an agent only where the job says so. Raises Forbidden."""
+    of_job(key, job)
     if key.scope is Scope.REWARD and key.session == session:
         return
     if key.scope is Scope.AGENT and key.session == session and reward_source == "agent":

@@ -22,6 +22,7 @@ def build(core: Core) -> FastAPI:
         version="1",
         default_response_class=JsonBody,
         redirect_slashes=False,
+        openapi_url="/openapi.json" if core.config.docs else None,
         strict_content_type=False,  # what comes is JSON, whether it says so or not
     )
     app.state.core = core

@@ -5,15 +5,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 from importlib.util import find_spec
+from itertools import islice
 from typing import Annotated, Any
 
+import orjson
 from fastapi import APIRouter, Header
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from sandgate.contract.errors import Conflict
 from sandgate.contract.trajectory import Trajectory
-from sandgate.gateway.core import as_json
+from sandgate.gateway.shaping import as_json
 from sandgate.gateway.web import auth
 from sandgate.gateway.web.doors import Controller, Front, JsonBody
 from sandgate.gateway.web.shapes import CloseGroup, LeaseBody, RenewBody
@@ -21,6 +23,9 @@ from sandgate.gateway.web.shapes import CloseGroup, LeaseBody, RenewBody
 ARROW, JSON = "application/vnd.apache.arrow.stream", "application/json"
 LEASE_HEADER, UNTIL_HEADER = "x-sandgate-lease", "x-sandgate-lease-until"
 """Where an Arrow answer says what JSON says in its body; without the first there was nothing to lease."""
+
+FAILED_HEADER, FAILED_SAID = "x-sandgate-lease-failed", 32
+"""Ids of sessions that an Arrow answer is without; so many that the header stays short."""
 
 router = APIRouter(prefix="/v1", tags=["leases"])
 
@@ -30,6 +35,8 @@ async def lease(
     core: Front, key: Controller, body: LeaseBody | None = None, accept: Annotated[str, Header()] = "*/*"
 ) -> Response:
     """Trajectories of whole groups until `until`; not acked by then they are offered again. `lease_id` null: none.
+
+    `failed`: sessions of the lease that have no rows because they cannot be given, each with its reason.
 
     As JSON, or with `Accept: application/vnd.apache.arrow.stream` as Arrow IPC; 406 if the gateway can give neither.
     """
@@ -45,14 +52,18 @@ async def lease(
         stream = await core.leased_rows(record, _as_arrow)
         until = record.until if record else core.sessions.now()
         headers = {UNTIL_HEADER: repr(until)} | ({LEASE_HEADER: record.lease} if record else {})
-        return Response(stream, media_type=ARROW, headers=headers)
+        if stream.failed:
+            headers[FAILED_HEADER] = ",".join(islice(stream.failed, FAILED_SAID))
+        return Response(stream.rows, media_type=ARROW, headers=headers)
     rows = await core.leased_rows(record, as_json)
-    if record is None:
-        return JsonBody(
-            {"lease_id": None, "until": core.sessions.now(), "sessions": [], "trajectories": rows}
-        )
     return JsonBody(
-        {"lease_id": record.lease, "until": record.until, "sessions": record.sessions, "trajectories": rows}
+        {
+            "lease_id": record.lease if record else None,
+            "until": record.until if record else core.sessions.now(),
+            "sessions": record.sessions if record else [],
+            "trajectories": orjson.Fragment(rows.rows),
+            "failed": rows.failed,
+        }
     )
 
 

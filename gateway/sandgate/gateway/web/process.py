@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query
 from fastapi.responses import Response
 from prometheus_client import generate_latest
 
+from sandgate.contract.errors import NotFound
 from sandgate.gateway.web.doors import WAIT_S_MAX, Admin, Controller, Front, JsonBody
 from sandgate.gateway.web.shapes import EnginesBody, VersionBody
 
@@ -85,6 +86,8 @@ async def readyz(core: Front) -> Response:
 
 @probes.get("/metrics")
 async def metrics(core: Front) -> Response:
-    """Prometheus."""
+    """Prometheus. 404 where the settings say so."""
+    if not core.config.metrics:
+        raise NotFound("metrics: false in this gateway's settings")
     core.measure()
     return Response(generate_latest(core.metrics.registry), media_type="text/plain; version=0.0.4")

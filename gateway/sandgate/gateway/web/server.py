@@ -11,10 +11,10 @@ from typing import Any, cast
 import msgspec
 import orjson
 from pydantic import ValidationError
-from starlette.exceptions import HTTPException
 
-from sandgate.contract.errors import Forbidden, InvalidBody, NotFound, SandgateError, TooLarge
+from sandgate.contract.errors import Forbidden, InvalidBody, NotFound, SandgateError, Unauthorized
 from sandgate.contract.keys import Key, Scope
+from sandgate.gateway.areal import Areal
 from sandgate.gateway.calls import Call, Step
 from sandgate.gateway.conversation.messages import TurnRequest
 from sandgate.gateway.conversation.turns import Turn
@@ -23,10 +23,14 @@ from sandgate.gateway.engine.api import Finish
 from sandgate.gateway.prompts import off_loop
 from sandgate.gateway.protocols.base import Adapter, Choice, Context, ModelNotFound, Stream, Tokens, Usage
 from sandgate.gateway.protocols.table import FALLBACK, adapter_for
+from sandgate.gateway.protocols.wire import ANYTHING, limited, read
 from sandgate.gateway.session import Session
 from sandgate.gateway.turn import INTERNAL
 from sandgate.gateway.web import auth, control
-from sandgate.gateway.web.shapes import Complete
+from sandgate.gateway.web.bodies import SMALL_BYTES, Bodies, ClientGone, Hold, again, read_body
+from sandgate.gateway.web.crowd import Crowd
+from sandgate.gateway.web.guard import CONNECTION
+from sandgate.gateway.web.shapes import REWARD_INFO_BYTES_MAX, Complete
 
 AsgiScope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -42,24 +46,19 @@ SSE_HEADERS: Headers = [
     (b"x-accel-buffering", b"no"),
 ]
 
-
-BODY_S = 60.0
-"""Silence in the middle of a body; a client that is that slow is gone, or means no good."""
-LATE = f"the body stopped coming for {BODY_S:g} s"
-
 log = logging.getLogger("sandgate.gateway")
-
-
-class ClientGone(Exception):
-    """The client's connection is gone; there is nobody to answer."""
 
 
 class Front:
     """The ASGI app of a gateway."""
 
     def __init__(self, core: Core) -> None:
+        limits = core.config.limits
         self.core = core
         self.control = control.build(core)
+        self.areal: Areal = self.control.state.areal
+        self.crowd = Crowd(limits.connections, limits.connections_per_key)
+        self.bodies = Bodies(limits.buffered_bytes, limits.buffered_bytes_per_key)
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -97,16 +96,64 @@ class Front:
             status, said = self.core.health()
             await respond(send, status, orjson.dumps(said))
         else:
-            await self.control(scope, bounded(scope, receive, self.core.config.limits.body_bytes), send)
+            await self._control(scope, receive, send)
+
+    async def _control(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        """Without a good key the app is shown no body: it reads whole bodies before it looks at the key."""
+        key = self._known(scope["headers"])
+        if key is None:
+            await self.control(scope, again(b"", receive), send)
+            return
+        hold = self._hold(key)
+        small = key.scope in (Scope.AGENT, Scope.REWARD)
+        try:
+            self._enter(scope, key)
+            body = await self._body(scope, receive, hold, small=small)
+            await self.control(scope, again(body, receive), send)
+        except ClientGone:
+            return
+        except SandgateError as error:  # the app tells its own
+            self.core.metrics.error(error.reason)
+            await control.error_response(error)(scope, receive, send)
+        finally:
+            hold.release()
+
+    def _known(self, headers: Headers) -> Key | None:
+        """What the caller's key says; None if there is none, or a bad one."""
+        try:
+            return self.core.gate.key(headers)
+        except (Unauthorized, Forbidden):
+            pass
+        try:
+            return self.areal.admin(auth.bearer(headers))
+        except Unauthorized:
+            return None
+
+    def _enter(self, scope: AsgiScope, key: Key) -> None:
+        """The connection holds a place in this key's name. Raises Overloaded."""
+        if (connection := scope.get(CONNECTION)) is not None:
+            connection.show(_name(key) or key.scope.value, bounded=bool(_name(key)))
+
+    def _hold(self, key: Key) -> Hold:
+        return Hold(self.bodies, _name(key))
+
+    async def _body(self, scope: AsgiScope, receive: Receive, hold: Hold, *, small: bool) -> bytes:
+        limits = self.core.config.limits
+        most = min(limits.body_bytes, SMALL_BYTES) if small else limits.body_bytes
+        return await read_body(scope, receive, most, limits.body_s, hold)
 
     # -- model calls --------------------------------------------------------------------------------------------
 
     async def _model_call(
         self, adapter: Adapter, named: str | None, scope: AsgiScope, receive: Receive, send: Send
     ) -> None:
+        hold: Hold | None = None
         try:
-            session = self._session(scope["headers"], named)
-            body = await read_body(scope, receive, self.core.config.limits.body_bytes)
+            key = self.core.gate.key(scope["headers"])
+            session = self._session(key, named)
+            self._enter(scope, key)
+            hold = self._hold(key)
+            body = await self._body(scope, receive, hold, small=False)
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
             if len(body) > OFF_LOOP_BYTES:
                 request = await off_loop(self.core.turns.pool, adapter.decode, body, headers)
@@ -120,6 +167,9 @@ class Front:
         except SandgateError as error:
             await self._refuse(adapter, error, send)
             return
+        finally:
+            if hold is not None:
+                hold.release()
         self.core.turns.attach(call)
         gone = asyncio.ensure_future(receive())
         try:
@@ -133,18 +183,19 @@ class Front:
         if delivered:
             await self.core.turns.delivered(call)
 
-    def _session(self, headers: Headers, named: str | None) -> Session:
-        key = self.core.gate.key(headers)
+    def _session(self, key: Key, named: str | None) -> Session:
         session = self.core.sessions.get(auth.agent_session(key, named))
+        job = session.spec.get("job", "")
+        auth.of_job(key, job)
         if key.scope is Scope.TRAINER:
-            auth.control(key, job=session.spec.get("job"))
+            auth.control(key, job=job)
         return session
 
     def _check_model(self, model: str) -> None:
         config = self.core.config
         if model and model not in (config.model.name, config.engine.model):
             raise ModelNotFound(
-                f"The model `{model}` does not exist; this session serves `{config.model.name}`"
+                f"The model `{model[:200]}` does not exist; this session serves `{config.model.name}`"
             )
 
     async def _json(
@@ -241,6 +292,7 @@ class Front:
         adapter = FALLBACK
         try:
             key = self.core.gate.key(scope["headers"])
+            self._enter(scope, key)
             body = orjson.dumps(await self._answer(key, named, path, scope, receive))
         except ClientGone:
             return
@@ -257,7 +309,7 @@ class Front:
         shown = {"id": model, "object": "model", "created": 0, "owned_by": "sandgate"}
         if method == "GET" and path.startswith("/v1/models"):
             if key.scope is Scope.AGENT or named is not None:
-                self.core.sessions.get(auth.agent_session(key, named))
+                self._session(key, named)
             if path in ("/v1/models", "/v1/models/"):
                 return {"object": "list", "data": [shown]}
             if path.removeprefix("/v1/models/") == model:
@@ -266,10 +318,19 @@ class Front:
         if method == "POST" and path in ("/complete", "/v1/complete"):
             if key.scope is not Scope.AGENT:
                 raise Forbidden("only the session's own agent key completes it here")
-            session = self.core.sessions.get(auth.agent_session(key, named))
-            raw = await read_body(scope, receive, self.core.config.limits.body_bytes)
-            return await self.core.complete(session, parse_complete(raw))
+            session = self._session(key, named)
+            hold = self._hold(key)
+            try:
+                raw = await self._body(scope, receive, hold, small=True)
+                return await self.core.complete(session, parse_complete(raw))
+            finally:
+                hold.release()
         raise NotFound(f"no such endpoint: {method} {path[:200]}")
+
+
+def _name(key: Key) -> str:
+    """Whose bodies and connections are counted together: a session's. Trainers and admins are trusted with theirs."""
+    return key.session if key.scope in (Scope.AGENT, Scope.REWARD) else ""
 
 
 def encoded(stream: Stream, step: Step) -> bytes:
@@ -287,13 +348,20 @@ def choice_of(turn: Turn, *, logprobs: bool) -> Choice:
     return Choice(reply=turn.reply, finish=cast("Finish", turn.finish), tokens=tokens)
 
 
+class _Complete(msgspec.Struct):
+    reward_info: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+_COMPLETE = msgspec.json.Decoder(_Complete)
+
+
 def parse_complete(raw: bytes) -> Complete:
-    """Body of /complete; empty is fine. Raises InvalidBody."""
+    """Body of /complete; empty is fine. Raises InvalidBody, before it makes objects of what has no place in it."""
+    said = read(_COMPLETE, raw).reward_info if raw.strip() else b"{}"
+    info, field = bytes(said), "reward_info"
+    limited(sum(map(info.count, (b",", b"[", b"{"))), REWARD_INFO_BYTES_MAX, "values", field)
     try:
-        value = msgspec.json.decode(raw) if raw.strip() else {}
-        return Complete.model_validate(value)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidBody(f"body is not JSON: {error}", field="body") from error
+        return Complete.model_validate({field: read(ANYTHING, info, field)})
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "body"
@@ -318,57 +386,6 @@ def is_retry(headers: Headers) -> bool:
         if name == b"x-stainless-retry-count":
             return value.strip() not in (b"", b"0")
     return False
-
-
-def bounded(scope: AsgiScope, receive: Receive, limit: int) -> Receive:
-    """`receive` for the control app, which reads whole bodies before it looks at the key."""
-    size, whole = announced(scope), False
-
-    async def limited() -> MutableMapping[str, Any]:
-        nonlocal size, whole
-        try:
-            async with asyncio.timeout(None if whole else BODY_S):
-                message = await receive()
-        except TimeoutError:
-            raise HTTPException(408, LATE) from None
-        whole = whole or not message.get("more_body", False)
-        size += len(message.get("body", b"")) if announced(scope) == 0 else 0
-        if size > limit:
-            raise HTTPException(413, f"body over the limit of {limit} bytes")
-        return message
-
-    return limited
-
-
-def announced(scope: AsgiScope) -> int:
-    """Content-Length, 0 if there is none."""
-    for name, value in scope["headers"]:
-        if name == b"content-length" and value.isdigit():
-            return int(value[:20])
-    return 0
-
-
-async def read_body(scope: AsgiScope, receive: Receive, limit: int) -> bytes:
-    """The whole body. Raises TooLarge early if the length is announced; ClientGone if the client went away."""
-    if (size := announced(scope)) > limit:
-        raise TooLarge(f"body of {size} bytes; the limit is {limit}")
-    chunks: list[bytes] = []
-    size = 0
-    while True:
-        try:
-            async with asyncio.timeout(BODY_S):
-                message = await receive()
-        except TimeoutError:
-            raise InvalidBody(LATE, field="body") from None
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        chunk = message.get("body", b"")
-        size += len(chunk)
-        if size > limit:
-            raise TooLarge(f"body over the limit of {limit} bytes")
-        chunks.append(chunk)
-        if not message.get("more_body", False):
-            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 async def respond(send: Send, status: int, body: bytes, error: SandgateError | None = None) -> None:

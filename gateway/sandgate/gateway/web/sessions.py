@@ -9,6 +9,7 @@ from fastapi import APIRouter, Body, Query
 from fastapi.responses import Response
 
 from sandgate.contract.errors import NotFound
+from sandgate.contract.keys import Scope
 from sandgate.gateway.session import Phase
 from sandgate.gateway.web import auth
 from sandgate.gateway.web.doors import PAGE, WAIT_S_MAX, AnyKey, Controller, Front, JsonBody, own
@@ -38,7 +39,8 @@ async def listing(
     after: str = "",
     limit: int = PAGE,
 ) -> Any:
-    """Sessions in id order after `after`; `next` is the cursor of the next page or null."""
+    """Sessions in id order after `after`; `next` is the cursor of the next page or null. What /complete said is left
+    out, and stands in the session's own answer: `has_complete_info`."""
     job = job or key.job or None
     auth.control(key, job=job)
     limit = max(1, min(limit, PAGE))
@@ -46,7 +48,7 @@ async def listing(
     for session in core.sessions.listing(state, job, after):
         if len(page) == limit:
             return {"sessions": page, "next": page[-1]["session_id"]}
-        page.append(core.sessions.summary(session))
+        page.append(core.sessions.summary(session, whole=False))
     return {"sessions": page, "next": None}
 
 
@@ -96,7 +98,7 @@ async def reward(core: Front, key: AnyKey, session_id: str, body: RewardBody) ->
         job=session.spec.get("job", ""),
         reward_source=session.spec.get("reward_source", "trainer"),
     )
-    turn = await core.reward(session, body)
+    turn = await core.reward(session, body, by_agent=key.scope is Scope.AGENT)
     return {"session_id": session_id, "interaction_id": turn, "reward": body.reward}
 
 

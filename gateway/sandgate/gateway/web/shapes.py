@@ -9,40 +9,58 @@ from urllib.parse import urlsplit
 import orjson
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from sandgate.gateway.trajectories.credit import REWARD_MAX
+
 SESSION_ID = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?$"
 """Goes into URLs, file names and Kubernetes names."""
 
 
-def _finite(value: float) -> float:
-    if not math.isfinite(value):
-        raise ValueError("must be a finite number")
+def _reward(value: float) -> float:
+    if not abs(value) <= REWARD_MAX:  # neither is NaN
+        raise ValueError("must be a finite number that float32 holds")
     return value
 
 
-Reward = Annotated[float, AfterValidator(_finite)]
+Reward = Annotated[float, AfterValidator(_reward)]
 DEPTH_MAX = 100
 """Levels of nesting in what is kept for a client; orjson stops at 254."""
+REWARD_INFO_BYTES_MAX = 64 * 1024
+"""Of what is said with a reward, as JSON: it travels in summaries, in rows and in memory, for every session."""
 
 
 def _storable(value: Any) -> Any:
-    """What is kept must fit the journal, and JSON again: no half characters, no integers over 64 bits."""
-    if _depth(value) > DEPTH_MAX:
-        raise ValueError(f"is nested deeper than {DEPTH_MAX} levels")
-    try:
-        orjson.dumps(value)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"cannot be kept: {error}") from None
+    """What is kept must fit the journal, JSON and Arrow: bounded, finite, whole characters, integers of 64 bits."""
+    _look(value)
+    _json(value)
     return value
 
 
-def _depth(value: Any) -> int:
-    deepest, waiting = 0, [(value, 1)]
+def _storable_info(value: dict[str, Any]) -> dict[str, Any]:
+    size = len(_json(value))
+    if size > REWARD_INFO_BYTES_MAX:  # before each value is looked at
+        raise ValueError(f"has {size} bytes as JSON; at most {REWARD_INFO_BYTES_MAX} are kept")
+    _look(value)
+    return value
+
+
+def _json(value: Any) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"cannot be kept: {error}") from None
+
+
+def _look(value: Any) -> None:
+    """Raises ValueError: too deep, or a number that is none, which orjson would write as null."""
+    waiting = [(value, 1)]
     while waiting:
         one, level = waiting.pop()
-        deepest = max(deepest, level)
-        if level <= DEPTH_MAX and isinstance(one, dict | list):
+        if isinstance(one, float) and not math.isfinite(one):
+            raise ValueError("holds a number that is not finite")
+        if isinstance(one, dict | list):
+            if level > DEPTH_MAX:
+                raise ValueError(f"is nested deeper than {DEPTH_MAX} levels")
             waiting += [(each, level + 1) for each in (one.values() if isinstance(one, dict) else one)]
-    return deepest
 
 
 def _engine_url(text: str) -> str:
@@ -57,6 +75,7 @@ def _engine_url(text: str) -> str:
 EngineUrl = Annotated[str, Field(max_length=2_048), AfterValidator(_engine_url)]
 Stored = Annotated[Any, AfterValidator(_storable)]
 Info = Annotated[dict[str, Any], AfterValidator(_storable)]
+RewardInfo = Annotated[dict[str, Any], AfterValidator(_storable_info)]
 
 
 class _Body(BaseModel):
@@ -94,15 +113,15 @@ class SessionSpec(_Body):
 class Complete(_Body):
     """Body of /complete."""
 
-    reward_info: Info = {}
+    reward_info: RewardInfo = {}
 
 
 class RewardBody(_Body):
     """Body of POST .../reward. `interaction_id`: a turn or response id; absent = the last turn."""
 
     reward: Reward
-    interaction_id: str | None = None
-    reward_info: Info = {}
+    interaction_id: str | None = Field(default=None, max_length=512)
+    reward_info: RewardInfo = {}
 
 
 class Outcome(_Body):
@@ -119,7 +138,7 @@ class Finalize(_Body):
 
     outcome: Outcome | None = None
     reward: Reward | None = None
-    reward_info: Info = {}
+    reward_info: RewardInfo = {}
     discount: float = Field(default=1.0, ge=0.0, le=1.0)
     trajectories: bool = True
     """False: answer without them (a driver that will lease them anyway)."""

@@ -179,6 +179,8 @@ def _remote(spec: RolloutJobSpec, seen: SessionObserved, now: float) -> list[Act
     if seen.stop is not None:
         return _seal(spec, seen, Exit(at=now))
     if _state(seen) is SessionState.COMPLETE:
+        if said is None and seen.summary is not None and seen.summary.has_complete_info:
+            return [LookSession(seen.ref)]  # a listing does not say what it said
         return _ended(spec, seen, done, now)
     until = seen.opened_at + spec.limits.session_seconds
     if now < until:
