@@ -1,6 +1,6 @@
-"""A stranger's first day: examples/first_day, run by the real command. Right, wrong, crashing, hanging and killed agents
-read differently wherever one looks; what strangers do next ends with the right exit code and one line that names why.
-Only the engine is scripted; tests/e2e/test_first_day.py has the real one."""
+"""A stranger's first day: examples/first_day, run by the real command. Right, wrong, crashing, hanging and killed
+agents read differently wherever one looks; what strangers do next ends with the right exit code and one line that says
+why. Only the engine is scripted; tests/e2e/test_first_day.py has the real one."""
 
 from __future__ import annotations
 
