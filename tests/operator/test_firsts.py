@@ -130,6 +130,7 @@ CASES: dict[str, tuple[list[Session | tuple[str, None, None]], Hopeless | None]]
     ),
     "agents of three tasks that die of the same before a turn": ([crashed(uid) for uid in "aabc"], ALIKE),
     "agents of two tasks: those may be bad tasks": ([crashed(uid) for uid in "aaaabbbb"], None),
+    "agents that left no word may have had causes of their own": ([crashed(uid, "") for uid in "abc"], None),
     "other words, other causes": ([crashed("a"), crashed("b"), crashed("c", "exit code 1: KeyError")], None),
     "agents that die after a turn are the model's trial": (
         [ended(uid, R.AGENT_EXIT, turns=1, detail=IMPORT) for uid in "abc"],

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from sandgate.contract.errors import FailureClass, FailureReason
-from sandgate.contract.session import SessionState, SessionSummary
+from sandgate.contract.session import SessionOutcome, SessionState, SessionSummary
 from sandgate.operator.observe import JOB_KEY, Observed
-from sandgate.operator.plan.actions import Exit, Ref, Running, SampleState, Stop
-from tests.operator.plans import ref, want
+from sandgate.operator.plan.actions import Exit, Hopeless, Ref, Running, SampleState, Stop
+from sandgate.operator.plan.job import plan_job
+from tests.operator.plans import ref, start, want
 
 
 class Seen:
@@ -191,6 +192,48 @@ def test_a_group_whose_straggler_was_cut_is_over_for_the_next_driver_too() -> No
     cut = seen.said(ref("a", 1), failure_class="infra", failure_reason="Straggler")
     seen.it.found("g0", [seen.said(ref("a", 0)), cut])
     assert seen.it.settled == {"a": 1}
+
+
+def test_samples_are_tried_anew_with_attempts_that_count_on() -> None:
+    seen = Seen("a", "b", groupSize=2, group={"retry": {"infra": 0}})
+    failed = seen.said(ref("a", 1, 2), failure_class="infra", failure_reason="EngineError", turns=3)
+    good = [seen.said(ref(uid, sample)) for uid in "ab" for sample in (0, 1) if (uid, sample) != ("a", 1)]
+    seen.it.found("g0", [*good, failed], again={("a", 1), ("b", 1)})
+    group = seen.it.job().groups["a"]
+    assert [(one.state, one.attempt, one.spent) for one in group.samples] == [
+        (SampleState.ENDED, 0, 0),
+        (SampleState.WAITING, 2, 0),
+    ]
+    assert seen.it.job().groups["b"].samples[1].state is SampleState.WAITING
+    assert start("a", 1, 3, "g0") in plan_job(seen.it.want, seen.it.job(), 99.0)
+
+
+def absent(seen: Seen, at: Ref) -> None:
+    """Its program is not there."""
+    seen.it.opened(at, "g0", 5.0)
+    seen.it.sandbox(at, Running(5.0, None, Exit(5.0, detail="pythonx is not on PATH")))
+    seen.it.sealed(at, SessionOutcome(failure_reason=FailureReason.START_FAILED), None, 6.0)
+
+
+def test_first_sessions_that_all_lack_their_program_leave_no_hope() -> None:
+    seen = Seen("a", "b", parallelism=2)
+    absent(seen, ref("a"))
+    assert seen.it.job().hopeless is None
+    absent(seen, ref("b"))
+    assert seen.it.job().hopeless == Hopeless("ProgramMissing", "agent: pythonx is not on PATH")
+
+
+def test_a_job_that_got_somewhere_in_an_earlier_life_is_not_hopeless() -> None:
+    seen = Seen("a", "b", "c", parallelism=2)
+    seen.it.found("g0", [seen.said(ref("a"), turns=1)])
+    absent(seen, ref("b"))
+    absent(seen, ref("c"))
+    assert seen.it.job().hopeless is None
+    trained = Seen("b", "c", parallelism=2)
+    trained.it.committed_before(1)
+    absent(trained, ref("b"))
+    absent(trained, ref("c"))
+    assert trained.it.job().hopeless is None
 
 
 def test_what_is_committed_may_be_forgotten() -> None:

@@ -172,6 +172,14 @@ def test_all_changes_are_said_at_once_with_both_values() -> None:
     ]
 
 
+def test_no_message_holds_what_stands_in_an_environment() -> None:
+    def keyed(key: str) -> Part:
+        return part(("spec.agent.template.spec.containers[0].env", [{"name": "API_KEY", "value": key}]))
+
+    found = changes(keyed("sk-1"), keyed("sk-2"))
+    assert found == ["spec.agent.template.spec.containers[0].env[0].value with another value"]
+
+
 def test_a_long_value_is_cut() -> None:
     (found,) = changes(part(), part(("spec.agent.template.spec.containers[0].args", ["x" * 500])))
     assert len(found) < 200

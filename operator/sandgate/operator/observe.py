@@ -114,9 +114,9 @@ class Observed:
 
     def _hopeless(self) -> Hopeless | None:
         spec, tasks = self.want.spec, len(self._uids)
-        together, total = spec.parallelism, tasks * spec.group_size
+        total = 0 if self._acked else tasks * spec.group_size  # what a trainer has, got somewhere
         more = self.more or not self.loaded
-        return self.firsts.hopeless(together=together, total=total, tasks=tasks, more=more)
+        return self.firsts.hopeless(together=spec.parallelism, total=total, tasks=tasks, more=more)
 
     def _owed(self) -> int | None:
         if not self.loaded:
@@ -395,9 +395,8 @@ class Observed:
             return
         reason = outcome.failure_reason
         summary = said or seen.summary or SessionSummary(session_id=ref.name, state=SessionState.FINALIZED)
-        self.sessions[ref.name] = replace(
-            seen, summary=replace(summary, state=SessionState.FINALIZED), looked_at=now
-        )
+        summary = replace(summary, state=SessionState.FINALIZED, failure_detail=outcome.detail)
+        self.sessions[ref.name] = replace(seen, summary=summary, looked_at=now)
         self._over(ref, ended_with(reason, ref.attempt, now, self._at(ref)))
         self.changed(ref.name)
 

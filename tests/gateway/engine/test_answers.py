@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandgate.contract.errors import EngineFailed
+from sandgate.contract.errors import EngineFailed, TokenizerMismatch
 from sandgate.gateway.engine.answers import Unlabelled, read, spans_of, version_of
 from sandgate.gateway.engine.api import VersionSpan
 from sandgate.gateway.engine.wire import Door
@@ -83,6 +83,20 @@ def test_what_cannot_be_trusted_is_refused_by_name(door: Door, body: bytes, why:
     with pytest.raises(EngineFailed) as caught:
         read(body, door, vocab_size=10)
     assert why in str(caught.value)
+
+
+MISMATCH = {
+    "a sampled id that the tokenizer does not have": (generate([10], [entry(10, -1)]), TokenizerMismatch),
+    "an id that no vocabulary has": (generate([-1], [entry(-1, -1)]), EngineFailed),
+    "such an id with a logprob that is none": (generate([10], [entry(10, -9999.0)]), EngineFailed),
+}
+
+
+@pytest.mark.parametrize(("body", "kind"), MISMATCH.values(), ids=MISMATCH)
+def test_another_vocabulary_has_a_name_of_its_own(body: bytes, kind: type[EngineFailed]) -> None:
+    with pytest.raises(EngineFailed) as caught:
+        read(body, GENERATE, vocab_size=10)
+    assert type(caught.value) is kind
 
 
 def test_a_hair_above_zero_is_rounding() -> None:

@@ -11,9 +11,11 @@ import pytest
 from sandgate.contract.errors import (
     EngineFailed,
     EngineUnavailable,
+    ModelNotServed,
     Overloaded,
     PromptTooLong,
     SandgateError,
+    TokenizerMismatch,
 )
 from sandgate.gateway.conversation.messages import Sampling
 from sandgate.gateway.engine.api import Prompt
@@ -129,6 +131,23 @@ REFUSALS: dict[str, tuple[int, bytes, str | None, type[SandgateError], str, floa
     "too long, in its second": (400, said(LONG_2), None, PromptTooLong, "5000 tokens; this model", None),
     "too long, in its third": (400, said(LONG_3), None, PromptTooLong, "5000 tokens; this model", None),
     "another 400 is passed on": (400, said("bad  regex\n here"), None, EngineFailed, "(400): bad regex here", None),
+    "a model that is not served": (
+        404,
+        said("The model `tiny` does not exist."),
+        None,
+        ModelNotServed,
+        "answered 404: The model `tiny` does not exist.",
+        None,
+    ),
+    "a proxy without a back end says nothing of the model": (404, b"default backend", None, EngineFailed, "404", None),
+    "a prompt of another vocabulary": (
+        400,
+        said("Token id 999 is out of vocabulary"),
+        None,
+        TokenizerMismatch,
+        "(400): Token id 999 is out of vocabulary; is spec.model.tokenizer its model's?",
+        None,
+    ),
     "FastAPI's detail": (404, b'{"detail":"Not Found"}', None, EngineFailed, "answered 404: Not Found", None),
     "overloaded, with its time": (429, said("queue full"), "7", Overloaded, "queue full", 7.0),
     "unavailable, without": (503, b"", None, EngineUnavailable, "503", 1.0),

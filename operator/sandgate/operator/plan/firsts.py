@@ -120,7 +120,7 @@ def end_of(seen: SessionObserved, sample: SampleObserved) -> End | None:
         return None
     if said.engine_reason in ENGINE and sample.failure is not None:
         return End(ENGINE[said.engine_reason], said.engine_error, said.engine_reason, certain=True)
-    if sample.failure is not FailureClass.AGENT or sample.reason is None:
+    if sample.failure is not FailureClass.AGENT or sample.reason is None or not said.failure_detail:
         return None
     text = f"{sample.reason.value} {said.failure_detail}".strip()
     return End(JobReason.AGENTS_FAIL_ALIKE, text, text, certain=False)

@@ -88,6 +88,8 @@ Part = dict[str, Json]
 """What decides: field of the manifest -> its value; fields at their defaults are left out."""
 
 _INDEX = re.compile(r"\[\d+\]")
+_ENVIRONMENT = re.compile(r"\.env(\[|\.|$)")
+"""Where people keep keys: values stand in no message."""
 
 
 def says(path: str) -> Says:
@@ -239,6 +241,8 @@ def _listed(uids: Iterable[str]) -> str:
 def _changed(name: str, was: Json, now: Json) -> str:
     if name == TOKENIZER:
         return f"{name} with other files"
+    if _ENVIRONMENT.search(name):
+        return f"{name} with another value"
     return f"{name} {_shown(was)} (now {_shown(now)})"
 
 
