@@ -25,7 +25,7 @@ from sandgate.operator.drivers.local import (
     SessionStarted,
 )
 from sandgate.sandbox import procfs
-from tests.operator.rig import HERE, WITHIN_S, Rig, job, rig
+from tests.operator.rig import HERE, MODEL, WITHIN_S, Rig, job, rig
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
@@ -380,8 +380,15 @@ async def test_engine_pods_need_a_cluster(up: Rig) -> None:
 
 
 async def test_a_gateway_that_cannot_start_says_why_at_once(up: Rig) -> None:
-    with pytest.raises(Unavailable, match=r"shop-gateway-0 ended while it started: .*no-such-model"):
+    model = {"name": "shop", "tokenizer": str(MODEL), "renderer": "no-such-renderer"}
+    with pytest.raises(Unavailable, match=r"shop-gateway-0 ended while it started: .*no-such-renderer"):
+        await up.run(job("a", model=model))
+
+
+async def test_a_model_folder_that_is_not_there_is_said_before_anything_starts(up: Rig) -> None:
+    with pytest.raises(BadManifest, match=r"spec\.model\.tokenizer: .*/no-such-model: no such folder"):
         await up.run(job("a", model={"name": "shop", "tokenizer": "no-such-model"}))
+    assert not (up.folder / "job.json").exists()
 
 
 async def test_a_folder_is_used_by_one_run_and_for_one_job(up: Rig) -> None:

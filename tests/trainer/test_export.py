@@ -23,7 +23,10 @@ from sandgate.trainer.export.packed import unpack
 from sandgate.trainer.export.packed_file import read_packed
 from sandgate.trainer.export.tensors import padded
 from sandgate.trainer.export.trl import SCHEMA, to_rollout, write_trl
+from tests.trainer.runs import rows_for
 from tests.trainer.trajectories import exact, trajectories, trajectory
+
+ROWS = rows_for(["forked", "linear"])
 
 
 def ask(*words: object) -> Any:
@@ -32,8 +35,9 @@ def ask(*words: object) -> Any:
 
 def test_arrow(run: Path) -> None:
     told = json.loads(ask("export", run, "--format", "arrow", "--json").stdout)
-    assert told == {"path": str(run / "trajectories.arrow"), "format": "arrow", "trajectories": 2}
-    assert [exact(row) for row in read_arrow(told["path"])] == [exact(trajectory(n)) for n in range(2)]
+    path = str(run / "trajectories.arrow")
+    assert told == {"path": path, "format": "arrow", "trajectories": 2, "missing": 0, "missing_groups": 0}
+    assert [exact(row) for row in read_arrow(told["path"])] == [exact(row) for row in ROWS]
 
 
 def test_packed_says_what_it_saved(run: Path) -> None:
@@ -41,10 +45,10 @@ def test_packed_says_what_it_saved(run: Path) -> None:
     told = json.loads(ask("export", run, "--format", "packed", "--json").stdout)
     assert told == {
         "path": str(run / "trajectories.packed.parquet"), "format": "packed", "trajectories": 2, "trees": 1,
-        "tokens": 16, "packed_tokens": 8, "saved": 0.5,
+        "tokens": 16, "packed_tokens": 8, "saved": 0.5, "missing": 0, "missing_groups": 0,
     }  # fmt: skip
     found = [row for tree in read_packed(told["path"]) for row in unpack(tree)]
-    assert [exact(row) for row in found] == [exact(trajectory(n)) for n in range(2)]
+    assert [exact(row) for row in found] == [exact(row) for row in ROWS]
     assert ask("export", run, "--format", "packed", "--max-tokens", 7).stdout.endswith(
         "trajectories.packed.parquet: 16 tokens as 16 in 2 trees, 0.0% saved\n"
     )
@@ -54,7 +58,7 @@ def test_trl(run: Path) -> None:
     told = json.loads(ask("export", run, "--format", "trl", "--json").stdout)
     assert (told["path"], told["trajectories"]) == (str(run / "trajectories.trl.parquet"), 2)
     found = pq.read_table(told["path"]).to_pydict()
-    assert found == to_rollout(trajectory(number) for number in range(2))
+    assert found == to_rollout(ROWS)
     assert found["completion_ids"][0] == [10, 11, 4, 5, 12]
     assert found["env_mask"][0] == [1, 1, 0, 0, 1]
     assert found["env_reward"] == [1.0, 1.0]

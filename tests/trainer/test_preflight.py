@@ -12,6 +12,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from sandgate.contract.errors import BadManifest
+from sandgate.operator.drivers.local import ignore
+from sandgate.operator.drivers.serve import serve_local
+from sandgate.operator.manifest import parse_job
 from sandgate.trainer import preflight, tinymodel
 from sandgate.trainer.cli import app
 from tests.trainer.jobs import AGENT, MANIFEST, lab
@@ -251,3 +255,11 @@ async def test_an_engine_that_does_not_answer_is_not_asked_wrongly(
         assert said.stderr.startswith("error: no engine answers: http://127.0.0.1:9")
         found = await preflight.engines([here.url, "http://127.0.0.1:9"], "f", "tiny", 0.0)
         assert found == [], "one that answers is enough"
+
+
+async def test_gateways_without_agents_do_not_start_without_a_model_either(tmp_path: Path) -> None:
+    job = parse_job(MANIFEST.replace("tokenizer: model", "tokenizer: modle"))
+    with pytest.raises(BadManifest, match=r"spec\.model\.tokenizer: .*/modle: no such folder"):
+        async with serve_local(job, manifest_dir=tmp_path, out=tmp_path / "out", progress=ignore):
+            pass
+    assert not (tmp_path / "out").exists()

@@ -80,6 +80,9 @@ HARM: dict[str, tuple[Callable[[Path], object], int]] = {
         lambda out: gone([*out.glob("groups/*"), out / "trajectories.parquet"]), 0,
     ),
     "its result cannot be read": (lambda out: (out / "result.json").write_text('{"format"'), 0),
+    "its result lacks what is told": (
+        lambda out: rewrite(out / "result.json", '"reward_mean"', '"reward"'), 0,
+    ),
     "nothing but the result is there": (
         lambda out: gone([path for path in out.rglob("*") if path.is_file() and path.name != "result.json"]), 4,
     ),

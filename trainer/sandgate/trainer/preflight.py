@@ -15,16 +15,17 @@ from sandgate.contract.errors import BadRequest
 from sandgate.contract.job import RolloutJob, Task
 from sandgate.gateway.tokens.load import hub_cache, load_codec
 from sandgate.operator.drivers.preflight import (
+    TOKENIZER,
     Finding,
     found,
     meant,
+    model_folder,
     own_engine,
     programs,
     served_name,
     tasks,
 )
 
-TOKENIZER = "spec.model.tokenizer"
 ENGINE_S = 10.0
 """How long an engine that should be up may take to answer."""
 ENGINE_POLL_S = 0.5
@@ -73,11 +74,8 @@ def _model(job: RolloutJob, manifest_dir: Path, engine_url: str | None) -> Itera
     spec = job.spec.model
     folder = manifest_dir / spec.tokenizer
     managed = None if engine_url else job.spec.engine.managed
-    if not folder.is_dir():
-        what = "is a file; a model folder is needed" if folder.exists() else f"no such folder{meant(folder)}"
-        yield found(TOKENIZER, f"{folder}: {what}")
-    elif not (folder / "tokenizer.json").is_file():
-        yield found(TOKENIZER, f"{folder}: has no tokenizer.json")
+    if (missing := model_folder(job, manifest_dir)) is not None:
+        yield missing
     else:
         try:
             load_codec(

@@ -25,6 +25,7 @@ from sandgate.operator.manifests.vllm import served_name as served_name
 from sandgate.sandbox.agents import container_env, expand_all
 from sandgate.sandbox.process import StartFailed, resolve
 
+TOKENIZER = "spec.model.tokenizer"
 AGENT = "spec.agent.template.spec.containers[0]"
 VERIFIER = "spec.reward.verifier.container"
 MANAGED = "spec.engine.managed"
@@ -64,6 +65,17 @@ def found(field: str, why: str, *, asked_wrongly: bool = True) -> Finding:
 def said(error: BadRequest, field: str) -> Finding:
     """An error as a finding; `field`: if it names none."""
     return Finding(field=error.field or field, text=str(error))
+
+
+def model_folder(job: RolloutJob, manifest_dir: Path) -> Finding | None:
+    """Is the model folder that gateways will read there? No hub is asked for it. What it holds is another question."""
+    folder = manifest_dir / job.spec.model.tokenizer
+    if not folder.is_dir():
+        what = "is a file; a model folder is needed" if folder.exists() else f"no such folder{meant(folder)}"
+        return found(TOKENIZER, f"{folder}: {what}")
+    if not (folder / "tokenizer.json").is_file():
+        return found(TOKENIZER, f"{folder}: has no tokenizer.json")
+    return None
 
 
 def programs(job: RolloutJob, manifest_dir: Path) -> Iterator[Finding]:

@@ -9,10 +9,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from sandgate.contract.errors import BadManifest
 from sandgate.contract.job import RolloutJob, Task
 from sandgate.operator.drivers.engine import RunningEngine, engine
 from sandgate.operator.drivers.folder import Claim, Folder
 from sandgate.operator.drivers.gateways import LocalGateway, gateways
+from sandgate.operator.drivers.preflight import model_folder
 from sandgate.operator.drivers.progress import Tell
 from sandgate.operator.drivers.resuming import Recipe, stands
 from sandgate.sandbox.process import Guard
@@ -45,8 +47,11 @@ async def standing(
     """Started, kept running, stopped. The same `out` again goes on with what is in it. Paths: as `absolute` makes them.
     `tasks`: none where others bring them.
 
-    Raises Unsupported, Conflict (`out` is in use, or holds another job, or other rows), Unavailable (no start).
+    Raises BadManifest (no model folder), Unsupported, Conflict (`out` is in use, or holds another job, or other rows),
+    Unavailable (no start).
     """
+    if (missing := model_folder(job, manifest_dir)) is not None:  # said now, not when an engine has started
+        raise BadManifest(missing.text, field=missing.field)
     claim = await asyncio.to_thread(Claim, out, job, manifest_dir, tasks)
     folder = claim.folder
     async with AsyncExitStack() as stack:

@@ -80,13 +80,12 @@ def run(
         say.error_line(error)
         raise typer.Exit(say.NOT_DONE) from None
     found = report(ran, asked)
-    if found["complete"]:
-        keep(asked.out, asked.identity, found)
     tell_result(found, json=json)
     if not ran.result.complete:
         if ran.result.cause:
             say.error_line(SandgateError(ran.result.cause))
         raise typer.Exit(say.STOPPED if stops.count else say.NOT_DONE)
+    keep(asked.out, asked.identity, found)
 
 
 @dataclass(slots=True)
@@ -118,10 +117,15 @@ class Asked:
 def tell_finished(asked: Asked, *, json: bool) -> bool:
     """True: this very job is complete in its folder, and was reported from there; nothing needs to be started."""
     known = finished(asked.out, asked.identity)
-    if known is not None:
-        found = known.told | asked.names(merged=True) | {"finished_already": True}
-        tell_result(found, json=json, gone=known.gone)
-    return known is not None
+    if known is None:
+        return False
+    found = known.told | asked.names(merged=True) | {"finished_already": True}
+    try:
+        rows(found)
+    except (KeyError, TypeError, ValueError):  # of another version, or edited
+        return False
+    tell_result(found, json=json, gone=known.gone)
+    return True
 
 
 def anew(asked: Asked) -> None:
