@@ -1,4 +1,4 @@
-"""examples/first_day before a real engine: what its model does is chance, and each end reads as it should."""
+"""examples/first_day before a real engine: what its model does is chance; how each end reads is not."""
 
 from __future__ import annotations
 

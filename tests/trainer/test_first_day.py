@@ -1,14 +1,16 @@
-"""A stranger's first day: examples/first_day, run by the real command, before a scripted engine.
-
-Right, wrong, crashing, hanging and killed agents read differently wherever one looks; what strangers do next ends with
-the right exit code and one line that names why. tests/e2e/test_first_day.py has the real engine.
-"""
+"""A stranger's first day: examples/first_day, run by the real command. Right, wrong, crashing, hanging and killed
+agents read differently wherever one looks; what strangers do next ends with the right exit code and one line that says
+why. Only the engine is scripted; tests/e2e/test_first_day.py has the real one."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
+import subprocess
+import sys
+from asyncio.subprocess import PIPE
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +21,9 @@ from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer.export.arrow import read_parquet
 from tests.trainer import first_day
 from tests.trainer.first_day import change
-from tests.trainer.jobs import Ended, Lab
+from tests.trainer.jobs import Ended, Lab, ended
+
+README = (first_day.EXAMPLES / "first_day" / "README.md").read_text("utf-8")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -97,6 +101,26 @@ def test_groups_mean_what_the_policy_did(done: Done) -> None:
     first_day.groups_mean_what_the_policy_did(done.rows)
 
 
+def test_the_program_of_its_readme_prints_every_row(done: Done) -> None:
+    (program,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    argv = [sys.executable, "-c", program, str(done.folder / "out" / "trajectories.parquet")]
+    shown = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert len(shown) == 24
+    assert sum("1.0 trained - {'exit_code': 0}" in line for line in shown) == 10
+    assert [line.split(" ", 5)[:5] for line in shown if " masked " in line] == [
+        [uid, sample, "0.0", "masked", f"agent/{reason}"]
+        for uid, reason in (("crashes", "AgentExit"), ("killed", "AgentSignal"))
+        for sample in "23"
+    ]
+
+
+@pytest.mark.parametrize("kind", first_day.SAYS)
+def test_its_readme_quotes_the_line_of_each_accident(kind: str) -> None:
+    (row,) = [line for line in README.splitlines() if line.startswith(f"| `{kind}` |")]
+    (quoted,) = re.findall(r"a line: `(.*?)(?:\.\.\.)?`", row)
+    assert quoted in first_day.SAYS[kind]
+
+
 # -- what strangers do next -------------------------------------------------------------------------------------------
 
 
@@ -170,6 +194,23 @@ async def test_half_of_the_output_is_written_again_from_the_journal(done: Done, 
     assert said.code == 0, said.stderr
     assert "going on: 24 samples and 3 groups are done\n" in said.stderr
     assert rows_of(here.folder) == done.rows
+
+
+async def test_an_export_of_half_of_the_output_says_what_it_lacks(done: Done, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(done.folder / "out", out)
+    half("groups/*.parquet", "trajectories.parquet")(out)
+    sandgate = Path(sys.executable).with_name("sandgate")
+    asked = await asyncio.create_subprocess_exec(
+        sandgate, "export", out, "--to", tmp_path / "half.parquet", stdout=PIPE, stderr=PIPE
+    )
+    said = await ended(asked)
+    assert said.code == 0, said.stderr
+    assert said.stdout.startswith("12 trajectories -> ")
+    assert said.stderr.startswith(
+        f"warning: the journals in {out} have 12 trajectories more, of 3 whole groups"
+    )
+    assert said.stderr.count("\n") == 1
 
 
 async def test_without_its_journal_a_folder_is_not_gone_on_with(done: Done, tmp_path: Path) -> None:
