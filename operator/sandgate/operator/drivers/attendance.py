@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sandgate.contract.attach import TRAINERS
 from sandgate.contract.job import Trainer
 
 ACK_S = 30.0
@@ -83,6 +84,11 @@ def look(folder: Path) -> Iterator[tuple[str, Seen]]:
     for path in sorted(folder.glob("[!.]*")):
         with suppress(FileNotFoundError):
             yield path.name, _seen(path)
+
+
+def awaited(out: Path) -> bool:
+    """A trainer waits for the run of this folder, or works on its groups."""
+    return any(seen.held for _, seen in look(out / TRAINERS))
 
 
 def _seen(path: Path) -> Seen:

@@ -19,6 +19,7 @@ from sandgate.contract.errors import Gone, NotFound
 from sandgate.contract.job import Backend, RolloutJob, Task
 from sandgate.contract.session import SessionHandle, SessionSpec, SessionState, SessionSummary
 from sandgate.contract.status import JobCondition, RolloutJobStatus
+from sandgate.operator.drivers.attendance import awaited as awaited
 from sandgate.operator.drivers.collect import Collector
 from sandgate.operator.drivers.collect import Merge as Merge
 from sandgate.operator.drivers.collect import SamplesIn as SamplesIn

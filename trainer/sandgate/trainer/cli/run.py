@@ -115,9 +115,12 @@ class Asked:
 
 
 def tell_finished(asked: Asked, *, json: bool) -> bool:
-    """True: this very job is complete in its folder, and was reported from there; nothing needs to be started."""
+    """True: this very job is complete in its folder, and was reported from there; nothing needs to be started. A trainer
+    that waits for its groups needs its gateways."""
+    from sandgate.operator.drivers.local import awaited
+
     known = finished(asked.out, asked.identity)
-    if known is None:
+    if known is None or awaited(asked.out):
         return False
     found = known.told | asked.names(merged=True) | {"finished_already": True}
     try:
