@@ -87,7 +87,7 @@ class Held:
 async def said(process: asyncio.subprocess.Process, word: str) -> None:
     """Until a line of stderr has the word."""
     assert process.stderr is not None
-    lines = []
+    lines: list[str] = []
     async with asyncio.timeout(WITHIN_S):
         while not lines or word not in lines[-1]:
             lines.append((await process.stderr.readline()).decode())
@@ -240,7 +240,7 @@ async def test_a_run_that_goes_away_and_goes_on_is_followed_and_takes_the_acknow
     held = Held("q4")
     async with lab(tmp_path, held) as here:
         asks(here)
-        first = await here.start()
+        first = second = await here.start()
         seen: list[str] = []
         async with sandgate.trainer.local(tmp_path / "out", wait_s=WITHIN_S) as fleet:
             async for group in fleet.groups():
