@@ -210,6 +210,20 @@ def test_pages_are_bounded_by_count_and_by_bytes(monkeypatch: pytest.MonkeyPatch
     assert pages == [([1, 2, 3], False), ([4, 5], False), ([6], False), ([7], True)]
 
 
+def test_a_reader_that_begins_after_all_were_finished_is_told_that_these_were_all() -> None:
+    """A driver that starts again begins at 0; it would wait for ever."""
+    queue = TaskQueue()
+    pushed = queue.push([("t1", "", None), ("t2", "", None)], 0.0, last=True)
+    assert pushed is not None
+    queue.fold(pushed)
+    for upto, left in ((1, [2]), (2, [])):
+        finished = queue.forget(upto, 0.0)
+        assert finished is not None
+        queue.fold(finished)
+        rows, last = queue.after(0)
+        assert (numbers(rows), last) == (left, True)
+
+
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("push"), st.lists(st.integers(0, 12), max_size=4), st.booleans()),

@@ -96,7 +96,9 @@ class TaskQueue:
             if page and size > PAGE_BYTES:
                 break
             page.append(row)
-        at = page[-1].number if page else number
+        at = (
+            page[-1].number if page else max(number, self.forgotten)
+        )  # a reader may begin after all were finished
         return page, self.ended and at >= self.pushed
 
     def fold(self, record: Record) -> None:

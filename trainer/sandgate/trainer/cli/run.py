@@ -115,8 +115,8 @@ class Asked:
 
 
 def tell_finished(asked: Asked, *, json: bool) -> bool:
-    """True: this very job is complete in its folder, and was reported from there; nothing needs to be started. A trainer
-    that waits for its groups needs its gateways."""
+    """True: this very job is complete in its folder, and was reported from there; nothing needs to be started. Not
+    where a trainer waits for its groups: it needs gateways."""
     from sandgate.operator.drivers.local import awaited
 
     known = finished(asked.out, asked.identity)
