@@ -40,6 +40,7 @@ def test_a_dataproto_is_verls_own_and_its_advantages_are_computed(run: Path) -> 
     told = export(run, "dataproto", "--pad-token-id", 99)
     assert told == {
         "path": str(run / "trajectories.dataproto.pkl"), "format": "dataproto", "trajectories": 3, "cut": 0,
+        "missing": 0, "missing_groups": 0,
     }  # fmt: skip
     found = DataProto.load_from_disk(told["path"])
     assert found.batch["input_ids"].tolist()[1] == [99, 1, 2, 20, 21, 99, 99, 99]
