@@ -27,7 +27,13 @@ VERSITYGW = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
 
 def go(*args: str, cwd: Path, **extra: str) -> None:
     """The go command with a build cache of its own, which is larger than the results and may be deleted at any time."""
-    own = {"GOCACHE": str(cache() / "gocache"), "GOMODCACHE": str(cache() / "gomod"), "CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false", **extra}
+    own = {
+        "GOCACHE": str(cache() / "gocache"),
+        "GOMODCACHE": str(cache() / "gomod"),
+        "CGO_ENABLED": "0",
+        "GOFLAGS": "-buildvcs=false",
+        **extra,
+    }
     command = ["nice", "-n", "10", "go", *args]
     subprocess.run(command, check=True, cwd=cwd, env={**os.environ, **own}, stdout=sys.stderr)
 
