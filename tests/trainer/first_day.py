@@ -14,10 +14,9 @@ from typing import Any
 
 from sandgate.contract.trajectory import Trajectory
 from sandgate.gateway.engine.scripted import Player, Reply
-from sandgate.gateway.engine.scripted_server import ScriptedServer
 from sandgate.gateway.tokens.load import read_checkpoint
 from sandgate.trainer.trl import rows as trl
-from tests.trainer.jobs import Lab
+from tests.trainer.jobs import Lab, served
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TASKS = ("ordinary", "impossible", "raises", "crashes", "hangs", "killed")
@@ -98,15 +97,8 @@ async def scripted(folder: Path) -> AsyncIterator[Lab]:
         vocab_size=vocab.size,
         max_model_len=2048,
     )
-    async with ScriptedServer(player, model="shop") as server:
-        made = Lab(here, player, server.url)
-        try:
-            yield made
-        finally:
-            for process in made.started:
-                if process.returncode is None:  # a test failed; what the command started ends with it
-                    process.kill()
-                    await process.wait()
+    async with served(here, player, "shop") as made:
+        yield made
 
 
 def kind_of(row: Trajectory) -> str:

@@ -93,7 +93,14 @@ async def lab(folder: Path, script: Script) -> AsyncIterator[Lab]:
         eos_ids=[tinymodel.END],
         vocab_size=tinymodel.VOCAB_SIZE,
     )
-    async with ScriptedServer(player, model="tiny") as server:
+    async with served(folder, player, "tiny") as made:
+        yield made
+
+
+@contextlib.asynccontextmanager
+async def served(folder: Path, player: Player, model: str) -> AsyncIterator[Lab]:
+    """The job that is in `folder`, and an engine that plays."""
+    async with ScriptedServer(player, model=model) as server:
         made = Lab(folder, player, server.url)
         try:
             yield made
