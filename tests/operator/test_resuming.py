@@ -106,7 +106,7 @@ async def test_while_there_is_no_row_anything_may_be_mended(up: Rig) -> None:
     )
     first = await up.run(wrong)
     assert (first.complete, first.trajectories is not None) == (False, True)
-    second = await up.run(job("a 9 kiwi", sampling={"temperature": 0.2}))
+    second = await up.run(job("a 9 kiwi", sampling={"temperature": 0.2}), retry_failed=True)
     assert second.complete
     assert [(row.uid, row.attempt) for row in up.rows()] == [("a", 1)]
     assert {row.metadata["manifest"] for row in up.rows()} == {
