@@ -104,9 +104,9 @@ MESSAGES = {
     "a text is a text": (b"done\n", TerminationMessage(value="done")),
     "a bare number is no reward": (b"0.5", TerminationMessage(value=0.5)),
     "true is no reward": (b'{"reward": true}', TerminationMessage(None, {}, {"reward": True})),
-    "a reward that is not finite is none": (
+    "a reward that is not finite is none, and the message no JSON that anybody can keep": (
         b'{"reward": 1e999}',
-        TerminationMessage(None, {}, {"reward": float("inf")}),
+        TerminationMessage(None, {}, '{"reward": 1e999}'),
     ),
     "info that is no object is left out": (
         b'{"reward": 2, "reward_info": 3}',

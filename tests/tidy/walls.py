@@ -49,6 +49,7 @@ SHELL = (
     "operator.main",
     "operator.metrics",
     "operator.probes",
+    "operator.sealing",
     "operator.sweeps",
     "sandbox.entry",
     "sandbox.guard",

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sandgate.contract.errors import Gone, NotFound
+from sandgate.contract.errors import NotFound
 from sandgate.contract.job import Backend, RolloutJob, Task
 from sandgate.contract.session import SessionHandle, SessionSpec, SessionState
 from sandgate.contract.status import JobCondition, RolloutJobStatus
@@ -50,6 +50,7 @@ from sandgate.operator.plan.job import plan_job
 from sandgate.operator.plan.session import plan_session
 from sandgate.operator.plan.status import is_over
 from sandgate.operator.reconcile import Reconciler
+from sandgate.operator.sealing import seal
 from sandgate.sandbox.process import Guard, watch_memory
 
 COUNTS_S = 1.0
@@ -356,8 +357,7 @@ class LocalRun:
     async def _seal(self, ref: Ref, outcome: Any) -> None:
         client = self.gateways[self.handles[ref.name][0]].client
         try:
-            with suppress(Gone):  # aborted by somebody: then that is how it ended
-                await client.finalize(ref.name, outcome)
+            await seal(client, ref.name, outcome)
             said = await client.get(ref.name)
         except NotFound:
             self.observed.vanished(ref, time.time())
