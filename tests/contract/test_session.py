@@ -72,9 +72,9 @@ def test_what_is_no_summary_is_refused(body: Any) -> None:
 
 
 def test_an_outcome_names_class_and_reason_and_is_bounded() -> None:
-    body = SessionOutcome(failure_reason=FailureReason.OOM_KILLED, detail="x" * 9999).body()
+    body = SessionOutcome(failure_reason=FailureReason.EVICTED, detail="x" * 9999).body()
     assert body["outcome"]["failure_class"] == "infra"
-    assert body["outcome"]["failure_reason"] == "OOMKilled"
+    assert body["outcome"]["failure_reason"] == "Evicted"
     assert len(body["outcome"]["detail"]) == DETAIL_CHARS_MAX
     assert body["outcome"]["complete"] is False
     assert "reward" not in body

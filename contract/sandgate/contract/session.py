@@ -112,7 +112,7 @@ class SessionSummary:
     limit_reached: str | None = None
     """`turns`, `totalTokens` or `context`: what refused a turn."""
     engine_errors: int = 0
-    """Turns that the engine failed, after all retries."""
+    """Turns that the engine failed, after all retries, for no reason that lies in the request."""
     reward: float | None = None
     complete_info: dict[str, Json] | None = None
     """reward_info of the agent's /complete."""

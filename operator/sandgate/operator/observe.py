@@ -256,9 +256,6 @@ class Observed:
                 self.sessions[ref.name] = seen
                 self.changed(ref.name)
         for uid in list(self.groups):
-            group = self.groups[uid]
-            if any(sample.reason is FailureReason.STRAGGLER for sample in group.samples):
-                self.groups[uid] = replace(group, closed=True)
             self._settle(uid)
         self.changed(JOB_KEY)
 

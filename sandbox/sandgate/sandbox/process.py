@@ -65,12 +65,15 @@ class ProcessExit:
     """None if a signal killed it."""
     signal: int | None
     oom: bool
+    """It held more than `memory_bytes`."""
     message: bytes
     """Of the termination file; at most 4096 bytes, as Kubernetes keeps."""
     at: float
     """Unix seconds."""
     tail: str
     """End of its output, for people; without secrets."""
+    machine_oom: bool = False
+    """Killed while the kernel was killing for memory: this machine had no more."""
 
 
 class StartFailed(Exception):
@@ -209,7 +212,8 @@ class SandboxProcess:
         return ProcessExit(
             code=code if code >= 0 else None,
             signal=-code if code < 0 else None,
-            oom=self._oom or (killed and -1 < self._oom_before < procfs.oom_kills()),
+            oom=self._oom,
+            machine_oom=killed and -1 < self._oom_before < procfs.oom_kills(),
             message=read_termination(self.spec.termination),
             at=at,
             tail=self._log.tail,

@@ -13,6 +13,7 @@ from sandgate.contract.errors import (
     EngineUnavailable,
     Overloaded,
     PromptTooLong,
+    RefusedByEngine,
     SandgateError,
 )
 from sandgate.gateway.conversation.messages import Sampling
@@ -128,7 +129,7 @@ REFUSALS: dict[str, tuple[int, bytes, str | None, type[SandgateError], str, floa
     "too long, in vLLM's first words": (400, said(LONG_1), None, PromptTooLong, "5000 tokens; this model", None),
     "too long, in its second": (400, said(LONG_2), None, PromptTooLong, "5000 tokens; this model", None),
     "too long, in its third": (400, said(LONG_3), None, PromptTooLong, "5000 tokens; this model", None),
-    "another 400 is passed on": (400, said("bad  regex\n here"), None, EngineFailed, "(400): bad regex here", None),
+    "another 400 is the caller's": (400, said("bad  regex\n here"), None, RefusedByEngine, ": bad regex here", None),
     "FastAPI's detail": (404, b'{"detail":"Not Found"}', None, EngineFailed, "answered 404: Not Found", None),
     "overloaded, with its time": (429, said("queue full"), "7", Overloaded, "queue full", 7.0),
     "unavailable, without": (503, b"", None, EngineUnavailable, "503", 1.0),

@@ -14,7 +14,14 @@ import msgspec
 import numpy as np
 import orjson
 
-from sandgate.contract.errors import EngineFailed, EngineUnavailable, Overloaded, PromptTooLong, SandgateError
+from sandgate.contract.errors import (
+    EngineFailed,
+    EngineUnavailable,
+    Overloaded,
+    PromptTooLong,
+    RefusedByEngine,
+    SandgateError,
+)
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.engine.api import Prompt
 
@@ -156,7 +163,7 @@ def refusal(status: int, body: bytes, retry_after: str | None, *, prompt_tokens:
     if status in (400, 413, 422):
         if found := TOO_LONG.search(words):
             return PromptTooLong(tokens=prompt_tokens, limit=int(found[found.lastgroup or "a"]))
-        return EngineFailed(f"the engine refused the request ({status}): {words}")
+        return RefusedByEngine(f"the engine refuses this request: {words}")
     if status == 429:
         return Overloaded(f"the engine is overloaded: {words}", retry_after=_seconds(retry_after))
     if status in (502, 503, 504):

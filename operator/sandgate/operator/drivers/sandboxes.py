@@ -191,15 +191,13 @@ async def _stop(process: SandboxProcess) -> None:
 
 def exit_of(end: ProcessExit) -> Exit:
     """What the planner is told."""
-    last = end.tail.splitlines()[-1] if end.tail else ""
-    return Exit(
-        at=end.at,
-        code=end.code,
-        signal=end.signal,
-        reason=FailureReason.OOM_KILLED if end.oom else None,
-        detail="more memory than resources.limits.memory" if end.oom else last,
-        message=parse_termination(end.message),
-    )
+    reason, detail = None, end.tail.splitlines()[-1] if end.tail else ""
+    if end.oom:
+        reason, detail = FailureReason.OOM_KILLED, "more memory than resources.limits.memory"
+    elif end.machine_oom:
+        reason, detail = FailureReason.NODE_PRESSURE, "killed while this machine ran out of memory"
+    message = parse_termination(end.message)
+    return Exit(end.at, end.code, end.signal, reason, detail, message)
 
 
 def base_env(home: Path) -> dict[str, str]:
