@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
 from sandgate.contract import errors
@@ -45,8 +45,8 @@ def tree(cls: type[errors.SandgateError]) -> Iterator[type[errors.SandgateError]
 
 def enum_table(enum: type[StrEnum]) -> str:
     docs = member_docs(enum)
-    classes: Mapping[StrEnum, object] = {**errors.FAILURE_CLASS}
-    causes: Mapping[StrEnum, Sequence[object]] = {**errors.CAUSES}
+    classes = {str(reason): kind for reason, kind in errors.FAILURE_CLASS.items()}
+    causes = {str(reason): who for reason, who in errors.CAUSES.items()}
     columns: tuple[str, ...] = ("value", "meaning")
     rows: list[tuple[str, ...]] = [(f"`{member}`", docs.get(member.name, "")) for member in enum]
     if all(member in classes for member in enum):

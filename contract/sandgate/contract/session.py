@@ -26,6 +26,8 @@ mistaken for its own; 2**53 of them last until the year 2255."""
 DROPPED: Final = "/dropped"
 """Name in a record's `reward_info` under which it says what was left out of it, and why. Names that begin with a slash
 are Sandgate's own."""
+PUBLIC: Final = "public"
+"""Name in a task's `data` of what its agent may see."""
 DETAIL_CHARS_MAX: Final = 1024
 """Of a failure's text; it travels in records and conditions."""
 
@@ -175,6 +177,24 @@ class SessionOutcome:
         """The same end and reward, and nothing that anybody else chose but a note that says `why`."""
         note = {DROPPED: well_formed(why[:DETAIL_CHARS_MAX])}
         return replace(self, detail="", reward_info=note)
+
+
+def task_of(uid: str, prompt: Json, data: Json, sample_index: int) -> dict[str, Json]:
+    """The task document: SessionSpec.task of every driver, and what a verifier finds in its file."""
+    return {"uid": uid, "prompt": prompt, "data": data, "sample_index": sample_index}
+
+
+def agents_task(document: Json) -> dict[str, Json] | None:
+    """What an agent may see of a task document: who it is, its prompt, and of its data what is under PUBLIC. The rest
+    (ground truth, tests, whatever somebody put beside) is the verifier's and the trainer's. None: it is of another
+    shape, and so nothing of it."""
+    if not isinstance(document, Mapping):
+        return None
+    data = document.get("data")
+    shown = {PUBLIC: data[PUBLIC]} if isinstance(data, Mapping) and PUBLIC in data else None
+    return task_of(
+        document.get("uid", ""), document.get("prompt", ""), shown, document.get("sample_index", 0)
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from sandgate.contract.session import DROPPED, SessionHandle, TerminationMessage
+from sandgate.contract.session import DROPPED, SessionHandle, TerminationMessage, agents_task, task_of
 from sandgate.sandbox.expand import container_env as container_env
 from sandgate.sandbox.expand import expand_all as expand_all
 
@@ -82,9 +82,13 @@ def prompt_text(prompt: Any) -> str:
 
 
 def task_document(uid: str, prompt: Any, data: Any, sample_index: int) -> bytes:
-    """Content of SANDGATE_TASK_FILE."""
-    task = {"uid": uid, "prompt": prompt, "data": data, "sample_index": sample_index}
-    return _json(task)
+    """Content of a verifier's SANDGATE_TASK_FILE."""
+    return _json(task_of(uid, prompt, data, sample_index))
+
+
+def agents_document(uid: str, prompt: Any, data: Any, sample_index: int) -> bytes:
+    """Content of an agent's: what an agent may see of it."""
+    return _json(agents_task(task_of(uid, prompt, data, sample_index)) or {})
 
 
 def result_document(

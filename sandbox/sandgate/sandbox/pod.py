@@ -105,7 +105,7 @@ class SessionUrls:
 
     @property
     def task_url(self) -> str:
-        """Where the task document is, for the session's own key."""
+        """Where the task document is; how much of it is told is the key's affair."""
         return f"{self.origin}/v1/sessions/{self.session_id}/task"
 
     def handle(self) -> SessionHandle:
@@ -187,7 +187,7 @@ def verifier_pod(
     """The pod of one verification. `result`: agents.result_document of what the agent left, at most RESULT_BYTES_MAX.
 
     It runs where agents may run. Of the template's volumes it has those that its container mounts. `keys_secret` has
-    the entries `<session>.api` (for the fetcher alone) and `<session>.reward`. Raises ValueError if the job has no
+    the entries `<session>.task` (for the fetcher alone) and `<session>.reward`. Raises ValueError if the job has no
     verifier or the result is too long.
     """
     del task, sample_index  # the gateway serves both: a task's data may be large
@@ -215,7 +215,7 @@ def verifier_pod(
         "SANDGATE_RESULT": result.decode("utf-8"),
         "SANDGATE_RESULT_FILE": RESULT_PATH,
     }
-    _fetcher(pod, main, handle, fetch, _secret(keys_secret, f"{session}.api"), look)
+    _fetcher(pod, main, handle, fetch, _secret(keys_secret, f"{session}.task"), look)
     _settle(pod, look, job.spec.limits.start_seconds + verifier.seconds)
     meta = {"annotations": (template.get("metadata") or {}).get("annotations")}
     ours = _labels(job, VERIFIER, session, group)

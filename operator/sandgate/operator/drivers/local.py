@@ -16,7 +16,7 @@ from typing import Any
 
 from sandgate.contract.errors import NotFound
 from sandgate.contract.job import Backend, RolloutJob, Task
-from sandgate.contract.session import SessionHandle, SessionSpec, SessionState
+from sandgate.contract.session import SessionHandle, SessionSpec, SessionState, task_of
 from sandgate.contract.status import JobCondition, RolloutJobStatus
 from sandgate.operator.drivers.collect import Collector
 from sandgate.operator.drivers.collect import Merge as Merge
@@ -333,7 +333,7 @@ class LocalRun:
 
     def _spec(self, ref: Ref) -> SessionSpec:
         task = self.tasks.get(ref.uid)
-        document = None if task is None else {"prompt": task.prompt, "data": task.data}
+        document = None if task is None else task_of(task.uid, task.prompt, task.data, ref.sample)
         return SessionSpec(
             session_id=ref.name,
             uid=ref.uid,

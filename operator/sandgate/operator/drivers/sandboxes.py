@@ -21,6 +21,7 @@ from sandgate.operator.observe import Observed
 from sandgate.operator.plan.actions import Exit, Ref, Running
 from sandgate.sandbox.agents import (
     agent_env,
+    agents_document,
     container_env,
     expand_all,
     result_document,
@@ -60,7 +61,7 @@ class Sandboxes:
             return
         agent = self.job.spec.agent
         scratch = self.folder.scratch(ref.name)
-        document = task_document(task.uid, task.prompt, task.data, ref.sample)
+        document = agents_document(task.uid, task.prompt, task.data, ref.sample)
         home = await asyncio.to_thread(_furnish, scratch, "agent", {"task.json": document})
         env = agent_env(
             handle,
