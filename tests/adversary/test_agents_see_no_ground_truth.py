@@ -1,4 +1,4 @@
-"""A task's `data` is the verifier's and the trainer's: a sandbox with an agent in it is given `data.public`, no more."""
+"""A task's `data` is the verifier's and the trainer's: an agent's sandbox is given `data.public`, no more."""
 
 from __future__ import annotations
 

@@ -22,9 +22,7 @@ class Task:
     prompt: Annotated[Json, MESSAGES, Doc("Text, or a list of chat messages.")] = ""
     data: Annotated[
         Json,
-        Doc(
-            "For verifier and trainer, opaque to Sandgate. An agent sees what is in it under `public`, nothing else."
-        ),
+        Doc("For verifier and trainer; an agent sees of it what is under `public`."),
     ] = None
 
 
