@@ -80,8 +80,8 @@ async def test_a_job_named_like_a_policy_does_not_take_it_over_and_says_so(up: W
 
     def says() -> bool:
         conditions = (up.job("default-deny").get("status") or {}).get("conditions", ())
-        ready = next((one for one in conditions if one["type"] == "Ready"), {})
-        return ready.get("reason") == "NameTaken" and "NetworkPolicy default-deny-agents" in ready["message"]
+        (ready,) = [one for one in conditions if one["type"] == "Ready"] or [{"reason": ""}]
+        return ready["reason"] == "NameTaken" and "NetworkPolicy default-deny-agents" in ready["message"]
 
     await so(says, "the job says whose object is in its way")
     assert await up.kube.get("NetworkPolicy", NAMESPACE, "default-deny-agents") == before

@@ -26,6 +26,8 @@ mistaken for its own; 2**53 of them last until the year 2255."""
 DROPPED: Final = "/dropped"
 """Name in a record's `reward_info` under which it says what was left out of it, and why. Names that begin with a slash
 are Sandgate's own."""
+COMPLETE: Final = "/complete"
+"""Name in a record's `reward_info` of what the agent said with /complete, where that is not the reward's own source."""
 PUBLIC: Final = "public"
 """Name in a task's `data` of what its agent may see."""
 DETAIL_CHARS_MAX: Final = 1024

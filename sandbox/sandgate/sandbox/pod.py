@@ -26,7 +26,7 @@ from sandgate.sandbox.agents import (
     prompt_text,
     verifier_env,
 )
-from sandgate.sandbox.harden import harden
+from sandgate.sandbox.harden import containers, harden, limit
 
 Json = Any
 
@@ -46,8 +46,8 @@ GRACE_S: Final = 5
 VOLUME_SIZE: Final = "64Mi"
 """Twice what the fetcher accepts: the file is written aside, then renamed."""
 FETCHER_RESOURCES: Final = {
-    "requests": {"cpu": "10m", "memory": "32Mi"},
-    "limits": {"memory": "128Mi"},
+    "requests": {"cpu": "10m", "memory": "32Mi", "ephemeral-storage": "64Mi"},
+    "limits": {"memory": "128Mi", "ephemeral-storage": "128Mi"},
 }
 FETCHER_USER: Final = 65532
 
@@ -71,7 +71,7 @@ class PodDefaults:
     runtime_class: str = ""
     """Where the template names none."""
     resources: Mapping[str, Json] = field(default_factory=dict)
-    """Of an agent or verifier that asks for nothing."""
+    """`requests` and `limits` of what containers of agents and verifiers do not say themselves."""
     unreachable_seconds: int = 30
     """How long a pod stays bound to a node that does not answer."""
     probe: tuple[str, ...] = ()
@@ -254,8 +254,6 @@ def _furnish(main: Json, env: Mapping[str, str], keys: Mapping[str, Json], look:
     ]
     main["env"] = ours + [one for one in main.get("env") or [] if one.get("name") not in env]
     main.setdefault("terminationMessagePolicy", "File")
-    if not main.get("resources"):
-        main["resources"] = copy.deepcopy(dict(look.resources))
     if posixpath.normpath(main.get("workingDir") or ".") == ".":
         main.pop("workingDir", None)  # locally the manifest's folder; in an image, the image's own
 
@@ -309,6 +307,9 @@ def _settle(pod: Json, look: PodDefaults, seconds: int) -> None:
     if look.runtime_class:
         pod.setdefault("runtimeClassName", look.runtime_class)
     harden(pod, look.unreachable_seconds)
+    for container in containers(pod):  # a side-car shares the pod's node, and may be the agent's tool
+        if container["name"] != FETCHER:
+            limit(container, look.resources)
     if not pod.get("volumes"):
         pod.pop("volumes", None)
 

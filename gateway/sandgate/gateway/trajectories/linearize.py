@@ -13,10 +13,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args
 
 from sandgate.contract.errors import CorruptRecord, InvalidBody
+from sandgate.contract.session import COMPLETE
 from sandgate.contract.trajectory import Floats, Ids, Mask, Trajectory
 from sandgate.gateway.journal.records import Rewarded, Sealed
 from sandgate.gateway.trajectories.credit import Credit, credit
 
+APART = "apart"
+"""In `Opened.spec` of sessions whose /complete has a place of its own in `reward_info`; older journals read as they did."""
 SharedNodes = Literal["once", "every"]
 """A sampled node on several trajectories has mask 1 in the first only, or in each."""
 
@@ -109,8 +112,9 @@ def linearize(
     """The rows of a session that ended; none if it was aborted. `turns` in order of commit; `spec`: `Opened.spec` (job,
     uid, sample_index, attempt, model, metadata); `completed`: `Completed.info`.
 
-    Copies arrays and makes no Python object per token. `reward_info` is the union of what /complete, the rewards and
-    the seal said, later over earlier. Raises CorruptRecord for turns that do not fit each other, InvalidBody for
+    Copies arrays and makes no Python object per token. `reward_info` is the union of what the rewards and the seal
+    said, later over earlier; what /complete said is part of it where the agent's word is the reward, else it stands
+    under COMPLETE: an agent adds no key beside a verifier's. Raises CorruptRecord for turns that do not fit each other, InvalidBody for
     rewards, a discount or a `shared_nodes` that cannot be.
     """
     if sealed.shared_nodes not in get_args(SharedNodes):
@@ -125,7 +129,10 @@ def linearize(
         discount=sealed.discount,
     )
     common = _common(session_id, spec, sealed, facts or Facts())
-    common["reward_info"] = _union(completed or {}, *(given.info for given in rewarded), sealed.info)
+    agents = completed or {}
+    if spec.get(APART) and spec.get("reward_source") != "agent":
+        agents = {COMPLETE: agents} if agents else {}
+    common["reward_info"] = _union(agents, *(given.info for given in rewarded), sealed.info)
     trained: set[str] = set()
     out: list[Trajectory] = []
     for number, path in enumerate(paths):

@@ -46,8 +46,8 @@ def session_object(job: RolloutJob, ref: Ref, gateway: str, *, remote: bool = Fa
 def keys_secret(
     job: RolloutJob, uid: str, attempt: int, chunk: int, secret: bytes, expires_at: float
 ) -> Json:
-    """All keys of one attempt of KEYS_PER_SECRET samples of a task, by session id. To be *created*: one that exists is as
-    good, though it expires at another time, and cannot be changed (kubelets do not watch those)."""
+    """All keys of one attempt of KEYS_PER_SECRET samples of a task, by session id. To be *created*: one that exists is
+    as good, though it expires at another time, and cannot be changed (kubelets do not watch those)."""
     name = job.metadata.name
     group = group_name(name, uid)
     first = chunk * KEYS_PER_SECRET
