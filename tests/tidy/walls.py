@@ -53,6 +53,7 @@ SHELL = (
     "operator.sweeps",
     "sandbox.entry",
     "sandbox.guard",
+    "sandbox.keeper",
     "sandbox.logs",
     "sandbox.process",
     "sandbox.procfs",

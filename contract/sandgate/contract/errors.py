@@ -99,6 +99,8 @@ class FailureReason(StrEnum):
     """The agent program ended by itself, and not well."""
     AGENT_SIGNAL = "AgentSignal"
     """A signal ended the agent program."""
+    ESCAPED = "Escaped"
+    """Without a cluster: something that it started would not end, or what stands over it was killed."""
     NODE_PRESSURE = "NodePressure"
     """Its node ran out of memory, disk or processes while it used more than it had asked for, or had no limit."""
     VERIFIER_FAILED = "VerifierFailed"
@@ -140,6 +142,7 @@ FAILURE_CLASS: dict[FailureReason, FailureClass] = {
     FailureReason.STORAGE_EXCEEDED: FailureClass.POLICY,
     FailureReason.AGENT_EXIT: FailureClass.AGENT,
     FailureReason.AGENT_SIGNAL: FailureClass.AGENT,
+    FailureReason.ESCAPED: FailureClass.AGENT,
     FailureReason.NODE_PRESSURE: FailureClass.AGENT,
     FailureReason.VERIFIER_FAILED: FailureClass.AGENT,
     FailureReason.STRAGGLER: FailureClass.AGENT,
@@ -178,6 +181,7 @@ CAUSES: dict[FailureReason, tuple[Cause, ...]] = {
     FailureReason.STORAGE_EXCEEDED: (Cause.SANDBOX,),
     FailureReason.AGENT_EXIT: (Cause.SANDBOX, Cause.JOB),
     FailureReason.AGENT_SIGNAL: (Cause.SANDBOX, Cause.JOB, Cause.PLATFORM),
+    FailureReason.ESCAPED: (Cause.SANDBOX,),
     FailureReason.NODE_PRESSURE: (Cause.SANDBOX, Cause.PLATFORM),
     FailureReason.VERIFIER_FAILED: (Cause.SANDBOX, Cause.JOB),
     FailureReason.STRAGGLER: (Cause.SANDBOX, Cause.JOB, Cause.PLATFORM),

@@ -19,7 +19,7 @@ from sandgate.gateway.journal.records import Rewarded, Sealed
 from sandgate.gateway.trajectories.credit import Credit, credit
 
 APART = "apart"
-"""In `Opened.spec` of sessions whose /complete has a place of its own in `reward_info`; older journals read as they did."""
+"""In `Opened.spec` of sessions whose /complete has a place of its own in `reward_info`; others read as they did."""
 SharedNodes = Literal["once", "every"]
 """A sampled node on several trajectories has mask 1 in the first only, or in each."""
 
@@ -114,8 +114,8 @@ def linearize(
 
     Copies arrays and makes no Python object per token. `reward_info` is the union of what the rewards and the seal
     said, later over earlier; what /complete said is part of it where the agent's word is the reward, else it stands
-    under COMPLETE: an agent adds no key beside a verifier's. Raises CorruptRecord for turns that do not fit each other, InvalidBody for
-    rewards, a discount or a `shared_nodes` that cannot be.
+    under COMPLETE: an agent adds no key beside a verifier's. Raises CorruptRecord for turns that do not fit,
+    InvalidBody for rewards, a discount or a `shared_nodes` that cannot be.
     """
     if sealed.shared_nodes not in get_args(SharedNodes):
         raise InvalidBody("shared_nodes must be once or every", field="shared_nodes")

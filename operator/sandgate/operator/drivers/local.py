@@ -91,9 +91,9 @@ async def run_local(
     check(job)
     manifest_dir, out = absolute(manifest_dir), absolute(out)
     tasks = await asyncio.to_thread(load_tasks, job.spec.tasks, manifest_dir)
-    if job.spec.agent.backend is not Backend.PROCESS:
-        backend = job.spec.agent.backend.value
-        progress(Problem(text=f"backend {backend}: here agents run as local processes, without isolation"))
+    asked = job.spec.agent.backend
+    instead = "" if asked is Backend.PROCESS else f"backend {asked.value}: here "
+    progress(Problem(text=f"{instead}agents run as local processes of this user, without isolation"))
     async with standing(
         job, manifest_dir=manifest_dir, out=out, tell=progress, engine_url=engine_url
     ) as ours:

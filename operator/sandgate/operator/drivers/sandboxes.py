@@ -193,7 +193,9 @@ async def _stop(process: SandboxProcess) -> None:
 def exit_of(end: ProcessExit) -> Exit:
     """What the planner is told."""
     reason, detail = None, end.tail.splitlines()[-1] if end.tail else ""
-    if end.oom:
+    if end.escaped:
+        reason, detail = FailureReason.ESCAPED, "something of it may still run: nothing that it left is taken"
+    elif end.oom:
         reason, detail = FailureReason.OOM_KILLED, "more memory than resources.limits.memory"
     elif end.machine_oom:
         reason, detail = FailureReason.NODE_PRESSURE, "killed while this machine ran out of memory"

@@ -116,8 +116,8 @@ def is_infra(reason: FailureReason | None) -> bool:
 
 
 def unscored(reason: FailureReason | None) -> bool:
-    """Nobody judges it: it never came so far, or was cut for its group's sake."""
-    return is_infra(reason) or reason is FailureReason.STRAGGLER
+    """Nobody judges it: it never came so far, was cut for its group's sake, or may still be at work on its result."""
+    return is_infra(reason) or reason in (FailureReason.STRAGGLER, FailureReason.ESCAPED)
 
 
 def reward_of(
