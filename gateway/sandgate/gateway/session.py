@@ -6,7 +6,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from sandgate.contract.errors import Conflict, Gone, LimitReached
+from sandgate.contract.errors import (
+    BadRequest,
+    Conflict,
+    EngineFailed,
+    Gone,
+    LimitReached,
+    PromptTooLong,
+    SandgateError,
+)
 from sandgate.gateway.conversation.tree import Tree
 from sandgate.gateway.conversation.turns import Turn
 from sandgate.gateway.journal.records import (
@@ -128,6 +136,15 @@ class Session:
         if total_tokens and self.tokens >= total_tokens:
             self.limit_reached = "totalTokens"
             raise LimitReached("totalTokens", used=self.tokens, limit=total_tokens)
+
+    def call_failed(self, error: SandgateError, *, shaped: bool) -> None:
+        """Its engine's failure, unless the reason lies in the call: what the engine refuses (400) is the caller's doing,
+        and a wrong answer to a grammar that the caller chose (`shaped`) may be. An agent must not choose that its
+        engine failed."""
+        if isinstance(error, PromptTooLong):
+            self.limit_reached = self.limit_reached or "context"
+        elif not isinstance(error, BadRequest) and not (shaped and isinstance(error, EngineFailed)):
+            self.engine_errors += 1
 
     def replayable(self, digest: bytes, *, retry: bool, n: int) -> list[Turn] | None:
         """The committed answer that this request must get again, if it is a retry of one: it says so, or the

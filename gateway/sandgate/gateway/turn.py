@@ -12,9 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sandgate.contract.errors import (
-    BadRequest,
     Draining,
-    EngineFailed,
     ForkReason,
     Gone,
     JournalUnavailable,
@@ -292,11 +290,8 @@ class Turns:
         try:
             with self.metrics.engine_s.time():
                 sample = await self.engine.generate(prompt, on_delta if streaming else None)
-        except PromptTooLong:
-            session.limit_reached = session.limit_reached or "context"
-            raise
         except SandgateError as error:
-            session.engine_errors += _engines_own(error, constraint)
+            session.call_failed(error, shaped=constraint is not None)
             raise
         if not streaming:
             if len(sample.ids) > OFF_LOOP_IDS:
@@ -484,12 +479,6 @@ async def _all(making: list[Coroutine[Any, Any, tuple[Sample, Parser]]]) -> list
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _engines_own(error: SandgateError, constraint: Mapping[str, Any] | None) -> bool:
-    """Did the engine fail a call for no reason that lies in the call? What it refuses (400) is the caller's doing, and
-    a wrong answer to a grammar that the caller chose may be: an agent must not choose that its engine failed."""
-    return not isinstance(error, BadRequest) and (constraint is None or not isinstance(error, EngineFailed))
 
 
 def _token(said: Delta | Turn, at: int) -> Tokens:
