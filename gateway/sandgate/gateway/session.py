@@ -138,9 +138,9 @@ class Session:
             raise LimitReached("totalTokens", used=self.tokens, limit=total_tokens)
 
     def call_failed(self, error: SandgateError, *, shaped: bool) -> None:
-        """Its engine's failure, unless the reason lies in the call: what the engine refuses (400) is the caller's doing,
-        and a wrong answer to a grammar that the caller chose (`shaped`) may be. An agent must not choose that its
-        engine failed."""
+        """Its engine's failure, unless the reason lies in the call: what the engine refuses (400) is the caller's
+        doing, and a wrong answer to a grammar that the caller chose (`shaped`) may be. An agent must not choose that
+        its engine failed."""
         if isinstance(error, PromptTooLong):
             self.limit_reached = self.limit_reached or "context"
         elif not isinstance(error, BadRequest) and not (shaped and isinstance(error, EngineFailed)):
