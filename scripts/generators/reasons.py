@@ -45,12 +45,16 @@ def tree(cls: type[errors.SandgateError]) -> Iterator[type[errors.SandgateError]
 
 def enum_table(enum: type[StrEnum]) -> str:
     docs = member_docs(enum)
-    classes = getattr(errors, "FAILURE_CLASS", {})
+    classes = {str(reason): kind for reason, kind in errors.FAILURE_CLASS.items()}
+    causes = {str(reason): who for reason, who in errors.CAUSES.items()}
     columns: tuple[str, ...] = ("value", "meaning")
     rows: list[tuple[str, ...]] = [(f"`{member}`", docs.get(member.name, "")) for member in enum]
     if all(member in classes for member in enum):
-        columns = ("value", "class", "meaning")
-        rows = [(value, f"`{classes[member]}`", doc) for (value, doc), member in zip(rows, enum, strict=True)]
+        columns = ("value", "class", "who can cause it", "meaning")
+        rows = [
+            (value, f"`{classes[member]}`", ", ".join(f"`{one}`" for one in causes[member]), doc)
+            for (value, doc), member in zip(rows, enum, strict=True)
+        ]
     if not any(row[-1] for row in rows):
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     return section(enum.__name__, summary(enum), columns, rows)

@@ -24,11 +24,11 @@ OPERATOR: Mapping[str, set[str]] = {
     "pods": READ | APPLY | {"delete", "deletecollection"},
     "secrets": APPLY | {"get", "delete"},
     "configmaps": APPLY | {"get"},
-    "services": APPLY,
-    "statefulsets.apps": APPLY,
-    "deployments.apps": APPLY,
-    "poddisruptionbudgets.policy": APPLY,
-    "networkpolicies.networking.k8s.io": APPLY,
+    "services": APPLY | {"get"},
+    "statefulsets.apps": APPLY | {"get"},
+    "deployments.apps": APPLY | {"get"},
+    "poddisruptionbudgets.policy": APPLY | {"get"},
+    "networkpolicies.networking.k8s.io": APPLY | {"get"},
 }
 
 

@@ -38,6 +38,10 @@ def test_every_key_is_written() -> None:
 
 
 RESOURCES = {"requests": {"cpu": 2, "memory": "2Gi"}, "limits": {"memory": "8Gi", "cpu": "1.5"}}
+STORED = {
+    "requests": {"cpu": 2, "memory": "2Gi", "ephemeral-storage": "1Gi"},
+    "limits": {"memory": "8Gi", "ephemeral-storage": "2Gi"},
+}
 
 # values -> key of the settings, what it must hold
 CARRIED: Mapping[str, tuple[Mapping[str, Any], str, Any]] = {
@@ -80,9 +84,17 @@ CARRIED: Mapping[str, tuple[Mapping[str, Any], str, Any]] = {
         RESOURCES,
     ),
     "sandbox resources": (
-        {"jobs": {"sandbox": {"resources": RESOURCES}}},
+        {"jobs": {"sandbox": {"resources": STORED}}},
         "sandbox_resources",
-        RESOURCES,
+        STORED,
+    ),
+    "sandbox resources, a default taken away": (
+        {"jobs": {"sandbox": {"resources": {"limits": {"memory": None}}}}},
+        "sandbox_resources",
+        {
+            "requests": {"cpu": "100m", "memory": "128Mi", "ephemeral-storage": "64Mi"},
+            "limits": {"ephemeral-storage": "8Gi"},
+        },
     ),
     "patience with a lost node": (
         {"jobs": {"sandbox": {"unreachableSeconds": 86400}}},

@@ -137,7 +137,7 @@ CASES: dict[str, Case] = {
     "is-evicted-by-the-api": Case(DEAF, (None, None, R.EVICTED), act=evict, words="Eviction API"),
     "is-evicted-by-its-node": Case(
         "dd if=/dev/zero of=/v/x bs=1M count=9; exec sleep 600",
-        (None, None, R.EVICTED),
+        (None, None, R.STORAGE_EXCEEDED),
         fields={"volumeMounts": [{"name": "v", "mountPath": "/v"}]},
         spec={"volumes": [{"name": "v", "emptyDir": {"sizeLimit": "1Mi"}}]},
         words="exceeds the limit",

@@ -23,7 +23,7 @@ DEEDS = {"errand-01": "exit", "errand-03": "memory", "errand-04": "hang", "erran
 """What sample 1 does; sample 0 is good everywhere."""
 FAILURES = {
     "errand-01": ("agent", "AgentExit", 1),
-    "errand-03": ("infra", "OOMKilled", 2),
+    "errand-03": ("policy", "OOMKilled", 1),
     "errand-04": ("policy", "SessionTimeout", 1),
     "errand-06": ("infra", "EngineError", 2),
 }

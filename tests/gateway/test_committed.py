@@ -163,9 +163,9 @@ async def test_the_sandbox_reads_its_task_as_it_was_given() -> None:
     async with serving(disk) as (g, admin):
         agent = await g.session(session_id="s1", task=DOCUMENT)
         url = "/v1/sessions/s1/task"
-        for key in ("api_key", "reward_key"):
+        for key, seen in (("api_key", {**DOCUMENT, "data": None}), ("reward_key", DOCUMENT)):
             answer = await g.admin.get(url, headers=bearer(agent.handle[key]))
-            assert (answer.status_code, answer.json()) == (200, DOCUMENT)
+            assert (answer.status_code, answer.json()) == (200, seen)
         assert await admin.task("s1") == DOCUMENT
         await g.finalize(agent)
     async with serving(disk) as (_, admin):

@@ -224,10 +224,28 @@ class World:
 
     def tell(self, kind: str, event: str, body: Json) -> None:
         """The watch."""
+        if kind == "RolloutJob" and event == "ADDED" and body["metadata"]["name"] == "shop":
+            self._sign(body["metadata"]["uid"])
         if kind == "Pod":
             self._kubelet(event, body)
         if self.hub is not None and not self.deaf and kind in ("RolloutJob", "AgentSession", "Pod"):
             self.hub.saw(kind, event, body)
+
+    def _sign(self, job: str) -> None:
+        """The job's signing Secret is what the gateways have, and its own."""
+        owner = {"kind": "RolloutJob", "name": "shop", "uid": job, "controller": True}
+        meta = {
+            "name": "shop-signing",
+            "namespace": NAMESPACE,
+            "uid": f"{job}-signing",
+            "resourceVersion": "1",
+        }
+        self.kube.objects["Secret", NAMESPACE, "shop-signing"] = {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {**meta, "ownerReferences": [owner]},
+            "data": {"secret": base64.b64encode(SECRET.hex().encode()).decode()},
+        }
 
     # -- nodes --------------------------------------------------------------------------------------------------------
 
@@ -368,18 +386,11 @@ def hurry(patch: Any) -> None:
 async def world(
     folder: Path, script: Any = lambda ids, number: "done", *, gateways: int = 1, **config: Any
 ) -> AsyncIterator[World]:
-    """Gateways of the job `shop` are up and its signing Secret is there; no operator yet. `config`: of gateways."""
+    """Gateways of the job `shop` are up, with the signing Secret that it will have; no operator yet. `config`: of
+    gateways."""
     async with AsyncExitStack() as stack:
         made = World(FakeKube(time.time), stack, folder, script, config=config)
         made.kube.watchers.append(made.tell)
-        await made.kube.create(
-            {
-                "apiVersion": "v1",
-                "kind": "Secret",
-                "metadata": {"name": "shop-signing", "namespace": NAMESPACE},
-                "data": {"secret": base64.b64encode(SECRET.hex().encode()).decode()},
-            }
-        )
         try:
             for index in range(gateways):
                 await made.gateway_up(f"shop-gateway-{index}")

@@ -21,6 +21,13 @@ def fetcher(code: int, message: str, at: float = 4) -> Json:
     return container(ended(code, at, message=message), "sandgate-fetcher")
 
 
+def limited(phase: str, *states: Json) -> Json:
+    """Its container has a limit of memory."""
+    made = pod(phase, *states)
+    made["spec"]["containers"] = [{"name": "agent", "resources": {"limits": {"memory": "64Mi"}}}]
+    return made
+
+
 def policy_message(reason: str) -> str:
     return json.dumps({"reason": reason, "detail": "10.96.0.1:443 answers"})
 
@@ -54,15 +61,19 @@ ENDS: dict[str, tuple[Json, tuple[Any, ...] | None]] = {
         pod("Running", ended(3)),
         (20, 3, None, None),
     ),
-    "out of memory too": (pod("Running", ended(137, reason="OOMKilled")), (20, None, 9, R.OOM_KILLED)),
+    "out of memory too": (limited("Running", ended(137, reason="OOMKilled")), (20, None, 9, R.OOM_KILLED)),
     "a container killed beside one that runs on was killed": (
         pod("Running", ended(137), SIDECAR),
         (20, None, 9, None),
     ),
     # -- memory
-    "out of memory is infrastructure": (
-        pod("Failed", ended(137, reason="OOMKilled")),
+    "out of memory by its own limit": (
+        limited("Failed", ended(137, reason="OOMKilled")),
         (20, None, 9, R.OOM_KILLED),
+    ),
+    "out of memory without a limit is its node's want of it": (
+        pod("Failed", ended(137, reason="OOMKilled")),
+        (20, None, 9, R.NODE_PRESSURE),
     ),
     "a child that ran out of memory is the agent's affair if it coped": (
         pod("Succeeded", ended(0, reason="OOMKilled")),

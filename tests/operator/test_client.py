@@ -108,8 +108,8 @@ async def test_a_group_that_is_closed_gives_what_ended_well(up: Running, client:
         handle = await client.create(spec(f"s{sample}", sample_index=sample, group_size=2))
         await turn(up, handle)
     await client.finalize("s0", SessionOutcome())
-    await client.finalize("s1", SessionOutcome(failure_reason=FailureReason.OOM_KILLED, detail="too much"))
-    assert (await client.get("s1")).failure_reason == "OOMKilled"
+    await client.finalize("s1", SessionOutcome(failure_reason=FailureReason.EVICTED, detail="too much"))
+    assert (await client.get("s1")).failure_reason == "Evicted"
     assert await client.lease(max_groups=1, ttl_s=60) is None
     await client.close_group("q1", job="shop-job")
     lease = await client.lease(max_groups=1, ttl_s=60)

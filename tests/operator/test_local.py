@@ -61,7 +61,7 @@ DEEDS = ["good", "crash", "memory", "hang", "signal", "limit", "fault", "posts"]
 
 
 async def test_who_fails_fails_alone_and_says_why(up: Rig) -> None:
-    up.script.rules["FAULT"] = Reply("", fault=Fault("status", status=400, message="bad engine"))
+    up.script.rules["FAULT"] = Reply("", fault=Fault("status", status=500, message="bad engine"))
     result = await up.run(
         job(
             *(f"{deed} 7 kiwi" for deed in DEEDS),
@@ -83,13 +83,13 @@ async def test_who_fails_fails_alone_and_says_why(up: Rig) -> None:
     counts = {
         "AgentExit": 1,
         "AgentSignal": 1,
-        "OOMKilled": 2,
+        "OOMKilled": 1,
         "SessionTimeout": 1,
         "TurnLimit": 1,
         "EngineError": 2,
     }
     assert result.failures == counts
-    assert (result.status.ended, result.status.failed, result.status.retries) == (16, 6, 2)
+    assert (result.status.ended, result.status.failed, result.status.retries) == (16, 6, 1)
     assert result.status.committed == 16
     siblings_are_whole(up)
     failures_are_told(up)
@@ -119,10 +119,11 @@ def failures_are_told(up: Rig) -> None:
         "crash": ("agent", "AgentExit"),
         "hang": ("policy", "SessionTimeout"),
         "signal": ("agent", "AgentSignal"),
+        "memory": ("policy", "OOMKilled"),
         "limit": ("policy", "TurnLimit"),
         "posts": (None, None),
     }
-    assert {rows[uid].reward for uid in ("crash", "hang", "signal", "limit")} == {0.0}
+    assert {rows[uid].reward for uid in ("crash", "hang", "signal", "memory", "limit")} == {0.0}
     assert rows["crash"].reward_info["exit_code"] == 1
     assert rows["hang"].reward_info["exit_code"] is None
 
@@ -130,8 +131,6 @@ def failures_are_told(up: Rig) -> None:
 def infra_is_tried_again_and_never_scored(up: Rig) -> None:
     infra = {(one.uid, one.attempt): one for one in up.of(SessionEnded) if one.failure_class == "infra"}
     assert {key: one.failure_reason for key, one in infra.items()} == {
-        ("memory", 0): FailureReason.OOM_KILLED,
-        ("memory", 1): FailureReason.OOM_KILLED,
         ("fault", 0): FailureReason.ENGINE_ERROR,
         ("fault", 1): FailureReason.ENGINE_ERROR,
     }

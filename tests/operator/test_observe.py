@@ -189,9 +189,9 @@ def test_sessions_that_are_not_of_this_job_are_left_alone(other: dict[str, Any])
 
 def test_a_group_whose_straggler_was_cut_is_over_for_the_next_driver_too() -> None:
     seen = Seen("a", groupSize=2)
-    cut = seen.said(ref("a", 1), failure_class="infra", failure_reason="Straggler")
+    cut = seen.said(ref("a", 1), failure_class="agent", failure_reason="Straggler")
     seen.it.found("g0", [seen.said(ref("a", 0)), cut])
-    assert seen.it.settled == {"a": 1}
+    assert seen.it.settled == {"a": 2}
 
 
 def test_samples_are_tried_anew_with_attempts_that_count_on() -> None:

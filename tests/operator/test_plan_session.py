@@ -40,6 +40,7 @@ from tests.operator.plans import (
     session,
     spec,
     timed_out,
+    told,
 )
 
 R = FailureReason
@@ -197,9 +198,9 @@ STEPS: dict[str, Case] = {
     "also after one that crashed": (spec(**VERIFIER), after(ended(1)), 20.0, [StartVerifier(ref())]),
     "not after an infra failure": (
         spec(**VERIFIER),
-        after(ended(None, reason=R.OOM_KILLED, detail="too much")),
+        after(ended(None, reason=R.EVICTED, detail="too much")),
         20.0,
-        seal(R.OOM_KILLED, "too much"),
+        seal(R.EVICTED, "too much"),
     ),
     "a verifier is waited for": (
         spec(**VERIFIER),
@@ -251,7 +252,7 @@ STEPS: dict[str, Case] = {
         26.0,
         seal(),
     ),
-    "one that says nothing has failed, and the agent is not to blame": (
+    "one that says nothing has failed: masked, and not tried again": (
         spec(**VERIFIER),
         after(ended(at=26.0), verifier=running(25.0, ended(at=26.0))),
         26.0,
@@ -316,10 +317,15 @@ def test_plan_session(
 
 ENDS: dict[str, tuple[RolloutJobSpec, SessionObserved, list[Action]]] = {
     "exit 0 is a good end": (spec(), after(ended()), scored(0, True)),
-    "out of memory is the sandbox's": (
+    "out of memory by its own limit is its own": (
         spec(),
         after(ended(None, signal=9, reason=R.OOM_KILLED, detail="too much")),
-        seal(R.OOM_KILLED, "too much"),
+        seal(
+            R.OOM_KILLED,
+            "too much",
+            reward=0.0,
+            reward_info={"exit_code": None} | told("SIGKILL", "too much"),
+        ),
     ),
     "a program that cannot be started is the sandbox's": (
         spec(),
@@ -448,8 +454,8 @@ ENDS: dict[str, tuple[RolloutJobSpec, SessionObserved, list[Action]]] = {
     ),
     "an infra failure is never scored": (
         spec(**AGENT),
-        after(ended(None, reason=R.OOM_KILLED, message=left(reward=1.0))),
-        seal(R.OOM_KILLED),
+        after(ended(None, reason=R.EVICTED, message=left(reward=1.0))),
+        seal(R.EVICTED),
     ),
 }
 

@@ -174,6 +174,7 @@ def test_the_corpus_has_every_reason_that_a_cluster_can_be_made_to_write() -> No
     assert {end[2] for end in ends if end} >= {
         None,
         R.OOM_KILLED,
+        R.STORAGE_EXCEEDED,
         R.IMAGE_ERROR,
         R.START_FAILED,
         R.START_TIMEOUT,
@@ -249,8 +250,9 @@ def test_a_pod_without_the_mark_is_judged_by_its_first_container() -> None:
 
 def test_whatever_the_node_or_others_do_is_infrastructure() -> None:
     """The law behind the table: what was not the agent's doing is never scored."""
+    own = {R.SESSION_TIMEOUT, R.OOM_KILLED, R.NODE_PRESSURE, R.AGENT_MISSING}
     for name, (_, end) in ENDS.items():
-        if end is not None and end[3] not in (None, R.SESSION_TIMEOUT, R.AGENT_MISSING):
+        if end is not None and end[3] is not None and end[3] not in own:
             assert FAILURE_CLASS[end[3]] is FailureClass.INFRA, name
 
 

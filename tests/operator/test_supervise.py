@@ -16,7 +16,9 @@ from sandgate.contract.errors import Unavailable
 from sandgate.operator.drivers import supervise
 from sandgate.operator.drivers.sandboxes import base_env
 from sandgate.operator.drivers.supervise import Supervised, own_env
+from sandgate.sandbox import procfs
 from sandgate.sandbox.process import Guard, ProcessSpec
+from tests.support.waiting import until
 
 Make = Callable[..., Supervised]
 FOREVER = "import time; time.sleep(600)"
@@ -64,9 +66,23 @@ async def test_it_is_started_again_at_once(bench: Bench) -> None:
     first = process.process.pid
     os.kill(first, signal.SIGKILL)
     await bench.again.wait()
+
+    async def again() -> bool:
+        return process.process is not None and process.process.pid != first
+
+    await until(again, what="it runs again")
     await process.stop(0.0)
     assert bench.restarts == [("it", "signal 9", 1)]
-    assert process.process.pid != first
+
+
+async def test_one_that_is_stopped_while_it_starts_again_leaves_nothing(bench: Bench) -> None:
+    process = bench.make(FOREVER)
+    await process.start()
+    assert process.process is not None
+    os.kill(process.process.pid, signal.SIGKILL)
+    await bench.again.wait()
+    await process.stop(0.0)
+    assert procfs.below(os.getpid()) == [bench.guard._process.pid]
 
 
 async def test_one_that_keeps_ending_is_given_up_with_its_last_words(bench: Bench) -> None:

@@ -21,7 +21,7 @@ from sandgate.operator.plan.job import plan_job
 from sandgate.operator.plan.session import plan_session
 from sandgate.operator.plan.status import is_over
 
-ENDS = ["ok", "ok", "ok", "crash", "oom", "hang", "limit", "engine", "start", "signal"]
+ENDS = ["ok", "ok", "ok", "crash", "oom", "hang", "limit", "engine", "start", "signal", "evicted"]
 
 
 @dataclass
@@ -124,8 +124,9 @@ class World:
             return
         del self.agents[name]
         code, reason = {"ok": 0, "limit": 1, "engine": 1, "crash": 1}.get(how), None
-        if how in ("oom", "start"):
-            reason = FailureReason.OOM_KILLED if how == "oom" else FailureReason.START_FAILED
+        if how in ("oom", "start", "evicted"):
+            reasons = {"oom": FailureReason.OOM_KILLED, "evicted": FailureReason.EVICTED}
+            reason = reasons.get(how, FailureReason.START_FAILED)
         if how in ("limit", "engine"):
             more = {"limit_reached": "turns"} if how == "limit" else {"engine_errors": 1}
             self.sessions[name] = replace(self.sessions[name], **more)

@@ -316,10 +316,10 @@ def test_a_verifier_has_a_reward_key_and_its_fetcher_the_other() -> None:
         "SANDGATE_TASK_FILE": "/sandgate/task.json",
         "SANDGATE_RESULT": '{"exit_code": 0}',
         "SANDGATE_RESULT_FILE": "/sandgate/result.json",
-        "SANDGATE_KEY": secret("api"),
+        "SANDGATE_KEY": secret("task"),
     }
     assert mounts_of(main_of(pod)) == {"/sandgate": True}
-    assert secret("api") not in env_of(main_of(pod)).values()
+    assert secret("task") not in env_of(main_of(pod)).values()
 
 
 def test_a_verifier_runs_where_agents_may_with_the_volumes_that_it_mounts() -> None:

@@ -406,10 +406,14 @@ async def test_a_guard_that_was_killed_stops_nothing(box: Box) -> None:
     guard.close()
 
 
-def test_memory_of_groups_is_seen() -> None:
-    held = procfs.group_memory()
-    assert held[os.getpgrp()] > 1_000_000
-    assert procfs.group_memory_exact(os.getpgrp()) > 1_000_000
+async def test_memory_of_all_below_is_seen(box: Box) -> None:
+    process = await box.start(f"print('up', flush=True); {FOREVER}")
+    await box.says("up")  # the moment after its exec it holds nothing yet
+    held = procfs.tree_memory([process.keeper, 2**30])
+    assert held.pop(process.keeper) > 1_000_000
+    assert held == {2**30: 0}
+    assert procfs.tree_memory_exact(process.keeper) > 1_000_000
+    assert procfs.below(process.keeper) == [process.pid]
     assert procfs.oom_kills() >= -1
 
 

@@ -53,6 +53,8 @@ class JobReason(StrEnum):
     """Ready: gateways take sessions and an engine answers."""
     NOTHING_MADE = "NothingMade"
     """Not ready: gateways and engine are not made yet."""
+    NAME_TAKEN = "NameTaken"
+    """Not ready: an object of another has a name that the job needs; the message says which."""
     NO_GATEWAY = "NoGateway"
     """Not ready: no gateway takes sessions."""
     NO_ENGINE = "NoEngine"

@@ -27,9 +27,11 @@ class Scope(StrEnum):
     """What a key may do."""
 
     AGENT = "agent"
-    """The model endpoints of its own session, and that session's /complete."""
+    """The model endpoints of its own session, that session's /complete, and what an agent may see of its task."""
     REWARD = "reward"
-    """The reward of its own session."""
+    """The reward of its own session, and that session's task in full: a verifier's."""
+    TASK = "task"
+    """The task of its own session in full, and nothing else: what fetches it for a verifier."""
     TRAINER = "trainer"
     """Leases, weight updates, sessions of its job."""
     ADMIN = "admin"

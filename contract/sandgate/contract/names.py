@@ -148,7 +148,7 @@ def is_derived(job: str, name: str) -> bool:
 
 
 KEYS_PER_SECRET = 64
-"""Samples whose keys share a Secret: one write for most groups, 40 kB at most."""
+"""Samples whose keys share a Secret: one write for most groups, 80 kB at most."""
 
 assert JOB_NAME_MAX + len("-signing") <= LABEL_MAX
 assert _JOB_PART + _UID_PART + _HASH_PART + 5 + 5 + 4 + len("-v") <= LABEL_MAX

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
 from sandgate.contract.errors import FAILURE_CLASS, FailureClass, FailureReason, InvalidBody
+from sandgate.contract.storable import unstorable, well_formed
 
 Json = Any
 
@@ -24,6 +25,13 @@ OUTCOME_BYTES_MAX: Final = 4096
 CURSOR_STEPS_S: Final = 1e6
 """Of a gateway's events: a life's cursors start at its start in microseconds, so that none of an earlier life is ever
 mistaken for its own; 2**53 of them last until the year 2255."""
+DROPPED: Final = "/dropped"
+"""Name in a record's `reward_info` under which it says what was left out of it, and why. Names that begin with a slash
+are Sandgate's own."""
+COMPLETE: Final = "complete"
+"""Name in a record's `reward_info` of what the agent said with /complete, where that is not the reward's own source."""
+PUBLIC: Final = "public"
+"""Name in a task's `data` of what its agent may see."""
 DETAIL_CHARS_MAX: Final = 1024
 """Of a failure's text; it travels in records and conditions."""
 
@@ -110,7 +118,7 @@ class SessionSummary:
     limit_reached: str | None = None
     """`turns`, `totalTokens` or `context`: what refused a turn."""
     engine_errors: int = 0
-    """Turns that the engine failed, after all retries."""
+    """Turns that the engine failed, after all retries, for no reason that lies in the request."""
     engine_reason: str = ""
     """Reason code of the last of them, in this life of the gateway."""
     engine_error: str = ""
@@ -169,11 +177,39 @@ class SessionOutcome:
         if self.failure_reason is not None:
             outcome["failure_class"] = FAILURE_CLASS[self.failure_reason].value
             outcome["failure_reason"] = self.failure_reason.value
-            outcome["detail"] = self.detail[:DETAIL_CHARS_MAX]
+            outcome["detail"] = well_formed(self.detail[:DETAIL_CHARS_MAX])
         body: dict[str, Json] = {"outcome": outcome, "trajectories": trajectories}
+        info = self.reward_info
+        if why := unstorable(info):
+            info = {DROPPED: f"reward_info {why}"}
         if self.reward is not None:
-            body |= {"reward": self.reward, "reward_info": self.reward_info, "discount": self.discount}
+            body |= {"reward": self.reward, "reward_info": info, "discount": self.discount}
+        elif info:
+            body["reward_info"] = info
         return body
+
+    def without_content(self, why: str) -> SessionOutcome:
+        """The same end and reward, and nothing that anybody else chose but a note that says `why`."""
+        note = {DROPPED: well_formed(why[:DETAIL_CHARS_MAX])}
+        return replace(self, detail="", reward_info=note)
+
+
+def task_of(uid: str, prompt: Json, data: Json, sample_index: int) -> dict[str, Json]:
+    """The task document: SessionSpec.task of every driver, and what a verifier finds in its file."""
+    return {"uid": uid, "prompt": prompt, "data": data, "sample_index": sample_index}
+
+
+def agents_task(document: Json) -> dict[str, Json] | None:
+    """What an agent may see of a task document: who it is, its prompt, and of its data what is under PUBLIC. The rest
+    (ground truth, tests, whatever somebody put beside) is the verifier's and the trainer's. None: it is of another
+    shape, and so nothing of it."""
+    if not isinstance(document, Mapping):
+        return None
+    data = document.get("data")
+    shown = {PUBLIC: data[PUBLIC]} if isinstance(data, Mapping) and PUBLIC in data else None
+    return task_of(
+        document.get("uid", ""), document.get("prompt", ""), shown, document.get("sample_index", 0)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,12 +219,12 @@ class TerminationMessage:
     reward: float | None = None
     reward_info: dict[str, Json] = field(default_factory=dict)
     value: Json = None
-    """The whole message: its JSON value, or the text itself."""
+    """The whole message: its JSON value, or the text itself where that could not be kept."""
 
 
 def parse_termination(raw: bytes) -> TerminationMessage:
     """Never raises: what cannot be understood is text, without a reward. Only OUTCOME_BYTES_MAX bytes are looked at,
-    as Kubernetes keeps no more."""
+    as Kubernetes keeps no more. All of it can be kept (`storable`): an info that cannot is left out, and says so."""
     text = raw[:OUTCOME_BYTES_MAX].decode("utf-8", "replace").strip()
     if not text:
         return TerminationMessage()
@@ -196,10 +232,15 @@ def parse_termination(raw: bytes) -> TerminationMessage:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return TerminationMessage(value=text)
+    whole = text if unstorable(value) else value
     if not isinstance(value, dict):
-        return TerminationMessage(value=value)
+        return TerminationMessage(value=whole)
     reward, info = value.get("reward"), value.get("reward_info")
-    return TerminationMessage(finite(reward), info if isinstance(info, dict) else {}, value)
+    if not isinstance(info, dict):
+        info = {}
+    elif why := unstorable(info):
+        info = {DROPPED: f"reward_info {why}"}
+    return TerminationMessage(finite(reward), info, whole)
 
 
 def finite(value: Json) -> float | None:

@@ -20,7 +20,10 @@ class Task:
 
     uid: Annotated[str, Size(1, UID_CHARS_MAX), Doc("Its name, unique in the job.")]
     prompt: Annotated[Json, MESSAGES, Doc("Text, or a list of chat messages.")] = ""
-    data: Annotated[Json, Doc("Whatever agent and verifier need; opaque to Sandgate.")] = None
+    data: Annotated[
+        Json,
+        Doc("For verifier and trainer; an agent sees of it what is under `public`."),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,7 @@ from sandgate.gateway.session import Phase, Session
 from sandgate.gateway.sessions import Sessions
 from sandgate.gateway.shaping import Shaped, as_json, shaped
 from sandgate.gateway.trajectories.credit import REWARD_MAX
-from sandgate.gateway.trajectories.linearize import Facts
+from sandgate.gateway.trajectories.linearize import APART, Facts
 from sandgate.gateway.trees import tree_view
 from sandgate.gateway.turn import Turns
 from sandgate.gateway.web import auth
@@ -86,7 +86,7 @@ class Core:
         if key.job and spec.job and spec.job != key.job:
             raise Forbidden("this key is for another job")
         sampling.job_sampling(spec.sampling)
-        said = spec.model_dump(exclude_defaults=False) | more
+        said = spec.model_dump(exclude_defaults=False) | more | {APART: True}
         session_id = said.pop("session_id") or f"s-{self.turns.new_id()}"
         said["job"] = said["job"] or key.job or self.config.job
         if said["model"] and said["model"] not in (self.config.model.name, self.config.engine.model):

@@ -6,7 +6,17 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from sandgate.contract.errors import Conflict, FailureReason, Gone, LimitReached, SandgateError
+from sandgate.contract.errors import (
+    BadRequest,
+    Conflict,
+    EngineFailed,
+    FailureReason,
+    Gone,
+    LimitReached,
+    ModelNotServed,
+    PromptTooLong,
+    SandgateError,
+)
 from sandgate.gateway.conversation.tree import Tree
 from sandgate.gateway.conversation.turns import Turn
 from sandgate.gateway.journal.records import (
@@ -134,6 +144,16 @@ class Session:
             self.limit_reached = "totalTokens"
             raise LimitReached("totalTokens", used=self.tokens, limit=total_tokens)
 
+    def call_failed(self, error: SandgateError, *, shaped: bool) -> None:
+        """Its engine's failure, unless the reason lies in the call: what the engine refuses (400) is the caller's
+        doing, and a wrong answer to a grammar that the caller chose (`shaped`) may be. An agent must not choose that
+        its engine failed."""
+        if isinstance(error, PromptTooLong):
+            self.limit_reached = self.limit_reached or "context"
+        elif not isinstance(error, BadRequest) and not (shaped and _of_its_form(error)):
+            self.engine_errors += 1
+            self.engine_error = error.reason, " ".join(str(error).split())[:ERROR_CHARS_MAX]
+
     def replayable(self, digest: bytes, *, retry: bool, n: int) -> list[Turn] | None:
         """The committed answer that this request must get again, if it is a retry of one: it says so, or the
         answer was never delivered in full."""
@@ -147,11 +167,6 @@ class Session:
     def was_cut(self, digest: bytes) -> bool:
         """A generation for this request was begun and never committed (the process was killed under it)."""
         return digest in self.intents
-
-    def engine_failed(self, error: SandgateError) -> None:
-        """A turn of it was lost to the engine."""
-        self.engine_errors += 1
-        self.engine_error = error.reason, " ".join(str(error).split())[:ERROR_CHARS_MAX]
 
     def evict(self) -> None:
         """Let the tree of an ended session go; counts stay. It can be folded again from the journal."""
@@ -207,3 +222,8 @@ class Session:
         if self.sealed and self.sealed.reward is not None:
             return self.sealed.reward
         return self.rewards[-1].reward if self.rewards else None
+
+
+def _of_its_form(error: SandgateError) -> bool:
+    """May a grammar have made an engine say this? Its 400 may repeat what stands in one; its 404 does not."""
+    return isinstance(error, EngineFailed) and not isinstance(error, ModelNotServed)

@@ -99,7 +99,7 @@ class Turns:
         engines = self.engine.status()
         if not any(engine.healthy for engine in engines):
             down = none_up(engines)
-            session.engine_failed(down)
+            session.call_failed(down, shaped=False)
             raise down
         self._refuse_over_limits(session, request.n)
         admission.refuse(
@@ -292,7 +292,7 @@ class Turns:
             with self.metrics.engine_s.time():
                 sample = await self.engine.generate(prompt, on_delta if streaming else None)
         except SandgateError as error:
-            session.engine_failed(error)
+            session.call_failed(error, shaped=constraint is not None)
             raise
         if not streaming:
             if len(sample.ids) > OFF_LOOP_IDS:

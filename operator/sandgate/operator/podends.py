@@ -8,6 +8,7 @@ real statuses in tests/golden/pods.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
@@ -82,6 +83,16 @@ POD_REASONS = {
     "NodeLost": FailureReason.NODE_LOST,
 }
 """status.reason: Terminated and the two after it are a node that shuts down."""
+OWN_STORAGE: Final = re.compile(
+    r"exceeded its local ephemeral storage limit"
+    r"|ephemeral local storage usage exceeds the total limit"
+    r"|Usage of EmptyDir volume .* exceeds the limit"
+)
+OWN_USE: Final = re.compile(
+    r"Container \S+ was using \S+, (request is|which exceeds its request)|low on resource: \[?pids"
+)
+"""What a kubelet says of a pod that it evicts (pkg/kubelet/eviction): it is over a limit of its own; or the node is
+short of something of which it uses more than it asked for. For want of pids the one with most processes goes."""
 FETCHER_REASONS = {"GatewayUnreachable": FailureReason.GATEWAY_LOST}
 """What our init container says that is more precise than StartFailed."""
 
@@ -102,6 +113,8 @@ class PodStatus:
         self.started_at = unix(map_of(self.state, "running").get("startedAt"))
         if self.ended and str(self.ended.get("reason")) not in NEVER_RAN:
             self.started_at = unix(self.ended.get("startedAt"))
+        self.began = self.started_at is not None
+        """Its program ran, or runs."""
         self.deleted_at: float | None = None
         if (until := unix(self.meta.get("deletionTimestamp"))) is not None:
             grace = self.meta.get("deletionGracePeriodSeconds")
@@ -150,8 +163,11 @@ class PodStatus:
         if known is None and target.get("reason") != "TerminationByKubelet":
             return None
         at = unix(target.get("lastTransitionTime")) or self._transition("Ready") or self.now
-        detail = cut(self.text or str(target.get("message") or "") or self.reason)
-        return Exit(at, reason=known or FailureReason.EVICTED, detail=detail)
+        text = self.text or str(target.get("message") or "") or self.reason
+        reason = known or FailureReason.EVICTED
+        if reason is FailureReason.EVICTED and self.began:
+            reason = evicted_for(text)
+        return Exit(at, reason=reason, detail=cut(text))
 
     def _removed(self) -> Exit | None:
         """Somebody takes the pod away: the scheduler, the node lifecycle, an eviction, a person."""
@@ -188,9 +204,20 @@ class PodStatus:
         last = last_words("" if code == 0 or isinstance(message.value, dict) else text)
         end = Exit(at, code if number is None else None, number, None, last.line, message, last.traceback)
         if why == OOM and code != 0:  # with code 0 it was a child, and the agent coped
-            detail = "more memory than resources.limits.memory"
-            return replace(end, reason=FailureReason.OOM_KILLED, detail=detail)
+            if self._has_limit("memory"):
+                detail = "more memory than resources.limits.memory"
+                return replace(end, reason=FailureReason.OOM_KILLED, detail=detail)
+            detail = "killed for memory, without resources.limits.memory: its node ran out of it"
+            return replace(end, reason=FailureReason.NODE_PRESSURE, detail=detail)
         return end
+
+    def _has_limit(self, resource: str) -> bool:
+        """The deciding container's own, or its pod's."""
+        name = self.main.get("name")
+        ours = next((one for one in maps_of(self.spec, "containers") if one.get("name") == name), {})
+        return any(
+            resource in map_of(map_of(one, "resources"), "limits") for one in (ours, self.main, self.spec)
+        )
 
     def _too_late(self, at: float, finished: float | None = None) -> Exit | None:
         """activeDeadlineSeconds ended it. Not where that is 1: so the operator stops a pod, and knows why; nor what
@@ -228,7 +255,7 @@ class PodStatus:
     def _inits(self) -> Iterator[Body]:
         """Without those that run beside the agent."""
         specs = maps_of(self.spec, "initContainers")
-        beside = {one.get("name") for one in specs if one.get("restartPolicy") == "Always"}
+        beside = [one.get("name") for one in specs if one.get("restartPolicy") == "Always"]
         return (one for one in maps_of(self.status, "initContainerStatuses") if one.get("name") not in beside)
 
     def _stuck(self) -> Exit | None:
@@ -299,6 +326,13 @@ class PodStatus:
     def _transition(self, kind: str, status: str | None = None) -> float | None:
         found = self.conditions.get(kind, {}) if status is None else self._condition(kind, status)
         return unix(found.get("lastTransitionTime"))
+
+
+def evicted_for(text: str) -> FailureReason:
+    """Whose doing a kubelet's eviction of a pod that ran is, by its message."""
+    if OWN_STORAGE.search(text):
+        return FailureReason.STORAGE_EXCEEDED
+    return FailureReason.NODE_PRESSURE if OWN_USE.search(text) else FailureReason.EVICTED
 
 
 def killed_by(at: float, ended: Body) -> bool:

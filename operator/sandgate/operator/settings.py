@@ -47,9 +47,13 @@ class Settings:
         default_factory=lambda: {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "4Gi"}}
     )
     sandbox_resources: dict[str, Json] = field(
-        default_factory=lambda: {"requests": {"cpu": "100m", "memory": "128Mi"}}
+        default_factory=lambda: {
+            "requests": {"cpu": "100m", "memory": "128Mi", "ephemeral-storage": "64Mi"},
+            "limits": {"memory": "4Gi", "ephemeral-storage": "8Gi"},
+        }
     )
-    """Of agent containers that ask for nothing."""
+    """Of agents' and verifiers' containers, where they say nothing; a limit also where they say other things. What has
+    no limit takes its node's, and others pay for it. (Processes are bounded by the kubelet alone: podPidsLimit.)"""
     unreachable_seconds: int = 30
     """tolerationSeconds of sandboxes on a node that is gone."""
     history: int = 1000

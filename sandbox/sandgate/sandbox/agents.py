@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from sandgate.contract.session import SessionHandle, TerminationMessage
+from sandgate.contract.session import DROPPED, SessionHandle, TerminationMessage, agents_task, task_of
 from sandgate.sandbox.expand import container_env as container_env
 from sandgate.sandbox.expand import expand_all as expand_all
 
@@ -82,13 +82,27 @@ def prompt_text(prompt: Any) -> str:
 
 
 def task_document(uid: str, prompt: Any, data: Any, sample_index: int) -> bytes:
-    """Content of SANDGATE_TASK_FILE."""
-    task = {"uid": uid, "prompt": prompt, "data": data, "sample_index": sample_index}
-    return json.dumps(task, ensure_ascii=False).encode("utf-8", "backslashreplace")
+    """Content of a verifier's SANDGATE_TASK_FILE."""
+    return _json(task_of(uid, prompt, data, sample_index))
 
 
-def result_document(exit_code: int | None, message: TerminationMessage) -> bytes:
+def agents_document(uid: str, prompt: Any, data: Any, sample_index: int) -> bytes:
+    """Content of an agent's: what an agent may see of it."""
+    return _json(agents_task(task_of(uid, prompt, data, sample_index)) or {})
+
+
+def result_document(
+    exit_code: int | None, message: TerminationMessage, bytes_max: int | None = None
+) -> bytes:
     """Content of SANDGATE_RESULT_FILE: `message` is what the agent left, parsed if it was JSON; `exit_code` null if it
-    was killed."""
-    result: Mapping[str, Any] = {"exit_code": exit_code, "message": message.value}
-    return json.dumps(result, ensure_ascii=False).encode("utf-8", "backslashreplace")
+    was killed. A document beyond `bytes_max` has no message, and says so."""
+    result: dict[str, Any] = {"exit_code": exit_code, "message": message.value}
+    raw = _json(result)
+    if bytes_max is None or len(raw) <= bytes_max:
+        return raw
+    note = f"message has {len(raw)} bytes as JSON, at most {bytes_max}"
+    return _json(result | {"message": None, DROPPED: note})
+
+
+def _json(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document, ensure_ascii=False).encode("utf-8", "backslashreplace")

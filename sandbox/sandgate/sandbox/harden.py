@@ -7,8 +7,11 @@ root, added capabilities and privileged containers are left as written.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
+
+from sandgate.contract.kinds import bytes_of
 
 Json = Any
 
@@ -36,6 +39,33 @@ def containers(pod: Json) -> Iterator[Json]:
     """All of them, init containers too."""
     yield from pod.get("initContainers") or []
     yield from pod["containers"]
+
+
+def limit(container: Json, defaults: Mapping[str, Json]) -> None:
+    """Fill in the resources of a container, in place: all of `defaults` (`requests`, `limits`) where it says nothing;
+    else of each limit that it does not say, and what is asked for with it (Kubernetes would ask for as much as the
+    limit). A limit is never below what the container asks for."""
+    own = container.get("resources") or {}
+    if not own:
+        container["resources"] = copy.deepcopy(dict(defaults))
+        return
+    requests, limits = dict(own.get("requests") or {}), dict(own.get("limits") or {})
+    for name, bound in (defaults.get("limits") or {}).items():
+        if name in limits:
+            continue
+        asked = requests.get(name)
+        limits[name] = bound if asked is None or _at_most(str(asked), str(bound)) else asked
+        if asked is None and (least := (defaults.get("requests") or {}).get(name)) is not None:
+            requests[name] = least
+    parts = {"requests": requests, "limits": limits}
+    container["resources"] = {**own, **{name: part for name, part in parts.items() if part}}
+
+
+def _at_most(asked: str, bound: str) -> bool:
+    try:
+        return bytes_of(asked) <= bytes_of(bound)
+    except ValueError:  # the API server may understand it: then it is its own limit
+        return False
 
 
 def _container(context: Json, pod: Json) -> Json:

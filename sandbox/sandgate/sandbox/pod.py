@@ -26,7 +26,7 @@ from sandgate.sandbox.agents import (
     prompt_text,
     verifier_env,
 )
-from sandgate.sandbox.harden import harden
+from sandgate.sandbox.harden import containers, harden, limit
 
 Json = Any
 
@@ -46,8 +46,8 @@ GRACE_S: Final = 5
 VOLUME_SIZE: Final = "64Mi"
 """Twice what the fetcher accepts: the file is written aside, then renamed."""
 FETCHER_RESOURCES: Final = {
-    "requests": {"cpu": "10m", "memory": "32Mi"},
-    "limits": {"memory": "128Mi"},
+    "requests": {"cpu": "10m", "memory": "32Mi", "ephemeral-storage": "64Mi"},
+    "limits": {"memory": "128Mi", "ephemeral-storage": "128Mi"},
 }
 FETCHER_USER: Final = 65532
 
@@ -71,7 +71,7 @@ class PodDefaults:
     runtime_class: str = ""
     """Where the template names none."""
     resources: Mapping[str, Json] = field(default_factory=dict)
-    """Of an agent or verifier that asks for nothing."""
+    """`requests` and `limits` of what containers of agents and verifiers do not say themselves."""
     unreachable_seconds: int = 30
     """How long a pod stays bound to a node that does not answer."""
     probe: tuple[str, ...] = ()
@@ -105,7 +105,7 @@ class SessionUrls:
 
     @property
     def task_url(self) -> str:
-        """Where the task document is, for the session's own key."""
+        """Where the task document is; how much of it is told is the key's affair."""
         return f"{self.origin}/v1/sessions/{self.session_id}/task"
 
     def handle(self) -> SessionHandle:
@@ -187,7 +187,7 @@ def verifier_pod(
     """The pod of one verification. `result`: agents.result_document of what the agent left, at most RESULT_BYTES_MAX.
 
     It runs where agents may run. Of the template's volumes it has those that its container mounts. `keys_secret` has
-    the entries `<session>.api` (for the fetcher alone) and `<session>.reward`. Raises ValueError if the job has no
+    the entries `<session>.task` (for the fetcher alone) and `<session>.reward`. Raises ValueError if the job has no
     verifier or the result is too long.
     """
     del task, sample_index  # the gateway serves both: a task's data may be large
@@ -215,7 +215,7 @@ def verifier_pod(
         "SANDGATE_RESULT": result.decode("utf-8"),
         "SANDGATE_RESULT_FILE": RESULT_PATH,
     }
-    _fetcher(pod, main, handle, fetch, _secret(keys_secret, f"{session}.api"), look)
+    _fetcher(pod, main, handle, fetch, _secret(keys_secret, f"{session}.task"), look)
     _settle(pod, look, job.spec.limits.start_seconds + verifier.seconds)
     meta = {"annotations": (template.get("metadata") or {}).get("annotations")}
     ours = _labels(job, VERIFIER, session, group)
@@ -254,8 +254,6 @@ def _furnish(main: Json, env: Mapping[str, str], keys: Mapping[str, Json], look:
     ]
     main["env"] = ours + [one for one in main.get("env") or [] if one.get("name") not in env]
     main.setdefault("terminationMessagePolicy", "File")
-    if not main.get("resources"):
-        main["resources"] = copy.deepcopy(dict(look.resources))
     if posixpath.normpath(main.get("workingDir") or ".") == ".":
         main.pop("workingDir", None)  # locally the manifest's folder; in an image, the image's own
 
@@ -309,6 +307,9 @@ def _settle(pod: Json, look: PodDefaults, seconds: int) -> None:
     if look.runtime_class:
         pod.setdefault("runtimeClassName", look.runtime_class)
     harden(pod, look.unreachable_seconds)
+    for container in containers(pod):  # a side-car shares the pod's node, and may be the agent's tool
+        if container["name"] != FETCHER:
+            limit(container, look.resources)
     if not pod.get("volumes"):
         pod.pop("volumes", None)
 

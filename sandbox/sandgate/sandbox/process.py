@@ -3,7 +3,10 @@
 **No isolation**: the program runs with this user's rights, sees this machine's files and network, and can read what
 other processes of the user hold. Use it for agents you trust.
 
-Memory: the resident memory of the process group is looked at every MEMORY_POLL_S; over the limit, all of it is killed
+Nothing outlives it: a keeper (keeper.py) stands over each program, and what the program left is only read when nothing
+that it started is left. Who kills the keeper is told apart (`escaped`): then nothing of it is taken.
+
+Memory: the resident memory of all that it started is looked at every MEMORY_POLL_S; over the limit, all of it is killed
 and the exit says OOMKilled. Why not rlimits: they count reserved address space, which JavaScript and CUDA programs
 reserve by the hundreds of GB, hold for each process alone, and end in an exception in the agent, not in a fact of its
 sandbox. Why not cgroups: an ordinary user may not make them everywhere.
@@ -13,8 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import os
-import resource
 import signal
 import stat
 import subprocess
@@ -24,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from sandgate.contract.session import OUTCOME_BYTES_MAX
 from sandgate.sandbox import procfs
@@ -33,6 +36,8 @@ from sandgate.sandbox.logs import Log
 MEMORY_POLL_S: Final = 0.1
 GRACE_S: Final = 5.0
 """Between SIGTERM and SIGKILL."""
+KEEPER_S: Final = 20.0
+"""A keeper that has not told the end this long after a kill is killed itself: somebody has stopped it."""
 DRAIN_S: Final = 1.0
 """How long output is still read after the process ended: something that left the group may hold the pipe."""
 
@@ -66,6 +71,7 @@ class ProcessExit:
     """None if a signal killed it."""
     signal: int | None
     oom: bool
+    """It held more than `memory_bytes`."""
     message: bytes
     """Of the termination file; at most 4096 bytes, as Kubernetes keeps."""
     at: float
@@ -74,6 +80,10 @@ class ProcessExit:
     """End of its output, for people; without secrets."""
     errors: str = ""
     """End of what it wrote to stderr."""
+    escaped: bool = False
+    """Something of it may still run: it would not end, or its keeper was killed. Nothing that it left was read."""
+    machine_oom: bool = False
+    """Killed while the kernel was killing for memory: this machine had no more."""
 
 
 class StartFailed(Exception):
@@ -125,15 +135,73 @@ class Guard:
         self._process.wait()
 
 
+class _Keeper:
+    """The keeper of one program (keeper.py): starts it, and tells how it ended."""
+
+    def __init__(self, argv: Sequence[str], spec: ProcessSpec, stdout: int, stderr: int) -> None:
+        """Raises OSError, ValueError."""
+        run = (
+            "import sys; sys.path.insert(0, sys.argv[1]);"
+            " from sandgate.sandbox.keeper import main; main(int(sys.argv[2]), int(sys.argv[3]))"
+        )
+        plan = os.memfd_create("plan")
+        self._told, tell = os.pipe()
+        try:
+            wanted = {"argv": list(argv), "env": dict(spec.env), "cwd": str(spec.cwd)}
+            os.write(plan, json.dumps(wanted).encode())
+            os.lseek(plan, 0, os.SEEK_SET)
+            home = str(Path(__file__).resolve().parents[2])
+            self.popen = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", run, home, str(plan), str(tell)],
+                env={"LANG": "C.UTF-8"},
+                cwd="/",
+                stdin=subprocess.PIPE,
+                bufsize=0,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+                pass_fds=(plan, tell, *spec.pass_fds),
+            )
+        except BaseException:
+            os.close(self._told)
+            raise
+        finally:
+            os.close(plan)
+            os.close(tell)
+        os.set_blocking(self._told, False)
+        self._rest = b""
+
+    async def says(self) -> dict[str, Any] | None:
+        """Its next word; None if it is gone without one."""
+        while b"\n" not in self._rest:
+            await _readable(self._told)
+            chunk = os.read(self._told, 4096)
+            if not chunk:
+                return None
+            self._rest += chunk
+        line, _, self._rest = self._rest.partition(b"\n")
+        word: dict[str, Any] = json.loads(line)
+        return word
+
+    async def gone(self) -> None:
+        """It has ended."""
+        await _exit_code(self.popen)
+        self.close()
+        os.close(self._told)
+
+    def close(self) -> None:
+        """It ends everything that it stands over."""
+        assert self.popen.stdin is not None
+        self.popen.stdin.close()
+
+
 class SandboxProcess:
     """A running program: own session and process group, own environment, bounded log, known end."""
 
-    def __init__(
-        self, spec: ProcessSpec, popen: subprocess.Popen[bytes], log: Log, guard: Guard | None
-    ) -> None:
-        self.spec, self.pid = spec, popen.pid
+    def __init__(self, spec: ProcessSpec, pid: int, keeper: _Keeper, log: Log, guard: Guard | None) -> None:
+        self.spec, self.pid = spec, pid
         self.started_at = time.time()
-        self._popen, self._log, self._guard = popen, log, guard
+        self._keeper, self._log, self._guard = keeper, log, guard
         self._oom = False
         self._oom_before = procfs.oom_kills()
         self._ended: asyncio.Future[ProcessExit] = asyncio.get_running_loop().create_future()
@@ -146,30 +214,33 @@ class SandboxProcess:
         log = Log(spec.log, spec.secrets, spec.log_bytes)
         (read, write), (read_errors, write_errors) = _pipes(log)
         try:
-            popen = subprocess.Popen(  # noqa: ASYNC220 - returns with the exec's result, a millisecond or two
-                argv,
-                env=dict(spec.env),
-                cwd=spec.cwd,
-                stdin=subprocess.DEVNULL,
-                stdout=write,
-                stderr=write_errors,
-                start_new_session=True,
-                pass_fds=spec.pass_fds,
-            )
+            keeper = _Keeper(argv, spec, write, write_errors)
         except (OSError, ValueError) as error:
             os.close(read)
             os.close(read_errors)
             log.close()
-            raise _not_started(spec.argv[0], error) from error
+            raise StartFailed(f"its keeper: {getattr(error, 'strerror', None) or error}") from error
         finally:
             os.close(write)
             os.close(write_errors)
-        if guard is not None:
-            guard.add(popen.pid, spec.mark)
-        with suppress(OSError, ValueError):
-            resource.prlimit(popen.pid, resource.RLIMIT_CORE, (0, 0))
         log.follow(read, read_errors)
-        return cls(spec, popen, log, guard)
+        try:
+            told = await keeper.says()
+        except asyncio.CancelledError:  # nobody will ask for it
+            keeper.close()
+            await asyncio.shield(_let_go(keeper, log))
+            raise
+        if told is None or "pid" not in told:
+            await _let_go(keeper, log)
+            raise _not_started(spec.argv[0], told, log.tail)
+        if guard is not None:
+            guard.add(told["pid"], spec.mark)
+        return cls(spec, told["pid"], keeper, log, guard)
+
+    @property
+    def keeper(self) -> int:
+        """Pid of what all of it is below."""
+        return self._keeper.popen.pid
 
     async def wait(self) -> ProcessExit:
         """Its end; everything it started is gone then, and its log is whole."""
@@ -191,9 +262,14 @@ class SandboxProcess:
         return await self.wait()
 
     def kill(self) -> None:
-        """SIGKILL to the group."""
+        """SIGKILL to the group; its keeper sees to the rest."""
         if not self._ended.done():
             procfs.kill_group(self.pid)
+            asyncio.get_running_loop().call_later(KEEPER_S, self._no_word)
+
+    def _no_word(self) -> None:
+        if not self._ended.done():
+            self._keeper.popen.kill()
 
     def out_of_memory(self) -> None:
         """The watch found it over its limit."""
@@ -209,12 +285,15 @@ class SandboxProcess:
             raise
 
     async def _end(self) -> ProcessExit:
-        code = await _exit_code(self._popen)
-        at = time.time()
-        # The group's id may only be used again once its last member is gone, so this cannot hit a stranger.
-        procfs.kill_group(self.pid)
-        if self.spec.mark:
-            await asyncio.to_thread(procfs.kill_marked, [self.spec.mark.encode()])
+        told = await self._keeper.says()
+        at = time.time() if told is None else float(told["at"])
+        await self._keeper.gone()
+        code = -signal.SIGKILL if told is None else int(told["code"])
+        escaped = told is None or told["alive"] > 0
+        if escaped:  # what can still be found is ended
+            procfs.kill_group(self.pid)
+            if self.spec.mark:
+                await asyncio.to_thread(procfs.kill_marked, [self.spec.mark.encode()])
         await self._log.drain(DRAIN_S)
         if self._guard is not None:
             self._guard.remove(self.pid)
@@ -222,11 +301,13 @@ class SandboxProcess:
         return ProcessExit(
             code=code if code >= 0 else None,
             signal=-code if code < 0 else None,
-            oom=self._oom or (killed and -1 < self._oom_before < procfs.oom_kills()),
-            message=read_termination(self.spec.termination),
+            oom=self._oom,
+            message=b"" if escaped else read_termination(self.spec.termination),
             at=at,
             tail=self._log.tail,
             errors=self._log.errors,
+            escaped=escaped,
+            machine_oom=killed and -1 < self._oom_before < procfs.oom_kills(),
         )
 
 
@@ -243,9 +324,27 @@ def _pipes(log: Log) -> tuple[tuple[int, int], tuple[int, int]]:
         raise StartFailed(f"no pipe for its output: {error.strerror}") from error
 
 
-def _not_started(program: str, error: OSError | ValueError) -> StartFailed:
-    kind = StartFailed if getattr(error, "errno", None) in MACHINES_FAULT else ProgramMissing
-    return kind(f"{program}: {getattr(error, 'strerror', None) or error}")
+def _not_started(program: str, told: Mapping[str, Any] | None, tail: str) -> StartFailed:
+    """By the keeper's word; None: it died without one."""
+    if told is None:
+        return StartFailed(f"{program}: {tail or 'it was killed'}")
+    kind = StartFailed if told["errno"] in MACHINES_FAULT else ProgramMissing
+    return kind(f"{program}: {told['failed']}")
+
+
+async def _let_go(keeper: _Keeper, log: Log) -> None:
+    await keeper.gone()
+    await log.drain(DRAIN_S)
+
+
+async def _readable(pipe: int) -> None:
+    ready = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(pipe, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(pipe)
 
 
 async def _exit_code(popen: subprocess.Popen[bytes]) -> int:
@@ -255,12 +354,9 @@ async def _exit_code(popen: subprocess.Popen[bytes]) -> int:
         handle = os.pidfd_open(popen.pid)
     except (AttributeError, OSError):
         return await loop.run_in_executor(None, popen.wait)
-    gone = asyncio.Event()
-    loop.add_reader(handle, gone.set)
     try:
-        await gone.wait()
+        await _readable(handle)
     finally:
-        loop.remove_reader(handle)
         os.close(handle)
     return popen.wait()
 
@@ -307,10 +403,10 @@ async def watch_memory(
         limited = [(one, limit) for one in running() if (limit := one.spec.memory_bytes) and not one.exited]
         if not limited:
             continue
-        held = await asyncio.to_thread(procfs.group_memory)
+        held = await asyncio.to_thread(procfs.tree_memory, [one.keeper for one, _ in limited])
         for one, limit in limited:
             # The quick sum counts shared pages more than once: look closely before killing.
-            if held.get(one.pid, 0) > limit:
-                exact = await asyncio.to_thread(procfs.group_memory_exact, one.pid)
+            if held[one.keeper] > limit:
+                exact = await asyncio.to_thread(procfs.tree_memory_exact, one.keeper)
                 if exact > limit:
                     one.out_of_memory()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,26 +22,50 @@ def pids() -> Iterator[int]:
                 yield int(name)
 
 
-def group_memory() -> dict[int, int]:
-    """Process group -> resident bytes of its members. Pages that they share count once for each: an upper bound."""
-    held: dict[int, int] = {}
+def parents() -> dict[int, tuple[int, int]]:
+    """Process -> (its parent, its resident bytes)."""
+    found: dict[int, tuple[int, int]] = {}
     for pid in pids():
         with suppress(OSError, ValueError, IndexError):
             raw = (PROC / str(pid) / "stat").read_bytes()
             # The command name, in brackets, may hold anything; after it the fields are numbers (proc(5)).
             fields = raw[raw.rindex(b")") + 2 :].split()
-            group, pages = int(fields[2]), int(fields[21])
-            held[group] = held.get(group, 0) + pages * PAGE
+            found[pid] = int(fields[1]), int(fields[21]) * PAGE
+    return found
+
+
+def below(root: int) -> list[int]:
+    """All descendants of a process now, itself not among them."""
+    children: dict[int, list[int]] = {}
+    for pid, (parent, _) in parents().items():
+        children.setdefault(parent, []).append(pid)
+    found, waiting = [], [root]
+    while waiting:
+        born = children.pop(waiting.pop(), [])
+        found += born
+        waiting += born
+    return found
+
+
+def tree_memory(roots: Collection[int]) -> dict[int, int]:
+    """Each of `roots` -> resident bytes of its descendants. Shared pages count once for each: an upper bound."""
+    known, held = parents(), dict.fromkeys(roots, 0)
+    for pid, (parent, size) in known.items():
+        for _ in range(len(known)):
+            if parent in held:
+                held[parent] += size
+                break
+            if parent not in known or parent == pid:
+                break
+            parent = known[parent][0]
     return held
 
 
-def group_memory_exact(group: int) -> int:
-    """Resident bytes of a process group, shared pages divided among those that share them (PSS)."""
+def tree_memory_exact(root: int) -> int:
+    """Resident bytes of its descendants, shared pages divided among those that share them (PSS)."""
     total = 0
-    for pid in pids():
+    for pid in below(root):
         with suppress(OSError, ValueError, IndexError):
-            if os.getpgid(pid) != group:
-                continue
             for line in (PROC / str(pid) / "smaps_rollup").read_bytes().splitlines():
                 if line.startswith(b"Pss:"):
                     total += int(line.split()[1]) * 1024

@@ -12,7 +12,13 @@ from typing import Any
 import pytest
 
 import sandgate
-from sandgate.contract.errors import EngineFailed, EngineUnavailable, Overloaded, SandgateError
+from sandgate.contract.errors import (
+    EngineFailed,
+    EngineUnavailable,
+    Overloaded,
+    RefusedByEngine,
+    SandgateError,
+)
 from sandgate.gateway.engine.api import Delta, VersionSpan
 from sandgate.gateway.engine.generation import RESUMES_MAX
 from sandgate.gateway.engine.scripted import Fault, Gate, Player, Reply, logprob_of
@@ -37,7 +43,7 @@ def opens(request: pytest.FixtureRequest) -> Open:
 
 REFUSED: dict[str, tuple[Fault, type[SandgateError], str, float | None]] = {
     "500 is a failure": (Fault("status", message="CUDA error"), EngineFailed, "500: CUDA error", None),
-    "400 is a failure in the engine's words": (Fault("status", 0, 400, "bad regex"), EngineFailed, "bad regex", None),
+    "400 is the caller's, in its words": (Fault("status", 0, 400, "bad regex"), RefusedByEngine, "bad regex", None),
     "429 is overload, as long as told": (Fault("status", status=429, retry_after="3"), Overloaded, "overloaded", 3.0),
     "503 is unavailable": (Fault("status", status=503, retry_after="2"), EngineUnavailable, "503", 2.0),
     "a sentinel logprob": (Fault("sentinel"), EngineFailed, "id 11): logprob -9999", None),

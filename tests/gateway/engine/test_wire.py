@@ -14,6 +14,7 @@ from sandgate.contract.errors import (
     ModelNotServed,
     Overloaded,
     PromptTooLong,
+    RefusedByEngine,
     SandgateError,
     TokenizerMismatch,
 )
@@ -130,7 +131,7 @@ REFUSALS: dict[str, tuple[int, bytes, str | None, type[SandgateError], str, floa
     "too long, in vLLM's first words": (400, said(LONG_1), None, PromptTooLong, "5000 tokens; this model", None),
     "too long, in its second": (400, said(LONG_2), None, PromptTooLong, "5000 tokens; this model", None),
     "too long, in its third": (400, said(LONG_3), None, PromptTooLong, "5000 tokens; this model", None),
-    "another 400 is passed on": (400, said("bad  regex\n here"), None, EngineFailed, "(400): bad regex here", None),
+    "another 400 is the caller's": (400, said("bad  regex\n here"), None, RefusedByEngine, ": bad regex here", None),
     "a model that is not served": (
         404,
         said("The model `tiny` does not exist."),

@@ -21,6 +21,7 @@ from sandgate.contract.errors import (
     ModelNotServed,
     Overloaded,
     PromptTooLong,
+    RefusedByEngine,
     SandgateError,
     TokenizerMismatch,
 )
@@ -178,7 +179,7 @@ def refusal(status: int, body: bytes, retry_after: str | None, *, prompt_tokens:
             return TokenizerMismatch(
                 f"the engine refused the request ({status}): {words}; is spec.model.tokenizer its model's?"
             )
-        return EngineFailed(f"the engine refused the request ({status}): {words}")
+        return RefusedByEngine(f"the engine refuses this request: {words}")
     if status == 429:
         return Overloaded(f"the engine is overloaded: {words}", retry_after=_seconds(retry_after))
     if status in (502, 503, 504):

@@ -14,10 +14,13 @@ from typing import Any, Literal, Protocol, get_args
 
 from sandgate.contract.choices import RewardSource
 from sandgate.contract.errors import CorruptRecord, InvalidBody
+from sandgate.contract.session import COMPLETE
 from sandgate.contract.trajectory import Floats, Ids, Mask, Trajectory
 from sandgate.gateway.journal.records import Rewarded, Sealed
 from sandgate.gateway.trajectories.credit import Credit, credit
 
+APART = "apart"
+"""In `Opened.spec` of sessions whose /complete has a place of its own in `reward_info`; others read as they did."""
 SharedNodes = Literal["once", "every"]
 """A sampled node on several trajectories has mask 1 in the first only, or in each."""
 
@@ -110,10 +113,10 @@ def linearize(
     """The rows of a session that ended; none if it was aborted. `turns` in order of commit; `spec`: `Opened.spec` (job,
     uid, sample_index, attempt, model, metadata); `completed`: `Completed.info`.
 
-    Copies arrays and makes no Python object per token. `reward_info` is the union of what /complete, the rewards and
-    the seal said, later over earlier; where exit codes are the reward, the agent's own words stay below `complete`:
-    they are kept, and cannot be taken for what was seen of its end. Raises CorruptRecord for turns that do not fit each
-    other, InvalidBody for rewards, a discount or a `shared_nodes` that cannot be.
+    Copies arrays and makes no Python object per token. `reward_info` is the union of what the rewards and the seal
+    said, later over earlier; what /complete said is part of it where the agent's word is the reward, else it stands
+    under COMPLETE: it is kept, adds no key beside a verifier's, and cannot be taken for what was seen of an end. Raises
+    CorruptRecord for turns that do not fit, InvalidBody for rewards, a discount or a `shared_nodes` that cannot be.
     """
     if sealed.shared_nodes not in get_args(SharedNodes):
         raise InvalidBody("shared_nodes must be once or every", field="shared_nodes")
@@ -127,9 +130,9 @@ def linearize(
         discount=sealed.discount,
     )
     common = _common(session_id, spec, sealed, facts or Facts())
-    said = dict(completed or {})
-    if said and spec.get("reward_source") == RewardSource.EXIT_CODE:
-        said = {"complete": said}
+    said, source = dict(completed or {}), spec.get("reward_source")
+    if said and (source == RewardSource.EXIT_CODE or (spec.get(APART) and source != RewardSource.AGENT)):
+        said = {COMPLETE: said}
     common["reward_info"] = _union(said, *(given.info for given in rewarded), sealed.info)
     trained: set[str] = set()
     out: list[Trajectory] = []

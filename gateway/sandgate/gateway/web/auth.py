@@ -118,8 +118,8 @@ def control(key: Key, *, job: str | None = None) -> None:
 
 
 def may_read_task(key: Key, session: str, *, job: str) -> None:
-    """Agent and reward scope of that session, trainer, admin. Raises Forbidden."""
-    if key.scope in (Scope.AGENT, Scope.REWARD):
+    """Agent (a part of it), reward and task scope of that session, trainer, admin. Raises Forbidden."""
+    if key.scope in (Scope.AGENT, Scope.REWARD, Scope.TASK):
         if key.session != session:
             raise Forbidden("this key is for another session")
         of_job(key, job)

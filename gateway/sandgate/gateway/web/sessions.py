@@ -10,6 +10,7 @@ from fastapi.responses import Response
 
 from sandgate.contract.errors import NotFound
 from sandgate.contract.keys import Scope
+from sandgate.contract.session import agents_task
 from sandgate.gateway.session import Phase
 from sandgate.gateway.web import auth
 from sandgate.gateway.web.doors import PAGE, WAIT_S_MAX, AnyKey, Controller, Front, JsonBody, own
@@ -80,12 +81,16 @@ async def wait(
 
 @router.get("/{session_id}/task")
 async def task(core: Front, key: AnyKey, session_id: str) -> Any:
-    """The task that the session was created with, for its sandbox. 404 if it was created without."""
+    """The task that the session was created with; of its `data` an agent sees what is under `public`. 404 if it was
+    created without."""
     session = core.sessions.get(session_id)
     auth.may_read_task(key, session_id, job=session.spec.get("job", ""))
-    if session.spec.get("task") is None:
+    found = session.spec.get("task")
+    if key.scope is Scope.AGENT:
+        found = agents_task(found)
+    if found is None:
         raise NotFound(f"session {session_id!r} was created without a task")
-    return JsonBody(session.spec["task"])
+    return JsonBody(found)
 
 
 @router.post("/{session_id}/reward")

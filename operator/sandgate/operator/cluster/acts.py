@@ -14,7 +14,6 @@ from sandgate.contract.errors import (
     Conflict,
     FailureReason,
     Forbidden,
-    Gone,
     NotFound,
     Unavailable,
 )
@@ -41,6 +40,7 @@ from sandgate.operator.observe import Observed
 from sandgate.operator.plan.actions import Exit, Outage, Ref, Running, SessionObserved, Stop, Told
 from sandgate.operator.plan.outcome import in_words
 from sandgate.operator.podstatus import pod_gone
+from sandgate.operator.sealing import seal
 from sandgate.sandbox.agents import result_document, task_document
 from sandgate.sandbox.pod import RESULT_BYTES_MAX, SessionUrls, agent_pod, verifier_pod
 
@@ -191,7 +191,7 @@ class Acts:
         at = self.at
         seen = self.observed.sessions[ref.name]
         end = seen.sandbox.exit if seen.sandbox is not None else None
-        result = b"{}" if end is None else result_document(end.code, end.message)
+        result = b"{}" if end is None else result_document(end.code, end.message, RESULT_BYTES_MAX)
         if ref.called:
             await self.remote.verifier_keys(ref, self._owner(ref))
         body = verifier_pod(
@@ -204,7 +204,7 @@ class Acts:
             keys_secret=at.keys_of(ref),
             task=at.tasks.get(ref.uid) or Task(uid=ref.uid),
             sample_index=ref.sample,
-            result=result if len(result) <= RESULT_BYTES_MAX else b"{}",
+            result=result,
             look=at.look,
         )
         made = await self._create_pod(ref, body)
@@ -314,9 +314,8 @@ class Acts:
 
     async def seal(self, ref: Ref, outcome: SessionOutcome) -> None:
         """Finalize it."""
-        client = self.at.client_of(ref)
-        with suppress(Gone, NotFound):  # aborted by somebody: then that is how it ended
-            await client.finalize(ref.name, outcome)
+        with suppress(NotFound):  # the look says so
+            await seal(self.at.client_of(ref), ref.name, outcome)
         await self.look(ref)
 
     async def close_group(self, uid: str, gateway: str) -> None:

@@ -26,7 +26,7 @@ from sandgate.operator.cluster.doors import Door
 from sandgate.operator.cluster.follow import Follower
 from sandgate.operator.cluster.intake import Intake
 from sandgate.operator.cluster.ledger import Ledger
-from sandgate.operator.cluster.provide import provide
+from sandgate.operator.cluster.provide import Taken, provide
 from sandgate.operator.cluster.state import JobState
 from sandgate.operator.cluster.store import PodKept, Table, pod_kept, session_seen
 from sandgate.operator.cluster.writer import StatusWriter
@@ -43,6 +43,8 @@ from sandgate.operator.settings import Settings
 
 log = logging.getLogger(__name__)
 
+TAKEN_S = 5.0
+"""Between looks whether a name of the job's is free by now."""
 COMMITTED = "committed"
 """What events call a session whose trajectories were all acknowledged."""
 NEWS = (SessionState.COMPLETE.value, SessionState.ABORTED.value)
@@ -67,7 +69,7 @@ class ClusterRun:
         """`touch` plans a key of this job soon; `forget` drops its timers."""
         self.job, self.kube, self.settings, self.now = job, kube, settings, now
         self.touch, self._forget, self.connect = touch, forget, connect
-        self._refused = ""
+        self._refused = self._taken = ""
         self.writer = StatusWriter(kube, job.metadata.namespace, job.metadata.name, status)
         self.at = JobState(kube, settings, job, self._observe(status), now)
         self.acts, self.collector = Acts(self.at), Collector(self.at, Ledger(self.at))
@@ -111,6 +113,7 @@ class ClusterRun:
             generation=meta.generation,
             selector=f"{JOB}={meta.name},{ROLE}={AGENT}",
             refused=self._refused,
+            taken=self._taken,
         )
 
     @property
@@ -289,12 +292,24 @@ class ClusterRun:
 
     async def _provide(self, *, engine: bool) -> None:
         job = self.job
-        secret = await provide(self.kube, job, self.settings, engine=engine)
+        try:
+            secret = await provide(self.kube, job, self.settings, engine=engine)
+        except Taken as error:  # people must decide: it is said, and looked at again
+            self._is_taken(str(error))
+            asyncio.get_running_loop().call_later(TAKEN_S, self.touch, JOB_KEY)
+            return
+        self._is_taken("")
         self.at.secret = bytes.fromhex(secret)
         if not self.at.doors:
             self.spawn(self.follower.run_engines())
         self._open_doors(job)
         self.observed.provides(Provided.RUNNING if engine else Provided.STOPPED, job.metadata.generation)
+
+    def _is_taken(self, why: str) -> None:
+        if why != self._taken:
+            self._taken = why
+            self.observed.want = self._want()
+            self.touch(JOB_KEY)
 
     def _open_doors(self, job: RolloutJob) -> None:
         """To gateways that there was none to: their number may grow."""

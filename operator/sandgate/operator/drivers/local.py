@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from sandgate.contract.attach import RunState
-from sandgate.contract.errors import Gone, NotFound
+from sandgate.contract.errors import NotFound
 from sandgate.contract.job import Backend, RolloutJob, Task
-from sandgate.contract.session import SessionHandle, SessionSpec, SessionState, SessionSummary
+from sandgate.contract.session import SessionHandle, SessionSpec, SessionState, SessionSummary, task_of
 from sandgate.contract.status import JobCondition, RolloutJobStatus
 from sandgate.operator.drivers.attendance import awaited as awaited
 from sandgate.operator.drivers.collect import Collector
@@ -60,6 +60,7 @@ from sandgate.operator.plan.job import plan_job
 from sandgate.operator.plan.session import plan_session
 from sandgate.operator.plan.status import is_over
 from sandgate.operator.reconcile import Reconciler
+from sandgate.operator.sealing import seal
 from sandgate.sandbox.process import watch_memory
 
 COUNTS_S = 1.0
@@ -107,9 +108,10 @@ async def run_local(
     manifest_dir, out = absolute(manifest_dir), absolute(out)
     if tasks is None:
         tasks = await asyncio.to_thread(load_tasks, job.spec.tasks, manifest_dir)
-    if job.spec.agent.backend is not Backend.PROCESS and not Folder(out).job_file().exists():
-        backend = job.spec.agent.backend.value
-        progress(Note(text=f"backend {backend}: here agents run as local processes, without isolation"))
+    if not Folder(out).job_file().exists():
+        asked = job.spec.agent.backend
+        instead = "" if asked is Backend.PROCESS else f"backend {asked.value}: here "
+        progress(Note(text=f"{instead}agents run as local processes of this user, without isolation"))
     async with standing(
         job, manifest_dir=manifest_dir, out=out, tell=progress, engine_url=engine_url, tasks=tasks
     ) as ours:
@@ -402,7 +404,7 @@ class LocalRun:
 
     def _spec(self, ref: Ref) -> SessionSpec:
         task = self.tasks.get(ref.uid)
-        document = None if task is None else {"prompt": task.prompt, "data": task.data}
+        document = None if task is None else task_of(task.uid, task.prompt, task.data, ref.sample)
         return SessionSpec(
             session_id=ref.name,
             uid=ref.uid,
@@ -432,8 +434,7 @@ class LocalRun:
         gateway = self.handles[ref.name][0]
         client = self.gateways[gateway].client
         try:
-            with suppress(Gone):  # aborted by somebody: then that is how it ended
-                await client.finalize(ref.name, outcome)
+            await seal(client, ref.name, outcome)
             said = await client.get(ref.name)
         except NotFound:
             self.observed.vanished(ref, time.time())

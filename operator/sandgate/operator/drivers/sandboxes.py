@@ -23,6 +23,7 @@ from sandgate.operator.observe import Observed
 from sandgate.operator.plan.actions import Exit, Ref, Running
 from sandgate.sandbox.agents import (
     agent_env,
+    agents_document,
     container_env,
     expand_all,
     result_document,
@@ -69,7 +70,7 @@ class Sandboxes:
             return
         agent = self.job.spec.agent
         scratch = self.folder.scratch(ref.name)
-        document = task_document(task.uid, task.prompt, task.data, ref.sample)
+        document = agents_document(task.uid, task.prompt, task.data, ref.sample)
         home = await asyncio.to_thread(_furnish, scratch, "agent", {"task.json": document})
         env = agent_env(
             handle,
@@ -203,15 +204,15 @@ async def _stop(process: SandboxProcess) -> None:
 def exit_of(end: ProcessExit) -> Exit:
     """What the planner is told."""
     last = last_words(end.errors or end.tail)
-    return Exit(
-        at=end.at,
-        code=end.code,
-        signal=end.signal,
-        reason=FailureReason.OOM_KILLED if end.oom else None,
-        detail="more memory than resources.limits.memory" if end.oom else last.line,
-        message=parse_termination(end.message),
-        traceback=last.traceback,
-    )
+    reason, detail = None, last.line
+    if end.escaped:
+        reason, detail = FailureReason.ESCAPED, "something of it may still run: nothing that it left is taken"
+    elif end.oom:
+        reason, detail = FailureReason.OOM_KILLED, "more memory than resources.limits.memory"
+    elif end.machine_oom:
+        reason, detail = FailureReason.NODE_PRESSURE, "killed while this machine ran out of memory"
+    message = parse_termination(end.message)
+    return Exit(end.at, end.code, end.signal, reason, detail, message, last.traceback)
 
 
 def base_env(home: Path) -> dict[str, str]:

@@ -20,6 +20,9 @@ from sandgate.contract.schema import encode
 from sandgate.operator.manifests.base import Json, metadata, secret_data
 from sandgate.operator.plan.actions import Ref
 
+VERIFIERS = (("reward", Scope.REWARD), ("task", Scope.TASK))
+"""Keys of a verifier's pod: the verifier's own, and its fetcher's."""
+
 
 def session_object(job: RolloutJob, ref: Ref, gateway: str, *, remote: bool = False) -> Json:
     """The AgentSession of one attempt."""
@@ -43,15 +46,15 @@ def session_object(job: RolloutJob, ref: Ref, gateway: str, *, remote: bool = Fa
 def keys_secret(
     job: RolloutJob, uid: str, attempt: int, chunk: int, secret: bytes, expires_at: float
 ) -> Json:
-    """Agent and reward keys of one attempt of KEYS_PER_SECRET samples of a task, by session id. To be *created*: one
-    that exists is as good, though it expires at another time, and cannot be changed (kubelets do not watch those)."""
+    """All keys of one attempt of KEYS_PER_SECRET samples of a task, by session id. To be *created*: one that exists is
+    as good, though it expires at another time, and cannot be changed (kubelets do not watch those)."""
     name = job.metadata.name
     group = group_name(name, uid)
     first = chunk * KEYS_PER_SECRET
     data: dict[str, str] = {}
     for sample in range(first, min(first + KEYS_PER_SECRET, job.spec.group_size)):
         session = session_id(name, uid, sample, attempt)
-        for ending, scope in (("api", Scope.AGENT), ("reward", Scope.REWARD)):
+        for ending, scope in (("api", Scope.AGENT), *VERIFIERS):
             data[f"{session}.{ending}"] = mint(secret, Key(scope, name, session, expires_at))
     return {
         "apiVersion": "v1",
@@ -70,10 +73,10 @@ def remote_secret(job: RolloutJob, ref: Ref, owner: Json, data: dict[str, str]) 
 
 
 def remote_verifier_secret(job: RolloutJob, ref: Ref, owner: Json, secret: bytes, expires_at: float) -> Json:
-    """The keys of a remote session's verifier: its agent has no right to the second one."""
+    """The keys of a remote session's verifier, to which its agent has no right."""
     data = {
         f"{ref.name}.{ending}": mint(secret, Key(scope, ref.job, ref.name, expires_at))
-        for ending, scope in (("api", Scope.AGENT), ("reward", Scope.REWARD))
+        for ending, scope in VERIFIERS
     }
     return _of_session(job, ref, owner, remote_verifier_name(ref.name), data)
 

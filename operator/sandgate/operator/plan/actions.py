@@ -269,6 +269,8 @@ class JobWant:
     """Of the agents' pods."""
     refused: str = ""
     """Why a newer spec than this one cannot run."""
+    taken: str = ""
+    """Which object of another has a name that this job needs, for people."""
 
 
 # -- what is done -----------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ from sandgate.contract.errors import FAILURE_CLASS, FailureClass, FailureReason
 from sandgate.contract.job import RolloutJobSpec
 from sandgate.contract.session import SessionState, SessionSummary
 from sandgate.operator.plan.actions import GroupObserved, SampleObserved, SampleState, SessionObserved, Tally
-from sandgate.operator.plan.outcome import is_infra
 
 RETRY_S, RETRY_S_MAX = 1.0, 60.0
 """Pause before the second attempt, doubled each time up to the second: what broke needs a moment to come back."""
@@ -24,7 +23,7 @@ def retryable(sample: SampleObserved, spec: RolloutJobSpec) -> bool:
     """It failed on infrastructure and may be tried again."""
     if sample.state is not SampleState.ENDED or sample.failure is not FailureClass.INFRA:
         return False
-    return sample.reason is not FailureReason.STRAGGLER and (
+    return sample.reason is not FailureReason.STRAGGLER and (  # as older records class it
         sample.reason in FREE or sample.spent <= spec.group.retry.infra
     )
 
@@ -84,20 +83,24 @@ def ended_as(said: SessionSummary, before: SampleObserved) -> SampleObserved:
     if said.failure_reason is not None:
         known = said.failure_reason in FailureReason.__members__.values()
         reason = FailureReason(said.failure_reason) if known else FailureReason.ABORTED
-    return ended_with(reason, said.attempt, said.changed_at, before)
+    return ended_with(reason, said.attempt, said.changed_at, before, told=said.failure_class)
 
 
 def ended_with(
-    reason: FailureReason | None, attempt: int, at: float, before: SampleObserved
+    reason: FailureReason | None, attempt: int, at: float, before: SampleObserved, *, told: str | None = None
 ) -> SampleObserved:
-    """The sample, once its newest attempt ended for this reason, or well."""
-    spent = before.spent + (is_infra(reason) and reason not in FREE)
+    """The sample, once its newest attempt ended for this reason, or well. `told`: the class that its gateway counts it
+    by, whatever it would be today."""
+    failure = None if reason is None else FAILURE_CLASS[reason]
+    if reason is not None and told is not None and told in FailureClass.__members__.values():
+        failure = FailureClass(told)
+    spent = before.spent + (failure is FailureClass.INFRA and reason not in FREE)
     return SampleObserved(
         state=SampleState.ENDED,
         attempt=attempt,
         ended_at=at,
         reason=reason,
-        failure=None if reason is None else FAILURE_CLASS[reason],
+        failure=failure,
         spent=spent,
     )
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from sandgate.contract.errors import FAILURE_CLASS, FailureClass, FailureReason
 from sandgate.contract.exits import one_line, signal_name
 from sandgate.contract.job import Completion, RewardSource, RolloutJobSpec
-from sandgate.contract.session import SessionOutcome, SessionState, SessionSummary
+from sandgate.contract.session import DROPPED, SessionOutcome, SessionState, SessionSummary
 from sandgate.operator.plan.actions import Exit, Outage, SessionObserved
 
 LIMITS = {
@@ -143,6 +143,11 @@ def is_infra(reason: FailureReason | None) -> bool:
     return reason is not None and FAILURE_CLASS[reason] is FailureClass.INFRA
 
 
+def unscored(reason: FailureReason | None) -> bool:
+    """Nobody judges it: it never came so far, was cut for its group's sake, or may still be at work on its result."""
+    return is_infra(reason) or reason in (FailureReason.STRAGGLER, FailureReason.ESCAPED)
+
+
 def reward_of(
     spec: RolloutJobSpec,
     reason: FailureReason | None,
@@ -153,7 +158,7 @@ def reward_of(
     """The outcome to seal with. `verdict`: the verifier's exit, where there is one. No reward of its own means: what
     was posted to the gateway stands (a verifier, a trainer, the agent's /complete)."""
     discount = spec.reward.discount
-    if is_infra(reason):
+    if unscored(reason):
         return SessionOutcome(failure_reason=reason, detail=detail)
     message = end.message if spec.reward.source is RewardSource.AGENT else None
     if spec.reward.source is RewardSource.EXIT_CODE:
@@ -169,7 +174,8 @@ def reward_of(
     if spec.reward.source is RewardSource.VERIFIER and verdict is not None:
         message = verdict.message
     if message is None or message.reward is None:
-        return SessionOutcome(failure_reason=reason, detail=detail)
+        note = {DROPPED: message.reward_info[DROPPED]} if message and DROPPED in message.reward_info else {}
+        return SessionOutcome(failure_reason=reason, detail=detail, reward_info=note)
     return SessionOutcome(
         failure_reason=reason,
         detail=detail,

@@ -27,7 +27,7 @@ from sandgate.operator.plan.actions import (
     WakeAt,
     WriteSession,
 )
-from sandgate.operator.plan.outcome import failure, is_infra, reward_of
+from sandgate.operator.plan.outcome import failure, is_infra, reward_of, unscored
 
 FORCE_S = 60.0
 """How long a stopped agent may take to end; a pod's grace is 30 s, and its node must tell."""
@@ -121,7 +121,7 @@ def _ended(spec: RolloutJobSpec, seen: SessionObserved, end: Exit, now: float) -
     if seen.looked_at < end.at:  # what the gateway knew before the end may have changed with it
         return [LookSession(seen.ref)]
     reason, _ = failure(spec, seen, end)
-    unjudged = is_infra(reason) or reason is FailureReason.AGENT_MISSING
+    unjudged = unscored(reason) or reason is FailureReason.AGENT_MISSING
     if spec.reward.source is not RewardSource.VERIFIER or spec.reward.verifier is None or unjudged:
         return _seal(spec, seen, end)
     judge = seen.verifier
@@ -153,7 +153,10 @@ def _seal(
 ) -> list[Action]:
     reason, detail = failure(spec, seen, end)
     if verdict is not None and (why := _no_verdict(seen, verdict)):
-        reason, detail = FailureReason.VERIFIER_FAILED, why
+        # Its input is the agent's: only what befell it from outside is infrastructure's.
+        lost = is_infra(verdict.reason)
+        reason, detail = FailureReason.VERIFIER_LOST if lost else FailureReason.VERIFIER_FAILED, why
+        verdict = None
     return [SealSession(seen.ref, reward_of(spec, reason, detail, end, verdict))]
 
 

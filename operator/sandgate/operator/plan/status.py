@@ -37,7 +37,7 @@ def job_status(want: JobWant, seen: JobObserved, now: float) -> RolloutJobStatus
     if why is not None and given_up and not complete and not failed:
         failed, facts_failed = True, (True, why.reason, why.message)
     facts: dict[JobCondition, Fact] = {
-        JobCondition.READY: _ready(seen),
+        JobCondition.READY: (False, "NameTaken", want.taken) if want.taken else _ready(seen),
         JobCondition.SUSPENDED: (suspended := _suspended(want, seen, now, over=complete or failed)),
         JobCondition.PROGRESSING: _progressing(
             seen, over=complete or failed, suspended=suspended[0], running=running, refused=want.refused
