@@ -8,11 +8,11 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from sandgate.contract.errors import ForkReason, Unsupported
+from sandgate.contract.errors import ForkReason, PromptTooLong, Unsupported
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.echo import MatchPolicy
-from sandgate.gateway.conversation.messages import Message, Tool, TurnRequest
-from sandgate.gateway.conversation.sameness import outline
+from sandgate.gateway.conversation.messages import Message, TurnRequest
+from sandgate.gateway.conversation.sameness import outline, tools_chars
 from sandgate.gateway.conversation.tree import Match, Tree
 from sandgate.gateway.conversation.turns import Turn
 from sandgate.gateway.metrics import Metrics
@@ -21,8 +21,9 @@ from sandgate.gateway.tokens.api import Codec
 OFF_LOOP_CHARS = 6_000
 """Text beyond this is rendered in a thread: encoding runs at ~0.6 ms per 1,000 tokens and must not stall the loop."""
 
-TOOL_CHARS = 2_000
-"""Of a tool's schema in a prompt, about: CLI agents send 20 tools in 40 to 80 kB."""
+TOKEN_CHARS_MAX = 256
+"""No vocabulary has a longer token; those of 128 are runs of spaces and dashes. What has more text than a window of
+such tokens is refused before it is rendered."""
 
 OFF_LOOP_KEYS = 100_000
 """The same for keying a request's blocks, which takes 0.3 ms for so many characters."""
@@ -53,24 +54,24 @@ class Prompts:
     metrics: Metrics
     pool: Executor
 
-    async def prepare(self, tree: Tree, request: TurnRequest) -> Prepared:
-        """Hashes find the parent, tokens decide. Raises BadRequest where the template refuses the messages."""
-        seen = await self._sized(request.messages, lambda: outline(request), most=OFF_LOOP_KEYS)
+    async def prepare(self, tree: Tree, request: TurnRequest, window: int) -> Prepared:
+        """Hashes find the parent, tokens decide. Raises BadRequest where the template refuses the messages,
+        PromptTooLong where no tokenizer could make them fit."""
+        length, given = sum(map(chars, request.messages)), tools_chars(request.tools)
+        if length > window * TOKEN_CHARS_MAX:
+            _refuse_hopeless(request.messages, window)
+        seen = await self._sized(length, lambda: outline(request), most=OFF_LOOP_KEYS)
         match, size = tree.find(request, self.policy, seen), len(tree)
         with self.metrics.render_s.time():
             why = match.fork
             if match.parent is not None:
-                added = await self._bridge(
-                    tree, tree[match.parent], request.messages[match.tail :], request.tools
-                )
+                added = await self._bridge(tree, tree[match.parent], request, match.tail, given)
                 if not isinstance(added, ForkReason):
                     path = tree.path_ids(match.parent)
                     return Prepared(match, match.parent, _said(match.fork), path + added, len(path), size)
                 why = added
             ids = await self._sized(
-                request.messages,
-                lambda: self.codec.render(request.messages, request.tools),
-                tools=len(request.tools),
+                length + given, lambda: self.codec.render(request.messages, request.tools)
             )
         return self._confirmed(tree, match, why, ids, size)
 
@@ -85,24 +86,36 @@ class Prompts:
         return Prepared(match, found.id, _said(why), ids, len(tree.path_ids(found.id)), size)
 
     async def _bridge(
-        self, tree: Tree, parent: Turn, tail: Sequence[Message], tools: Sequence[Tool]
+        self, tree: Tree, parent: Turn, request: TurnRequest, start: int, given: int
     ) -> Ids | ForkReason:
-        path = tree.path_ids(parent.id)
+        """With the messages from `start` on. Tools are rendered with them once and then known, so that only very long
+        ones, `given` in characters, count."""
+        path, tail, tools = tree.path_ids(parent.id), request.messages[start:], request.tools
         cut = len(path) - len(parent.ids)
         closed = parent.finish == "stop" and len(parent.ids) > 0 and parent.ids[-1] in self.codec.stop_ids
 
         def work() -> Ids | ForkReason:
             return self.codec.bridge(path[:cut], parent.ids, tail, tools, closed=closed)
 
-        return await self._sized(tail, work)
+        return await self._sized(sum(map(chars, tail)) + (given if given > OFF_LOOP_KEYS else 0), work)
 
-    async def _sized(
-        self, messages: Sequence[Message], work: Callable[[], T], tools: int = 0, most: int = OFF_LOOP_CHARS
-    ) -> T:
-        size = tools * TOOL_CHARS
-        for message in messages:
-            size += len(message.text) + sum(len(call.arguments) for call in message.tool_calls)
+    async def _sized(self, size: int, work: Callable[[], T], most: int = OFF_LOOP_CHARS) -> T:
         return await off_loop(self.pool, work) if size > most else work()
+
+
+def chars(message: Message) -> int:
+    """All of it that a template may show."""
+    size = len(message.text) + len(message.reasoning or "") + len(message.name or "")
+    for call in message.tool_calls:
+        size += len(call.id) + len(call.name) + len(call.arguments)
+    return size + len(message.tool_call_id or "")
+
+
+def _refuse_hopeless(messages: Sequence[Message], window: int) -> None:
+    """What a template may drop, such as the reasoning of earlier turns, does not count."""
+    least = sum(len(message.text) for message in messages) // TOKEN_CHARS_MAX
+    if least > window:
+        raise PromptTooLong(tokens=least, limit=window)
 
 
 async def off_loop(pool: Executor, work: Callable[..., T], *args: Any) -> T:

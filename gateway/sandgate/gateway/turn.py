@@ -236,8 +236,8 @@ class Turns:
         job = sampling.job_sampling(self.config_sampling, session.spec.get("sampling"))
         want = sampling.effective(request.sampling, job)
         constraint = constraint_of(self.codec, request)
-        prepared = await self.prompts.prepare(session.tree, request)
         try:
+            prepared = await self.prompts.prepare(session.tree, request, self.window)
             max_tokens = sampling.clamp(want.max_tokens, prompt=len(prepared.ids), window=self.window)
         except PromptTooLong:
             session.limit_reached = session.limit_reached or "context"

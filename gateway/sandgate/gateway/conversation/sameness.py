@@ -115,25 +115,35 @@ def same_arguments(one: str, other: str) -> bool:
 # --- head (N1, N5)
 
 
-_TOOLS_KEYS: dict[int, tuple[tuple[Tool, ...], bytes]] = {}
+_TOOLS_KEYS: dict[int, tuple[tuple[Tool, ...], bytes, int]] = {}
 TOOLS_KEYS_MAX, TOOLS_BYTES_MAX = 32, 128 * 1024
 """Tool lists come from a cache like this one (protocols): the same tuple returns with every turn of an agent."""
 
 
 def tools_key(tools: tuple[Tool, ...]) -> bytes:
     """Of names, descriptions and schemas as values; the order of tools counts, that of keys does not."""
+    return _tools_seen(tools)[1]
+
+
+def tools_chars(tools: tuple[Tool, ...]) -> int:
+    """About what they add to a prompt: their length as JSON."""
+    return _tools_seen(tools)[2] if tools else 0
+
+
+def _tools_seen(tools: tuple[Tool, ...]) -> tuple[tuple[Tool, ...], bytes, int]:
     seen = _TOOLS_KEYS.get(id(tools))
     if seen and seen[0] is tools:
-        return seen[1]
+        return seen
     raw = _JSON.encode(tools)
+    size = len(raw)
     if _REPRINTED.search(raw):
         raw = _JSON.encode(as_doubles(_ANY.decode(raw)))
-    key = _hash(raw)
+    seen = tools, _hash(raw), size
     if len(raw) <= TOOLS_BYTES_MAX:
         if len(_TOOLS_KEYS) >= TOOLS_KEYS_MAX:
             _TOOLS_KEYS.clear()
-        _TOOLS_KEYS[id(tools)] = tools, key
-    return key
+        _TOOLS_KEYS[id(tools)] = seen
+    return seen
 
 
 NO_TOOLS = tools_key(())

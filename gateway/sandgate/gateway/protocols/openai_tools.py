@@ -18,6 +18,8 @@ TOOLS_MAX = 512
 """Clients with every MCP server on have about 150; OpenAI takes 128. More would fill any window."""
 NAME_CHARS_MAX = 256
 """OpenAI takes 64; MCP clients prefix server names."""
+TOOLS_BYTES_MAX = 2 * 1024 * 1024
+"""Of the list as JSON: four times the longest that would fit a window of 128,000 tokens."""
 TOOLS_CACHED, CACHED_BYTES_MAX = 32, 128 * 1024
 """Distinct tool lists kept, and how long one may be; the sessions of a job share a few of 5 to 80 kB."""
 
@@ -52,6 +54,7 @@ def tools_of(raw: msgspec.Raw) -> tuple[Tool, ...]:
     said = bytes(raw)
     if not said:
         return ()
+    limited(len(said), TOOLS_BYTES_MAX, "bytes", "tools")
     return _tools_cached(said) if len(said) <= CACHED_BYTES_MAX else _tools(said)
 
 
