@@ -51,7 +51,8 @@ HOPELESS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a module that no agent can import": (
         {"agent": agent("python", "-c", "import no_such_module")},
-        "AgentsFailAlike: AgentExit exit code 1 with a traceback: ModuleNotFoundError: No module named 'no_such_module'",
+        "AgentsFailAlike: AgentExit exit code 1 with a traceback:"
+        " ModuleNotFoundError: No module named 'no_such_module'",
     ),
     "a verifier that is not there": (
         {"reward": {"source": "verifier", "verifier": {"container": {"command": ["./judge"]}}}},
