@@ -210,8 +210,8 @@ CAUSES: dict[FailureReason, tuple[Cause, ...]] = {
     FailureReason.DRIVER_LOST: (Cause.PLATFORM,),
     FailureReason.ABORTED: (Cause.JOB, Cause.PLATFORM),
 }
-"""The law, held by tests/adversary: SANDBOX is among them where the class is not `infra`, and only there. AGENT_MISSING, whose
-program never ran, is the one reason that only the job can bring about."""
+"""The law, held by tests/adversary: SANDBOX is among them where the class is not `infra`, and only there. AGENT_MISSING
+is the one reason that only the job can bring about: nothing ever ran."""
 
 
 class SandgateError(Exception):
