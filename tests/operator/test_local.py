@@ -73,12 +73,13 @@ async def test_who_fails_fails_alone_and_says_why(up: Rig) -> None:
             agent={"backend": "Process", "template": {"spec": {"containers": [MEMORY]}}},
         )
     )
-    assert not result.complete, "two groups are short of a row"
-    assert result.missing_groups == 2
+    assert not result.complete, "one group is short of a row"
+    assert result.missing_groups == 1
     assert result.cause.startswith(
-        "2 of 8 groups are not there, 2 samples without a row; the first: shop-memory-"
+        "1 of 8 groups are not there, 1 samples without a row; the first: shop-fault-"
     )
-    assert result.cause.endswith("infra/OOMKilled more memory than resources.limits.memory")
+    assert "infra/EngineError exit code 1 with a traceback: urllib.error.HTTPError" in result.cause
+    assert result.cause.endswith("the engine failed 1 calls of it: the engine answered 500: bad engine")
     assert result.groups == len(DEEDS)
     counts = {
         "AgentExit": 1,
