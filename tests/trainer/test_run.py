@@ -123,7 +123,7 @@ async def test_that_agents_have_no_walls_here_is_a_note_and_said_once(tmp_path: 
         (tmp_path / "out" / "result.json").unlink()
         again = await here.run()
     assert (first.code, again.code) == (0, 0), first.stderr
-    said = "note: backend Pod: here agents run as local processes, without isolation\n"
+    said = "note: backend Pod: here agents run as local processes of this user, without isolation\n"
     assert (first.stderr.count(said), again.stderr.count("isolation")) == (1, 0)
     assert "problem" not in first.stderr + first.stdout
 
