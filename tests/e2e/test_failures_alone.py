@@ -47,7 +47,7 @@ async def test_who_fails_fails_alone(tmp_path: Path, recorder: Recorder, vllm: V
     recorder.hook = fault
     run = Run(tmp_path / "out", recorder.url)
     result = await run.go(faulty())
-    assert (result.complete, result.missing_groups, result.sessions, result.groups) == (False, 2, 8, 4)
+    assert (result.complete, result.missing_groups, result.sessions, result.groups) == (False, 1, 8, 4)
     assert result.failures == {reason: count for _, reason, count in FAILURES.values()}
 
     ended = {(one.uid, one.sample, one.attempt): one for one in run.of(SessionEnded)}
