@@ -31,7 +31,7 @@ GATEWAY_PROGRAM = f"""
 import http.server
 class Answer(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        key = self.headers.get("Authorization") == "Bearer the-agent-key"
+        key = self.headers.get("Authorization") in ("Bearer the-agent-key", "Bearer the-task-key")
         found = self.path == "/healthz" or (self.path.endswith("/task") and key)
         body = b'''{json.dumps(TASK)}'''
         self.send_response(200 if found else 404)
@@ -81,6 +81,7 @@ def space(cluster: Cluster) -> Iterator[str]:
         }
         entries = {f"{one}.api": "the-agent-key" for one in "abc"}
         entries |= {f"{one}.reward": "the-reward-key" for one in "abc"}
+        entries |= {f"{one}.task": "the-task-key" for one in "abc"}
         meta = {"name": "keys", "namespace": name}
         keys = {"apiVersion": "v1", "kind": "Secret", "metadata": meta, "stringData": entries}
         cluster.apply(service, keys)
