@@ -41,8 +41,8 @@ LEFT_OUT = (
     " the environments of verl, AReaL and TRL (9 GB; 6 min): make test-all"
 )
 EVERYDAY = "some {minutes} min on two cores, and 1 to 3 more where the engine (5 GB) is not built yet"
-MINUTES = {"everyday": 12, "all": 45}
-"""On two cores, with warm caches: docs/testing.md."""
+MINUTES = {"everyday": 15, "all": 60}
+"""Roughly, on two cores, with warm caches."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
