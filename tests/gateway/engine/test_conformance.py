@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from sandgate.contract.errors import EngineFailed, EngineUnavailable, PromptTooLong, RefusedByEngine
+from sandgate.contract.errors import EngineFailed, EngineUnavailable, PromptTooLong, TokenizerMismatch
 from sandgate.gateway.engine.api import Delta, Labelled, Sample, VersionSpan
 from tests.gateway.engine.subjects import (
     ENDLESS,
@@ -201,8 +201,8 @@ async def test_a_prompt_over_the_window_is_refused_with_the_window(subject: Subj
     assert (caught.value.tokens, caught.value.limit) == (WINDOW + 10, WINDOW)
 
 
-async def test_ids_that_do_not_exist_are_refused(subject: Subject) -> None:
-    with pytest.raises(RefusedByEngine, match="out of vocabulary"):
+async def test_ids_that_do_not_exist_are_another_tokenizers(subject: Subject) -> None:
+    with pytest.raises(TokenizerMismatch, match="out of vocabulary"):
         await subject.engine.generate(subject.prompt(ids=array("i", [5, VOCABULARY + 9])))
 
 
