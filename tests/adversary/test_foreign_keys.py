@@ -77,7 +77,10 @@ async def test_a_session_of_the_same_name_in_another_job_has_other_keys() -> Non
 async def test_what_describes_the_gateway_is_shown_where_its_settings_say_so() -> None:
     async with gateway() as g, client(g.origin) as anybody:
         got = {path: (await anybody.get(path)).status_code for path in ("/docs", "/redoc", "/openapi.json")}
-        assert got == {"/docs": 404, "/redoc": 404, "/openapi.json": 404}
+        assert got == {"/docs": 404, "/redoc": 404, "/openapi.json": 401}
+        agent = {"authorization": f"Bearer {(await g.session()).handle['api_key']}"}
+        assert (await anybody.get("/openapi.json", headers=agent)).status_code == 403
+        assert (await g.admin.get("/openapi.json")).status_code == 200
         assert (await anybody.get("/metrics")).status_code == 200
     async with gateway(docs=True, metrics=False) as g, client(g.origin) as anybody:
         assert (await anybody.get("/docs")).status_code == 200

@@ -157,7 +157,8 @@ class Config(_Strict, frozen=True, kw_only=True):
     key_ttl_s: float = 7 * 86400.0
     """Agent and reward keys: longer than any session; the session's end revokes them anyway."""
     docs: bool = False
-    """Serve the control API's description: /openapi.json, /docs. Whoever reaches the port reads it without a key."""
+    """Serve /docs, and /openapi.json to whoever reaches the port. Without this the description wants a key of the
+    control API, and there is no /docs."""
     metrics: bool = True
     """Serve /metrics, without a key either: counts of this process, and nothing of a session."""
     lossy_echo: bool = True

@@ -12,7 +12,7 @@ from sandgate.gateway.areal import Areal
 from sandgate.gateway.core import Core
 from sandgate.gateway.turn import INTERNAL
 from sandgate.gateway.web import areal, leases, process, sessions, tasks
-from sandgate.gateway.web.doors import JsonBody
+from sandgate.gateway.web.doors import Controller, JsonBody
 
 
 def build(core: Core) -> FastAPI:
@@ -63,6 +63,12 @@ def build(core: Core) -> FastAPI:
         process.probes,
     ):
         app.include_router(router)
+    if not core.config.docs:  # else the app serves it itself, to anybody
+
+        @app.get("/openapi.json", include_in_schema=False)
+        async def openapi(_: Controller) -> Response:
+            return JsonBody(app.openapi())
+
     return app
 
 
