@@ -26,7 +26,7 @@ from tests.operator.rig import HERE, MODEL, Rig, job, rig
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 
-BROKEN = Reply("", fault=Fault("status", status=400, message="bad engine"))
+BROKEN = Reply("", fault=Fault("status", status=500, message="bad engine"))
 
 
 @pytest.fixture
@@ -70,7 +70,9 @@ async def test_what_cannot_get_better_ends_the_run_soon_with_its_cause(
     assert is_over(result.status, JobCondition.FAILED)
     assert len(up.of(SessionStarted)) <= 2 * FIRST, "24 samples were not tried for that"
     assert {one.attempt for one in up.of(SessionStarted)} == {0}, "nothing was tried twice"
-    assert result.missing_groups == len(MANY)
+    rows = up.rows()  # those that took a turn before it was known that nobody can judge them
+    assert all(row.masked and row.reward is None for row in rows)
+    assert result.missing_groups == len(MANY) - len({row.uid for row in rows}) >= len(MANY) - FIRST
     assert up.processes() == []
 
 
