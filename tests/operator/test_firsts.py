@@ -136,6 +136,11 @@ CASES: dict[str, tuple[list[Session | tuple[str, None, None]], Hopeless | None]]
         [ended(uid, R.AGENT_EXIT, turns=1, detail=IMPORT) for uid in "abc"],
         None,
     ),
+    "an exit with 1 before the first turn is no answer, where exit codes are rewards": (
+        [ended(uid, R.ANSWER_WRONG, detail=IMPORT) for uid in "abc"],
+        Hopeless("AgentsFailAlike", f"AnswerWrong {IMPORT}"),
+    ),
+    "wrong answers are answers": ([ended(uid, R.ANSWER_WRONG, turns=1, detail=IMPORT) for uid in "abc"], None),
     "agents that run out of time": ([ended(uid, R.SESSION_TIMEOUT) for uid in "abc"], None),
     "agents that end well without a turn": ([ended(uid, None) for uid in "abc"], None),
     "one good session ends it for good": (

@@ -8,7 +8,9 @@ from pathlib import Path
 from sandgate.trainer.export.arrow import read_parquet, samples_in_parquet
 from tests.trainer.jobs import AGENT, Lab, lab
 
-CAUSE = "AgentsFailAlike: AgentExit exit code 1: ModuleNotFoundError: No module named 'no_such_module'"
+WORDS = "AnswerWrong exit code 1 with a traceback: ModuleNotFoundError: No module named 'no_such_module'"
+CAUSE = f"AgentsFailAlike: {WORDS}"
+"""An exit with 1 is a wrong answer where exit codes are rewards; of agents that never asked anything it is none."""
 
 
 async def test_a_job_of_which_nothing_came_is_no_success_until_it_is_mended(tmp_path: Path) -> None:
@@ -27,7 +29,7 @@ async def test_a_job_of_which_nothing_came_is_no_success_until_it_is_mended(tmp_
         assert found["cause"].startswith(
             "2 of 2 groups are not there, 4 samples without a row; the first: ask-q"
         )
-        assert found["cause"].endswith(CAUSE.replace("AgentsFailAlike: AgentExit", "agent/AgentExit"))
+        assert found["cause"].endswith(f"policy/{WORDS}")
         assert second.stderr == f"error: {found['cause']}\n"
         assert here.player.counts["generations"] == 0
 

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, field
 
 from sandgate.contract.conditions import JobReason
-from sandgate.contract.errors import FailureClass, ModelNotServed, TokenizerMismatch
+from sandgate.contract.errors import FailureClass, FailureReason, ModelNotServed, TokenizerMismatch
 from sandgate.operator.plan.actions import Hopeless, Running, SampleObserved, SessionObserved
 from sandgate.operator.plan.groups import FREE
 
@@ -120,7 +120,9 @@ def end_of(seen: SessionObserved, sample: SampleObserved) -> End | None:
         return None
     if said.engine_reason in ENGINE and sample.failure is not None:
         return End(ENGINE[said.engine_reason], said.engine_error, said.engine_reason, certain=True)
-    if sample.failure is not FailureClass.AGENT or sample.reason is None or not said.failure_detail:
+    # An exit with 1 is a wrong answer where exit codes are rewards; before the first turn it is nobody's answer.
+    own = sample.failure is FailureClass.AGENT or sample.reason is FailureReason.ANSWER_WRONG
+    if not own or sample.reason is None or not said.failure_detail:
         return None
     text = f"{sample.reason.value} {said.failure_detail}".strip()
     return End(JobReason.AGENTS_FAIL_ALIKE, text, text, certain=False)
