@@ -88,6 +88,7 @@ JSON = st.recursive(
 
 
 @given(reward=st.floats() | st.integers() | JSON, info=JSON, depth=st.integers(0, 300))
+@example(reward=3.402823466385289e38, info=None, depth=0)  # the next float64 after the largest float32
 def test_any_json_as_a_result_seals(reward: Any, info: Any, depth: int) -> None:
     for _ in range(depth):
         info = {"a": info}

@@ -7,7 +7,6 @@ say more) and strict about those named here.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
@@ -20,6 +19,8 @@ Json = Any
 
 BY_ITSELF: Final = (None, FailureReason.ANSWER_WRONG)
 """Reasons of an end that the agent chose: it said all it had to say."""
+REWARD_MAX: Final = float(2**128 - 2**104)
+"""What a float32 tensor holds. No session has the turns whose sum of such would be beyond a float64."""
 OUTCOME_BYTES_MAX: Final = 4096
 """Bytes of a container's termination message: Kubernetes keeps no more."""
 CURSOR_STEPS_S: Final = 1e6
@@ -244,14 +245,14 @@ def parse_termination(raw: bytes) -> TerminationMessage:
 
 
 def finite(value: Json) -> float | None:
-    """`value` as a reward, or None if it is not a finite number."""
+    """`value` as a reward, or None if it is not a finite number that float32 holds."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
         number = float(value)
     except OverflowError:
         return None
-    return number if math.isfinite(number) else None
+    return number if abs(number) <= REWARD_MAX else None  # no comparison holds of NaN
 
 
 def _object(body: Json, what: str) -> Mapping[str, Json]:

@@ -19,10 +19,8 @@ from dataclasses import dataclass, field
 from math import isfinite
 
 from sandgate.contract.errors import InvalidBody
+from sandgate.contract.session import REWARD_MAX as REWARD_MAX
 from sandgate.gateway.journal.records import Rewarded
-
-REWARD_MAX = float(2**128 - 2**104)
-"""What a float32 tensor holds. No session has the turns whose sum of such would be beyond a float64."""
 
 
 @dataclass(frozen=True, slots=True)
