@@ -154,7 +154,7 @@ def start_kwok(api: Api, control: Control) -> None:
 
 
 def node(name: str) -> Json:
-    room = {"cpu": "1000", "memory": "4Ti", "pods": str(PODS_PER_NODE)}
+    room = {"cpu": "1000", "memory": "4Ti", "ephemeral-storage": "4Ti", "pods": str(PODS_PER_NODE)}
     labels = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux"}
     return {
         "metadata": {"name": name, "labels": labels},
