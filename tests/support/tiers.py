@@ -132,6 +132,8 @@ class Parts:
             return
         needed = in_order(name for item in session.items for name in item.stash[NEEDED])
         if missing := [name for name in needed if not NEEDS[name].ready() and not NEEDS[name].lacks()]:
+            for name in missing:
+                self._note(name, "asked", "")
             with open(f"{self.status}.log", "wb") as log:
                 self.builder = subprocess.Popen(
                     [sys.executable, "-m", "tests.support.prepare", "--status", str(self.status), *missing],
@@ -153,17 +155,27 @@ class Parts:
                 pytest.fail(said["words"], pytrace=False)
 
     def _wait(self, name: str) -> None:
+        """As long as somebody makes it. What nobody was asked to make was there when the run began: whatever became of
+        it since, waiting does not bring it back."""
         need, end = NEEDS[name], time.monotonic() + BUILD_S
-        while not need.ready() and self._said().get(name, {}).get("state") not in ("failed", "lacks"):
-            if why := need.lacks():
-                return self._note(name, "lacks", why)
-            if time.monotonic() > end or (self.builder is not None and self.builder.poll() is not None):
+        if not need.ready() and (why := need.lacks()):
+            return self._note(name, "lacks", why)
+        while self._state(name) in ("asked", "making"):
+            gone = self.builder is not None and self.builder.poll() is not None
+            if gone and self._state(name) in ("asked", "making"):  # it may have said more before it ended
                 return self._note(name, "failed", f"{name} was not made: see {self.status}.log")
+            if time.monotonic() > end:
+                return self._note(
+                    name, "failed", f"{name} was not made within {BUILD_S:.0f} s: see {self.status}.log"
+                )
             self.over.wait(POLL_S)
         return None
 
+    def _state(self, name: str) -> str:
+        return self._said().get(name, {}).get("state", "")
+
     def _note(self, name: str, state: str, words: str) -> None:
-        if name not in self._said() or self._said()[name]["state"] == "making":
+        if self._state(name) in ("", "asked", "making"):
             with self.status.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"name": name, "state": state, "words": words}) + "\n")
 
@@ -189,7 +201,7 @@ class Parts:
 
     def _tell(self, said: dict[str, str]) -> None:
         reporter: Any = self.config.pluginmanager.get_plugin("terminalreporter")
-        if reporter is None or (said["state"] == "ready" and not said["words"]):
+        if reporter is None or not said["words"]:
             return
         more = ""
         if said["state"] == "failed":

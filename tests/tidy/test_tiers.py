@@ -52,10 +52,10 @@ def test_things_are_made_in_the_order_of_the_table() -> None:
     assert in_order(["helm", "engine", "helm"]) == ["engine", "helm"]
 
 
-def run(folder: Path, needs: str, *args: str) -> tuple[str, str]:
+def run(folder: Path, needs: str, *args: str, tests: str = TESTS) -> tuple[str, str]:
     """All that pytest said, and its last line without the time."""
     folder.joinpath("conftest.py").write_text(CONFTEST.replace("{NEEDS}", needs))
-    folder.joinpath("test_one.py").write_text(TESTS)
+    folder.joinpath("test_one.py").write_text(tests)
     folder.joinpath("pytest.ini").write_text("[pytest]\ntestpaths = .\n")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-c", str(folder / "pytest.ini"), "-p", "no:cacheprovider", *args],
@@ -93,6 +93,22 @@ def test_what_a_machine_lacks_is_said_up_front(tmp_path: Path) -> None:
     said, _ = run(tmp_path, f"{{{LACKS}, {HEAVY}}}", "--tier", "all")
     head, _, _ = said.partition("collected")
     assert "cannot run here: what needs thing: a thing needs root" in head
+
+
+VANISHES = """
+import pytest
+from tests.support.needs import NEEDS, Need
+
+def test_one(thing):
+    NEEDS["thing"] = Need("a thing", lambda: False, list, everyday=True)
+
+def test_two(thing): ...
+"""
+
+
+def test_what_was_there_when_the_run_began_and_vanishes_is_not_waited_for(tmp_path: Path) -> None:
+    """Nobody makes it: the next test would wait for an hour."""
+    assert run(tmp_path, f"{{{READY}, {HEAVY}}}", tests=VANISHES)[1] == "2 passed"
 
 
 def test_a_build_that_fails_is_said_once_and_fails_the_tests_that_need_it(tmp_path: Path) -> None:

@@ -21,9 +21,10 @@ from sandgate.trainer.cluster import Place, agent_session, job_gateways, rollout
 from sandgate.trainer.fleet import cluster_fleet
 from tests.cluster import pods
 from tests.cluster.e2e import scripted
-from tests.cluster.e2e.world import ROOT, WHEEL, World, wait_for
+from tests.cluster.e2e.world import World, wait_for
 from tests.cluster.harness.cluster import Cluster
 from tests.cluster.harness.images import build_image
+from tests.images.ours import ROOT, WHEEL
 from tests.support.waiting import until_now
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240, func_only=True)]

@@ -22,10 +22,8 @@ from sandgate.trainer.fleet import cluster_fleet
 from tests.chart.released import everything
 from tests.cluster.e2e import scripted
 from tests.cluster.e2e.world import (
-    IMAGES,
     READY_S,
     REGISTRY,
-    ROOT,
     SYSTEM,
     VALUES,
     World,
@@ -35,6 +33,7 @@ from tests.cluster.e2e.world import (
 from tests.cluster.harness.cache import Part
 from tests.cluster.harness.cluster import Cluster
 from tests.cluster.harness.images import build_image
+from tests.images.ours import IMAGES, ROOT
 from tests.support.waiting import until, until_now
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(400, func_only=True)]

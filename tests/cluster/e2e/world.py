@@ -22,24 +22,13 @@ from tests.cluster.harness.cluster import Cluster
 from tests.cluster.harness.images import PYTHON, build_image
 from tests.cluster.harness.machines import GPU_NODE
 from tests.cluster.harness.rest import Refused
+from tests.images.ours import IMAGES, ROOT
 from tests.support.waiting import until_now
 
-ROOT = Path(__file__).resolve().parents[3]
 SHOP = ROOT / "examples" / "shop"
 SYSTEM = "sandgate-system"
 REGISTRY, TAG = "localhost", "e2e"
 """Of our images: a node has them, nobody serves them."""
-WHEEL = (
-    "pyproject.toml", "constraints.txt", "README.md", "LICENSE",
-    "contract", "gateway", "operator", "sandbox", "trainer",
-)  # fmt: skip
-IMAGES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "operator": ("images/operator.Dockerfile", WHEEL),
-    "gateway": ("images/gateway.Dockerfile", WHEEL),
-    "fetcher": ("images/fetcher.Dockerfile", ("sandbox",)),
-    "shop": ("examples/shop/Dockerfile", ("constraints.txt", "examples/shop")),
-}
-"""Name -> Dockerfile and what of the clone it sees."""
 VALUES: dict[str, Any] = {
     "images": {
         "registry": REGISTRY,

@@ -165,8 +165,10 @@ def archive_file(
     args: Mapping[str, str] | None = None,
     base: Part = PYTHON_IMAGE,
 ) -> Path:
-    """Where `build_image` puts, or has put, the archive; `names` are those that are `tracked`."""
-    digest = hashlib.sha256(hash_of([dockerfile, *(context / name for name in names)], Path("/")))
+    """Where `build_image` puts, or has put, the archive; `names` are those that are `tracked`. Clones with the same
+    content share it."""
+    digest = hashlib.sha256(hash_of([dockerfile], dockerfile.parent))
+    digest.update(hash_of((context / name for name in names), context))
     digest.update(json.dumps([tag, sorted((args or {}).items()), base.key()]).encode())
     return cache() / f"image-{tag.replace('/', '_').replace(':', '_')}" / f"{digest.hexdigest()[:12]}.tar"
 
