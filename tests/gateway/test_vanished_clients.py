@@ -15,7 +15,7 @@ TEXT = "ordered seven kiwis"
 
 @pytest.mark.parametrize("stream", [False, True], ids=["json", "sse"])
 @pytest.mark.parametrize("at", [0, 2], ids=["before the first token", "in the middle"])
-async def test_nobody_listens_the_engine_aborts_after_linger_and_the_tree_is_as_it_was(
+async def test_nobody_listens_the_engine_aborts_after_linger_and_only_what_was_told_is_in_the_tree(
     stream: bool, at: int
 ) -> None:
     reply, gate = gated(TEXT, at=at)
@@ -27,9 +27,11 @@ async def test_nobody_listens_the_engine_aborts_after_linger_and_the_tree_is_as_
         await eventually(lambda: not g.core.turns.calls, "the call is gone")
         assert g.engine.player.running == 0
         assert g.engine.player.counts["aborted"] == 1
-        assert await g.tree(agent) == []
+        told = int(stream and at > 0)
+        assert [turn["finish"] for turn in await g.tree(agent)] == ["cut"] * told
         summary = (await g.admin.get(f"/v1/sessions/{agent.id}")).json()
-        assert (summary["in_flight"], summary["turns"], summary["state"]) == (0, 0, "open")
+        assert (summary["in_flight"], summary["turns"], summary["state"]) == (0, told, "open")
+        assert summary["cut"] == 1, "either way it is counted"
         assert g.core.turns.load.in_flight == 0
 
 

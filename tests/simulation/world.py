@@ -22,7 +22,7 @@ from sandgate.contract.errors import JournalUnavailable
 from sandgate.gateway.config import Config
 from sandgate.gateway.core import Core
 from sandgate.gateway.engine.health import PROBE_S
-from sandgate.gateway.journal.records import Record, TurnCommitted
+from sandgate.gateway.journal.records import CUT, Record, TurnCommitted
 from sandgate.gateway.metrics import Metrics
 from sandgate.gateway.prompts import Prompts
 from sandgate.gateway.sessions import Sessions
@@ -118,7 +118,9 @@ class World:
     def became_durable(self, session: str, record: Record) -> None:
         """Called by the disk."""
         self.history.ever.append((session, record))
-        if isinstance(record, TurnCommitted):
+        if isinstance(record, TurnCommitted) and record.finish == CUT:
+            self.group_over(record.turn, "cut")  # it answers nobody
+        elif isinstance(record, TurnCommitted):
             self.history.durable.setdefault(record.turn, self.loop.time())
             group = self._groups.get(record.turn)
             if group is not None and record.turn == group.turns[-1]:

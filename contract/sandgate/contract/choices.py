@@ -75,6 +75,15 @@ class Completion(StrEnum):
     would not be seen."""
 
 
+class CutTurns(StrEnum):
+    """Are turns trained that the agent cut (it closed the stream, or its time was up) and did not go on from?"""
+
+    TRAIN = "train"
+    """Yes, with the session's reward: the policy sampled them, and the agent chose by what it saw of them."""
+    LEAVE = "leave"
+    """No. An agent that samples often, keeps the best and cuts the rest then trains the best alone."""
+
+
 class RewardSource(StrEnum):
     """Who gives the training reward."""
 

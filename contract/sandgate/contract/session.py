@@ -67,6 +67,8 @@ class SessionSpec:
     sampling: dict[str, Json] = field(default_factory=dict)
     limits: dict[str, Json] = field(default_factory=dict)
     reward_source: str = "trainer"
+    cut_turns: str = "train"
+    """CutTurns."""
     task: Json = None
     metadata: dict[str, Json] = field(default_factory=dict)
 
@@ -110,6 +112,8 @@ class SessionSummary:
     attempt: int = 0
     group_size: int = 1
     turns: int = 0
+    cut: int = 0
+    """Calls that the agent let go of, of `turns` and beside them."""
     tokens: int = 0
     """Unique tokens of its tree."""
     sampled_tokens: int = 0

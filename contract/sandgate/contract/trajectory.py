@@ -68,7 +68,7 @@ class Trajectory:
     reward_info: dict[str, Json] = field(default_factory=dict)
     """What the agent, the verifier and the trainer said with the reward."""
     finish_reason: str = ""
-    """Of the last turn: stop, length or abort."""
+    """Of the last turn: stop, length or abort; cut: its agent let go of it while it streamed, or ran out of time."""
     fork_reason: str = ""
     """Empty for the first conversation of a session."""
     parent_turn: str = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-from sandgate.contract.choices import Backend, Completion, Isolation, RewardSource, TaskDelivery
+from sandgate.contract.choices import Backend, Completion, CutTurns, Isolation, RewardSource, TaskDelivery
 from sandgate.contract.embedded import AGENT_TEMPLATE, CONTAINER, MESSAGES
 from sandgate.contract.kinds import Json, JsonObject, LabelText, NonNegative, Positive, Seconds, Word
 from sandgate.contract.names import SAMPLES_MAX, UID_CHARS_MAX
@@ -159,6 +159,9 @@ class Reward:
     source: Annotated[RewardSource, Doc("Who gives the training reward.")] = RewardSource.TRAINER
     verifier: Annotated[Verifier | None, Doc("With source verifier.")] = None
     discount: Annotated[float, Bounds(0, 1), Doc("Per turn, backwards from the rewarded one.")] = 1.0
+    cut_turns: Annotated[CutTurns, Doc("Whether turns are trained whose stream the agent cut.")] = (
+        CutTurns.TRAIN
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ import hmac
 import re
 from dataclasses import dataclass, field
 
+from sandgate.contract.choices import CutTurns
 from sandgate.contract.errors import BadRequest, Conflict, Gone, InvalidBody, Overloaded, Unauthorized
 from sandgate.contract.keys import Key, Scope
 from sandgate.contract.trajectory import Json
@@ -159,6 +160,7 @@ class Areal:
                 reward=whole.sealed.reward if whole.sealed else None,
                 discount=discount,
                 style=style,
+                cut=whole.spec.get("cut_turns", CutTurns.TRAIN),
             )
 
         found = await off_loop(self.core.turns.pool, work)

@@ -9,6 +9,7 @@ from typing import Any
 
 from sandgate.gateway.conversation.messages import TurnRequest
 from sandgate.gateway.conversation.turns import Turn
+from sandgate.gateway.heard import Heard
 from sandgate.gateway.protocols.base import Tokens
 from sandgate.gateway.session import Session
 from sandgate.gateway.tokens.api import ParseDelta
@@ -37,6 +38,8 @@ class Call:
     """What was said so far, if it is streamed: a joiner starts from the first."""
     pieces: list[list[int]] = field(default_factory=list)
     """Per choice how many tokens came at once, while it is streamed: a replay is cut the same way."""
+    heard: dict[int, Heard] = field(default_factory=dict)
+    """Per choice what has arrived of it, while it is streamed."""
     doomed: bool = False
     """Cancelled or failed: whoever asks now gets a call of its own."""
     committing: bool = False

@@ -34,6 +34,9 @@ class Metrics:
         self.resampled = Counter(
             "sandgate_resampled_turns", "Turns sampled anew after a kill cut one short", registry=registry
         )
+        self.cut = Counter(
+            "sandgate_cut_turns", "Turns whose client let go of them in the middle", registry=registry
+        )
         self.in_flight = Gauge("sandgate_in_flight", "Generations in flight", registry=registry)
         self.sessions = Gauge("sandgate_sessions_open", "Sessions that take turns", registry=registry)
         self.render_s = Histogram(

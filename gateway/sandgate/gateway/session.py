@@ -20,9 +20,11 @@ from sandgate.contract.errors import (
 from sandgate.gateway.conversation.tree import Tree
 from sandgate.gateway.conversation.turns import Turn
 from sandgate.gateway.journal.records import (
+    CUT,
     Completed,
     Delivered,
     Intent,
+    LetGo,
     Opened,
     Record,
     Rewarded,
@@ -56,6 +58,10 @@ class Session:
     tree: Tree = field(default_factory=Tree)
     answers: dict[bytes, list[str]] = field(default_factory=dict)
     """Request digest -> its newest committed turn ids, in choice order."""
+    cut: int = 0
+    """Turns of the tree that nobody waited for to their end."""
+    let_go: int = 0
+    """Calls that were let go of before anything of them was told: not in the tree, counted where turns are limited."""
     intents: dict[bytes, str] = field(default_factory=dict)
     """Digest -> turn id of a generation that was begun and is not committed."""
     delivered: set[str] = field(default_factory=set)
@@ -89,6 +95,8 @@ class Session:
                 self.intents[record.digest] = record.turn
             case TurnCommitted():
                 self._apply_turn(record)
+            case LetGo():
+                self.let_go += 1
             case Delivered():
                 (self.unsure if record.unsure else self.delivered).add(record.turn)
             case Rewarded():
@@ -109,11 +117,18 @@ class Session:
             return
         self.tree.apply(record)
         self.turns += 1
+        if record.finish == CUT:  # answers nothing
+            self.cut += 1
+            self._count(record)
+            return
         self.intents.pop(record.digest, None)
         if record.index == 0:
             self.answers[record.digest] = [record.turn]
         else:
             self.answers.setdefault(record.digest, []).append(record.turn)
+        self._count(record)
+
+    def _count(self, record: TurnCommitted) -> None:
         self.tokens += (len(record.context) + len(record.ids)) // 4
         self.sampled += len(record.ids) // 4
         if record.fork:
@@ -136,10 +151,11 @@ class Session:
 
         Turns in flight count: they are reserved.
         """
-        if turns and self.turns + self.in_flight + asked > turns:
-            if self.turns + asked > turns:
+        used = self.turns + self.let_go
+        if turns and used + self.in_flight + asked > turns:
+            if used + asked > turns:
                 self.limit_reached = "turns"
-            raise LimitReached("turns", used=self.turns + self.in_flight, limit=turns)
+            raise LimitReached("turns", used=used + self.in_flight, limit=turns)
         if total_tokens and self.tokens >= total_tokens:
             self.limit_reached = "totalTokens"
             raise LimitReached("totalTokens", used=self.tokens, limit=total_tokens)
@@ -192,6 +208,7 @@ class Session:
             "group_size": spec.get("group_size", 1),
             "state": self.phase.value,
             "turns": self.turns,
+            "cut": self.cut + self.let_go,
             "tokens": self.tokens,
             "sampled_tokens": self.sampled,
             "forks": dict(self.forks),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from array import array
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -13,7 +12,6 @@ from typing import Any
 
 from sandgate.contract.errors import (
     Draining,
-    ForkReason,
     Gone,
     JournalUnavailable,
     LimitReached,
@@ -25,11 +23,13 @@ from sandgate.gateway import admission, sampling
 from sandgate.gateway.calls import Call, Step
 from sandgate.gateway.config import Config
 from sandgate.gateway.conversation.echo import MatchPolicy
-from sandgate.gateway.conversation.messages import Sampling, TurnRequest
+from sandgate.gateway.conversation.messages import TurnRequest
 from sandgate.gateway.conversation.turns import Turn, unpack_ids
 from sandgate.gateway.engine.api import Delta, Engine, Prompt, Sample
 from sandgate.gateway.engine.health import none_up
-from sandgate.gateway.journal.records import Delivered, Intent, TurnCommitted
+from sandgate.gateway.heard import Heard
+from sandgate.gateway.journal.records import CUT, Delivered, Intent, LetGo, TurnCommitted
+from sandgate.gateway.making import Asked, records_of, stop_string
 from sandgate.gateway.metrics import Metrics
 from sandgate.gateway.prompts import Prepared, Prompts, constraint_of, off_loop
 from sandgate.gateway.protocols.base import Tokens
@@ -246,29 +246,33 @@ class Turns:
         call.prepared.set_result(None)
         await self._hold()
         session.refuse_if_ended()
-        resampled = session.was_cut(request.digest)
+        asked = Asked(prepared, want, max_tokens, session.was_cut(request.digest))
         intents = [Intent(at=self.sessions.now(), turn=turn, digest=request.digest) for turn in call.turns]
         await self.sessions.store.append(session.session_id, *intents, sync=False)
-        making = [
-            self._generate(call, index, prepared, want, max_tokens, constraint) for index in range(request.n)
-        ]
-        made = [await making[0]] if request.n == 1 else await _all(making)
-        return await self._commit(call, prepared, want, max_tokens, made, resampled=resampled)
+        making = [self._generate(call, index, asked, constraint) for index in range(request.n)]
+        try:
+            made = [await making[0]] if request.n == 1 else await _all(making)
+            return await self._commit(call, asked, made)
+        except (asyncio.CancelledError, SandgateError) as error:
+            if not call.committing:
+                await self._keep_cut(call, asked, error)
+            raise
 
     async def _generate(
         self,
         call: Call,
         index: int,
-        prepared: Prepared,
-        want: Sampling,
-        max_tokens: int,
+        asked: Asked,
         constraint: dict[str, Any] | None,
     ) -> tuple[Sample, Parser]:
         request, session = call.request, call.session
+        prepared, want = asked.prepared, asked.want
         parser = self.codec.parser(prepared.ids, request.tools, want.stop)
         streaming = request.stream
+        heard = call.heard[index] = Heard(parser)
 
         def on_delta(delta: Delta) -> None:
+            heard.take(delta)
             if not request.logprobs:
                 call.pieces[index].append(len(delta.ids))
                 call.say(index, parser.feed(delta.ids))
@@ -280,7 +284,7 @@ class Turns:
             request_id=f"{call.turns[index]}-{self.new_id()[:8]}",
             ids=prepared.ids,
             sampling=want,
-            max_tokens=max_tokens,
+            max_tokens=asked.max_tokens,
             stop_ids=self.codec.stop_ids,
             constraint=constraint,
             top_logprobs=request.top_logprobs,
@@ -294,6 +298,8 @@ class Turns:
         except SandgateError as error:
             session.call_failed(error, shaped=constraint is not None)
             raise
+        if streaming:
+            heard.whole = sample
         if not streaming:
             if len(sample.ids) > OFF_LOOP_IDS:
                 await off_loop(self.pool, parser.feed, sample.ids)
@@ -301,60 +307,39 @@ class Turns:
                 parser.feed(sample.ids)
         return sample, parser
 
-    async def _commit(
-        self,
-        call: Call,
-        prepared: Prepared,
-        want: Sampling,
-        max_tokens: int,
-        made: list[tuple[Sample, Parser]],
-        *,
-        resampled: bool,
-    ) -> list[Turn]:
-        session, request, match = call.session, call.request, prepared.match
+    async def _commit(self, call: Call, asked: Asked, made: list[tuple[Sample, Parser]]) -> list[Turn]:
+        session = call.session
         await self.sessions.keep_labels()
         session.refuse_if_ended()
-        call.fork = fork = self._fork_now(call, prepared)
-        records = []
-        for index, (sample, parser) in enumerate(made):
-            deltas, reply = parser.finish(stopped_on=_stop_string(sample.stop_reason))
-            if request.stream:
-                call.say(index, deltas)
-            records.append(
-                TurnCommitted(
-                    at=self.sessions.now(),
-                    turn=call.turns[index],
-                    parent=prepared.parent,
-                    fork=fork if index == 0 else ForkReason.RETRY_RESAMPLED.value,
-                    digest=request.digest,
-                    index=index,
-                    context=prepared.ids[prepared.known :].tobytes(),
-                    ids=sample.ids.tobytes(),
-                    logprobs=sample.logprobs.tobytes(),
-                    versions=tuple((span.version, span.start, span.end) for span in sample.versions),
-                    finish=sample.finish,
-                    stop_reason=sample.stop_reason,
-                    reply=reply,
-                    prompt_key=match.prompt_key,
-                    head_key=match.head_key,
-                    blocks=match.blocks,
-                    sampling=sampling.recorded(want, max_tokens),
-                    engine=sample.engine,
-                    prompt_tokens=len(prepared.ids),
-                    cached_tokens=sample.cached_tokens,
-                    resampled=resampled,
-                    resumed=sample.resumed,
-                    notes=match.notes,
-                    top=sample.top,
-                    pieces=array("i", call.pieces[index]).tobytes(),
-                    created=int(call.begun),
-                )
-            )
+        call.fork = fork = self._fork_now(call, asked.prepared)
+        whole = [(index, *one) for index, one in enumerate(made)]
+        records = records_of(call, asked, whole, fork=fork, at=self.sessions.now())
         call.committing = True
         with self.metrics.commit_s.time():
             await self.sessions.record(session, *records)
-        self._count(records, len(prepared.ids) - prepared.known)
+        self._count(records, asked.prepared)
         return [session.tree[record.turn] for record in records]
+
+    async def _keep_cut(self, call: Call, asked: Asked, why: BaseException) -> None:
+        """Nobody waits for it any more, or it failed in the middle. What had been sampled may have been seen: it is in
+        the tree, and counts. Of what nobody can have seen, a call that was let go of counts as a turn."""
+        session = call.session
+        told = [
+            (index, heard.sample(), heard.parser) for index, heard in sorted(call.heard.items()) if heard.ids
+        ]
+        call.committing = True
+        try:
+            if told:
+                fork = self._fork_now(call, asked.prepared)
+                records = records_of(call, asked, told, fork=fork, at=self.sessions.now(), finish=CUT)
+                await self.sessions.keep_labels()
+                await self.sessions.record(session, *records)
+                self._count(records, asked.prepared)
+            elif isinstance(why, asyncio.CancelledError):
+                gone = [LetGo(at=self.sessions.now(), turn=turn) for turn in call.turns]
+                await self.sessions.note(session, *gone)
+        except SandgateError as error:
+            log.warning("turn %s was cut, and what there was of it is lost: %s", call.turns[0], error)
 
     def _fork_now(self, call: Call, prepared: Prepared) -> str | None:
         """Other turns may have been committed since the prompt was made: a sibling, or a second branch."""
@@ -379,13 +364,14 @@ class Turns:
                     told = _token(turn, start) if request.logprobs else None
                     steps.append((index, parser.feed(turn.ids[start:end]), told))
                     start = end
-                ends.append((index, parser.finish(stopped_on=_stop_string(turn.stop_reason))[0], None))
+                ends.append((index, parser.finish(stopped_on=stop_string(turn.stop_reason))[0], None))
             return steps + ends
 
         long = sum(len(turn.ids) for turn in turns) > OFF_LOOP_IDS
         return await off_loop(self.pool, work) if long else work()
 
-    def _count(self, records: list[TurnCommitted], context: int) -> None:
+    def _count(self, records: list[TurnCommitted], prepared: Prepared) -> None:
+        context = len(prepared.ids) - prepared.known
         for record in records:
             self.metrics.turns.inc()
             self.metrics.tokens.inc(len(record.ids) // 4)
@@ -394,6 +380,8 @@ class Turns:
                 self.metrics.forks[record.fork].inc()
             if record.resampled:
                 self.metrics.resampled.inc()
+            if record.finish == CUT:
+                self.metrics.cut.inc()
 
     @property
     def window(self) -> int:
@@ -493,7 +481,3 @@ def _piece_ends(turn: Turn, request: TurnRequest) -> Iterable[int]:
         return range(1, len(turn.ids) + 1)
     ends: Iterable[int] = itertools.accumulate(unpack_ids(turn.pieces))
     return ends
-
-
-def _stop_string(reason: str | int | None) -> str | None:
-    return reason if isinstance(reason, str) else None

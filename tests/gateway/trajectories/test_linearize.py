@@ -58,6 +58,12 @@ LEAVES: dict[str, tuple[list[T], set[str], list[str]]] = {
     "if nothing was delivered the newest leaf stays": ([T("a"), T("b")], set(), ["b"]),
     "a turn the engine aborted is left out": ([T("a"), T("b", "a", finish="abort")], {"a", "b"}, ["a"]),
     "an aborted turn alone is no row": ([T("a", finish="abort")], {"a"}, []),
+    "a turn the agent cut is a row: it may have chosen by it": (
+        [T("a"), T("b", "a", finish="cut"), T("c", "a")],
+        set("ac"),
+        ["ab", "ac"],
+    ),
+    "a cut turn alone is a row": ([T("a", finish="cut")], set(), ["a"]),
     "an aborted turn that was extended stays": (
         [T("a", finish="abort"), T("b", "a")],
         {"a", "b"},
@@ -70,6 +76,21 @@ LEAVES: dict[str, tuple[list[T], set[str], list[str]]] = {
 def test_leaves(turns: list[T], delivered: set[str], paths: list[str]) -> None:
     assert ["".join(turn.id for turn in path) for path in leaves(turns, delivered)] == paths
     assert ["".join(row.turn_ids) for row in rows(turns, delivered=delivered)] == paths
+
+
+LEFT: dict[str, tuple[list[T], list[str]]] = {
+    "what the agent cut is left out": ([T("a"), T("b", "a", finish="cut"), T("c", "a")], ["ac"]),
+    "what it cut and went on from stays": ([T("a"), T("b", "a", finish="cut"), T("c", "b")], ["abc"]),
+    "its parent was extended, so it was seen": ([T("a"), T("b", "a", finish="cut")], ["a"]),
+    "a cut turn alone is no row": ([T("a", finish="cut")], []),
+}
+
+
+@pytest.mark.parametrize(("turns", "paths"), LEFT.values(), ids=LEFT)
+def test_where_the_job_wants_cut_turns_left(turns: list[T], paths: list[str]) -> None:
+    delivered = {turn.id for turn in turns if turn.finish != "cut"}
+    found = rows(turns, delivered=delivered, spec={"cut_turns": "leave"})
+    assert ["".join(row.turn_ids) for row in found] == paths
 
 
 def test_one_conversation_to_the_token() -> None:

@@ -46,6 +46,8 @@ class Delta:
     logprobs: Floats
     top: tuple[tuple[tuple[int, float], ...], ...] = ()
     """Aligned too, if alternatives were asked for."""
+    version: int = 0
+    """As told when it was asked for; what the engine itself reports comes with the sample."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ class Generation:
         if step.finish is not None:
             self._end_piece(step.labels)
             self.finish, self.stop_reason = step.finish, step.stop_reason
-        return Delta(step.ids, step.logprobs, tuple(step.top)) if step.ids else None
+        return Delta(step.ids, step.logprobs, tuple(step.top), self.told) if step.ids else None
 
     def _end_piece(self, labels: tuple[tuple[str | int, int, int], ...] | None) -> None:
         count = len(self.ids) - self._piece

@@ -13,7 +13,7 @@ import msgspec
 from sandgate.contract.errors import CorruptRecord, NewerRecord
 from sandgate.gateway.conversation.messages import Reply
 
-SCHEMA = 5
+SCHEMA = 6
 """The newest known. A record carries the first schema that knew its kind, so a journal without new kinds stays readable
 for older gateways."""
 
@@ -66,7 +66,7 @@ class TurnCommitted(_Record, frozen=True, kw_only=True, tag="turn"):
     versions: tuple[tuple[int, int, int], ...]
     """(version, start, end) spans covering the sampled ids."""
     finish: str
-    """stop | length | abort."""
+    """stop | length | abort; CUT since schema 6."""
     stop_reason: str | int | None = None
     reply: Reply
     prompt_key: bytes
@@ -106,6 +106,12 @@ class TurnCommitted(_Record, frozen=True, kw_only=True, tag="turn"):
             at = end
         if at != len(self.ids) // 4:
             raise CorruptRecord(f"turn {self.turn}: versions cover {at} of {len(self.ids) // 4} ids")
+
+
+CUT = "cut"
+"""`finish` of a turn that nobody waited for to its end: its client let go of the stream, or the session ended. Its ids
+are what had been sampled; whoever reads it may have seen them. It answers no request: a retry is sampled anew. Its
+versions are those told when it was asked: an engine's own report comes with the end of an answer."""
 
 
 class Delivered(_Record, frozen=True, kw_only=True, tag="delivered"):
@@ -256,6 +262,19 @@ class EnginesLabelled(_Fifth, frozen=True, kw_only=True, tag="labelled"):
     labelled: bool
 
 
+class _Sixth(_Record, frozen=True, kw_only=True, omit_defaults=False):
+    """Kinds that schema 6 added; their bytes say so."""
+
+    schema: int = 6
+
+
+class LetGo(_Sixth, frozen=True, kw_only=True, tag="let_go"):
+    """The client let go of a generation of which nothing had been told. What was sampled of it is not known; it counts
+    as a turn where turns are limited."""
+
+    turn: str
+
+
 TASKS = "~tasks"
 """A log of its own, because it is compacted by itself; no session can have this id."""
 
@@ -279,6 +298,7 @@ Record = Union[  # noqa: UP007 - msgspec wants the union as a value
     CapacityChanged,
     Held,
     EnginesLabelled,
+    LetGo,
 ]
 
 _ENCODER = msgspec.msgpack.Encoder()

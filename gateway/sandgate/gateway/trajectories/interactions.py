@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol, TypeVar, get_args
 
 import numpy as np
 
+from sandgate.contract.choices import CutTurns
 from sandgate.contract.errors import InvalidBody, TooLarge
 from sandgate.gateway.journal.records import Rewarded
 from sandgate.gateway.trajectories.credit import REWARD_MAX, discounted, finite
@@ -75,6 +76,7 @@ def interactions(
     reward: float | None = None,
     discount: float = 1.0,
     style: str = "individual",
+    cut: str = CutTurns.TRAIN,
 ) -> list[Interaction]:
     """In order of creation. `calls` in order of commit; `reward`: of the session, which is its last call's.
 
@@ -84,7 +86,7 @@ def interactions(
     check(discount, style)
     calls = list(calls)
     order = in_order(calls)
-    paths = {call.id: path for path in leaves(calls, delivered) for call in path[-1:]}
+    paths = {call.id: path for path in leaves(calls, delivered, cut) for call in path[-1:]}
     worth = discounted([call.id for call in order], _own(order, rewarded, reward), discount)
     if any(not abs(value) <= REWARD_MAX for value in worth.values()):
         raise InvalidBody("the rewards add up beyond float32", field="reward")

@@ -1,7 +1,8 @@
 """A sealed session's forest of turns -> trajectories, one per leaf. (pure)
 
 A leaf is left out, and so trained nowhere, if it was neither delivered nor extended (the agent never saw it) or was
-aborted by the engine (the policy had not finished). Its parent was extended, therefore seen, and may become a leaf.
+aborted by the engine (the policy had not finished). What the agent cut counts as seen: it is a leaf unless the job
+wants it left out (CutTurns). Its parent was extended, therefore seen, and may become a leaf.
 If nothing would be left, the newest leaf that was not aborted stays: a session killed under its only answer has a row.
 """
 
@@ -12,11 +13,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args
 
-from sandgate.contract.choices import RewardSource
+from sandgate.contract.choices import CutTurns, RewardSource
 from sandgate.contract.errors import CorruptRecord, InvalidBody
 from sandgate.contract.session import COMPLETE
 from sandgate.contract.trajectory import Floats, Ids, Mask, Trajectory
-from sandgate.gateway.journal.records import Rewarded, Sealed
+from sandgate.gateway.journal.records import CUT, Rewarded, Sealed
 from sandgate.gateway.trajectories.credit import Credit, credit
 
 APART = "apart"
@@ -67,8 +68,10 @@ class Facts:
     tokenizer_digest: str = ""
 
 
-def leaves(turns: Iterable[TurnLike], delivered: Collection[str]) -> list[list[TurnLike]]:
-    """Root-to-leaf paths of a session's turns (in order of commit), in order of each leaf's commit.
+def leaves(
+    turns: Iterable[TurnLike], delivered: Collection[str], cut: str = CutTurns.TRAIN
+) -> list[list[TurnLike]]:
+    """Root-to-leaf paths of a session's turns (in order of commit), in order of each leaf's commit. `cut`: CutTurns.
 
     Raises CorruptRecord for a parent that is unknown or not older.
     """
@@ -81,14 +84,20 @@ def leaves(turns: Iterable[TurnLike], delivered: Collection[str]) -> list[list[T
         children[turn.parent] = children.get(turn.parent, 0) + 1
     dropped: set[str] = set()
     for turn in known.values():
-        if turn.id not in children and (turn.finish == "abort" or turn.id not in delivered):
+        if turn.id not in children and not _seen(turn, delivered, cut):
             dropped.add(turn.id)
             children[turn.parent] -= 1
     ends = [turn for turn in known.values() if not children.get(turn.id) and turn.id not in dropped]
     if not ends:
-        whole = [turn for turn in known.values() if turn.id in dropped and turn.finish != "abort"]
+        whole = [turn for turn in known.values() if turn.id in dropped and turn.finish not in ("abort", CUT)]
         ends = whole[-1:]
     return [_path(known, turn) for turn in ends]
+
+
+def _seen(turn: TurnLike, delivered: Collection[str], cut: str) -> bool:
+    if turn.finish == CUT:
+        return cut == CutTurns.TRAIN
+    return turn.finish != "abort" and turn.id in delivered
 
 
 def _path(known: Mapping[str, TurnLike], leaf: TurnLike) -> list[TurnLike]:
@@ -122,7 +131,7 @@ def linearize(
         raise InvalidBody("shared_nodes must be once or every", field="shared_nodes")
     if sealed.aborted:
         return []
-    paths, rewarded = leaves(turns, delivered), tuple(rewarded)
+    paths, rewarded = leaves(turns, delivered, spec.get("cut_turns", CutTurns.TRAIN)), tuple(rewarded)
     worth = credit(
         [[turn.id for turn in path] for path in paths],
         rewarded,

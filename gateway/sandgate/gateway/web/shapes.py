@@ -106,6 +106,7 @@ class SessionSpec(_Body):
     sampling: Info = {}
     limits: SessionLimits = SessionLimits()
     reward_source: str = Field(default="trainer", pattern="^(agent|verifier|trainer|exitCode)$")
+    cut_turns: str = Field(default="train", pattern="^(train|leave)$")
     task: Stored = None
     metadata: Info = {}
 

@@ -152,6 +152,7 @@ class Acts:
             job=ref.job,
             attempt=ref.attempt,
             reward_source=self.at.job.spec.reward.source.value,
+            cut_turns=self.at.job.spec.reward.cut_turns.value,
             task=document,
         )
 

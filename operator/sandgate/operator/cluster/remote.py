@@ -105,6 +105,7 @@ class RemoteActs:
             job=ref.job,
             attempt=ref.attempt,
             reward_source=spec.reward.source.value,
+            cut_turns=spec.reward.cut_turns.value,
             task={"uid": ref.uid, "prompt": "", "data": None, "sample_index": ref.sample},
             metadata=dict(METADATA),
         )

@@ -413,6 +413,7 @@ class LocalRun:
             job=ref.job,
             attempt=ref.attempt,
             reward_source=self.job.spec.reward.source.value,
+            cut_turns=self.job.spec.reward.cut_turns.value,
             task=document if len(str(document)) <= TASK_CHARS_MAX else None,
             metadata={} if task is None else self.recipe.metadata(task),
         )

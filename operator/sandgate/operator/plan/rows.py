@@ -50,7 +50,7 @@ _ROW = """
     sampling.temperature sampling.topP sampling.topK sampling.minP sampling.presencePenalty
     sampling.frequencyPenalty sampling.repetitionPenalty sampling.seed sampling.maxTokens sampling.override
     limits.turns limits.totalTokens limits.sessionSeconds
-    reward.source reward.verifier.container reward.verifier.seconds reward.discount
+    reward.source reward.verifier.container reward.verifier.seconds reward.discount reward.cutTurns
 """
 _WHERE = """
     engine.endpoints engine.selector.matchLabels engine.selector.port engine.managed.replicas engine.managed.gpus

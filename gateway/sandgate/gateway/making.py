@@ -1,0 +1,83 @@
+"""What was sampled for a call, on its way into the journal: whole samples, and what is there of one that was cut."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sandgate.contract.errors import ForkReason
+from sandgate.gateway import sampling
+from sandgate.gateway.calls import Call
+from sandgate.gateway.conversation.messages import Sampling
+from sandgate.gateway.engine.api import Sample
+from sandgate.gateway.journal.records import TurnCommitted
+from sandgate.gateway.prompts import Prepared
+from sandgate.gateway.tokens.api import Parser
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the engine was asked for."""
+
+    prepared: Prepared
+    want: Sampling
+    max_tokens: int
+    resampled: bool
+    """An earlier generation for the same request was begun and has no answer."""
+
+
+def stop_string(reason: str | int | None) -> str | None:
+    """The stop string that ended a sample, if one did."""
+    return reason if isinstance(reason, str) else None
+
+
+def records_of(
+    call: Call,
+    asked: Asked,
+    made: Iterable[tuple[int, Sample, Parser]],
+    *,
+    fork: str | None,
+    at: float,
+    finish: str = "",
+) -> list[TurnCommitted]:
+    """A record for each (choice index, its sample, the parser that read it). Tells followers what the parser held back.
+    `finish`: instead of the samples' own."""
+    request, prepared, match = call.request, asked.prepared, asked.prepared.match
+    records: list[TurnCommitted] = []
+    for index, sample, parser in made:
+        deltas, reply = parser.finish(stopped_on=stop_string(sample.stop_reason))
+        if request.stream:
+            call.say(index, deltas)
+        records.append(
+            TurnCommitted(
+                at=at,
+                turn=call.turns[index],
+                parent=prepared.parent,
+                fork=ForkReason.RETRY_RESAMPLED.value if records else fork,
+                digest=request.digest,
+                index=index,
+                context=prepared.ids[prepared.known :].tobytes(),
+                ids=sample.ids.tobytes(),
+                logprobs=sample.logprobs.tobytes(),
+                versions=tuple((span.version, span.start, span.end) for span in sample.versions),
+                finish=finish or sample.finish,
+                stop_reason=sample.stop_reason,
+                reply=reply,
+                prompt_key=match.prompt_key,
+                head_key=match.head_key,
+                blocks=match.blocks,
+                sampling=sampling.recorded(asked.want, asked.max_tokens),
+                engine=sample.engine,
+                prompt_tokens=len(prepared.ids),
+                cached_tokens=sample.cached_tokens,
+                resampled=asked.resampled,
+                resumed=sample.resumed,
+                notes=match.notes,
+                top=sample.top,
+                pieces=array("i", call.pieces[index]).tobytes(),
+                created=int(call.begun),
+                schema=6 if finish else 1,
+            )
+        )
+    return records
