@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import tracemalloc
@@ -18,6 +19,9 @@ from sandgate.contract.errors import InvalidBody, SandgateError, Unavailable
 from sandgate.contract.session import SessionOutcome
 from sandgate.gateway import client as module
 from sandgate.gateway.client import GatewayClient
+from sandgate.trainer import answers
+from sandgate.trainer.client import AsyncRolloutClient, Retries, RolloutClient
+from tests.support.waiting import paced
 
 MIB = 1 << 20
 
@@ -99,6 +103,63 @@ async def test_no_answer_is_read_without_end(
             tracemalloc.stop()
     assert peak < 48 * MIB
     assert len(str(caught.value)) < 3_000, "and what it says is not put into a status at length"
+
+
+TRAINERS: dict[str, Callable[[AsyncRolloutClient], Awaitable[Any]]] = {
+    "session": lambda c: c.session("s"),
+    "lease": lambda c: c.lease(),
+    "finalize": lambda c: c.finalize("s"),
+}
+
+
+@pytest.mark.parametrize("call", TRAINERS.values(), ids=TRAINERS)
+@pytest.mark.parametrize("handler", [_endless, _bomb, _said_endlessly])
+async def test_a_trainer_reads_no_answer_without_end(
+    handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
+    call: Callable[[AsyncRolloutClient], Awaitable[Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(answers, "ROWS_BYTES_MAX", 8 * MIB)
+    async with answering(handler) as there, AsyncRolloutClient(there.origin, "key") as trainer:
+        tracemalloc.start()
+        try:
+            with pytest.raises(SandgateError) as caught:
+                await call(trainer)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert peak < 48 * MIB
+    assert len(str(caught.value)) < 3_000
+
+
+async def test_nor_does_one_without_an_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "ROWS_BYTES_MAX", 8 * MIB)
+
+    def ask(origin: str) -> None:
+        with RolloutClient(origin, "key") as trainer:
+            trainer.session("s")
+
+    async with answering(_endless) as there:
+        with pytest.raises(InvalidBody, match="more than 8388608 bytes"):
+            await asyncio.to_thread(ask, there.origin)
+
+
+async def test_a_trainer_gives_up_an_answer_that_drips(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "BODY_S", 0.3)
+
+    async def drip(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            async for _ in paced():
+                await answer.write(b" ")
+        return answer
+
+    async with answering(drip) as there:
+        once = AsyncRolloutClient(there.origin, "key", retries=Retries(attempts=1))
+        async with once as trainer:
+            with pytest.raises(Unavailable, match="did not end within"):
+                await trainer.session("s")
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)

@@ -26,6 +26,7 @@ from sandgate.contract.session import SessionHandle
 from sandgate.contract.trajectory import Json, Trajectory
 from sandgate.gateway.client import Lease
 from sandgate.trainer import control, leasing
+from sandgate.trainer.answers import PLAIN, fetch, fetch_now
 from sandgate.trainer.control import Answer, Call
 from sandgate.trainer.streaming import Ahead, Groups, groups
 
@@ -63,8 +64,8 @@ def _request(call: Call[Any], timeout_s: float) -> dict[str, Any]:
     return found | {"timeout": httpx.Timeout(timeout_s + call.wait_s, connect=CONNECT_S)}
 
 
-def _answer(response: httpx.Response) -> Answer:
-    body = response.content
+def _answer(found: tuple[httpx.Response, bytes]) -> Answer:
+    response, body = found
     is_json = response.headers.get("content-type", "").startswith("application/json")
     try:
         value = json.loads(body) if is_json and body else None
@@ -80,7 +81,7 @@ def _lost(call: Call[Any], error: httpx.HTTPError) -> Unavailable:
 def _options(base_url: str, key: str, transport: Any) -> dict[str, Any]:
     return {
         "base_url": base_url.rstrip("/"),
-        "headers": {"authorization": f"Bearer {key}"} if key else {},
+        "headers": PLAIN | ({"authorization": f"Bearer {key}"} if key else {}),
         "transport": transport,
         "trust_env": False,  # a proxy of the environment has no business between trainer and gateway
     }
@@ -126,9 +127,7 @@ class AsyncRolloutClient:
         while True:
             attempt += 1
             try:
-                return control.read(
-                    call, _answer(await self._http.request(**_request(call, self._timeout_s)))
-                )
+                return control.read(call, _answer(await fetch(self._http, _request(call, self._timeout_s))))
             except httpx.HTTPError as lost:
                 error: SandgateError = _lost(call, lost)
                 again = True
@@ -309,7 +308,7 @@ class RolloutClient:
         while True:
             attempt += 1
             try:
-                return control.read(call, _answer(self._http.request(**_request(call, self._timeout_s))))
+                return control.read(call, _answer(fetch_now(self._http, _request(call, self._timeout_s))))
             except httpx.HTTPError as lost:
                 error: SandgateError = _lost(call, lost)
                 again = True
