@@ -7,31 +7,34 @@ with the seed that shows it again.
 from __future__ import annotations
 
 import argparse
+import resource
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 
-from tests.fuzz import fuzz_manifests, fuzz_protocols, fuzz_records
+from tests.fuzz import fuzz_ends, fuzz_manifests, fuzz_protocols, fuzz_records
 
 TARGETS: dict[str, Callable[[int, int], object]] = {
     "bodies": fuzz_protocols.run,
     "records": fuzz_records.run,
     "manifests": fuzz_manifests.run,
+    "ends": fuzz_ends.run,
 }
-SHARES = {"bodies": 6, "records": 2, "manifests": 2}
-"""Of ten inputs: agents send bodies, only we write records, only the job's owner writes manifests."""
+SHARES = {"bodies": 5, "ends": 3, "records": 1, "manifests": 1}
+"""Of ten inputs: agents send bodies and choose how they end, only we write records, only the owner manifests."""
 BATCH = 10_000
 """Inputs per seed, so that a failure can be repeated in seconds."""
 
 
-def batch(target: str, seed: int, inputs: int) -> str:
-    """What went wrong, or nothing."""
+def batch(target: str, seed: int, inputs: int) -> tuple[str, int]:
+    """What went wrong, or nothing; and the process' largest memory so far, in MiB."""
+    said = ""
     try:
         TARGETS[target](seed, inputs)
     except Exception as error:  # noqa: BLE001 - finding any is what it is for
-        return f"{target}, seed {seed}, {inputs} inputs: {type(error).__name__}: {error}"
-    return ""
+        said = f"{target}, seed {seed}, {inputs} inputs: {type(error).__name__}: {error}"
+    return said, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 
 
 def main() -> int:
@@ -39,7 +42,7 @@ def main() -> int:
     parser.add_argument("--inputs", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    began, wrong = time.monotonic(), []
+    began = time.monotonic()
     with ProcessPoolExecutor(2) as pool:
         jobs = []
         for target, share in SHARES.items():
@@ -47,10 +50,13 @@ def main() -> int:
             while left > 0:
                 jobs.append(pool.submit(batch, target, seed, min(BATCH, left)))
                 left, seed = left - BATCH, seed + 1
-        wrong = [said for job in jobs if (said := job.result())]
+        results = [job.result() for job in jobs]
+    wrong = [said for said, _ in results if said]
+    early, late = (max(rss for _, rss in part) for part in (results[: len(results) // 3 + 1], results))
     for said in wrong:
         print(said)
     print(f"{args.inputs} inputs in {time.monotonic() - began:.0f} s, {len(wrong)} batches failed")
+    print(f"memory at most: {early} MiB in the first third, {late} MiB in all")
     return 1 if wrong else 0
 
 

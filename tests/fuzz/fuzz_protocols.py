@@ -50,7 +50,7 @@ def run(seed: int, n: int) -> Counter[str]:
     seen: Counter[str] = Counter()
     for _ in range(n):
         at = chance.randrange(len(seeds))
-        body = _bytes(seeds[at], chance) if chance.random() < BYTES_SHARE else _value(values[at], chance)
+        body = edited(seeds[at], chance) if chance.random() < BYTES_SHARE else _value(values[at], chance)
         for name, adapter in ADAPTERS.items():
             try:
                 request = adapter.decode(body, {})
@@ -67,7 +67,7 @@ def run(seed: int, n: int) -> Counter[str]:
     return seen
 
 
-def _bytes(body: bytes, chance: random.Random) -> bytes:
+def edited(body: bytes, chance: random.Random) -> bytes:
     """Cut, repeat, flip, put in a token."""
     for _ in range(chance.randint(1, EDITS_MAX)):
         at = chance.randrange(len(body) + 1)

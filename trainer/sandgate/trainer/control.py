@@ -216,7 +216,7 @@ def read(call: Call[T], answer: Answer) -> T:
         return call.read(answer)
     except InvalidBody as error:
         raise CorruptRecord(f"{call.method} {call.path}: {error}") from error
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise CorruptRecord(f"{call.method} {call.path} answered something else: {error!r}") from error
 
 

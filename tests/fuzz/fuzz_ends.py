@@ -1,0 +1,125 @@
+"""Law: however a sandbox ends and whatever it leaves, its session is sealed; whatever a gateway answers, its trainer
+reads it or refuses it with an error of `contract.errors`.
+
+`python -m tests.fuzz` looks longer than the tests do.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sandgate.contract.errors import SandgateError
+from sandgate.contract.job import RewardSource
+from sandgate.contract.session import SessionSummary, parse_termination
+from sandgate.contract.trajectory import to_json
+from sandgate.gateway.journal import records
+from sandgate.gateway.web.shapes import Finalize
+from sandgate.operator.plan.actions import Exit
+from sandgate.operator.plan.outcome import reward_of
+from sandgate.operator.podstatus import pod_seen
+from sandgate.trainer import control, leasing
+from sandgate.trainer.control import Answer
+from tests.adversary.messages import HOSTILE, NO_REWARD
+from tests.fuzz.fuzz_protocols import edited
+from tests.fuzz.fuzz_records import TRAJECTORY
+from tests.fuzz.mutating import copied, edit, mutated
+from tests.operator.plans import spec
+
+PODS = [json.loads(path.read_text("utf-8")) for path in sorted(Path("tests/golden/pods").glob("*.json"))]
+JOBS = [
+    spec(reward={"source": "agent"}),
+    spec(reward={"source": "verifier", "verifier": {"container": {"command": ["judge"]}}}),
+    spec(reward={"source": "exitCode"}),
+]
+MESSAGE = {"reward": 0.5, "reward_info": {"tests": [1, 2, {"passed": True}], "note": "x", "n": 1.5}}
+RAW = [*HOSTILE.values(), *NO_REWARD.values()]
+ROW = to_json(TRAJECTORY)
+LEASED = {"lease_id": "l", "until": 9.0, "sessions": ["s"], "trajectories": [ROW, ROW]}
+SUMMARY = {
+    "session_id": "s", "state": "open", "turns": 1, "tokens": 5, "forks": {"side_call": 1}, "limit_reached": None,
+    "complete_info": {"a": 1}, "reward": 0.5, "failure_class": None, "in_flight": 0,
+}  # fmt: skip
+
+
+def message(chance: random.Random) -> str:
+    """What it left as its result is sealed, and can be told as JSON."""
+    if chance.random() < 0.3:
+        raw = edited(chance.choice(RAW), chance)
+    else:
+        raw = json.dumps(mutated(MESSAGE, chance)).encode()
+    left = parse_termination(raw)
+    for job in JOBS:
+        outcome = reward_of(job, None, "", Exit(1.0, 0, message=left), Exit(1.0, 0, message=left))
+        body = Finalize.model_validate_json(json.dumps(outcome.body(), allow_nan=False).encode())
+        kept = records.decode(
+            records.encode(records.Sealed(at=1.0, reward=body.reward, info=body.reward_info))
+        )
+        assert isinstance(kept, records.Sealed)
+        json.dumps(kept.info, allow_nan=False)
+    return "rewarded" if left.reward is not None else "unrewarded"
+
+
+def status(chance: random.Random) -> str:
+    """However odd its pod's status is, it is understood as something, and what is known of its end is sealed."""
+    case = chance.choice(PODS)
+    pod = copied(case["pod"])
+    for _ in range(chance.choice((1, 2, 5))):
+        edit(pod, chance)
+    end = pod_seen(_int64(pod), case["now"]).running.exit
+    if end is None:
+        return "running"
+    for job in JOBS:
+        body = reward_of(job, end.reason, end.detail, end, None).body()
+        Finalize.model_validate_json(json.dumps(body, allow_nan=False).encode())
+    return "ended" if job.reward.source is RewardSource.EXIT_CODE else "odd"
+
+
+def _int64(value: Any) -> Any:
+    """As an API server takes it: its integers have 64 bits."""
+    if isinstance(value, dict):
+        return {name: _int64(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_int64(item) for item in value]
+    return max(-(2**63), min(value, 2**63 - 1)) if type(value) is int else value
+
+
+def told(chance: random.Random) -> str:
+    """What a gateway answers to its trainer and its operator."""
+    lease: Any = leasing.lease("job", 1, None, 60.0)
+    good, read = chance.choice(
+        (
+            (LEASED, lambda answer: control.read(lease, answer)),
+            ({"trajectories": [ROW]}, lambda answer: control.read(control.finalize("s", {}), answer)),
+            (SUMMARY, lambda answer: SessionSummary.of(answer.json)),
+        )
+    )
+    value = mutated(good, chance)
+    try:
+        read(Answer(200, {"content-type": "application/json"}, b"", value))
+    except SandgateError:
+        return "refused"
+    return "read"
+
+
+LAWS: tuple[Callable[[random.Random], str], ...] = (message, status, told)
+
+
+class Escaped(Exception):
+    """Something else came out; says of what, and the state of chance that shows it again."""
+
+
+def run(seed: int, n: int) -> Counter[str]:
+    """n ends. How many were understood as what."""
+    seen: Counter[str] = Counter()
+    for number in range(n):
+        law = LAWS[number % len(LAWS)]
+        try:
+            seen[f"{law.__name__} {law(random.Random(f'{seed} {number}'))}"] += 1
+        except Exception as error:
+            raise Escaped(f"{law.__name__}, Random('{seed} {number}'): {error!r}") from error
+    return seen
