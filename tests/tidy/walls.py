@@ -12,6 +12,7 @@ SHELL = (
     "gateway.__main__",
     "gateway.config",
     "gateway.client",
+    "gateway.making",
     "gateway.offline",
     "gateway.core",
     "gateway.calls",

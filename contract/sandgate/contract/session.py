@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
+from sandgate.contract.choices import CutTurns
 from sandgate.contract.errors import FAILURE_CLASS, FailureClass, FailureReason, InvalidBody
 from sandgate.contract.storable import unstorable, well_formed
 
@@ -67,14 +68,17 @@ class SessionSpec:
     sampling: dict[str, Json] = field(default_factory=dict)
     limits: dict[str, Json] = field(default_factory=dict)
     reward_source: str = "trainer"
-    cut_turns: str = "train"
-    """CutTurns."""
+    cut_turns: str = CutTurns.TRAIN.value
     task: Json = None
     metadata: dict[str, Json] = field(default_factory=dict)
 
     def body(self) -> dict[str, Json]:
-        """As JSON, without what is left to the gateway."""
-        return {name: value for name, value in asdict(self).items() if value not in ("", None, {})}
+        """As JSON, without what is left to the gateway, and what an older one would refuse though it means nothing
+        new."""
+        said = {name: value for name, value in asdict(self).items() if value not in ("", None, {})}
+        if self.cut_turns == CutTurns.TRAIN:
+            del said["cut_turns"]
+        return said
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
