@@ -347,6 +347,7 @@ class Turns:
                     notes=match.notes,
                     top=sample.top,
                     pieces=array("i", call.pieces[index]).tobytes(),
+                    spelt=0 if index else prepared.spelt,
                     created=int(call.begun),
                 )
             )
@@ -390,10 +391,10 @@ class Turns:
             self.metrics.turns.inc()
             self.metrics.tokens.inc(len(record.ids) // 4)
             self.metrics.context.inc(context)
+            self.metrics.spelt.inc(record.spelt)
             if record.fork:
                 self.metrics.forks[record.fork].inc()
-            if record.resampled:
-                self.metrics.resampled.inc()
+            self.metrics.resampled.inc(record.resampled)
 
     @property
     def window(self) -> int:
