@@ -37,6 +37,11 @@ assistant turn.
   Where not, `historyPolicy: template` forks there (`history_rewritten_by_template`); `sampled`, the default, keeps
   what was sampled.
 
+A control token is only ever written by the template: one that a client's text spells (`<|im_end|>`, `</think>`,
+`<tool_call>`) is encoded as words, everywhere in a request. `model.specialTokensInText: control` gives what
+`apply_chat_template` gives. ADR 0010 says which tokens are control. Requests are messages: there is no door for a
+prompt in raw text, or in ids.
+
 Templates are those that the packages in `scripts/fetch_templates.py` ship, with small tokenizers that have their
 special tokens. Your checkpoint may differ: the gateway proves its own template at start-up, and every tail again when
 it comes.

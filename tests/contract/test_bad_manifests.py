@@ -51,6 +51,8 @@ BAD: list[tuple[str, Any, str]] = [
     ("spec.model.tokenizer", "a\0b", "NUL"),
     ("spec.model.historyPolicy", "Sampled", "did you mean sampled?"),
     ("spec.model.historyPolicy", "none", "must be one of sampled, template"),
+    ("spec.model.specialTokensInText", "Control", "did you mean control?"),
+    ("spec.model.specialTokensInText", "plain", "must be one of text, control"),
     ("spec.model.maxModelLen", -1, "below 0"),
     ("spec.model.maxModelLen", "4096", "must be a whole number"),
     ("spec.model.maxModelLen", 4096.5, "must be a whole number"),

@@ -91,6 +91,7 @@ DECIDES: dict[str, tuple[str, Any]] = {
     "the model's name": ("spec.model.name", "other"),
     "the renderer": ("spec.model.renderer", "template"),
     "the history policy": ("spec.model.historyPolicy", "template"),
+    "special tokens in text": ("spec.model.specialTokensInText", "control"),
     "the window": ("spec.model.maxModelLen", 8192),
     "a template variable": ("spec.model.templateKwargs.enable_thinking", False),
     "the engine's name of the model": ("spec.engine.model", "adapter"),

@@ -93,6 +93,7 @@ def test_status_counts(run: Path) -> None:
         "tokens": 19,
         "sampled_tokens": 8,
         "in_flight": 0,
+        "special_tokens_in_text": 0,
         "forks": {"user_or_tool_edited": 1, "compaction": 1},
         "failures": {"policy/TurnLimit": 1},
     }

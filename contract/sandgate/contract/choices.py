@@ -14,6 +14,15 @@ class HistoryPolicy(StrEnum):
     """What the chat template keeps; forks `history_rewritten_by_template` are then expected."""
 
 
+class SpecialTokensInText(StrEnum):
+    """What becomes of a control token (`<|im_end|>`) that a client's text spells."""
+
+    TEXT = "text"
+    """Words like any other: no message, tool or web page writes a turn."""
+    CONTROL = "control"
+    """The token, as Hugging Face's chat templates have it: for clients that write a model's markup themselves."""
+
+
 class EngineKind(StrEnum):
     """Whose HTTP API the engine speaks."""
 

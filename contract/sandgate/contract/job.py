@@ -20,6 +20,7 @@ from sandgate.contract.choices import (
     HistoryPolicy,
     Isolation,
     RewardSource,
+    SpecialTokensInText,
     TaskDelivery,
 )
 from sandgate.contract.kinds import LabelMap, NonNegative, Positive, Seconds, Text
@@ -86,6 +87,7 @@ __all__ = [
     "RolloutJobSpec",
     "Sampling",
     "SecretRef",
+    "SpecialTokensInText",
     "SqliteJournal",
     "Staleness",
     "Task",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-from sandgate.contract.choices import Beside, EngineKind, HistoryPolicy
+from sandgate.contract.choices import Beside, EngineKind, HistoryPolicy, SpecialTokensInText
 from sandgate.contract.kinds import (
     EnvMap,
     HttpUrl,
@@ -40,6 +40,9 @@ class Model:
     history_policy: Annotated[HistoryPolicy, Doc("What of a sampled turn stays in context.")] = (
         HistoryPolicy.SAMPLED
     )
+    special_tokens_in_text: Annotated[
+        SpecialTokensInText, Doc("What becomes of a control token that a client's text spells.")
+    ] = SpecialTokensInText.TEXT
     max_model_len: Annotated[NonNegative, Doc("Tokens of prompt and answer together; 0 asks the engine.")] = 0
     template_kwargs: Annotated[
         JsonObject, Doc("Further variables for the chat template, e.g. enable_thinking: false.")

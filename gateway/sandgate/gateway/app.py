@@ -83,6 +83,7 @@ async def gateway(
                 Path(config.model.tokenizer),
                 renderer=config.model.renderer,
                 history=config.model.history_policy,
+                special_text=config.model.special_tokens_in_text,
                 template_kwargs=dict(config.model.template_kwargs),
                 model_name=config.model.name,
             )

@@ -54,6 +54,8 @@ class ModelConfig(_Strict, frozen=True, kw_only=True):
     """Directory with tokenizer.json and the chat template."""
     renderer: str = "auto"
     history_policy: Literal["sampled", "template"] = "sampled"
+    special_tokens_in_text: Literal["text", "control"] = "text"
+    """What becomes of a control token (`<|im_end|>`) that a client's text spells: words, or the token."""
     max_model_len: int = 0
     """Tokens of prompt + answer; 0 = ask the engine."""
     template_kwargs: dict[str, Any] = {}

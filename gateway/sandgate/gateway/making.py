@@ -76,6 +76,7 @@ def records_of(
                 notes=match.notes,
                 top=sample.top,
                 pieces=array("i", call.pieces[index]).tobytes(),
+                spelt=0 if records else prepared.spelt,
                 created=int(call.begun),
                 schema=6 if finish else 1,
             )

@@ -37,6 +37,11 @@ class Metrics:
         self.cut = Counter(
             "sandgate_cut_turns", "Turns whose client let go of them in the middle", registry=registry
         )
+        self.spelt = Counter(
+            "sandgate_special_tokens_in_text",
+            "Control tokens that clients' text spells, in what turns add to their context",
+            registry=registry,
+        )
         self.in_flight = Gauge("sandgate_in_flight", "Generations in flight", registry=registry)
         self.sessions = Gauge("sandgate_sessions_open", "Sessions that take turns", registry=registry)
         self.render_s = Histogram(

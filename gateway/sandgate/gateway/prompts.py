@@ -29,6 +29,8 @@ OFF_LOOP_KEYS = 100_000
 """The same for keying a request's blocks, which takes 0.3 ms for so many characters."""
 
 T = TypeVar("T")
+Rendered = tuple[Ids, int]
+"""Ids, and how many control tokens the text spells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,8 @@ class Prepared:
     """How many of `ids` are the parent's path; the rest is this turn's context."""
     tree_size: int
     """Turns in the tree when it was searched."""
+    spelt: int = 0
+    """Control tokens that the text of what was rendered spells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,35 +71,44 @@ class Prompts:
             if match.parent is not None:
                 added = await self._bridge(tree, tree[match.parent], request, match.tail, given)
                 if not isinstance(added, ForkReason):
-                    path = tree.path_ids(match.parent)
-                    return Prepared(match, match.parent, _said(match.fork), path + added, len(path), size)
+                    path, (ids, spelt) = tree.path_ids(match.parent), added
+                    return Prepared(
+                        match, match.parent, _said(match.fork), path + ids, len(path), size, spelt
+                    )
                 why = added
-            ids = await self._sized(
-                length + given, lambda: self.codec.render(request.messages, request.tools)
-            )
-        return self._confirmed(tree, match, why, ids, size)
 
-    def _confirmed(self, tree: Tree, match: Match, why: ForkReason | None, ids: Ids, size: int) -> Prepared:
+            def work() -> Rendered:
+                said = request.messages, request.tools
+                return self.codec.render(*said), self.codec.spelt(*said)
+
+            made = await self._sized(length + given, work)
+        return self._confirmed(tree, match, why, made, size)
+
+    def _confirmed(
+        self, tree: Tree, match: Match, why: ForkReason | None, made: Rendered, size: int
+    ) -> Prepared:
+        ids, spelt = made
         found = tree.find_ids(ids)
         if found is None:
-            return Prepared(match, None, _said(why), ids, 0, size)
+            return Prepared(match, None, _said(why), ids, 0, size, spelt)
         if found.id == match.parent:
             why = match.fork
         elif not tree.children(found.id):
             why = None  # other messages, but the very ids: no branch is left
-        return Prepared(match, found.id, _said(why), ids, len(tree.path_ids(found.id)), size)
+        return Prepared(match, found.id, _said(why), ids, len(tree.path_ids(found.id)), size, spelt)
 
     async def _bridge(
         self, tree: Tree, parent: Turn, request: TurnRequest, start: int, given: int
-    ) -> Ids | ForkReason:
+    ) -> Rendered | ForkReason:
         """With the messages from `start` on. Tools are rendered with them once and then known, so that only very long
         ones, `given` in characters, count."""
         path, tail, tools = tree.path_ids(parent.id), request.messages[start:], request.tools
         cut = len(path) - len(parent.ids)
         closed = parent.finish == "stop" and len(parent.ids) > 0 and parent.ids[-1] in self.codec.stop_ids
 
-        def work() -> Ids | ForkReason:
-            return self.codec.bridge(path[:cut], parent.ids, tail, tools, closed=closed)
+        def work() -> Rendered | ForkReason:
+            ids = self.codec.bridge(path[:cut], parent.ids, tail, tools, closed=closed)
+            return ids if isinstance(ids, ForkReason) else (ids, self.codec.spelt(tail, ()))
 
         return await self._sized(sum(map(chars, tail)) + (given if given > OFF_LOOP_KEYS else 0), work)
 

@@ -75,6 +75,8 @@ class Session:
     """Unique tokens in the tree: contexts + samples."""
     sampled: int = 0
     forks: dict[str, int] = field(default_factory=dict)
+    spelt: int = 0
+    """Control tokens that its clients' text spelt."""
     limit_reached: str = ""
     engine_errors: int = 0
     engine_error: tuple[str, str] = "", ""
@@ -131,6 +133,7 @@ class Session:
     def _count(self, record: TurnCommitted) -> None:
         self.tokens += (len(record.context) + len(record.ids)) // 4
         self.sampled += len(record.ids) // 4
+        self.spelt += record.spelt
         if record.fork:
             self.forks[record.fork] = self.forks.get(record.fork, 0) + 1
 
@@ -212,6 +215,7 @@ class Session:
             "tokens": self.tokens,
             "sampled_tokens": self.sampled,
             "forks": dict(self.forks),
+            "special_tokens_in_text": self.spelt,
             "in_flight": self.in_flight,
             "limit_reached": self.limit_reached or None,
             "engine_errors": self.engine_errors,

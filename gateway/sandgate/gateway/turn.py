@@ -376,12 +376,11 @@ class Turns:
             self.metrics.turns.inc()
             self.metrics.tokens.inc(len(record.ids) // 4)
             self.metrics.context.inc(context)
+            self.metrics.spelt.inc(record.spelt)
             if record.fork:
                 self.metrics.forks[record.fork].inc()
-            if record.resampled:
-                self.metrics.resampled.inc()
-            if record.finish == CUT:
-                self.metrics.cut.inc()
+            self.metrics.resampled.inc(record.resampled)
+            self.metrics.cut.inc(record.finish == CUT)
 
     @property
     def window(self) -> int:

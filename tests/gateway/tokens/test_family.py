@@ -34,7 +34,10 @@ def own_bridge(
 ) -> Any:
     """The package's own call, with everything as lists."""
     made = codec._renderer.bridge_to_next_turn(
-        prompt.tolist(), response.tolist(), [message_dict(m) for m in tail], tools=tools_json(tools)
+        prompt.tolist(),
+        response.tolist(),
+        [codec.words.message(message_dict(m)) for m in tail],
+        tools=codec.words.tools(tools, tools_json(tools)),
     )
     return None if made is None else made.token_ids
 

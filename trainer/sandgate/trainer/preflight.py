@@ -82,6 +82,7 @@ def _model(job: RolloutJob, manifest_dir: Path, engine_url: str | None) -> Itera
                 folder,
                 renderer=spec.renderer,
                 history=spec.history_policy.value,
+                special_text=spec.special_tokens_in_text.value,
                 template_kwargs=spec.template_kwargs,
                 model_name=spec.name,
             )

@@ -89,6 +89,8 @@ class TurnCommitted(_Record, frozen=True, kw_only=True, tag="turn"):
     """Per token the top alternatives (id, logprob), if the client asked for them."""
     pieces: bytes = b""
     """int32 LE: how many tokens came at once, if it was streamed; a replay is cut the same way."""
+    spelt: int = 0
+    """Control tokens that the client's text spells, in what this turn adds (`model.specialTokensInText`)."""
     created: int = 0
     """Unix seconds: what the answer says as `created`, so that a replay says it too."""
 

@@ -106,3 +106,7 @@ class Codec(Protocol):
     def decode(self, ids: Ids) -> str:
         """Plain text, special tokens included (for viewers)."""
         ...
+
+    def spelt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> int:
+        """How many control tokens these spell in their text, whatever becomes of them (`model.specialTokensInText`)."""
+        ...

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from sandgate.contract.errors import BadRequest, ForkReason
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.messages import ImagePart, Message, Tool
+from sandgate.gateway.tokens.clienttext import ClientText
 from sandgate.gateway.tokens.known import Known, answers_of, known_pair, system, user
 from sandgate.gateway.tokens.template import ChatTemplate, tools_key
 from sandgate.gateway.tokens.vocab import Vocab
@@ -61,9 +62,12 @@ class _Base:
 class TailProver:
     """Proves tails for one template and one tokenizer. Thread-safe."""
 
-    def __init__(self, template: ChatTemplate, vocab: Vocab, stop_ids: frozenset[int]) -> None:
+    def __init__(
+        self, template: ChatTemplate, vocab: Vocab, stop_ids: frozenset[int], words: ClientText
+    ) -> None:
         self._template = template
         self._vocab = vocab
+        self._words = words
         self._stops = {vocab.texts[i]: i for i in stop_ids if i in vocab.texts}
         self._with_system = self._takes((system("s"), user("q")))
         self._bases: dict[object, _Base | NotProved] = {}
@@ -80,8 +84,8 @@ class TailProver:
         closer, text = found
         if not self._vocab.segments.is_cut(closer):
             return NotProved(f"text cannot be cut at {closer!r} with this tokenizer")
-        ids = self._vocab.encode(text)
-        if not self._vocab.decodes_to(ids, text):
+        ids = self._words.encode(text)
+        if not self._words.decodes_to(ids, text):
             return NotProved("decoding the tail's ids does not give its text")
         return Tail(ids, self._stops[closer])
 

@@ -10,6 +10,7 @@ from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.messages import Message, Tool, ToolChoice
 from sandgate.gateway.tokens.api import Parser
 from sandgate.gateway.tokens.bridge import NotProved, Tail, TailProver, append, unbridgeable
+from sandgate.gateway.tokens.clienttext import ClientText, SpecialText
 from sandgate.gateway.tokens.forced import structured_outputs
 from sandgate.gateway.tokens.grammar import Grammar, detect
 from sandgate.gateway.tokens.known import TAIL_SHAPES, Known, answers_of, known_pair
@@ -29,6 +30,7 @@ class TemplateCodec:
         *,
         eos_ids: Sequence[int] = (),
         history: History = "sampled",
+        special_text: SpecialText = "text",
     ) -> None:
         self.template = template
         self.vocab = vocab
@@ -36,8 +38,10 @@ class TemplateCodec:
         self.grammar: Grammar = detect(template.source, vocab.ids)
         closers = template_closers(template, vocab, next_turn=not eos_ids)
         self._stop_ids = tuple(dict.fromkeys((*eos_ids, *closers)))
+        self.words = ClientText(vocab, template.source, self._stop_ids, special_text)
+        self._marking = template.marking(self.words)
         self._thinks = starts_thinking(self, self.vocab, self.grammar)
-        self.prover = TailProver(template, vocab, frozenset(self._stop_ids))
+        self.prover = TailProver(self._marking, vocab, frozenset(self._stop_ids), self.words)
 
     @property
     def name(self) -> str:
@@ -56,7 +60,7 @@ class TemplateCodec:
         return self.vocab.size
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Ids:
-        return self.vocab.encode(self.template.render(messages, tools))
+        return self.words.encode(self._marking.render(messages, tools))
 
     def bridge(
         self, prompt: Ids, response: Ids, tail: Sequence[Message], tools: Sequence[Tool], *, closed: bool
@@ -82,6 +86,9 @@ class TemplateCodec:
 
     def decode(self, ids: Ids) -> str:
         return self.vocab.decode(ids)
+
+    def spelt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> int:
+        return self.words.count(messages, tools)
 
     def shapes(self, tools: Sequence[Tool] = ()) -> dict[str, Tail | NotProved]:
         """For each tail shape, whether it is additive with this template, or why not."""

@@ -16,10 +16,12 @@ from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.messages import Message, Tool, ToolChoice
 from sandgate.gateway.tokens.api import Parser
 from sandgate.gateway.tokens.bridge import unbridgeable
+from sandgate.gateway.tokens.clienttext import ClientText, SpecialText
 from sandgate.gateway.tokens.forced import structured_outputs
 from sandgate.gateway.tokens.grammar import Grammar, detect
 from sandgate.gateway.tokens.held import HeldParser
 from sandgate.gateway.tokens.known import assistant, example_call, user
+from sandgate.gateway.tokens.marks import unmark
 from sandgate.gateway.tokens.parse import TurnParser, opens_reasoning, starts_thinking
 from sandgate.gateway.tokens.rewrites import History, rewritten
 from sandgate.gateway.tokens.roles import Roles, find_roles
@@ -38,14 +40,15 @@ class FamilyError(ValueError):
 class TokenizerShim:
     """What `renderers` asks of a tokenizer, over a `Vocab` and its segment cache."""
 
-    def __init__(self, vocab: Vocab, name: str, eos_id: int | None) -> None:
+    def __init__(self, vocab: Vocab, words: ClientText, name: str, eos_id: int | None) -> None:
         self._vocab = vocab
+        self._words = words
         self.name_or_path = name
         self.unk_token_id: int | None = None
         self.eos_token_id = eos_id
 
     def encode(self, text: str, *args: Any, **kwargs: Any) -> list[int]:
-        return self._vocab.encode(text).tolist()
+        return self._words.encode(text).tolist()
 
     def decode(self, token_ids: Any, *args: Any, **kwargs: Any) -> str:
         ids = [token_ids] if isinstance(token_ids, int) else token_ids
@@ -77,11 +80,15 @@ class FamilyCodec:
         history: History = "sampled",
         variables: Mapping[str, Any] | None = None,
         model_name: str = "",
+        template: str = "",
+        special_text: SpecialText = "text",
     ) -> None:
+        """`template`: the checkpoint's own, which tells what its control tokens are."""
         self.family = family
         self.vocab = vocab
         self.history = history
-        shim = TokenizerShim(vocab, model_name, eos_ids[0] if eos_ids else None)
+        self.words = ClientText(vocab, template, eos_ids, special_text)
+        shim = TokenizerShim(vocab, self.words, model_name, eos_ids[0] if eos_ids else None)
         self._renderer: Any = _create(family, shim, history, dict(variables or {}))
         stops = [int(token_id) for token_id in self._renderer.get_stop_token_ids()]
         self._stop_ids = tuple(dict.fromkeys((*stops, *eos_ids)))
@@ -112,10 +119,14 @@ class FamilyCodec:
     def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Ids:
         dicts = [message_dict(message) for message in self._roles.adapt(messages)]
         try:
-            ids = self._renderer.render_ids(dicts, tools=tools_json(tools), add_generation_prompt=True)
+            ids = self._renderer.render_ids(
+                [self.words.message(one) for one in dicts],
+                tools=self.words.tools(tools, tools_json(tools)),
+                add_generation_prompt=True,
+            )
         except Exception as error:
             raise BadRequest(
-                f"renderer {self.family} refuses these messages: {error}", field="messages"
+                f"renderer {self.family} refuses these messages: {unmark(str(error))}", field="messages"
             ) from error
         return array("i", ids)
 
@@ -149,6 +160,9 @@ class FamilyCodec:
     def decode(self, ids: Ids) -> str:
         return self.vocab.decode(ids)
 
+    def spelt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> int:
+        return self.words.count(messages, tools)
+
     def _bridge(
         self, prompt: Ids, response: Ids, tail: Sequence[Message], tools: Sequence[Tool], *, closed: bool
     ) -> Ids | None:
@@ -158,7 +172,10 @@ class FamilyCodec:
         dicts = [message_dict(message) for message in self._roles.adapt(tail)]
         try:
             made = self._renderer.bridge_to_next_turn(
-                prompt.tolist(), response.tolist(), dicts, tools=tools_json(tools)
+                prompt.tolist(),
+                response.tolist(),
+                [self.words.message(one) for one in dicts],
+                tools=self.words.tools(tools, tools_json(tools)),
             )
         except Exception:  # noqa: BLE001  (as in render: not proved is not bridged)
             return None

@@ -13,6 +13,7 @@ from typing import Any
 from sandgate.contract.errors import BadManifest, BadRequest
 from sandgate.gateway.tokens.api import Codec
 from sandgate.gateway.tokens.bridge import Tail
+from sandgate.gateway.tokens.clienttext import SpecialText
 from sandgate.gateway.tokens.codec import TemplateCodec
 from sandgate.gateway.tokens.family import FamilyCodec, FamilyError, family_of
 from sandgate.gateway.tokens.parity import difference
@@ -43,11 +44,20 @@ class Checkpoint:
     """Named templates besides the default."""
 
 
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a job says of its codec."""
+
+    history: History
+    special_text: SpecialText
+
+
 def load_codec(
     model_dir_or_name: Path | str,
     *,
     renderer: str = "auto",
     history: str = "sampled",
+    special_text: str = "text",
     template_kwargs: Mapping[str, Any] | None = None,
     model_name: str = "",
 ) -> Codec:
@@ -55,7 +65,8 @@ def load_codec(
 
     `renderer`: `auto` (a family of the `renderers` package if it renders probe conversations exactly as the
     checkpoint's own template does, else the verified bridge), `template` (the bridge, even if every turn will fork),
-    or a family's name (`qwen3`), which is then taken at its word. `history`: `sampled` or `template`.
+    or a family's name (`qwen3`), which is then taken at its word. `history`: `sampled` or `template`. `special_text`:
+    `text` or `control`, what becomes of a control token that a client's text spells.
     `template_kwargs`: extra template variables (`enable_thinking`). `model_name`: the hub name, if the folder's own is
     not it.
 
@@ -66,15 +77,23 @@ def load_codec(
         raise BadManifest(
             f"historyPolicy is sampled or template, not {history!r}", field="spec.model.historyPolicy"
         )
-    policy: History = "sampled" if history == "sampled" else "template"
+    if special_text not in ("text", "control"):
+        raise BadManifest(
+            f"specialTokensInText is text or control, not {special_text!r}",
+            field="spec.model.specialTokensInText",
+        )
+    rules = Rules(
+        "sampled" if history == "sampled" else "template",
+        "text" if special_text == "text" else "control",
+    )
     checkpoint = read_checkpoint(find_folder(model_dir_or_name), model_name or str(model_dir_or_name))
     variables = dict(template_kwargs or {})
     tried: list[str] = []
     codec: Codec | None = None
     if renderer != "template":
-        codec = _family(checkpoint, renderer, policy, variables, tried)
+        codec = _family(checkpoint, renderer, rules, variables, tried)
     if codec is None and renderer in ("auto", "template"):
-        codec = _bridge(checkpoint, policy, variables, tried, at_any_price=renderer == "template")
+        codec = _bridge(checkpoint, rules, variables, tried, at_any_price=renderer == "template")
     if codec is None:
         why = "; ".join(tried) or "nothing"
         raise BadManifest(f"no codec for {model_dir_or_name}; tried: {why}", field="spec.model.renderer")
@@ -84,7 +103,7 @@ def load_codec(
 
 
 def _family(
-    checkpoint: Checkpoint, renderer: str, history: History, variables: dict[str, Any], tried: list[str]
+    checkpoint: Checkpoint, renderer: str, rules: Rules, variables: dict[str, Any], tried: list[str]
 ) -> Codec | None:
     """The family renderer: as named, or as `auto` finds it and the checkpoint's own template confirms it."""
     family = family_of(checkpoint.names) if renderer == "auto" else renderer
@@ -96,9 +115,11 @@ def _family(
             family,
             checkpoint.vocab,
             eos_ids=checkpoint.eos_ids,
-            history=history,
+            history=rules.history,
             variables=variables,
             model_name=name,
+            template=checkpoint.template or "",
+            special_text=rules.special_text,
         )
     except FamilyError as error:
         tried.append(f"renderers/{family}: {error}")
@@ -122,7 +143,7 @@ def _template(checkpoint: Checkpoint, variables: dict[str, Any]) -> ChatTemplate
 
 def _bridge(
     checkpoint: Checkpoint,
-    history: History,
+    rules: Rules,
     variables: dict[str, Any],
     tried: list[str],
     *,
@@ -137,7 +158,13 @@ def _bridge(
     except BadRequest as error:
         tried.append(f"template: {error}")
         return None
-    codec = TemplateCodec(template, checkpoint.vocab, eos_ids=checkpoint.eos_ids, history=history)
+    codec = TemplateCodec(
+        template,
+        checkpoint.vocab,
+        eos_ids=checkpoint.eos_ids,
+        history=rules.history,
+        special_text=rules.special_text,
+    )
     shapes = codec.shapes()
     if not any(isinstance(shape, Tail) for shape in shapes.values()):
         why = "; ".join(

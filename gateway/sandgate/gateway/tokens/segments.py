@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -104,33 +104,42 @@ def _cost(key: str, ids: Ids) -> int:
 class SegmentEncoder:
     """Text -> array('i'), equal to `whole(text)` for every text, from cached segments.
 
-    `whole` is the tokenizer's own encode without special tokens added. `added` are all its added tokens.
+    `whole` is the tokenizer's own encode without special tokens added. `added` are all its added tokens. `mode`: proved
+    already, of a tokenizer whose tokens differ in nothing but their text.
     """
 
     def __init__(
-        self, whole: Callable[[str], Ids], added: Iterable[AddedToken], cache: SegmentCache | None = None
+        self,
+        whole: Callable[[str], Ids],
+        added: Iterable[AddedToken],
+        cache: SegmentCache | None = None,
+        mode: Mode | None = None,
     ) -> None:
         self._whole = whole
         self.cache = cache or SegmentCache()
         raw = [token for token in added if not token.normalized and token.text]
         self._cuts = {token.text: token.id for token in raw if not token.strips}
-        self._pattern = re.compile(_alternation([token.text for token in raw])) if raw else None
+        self._pattern = re.compile(alternation([token.text for token in raw])) if raw else None
         self._anchor = next(iter(self._cuts), "")
         self.mode = Mode.PLAIN if self._cuts else Mode.WHOLE
-        self.mode = self._choose_mode()
+        self.mode = mode or self._choose_mode()
 
-    def encode(self, text: str) -> Ids:
-        """Ids of `text`; a new array that the caller owns."""
+    def encode(self, text: str, *, at_head: bool = True) -> Ids:
+        """Ids of `text`; a new array that the caller owns. Not `at_head`: behind another text."""
         out = array("i")
         if self.mode is Mode.WHOLE:
             out.extend(self._segment(text, at_head=True))
             return out
         for piece, token in self.pieces(text):
             if piece:
-                out.extend(self._segment(piece, at_head=not out))
+                out.extend(self._segment(piece, at_head=at_head and not out))
             if token:
                 out.append(self._cuts[token])
         return out
+
+    def texts(self) -> Mapping[str, int]:
+        """The added tokens at which text is cut, and their ids."""
+        return self._cuts
 
     def is_cut(self, text: str) -> bool:
         """True if `text` is an added token at which any text may be cut without changing the ids of either side."""
@@ -198,7 +207,7 @@ def probes(tokens: Iterable[str]) -> list[str]:
     return out
 
 
-def _alternation(words: Iterable[str]) -> str:
+def alternation(words: Iterable[str]) -> str:
     """A regex for any of `words`, longest first, factored as a trie so that many words cost one walk."""
     trie: dict[str, dict] = {}  # type: ignore[type-arg]
     for word in words:

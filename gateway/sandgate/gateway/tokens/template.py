@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import itertools
@@ -13,6 +14,7 @@ from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.filters
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
@@ -21,7 +23,9 @@ from jinja2.utils import Namespace
 
 from sandgate.contract.errors import BadRequest, InvalidBody, Unsupported
 from sandgate.gateway.conversation.messages import ImagePart, Message, TextPart, Tool, ToolCall
+from sandgate.gateway.tokens.clienttext import ClientText
 from sandgate.gateway.tokens.jsonslice import sayable
+from sandgate.gateway.tokens.marks import Marked, printed, unmark
 from sandgate.gateway.tokens.roles import Roles, find_roles
 
 TEMPLATE_CHARS_MAX = 1_000_000
@@ -56,9 +60,20 @@ def _tojson(
     """Hugging Face's filter: plain json.dumps, no HTML escapes."""
     if not ensure_ascii and indent is None and separators is None and not sort_keys:
         return value.json() if type(value) is _ToolDict else _PLAIN_JSON(value)
-    return json.dumps(
+    text = json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
+    return printed(text) if ensure_ascii else text
+
+
+@jinja2.pass_eval_context
+def _replace(
+    context: jinja2.nodes.EvalContext, text: str, old: str, new: str, count: int | None = None
+) -> str:
+    """Jinja's own, but for marked text, which knows better."""
+    if isinstance(text, Marked):
+        return text.replace(str(old), str(new), -1 if count is None else count)
+    return jinja2.filters.do_replace(context, text, old, new, count)
 
 
 _PLAIN_JSON = json.JSONEncoder(ensure_ascii=False).encode
@@ -107,6 +122,7 @@ def _environment() -> _Environment:
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
     env.filters["tojson"] = _tojson
+    env.filters["replace"] = _replace
     env.globals["raise_exception"] = _raise
     return env
 
@@ -160,20 +176,31 @@ class ChatTemplate:
             raise InvalidBody(f"chat template does not compile: {error}", field="chat_template") from error
         about = json.dumps(self.variables, sort_keys=True, default=str)
         self.digest = hashlib.sha256(f"{source}\0{about}".encode()).hexdigest()[:12]
+        self.words: ClientText | None = None
         self.roles = Roles()
         self.dialect = self._find_dialect()
         self.roles = find_roles(self.render)
+
+    def marking(self, words: ClientText) -> ChatTemplate:
+        """The same template, whose renders have the marks of `words` in what a client says."""
+        made = copy.copy(self)
+        made.words = words
+        return made
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, generation_prompt: bool = True
     ) -> str:
         """The prompt text. Raises BadRequest where the template refuses or fails, Unsupported for images."""
         dicts = [message_dict(message, self.dialect) for message in self.roles.adapt(messages)]
+        given = tools_json(tools)
         try:
-            return self._render(dicts, tools_json(tools), generation_prompt)
+            if self.words is not None:
+                dicts = [self.words.message(one) for one in dicts]
+                given = self.words.tools(tools, given)
+            return self._render(dicts, given, generation_prompt)
         except TemplateRefused as error:
             raise BadRequest(
-                f"the chat template refuses these messages: {error}", field="messages"
+                f"the chat template refuses these messages: {unmark(str(error))}", field="messages"
             ) from error
         except (
             jinja2.TemplateError,
@@ -185,7 +212,7 @@ class ChatTemplate:
             RecursionError,
         ) as error:
             raise BadRequest(
-                f"the chat template fails on these messages: {type(error).__name__}: {error}",
+                f"the chat template fails on these messages: {type(error).__name__}: {unmark(str(error))}",
                 field="messages",
             ) from error
 

@@ -5,16 +5,26 @@ from __future__ import annotations
 import hashlib
 import json
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import count
 from typing import Any
 
+from tokenizers import AddedToken as RawToken
 from tokenizers import Tokenizer
 
 from sandgate.contract.trajectory import Ids
-from sandgate.gateway.tokens.segments import AddedToken, SegmentEncoder
+from sandgate.gateway.tokens.segments import AddedToken, SegmentCache, SegmentEncoder
 
 FAITHFUL_PROBES = ("a", " a  b", "x\ny ")
 """Texts whose spaces a Metaspace decoder loses."""
+
+
+PRIVATE_USE = 0x100000
+"""First code point of a plane that no text has a meaning for."""
+
+RENAMED_CACHE_BYTES = 16 * 1024 * 1024
+"""Of texts in which a client spells a control token; most have none."""
 
 
 class Vocab:
@@ -47,6 +57,36 @@ class Vocab:
     def encode(self, text: str) -> Ids:
         """Equal to `encode_whole`, from cached segments."""
         return self.segments.encode(text)
+
+    def renamed(self, tokens: Iterable[AddedToken], lead: str) -> tuple[SegmentEncoder, Mapping[str, str]]:
+        """An encoder in which these added tokens go by other names, each `lead` and a letter, and their own texts are
+        words like any other; and the names, by text. It shares the model, so it costs little."""
+        raw = Tokenizer(self.raw.model)
+        raw.normalizer, raw.pre_tokenizer = self.raw.normalizer, self.raw.pre_tokenizer
+        letters = count(PRIVATE_USE)
+        names = {token.text: lead + chr(next(letters)) for token in tokens}
+        known = self.raw.get_added_tokens_decoder()
+        size = raw.get_vocab_size(with_added_tokens=False)
+        above = range(size, size + 2 * len(known) + 1)
+        taken = 1 + max((at for at in above if raw.model.id_to_token(at) is not None), default=size - 1)
+        # A vocabulary with holes has ids above its size: new tokens must not take them.
+        raw.add_tokens([lead + chr(next(letters)) for _ in range(size, taken)])
+        raw.add_tokens([_copy(token, names.get(token.content, token.content)) for token in known.values()])
+        ids = {
+            raw.token_to_id(names.get(token.content, token.content)): token_id
+            for token_id, token in known.items()
+        }
+
+        def whole(text: str) -> Ids:
+            found = raw.encode_batch_fast([text], add_special_tokens=False)[0].ids
+            return array("i", [ids.get(token_id, token_id) for token_id in found])
+
+        added = [replace(token, text=names.get(token.text, token.text)) for token in self.added]
+        return SegmentEncoder(whole, added, SegmentCache(RENAMED_CACHE_BYTES), self.segments.mode), names
+
+    def normalize(self, text: str) -> str:
+        """What the tokenizer's normalizer makes of a text without added tokens."""
+        return str(self.raw.normalizer.normalize_str(text)) if self.raw.normalizer else text
 
     def decode(self, ids: Sequence[int] | Ids) -> str:
         """Text of ids, special tokens included."""
@@ -95,6 +135,17 @@ def _added(raw: Tokenizer) -> Iterable[AddedToken]:
             normalized=token.normalized,
             strips=token.lstrip or token.rstrip or token.single_word,
         )
+
+
+def _copy(token: RawToken, text: str) -> RawToken:
+    return RawToken(
+        text,
+        single_word=token.single_word,
+        lstrip=token.lstrip,
+        rstrip=token.rstrip,
+        normalized=token.normalized,
+        special=token.special,
+    )
 
 
 def _is_byte_level(decoder: Any) -> bool:

@@ -39,6 +39,7 @@ def gateway_config(
             "tokenizer": tokenizer,
             "renderer": spec.model.renderer,
             "history_policy": spec.model.history_policy.value,
+            "special_tokens_in_text": spec.model.special_tokens_in_text.value,
             "max_model_len": spec.model.max_model_len,
             "template_kwargs": spec.model.template_kwargs,
         },

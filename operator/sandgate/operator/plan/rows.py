@@ -43,7 +43,8 @@ class Says(StrEnum):
 
 
 _ROW = """
-    model.name model.renderer model.historyPolicy model.maxModelLen model.templateKwargs
+    model.name model.renderer model.historyPolicy model.specialTokensInText model.maxModelLen
+    model.templateKwargs
     engine.managed.image engine.managed.model engine.managed.command engine.managed.args engine.managed.env
     engine.managed.template engine.kind engine.model engine.logprobsMode
     agent.template agent.taskDelivery agent.completion agent.isolation agent.egress

@@ -63,6 +63,10 @@ def conditions(job: str, place: Place) -> dict[str, Any]:
     }
 
 
+SUMS = "turns", "tokens", "sampled_tokens", "in_flight", "special_tokens_in_text"
+"""Numbers of a session that `status` adds up."""
+
+
 def count(where: Source, job: str) -> dict[str, Any]:
     """The numbers of `status`."""
     states: Counter[str] = Counter()
@@ -74,8 +78,8 @@ def count(where: Source, job: str) -> dict[str, Any]:
         forks.update(one["forks"])
         if one["failure_class"]:
             failures[f"{one['failure_class']}/{one['failure_reason']}"] += 1
-        sums.update({name: one[name] for name in ("turns", "tokens", "sampled_tokens", "in_flight")})
-    counts = {name: sums[name] for name in ("turns", "tokens", "sampled_tokens", "in_flight")}
+        sums.update({name: one.get(name, 0) for name in SUMS})
+    counts = {name: sums[name] for name in SUMS}
     return {
         "sessions": dict(states),
         **counts,
