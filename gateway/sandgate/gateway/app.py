@@ -239,6 +239,7 @@ async def serve(config: Config) -> None:
 
 def web_server(app: Front) -> uvicorn.Server:
     """The HTTP server of a gateway; give its `serve` a bound socket."""
+    guarded = partial(Guarded, app.crowd, app.core.config.limits.write_s)
     return _Server(
         uvicorn.Config(
             app,
@@ -249,7 +250,7 @@ def web_server(app: Front) -> uvicorn.Server:
             date_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=SHUTDOWN_S,
-            http=cast("Any", partial(Guarded, app.crowd)),  # it says a type, and calls it
+            http=cast("Any", guarded),  # it says a type, and calls it
             ws="none",
             proxy_headers=False,
         )

@@ -89,6 +89,9 @@ class Limits(_Strict, frozen=True, kw_only=True):
     body_s: float = 60.0
     """From a request's head to the end of its body: whoever sends a byte now and then holds what he sent before. The
     largest body takes 4.5 Mbit/s."""
+    write_s: float = 60.0
+    """Whoever reads neither a MiB nor all of what waits for him in this time is cut. His turn is kept as it was
+    captured, and a retry gets it. The slowest that is served reads 140 kbit/s."""
     buffered_bytes: int = 256 * 1024 * 1024
     """Of bodies that were received and are not understood yet; beyond it 429. A body takes milliseconds: 256 agents may
     send a megabyte at the same moment."""

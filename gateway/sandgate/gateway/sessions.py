@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sandgate.contract.errors import JournalUnavailable, NotFound, Overloaded, SandgateError
+from sandgate.contract.errors import JournalUnavailable, LimitReached, NotFound, Overloaded, SandgateError
 from sandgate.contract.session import CURSOR_STEPS_S
 from sandgate.contract.trajectory import Trajectory
+from sandgate.gateway.alternatives import parted
+from sandgate.gateway.config import SessionLimits
+from sandgate.gateway.conversation.turns import Turn
 from sandgate.gateway.engine.labels import Labels
 from sandgate.gateway.journal.records import (
     TASKS,
@@ -26,6 +29,7 @@ from sandgate.gateway.journal.records import (
     Sealed,
     TasksForgotten,
     TasksPushed,
+    TurnCommitted,
 )
 from sandgate.gateway.journal.store import Store
 from sandgate.gateway.session import Phase, Session
@@ -41,6 +45,9 @@ COMMITTED = "committed"
 EVENTS_KEPT = 10_000
 """State changes a slow poller may lag behind; beyond it the poller lists sessions again."""
 
+
+LIMITS = ("turns", "total_tokens")
+"""What a session's creator may say of it, instead of the gateway's own."""
 
 _Said = PolicyVersion | EnginesSet | EnginesLabelled | Held
 """What a process is told, or finds out, beside its sessions."""
@@ -232,6 +239,18 @@ class Sessions:
         self.events.append(Event(self.cursor, session.session_id, news or session.phase.value, job))
         self.wake()
 
+    def refuse_over_limits(self, session: Session, limits: SessionLimits, asked: int) -> None:
+        """Raises LimitReached for `asked` more turns, by the session's own limits or else these."""
+        own = session.spec.get("limits") or {}
+        said = {name: getattr(limits, name) if own.get(name) is None else own[name] for name in LIMITS}
+        before = session.limit_reached
+        try:
+            session.refuse_over_limits(asked=asked, **said)
+        except LimitReached:
+            if session.limit_reached and not before:  # once: pollers need not hear of every refusal
+                self.tell(session)
+            raise
+
     def committed(self, session: Session) -> bool:
         """Were all its trajectories acknowledged? Attempts that do not count for their group never are."""
         member = self.book.members.get(session.session_id)
@@ -254,6 +273,14 @@ class Sessions:
         for _, _, record in self.store.scan(session.session_id):
             full.apply(record)
         return full
+
+    def whole(self, session_id: str, turns: Sequence[Turn]) -> list[Turn]:
+        """Committed turns with the alternatives of their tokens, which only the journal has. Blocks."""
+        wanted, tops = {turn.id for turn in turns}, {}
+        for _, _, record in self.store.scan(session_id):
+            if isinstance(record, TurnCommitted) and record.turn in wanted:
+                tops[record.turn] = parted(record.top)
+        return [replace(turn, top=tops[turn.id]) for turn in turns]
 
     def trajectories(self, session: Session, facts: Facts) -> list[Trajectory]:
         """Rows of an ended session; from the journal if it was evicted."""

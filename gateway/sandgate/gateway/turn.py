@@ -8,7 +8,7 @@ import logging
 from array import array
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sandgate.contract.errors import (
@@ -16,12 +16,12 @@ from sandgate.contract.errors import (
     ForkReason,
     Gone,
     JournalUnavailable,
-    LimitReached,
     Paused,
     PromptTooLong,
     SandgateError,
 )
 from sandgate.gateway import admission, sampling
+from sandgate.gateway.alternatives import joined
 from sandgate.gateway.calls import Call, Step
 from sandgate.gateway.config import Config
 from sandgate.gateway.conversation.echo import MatchPolicy
@@ -101,7 +101,7 @@ class Turns:
             down = none_up(engines)
             session.call_failed(down, shaped=False)
             raise down
-        self._refuse_over_limits(session, request.n)
+        self.sessions.refuse_over_limits(session, self.config.session_limits, request.n)
         admission.refuse(
             self.load,
             limit=self.config.limits.in_flight,
@@ -120,16 +120,24 @@ class Turns:
         call = self._call(session, request, tuple(turn.id for turn in told), float(told[0].created))
         call.fork = told[0].fork
         call.prepared.set_result(None)
+        if request.top_logprobs:
+            return self._begun(call, lambda call: self._reread(call, told))
         call.done.set_result(told)
         return call
 
+    async def _reread(self, call: Call, told: list[Turn]) -> list[Turn]:
+        return await off_loop(self.pool, self.sessions.whole, call.session.session_id, told)
+
     def _start(self, session: Session, request: TurnRequest) -> Call:
         turns = tuple(self.new_id() for _ in range(request.n))
-        call = self._call(session, request, turns, self.sessions.now())
-        self.load.in_flight += request.n
-        session.in_flight += request.n
+        return self._begun(self._call(session, request, turns, self.sessions.now()), self._make)
+
+    def _begun(self, call: Call, make: Callable[[Call], Coroutine[Any, Any, list[Turn]]]) -> Call:
+        self.load.in_flight += call.request.n
+        call.session.in_flight += call.request.n
         self.idle.clear()
-        call.task = asyncio.get_running_loop().create_task(self._run(call), name=f"turn {turns[0]}")
+        work = self._run(call, make)
+        call.task = asyncio.get_running_loop().create_task(work, name=f"turn {call.turns[0]}")
         call.task.add_done_callback(lambda _: self._ended(call))
         return call
 
@@ -191,9 +199,9 @@ class Turns:
 
     # -- the turn -----------------------------------------------------------------------------------------------
 
-    async def _run(self, call: Call) -> None:
+    async def _run(self, call: Call, make: Callable[[Call], Coroutine[Any, Any, list[Turn]]]) -> None:
         try:
-            records = await self._make(call)
+            records = await make(call)
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError):
                 error = Gone(CANCELLED)
@@ -345,7 +353,7 @@ class Turns:
                     resampled=resampled,
                     resumed=sample.resumed,
                     notes=match.notes,
-                    top=sample.top,
+                    top=joined(sample.top),
                     pieces=array("i", call.pieces[index]).tobytes(),
                     created=int(call.begun),
                 )
@@ -354,7 +362,9 @@ class Turns:
         with self.metrics.commit_s.time():
             await self.sessions.record(session, *records)
         self._count(records, len(prepared.ids) - prepared.known)
-        return [session.tree[record.turn] for record in records]
+        tops = [sample.top for sample, _ in made]
+        turns = [session.tree[turn] for turn in call.turns]
+        return [replace(turn, top=top) if top else turn for turn, top in zip(turns, tops, strict=True)]
 
     def _fork_now(self, call: Call, prepared: Prepared) -> str | None:
         """Other turns may have been committed since the prompt was made: a sibling, or a second branch."""
@@ -413,21 +423,6 @@ class Turns:
         return {
             name: value for name in config.__struct_fields__ if (value := getattr(config, name)) is not None
         }
-
-    def _refuse_over_limits(self, session: Session, n: int) -> None:
-        own, defaults = session.spec.get("limits") or {}, self.config.session_limits
-        turns, total = own.get("turns"), own.get("total_tokens")
-        before = session.limit_reached
-        try:
-            session.refuse_over_limits(
-                turns=defaults.turns if turns is None else turns,
-                total_tokens=defaults.total_tokens if total is None else total,
-                asked=n,
-            )
-        except LimitReached:
-            if session.limit_reached and not before:  # once: pollers need not hear of every refusal
-                self.sessions.tell(session)
-            raise
 
     async def _hold(self) -> None:
         """Wait out a weight update; raises Paused when it takes too long, Draining when this process ends before."""
