@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
+from typing import Any
 
 from sandgate.gateway.alternatives import joined, packed, parted, unpacked
+from sandgate.gateway.bytecache import ByteCache
+from sandgate.gateway.conversation import sameness
+from sandgate.gateway.conversation.messages import Tool
+from sandgate.gateway.protocols import openai_tools
+from sandgate.gateway.tokens import template
 from tests.adversary.victim import chat, victim
-from tests.support.gateway import gateway, user
+from tests.support.gateway import codec, gateway, user
 
 LONG = "word " * 3_000
 TURNS = 10
@@ -52,3 +59,36 @@ def test_alternatives_are_packed_exactly() -> None:
     raw = joined([packed(top) for top in tops])
     assert [unpacked(top) for top in parted(raw)] == tops
     assert parted(joined([])) == ()
+
+
+def tools(number: int, size: int) -> list[dict[str, object]]:
+    """Of a list that differs from all others; empty objects take most memory for their bytes."""
+    schema = {"type": "object", "properties": {f"n{number}": {"enum": [[]] * (size // 3)}}}
+    return [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+
+
+async def test_a_long_list_of_tools_is_kept_nowhere() -> None:
+    async with gateway(lambda ids, number: "done") as g:
+        agent = await g.session()
+        for number in range(3):
+            answer = await agent.post(f"{number}?", tools=tools(number, 200_000))
+            assert answer.status_code in (200, 400), answer.text
+        gc.collect()
+        kept = [one for one in gc.get_objects() if type(one) is Tool and "n2" in str(one.schema)[:100]]
+        assert kept == []
+
+
+async def test_every_cache_that_clients_fill_has_a_bound_in_bytes() -> None:
+    async with gateway(lambda ids, number: "done") as g:
+        agent = await g.session()
+        for number in range(30):
+            answer = await agent.post(f"{number}?", tools=tools(number, 100_000))
+            assert answer.status_code in (200, 400), answer.text
+        caches: list[ByteCache[Any, Any]] = [
+            template._KEPT,
+            openai_tools._CACHED,
+            sameness._TOOLS_KEYS,
+            codec().prover._bases,
+        ]
+        for cache in caches:
+            assert cache.bytes <= cache.bytes_max
