@@ -78,7 +78,13 @@ class SessionLimits(_Strict, frozen=True, kw_only=True):
     """Defaults for sessions that do not bring their own; 0 = none."""
 
     turns: int = 1000
-    total_tokens: int = 0
+    """Sampled; agents take tens, and a runaway one is ended."""
+    total_tokens: int = 10_000_000
+    """Unique ones of its tree, which is in memory: 40 MB, or a hundred histories of 100,000 that have nothing in
+    common."""
+    journal_bytes: int = 256 * 1024 * 1024
+    """Of its records. Beyond it turns are refused; it can still be rewarded and completed. A turn takes 12 bytes for
+    each sampled token, 4 for each new one of its prompt, and 300 more with 20 `top_logprobs`."""
 
 
 class Limits(_Strict, frozen=True, kw_only=True):

@@ -23,6 +23,7 @@ from sandgate.gateway.journal.records import (
     EnginesLabelled,
     EnginesSet,
     Held,
+    Intent,
     Opened,
     PolicyVersion,
     Record,
@@ -30,6 +31,7 @@ from sandgate.gateway.journal.records import (
     TasksForgotten,
     TasksPushed,
     TurnCommitted,
+    size,
 )
 from sandgate.gateway.journal.store import Store
 from sandgate.gateway.session import Phase, Session
@@ -46,7 +48,7 @@ EVENTS_KEPT = 10_000
 """State changes a slow poller may lag behind; beyond it the poller lists sessions again."""
 
 
-LIMITS = ("turns", "total_tokens")
+LIMITS = ("turns", "total_tokens", "journal_bytes")
 """What a session's creator may say of it, instead of the gateway's own."""
 
 _Said = PolicyVersion | EnginesSet | EnginesLabelled | Held
@@ -225,6 +227,11 @@ class Sessions:
         finally:
             if not mine.done():  # cancelled, if the loop is being torn down
                 mine.set_result(None)
+
+    async def intend(self, session: Session, *intents: Intent) -> None:
+        """Begin generations: in the journal with the next group, so that a kill is known to have cut them."""
+        await self.store.append(session.session_id, *intents, sync=False)
+        session.journalled += sum(map(size, intents))
 
     async def note(self, session: Session, *records: Record) -> None:
         """Visible now, durable with the next group: for what may be lost in a crash."""

@@ -256,7 +256,7 @@ class Turns:
         session.refuse_if_ended()
         resampled = session.was_cut(request.digest)
         intents = [Intent(at=self.sessions.now(), turn=turn, digest=request.digest) for turn in call.turns]
-        await self.sessions.store.append(session.session_id, *intents, sync=False)
+        await self.sessions.intend(session, *intents)
         making = [
             self._generate(call, index, prepared, want, max_tokens, constraint) for index in range(request.n)
         ]

@@ -298,6 +298,11 @@ def encode(record: Record) -> bytes:
     return _ENCODER.encode(record)
 
 
+def size(record: Record) -> int:
+    """Bytes that are journalled."""
+    return len(encode(record))
+
+
 def decode(raw: bytes) -> Record:
     """Inverse of `encode`. Raises NewerRecord or CorruptRecord."""
     try:
