@@ -112,6 +112,7 @@ async def gateway(
         core = Core(
             config, Gate(secret, now, config.job), sessions, turns, engine, metrics, origin, _new_id()
         )
+        stack.callback(core.exports.shutdown, wait=False, cancel_futures=True)
         if config.limits.retire_s:
             retiring = asyncio.ensure_future(_retire(sessions, config.limits.retire_s))
             stack.callback(retiring.cancel)

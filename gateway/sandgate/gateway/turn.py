@@ -7,7 +7,6 @@ import itertools
 import logging
 from array import array
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -36,6 +35,7 @@ from sandgate.gateway.protocols.base import Tokens
 from sandgate.gateway.session import Session
 from sandgate.gateway.sessions import Sessions
 from sandgate.gateway.tokens.api import Codec, Parser
+from sandgate.gateway.workers import FairPool, lane
 
 OFF_LOOP_IDS = 4_096
 """Samples beyond this are parsed in a thread."""
@@ -64,7 +64,7 @@ class Turns:
     resumed: asyncio.Event = field(default_factory=asyncio.Event)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     calls: dict[tuple[str, bytes], list[Call]] = field(default_factory=dict)
-    pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "render"))
+    pool: FairPool = field(default_factory=FairPool)
     prompts: Prompts = field(init=False)
 
     def __post_init__(self) -> None:
@@ -126,7 +126,8 @@ class Turns:
         return call
 
     async def _reread(self, call: Call, told: list[Turn]) -> list[Turn]:
-        return await off_loop(self.pool, self.sessions.whole, call.session.session_id, told)
+        session_id = call.session.session_id
+        return await off_loop(lane(self.pool, session_id), self.sessions.whole, session_id, told)
 
     def _start(self, session: Session, request: TurnRequest) -> Call:
         turns = tuple(self.new_id() for _ in range(request.n))
@@ -245,7 +246,7 @@ class Turns:
         want = sampling.effective(request.sampling, job)
         constraint = constraint_of(self.codec, request)
         try:
-            prepared = await self.prompts.prepare(session.tree, request, self.window)
+            prepared = await self.prompts.prepare(session.tree, request, self.window, session.session_id)
             max_tokens = sampling.clamp(want.max_tokens, prompt=len(prepared.ids), window=self.window)
         except PromptTooLong:
             session.limit_reached = session.limit_reached or "context"
@@ -304,7 +305,7 @@ class Turns:
             raise
         if not streaming:
             if len(sample.ids) > OFF_LOOP_IDS:
-                await off_loop(self.pool, parser.feed, sample.ids)
+                await off_loop(lane(self.pool, session.session_id), parser.feed, sample.ids)
             else:
                 parser.feed(sample.ids)
         return sample, parser
@@ -393,7 +394,7 @@ class Turns:
             return steps + ends
 
         long = sum(len(turn.ids) for turn in turns) > OFF_LOOP_IDS
-        return await off_loop(self.pool, work) if long else work()
+        return await off_loop(lane(self.pool, call.session.session_id), work) if long else work()
 
     def _count(self, records: list[TurnCommitted], context: int) -> None:
         for record in records:

@@ -31,6 +31,7 @@ from sandgate.gateway.web.bodies import SMALL_BYTES, Bodies, ClientGone, Hold, a
 from sandgate.gateway.web.crowd import Crowd
 from sandgate.gateway.web.guard import CONNECTION
 from sandgate.gateway.web.shapes import REWARD_INFO_BYTES_MAX, Complete
+from sandgate.gateway.workers import lane
 
 AsgiScope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -158,7 +159,9 @@ class Front:
             body = await self._body(scope, receive, hold, small=False)
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
             if len(body) > OFF_LOOP_BYTES:
-                request = await off_loop(self.core.turns.pool, adapter.decode, body, headers)
+                request = await off_loop(
+                    lane(self.core.turns.pool, session.session_id), adapter.decode, body, headers
+                )
             else:
                 request = adapter.decode(body, headers)
             if "areal" not in session.spec:  # its agents say "default", and its own proxy reads no model
