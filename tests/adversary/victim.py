@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -62,6 +63,10 @@ class Victim:
     def grown_mb(self) -> float:
         """The most that the process held since `forget_peak`, above what it held then."""
         return (self._kb("VmHWM") - self.before_kb) / 1024
+
+    def held_kb(self) -> int:
+        """What it holds now."""
+        return self._kb("VmRSS")
 
     @property
     def _pid(self) -> int:
@@ -133,6 +138,17 @@ class Wires:
         if sent:
             writer.write(sent)
         return reader, writer
+
+    async def deaf(self, sent: bytes) -> asyncio.StreamReader:
+        """One more, of which the kernel takes little that is not read; what it is told is read only when asked for."""
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, (self._url.host, self._url.port))
+        reader, writer = await asyncio.open_connection(sock=sock, limit=1024)
+        self._writers.append(writer)
+        writer.write(sent)
+        return reader
 
     async def status(self, sent: bytes) -> int:
         """Of the answer to what is sent on one more."""

@@ -18,6 +18,7 @@ SHELL = (
     "gateway.calls",
     "gateway.prompts",
     "gateway.turn",
+    "gateway.workers",
     "gateway.sessions",
     "gateway.metrics",
     "gateway.folders",

@@ -88,7 +88,7 @@ class FailureReason(StrEnum):
     TURN_LIMIT = "TurnLimit"
     """It used up `limits.turns`."""
     TOKEN_LIMIT = "TokenLimit"
-    """It used up `limits.totalTokens`."""
+    """It used up `limits.totalTokens`, or its share of the journal."""
     SESSION_TIMEOUT = "SessionTimeout"
     """It ran for `limits.sessionSeconds`."""
     CONTEXT_EXCEEDED = "ContextExceeded"

@@ -85,8 +85,8 @@ class Sampling:
 class Limits:
     """On one session; 0 is none where it is allowed."""
 
-    turns: Annotated[NonNegative, Doc("Sampled turns.")] = 0
-    total_tokens: Annotated[NonNegative, Doc("Unique tokens of the session's tree.")] = 0
+    turns: Annotated[NonNegative, Doc("Sampled turns.")] = 1_000
+    total_tokens: Annotated[NonNegative, Doc("Unique tokens of the session's tree.")] = 10_000_000
     session_seconds: Annotated[Seconds, Doc("From the agent's start to its end.")] = 900
     start_seconds: Annotated[Seconds, Doc("From the decision to start to the agent's start.")] = 300
 

@@ -113,6 +113,7 @@ async def gateway(
         core = Core(
             config, Gate(secret, now, config.job), sessions, turns, engine, metrics, origin, _new_id()
         )
+        stack.callback(core.exports.shutdown, wait=False, cancel_futures=True)
         if config.limits.retire_s:
             retiring = asyncio.ensure_future(_retire(sessions, config.limits.retire_s))
             stack.callback(retiring.cancel)
@@ -240,6 +241,7 @@ async def serve(config: Config) -> None:
 
 def web_server(app: Front) -> uvicorn.Server:
     """The HTTP server of a gateway; give its `serve` a bound socket."""
+    guarded = partial(Guarded, app.crowd, app.core.config.limits.write_s)
     return _Server(
         uvicorn.Config(
             app,
@@ -250,7 +252,7 @@ def web_server(app: Front) -> uvicorn.Server:
             date_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=SHUTDOWN_S,
-            http=cast("Any", partial(Guarded, app.crowd)),  # it says a type, and calls it
+            http=cast("Any", guarded),  # it says a type, and calls it
             ws="none",
             proxy_headers=False,
         )

@@ -163,7 +163,7 @@ class Areal:
                 cut=whole.spec.get("cut_turns", CutTurns.TRAIN),
             )
 
-        found = await off_loop(self.core.turns.pool, work)
+        found = await off_loop(self.core.exports, work)
         if "areal" in session.spec:
             await self.core.hand_over(session)
             self.core.gate.unbind(session.session_id)

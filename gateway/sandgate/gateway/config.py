@@ -80,7 +80,13 @@ class SessionLimits(_Strict, frozen=True, kw_only=True):
     """Defaults for sessions that do not bring their own; 0 = none."""
 
     turns: int = 1000
-    total_tokens: int = 0
+    """Sampled; agents take tens, and a runaway one is ended."""
+    total_tokens: int = 10_000_000
+    """Unique ones of its tree, which is in memory: 40 MB, or a hundred histories of 100,000 that have nothing in
+    common."""
+    journal_bytes: int = 256 * 1024 * 1024
+    """Of its records. Beyond it turns are refused; it can still be rewarded and completed. A turn takes 12 bytes for
+    each sampled token, 4 for each new one of its prompt, and 300 more with 20 `top_logprobs`."""
 
 
 class Limits(_Strict, frozen=True, kw_only=True):
@@ -91,6 +97,9 @@ class Limits(_Strict, frozen=True, kw_only=True):
     body_s: float = 60.0
     """From a request's head to the end of its body: whoever sends a byte now and then holds what he sent before. The
     largest body takes 4.5 Mbit/s."""
+    write_s: float = 60.0
+    """Whoever reads neither a MiB nor all of what waits for him in this time is cut. His turn is kept as it was
+    captured, and a retry gets it. The slowest that is served reads 140 kbit/s."""
     buffered_bytes: int = 256 * 1024 * 1024
     """Of bodies that were received and are not understood yet; beyond it 429. A body takes milliseconds: 256 agents may
     send a megabyte at the same moment."""

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -78,6 +79,8 @@ class Core:
     """What to say of files that trajectories are written to; None: trainers lease them."""
     left_out: dict[str, str] = field(default_factory=dict)
     """Session -> why a trainer is not given its rows."""
+    exports: Executor = field(default_factory=lambda: ThreadPoolExecutor(1, "export"))
+    """For whole trees, rows and tables: one at a time, and turns do not wait for them."""
     ending: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
     """Sessions that are being completed, finalized or aborted; whoever does or waits holds the lock."""
 
@@ -216,7 +219,7 @@ class Core:
         def work() -> Shaped[T]:
             return shaped(still, lambda one: self.sessions.trajectories(one, facts), shape)
 
-        found = await off_loop(self.turns.pool, work)
+        found = await off_loop(self.exports, work)
         for session_id, why in found.failed.items():
             if session_id not in self.left_out:
                 log.error("session %s is left out of what trainers are given: %s", session_id, why)
@@ -296,7 +299,7 @@ class Core:
         def work() -> dict[str, Json]:
             return tree_view(self.sessions.restored(still), self.turns.codec if text else None)
 
-        return await off_loop(self.turns.pool, work)
+        return await off_loop(self.exports, work)
 
     async def events(self, after: int, wait_s: float, job: str = "") -> dict[str, Json]:
         """State changes after the cursor, waiting up to `wait_s` for the first."""

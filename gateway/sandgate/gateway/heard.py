@@ -6,7 +6,6 @@ from array import array
 from dataclasses import dataclass, field
 
 from sandgate.contract.trajectory import Floats, Ids
-from sandgate.gateway.engine.answers import Top
 from sandgate.gateway.engine.api import Delta, Sample, VersionSpan
 from sandgate.gateway.tokens.api import Parser
 
@@ -18,7 +17,7 @@ class Heard:
     parser: Parser
     ids: Ids = field(default_factory=lambda: array("i"))
     logprobs: Floats = field(default_factory=lambda: array("f"))
-    top: list[Top] = field(default_factory=list)
+    top: list[bytes] = field(default_factory=list)
     spans: list[VersionSpan] = field(default_factory=list)
     whole: Sample | None = None
     """Once the engine is done."""

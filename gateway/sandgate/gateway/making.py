@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from sandgate.contract.errors import ForkReason
 from sandgate.gateway import sampling
+from sandgate.gateway.alternatives import joined
 from sandgate.gateway.calls import Call
 from sandgate.gateway.conversation.messages import Sampling
 from sandgate.gateway.engine.api import Sample
@@ -74,7 +75,7 @@ def records_of(
                 resampled=asked.resampled,
                 resumed=sample.resumed,
                 notes=match.notes,
-                top=sample.top,
+                top=joined(sample.top),
                 pieces=array("i", call.pieces[index]).tobytes(),
                 spelt=0 if records else prepared.spelt,
                 created=int(call.begun),

@@ -17,6 +17,7 @@ from sandgate.gateway.conversation.tree import Match, Tree
 from sandgate.gateway.conversation.turns import Turn
 from sandgate.gateway.metrics import Metrics
 from sandgate.gateway.tokens.api import Codec
+from sandgate.gateway.workers import lane
 
 OFF_LOOP_CHARS = 6_000
 """Text beyond this is rendered in a thread: encoding runs at ~0.6 ms per 1,000 tokens and must not stall the loop."""
@@ -58,18 +59,19 @@ class Prompts:
     metrics: Metrics
     pool: Executor
 
-    async def prepare(self, tree: Tree, request: TurnRequest, window: int) -> Prepared:
+    async def prepare(self, tree: Tree, request: TurnRequest, window: int, session: str = "") -> Prepared:
         """Hashes find the parent, tokens decide. Raises BadRequest where the template refuses the messages,
         PromptTooLong where no tokenizer could make them fit."""
         length, given = sum(map(chars, request.messages)), tools_chars(request.tools)
         if length > window * TOKEN_CHARS_MAX:
             _refuse_hopeless(request.messages, window)
-        seen = await self._sized(length, lambda: outline(request), most=OFF_LOOP_KEYS)
+        pool = lane(self.pool, session)
+        seen = await _sized(pool, length, lambda: outline(request), most=OFF_LOOP_KEYS)
         match, size = tree.find(request, self.policy, seen), len(tree)
         with self.metrics.render_s.time():
             why = match.fork
             if match.parent is not None:
-                added = await self._bridge(tree, tree[match.parent], request, match.tail, given)
+                added = await self._bridge(tree, tree[match.parent], request, match.tail, given, pool)
                 if not isinstance(added, ForkReason):
                     path, (ids, spelt) = tree.path_ids(match.parent), added
                     return Prepared(
@@ -81,7 +83,7 @@ class Prompts:
                 said = request.messages, request.tools
                 return self.codec.render(*said), self.codec.spelt(*said)
 
-            made = await self._sized(length + given, work)
+            made = await _sized(pool, length + given, work)
         return self._confirmed(tree, match, why, made, size)
 
     def _confirmed(
@@ -98,7 +100,7 @@ class Prompts:
         return Prepared(match, found.id, _said(why), ids, len(tree.path_ids(found.id)), size, spelt)
 
     async def _bridge(
-        self, tree: Tree, parent: Turn, request: TurnRequest, start: int, given: int
+        self, tree: Tree, parent: Turn, request: TurnRequest, start: int, given: int, pool: Executor
     ) -> Rendered | ForkReason:
         """With the messages from `start` on. Tools are rendered with them once and then known, so that only very long
         ones, `given` in characters, count."""
@@ -110,10 +112,11 @@ class Prompts:
             ids = self.codec.bridge(path[:cut], parent.ids, tail, tools, closed=closed)
             return ids if isinstance(ids, ForkReason) else (ids, self.codec.spelt(tail, ()))
 
-        return await self._sized(sum(map(chars, tail)) + (given if given > OFF_LOOP_KEYS else 0), work)
+        return await _sized(pool, sum(map(chars, tail)) + (given if given > OFF_LOOP_KEYS else 0), work)
 
-    async def _sized(self, size: int, work: Callable[[], T], most: int = OFF_LOOP_CHARS) -> T:
-        return await off_loop(self.pool, work) if size > most else work()
+
+async def _sized(pool: Executor, size: int, work: Callable[[], T], most: int = OFF_LOOP_CHARS) -> T:
+    return await off_loop(pool, work) if size > most else work()
 
 
 def chars(message: Message) -> int:

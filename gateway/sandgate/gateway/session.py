@@ -30,6 +30,7 @@ from sandgate.gateway.journal.records import (
     Rewarded,
     Sealed,
     TurnCommitted,
+    size,
 )
 
 ERROR_CHARS_MAX = 512
@@ -74,6 +75,8 @@ class Session:
     tokens: int = 0
     """Unique tokens in the tree: contexts + samples."""
     sampled: int = 0
+    journalled: int = 0
+    """Bytes of its records."""
     forks: dict[str, int] = field(default_factory=dict)
     spelt: int = 0
     """Control tokens that its clients' text spelt."""
@@ -90,6 +93,7 @@ class Session:
     def apply(self, record: Record) -> None:
         """Fold one record in. Idempotent for turns."""
         self.changed_at = record.at
+        self.journalled += size(record)
         match record:
             case Opened():
                 self.spec, self.opened_at = record.spec, record.at
@@ -149,7 +153,9 @@ class Session:
         if self.phase is not Phase.OPEN:
             raise Gone(f"session {self.session_id} is {self.phase.value}")
 
-    def refuse_over_limits(self, *, turns: int, total_tokens: int, asked: int = 1) -> None:
+    def refuse_over_limits(
+        self, *, turns: int, total_tokens: int, journal_bytes: int, asked: int = 1
+    ) -> None:
         """Raises LimitReached, and remembers it as the likely reason of the session's end. 0 = no limit.
 
         Turns in flight count: they are reserved.
@@ -162,6 +168,9 @@ class Session:
         if total_tokens and self.tokens >= total_tokens:
             self.limit_reached = "totalTokens"
             raise LimitReached("totalTokens", used=self.tokens, limit=total_tokens)
+        if journal_bytes and self.journalled >= journal_bytes:
+            self.limit_reached = "journalBytes"
+            raise LimitReached("journalBytes", used=self.journalled, limit=journal_bytes)
 
     def call_failed(self, error: SandgateError, *, shaped: bool) -> None:
         """Its engine's failure, unless the reason lies in the call: what the engine refuses (400) is the caller's

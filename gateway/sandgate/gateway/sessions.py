@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sandgate.contract.errors import JournalUnavailable, NotFound, Overloaded, SandgateError
+from sandgate.contract.errors import JournalUnavailable, LimitReached, NotFound, Overloaded, SandgateError
 from sandgate.contract.session import CURSOR_STEPS_S
 from sandgate.contract.trajectory import Trajectory
+from sandgate.gateway.alternatives import parted
+from sandgate.gateway.config import SessionLimits
+from sandgate.gateway.conversation.turns import Turn
 from sandgate.gateway.engine.labels import Labels
 from sandgate.gateway.journal.records import (
     TASKS,
@@ -20,12 +23,15 @@ from sandgate.gateway.journal.records import (
     EnginesLabelled,
     EnginesSet,
     Held,
+    Intent,
     Opened,
     PolicyVersion,
     Record,
     Sealed,
     TasksForgotten,
     TasksPushed,
+    TurnCommitted,
+    size,
 )
 from sandgate.gateway.journal.store import Store
 from sandgate.gateway.session import Phase, Session
@@ -41,6 +47,9 @@ COMMITTED = "committed"
 EVENTS_KEPT = 10_000
 """State changes a slow poller may lag behind; beyond it the poller lists sessions again."""
 
+
+LIMITS = ("turns", "total_tokens", "journal_bytes")
+"""What a session's creator may say of it, instead of the gateway's own."""
 
 _Said = PolicyVersion | EnginesSet | EnginesLabelled | Held
 """What a process is told, or finds out, beside its sessions."""
@@ -219,6 +228,11 @@ class Sessions:
             if not mine.done():  # cancelled, if the loop is being torn down
                 mine.set_result(None)
 
+    async def intend(self, session: Session, *intents: Intent) -> None:
+        """Begin generations: in the journal with the next group, so that a kill is known to have cut them."""
+        await self.store.append(session.session_id, *intents, sync=False)
+        session.journalled += sum(map(size, intents))
+
     async def note(self, session: Session, *records: Record) -> None:
         """Visible now, durable with the next group: for what may be lost in a crash."""
         await self.store.append(session.session_id, *records, sync=False)
@@ -231,6 +245,18 @@ class Sessions:
         job = str(session.spec.get("job", ""))
         self.events.append(Event(self.cursor, session.session_id, news or session.phase.value, job))
         self.wake()
+
+    def refuse_over_limits(self, session: Session, limits: SessionLimits, asked: int) -> None:
+        """Raises LimitReached for `asked` more turns, by the session's own limits or else these."""
+        own = session.spec.get("limits") or {}
+        said = {name: getattr(limits, name) if own.get(name) is None else own[name] for name in LIMITS}
+        before = session.limit_reached
+        try:
+            session.refuse_over_limits(asked=asked, **said)
+        except LimitReached:
+            if session.limit_reached and not before:  # once: pollers need not hear of every refusal
+                self.tell(session)
+            raise
 
     def committed(self, session: Session) -> bool:
         """Were all its trajectories acknowledged? Attempts that do not count for their group never are."""
@@ -254,6 +280,14 @@ class Sessions:
         for _, _, record in self.store.scan(session.session_id):
             full.apply(record)
         return full
+
+    def whole(self, session_id: str, turns: Sequence[Turn]) -> list[Turn]:
+        """Committed turns with the alternatives of their tokens, which only the journal has. Blocks."""
+        wanted, tops = {turn.id for turn in turns}, {}
+        for _, _, record in self.store.scan(session_id):
+            if isinstance(record, TurnCommitted) and record.turn in wanted:
+                tops[record.turn] = parted(record.top)
+        return [replace(turn, top=tops[turn.id]) for turn in turns]
 
     def trajectories(self, session: Session, facts: Facts) -> list[Trajectory]:
         """Rows of an ended session; from the journal if it was evicted."""

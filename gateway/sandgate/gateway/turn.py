@@ -6,15 +6,13 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sandgate.contract.errors import (
     Draining,
     Gone,
     JournalUnavailable,
-    LimitReached,
     Paused,
     PromptTooLong,
     SandgateError,
@@ -36,6 +34,7 @@ from sandgate.gateway.protocols.base import Tokens
 from sandgate.gateway.session import Session
 from sandgate.gateway.sessions import Sessions
 from sandgate.gateway.tokens.api import Codec, Parser
+from sandgate.gateway.workers import FairPool, lane
 
 OFF_LOOP_IDS = 4_096
 """Samples beyond this are parsed in a thread."""
@@ -64,7 +63,7 @@ class Turns:
     resumed: asyncio.Event = field(default_factory=asyncio.Event)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     calls: dict[tuple[str, bytes], list[Call]] = field(default_factory=dict)
-    pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "render"))
+    pool: FairPool = field(default_factory=FairPool)
     prompts: Prompts = field(init=False)
 
     def __post_init__(self) -> None:
@@ -101,7 +100,7 @@ class Turns:
             down = none_up(engines)
             session.call_failed(down, shaped=False)
             raise down
-        self._refuse_over_limits(session, request.n)
+        self.sessions.refuse_over_limits(session, self.config.session_limits, request.n)
         admission.refuse(
             self.load,
             limit=self.config.limits.in_flight,
@@ -120,16 +119,25 @@ class Turns:
         call = self._call(session, request, tuple(turn.id for turn in told), float(told[0].created))
         call.fork = told[0].fork
         call.prepared.set_result(None)
+        if request.top_logprobs:
+            return self._begun(call, lambda call: self._reread(call, told))
         call.done.set_result(told)
         return call
 
+    async def _reread(self, call: Call, told: list[Turn]) -> list[Turn]:
+        session_id = call.session.session_id
+        return await off_loop(lane(self.pool, session_id), self.sessions.whole, session_id, told)
+
     def _start(self, session: Session, request: TurnRequest) -> Call:
         turns = tuple(self.new_id() for _ in range(request.n))
-        call = self._call(session, request, turns, self.sessions.now())
-        self.load.in_flight += request.n
-        session.in_flight += request.n
+        return self._begun(self._call(session, request, turns, self.sessions.now()), self._make)
+
+    def _begun(self, call: Call, make: Callable[[Call], Coroutine[Any, Any, list[Turn]]]) -> Call:
+        self.load.in_flight += call.request.n
+        call.session.in_flight += call.request.n
         self.idle.clear()
-        call.task = asyncio.get_running_loop().create_task(self._run(call), name=f"turn {turns[0]}")
+        work = self._run(call, make)
+        call.task = asyncio.get_running_loop().create_task(work, name=f"turn {call.turns[0]}")
         call.task.add_done_callback(lambda _: self._ended(call))
         return call
 
@@ -191,9 +199,9 @@ class Turns:
 
     # -- the turn -----------------------------------------------------------------------------------------------
 
-    async def _run(self, call: Call) -> None:
+    async def _run(self, call: Call, make: Callable[[Call], Coroutine[Any, Any, list[Turn]]]) -> None:
         try:
-            records = await self._make(call)
+            records = await make(call)
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError):
                 error = Gone(CANCELLED)
@@ -237,7 +245,7 @@ class Turns:
         want = sampling.effective(request.sampling, job)
         constraint = constraint_of(self.codec, request)
         try:
-            prepared = await self.prompts.prepare(session.tree, request, self.window)
+            prepared = await self.prompts.prepare(session.tree, request, self.window, session.session_id)
             max_tokens = sampling.clamp(want.max_tokens, prompt=len(prepared.ids), window=self.window)
         except PromptTooLong:
             session.limit_reached = session.limit_reached or "context"
@@ -248,7 +256,7 @@ class Turns:
         session.refuse_if_ended()
         asked = Asked(prepared, want, max_tokens, session.was_cut(request.digest))
         intents = [Intent(at=self.sessions.now(), turn=turn, digest=request.digest) for turn in call.turns]
-        await self.sessions.store.append(session.session_id, *intents, sync=False)
+        await self.sessions.intend(session, *intents)
         making = [self._generate(call, index, asked, constraint) for index in range(request.n)]
         try:
             made = [await making[0]] if request.n == 1 else await _all(making)
@@ -302,7 +310,7 @@ class Turns:
             heard.whole = sample
         if not streaming:
             if len(sample.ids) > OFF_LOOP_IDS:
-                await off_loop(self.pool, parser.feed, sample.ids)
+                await off_loop(lane(self.pool, session.session_id), parser.feed, sample.ids)
             else:
                 parser.feed(sample.ids)
         return sample, parser
@@ -318,7 +326,9 @@ class Turns:
         with self.metrics.commit_s.time():
             await self.sessions.record(session, *records)
         self._count(records, asked.prepared)
-        return [session.tree[record.turn] for record in records]
+        tops = [sample.top for sample, _ in made]
+        turns = [session.tree[turn] for turn in call.turns]
+        return [replace(turn, top=top) if top else turn for turn, top in zip(turns, tops, strict=True)]
 
     async def _keep_cut(self, call: Call, asked: Asked, why: BaseException) -> None:
         """Nobody waits for it any more, or it failed in the middle. What had been sampled may have been seen: it is in
@@ -368,7 +378,7 @@ class Turns:
             return steps + ends
 
         long = sum(len(turn.ids) for turn in turns) > OFF_LOOP_IDS
-        return await off_loop(self.pool, work) if long else work()
+        return await off_loop(lane(self.pool, call.session.session_id), work) if long else work()
 
     def _count(self, records: list[TurnCommitted], prepared: Prepared) -> None:
         context = len(prepared.ids) - prepared.known
@@ -400,21 +410,6 @@ class Turns:
         return {
             name: value for name in config.__struct_fields__ if (value := getattr(config, name)) is not None
         }
-
-    def _refuse_over_limits(self, session: Session, n: int) -> None:
-        own, defaults = session.spec.get("limits") or {}, self.config.session_limits
-        turns, total = own.get("turns"), own.get("total_tokens")
-        before = session.limit_reached
-        try:
-            session.refuse_over_limits(
-                turns=defaults.turns if turns is None else turns,
-                total_tokens=defaults.total_tokens if total is None else total,
-                asked=n,
-            )
-        except LimitReached:
-            if session.limit_reached and not before:  # once: pollers need not hear of every refusal
-                self.sessions.tell(session)
-            raise
 
     async def _hold(self) -> None:
         """Wait out a weight update; raises Paused when it takes too long, Draining when this process ends before."""

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from sandgate.contract.errors import EngineFailed, EngineUnavailable, PromptTooLong, TokenizerMismatch
+from sandgate.gateway.alternatives import unpacked
 from sandgate.gateway.engine.api import Delta, Labelled, Sample, VersionSpan
 from tests.gateway.engine.subjects import (
     ENDLESS,
@@ -152,8 +153,9 @@ async def test_a_stop_string_ends_it_and_its_tokens_are_kept(subject: Subject) -
 async def test_alternatives_are_as_many_as_asked_most_likely_first(subject: Subject) -> None:
     sample = await subject.engine.generate(subject.prompt(top_logprobs=3, max_tokens=4))
     whole(sample)
-    assert [len(top) for top in sample.top] == [3] * len(sample.ids)
-    for top in sample.top:
+    tops = [unpacked(top) for top in sample.top]
+    assert [len(top) for top in tops] == [3] * len(sample.ids)
+    for top in tops:
         assert list(top) == sorted(top, key=lambda pair: -pair[1])
     none = await subject.engine.generate(subject.prompt(max_tokens=4))
     assert none.top == ()

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from sandgate.contract.errors import EngineFailed, EngineUnavailable
+from sandgate.gateway.alternatives import Top
 from sandgate.gateway.conversation.messages import Sampling
-from sandgate.gateway.engine.answers import Top
 from sandgate.gateway.engine.api import Prompt
 from sandgate.gateway.engine.control import EngineControl
 from sandgate.gateway.engine.facts import TEMPERATURE, kind_of, logprobs_kind, probe

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandgate.contract.errors import EngineFailed, EngineUnavailable
+from sandgate.gateway.alternatives import unpacked
 from sandgate.gateway.conversation.messages import Sampling
 from sandgate.gateway.engine.answers import Step, Unlabelled
 from sandgate.gateway.engine.api import Prompt, VersionSpan
@@ -116,8 +117,8 @@ def test_a_piece_of_unknown_weights_is_forgotten_and_what_went_before_it_stays()
     made.take(Step(array("i", [6]), array("f", [-0.25]), (((6, -0.25),),), "stop", None, (("4", 0, 1),)))
     sample = made.sample("e")
     assert (sample.ids, sample.logprobs) == (array("i", [7, 6]), array("f", [-0.5, -0.25]))
-    assert (sample.top, sample.versions) == (
-        (((7, -0.5),), ((6, -0.25),)),
+    assert ([unpacked(top) for top in sample.top], sample.versions) == (
+        [((7, -0.5),), ((6, -0.25),)],
         (VersionSpan(3, 0, 1), VersionSpan(4, 1, 2)),
     )
 

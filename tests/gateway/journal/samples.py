@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sandgate.gateway.alternatives import joined, packed
 from sandgate.gateway.conversation.messages import Reply, ReplyCall
 from sandgate.gateway.journal.records import (
     Acked,
@@ -82,7 +83,7 @@ EVERY_KIND: dict[str, Record] = {
         resampled=True,
         resumed=1,
         notes=("call id renamed",),
-        top=(((1, -0.5), (9, -1.5)), ((2, -1.0),)),
+        top=joined([packed(((1, -0.5), (9, -1.5))), packed(((2, -1.0),))]),
     ),
     "delivered": Delivered(at=4.0, turn="t1"),
     "rewarded": Rewarded(at=5.0, turn="t1", reward=0.25, info={"why": "half"}),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from sandgate.gateway.alternatives import packed
 from sandgate.gateway.conversation.messages import Reply, TurnRequest
 from sandgate.gateway.engine.api import Finish
 from sandgate.gateway.protocols.base import Choice, Context, Tokens, Usage
@@ -105,7 +106,7 @@ def _tokens(one: Sampled) -> Tokens | None:
     return Tokens(
         array("i", [token for token, _, _ in one.tokens]),
         array("f", [logprob for _, logprob, _ in one.tokens]),
-        tuple(tuple(others) for _, _, others in one.tokens),
+        tuple(packed(tuple(others)) for _, _, others in one.tokens),
     )
 
 

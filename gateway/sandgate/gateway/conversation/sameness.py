@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from sandgate.gateway.bytecache import ByteCache
 from sandgate.gateway.conversation.messages import ImagePart, Message, TextPart, Tool, ToolCall, TurnRequest
 
 KEY_BYTES = 16
@@ -115,9 +116,13 @@ def same_arguments(one: str, other: str) -> bool:
 # --- head (N1, N5)
 
 
-_TOOLS_KEYS: dict[int, tuple[tuple[Tool, ...], bytes, int]] = {}
-TOOLS_KEYS_MAX, TOOLS_BYTES_MAX = 32, 128 * 1024
+TOOLS_BYTES_MAX, TOOLS_LIST_BYTES_MAX = 2 << 20, 128 << 10
 """Tool lists come from a cache like this one (protocols): the same tuple returns with every turn of an agent."""
+
+
+_TOOLS_KEYS: ByteCache[int, tuple[tuple[Tool, ...], bytes, int]] = ByteCache(
+    TOOLS_BYTES_MAX, TOOLS_LIST_BYTES_MAX
+)
 
 
 def tools_key(tools: tuple[Tool, ...]) -> bytes:
@@ -139,10 +144,7 @@ def _tools_seen(tools: tuple[Tool, ...]) -> tuple[tuple[Tool, ...], bytes, int]:
     if _REPRINTED.search(raw):
         raw = _JSON.encode(as_doubles(_ANY.decode(raw)))
     seen = tools, _hash(raw), size
-    if len(raw) <= TOOLS_BYTES_MAX:
-        if len(_TOOLS_KEYS) >= TOOLS_KEYS_MAX:
-            _TOOLS_KEYS.clear()
-        _TOOLS_KEYS[id(tools)] = seen
+    _TOOLS_KEYS.put(id(tools), seen, size)
     return seen
 
 

@@ -69,7 +69,9 @@ class Turn:
     resampled: bool
     resumed: int
     notes: tuple[str, ...]
-    top: tuple[tuple[tuple[int, float], ...], ...]
+    top: tuple[bytes, ...]
+    """Per token the top alternatives, packed (see alternatives), if they were asked for. Never in the tree, which would
+    hold megabytes a turn: only whoever tells this turn has them, from the engine or read back from the journal."""
     pieces: bytes
     at: float
     created: int
@@ -101,7 +103,7 @@ def turn_of(record: TurnCommitted, number: int) -> Turn:
         resampled=record.resampled,
         resumed=record.resumed,
         notes=record.notes,
-        top=record.top,
+        top=(),
         pieces=record.pieces,
         at=record.at,
         created=record.created or int(record.at),

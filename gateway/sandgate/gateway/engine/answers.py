@@ -15,6 +15,7 @@ import msgspec
 
 from sandgate.contract.errors import EngineFailed, TokenizerMismatch
 from sandgate.contract.trajectory import Floats, Ids
+from sandgate.gateway.alternatives import Top
 from sandgate.gateway.engine.api import Finish, VersionSpan
 from sandgate.gateway.engine.labels import number_of
 from sandgate.gateway.engine.wire import Door
@@ -27,9 +28,6 @@ POSITIVE_MAX = 1e-6
 
 VERSION_MAX = 2**31 - 1
 """Versions are int32 in records and trajectories."""
-
-Top = tuple[tuple[int, float], ...]
-"""(id, logprob), most likely first."""
 
 
 class _Span(msgspec.Struct, gc=False):

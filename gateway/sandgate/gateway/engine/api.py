@@ -44,8 +44,8 @@ class Delta:
 
     ids: Ids
     logprobs: Floats
-    top: tuple[tuple[tuple[int, float], ...], ...] = ()
-    """Aligned too, if alternatives were asked for."""
+    top: tuple[bytes, ...] = ()
+    """Aligned too, if alternatives were asked for; packed (see alternatives)."""
     version: int = 0
     """As told when it was asked for; what the engine itself reports comes with the sample."""
 
@@ -74,8 +74,8 @@ class Sample:
     engine: str = ""
     """Which replica; its URL."""
     cached_tokens: int = 0
-    top: tuple[tuple[tuple[int, float], ...], ...] = ()
-    """Per token the top alternatives (id, logprob), if asked for."""
+    top: tuple[bytes, ...] = ()
+    """Per token the top alternatives, packed (see alternatives), if asked for."""
     resumed: int = 0
     """How often an aborted generation was taken up again."""
 

@@ -11,8 +11,9 @@ import msgspec
 import orjson
 
 from sandgate.contract.errors import EngineFailed, EngineUnavailable
+from sandgate.gateway.alternatives import Top
 from sandgate.gateway.conversation.messages import Sampling
-from sandgate.gateway.engine.answers import Top, read
+from sandgate.gateway.engine.answers import read
 from sandgate.gateway.engine.api import EngineFacts, Prompt
 from sandgate.gateway.engine.transport import Lost, Transport
 from sandgate.gateway.engine.wire import Door, body_of, is_shut, words_of

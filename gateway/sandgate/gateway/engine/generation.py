@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from sandgate.contract.errors import EngineFailed, EngineUnavailable
 from sandgate.contract.trajectory import Floats, Ids
-from sandgate.gateway.engine.answers import Step, Top, Unlabelled, spans_of
+from sandgate.gateway.alternatives import packed
+from sandgate.gateway.engine.answers import Step, Unlabelled, spans_of
 from sandgate.gateway.engine.api import Delta, Finish, Prompt, Sample, VersionSpan
 from sandgate.gateway.engine.labels import number_of
 
@@ -34,7 +35,8 @@ class Generation:
     """A label with a number was among the answers."""
     ids: Ids = field(default_factory=lambda: array("i"))
     logprobs: Floats = field(default_factory=lambda: array("f"))
-    top: list[Top] = field(default_factory=list)
+    top: list[bytes] = field(default_factory=list)
+    """Packed (see alternatives)."""
     spans: list[VersionSpan] = field(default_factory=list)
     finish: Finish | None = None
     stop_reason: str | int | None = None
@@ -55,7 +57,8 @@ class Generation:
             raise EngineFailed("the engine sent tokens after the end of the generation")
         self.ids.extend(step.ids)
         self.logprobs.extend(step.logprobs)
-        self.top.extend(step.top)
+        top = tuple(map(packed, step.top))
+        self.top.extend(top)
         if len(self.ids) > self.prompt.max_tokens:
             raise EngineFailed(
                 f"the engine sampled {len(self.ids)} tokens of {self.prompt.max_tokens} asked for"
@@ -65,7 +68,7 @@ class Generation:
         if step.finish is not None:
             self._end_piece(step.labels)
             self.finish, self.stop_reason = step.finish, step.stop_reason
-        return Delta(step.ids, step.logprobs, tuple(step.top), self.told) if step.ids else None
+        return Delta(step.ids, step.logprobs, top, self.told) if step.ids else None
 
     def _end_piece(self, labels: tuple[tuple[str | int, int, int], ...] | None) -> None:
         count = len(self.ids) - self._piece

@@ -12,7 +12,8 @@ from typing import Literal
 import orjson
 
 from sandgate.contract.trajectory import Ids
-from sandgate.gateway.engine.answers import SENTINEL, Step, Top
+from sandgate.gateway.alternatives import Top
+from sandgate.gateway.engine.answers import SENTINEL, Step
 from sandgate.gateway.engine.api import Finish
 
 INITIAL_LABEL = "default"

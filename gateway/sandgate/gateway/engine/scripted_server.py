@@ -24,7 +24,8 @@ import orjson
 from aiohttp import web
 
 from sandgate.contract.errors import SandgateError
-from sandgate.gateway.engine.answers import Step, Top
+from sandgate.gateway.alternatives import Top
+from sandgate.gateway.engine.answers import Step
 from sandgate.gateway.engine.script import Ask, Broken, Player, Refused, Reply
 from sandgate.gateway.engine.wire import ABORT_PREFIX
 

@@ -11,6 +11,7 @@ from typing import Any, Union
 import msgspec
 
 from sandgate.contract.errors import CorruptRecord, NewerRecord
+from sandgate.gateway.alternatives import NONE
 from sandgate.gateway.conversation.messages import Reply
 
 SCHEMA = 6
@@ -85,8 +86,8 @@ class TurnCommitted(_Record, frozen=True, kw_only=True, tag="turn"):
     resumed: int = 0
     notes: tuple[str, ...] = ()
     """How an echo was recognised where it was lossy (rule N10)."""
-    top: tuple[tuple[tuple[int, float], ...], ...] = ()
-    """Per token the top alternatives (id, logprob), if the client asked for them."""
+    top: msgspec.Raw = NONE
+    """Per token the top alternatives (id, logprob), if the client asked for them (see alternatives)."""
     pieces: bytes = b""
     """int32 LE: how many tokens came at once, if it was streamed; a replay is cut the same way."""
     spelt: int = 0
@@ -317,6 +318,11 @@ _VERSION: msgspec.msgpack.Decoder[_Version] = msgspec.msgpack.Decoder(_Version)
 def encode(record: Record) -> bytes:
     """The bytes that are journalled."""
     return _ENCODER.encode(record)
+
+
+def size(record: Record) -> int:
+    """Bytes that are journalled."""
+    return len(encode(record))
 
 
 def decode(raw: bytes) -> Record:

@@ -33,8 +33,8 @@ class Tokens:
 
     ids: Ids
     logprobs: Floats
-    top: tuple[tuple[tuple[int, float], ...], ...] = ()
-    """Per id the alternatives (id, logprob), best first; empty if none were asked for."""
+    top: tuple[bytes, ...] = ()
+    """Per id the alternatives, packed (see alternatives); empty if none were asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

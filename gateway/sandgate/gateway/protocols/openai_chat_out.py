@@ -8,6 +8,7 @@ from typing import Any, assert_never
 import msgspec
 
 from sandgate.contract.errors import SandgateError
+from sandgate.gateway.alternatives import unpacked
 from sandgate.gateway.conversation.ids import call_id
 from sandgate.gateway.conversation.messages import Reply
 from sandgate.gateway.protocols.base import Choice, Context, Tokens, Usage
@@ -93,7 +94,7 @@ def _message(said: Reply, turn: str) -> dict[str, Any]:
 
 def _logprobs(tokens: Tokens, context: Context) -> dict[str, Any]:
     text = context.token_text or str
-    top = tokens.top or ((),) * len(tokens.ids)
+    top = map(unpacked, tokens.top) if tokens.top else ((),) * len(tokens.ids)
     return {
         "content": [
             {

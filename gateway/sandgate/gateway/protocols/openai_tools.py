@@ -5,12 +5,12 @@ An agent sends the same tools with every turn, often most of the body: they are 
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import msgspec
 
 from sandgate.contract.errors import InvalidBody, Unsupported
+from sandgate.gateway.bytecache import ByteCache
 from sandgate.gateway.conversation.messages import Tool, ToolChoice
 from sandgate.gateway.protocols.wire import brief, limited, read, shallow
 
@@ -20,8 +20,8 @@ NAME_CHARS_MAX = 256
 """OpenAI takes 64; MCP clients prefix server names."""
 TOOLS_BYTES_MAX = 2 * 1024 * 1024
 """Of the list as JSON: four times the longest that would fit a window of 128,000 tokens."""
-TOOLS_CACHED, CACHED_BYTES_MAX = 32, 128 * 1024
-"""Distinct tool lists kept, and how long one may be; the sessions of a job share a few of 5 to 80 kB."""
+CACHED_BYTES_MAX, CACHED_LIST_BYTES_MAX = 2 << 20, 128 << 10
+"""Of tool lists kept, as JSON, and of one; the sessions of a job share a few of 5 to 80 kB."""
 
 
 class _Function(msgspec.Struct):
@@ -55,7 +55,10 @@ def tools_of(raw: msgspec.Raw) -> tuple[Tool, ...]:
     if not said:
         return ()
     limited(len(said), TOOLS_BYTES_MAX, "bytes", "tools")
-    return _tools_cached(said) if len(said) <= CACHED_BYTES_MAX else _tools(said)
+    if (known := _CACHED.get(said)) is None:
+        known = _tools(said)
+        _CACHED.put(said, known, len(said))
+    return known
 
 
 def _tools(raw: bytes) -> tuple[Tool, ...]:
@@ -64,7 +67,7 @@ def _tools(raw: bytes) -> tuple[Tool, ...]:
     return tuple([_tool(tool, f"tools[{at}]") for at, tool in enumerate(said)])
 
 
-_tools_cached = lru_cache(maxsize=TOOLS_CACHED)(_tools)
+_CACHED: ByteCache[bytes, tuple[Tool, ...]] = ByteCache(CACHED_BYTES_MAX, CACHED_LIST_BYTES_MAX)
 
 
 def _tool(said: _Tool, field: str) -> Tool:

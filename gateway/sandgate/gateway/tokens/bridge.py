@@ -23,14 +23,20 @@ from dataclasses import dataclass
 
 from sandgate.contract.errors import BadRequest, ForkReason
 from sandgate.contract.trajectory import Ids
+from sandgate.gateway.bytecache import ByteCache
 from sandgate.gateway.conversation.messages import ImagePart, Message, Tool
 from sandgate.gateway.tokens.clienttext import ClientText
 from sandgate.gateway.tokens.known import Known, answers_of, known_pair, system, user
 from sandgate.gateway.tokens.template import ChatTemplate, tools_key
 from sandgate.gateway.tokens.vocab import Vocab
 
-BASES_MAX = 512
-"""Renders without a tail kept per bridge; one per (tools, shape) in use, 1-50 kB each."""
+BASES_BYTES_MAX, BASE_BYTES_MAX = 32 << 20, 1 << 20
+"""Of renders without a tail, and of one. There is one for each (tools, shape) in use, of 1 to 50 kB; with the
+longest lists of tools, of 400."""
+
+
+ENTRY_BYTES = 4 << 10
+"""The messages of a known conversation, which are a part of its key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +76,7 @@ class TailProver:
         self._words = words
         self._stops = {vocab.texts[i]: i for i in stop_ids if i in vocab.texts}
         self._with_system = self._takes((system("s"), user("q")))
-        self._bases: dict[object, _Base | NotProved] = {}
+        self._bases: ByteCache[object, _Base | NotProved] = ByteCache(BASES_BYTES_MAX, BASE_BYTES_MAX)
 
     def prove(self, tail: Sequence[Message], tools: Sequence[Tool]) -> Tail | NotProved:
         """The ids of `tail` behind a closed assistant turn, closer and generation prompt included, or why not."""
@@ -154,9 +160,8 @@ class TailProver:
         key = (known.messages, tools_key(tools), self._template.today())
         base = self._bases.get(key)
         if base is None:
-            if len(self._bases) >= BASES_MAX:
-                self._bases.clear()
-            base = self._bases[key] = self._render_base(known, tools)
+            base = self._render_base(known, tools)
+            self._bases.put(key, base, _cost(key[1], base))
         return base
 
     def _render_base(self, known: Known, tools: Sequence[Tool]) -> _Base | NotProved:
@@ -178,6 +183,11 @@ class TailProver:
             return messages[0].text in self._template.render(messages)
         except BadRequest:
             return False
+
+
+def _cost(tools: tuple[str, ...], base: _Base | NotProved) -> int:
+    texts = [*base.heads, base.after_mark] if isinstance(base, _Base) else [base.why]
+    return ENTRY_BYTES + sum(map(len, [*texts, *tools]))
 
 
 def append(prompt: Ids, response: Ids, tail: Tail, *, closed: bool) -> Ids | ForkReason:

@@ -22,6 +22,7 @@ from jinja2.runtime import LoopContext
 from jinja2.utils import Namespace
 
 from sandgate.contract.errors import BadRequest, InvalidBody, Unsupported
+from sandgate.gateway.bytecache import ByteCache
 from sandgate.gateway.conversation.messages import ImagePart, Message, TextPart, Tool, ToolCall
 from sandgate.gateway.tokens.clienttext import ClientText
 from sandgate.gateway.tokens.jsonslice import sayable
@@ -316,19 +317,19 @@ def tools_json(tools: Sequence[Tool]) -> list[dict[str, Any]] | None:
     return [_kept(tool)[1] for tool in tools] or None
 
 
-TOOLS_KEPT = 1024
-"""Tools in use at once; more are made anew each time."""
-_KEPT: dict[int, tuple[Tool, dict[str, Any], str]] = {}
+KEPT_BYTES_MAX, KEPT_ENTRY_BYTES_MAX = 2 << 20, 128 << 10
+"""Of tools in use, as text, and of one: the longest lists of 25 jobs. As Python's objects they may be twenty times
+that. What is longer is made anew each time."""
+_KEPT: ByteCache[int, tuple[Tool, dict[str, Any], str]] = ByteCache(KEPT_BYTES_MAX, KEPT_ENTRY_BYTES_MAX)
 
 
 def _kept(tool: Tool) -> tuple[Tool, dict[str, Any], str]:
     """By identity: the entry holds the tool, so its id cannot become another's while it is kept."""
     found = _KEPT.get(id(tool))
     if found is None:
-        if len(_KEPT) >= TOOLS_KEPT:
-            _KEPT.clear()
         key = repr((tool.name, tool.description, tool.schema, tool.strict))
-        found = _KEPT[id(tool)] = (tool, tool_json(tool), key)
+        found = (tool, tool_json(tool), key)
+        _KEPT.put(id(tool), found, len(key))
     return found
 
 

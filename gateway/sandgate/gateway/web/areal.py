@@ -150,7 +150,7 @@ async def export_trajectories(core: Front, areal: Door, key: Admin, body: Export
     except TimeoutError:
         raise HTTPException(408, f"session {session.session_id} was not ended") from None
     found = await areal.export(session, body.discount, body.style)
-    return Response(await off_loop(core.turns.pool, as_json, found), media_type="application/json")
+    return Response(await off_loop(core.exports, as_json, found), media_type="application/json")
 
 
 def as_json(found: Iterable[Interaction]) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from array import array
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -31,6 +31,7 @@ from sandgate.gateway.web.bodies import SMALL_BYTES, Bodies, ClientGone, Hold, a
 from sandgate.gateway.web.crowd import Crowd
 from sandgate.gateway.web.guard import CONNECTION
 from sandgate.gateway.web.shapes import REWARD_INFO_BYTES_MAX, Complete
+from sandgate.gateway.workers import lane
 
 AsgiScope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -39,6 +40,8 @@ Headers = list[tuple[bytes, bytes]]
 
 OFF_LOOP_BYTES = 100_000
 """A longer body is decoded in a thread: 430 kB take 2 ms, and eight may come at once."""
+CHUNK_BYTES = 64 * 1024
+"""Of a stream, about: more is not encoded before the client has read most of it, however far behind it is."""
 JSON_TYPE = (b"content-type", b"application/json")
 SSE_HEADERS: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -156,7 +159,9 @@ class Front:
             body = await self._body(scope, receive, hold, small=False)
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
             if len(body) > OFF_LOOP_BYTES:
-                request = await off_loop(self.core.turns.pool, adapter.decode, body, headers)
+                request = await off_loop(
+                    lane(self.core.turns.pool, session.session_id), adapter.decode, body, headers
+                )
             else:
                 request = adapter.decode(body, headers)
             if "areal" not in session.spec:  # its agents say "default", and its own proxy reads no model
@@ -238,19 +243,17 @@ class Front:
         await send({"type": "http.response.body", "body": stream.start(), "more_body": True})
         try:
             async for steps in call.follow(self.core.config.limits.keepalive_s, gone):
-                chunk = b"".join(encoded(stream, step) for step in steps) if steps else stream.keepalive()
-                if chunk:
-                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                await _say(chunks(stream, steps) if steps else [stream.keepalive()], gone, send)
             if gone.done():
                 return False
             choices, usage = self._told(call)
             untold = [] if call.steps else await self.core.turns.retell(call)
+            await _say(chunks(stream, untold), gone, send)
         except SandgateError as error:
             self.core.metrics.error(error.reason)
             await send({"type": "http.response.body", "body": stream.error(error)})
             return False
-        whole = b"".join(encoded(stream, step) for step in untold)
-        await send({"type": "http.response.body", "body": whole + stream.finish(choices, usage)})
+        await send({"type": "http.response.body", "body": stream.finish(choices, usage)})
         return not gone.done()
 
     def _context(self, call: Call, request: TurnRequest) -> Context:
@@ -340,6 +343,27 @@ def encoded(stream: Stream, step: Step) -> bytes:
         return stream.tokens(tokens, index) if tokens is not None else b""
     first = stream.delta(deltas[0], index, tokens)
     return first + b"".join(stream.delta(delta, index) for delta in deltas[1:])
+
+
+async def _say(said: Iterable[bytes], gone: asyncio.Future[Any], send: Send) -> None:
+    """Each when the client has read most of the one before, until it is gone."""
+    for chunk in said:
+        if gone.done():
+            return
+        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+
+def chunks(stream: Stream, steps: Sequence[Step]) -> Iterator[bytes]:
+    """Steps as events, some CHUNK_BYTES at a time, encoded when they are asked for; never an empty one."""
+    waiting, size = [], 0
+    for step in steps:
+        waiting.append(encoded(stream, step))
+        size += len(waiting[-1])
+        if size >= CHUNK_BYTES:
+            yield b"".join(waiting)
+            waiting, size = [], 0
+    if size:
+        yield b"".join(waiting)
 
 
 def choice_of(turn: Turn, *, logprobs: bool) -> Choice:

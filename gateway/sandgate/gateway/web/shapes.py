@@ -91,6 +91,7 @@ class SessionLimits(_Body):
 
     turns: int | None = Field(default=None, ge=0, le=2**31 - 1)
     total_tokens: int | None = Field(default=None, ge=0, le=2**53, alias="totalTokens")
+    journal_bytes: int | None = Field(default=None, ge=0, le=2**53, alias="journalBytes")
 
 
 class SessionSpec(_Body):

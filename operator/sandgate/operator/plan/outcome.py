@@ -18,6 +18,7 @@ from sandgate.operator.plan.actions import Exit, Outage, SessionObserved
 LIMITS = {
     "turns": FailureReason.TURN_LIMIT,
     "totalTokens": FailureReason.TOKEN_LIMIT,
+    "journalBytes": FailureReason.TOKEN_LIMIT,
     "context": FailureReason.CONTEXT_EXCEEDED,
 }
 """What the gateway says refused a turn."""
