@@ -17,9 +17,9 @@ LINES = 80
 
 
 @pytest.fixture(autouse=True)
-def _quiet() -> None:
+def _quiet(caplog: pytest.LogCaptureFixture) -> None:
     """Faults are the point here: what the gateway logs about them is not."""
-    logging.getLogger("sandgate.gateway").setLevel(logging.CRITICAL)
+    caplog.set_level(logging.CRITICAL, "sandgate.gateway")
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))

@@ -110,9 +110,8 @@ async def gateway(
         if sessions.paused:
             turns.pause()
         stack.callback(turns.pool.shutdown, wait=False, cancel_futures=True)
-        core = Core(
-            config, Gate(secret, now, config.job), sessions, turns, engine, metrics, origin, _new_id()
-        )
+        gate = Gate(secret, now, config.job)
+        core = Core(config, gate, sessions, turns, engine, metrics, origin, _new_id())
         stack.callback(core.exports.shutdown, wait=False, cancel_futures=True)
         if config.limits.retire_s:
             retiring = asyncio.ensure_future(_retire(sessions, config.limits.retire_s))

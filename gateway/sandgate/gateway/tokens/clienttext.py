@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from sandgate.contract.errors import BadRequest
 from sandgate.contract.trajectory import Ids
+from sandgate.gateway.bytecache import ByteCache
 from sandgate.gateway.conversation.messages import Message, Tool
 from sandgate.gateway.tokens.controls import Controls, control_tokens
 from sandgate.gateway.tokens.marks import BREAK, Marked, is_marked, unmark
@@ -30,8 +31,9 @@ LEADS = (0xF0000, 0xFFFFE)
 LEADS_KEPT = 4
 """Encoders kept, one per lead; all texts but hostile ones take the first."""
 
-TOOLS_KEPT = 1024
-"""As for templates: requests share their tools."""
+TOOLS_BYTES_MAX = 2 << 20
+TOOL_BYTES_MAX = 128 << 10
+"""As for templates: requests share their tools. What is longer is marked anew each time."""
 
 
 class ClientText:
@@ -48,7 +50,7 @@ class ClientText:
         self._pattern = re.compile(alternation([token.text for token in vocab.added if token.text]) or "(?!)")
         self._plain = rule == "text"
         self._encoders: dict[str, tuple[SegmentEncoder, Mapping[str, str]]] = {}
-        self._tools: dict[int, tuple[Tool, Any]] = {}
+        self._tools: ByteCache[int, tuple[Tool, Any]] = ByteCache(TOOLS_BYTES_MAX, TOOL_BYTES_MAX)
 
     def message(self, given: dict[str, Any]) -> dict[str, Any]:
         """A message as templates see it, marked. The role is one of a few words, and part of some tokens."""
@@ -102,10 +104,9 @@ class ClientText:
 
     def _tool(self, tool: Tool, given: dict[str, Any]) -> Any:
         found = self._tools.get(id(tool))
-        if found is None or found[0] is not tool:
-            if len(self._tools) >= TOOLS_KEPT:
-                self._tools.clear()
-            found = self._tools[id(tool)] = (tool, self._marked(given))
+        if found is None:  # an entry holds its tool, so that its id cannot become another's
+            found = (tool, self._marked(given))
+            self._tools.put(id(tool), found, len(repr(given)))
         return found[1]
 
     def _named(self, text: str) -> tuple[SegmentEncoder, str, int]:
