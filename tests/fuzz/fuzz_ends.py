@@ -27,7 +27,7 @@ from sandgate.trainer.control import Answer
 from tests.adversary.messages import HOSTILE, NO_REWARD
 from tests.fuzz.fuzz_protocols import edited
 from tests.fuzz.fuzz_records import TRAJECTORY
-from tests.fuzz.mutating import copied, edit, mutated
+from tests.fuzz.mutating import copied, mutated
 from tests.operator.plans import spec
 
 PODS = [json.loads(path.read_text("utf-8")) for path in sorted(Path("tests/golden/pods").glob("*.json"))]
@@ -40,6 +40,10 @@ MESSAGE = {"reward": 0.5, "reward_info": {"tests": [1, 2, {"passed": True}], "no
 RAW = [*HOSTILE.values(), *NO_REWARD.values()]
 ROW = to_json(TRAJECTORY)
 LEASED = {"lease_id": "l", "until": 9.0, "sessions": ["s"], "trajectories": [ROW, ROW]}
+WORDS = (
+    "", "0", "OOMKilled", "Error", "Evicted", "Failed", "Unknown", "Terminated", "2026-11-22T00:00:00Z", "nan",
+    "x" * 5000, "\ud800", "\0", '{"reward": 1}', '{"reward": NaN}', "9999-99-99T99:99:99Z", "\u2028",
+)  # fmt: skip
 SUMMARY = {
     "session_id": "s", "state": "open", "turns": 1, "tokens": 5, "forks": {"side_call": 1}, "limit_reached": None,
     "complete_info": {"a": 1}, "reward": 0.5, "failure_class": None, "in_flight": 0,
@@ -69,8 +73,8 @@ def status(chance: random.Random) -> str:
     case = chance.choice(PODS)
     pod = copied(case["pod"])
     for _ in range(chance.choice((1, 2, 5))):
-        edit(pod, chance)
-    end = pod_seen(_int64(pod), case["now"]).running.exit
+        _spoil(pod, chance)
+    end = pod_seen(pod, case["now"]).running.exit
     if end is None:
         return "running"
     for job in JOBS:
@@ -79,13 +83,29 @@ def status(chance: random.Random) -> str:
     return "ended" if job.reward.source is RewardSource.EXIT_CODE else "odd"
 
 
-def _int64(value: Any) -> Any:
-    """As an API server takes it: its integers have 64 bits."""
-    if isinstance(value, dict):
-        return {name: _int64(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_int64(item) for item in value]
-    return max(-(2**63), min(value, 2**63 - 1)) if type(value) is int else value
+def _spoil(value: Any, chance: random.Random) -> None:
+    """Change something as an API server would still take it: types stay, integers have 64 bits."""
+    while True:
+        keys = list(value) if isinstance(value, dict) else range(len(value))
+        if not keys:
+            return
+        key = chance.choice(keys)
+        below = value[key]
+        if isinstance(below, dict | list) and below and chance.random() < 0.8:
+            value = below
+            continue
+        if chance.random() < 0.3:
+            if isinstance(value, dict):
+                del value[key]
+            else:
+                value.append(copied(below))
+        elif isinstance(below, bool):
+            value[key] = not below
+        elif isinstance(below, int):
+            value[key] = chance.choice((0, -1, 1, 137, 2**31, 2**63 - 1, -(2**63)))
+        elif isinstance(below, str):
+            value[key] = chance.choice((*WORDS, below + below, below[1:]))
+        return
 
 
 def told(chance: random.Random) -> str:
