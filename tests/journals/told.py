@@ -18,6 +18,7 @@ from sandgate.gateway.journal.records import (
     Rewarded,
     Sealed,
     TurnCommitted,
+    encode,
 )
 from sandgate.gateway.journal.store import Store
 from sandgate.gateway.trajectories.leases import LeaseBook
@@ -31,7 +32,8 @@ def told(store: Store) -> Iterator[dict[str, Any]]:
     for seq, session, record in store.scan():
         sessions.setdefault(session, []).append(record)
         book.fold(session, record)
-        yield {"seq": seq, "session": session, **msgspec.to_builtins(record)}
+        said = msgspec.msgpack.decode(encode(record))  # as it is written: what is packed in it, too
+        yield {"seq": seq, "session": session, **msgspec.to_builtins(said)}
     for session, records in sessions.items():
         for row in rows(session, records):
             yield {"trajectory": row}

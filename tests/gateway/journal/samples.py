@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from sandgate.gateway.alternatives import joined, packed
 from sandgate.gateway.conversation.messages import Reply, ReplyCall
 from sandgate.gateway.journal.records import (
+    CUT,
     Acked,
     CapacityChanged,
     Completed,
@@ -15,6 +18,7 @@ from sandgate.gateway.journal.records import (
     Held,
     Intent,
     Leased,
+    LetGo,
     Nacked,
     Opened,
     PolicyVersion,
@@ -107,4 +111,6 @@ EVERY_KIND: dict[str, Record] = {
     "capacity changed": CapacityChanged(at=16.0, by=-1),
     "held": Held(at=17.0, paused=True),
     "labelled": EnginesLabelled(at=18.0, labelled=True),
+    "a cut turn": structs.replace(turn("t3", parent="t1"), schema=6, finish=CUT, spelt=2),
+    "let go": LetGo(at=19.0, turn="t4"),
 }
