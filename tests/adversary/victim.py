@@ -64,6 +64,10 @@ class Victim:
         """The most that the process held since `forget_peak`, above what it held then."""
         return (self._kb("VmHWM") - self.before_kb) / 1024
 
+    def peak_mb(self) -> float:
+        """The most that the process held since `forget_peak`, all of it."""
+        return self._kb("VmHWM") / 1024
+
     def held_kb(self) -> int:
         """What it holds now."""
         return self._kb("VmRSS")
@@ -144,8 +148,12 @@ class Wires:
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(sock, (self._url.host, self._url.port))
-        reader, writer = await asyncio.open_connection(sock=sock, limit=1024)
+        try:
+            await asyncio.get_running_loop().sock_connect(sock, (self._url.host, self._url.port))
+            reader, writer = await asyncio.open_connection(sock=sock, limit=1024)
+        except BaseException:
+            sock.close()
+            raise
         self._writers.append(writer)
         writer.write(sent)
         return reader
