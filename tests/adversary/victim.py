@@ -83,8 +83,11 @@ class Victim:
 
     def connections(self) -> int:
         """Sockets that it holds, its engine's and its listening one's included."""
-        names = [path.readlink() for path in Path(f"/proc/{self._pid}/fd").iterdir()]
-        return sum(str(name).startswith("socket:") for name in names)
+        names: list[str] = []
+        for path in Path(f"/proc/{self._pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed since it was listed
+                names.append(str(path.readlink()))
+        return sum(name.startswith("socket:") for name in names)
 
     async def slowest_while(self, attack: Awaitable[Any]) -> float:
         """Seconds that the slowest of many looks at /healthz took while the attack went on."""
