@@ -18,6 +18,7 @@ import msgspec
 from sandgate.contract.errors import BadRequest, SandgateError
 from sandgate.gateway.conversation.tree import Tree
 from sandgate.gateway.protocols.table import ADAPTERS
+from tests.fuzz.mutating import copied, edit
 
 SEEDS = Path(__file__).parents[1] / "golden"
 TOKENS = [
@@ -88,39 +89,10 @@ def edited(body: bytes, chance: random.Random) -> bytes:
 
 def _value(value: Any, chance: random.Random) -> bytes:
     """Good JSON with other values in it."""
-    value = _copy(value)
+    value = copied(value)
     for _ in range(chance.choice((1, 1, EDITS_MAX))):
-        _retype(value, chance)
+        edit(value, chance, VALUES)
     return msgspec.json.encode(value)
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _copy(item) for name, item in value.items()}
-    return [_copy(item) for item in value] if isinstance(value, list) else value
-
-
-def _retype(value: Any, chance: random.Random) -> None:
-    """Go down a random way; replace, drop, repeat or move what is there."""
-    while True:
-        keys = list(value) if isinstance(value, dict) else range(len(value))
-        if not keys:
-            return
-        key = chance.choice(keys)
-        below = value[key]
-        if isinstance(below, dict | list) and below and chance.random() < 0.75:
-            value = below
-            continue
-        match chance.randrange(4):
-            case 0 if isinstance(value, dict):
-                del value[key]
-            case 1 if isinstance(value, dict):
-                value[chance.choice(keys)] = below
-            case 1:
-                value.append(_copy(below))
-            case _:
-                value[key] = _copy(chance.choice(VALUES))
-        return
 
 
 def main(seed: str = "0", n: str = "1000000") -> None:

@@ -28,7 +28,7 @@ def copied(value: Any) -> Any:
     return [copied(item) for item in value] if isinstance(value, list) else value
 
 
-def edit(value: Any, chance: random.Random) -> None:
+def edit(value: Any, chance: random.Random, values: list[Any] = VALUES) -> None:
     """Go down a random way; replace, drop, repeat, move or bury what is there."""
     while True:
         keys = list(value) if isinstance(value, dict) else range(len(value))
@@ -49,7 +49,7 @@ def edit(value: Any, chance: random.Random) -> None:
             case 2:
                 value[key] = buried(below, chance)
             case _:
-                value[key] = copied(chance.choice(VALUES))
+                value[key] = copied(chance.choice(values))
         return
 
 

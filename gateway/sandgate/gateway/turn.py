@@ -308,11 +308,10 @@ class Turns:
             raise
         if streaming:
             heard.whole = sample
-        if not streaming:
-            if len(sample.ids) > OFF_LOOP_IDS:
-                await off_loop(lane(self.pool, session.session_id), parser.feed, sample.ids)
-            else:
-                parser.feed(sample.ids)
+        elif len(sample.ids) > OFF_LOOP_IDS:
+            await off_loop(lane(self.pool, session.session_id), parser.feed, sample.ids)
+        else:
+            parser.feed(sample.ids)
         return sample, parser
 
     async def _commit(self, call: Call, asked: Asked, made: list[tuple[Sample, Parser]]) -> list[Turn]:
