@@ -23,7 +23,7 @@ from sandgate.operator.plan.session import plan_session
 from sandgate.operator.podstatus import pod_seen
 from sandgate.sandbox.process import ProcessExit
 from tests.operator.plans import running, said, session, spec
-from tests.operator.pods import CREATED, disrupted, ended, pod, runs
+from tests.operator.pods import CREATED, condition, disrupted, ended, pod, runs, waits
 from tests.support.gateway import bearer, gateway
 
 R = FailureReason
@@ -91,6 +91,14 @@ def evicted(text: str) -> Callable[[], SessionOutcome]:
     return lambda: of_pod(pod("Failed", ended(137), reason="Evicted", message=text, conditions=(target,)))
 
 
+def evicted_unseen(text: str) -> Callable[[], SessionOutcome]:
+    """So quickly that its kubelet had not yet told that it ran: seen where 27 pods began at once on one node."""
+    begun = (condition("Initialized"), disrupted("TerminationByKubelet", 25))
+    return lambda: of_pod(
+        pod("Failed", waits("ContainerCreating"), reason="Evicted", message=text, conditions=begun)
+    )
+
+
 def judged(**verdict: Any) -> Callable[[], SessionOutcome]:
     """What the agent left made the verifier end so."""
     return lambda: sealed(Exit(1.0, 0), said(turns=1), Exit(2.0, **verdict))
@@ -137,6 +145,10 @@ TRIES: dict[FailureReason, dict[str, tuple[Callable[[], SessionOutcome], Failure
         ),
         "fills a volume of its own": (
             evicted('Usage of EmptyDir volume "work" exceeds the limit "64Mi". '),
+            R.STORAGE_EXCEEDED,
+        ),
+        "fills a volume before its node has told that it runs": (
+            evicted_unseen('Usage of EmptyDir volume "work" exceeds the limit "64Mi". '),
             R.STORAGE_EXCEEDED,
         ),
         "fills its node's disk": (

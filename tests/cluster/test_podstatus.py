@@ -235,7 +235,7 @@ def test_a_real_end_is_understood(cluster: Cluster, space: str, name: str) -> No
         until_now(lambda: started(cluster, space, name), what=f"{name} runs", within_s=60)
         case.act(cluster, space, name)
     seen = follow(cluster, space, name, case)
-    assert verdict(seen) == case.end
+    assert verdict(seen) == case.end, seen
     end = seen.running.exit
     assert case.words in (seen.waiting if end is None else end.detail)
 

@@ -165,7 +165,8 @@ class PodStatus:
         at = unix(target.get("lastTransitionTime")) or self._transition("Ready") or self.now
         text = self.text or str(target.get("message") or "") or self.reason
         reason = known or FailureReason.EVICTED
-        if reason is FailureReason.EVICTED and self.began:
+        # A kubelet under load may put a pod out before it has told that its containers began.
+        if reason is FailureReason.EVICTED and (self.began or self._condition("Initialized", "True")):
             reason = evicted_for(text)
         return Exit(at, reason=reason, detail=cut(text))
 
@@ -329,7 +330,7 @@ class PodStatus:
 
 
 def evicted_for(text: str) -> FailureReason:
-    """Whose doing a kubelet's eviction of a pod that ran is, by its message."""
+    """Whose doing a kubelet's eviction of a pod that ran, or was free to run, is, by its message."""
     if OWN_STORAGE.search(text):
         return FailureReason.STORAGE_EXCEEDED
     return FailureReason.NODE_PRESSURE if OWN_USE.search(text) else FailureReason.EVICTED
