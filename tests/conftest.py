@@ -15,6 +15,7 @@ from tests.support.tiers import (
     pytest_configure,
     pytest_report_header,
 )
+from tests.support.workers import pytest_xdist_make_scheduler
 
 settings.register_profile(
     "default",
@@ -37,6 +38,7 @@ __all__ = [
     "pytest_make_collect_report",
     "pytest_report_header",
     "pytest_runtest_makereport",
+    "pytest_xdist_make_scheduler",
 ]
 
 KEPT = {"SANDGATE_FUZZ_EXAMPLES", "SANDGATE_TEST_KUBECONFIG", "SANDGATE_TEST_UPGRADE_FROM"}

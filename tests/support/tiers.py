@@ -24,6 +24,7 @@ import pytest
 
 from tests.cluster.harness import cache
 from tests.support.needs import NEEDS, in_order, needs_of
+from tests.support.workers import in_turn
 
 ROOT = Path(__file__).resolve().parents[2]
 STATUS = "SANDGATE_TEST_STATUS"
@@ -99,6 +100,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in kept]
     for item in items:
         item.stash[NEEDED] = needs[item]
+    in_turn(config, items)
 
 
 NEEDED = pytest.StashKey[list[str]]()
