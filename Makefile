@@ -19,6 +19,9 @@ export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
 BIN := .venv/bin
+# Most tests that take long wait, so two workers suit one core as well as four. A few tests are quicker, and easier to read, alone.
+WORKERS ?= 2
+SIDE_BY_SIDE = $(if $(T),,--numprocesses $(WORKERS))
 # One stamp for each state of the two files that define the environment; a change of either builds it anew.
 STAMP := .venv/.sandgate-$(shell cat pyproject.toml constraints.txt | sha256sum | cut -c1-16)
 
@@ -37,15 +40,15 @@ demo-rl: venv
 	"$$trl/bin/python" examples/shop-rl/demo.py --out out/demo-rl $(ARGS)
 
 ## make test [T=...]        what needs no root, compiler, cluster or whole trainer; T: a path (all of it), or options (T='-k lease')
-##                          HOG=2: beside two processes that never rest
+##                          HOG=2: beside two processes that never rest; WORKERS=2: so many tests at once, where T names none
 .PHONY: test
 test: venv
-	@$(BIN)/pytest $(if $(HOG),--hog $(HOG)) $(T)
+	@$(BIN)/pytest $(SIDE_BY_SIDE) $(if $(HOG),--hog $(HOG)) $(T)
 
 ## make test-all [T=...]    every test: a real Kubernetes, chart and images (root, Go), chaos, verl, AReaL, TRL
 .PHONY: test-all
 test-all: venv
-	@$(BIN)/pytest --tier all $(if $(HOG),--hog $(HOG)) $(T)
+	@$(BIN)/pytest --tier all $(SIDE_BY_SIDE) $(if $(HOG),--hog $(HOG)) $(T)
 
 ## make check               lint, format, types, walls, generated files: all that can be said without running
 .PHONY: check

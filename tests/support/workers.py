@@ -1,7 +1,8 @@
 """Which tests run side by side, where pytest-xdist has workers (a pytest plugin; without workers it does nothing).
 
-Most of what takes long waits: for pods, for an engine, for a program that was killed. Two workers use two cores where one used
-half. Tests that share what is dear, a cluster or an engine, are one group and stay on one worker; all else goes by file.
+Most of what takes long waits: for pods, for an engine, for a program that was killed. Two workers use two cores where
+one used half. Tests that share what is dear, a cluster or an engine, are one group and stay on one worker; all else
+goes by file.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def turn(nodeid: str) -> int:
     return len(GROUPS) + (not name.startswith(LONG))
 
 
-class Scheduling(LoadScopeScheduling):
+class Scheduling(LoadScopeScheduling):  # type: ignore[misc] # xdist's are untyped
     """By group, in the order in which the tests were collected."""
 
     def _split_scope(self, nodeid: str) -> str:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.needs import FIXTURES, NEEDS, PATHS, in_order
+from tests.support.needs import FIXTURES, NEEDS, PATHS, in_order, needs_of
+from tests.support.workers import ENGINE, GROUPS, KUBERNETES, LONG, TRAINERS, group, turn
 
 ROOT = Path(__file__).parents[2]
 CONFTEST = """
@@ -50,6 +51,56 @@ def test_what_is_named_exists() -> None:
 
 def test_things_are_made_in_the_order_of_the_table() -> None:
     assert in_order(["helm", "engine", "helm"]) == ["engine", "helm"]
+
+
+DEAR: dict[str, set[str]] = {
+    "cluster": {KUBERNETES},
+    "images": {KUBERNETES},
+    "engine": {ENGINE, KUBERNETES, TRAINERS},
+    "areal": {TRAINERS},
+    "verl": {TRAINERS},
+    "trl": {ENGINE, TRAINERS},
+}
+"""What must not be started, or unpacked, once for each worker."""
+
+
+def test_tests_that_share_what_is_dear_run_on_one_worker(request: pytest.FixtureRequest) -> None:
+    """Of this run: it says most where all tests run."""
+    wrong = {
+        item.location[0]: need
+        for item in request.session.items
+        for need in needs_of(item)
+        if need in DEAR and group(item.nodeid) not in DEAR[need]
+    }
+    assert wrong == {}, "put them into GROUPS of tests/support/workers.py"
+
+
+def test_groups_name_what_exists() -> None:
+    named = [*LONG, *(path for paths in GROUPS.values() for path in paths)]
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+GROUPED: dict[str, tuple[str, str]] = {
+    "a folder's tests are of its group": ("tests/cluster/e2e/test_shop.py::test_it[a::b]", KUBERNETES),
+    "a file's tests are of its group": ("tests/trainer/test_doctor.py::test_it", ENGINE),
+    "all else goes by file": ("tests/contract/test_x.py::test_it[a::b]", "tests/contract/test_x.py"),
+}
+
+
+@pytest.mark.parametrize(("nodeid", "name"), GROUPED.values(), ids=GROUPED)
+def test_workers_take(nodeid: str, name: str) -> None:
+    assert group(nodeid) == name
+
+
+def test_what_takes_longest_is_handed_out_first() -> None:
+    paths = [
+        "tests/a.py",
+        "tests/simulation/a.py",
+        "tests/trainer/verl/a.py",
+        "tests/e2e/a.py",
+        "tests/images/a.py",
+    ]
+    assert sorted(paths, key=turn) == list(reversed(paths))
 
 
 def run(folder: Path, needs: str, *args: str, tests: str = TESTS) -> tuple[str, str]:
@@ -111,8 +162,13 @@ def test_what_was_there_when_the_run_began_and_vanishes_is_not_waited_for(tmp_pa
     assert run(tmp_path, f"{{{READY}, {HEAVY}}}", tests=VANISHES)[1] == "2 passed"
 
 
-def test_a_build_that_fails_is_said_once_and_fails_the_tests_that_need_it(tmp_path: Path) -> None:
-    """The builder is a process of its own: here one that fails as a compiler does."""
+@pytest.mark.parametrize(
+    ("workers", "verdict"), [("0", "1 passed, 1 deselected, 2 errors"), ("2", "1 passed, 2 errors")]
+)
+def test_a_build_that_fails_is_said_once_and_fails_the_tests_that_need_it(
+    tmp_path: Path, workers: str, verdict: str
+) -> None:
+    """The builder is a process of its own: here one that fails as a compiler does. Workers share one."""
     builder = tmp_path / "tests" / "support" / "prepare.py"
     builder.parent.mkdir(parents=True)
     said_by_it = json.dumps(
@@ -129,7 +185,7 @@ def test_a_build_that_fails_is_said_once_and_fails_the_tests_that_need_it(tmp_pa
     folder.joinpath("test_one.py").write_text(TESTS)
     folder.joinpath("pytest.ini").write_text("[pytest]\ntestpaths = .\naddopts = --import-mode=importlib\n")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", workers],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "150"},
         capture_output=True,
@@ -137,6 +193,6 @@ def test_a_build_that_fails_is_said_once_and_fails_the_tests_that_need_it(tmp_pa
         check=False,
     )
     last = done.stdout.splitlines()[-1].strip("= ").rpartition(" in ")[0]
-    assert last == "1 passed, 1 deselected, 2 errors", done.stdout + done.stderr
+    assert last == verdict, done.stdout + done.stderr
     assert done.stdout.count("thing: failed: thing could not be made: no compiler") == 1
     assert "the last words" in done.stdout
