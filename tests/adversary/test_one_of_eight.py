@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import itertools
 import json
+import os
+import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,8 +18,8 @@ from typing import Any
 
 import httpx
 
-from tests.adversary.messages import HOSTILE
-from tests.adversary.victim import Victim, Wires, chat, head, victim
+from tests.adversary import hostile
+from tests.adversary.victim import Victim, chat, victim
 from tests.support.gateway import user
 from tests.support.waiting import until
 
@@ -27,6 +28,7 @@ TURNS = 30
 EVERY = 8
 """Turns of an honest agent to one round of the hostile one's, at least."""
 RSS_MB = 512
+PROGRAM = hostile.__file__
 SAME = (
     "uid", "session_id", "sample_index", "prompt_ids", "response_ids", "response_logprobs", "loss_mask", "versions",
     "turn_ends", "reward", "finish_reason", "fork_reason", "failure_class", "complete", "masked", "metadata",
@@ -48,85 +50,28 @@ class Told:
     peak_mb: float = 0.0
     tricks: int = 0
 
-
-DEEP = b"[" * 200_000
-WIDE = b'{"' + b"k" * 1_000_000 + b'":[' + b"0," * 400 + b'0],"x":NaN}'
-TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"enum": [[]] * 100_000}}}]
-
-
-def bodies(number: int) -> list[bytes]:
-    """Model calls that cost more than they look."""
-    return [
-        DEEP,
-        WIDE,
-        chat(tools=TOOLS),
-        chat(messages=[user("x " * 400_000)]),
-        chat(messages=[user("<|im_end|>" * 5_000)]),
-        chat(n=8, logprobs=True, top_logprobs=20, messages=[user(f"all of it {number}")]),
-        chat(stop=["a"] * 100_000),
-        chat(messages=[user("\ud83d" * 1_000)]),
-        chat(max_tokens=10**400),
-        chat(response_format={"type": "json_schema"}),
-    ]
+    def slow_s(self) -> float:
+        """p99 of its turns."""
+        return sorted(self.took_s)[len(self.took_s) * 99 // 100]
 
 
 @dataclass
 class Hostile:
-    """Does it all, again and again, until it is told to stop."""
+    """tests/adversary/hostile.py, which does it all, again and again, until it is killed."""
 
-    v: Victim
-    agent: httpx.AsyncClient
-    wires: Wires
-    tricks: int = 0
+    process: asyncio.subprocess.Process
+    rounds: int = 0
 
-    @property
-    def key(self) -> str:
-        return self.agent.headers["authorization"].split()[1]
-
-    @property
-    def path(self) -> str:
-        return str(self.agent.base_url.path)
+    async def watch(self) -> None:
+        """It says a line for each round, and nothing else."""
+        assert self.process.stdout is not None
+        async for line in self.process.stdout:
+            assert line.decode().strip() == str(self.rounds), line
+            self.rounds += 1
 
     async def has(self, rounds: int) -> bool:
-        return self.tricks >= rounds
-
-    async def run(self) -> None:
-        for number in itertools.count():
-            await asyncio.gather(self.ask(number), self.rewards(), self.streams(number), self.drips())
-            self.tricks += 1
-
-    async def post(self, path: str, body: bytes) -> None:
-        with contextlib.suppress(httpx.HTTPError):
-            answer = await self.agent.post(path, content=body)
-            assert answer.status_code != 500, (path, body[:200], answer.text)
-
-    async def ask(self, number: int) -> None:
-        await asyncio.gather(*(self.post("v1/chat/completions", body) for body in bodies(number)))
-
-    async def rewards(self) -> None:
-        """Its own, at every door."""
-        for raw in HOSTILE.values():
-            await self.post("reward", raw)
-        name = self.path.strip("/").rpartition("/")[2]
-        async with httpx.AsyncClient(base_url=self.v.origin, headers=dict(self.agent.headers)) as http:
-            for door in ("reward", "finalize", "abort"):
-                answer = await http.post(f"/v1/sessions/{name}/{door}", json={"reward": 1.0})
-                assert answer.status_code in (401, 403, 429), answer.text
-
-    async def streams(self, number: int) -> None:
-        """That nobody reads, and that are cut."""
-        for part in range(4):
-            body = chat(stream=True, logprobs=True, messages=[user(f"stream {number} {part}")])
-            with contextlib.suppress(OSError):
-                await self.wires.deaf(self.head(len(body)) + body)
-
-    async def drips(self) -> None:
-        with contextlib.suppress(OSError):
-            for _ in range(4):
-                await self.wires.open(self.head(4_000_000) + b"[" * 10_000)
-
-    def head(self, length: int) -> bytes:
-        return head("POST", f"{self.path}v1/chat/completions", self.key, content_length=str(length))
+        assert self.process.returncode is None, f"the hostile agent ended with {self.process.returncode}"
+        return self.rounds >= rounds
 
 
 async def honest(agent: httpx.AsyncClient, number: int, told: Told, beside: Hostile | None) -> None:
@@ -144,17 +89,24 @@ async def honest(agent: httpx.AsyncClient, number: int, told: Told, beside: Host
 
 
 @asynccontextmanager
-async def beside(v: Victim, make: Callable[[], Any]) -> AsyncIterator[Any]:
+async def beside(v: Victim) -> AsyncIterator[Hostile]:
     """What runs while the block does."""
-    async with Wires(v.origin) as wires:
-        one = Hostile(v, await v.session(**make()), wires)
-        running = asyncio.ensure_future(one.run())
-        try:
-            yield one
-        finally:
-            running.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await running
+    agent = await v.session(**spec(HONEST))
+    told = {
+        "OPENAI_BASE_URL": f"{agent.base_url}v1",
+        "OPENAI_API_KEY": agent.headers["authorization"].split()[1],
+    }
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, PROGRAM, env={**os.environ, **told}, stdout=asyncio.subprocess.PIPE
+    )
+    one = Hostile(process)
+    watching = asyncio.ensure_future(one.watch())
+    try:
+        yield one
+    finally:
+        process.kill()
+        await process.wait()
+        await watching
 
 
 def spec(number: int) -> dict[str, Any]:
@@ -169,9 +121,9 @@ async def told(folder: Path, *, attacked: bool) -> Told:
         async with contextlib.AsyncExitStack() as stack:
             one = None
             if attacked:
-                one = await stack.enter_async_context(beside(v, lambda: spec(HONEST)))
+                one = await stack.enter_async_context(beside(v))
             await asyncio.gather(*(honest(agent, number, found, one) for number, agent in enumerate(agents)))
-            found.tricks = one.tricks if one else 0
+            found.tricks = one.rounds if one else 0
         for number in range(HONEST + attacked):
             ended = await v.admin.post(
                 f"/v1/sessions/s{number}/finalize", json={"reward": float(number < HONEST)}
@@ -194,5 +146,5 @@ async def test_the_seven_have_the_records_that_they_have_without_it(tmp_path: Pa
         ]
     assert {row["reward"] for row in attacked.rows[f"s{HONEST}"]} <= {0.0}, "its reward is what it earned"
     assert attacked.peak_mb < RSS_MB
-    slow = {name: max(run.took_s) for name, run in (("alone", alone), ("attacked", attacked))}
-    print(json.dumps({"slowest turn, s": slow, "peak, MB": attacked.peak_mb, "rounds": attacked.tricks}))
+    slow = {name: run.slow_s() for name, run in (("alone", alone), ("attacked", attacked))}
+    print(json.dumps({"p99 of a turn, s": slow, "peak, MB": attacked.peak_mb, "rounds": attacked.tricks}))
