@@ -1,5 +1,5 @@
 """Law: however a sandbox ends and whatever it leaves, its session is sealed; whatever a gateway answers, its trainer
-reads it or refuses it with an error of `contract.errors`.
+reads it or refuses it with an error of `contract.errors`; whatever a gateway is asked, it understands or refuses.
 
 `python -m tests.fuzz` looks longer than the tests do.
 """
@@ -13,10 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ValidationError
+
 from sandgate.contract.errors import SandgateError
 from sandgate.contract.session import SessionSummary, parse_termination
 from sandgate.contract.trajectory import to_json
 from sandgate.gateway.journal import records
+from sandgate.gateway.web import shapes
 from sandgate.gateway.web.shapes import Finalize
 from sandgate.operator.plan.actions import Exit
 from sandgate.operator.plan.outcome import reward_of
@@ -27,6 +30,7 @@ from tests.adversary.messages import HOSTILE, NO_REWARD
 from tests.fuzz.fuzz_protocols import edited
 from tests.fuzz.fuzz_records import TRAJECTORY
 from tests.fuzz.mutating import copied, mutated
+from tests.fuzz.patience import quick
 from tests.operator.plans import spec
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "pods"
@@ -126,7 +130,32 @@ def told(chance: random.Random) -> str:
     return "read"
 
 
-LAWS: tuple[Callable[[random.Random], str], ...] = (message, status, told)
+ASKED: list[tuple[type[BaseModel], Any]] = [
+    (shapes.SessionSpec, {"session_id": "s", "uid": "q", "sampling": {"top_p": 1}, "limits": {"turns": 3},
+                          "task": {"uid": "q", "data": [1, {"a": None}]}, "metadata": {"a": [1.5]}}),
+    (shapes.Complete, {"reward_info": MESSAGE}),
+    (shapes.RewardBody, {"reward": 1.0, "interaction_id": "chatcmpl-1", "reward_info": MESSAGE}),
+    (shapes.Finalize, {"outcome": {"failure_class": "policy", "detail": "x"}, "reward": 1, "reward_info": MESSAGE}),
+    (shapes.LeaseBody, {"job": "j", "max_groups": 2, "max_tokens": 5, "ttl_s": 9.0, "lease_id": "l"}),
+    (shapes.PushTasks, {"job": "j", "tasks": [{"uid": "q", "prompt": [1], "data": {"a": 1}}], "last": True}),
+]  # fmt: skip
+
+
+def asked(chance: random.Random) -> str:
+    """What sandboxes, trainers and operators say to a gateway is understood, and can be told again, or is refused."""
+    shape, good = chance.choice(ASKED)
+    raw = json.dumps(mutated(good, chance)).encode()
+    if chance.random() < 0.3:
+        raw = edited(raw, chance)
+    try:
+        body = shape.model_validate_json(raw)
+    except ValidationError:
+        return "refused"
+    assert shape.model_validate_json(json.dumps(body.model_dump(), allow_nan=False)) == body
+    return "understood"
+
+
+LAWS: tuple[Callable[[random.Random], str], ...] = (message, status, told, asked)
 
 
 class Escaped(Exception):
@@ -139,7 +168,9 @@ def run(seed: int, n: int) -> Counter[str]:
     for number in range(n):
         law = LAWS[number % len(LAWS)]
         try:
-            seen[f"{law.__name__} {law(random.Random(f'{seed} {number}'))}"] += 1
+            with quick():
+                said = law(random.Random(f"{seed} {number}"))
+            seen[f"{law.__name__} {said}"] += 1
         except Exception as error:
             raise Escaped(f"{law.__name__}, Random('{seed} {number}'): {error!r}") from error
     return seen

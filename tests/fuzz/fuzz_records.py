@@ -21,6 +21,7 @@ from sandgate.contract.trajectory import Trajectory, from_json, to_json
 from sandgate.gateway.journal.records import decode, encode
 from sandgate.gateway.journal.sqlite import SqliteStore
 from sandgate.gateway.journal.wal import frames_kept, lost_commits
+from tests.fuzz.patience import quick
 from tests.gateway.journal.samples import EVERY_KIND
 
 ODD: tuple[Any, ...] = (
@@ -120,9 +121,9 @@ def run(seed: int, n: int) -> None:
     """`n` mutations of each kind (one in fifty for journal files, which are slower)."""
     rng = random.Random(seed)
     for _ in range(n):
-        fuzz_record(rng)
-        fuzz_trajectory(rng)
-        fuzz_log(rng)
+        for one in (fuzz_record, fuzz_trajectory, fuzz_log):
+            with quick():
+                one(rng)
     for _ in range(max(1, n // 50)):
         with tempfile.TemporaryDirectory() as folder:
             asyncio.run(fuzz_journal(rng, Path(folder)))
