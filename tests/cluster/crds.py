@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -14,16 +15,21 @@ from tests.tidy.source import ROOT
 
 Json = dict[str, Any]
 
-WITHIN = "--timeout=60s"
-
 
 def install(api: Api) -> None:
     """As docs say: a server-side apply of crds/. They stay; tests of one server share them."""
     api.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "crds"))
     for one in crds():
-        api.kubectl("wait", "--for=condition=Established", f"crd/{one['metadata']['name']}", WITHIN)
-        short = one["spec"]["names"]["shortNames"][0]
+        name, short = f"crd/{one['metadata']['name']}", one["spec"]["names"]["shortNames"][0]
+        until_now(partial(established, api, name), what=f"{name} is established", within_s=60)
         until_now(partial(explained, api, short), what=f"{short} is discovered", within_s=30)
+
+
+def established(api: Api, name: str) -> bool:
+    """`kubectl wait` ends at once with an error where the server has not written any condition yet."""
+    said = api.kubectl("get", name, "-o", "json", check=False)
+    conditions = json.loads(said).get("status", {}).get("conditions") or [] if said else []
+    return any(one["type"] == "Established" and one["status"] == "True" for one in conditions)
 
 
 def explained(api: Api, short: str) -> bool:
