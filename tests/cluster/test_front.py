@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from sandgate.operator.kinds import KINDS, WATCHED, selector
 from sandgate.operator.kube import Kube
 from sandgate.operator.settings import Settings
 from sandgate.operator.sweeps import Sweeps
+from tests.cluster.crds import established
 from tests.cluster.harness.api import Api, api_server
 from tests.cluster.harness.control import Control
 from tests.cluster.harness.needs import why_no_api_server
@@ -41,7 +43,8 @@ def own() -> Iterator[tuple[Api, Control]]:
     with api_server() as (api, control):
         api.apply(*(crd(kind) for kind in ("RolloutJob", "AgentSession")))
         for kind in ("rolloutjobs", "agentsessions"):
-            api.kubectl("wait", "--for=condition=Established", f"crd/{kind}.sandgate.dev", "--timeout=60s")
+            name = f"crd/{kind}.sandgate.dev"
+            until_now(partial(established, api, name), what=f"{name} is established", within_s=60)
         yield api, control
 
 
