@@ -214,8 +214,8 @@ def _socket(config: Config) -> socket.socket:
 
 
 def keep_imports() -> None:
-    """Python's collector of cycles walks all objects with the interpreter's lock held: the 90,000 of imports, which are
-    never garbage, made every turn wait for 50 to 150 ms whenever a body with many lists came. It leaves them out now."""
+    """Python's collector of cycles walks all objects with the interpreter's lock held. The 90,000 of imports, which are
+    never garbage, made every turn wait for 50 to 150 ms whenever a body with many lists came: it leaves them out."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_AFTER)
