@@ -452,6 +452,43 @@ ENDS: dict[str, tuple[RolloutJobSpec, SessionObserved, list[Action]]] = {
         ),
         timed_out("too long"),
     ),
+    "an agent that waited on a dead connection is the gateway's": (
+        spec(),
+        after(
+            ended(None, signal=15, at=101.0),
+            said(turns=1, restarted_at=25.0),
+            stop=Stop(R.SESSION_TIMEOUT, "too long"),
+            outages=(Outage(20.0, 25.0, R.GATEWAY_LOST),),
+        ),
+        seal(R.GATEWAY_LOST, "too long; its gateway restarted, and heard nothing of it for 76 s"),
+    ),
+    "one that asked the restarted gateway at last, too": (
+        spec(),
+        after(
+            ended(None, signal=15, at=101.0),
+            said(turns=2, restarted_at=25.0, asked_again_at=85.0),
+            stop=Stop(R.SESSION_TIMEOUT, "too long"),
+        ),
+        seal(R.GATEWAY_LOST, "too long; its gateway restarted, and heard nothing of it for 60 s"),
+    ),
+    "one that asked it soon ran out of time by itself": (
+        spec(),
+        after(
+            ended(None, signal=15, at=101.0),
+            said(turns=9, restarted_at=25.0, asked_again_at=27.0),
+            stop=Stop(R.SESSION_TIMEOUT, "too long"),
+        ),
+        timed_out("too long"),
+    ),
+    "a restart after its end does not excuse it": (
+        spec(),
+        after(
+            ended(None, signal=15, at=101.0),
+            said(turns=9, restarted_at=102.0),
+            stop=Stop(R.SESSION_TIMEOUT, "too long"),
+        ),
+        timed_out("too long"),
+    ),
     "an infra failure is never scored": (
         spec(**AGENT),
         after(ended(None, reason=R.EVICTED, message=left(reward=1.0))),

@@ -146,6 +146,11 @@ class SessionSummary:
     crashed."""
     failure_detail: str = ""
     """For people."""
+    restarted_at: float | None = None
+    """When its gateway's present life began, if that was after it was opened; unix seconds."""
+    asked_again_at: float | None = None
+    """When its agent first asked for a turn in that life. A connection whose other end lost its power says nothing:
+    agents wait on it for as long as their client does, ten minutes in most."""
     created_at: float = 0.0
     changed_at: float = 0.0
     metadata: dict[str, Json] = field(default_factory=dict)

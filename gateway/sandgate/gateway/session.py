@@ -84,6 +84,10 @@ class Session:
     engine_errors: int = 0
     engine_error: tuple[str, str] = "", ""
     """(reason, text) of the last of them."""
+    restarted_at: float = 0.0
+    """When this life of the gateway took it over from the journal; 0: it was opened here."""
+    asked_again_at: float = 0.0
+    """When its agent first asked for a turn after that."""
     in_flight: int = 0
     closing: bool = False
     """Its seal is being made durable: reserved before that await, so that nothing is recorded behind it."""
@@ -172,6 +176,11 @@ class Session:
             self.limit_reached = "journalBytes"
             raise LimitReached("journalBytes", used=self.journalled, limit=journal_bytes)
 
+    def asked(self, now: float) -> None:
+        """Its agent asks for a turn, whatever becomes of that."""
+        if self.restarted_at and not self.asked_again_at:
+            self.asked_again_at = now
+
     def call_failed(self, error: SandgateError, *, shaped: bool) -> None:
         """Its engine's failure, unless the reason lies in the call: what the engine refuses (400) is the caller's
         doing, and a wrong answer to a grammar that the caller chose (`shaped`) may be. An agent must not choose that
@@ -230,6 +239,8 @@ class Session:
             "engine_errors": self.engine_errors,
             "engine_error": self.engine_error[1],
             "engine_reason": self.engine_error[0],
+            "restarted_at": self.restarted_at or None,
+            "asked_again_at": self.asked_again_at or None,
             "created_at": self.opened_at,
             "changed_at": self.changed_at,
             "complete_info": said if whole else None,

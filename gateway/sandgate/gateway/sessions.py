@@ -114,6 +114,7 @@ class Sessions:
             last = max(last, record.at)
         for session in self.live.values():
             if not session.ended:
+                session.restarted_at = self.now()
                 self.open_count += 1
                 told = {turn.id for turn in session.tree.turns if turn.at >= last - UNSURE_S}
                 if fresh := told - session.delivered - session.unsure:

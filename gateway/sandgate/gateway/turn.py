@@ -77,6 +77,7 @@ class Turns:
 
     def begin(self, session: Session, request: TurnRequest, *, retry: bool) -> Call:
         """The call that answers this request: in flight already, committed already, or new. Raises SandgateError."""
+        session.asked(self.sessions.now())
         calls = [call for call in self.calls.get((session.session_id, request.digest), ()) if not call.doomed]
         for call in calls:
             if call.listeners == 0:

@@ -83,7 +83,20 @@ def _stopped(
         until = end.at if away.until is None else away.until
         if until - max(away.since, begun) > SHARE * (end.at - begun):
             return away.reason, f"{detail}; {_missing(away)} for {until - away.since:.0f} s of it"
+    if said is not None and (waited := _waited(said, end, begun)) > SHARE * (end.at - begun):
+        return (
+            FailureReason.GATEWAY_LOST,
+            f"{detail}; its gateway restarted, and heard nothing of it for {waited:.0f} s",
+        )
     return reason, detail
+
+
+def _waited(said: SessionSummary, end: Exit, begun: float) -> float:
+    """Seconds until its agent asked again, after its gateway had restarted: it may have waited for an answer that
+    could not come any more. An agent cannot make its gateway restart."""
+    if said.restarted_at is None or not begun < said.restarted_at < end.at:
+        return 0.0
+    return min(said.asked_again_at or end.at, end.at) - said.restarted_at
 
 
 def _or_outage(seen: SessionObserved, end: Exit, failed: Failure) -> Failure:

@@ -98,11 +98,6 @@ def engine_pods(book: Path) -> dict[str, Any]:
     }
 
 
-SESSION_S = 300
-"""A node that is gone is noticed after 20 s, and its gateway is back after a minute or two on a busy machine; more than
-one dies under a session, and waiting for them is no failure of its agent."""
-
-
 def chaos_job(engine: dict[str, Any]) -> dict[str, Any]:
     """Sessions of some five seconds, eight at once."""
     program = {"image": image("shop"), "imagePullPolicy": "IfNotPresent", "volumeMounts": [PROGRAMS]}
@@ -115,7 +110,6 @@ def chaos_job(engine: dict[str, Any]) -> dict[str, Any]:
         tasks={"inline": [{"uid": f"task-{n}", "prompt": f"speak, {n}"} for n in range(TASKS)]},
         groupSize=SAMPLES,
         parallelism=PARALLELISM,
-        limits={"turns": 6, "totalTokens": 8192, "sessionSeconds": SESSION_S, "startSeconds": 60},
         agent={"template": {"spec": {"containers": [agent], "volumes": volumes}}},
         reward={"source": "verifier", "verifier": {"container": verifier}},
         group={"retry": {"infra": RETRIES}},
