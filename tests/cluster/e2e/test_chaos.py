@@ -61,6 +61,7 @@ def hands() -> list[list[str]]:
 @pytest.mark.parametrize("number", range(len(hands())))
 async def test_a_job_lives_through_all_kinds_of_death(world: World, number: int, tmp_path: Path) -> None:
     chance, hand = random.Random(f"{SEED} {number}"), hands()[number]
+    print(f"\nSEED {SEED} {number} {hand}")
     due = sorted(ASKED * chance.uniform(BEGIN, END) for _ in hand)
     await asyncio.to_thread(fresh_operators, world)
     with round_of(world, tmp_path / "book") as here:
@@ -71,7 +72,7 @@ async def test_a_job_lives_through_all_kinds_of_death(world: World, number: int,
         told = await strike(here, list(zip(moments, blows, strict=True)))
         vocab = read_checkpoint(find_folder(SHOP / "model")).vocab
         said = await asyncio.to_thread(judge, here, Script(here.asked(), vocab.decode))
-        print(f"\nSEED {SEED} {number} {hand}: {told}; {len(here.asked())} generations; {said}")
+        print(f"{told}; {len(here.asked())} generations; {said}")
         await asyncio.to_thread(left_over, here, before)
 
 
@@ -82,6 +83,7 @@ async def test_a_job_lives_through_all_kinds_of_death(world: World, number: int,
 async def test_a_job_lives_through_the_death_of_its_vllm(world: World, number: int, tmp_path: Path) -> None:
     """The engine is gone for as long as a real one takes to start."""
     chance = random.Random(f"{SEED} vllm {number}")
+    print(f"\nSEED {SEED} vllm {number}")
     with round_of(world, tmp_path / "book") as here, gpu_node_for_gpus(world.cluster):
         before = await asyncio.to_thread(here.objects)
         await asyncio.to_thread(here.begin, vllm_engine())
@@ -90,7 +92,7 @@ async def test_a_job_lives_through_the_death_of_its_vllm(world: World, number: i
         vocab = read_checkpoint(find_folder(model)).vocab
         with Parity(engine_python(), model) as parity:
             said = await asyncio.to_thread(judge, here, Policy(parity, vocab.decode, temperature=1.0))
-        print(f"\nSEED {SEED} vllm {number}: {told}; {said}")
+        print(f"{told}; {said}")
         await asyncio.to_thread(left_over, here, before)
 
 
