@@ -17,7 +17,7 @@ from sandgate.gateway.tokens.api import TextDelta
 from sandgate.gateway.web import guard, server
 from sandgate.gateway.web.crowd import Crowd
 from sandgate.gateway.web.guard import Guarded
-from tests.adversary.victim import Victim, Wires, chat, head, victim
+from tests.adversary.victim import PATIENCE_S, Victim, Wires, chat, head, victim
 from tests.support.gateway import WITHIN_S, eventually, gateway, user
 from tests.support.waiting import until
 
@@ -47,12 +47,12 @@ async def test_streams_that_nobody_reads_are_cut_and_their_turns_are_kept(tmp_pa
         v.forget_peak()
         for number in range(STREAMS):
             await wires.deaf(stream(path, key, number, logprobs=True, top_logprobs=20))
-        await until(lambda: turns_are(v, path, STREAMS), what="every turn is captured")
+        await until(lambda: turns_are(v, path, STREAMS), what="every turn is captured", within_s=PATIENCE_S)
 
         async def cut() -> bool:
             return v.connections() < before + STREAMS // 2
 
-        await until(cut, what="whoever does not read is cut")
+        await until(cut, what="whoever does not read is cut", within_s=PATIENCE_S)
         assert v.grown_mb() < STREAMS * 9, "14 MB each were held; now 5 to 6, most of it by the allocator"
         answer = await agent.post("v1/chat/completions", content=chat(max_tokens=3))
         assert answer.status_code == 200, answer.text

@@ -52,6 +52,7 @@ def test_a_daemon_does_not_hold_a_lock_under_which_it_was_started(tmp_path: Path
         kill([ours])
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 def test_a_forward_passes_all_bytes_and_the_end_of_each_side(tmp_path: Path) -> None:
     data = os.urandom(1 << 20)
     with socket.create_server(("127.0.0.1", 0)) as there, socket.create_server(("127.0.0.1", 0)) as listener:

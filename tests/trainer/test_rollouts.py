@@ -131,7 +131,8 @@ async def test_leases_are_renewed_in_the_buffer_and_in_the_trainers_hands(world:
     for number in range(2):
         await world.roll("g0", f"q{number}")
     fleet = world.fleet()
-    group = await anext(stream(fleet, Ahead(groups=1)))
+    groups = stream(fleet, Ahead(groups=1))
+    group = await anext(groups)
     await world.settle()
     for _ in range(5):
         world.clock.now += TTL_S / 2
@@ -142,6 +143,7 @@ async def test_leases_are_renewed_in_the_buffer_and_in_the_trainers_hands(world:
     world.clock.now += TTL_S / 2
     await fleet.keeper.renew_due()
     assert fleet.counters.renewals == 11, "what is acknowledged is not renewed"
+    del groups  # it was held until here: who drops a stream lets what it had leased ahead run out
     await fleet.aclose()
 
 

@@ -32,8 +32,9 @@ def decode(ids: Sequence[int]) -> str:
     return "".join(chr(97 + token % 26) for token in ids)
 
 
-TRIES = 8
-"""A generation of some thousand tokens takes a second; that it is always missed is no accident any more."""
+TRIES = 24
+"""A generation of some thousand tokens takes a second, and on a busy machine its server says nothing until it is done;
+that it is always missed is no accident any more."""
 
 T = TypeVar("T")
 
