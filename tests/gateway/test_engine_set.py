@@ -53,7 +53,12 @@ async def test_without_an_engine_it_is_ready_says_so_and_refuses_turns_with_503(
             assert refused.headers["x-sandgate-reason"] == "EngineUnavailable"
             assert int(refused.headers["retry-after"]) >= 1
         seen = (await g.admin.get(f"/v1/sessions/{agent.id}")).json()
-        assert (seen["turns"], seen["engine_errors"], seen["state"]) == (0, 2, "open")
+        assert (seen["turns"], seen["engine_errors"], seen["engine_failing"], seen["state"]) == (
+            0,
+            2,
+            2,
+            "open",
+        )
 
 
 async def test_a_gateway_that_need_not_wait_is_not_ready_without_an_engine() -> None:

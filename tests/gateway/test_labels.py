@@ -144,8 +144,13 @@ async def test_the_first_answer_after_a_restart_is_not_believed_either(home: Hom
         home.restart_engines()
         answer = await life.turn("s1")
         assert (answer.status_code, answer.headers["x-sandgate-reason"]) == (503, "EngineUnavailable")
-        assert life.core.sessions.live["s1"].engine_errors == 1
-        assert not life.core.sessions.live["s1"].tree.turns
+        session = life.core.sessions.live["s1"]
+        assert (session.engine_errors, session.engine_failing) == (1, 1)
+        assert not session.tree.turns
+        home.label("7")
+        await life.tell(7)
+        assert (await life.turn("s1")).status_code == 200
+        assert (session.engine_errors, session.engine_failing) == (1, 0), "it got over it"
 
 
 async def test_a_number_in_an_answer_is_remembered_before_its_turn(home: Home) -> None:

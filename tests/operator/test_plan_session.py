@@ -434,6 +434,30 @@ ENDS: dict[str, tuple[RolloutJobSpec, SessionObserved, list[Action]]] = {
         after(ended(1), said(turns=3, limit_reached="turns"), outages=(Outage(15.0, None, R.GATEWAY_LOST),)),
         scored(1, False, R.TURN_LIMIT, "limit reached: turns"),
     ),
+    "a wrong answer after an outage that its agent got over is wrong": (
+        spec(),
+        after(ended(1), said(turns=2, turned_at=19.0), outages=(Outage(15.0, 18.0, R.GATEWAY_LOST),)),
+        scored(1, False, R.ANSWER_WRONG, "exit code 1"),
+    ),
+    "a wrong answer after a failure of the engine that its agent got over is wrong": (
+        spec(),
+        after(ended(1), said(turns=2, engine_errors=3, engine_failing=0)),
+        scored(1, False, R.ANSWER_WRONG, "exit code 1"),
+    ),
+    "one after the engine's last word was a failure is the engine's": (
+        spec(),
+        after(ended(1), said(turns=2, engine_errors=3, engine_failing=1)),
+        seal(R.ENGINE_ERROR, "exit code 1; the engine failed 1 calls of it"),
+    ),
+    "a timeout after a failure of the engine that its agent got over is its own": (
+        spec(),
+        after(
+            ended(None, signal=15),
+            said(turns=2, engine_errors=3, engine_failing=0),
+            stop=Stop(R.SESSION_TIMEOUT, "too long"),
+        ),
+        timed_out("too long"),
+    ),
     "a timeout that an outage took much of is the gateway's": (
         spec(),
         after(

@@ -207,6 +207,15 @@ async def test_a_journal_that_is_gone_is_not_sampled_again_in_silence(up: Rig) -
     assert "gateway-0.sqlite, gateway-1.sqlite are gone" in await refused(up, wanted)
 
 
+async def test_an_emptied_journal_is_not_taken_for_a_new_one(up: Rig) -> None:
+    """SQLite would make it anew, and all would be sampled again; with another manifest, beside rows of the first."""
+    wanted = job("a 1 tea")
+    assert (await up.run(wanted)).complete
+    (up.out / "gateway-0.sqlite").write_bytes(b"")
+    (up.out / "result.json").unlink(missing_ok=True)
+    assert "gateway-0.sqlite is gone" in await refused(up, wanted)
+
+
 async def test_a_manifest_that_is_gone_or_damaged_is_no_leave_to_mix(up: Rig) -> None:
     wanted = job("a 1 tea")
     assert (await up.run(wanted)).complete

@@ -128,6 +128,9 @@ class SessionSummary:
     """`turns`, `totalTokens`, `journalBytes` or `context`: what refused a turn."""
     engine_errors: int = 0
     """Turns that the engine failed, after all retries, for no reason that lies in the request."""
+    engine_failing: int | None = None
+    """Of them, those since its last turn: what an agent got over explains nothing. None: an older gateway does not
+    say."""
     engine_reason: str = ""
     """Reason code of the last of them, in this life of the gateway."""
     engine_error: str = ""
@@ -146,6 +149,8 @@ class SessionSummary:
     crashed."""
     failure_detail: str = ""
     """For people."""
+    turned_at: float = 0.0
+    """When its last turn was kept; 0: there is none, or an older gateway does not say."""
     restarted_at: float | None = None
     """When its gateway's present life began, if that was after it was opened; unix seconds."""
     asked_again_at: float | None = None

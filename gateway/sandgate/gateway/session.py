@@ -82,8 +82,12 @@ class Session:
     """Control tokens that its clients' text spelt."""
     limit_reached: str = ""
     engine_errors: int = 0
+    engine_failing: int = 0
+    """Of them, those since its last turn."""
     engine_error: tuple[str, str] = "", ""
     """(reason, text) of the last of them."""
+    turned_at: float = 0.0
+    """Of its last turn."""
     restarted_at: float = 0.0
     """When this life of the gateway took it over from the journal; 0: it was opened here."""
     asked_again_at: float = 0.0
@@ -127,6 +131,7 @@ class Session:
             return
         self.tree.apply(record)
         self.turns += 1
+        self.engine_failing, self.turned_at = 0, record.at
         if record.finish == CUT:  # answers nothing
             self.cut += 1
             self._count(record)
@@ -189,6 +194,7 @@ class Session:
             self.limit_reached = self.limit_reached or "context"
         elif not isinstance(error, BadRequest) and not (shaped and _of_its_form(error)):
             self.engine_errors += 1
+            self.engine_failing += 1
             self.engine_error = error.reason, " ".join(str(error).split())[:ERROR_CHARS_MAX]
 
     def replayable(self, digest: bytes, *, retry: bool, n: int) -> list[Turn] | None:
@@ -237,8 +243,10 @@ class Session:
             "in_flight": self.in_flight,
             "limit_reached": self.limit_reached or None,
             "engine_errors": self.engine_errors,
+            "engine_failing": self.engine_failing,
             "engine_error": self.engine_error[1],
             "engine_reason": self.engine_error[0],
+            "turned_at": self.turned_at,
             "restarted_at": self.restarted_at or None,
             "asked_again_at": self.asked_again_at or None,
             "created_at": self.opened_at,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -79,7 +78,7 @@ async def rows(world: World, namespace: str, name: str) -> list[Trajectory]:
 async def watch(world: World, namespace: str, pod: str, seen: list[float]) -> None:
     """While it is there; what it held at most never sinks."""
     while True:
-        with suppress(subprocess.CalledProcessError):
+        with suppress(AssertionError):  # it is not there yet, or no more
             seen.append(await asyncio.to_thread(peak_mb, world, namespace, [pod]))
         await asyncio.sleep(0)
 

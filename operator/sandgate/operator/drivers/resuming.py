@@ -126,10 +126,16 @@ def _before(root: Path) -> _Before | None:
 
 def _complete(root: Path, made: Mapping[str, Json]) -> None:
     """Raises Conflict if journals are gone: what they held would silently be sampled again."""
-    indices = {int(found[1]) for path in root.glob("gateway-*") if (found := JOURNAL.fullmatch(path.name))}
+    written = any(True for pattern in WRITTEN for _ in root.glob(pattern))
+    indices = {
+        int(found[1])
+        for path in root.glob("gateway-*")
+        # An empty one would be made anew: right where nothing was sampled yet.
+        if (found := JOURNAL.fullmatch(path.name)) and (path.stat().st_size or not written)
+    }
     told = made.get("gateways", 0)
     wanted = max(told if isinstance(told, int) else 0, max(indices, default=-1) + 1)
-    if not wanted and any(True for pattern in WRITTEN for _ in root.glob(pattern)):
+    if not wanted and written:
         wanted = 1
     if gone := [f"gateway-{index}.sqlite" for index in range(wanted) if index not in indices]:
         raise Conflict(

@@ -231,6 +231,8 @@ def base_env(home: Path) -> dict[str, str]:
 
 def _furnish(scratch: Path, who: str, files: Mapping[str, bytes]) -> Path:
     home = scratch / who
+    if home.is_symlink() or home.is_file():  # the agent's doing: beside its own folder
+        home.unlink()
     shutil.rmtree(home, ignore_errors=True)
     for part in ("home", "tmp"):
         (home / part).mkdir(parents=True)

@@ -75,8 +75,7 @@ def _stopped(
         return reason, detail
     if completed:  # it was done; only the process lingered
         return _limit(said)
-    if said is not None and said.engine_errors:
-        failed = f"the engine failed {said.engine_errors} calls of it{_engine_said(said)}"
+    if said is not None and (failed := _failing(said)):
         return FailureReason.ENGINE_ERROR, f"{detail}; {failed}"
     begun = _begun(seen)
     for away in reversed(seen.outages):
@@ -105,9 +104,19 @@ def _or_outage(seen: SessionObserved, end: Exit, failed: Failure) -> Failure:
         return failed
     begun = _begun(seen)
     for away in reversed(seen.outages):
-        if away.since <= end.at + SLACK_S and (away.until is None or away.until >= begun):
+        if (
+            away.since <= end.at + SLACK_S
+            and (away.until is None or away.until >= begun)
+            and not _over(seen, away)
+        ):
             return away.reason, f"{failed[1]}; {_missing(away)} meanwhile"
     return failed
+
+
+def _over(seen: SessionObserved, away: Outage) -> bool:
+    """It got over it: it had a turn afterwards. Only what went on with it is judged by its end, as right as wrong."""
+    said = seen.summary
+    return said is not None and away.until is not None and said.turned_at > away.until
 
 
 def _begun(seen: SessionObserved) -> float:
@@ -126,8 +135,7 @@ def _exited(end: Exit, said: SessionSummary | None, *, by_code: bool) -> Failure
     if limit is not None:
         return limit, detail
     text = in_words(end)
-    if said is not None and said.engine_errors:
-        failed = f"the engine failed {said.engine_errors} calls of it{_engine_said(said)}"
+    if said is not None and (failed := _failing(said)):
         return FailureReason.ENGINE_ERROR, f"{text}; {failed}"
     return FailureReason.ANSWER_WRONG if by_code and end.code == WRONG else FailureReason.AGENT_EXIT, text
 
@@ -139,6 +147,13 @@ def in_words(end: Exit) -> str:
     how = f"exit code {end.code}" if end.signal is None else f"killed by {signal_name(end.signal)}"
     how += " with a traceback" if end.traceback else ""
     return f"{how}: {one_line(end.detail)}" if end.detail else how
+
+
+def _failing(said: SessionSummary) -> str:
+    """What the engine did to it at its end, in words; nothing if it had a turn since. What an agent got over must not
+    excuse a wrong answer: right ones would be kept, and wrong ones drawn again until they are right."""
+    calls = said.engine_errors if said.engine_failing is None else said.engine_failing
+    return f"the engine failed {calls} calls of it{_engine_said(said)}" if calls else ""
 
 
 def _engine_said(said: SessionSummary) -> str:
