@@ -255,6 +255,10 @@ async def test_an_engine_that_does_not_answer_is_not_asked_wrongly(
         assert said.stderr.startswith("error: no engine answers: http://127.0.0.1:9")
         found = await preflight.engines([here.url, "http://127.0.0.1:9"], "f", "tiny", 0.0)
         assert found == [], "one that answers is enough"
+        (slip,) = await preflight.engines([f"{here.url}/v1"], "f", "tiny", 0.0)
+        assert slip.text.endswith(
+            "answers 404 at /health, so no vLLM server is up there; give it without /v1"
+        )
 
 
 async def test_gateways_without_agents_do_not_start_without_a_model_either(tmp_path: Path) -> None:

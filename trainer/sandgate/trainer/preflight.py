@@ -147,9 +147,12 @@ async def engines(urls: Sequence[str], at: str, model: str, within_s: float) -> 
 async def _served(http: httpx.AsyncClient, url: str) -> list[str] | str | None:
     """Its models; None if it does not say, a text why it does not answer."""
     try:
-        await http.get(f"{url.rstrip('/')}/health")
+        health = await http.get(f"{url.rstrip('/')}/health")
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         return f"{url}: {str(error) or type(error).__name__}"
+    if health.is_error:
+        more = "; give it without /v1" if url.rstrip("/").endswith("/v1") else ""
+        return f"{url} answers {health.status_code} at /health, so no vLLM server is up there{more}"
     try:
         answer = await http.get(f"{url.rstrip('/')}/v1/models")
         return [str(one["id"]) for one in answer.json()["data"]]
