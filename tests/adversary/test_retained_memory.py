@@ -6,13 +6,15 @@ import gc
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from sandgate.gateway.alternatives import joined, packed, parted, unpacked
 from sandgate.gateway.bytecache import ByteCache
 from sandgate.gateway.conversation import sameness
 from sandgate.gateway.conversation.messages import Tool
 from sandgate.gateway.protocols import openai_tools
 from sandgate.gateway.tokens import template
-from tests.adversary.victim import chat, victim
+from tests.adversary.victim import PATIENCE_S, chat, victim
 from tests.support.gateway import codec, gateway, user
 
 LONG = "word " * 3_000
@@ -72,6 +74,7 @@ def tools(number: int, size: int) -> list[dict[str, object]]:
 async def test_a_long_list_of_tools_is_kept_nowhere() -> None:
     async with gateway(lambda ids, number: "done") as g:
         agent = await g.session()
+        agent.http.timeout = httpx.Timeout(PATIENCE_S)
         for number in range(3):
             answer = await agent.post(f"{number}?", tools=tools(number, 200_000))
             assert answer.status_code in (200, 400), answer.text
@@ -83,6 +86,7 @@ async def test_a_long_list_of_tools_is_kept_nowhere() -> None:
 async def test_every_cache_that_clients_fill_has_a_bound_in_bytes() -> None:
     async with gateway(lambda ids, number: "done") as g:
         agent = await g.session()
+        agent.http.timeout = httpx.Timeout(PATIENCE_S)
         for number in range(30):
             answer = await agent.post(f"{number}?", tools=tools(number, 100_000))
             assert answer.status_code in (200, 400), answer.text

@@ -25,7 +25,7 @@ from tests.cluster.e2e.world import SYSTEM, World
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300, func_only=True)]
 
-HONEST, TURNS, ROUNDS = 7, 12, 4
+HONEST, TURNS, ROUNDS = 7, 8, 2
 GATEWAY_MB, OPERATOR_MB = 512, 256
 SAME = (
     "uid", "sample_index", "prompt_ids", "response_ids", "response_logprobs", "loss_mask", "versions", "turn_ends",

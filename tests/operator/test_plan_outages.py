@@ -1,0 +1,135 @@
+"""Whose end it is where an engine or a gateway was away under a session: what its agent got over explains nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandgate.contract.errors import FailureReason
+from sandgate.contract.job import RolloutJobSpec
+from sandgate.operator.plan.actions import Action, Outage, SessionObserved, Stop
+from sandgate.operator.plan.session import plan_session
+from tests.operator.plans import after, ended, said, scored, seal, spec, timed_out
+
+R = FailureReason
+
+ENDS: dict[str, tuple[RolloutJobSpec, SessionObserved, list[Action]]] = {
+    "a crash while the gateway was away is the gateway's": (
+        spec(),
+        after(ended(1), outages=(Outage(15.0, None, R.GATEWAY_LOST),)),
+        seal(R.GATEWAY_LOST, "exit code 1; its gateway was away meanwhile"),
+    ),
+    "a signal while no engine answered is the engine's": (
+        spec(),
+        after(ended(None, signal=9), outages=(Outage(15.0, 18.0, R.ENGINE_LOST),)),
+        seal(R.ENGINE_LOST, "killed by SIGKILL; no engine answered meanwhile"),
+    ),
+    "an outage before it began is no excuse": (
+        spec(),
+        after(ended(1), outages=(Outage(-5.0, 0.5, R.GATEWAY_LOST),)),
+        scored(1, False, R.ANSWER_WRONG, "exit code 1"),
+    ),
+    "one that it may have died of counts, whatever was away since then": (
+        spec(),
+        after(ended(1), outages=(Outage(15.0, 18.0, R.GATEWAY_LOST), Outage(80.0, 90.0, R.ENGINE_LOST))),
+        seal(R.GATEWAY_LOST, "exit code 1; its gateway was away meanwhile"),
+    ),
+    "one long after its end neither": (
+        spec(),
+        after(ended(1), outages=(Outage(60.0, None, R.GATEWAY_LOST),)),
+        scored(1, False, R.ANSWER_WRONG, "exit code 1"),
+    ),
+    "a good end in an outage is a good end": (
+        spec(),
+        after(ended(0), outages=(Outage(15.0, None, R.GATEWAY_LOST),)),
+        scored(0, True),
+    ),
+    "a limit that was reached is the policy's, outage or not": (
+        spec(),
+        after(ended(1), said(turns=3, limit_reached="turns"), outages=(Outage(15.0, None, R.GATEWAY_LOST),)),
+        scored(1, False, R.TURN_LIMIT, "limit reached: turns"),
+    ),
+    "a wrong answer after an outage that its agent got over is wrong": (
+        spec(),
+        after(ended(1), said(turns=2, turned_at=19.0), outages=(Outage(15.0, 18.0, R.GATEWAY_LOST),)),
+        scored(1, False, R.ANSWER_WRONG, "exit code 1"),
+    ),
+    "a wrong answer after a failure of the engine that its agent got over is wrong": (
+        spec(),
+        after(ended(1), said(turns=2, engine_errors=3, engine_failing=0)),
+        scored(1, False, R.ANSWER_WRONG, "exit code 1"),
+    ),
+    "one after the engine's last word was a failure is the engine's": (
+        spec(),
+        after(ended(1), said(turns=2, engine_errors=3, engine_failing=1)),
+        seal(R.ENGINE_ERROR, "exit code 1; the engine failed 1 calls of it"),
+    ),
+    "a timeout after a failure of the engine that its agent got over is its own": (
+        spec(),
+        after(
+            ended(None, signal=15),
+            said(turns=2, engine_errors=3, engine_failing=0),
+            stop=Stop(R.SESSION_TIMEOUT, "too long"),
+        ),
+        timed_out("too long"),
+    ),
+    "a timeout that an outage took much of is the gateway's": (
+        spec(),
+        after(
+            ended(None, signal=15, at=101.0),
+            stop=Stop(R.SESSION_TIMEOUT, "too long"),
+            outages=(Outage(20.0, 60.0, R.GATEWAY_LOST),),
+        ),
+        seal(R.GATEWAY_LOST, "too long; its gateway was away for 40 s of it"),
+    ),
+    "a short one does not excuse it": (
+        spec(),
+        after(
+            ended(None, signal=15, at=101.0),
+            stop=Stop(R.SESSION_TIMEOUT, "too long"),
+            outages=(Outage(20.0, 25.0, R.GATEWAY_LOST),),
+        ),
+        timed_out("too long"),
+    ),
+    "an agent that waited on a dead connection is the gateway's": (
+        spec(),
+        after(
+            ended(None, signal=15, at=101.0),
+            said(turns=1, restarted_at=25.0),
+            stop=Stop(R.SESSION_TIMEOUT, "too long"),
+            outages=(Outage(20.0, 25.0, R.GATEWAY_LOST),),
+        ),
+        seal(R.GATEWAY_LOST, "too long; its gateway restarted, and heard nothing of it for 76 s"),
+    ),
+    "one that asked the restarted gateway at last, too": (
+        spec(),
+        after(
+            ended(None, signal=15, at=101.0),
+            said(turns=2, restarted_at=25.0, asked_again_at=85.0),
+            stop=Stop(R.SESSION_TIMEOUT, "too long"),
+        ),
+        seal(R.GATEWAY_LOST, "too long; its gateway restarted, and heard nothing of it for 60 s"),
+    ),
+    "one that asked it soon ran out of time by itself": (
+        spec(),
+        after(
+            ended(None, signal=15, at=101.0),
+            said(turns=9, restarted_at=25.0, asked_again_at=27.0),
+            stop=Stop(R.SESSION_TIMEOUT, "too long"),
+        ),
+        timed_out("too long"),
+    ),
+    "a restart after its end does not excuse it": (
+        spec(),
+        after(
+            ended(None, signal=15, at=101.0),
+            said(turns=9, restarted_at=102.0),
+            stop=Stop(R.SESSION_TIMEOUT, "too long"),
+        ),
+        timed_out("too long"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("wanted", "observed", "actions"), ENDS.values(), ids=ENDS)
+def test_whose_end_it_is(wanted: RolloutJobSpec, observed: SessionObserved, actions: list[Action]) -> None:
+    assert plan_session(wanted, observed, 30.0) == actions
