@@ -110,11 +110,16 @@ def started(field: str, argv: Sequence[str], env: Mapping[str, str], cwd: Path) 
     try:
         resolve(argv[0], env, cwd)
     except StartFailed as error:
-        yield found(field, f"{error}{meant(cwd / argv[0]) if '/' in argv[0] else ''}")
+        yield found(field, f"{error}{_instead(cwd / argv[0]) if '/' in argv[0] else ''}")
         return
     script = script_of(argv)
     if script and not (cwd / script).exists():
         yield found(field, f"{cwd / script}: no such file{meant(cwd / script)}")
+
+
+def _instead(program: Path) -> str:
+    """What to do about a program that cannot be started."""
+    return f"; chmod +x {program}" if program.is_file() else meant(program)
 
 
 def script_of(argv: Sequence[str]) -> str:
@@ -219,7 +224,7 @@ def meant(path: Path) -> str:
     """`; did you mean NAME?`, by what stands where `path` should."""
     try:
         with os.scandir(path.parent) as entries:
-            names = [entry.name for entry in islice(entries, NAMES_MAX)]
+            names = [entry.name for entry in islice(entries, NAMES_MAX) if entry.name != path.name]
     except OSError:
         return ""
     near = difflib.get_close_matches(path.name, names, n=1)
