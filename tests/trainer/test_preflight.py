@@ -119,7 +119,7 @@ WRONG: dict[str, tuple[list[tuple[str, str]], str]] = {
     ),
     "a task file that is not there": (
         [('{inline: [{uid: q1, prompt: "one?"}, {uid: q2, prompt: "two?"}]}', "{file: tasks.jsonl}")],
-        "error: spec.tasks.file: DIR/tasks.jsonl: ",
+        "error: spec.tasks.file: DIR/tasks.jsonl: No such file or directory (DIR/job.yaml:7)",
     ),
     "pods without a cluster": (
         [("{managed: {gpus: 0}}", "{selector: {matchLabels: {app: vllm}, port: 8000}}")],
