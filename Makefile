@@ -28,8 +28,10 @@ STAMP := .venv/.sandgate-$(shell cat pyproject.toml constraints.txt | sha256sum 
 ## make demo [FRESH=1]      a whole job on this machine: engine, gateway, agents, trajectories -> out/demo; FRESH=1: anew
 .PHONY: demo
 demo: venv
-	@engine="$$(scripts/engine-env.sh | tail -n 1)"
+	@finished="$(if $(filter-out 0,$(FRESH)),,$(wildcard out/demo/result.json))"
+	engine="$$(scripts/engine-env.sh | tail -n 1)"
 	SANDGATE_ENGINE_VENV="$$engine" $(BIN)/sandgate run examples/shop/job.yaml --out out/demo $(if $(filter-out 0,$(FRESH)),--fresh)
+	[ -z "$$finished" ] || echo "make demo FRESH=1 runs it anew"
 
 ## make demo-rl [ARGS=...]  TRL's GRPO on rollouts of that agent: watch it learn -> out/demo-rl. ARGS: --seed 1 --ahead 1
 .PHONY: demo-rl

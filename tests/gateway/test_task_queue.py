@@ -48,6 +48,15 @@ async def serving(
 # -- over HTTP ------------------------------------------------------------------------------------------------------
 
 
+async def test_a_job_without_a_queue_takes_no_task_and_says_what_to_do() -> None:
+    async with serving(limits={"tasks": 0}) as (_, operator, trainer):
+        with pytest.raises(Conflict, match=r"never run: .* `tasks: \{queue: \{\}\}`"):
+            await trainer.push_tasks([Q1], last=True)
+        await trainer.push_tasks([], last=True)  # a trainer need not know whose tasks they were
+        page = await operator.tasks()
+        assert (page.tasks, page.last) == ((), True)
+
+
 async def test_tasks_come_in_the_order_in_which_they_were_pushed() -> None:
     async with serving() as (_, operator, trainer):
         await trainer.push_tasks([Q2])

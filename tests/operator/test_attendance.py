@@ -67,7 +67,7 @@ WAITS: dict[str, tuple[Attendance, float, bool, str]] = {
         seen(HERE, owed=2, leased=1),
         129.0,
         True,
-        "a trainer has 30 s to acknowledge what it works on",
+        "a trainer has 30 s to acknowledge what it works on; Ctrl-C again ends the run at once",
     ),
     "told to stop, and that took too long": (seen(HERE, owed=2, leased=1), 130.0, True, ""),
     "told to stop, with nothing on a lease": (seen(HERE, owed=2), 100.0, True, ""),

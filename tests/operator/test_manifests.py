@@ -148,7 +148,7 @@ def test_a_gateway_understands_its_configuration(manifest: Manifest, tmp_path: P
     assert said.journal == ("postgres://db" if manifest is SELECTED else "/journal/shop-gateway-1.sqlite")
     assert (said.listen.host, said.listen.port, said.job) == ("0.0.0.0", 8000, "shop")
     assert said.engine.wait
-    assert said.limits.tasks == (500 if manifest is ENDPOINTS else 10_000)
+    assert said.limits.tasks == (500 if manifest is ENDPOINTS else 0)
     pod = one(objects(job(manifest)), "StatefulSet")["spec"]["template"]["spec"]
     assert pod["terminationGracePeriodSeconds"] > said.limits.drain_s
 

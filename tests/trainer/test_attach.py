@@ -314,6 +314,22 @@ async def test_a_run_does_not_end_before_its_trainer_and_a_loop_that_blocks_may_
         assert (await ended(process)).code == 0
 
 
+async def test_ctrl_c_while_the_run_only_waits_leaves_its_trainer_what_it_works_on(tmp_path: Path) -> None:
+    async with lab(tmp_path, ["yes"]) as here:
+        asks(here, ["q1"])
+        process = await here.start()
+        async with sandgate.trainer.local(tmp_path / "out") as fleet:
+            async for group in fleet.groups():
+                async with group:
+                    await said(process, "everything ended; the run waits for the trainer")
+                    process.send_signal(signal.SIGINT)
+                    await said(process, "a trainer has 30 s to acknowledge what it works on; Ctrl-C again")
+        done = await ended(process)
+        assert done.code == 0, done.stderr
+        assert "not acknowledged" not in done.stdout + done.stderr
+        assert "0 sessions" not in done.stderr
+
+
 async def test_groups_of_a_run_that_ended_without_its_trainer_come_when_it_is_run_again(
     tmp_path: Path,
 ) -> None:

@@ -89,7 +89,17 @@ WRONG: dict[str, tuple[list[tuple[str, str]], str]] = {
     ),
     "an agent that is not executable": (
         [(AGENT_LINE, "command: [./agent.py]")],
-        "error: spec.agent.template.spec.containers[0].command: ./agent.py is not an executable file",
+        "error: spec.agent.template.spec.containers[0].command: ./agent.py is not an executable file;"
+        " chmod +x DIR/agent.py (DIR/job.yaml:12)",
+    ),
+    "a folder for an agent": (
+        [(AGENT_LINE, "command: [./model]")],
+        "error: spec.agent.template.spec.containers[0].command: ./model is not an executable file (DIR/job.yaml:12)",
+    ),
+    "a name that is nearly an agent's": (
+        [(AGENT_LINE, "command: [./agnet.py]")],
+        "error: spec.agent.template.spec.containers[0].command: ./agnet.py is not an executable file; did you mean"
+        " agent.py? (DIR/job.yaml:12)",
     ),
     "a script that is not there": (
         [(AGENT_LINE, "command: [PYTHON, -u, agnet.py]")],
@@ -109,7 +119,7 @@ WRONG: dict[str, tuple[list[tuple[str, str]], str]] = {
     ),
     "a task file that is not there": (
         [('{inline: [{uid: q1, prompt: "one?"}, {uid: q2, prompt: "two?"}]}', "{file: tasks.jsonl}")],
-        "error: spec.tasks.file: DIR/tasks.jsonl: ",
+        "error: spec.tasks.file: DIR/tasks.jsonl: No such file or directory (DIR/job.yaml:7)",
     ),
     "pods without a cluster": (
         [("{managed: {gpus: 0}}", "{selector: {matchLabels: {app: vllm}, port: 8000}}")],

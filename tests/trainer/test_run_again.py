@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from pathlib import Path
 
+from sandgate.contract.attach import LOCK
 from sandgate.trainer.export.arrow import read_parquet, samples_in_parquet
 from tests.trainer.jobs import AGENT, Lab, lab
 
@@ -64,6 +66,49 @@ async def test_a_changed_manifest_is_refused_in_one_line_with_code_2(tmp_path: P
             " task q1; they would be mixed: give this job a folder of its own (--out), or start over with --fresh\n"
         ).replace("out:", f"{tmp_path / 'out'}:", 1)
         assert here.player.counts["generations"] == 4
+
+
+def files(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """All below it, with what a write would change; not what SQLite keeps beside a journal that is read."""
+    there = [path for path in folder.rglob("*") if path.is_file() and "sqlite-" not in path.name]
+    return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in there}
+
+
+async def test_a_dry_run_says_what_the_run_would_say_of_its_folder_and_leaves_it_alone(
+    tmp_path: Path,
+) -> None:
+    async with lab(tmp_path, ["yes"]) as here:
+        assert (await here.run()).code == 0
+        unchanged = await here.run("--dry-run")
+        assert (unchanged.code, unchanged.stdout) == (0, "ask can run here: 4 sessions in 2 groups\n")
+
+        change(here, "groupSize: 2", "groupSize: 2\n  sampling: {temperature: 0.2}")
+        before = files(tmp_path / "out")
+        dry = await here.run("--dry-run")
+        told = json.loads((await here.run("--dry-run", "--json")).stdout)
+        anew = await here.run("--dry-run", "--fresh")
+        assert files(tmp_path / "out") == before
+        refused = await here.run()
+        assert (dry.code, dry.stdout) == (refused.code, "") == (2, "")
+        assert dry.stderr == refused.stderr.removesuffix("\n") + " [field --out]\n"
+        assert (told["ready"], [one["field"] for one in told["findings"]]) == (False, ["--out"])
+        assert (anew.code, anew.stdout) == (0, "ask can run here: 4 sessions in 2 groups\n")
+
+        change(here, "name: ask", "name: other")
+        other = await here.run("--dry-run", "--fresh")
+        assert other.code == 2
+        assert "holds a run of ask, this job is other" in other.stderr
+
+
+async def test_a_dry_run_says_that_another_run_uses_the_folder(tmp_path: Path) -> None:
+    async with lab(tmp_path, ["yes"]) as here:
+        assert (await here.run()).code == 0
+        with (tmp_path / "out" / LOCK).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            for words in ((), ("--fresh",)):
+                said = await here.run("--dry-run", *words)
+                assert (said.code, said.stdout) == (2, "")
+                assert "out: another run uses this folder" in said.stderr
 
 
 async def test_half_of_the_output_deleted_is_written_again(tmp_path: Path) -> None:

@@ -117,7 +117,8 @@ class Limits(_Strict, frozen=True, kw_only=True):
     sessions: int = 20_000
     """Open at once; beyond it 429 on create."""
     tasks: int = 10_000
-    """Pushed and not yet forgotten; beyond it 429 on push."""
+    """Pushed and not yet forgotten; beyond it 429 on push. 0 = the job has its tasks already, and nobody would work off
+    what is pushed: 409."""
     task_bytes: int = 256 * 1024 * 1024
     """Of their prompts and data, as JSON: they are held in memory, and most datasets' tasks are a few kB."""
     pause_hold_s: float = 240.0

@@ -18,6 +18,10 @@ from sandgate.gateway.journal.records import Record, TaskRow, TasksForgotten, Ta
 
 RETRY_AFTER_S = 5.0
 """A place comes free when a group is finished; sooner only adds load."""
+NO_QUEUE = (
+    "this job has no queue, and a task that is pushed would never run: its manifest gives its tasks; for"
+    " tasks that a trainer pushes it says `tasks: {queue: {}}`"
+)
 SNAPSHOT_BYTES = 16 << 20
 """About, of one record of a compacted log."""
 PAGE_TASKS, PAGE_BYTES = 1_000, 8 << 20
@@ -32,7 +36,7 @@ class TaskQueue:
     """What was pushed and is not finished, in order."""
 
     limit: int = 10_000
-    """Tasks held at once."""
+    """Tasks held at once; 0: this job has no queue."""
     limit_bytes: int = 256 << 20
     """Of their JSON."""
     held: dict[int, TaskRow] = field(default_factory=dict)
@@ -53,7 +57,8 @@ class TaskQueue:
         """All of them or none; what is held already, word for word, is the repeat of a push whose answer was lost. None
         if there is nothing new in it.
 
-        Raises Conflict (a uid that is held with another prompt or data, or anything new after the end), Overloaded.
+        Raises Conflict (a uid that is held with another prompt or data, anything new after the end, or in a job that
+        has no queue), Overloaded.
         """
         fresh: dict[str, Pushed] = {}
         for task in tasks:
@@ -73,6 +78,8 @@ class TaskQueue:
 
     def _admit(self, fresh: Iterable[Pushed]) -> None:
         sizes = [_size(task) for task in fresh]
+        if sizes and not self.limit:
+            raise Conflict(NO_QUEUE)
         if sizes and len(self.held) + len(sizes) > self.limit:
             raise Overloaded(f"{len(self.held)} tasks wait, limit {self.limit}", retry_after=RETRY_AFTER_S)
         if sizes and self.size + sum(sizes) > self.limit_bytes:

@@ -17,7 +17,8 @@ router = APIRouter(prefix="/v1/tasks", tags=["tasks"])
 @router.post("")
 async def push(core: Front, key: Controller, body: PushTasks) -> Any:
     """Push tasks to the job, all of them or none; durable when answered. The same again changes nothing; a uid with
-    another prompt or data is 409. 429 while as many tasks are unfinished as the gateway holds."""
+    another prompt or data is 409, as is any task where the job has no queue. 429 while as many tasks are unfinished as
+    the gateway holds."""
     auth.control(key, job=body.job)
     return await core.push_tasks(body, key)
 

@@ -65,7 +65,10 @@ def waits(seen: Attendance, patience: Trainer, now: float, *, over_at: float, dr
     owed = f"{seen.owed} group{'' if seen.owed == 1 else 's'} not acknowledged"
     if drained:
         waiting = seen.here and seen.leased and now < over_at + ACK_S
-        return f"a trainer has {ACK_S:g} s to acknowledge what it works on" if waiting else ""
+        bound = (
+            f"a trainer has {ACK_S:g} s to acknowledge what it works on; Ctrl-C again ends the run at once"
+        )
+        return bound if waiting else ""
     if seen.here:
         if now >= max(over_at, seen.progress_at) + patience.collect_seconds:
             return ""

@@ -18,7 +18,7 @@ from sandgate.contract.job import RolloutJob, Task
 from sandgate.contract.names import group_name
 from sandgate.contract.schema import encode
 from sandgate.operator.drivers.files import replace as replace
-from sandgate.operator.drivers.resuming import admit
+from sandgate.operator.drivers.resuming import admit, fits
 
 SECRET_BYTES = 32
 """Signs the keys of this folder's sessions; as long as the HMAC it feeds."""
@@ -123,6 +123,25 @@ class Claim:
     def release(self) -> None:
         """Let others use it."""
         os.close(self._lock)
+
+
+def claimable(root: Path, job: RolloutJob, base: Path, tasks: Sequence[Task] = ()) -> None:
+    """Would `Claim` be given the folder now? Raises Conflict as it does; makes and changes nothing."""
+    if in_use(root):
+        raise Conflict(f"{root}: another run uses this folder")
+    fits(root, job, base, tasks)
+
+
+def in_use(root: Path) -> bool:
+    """A run holds the folder. The look takes its lock for some microseconds, which a run that starts waits out."""
+    try:
+        handle = os.open(root / LOCK, os.O_RDONLY)
+    except OSError:  # nobody ever had it
+        return False
+    try:
+        return not _locked(handle)
+    finally:
+        os.close(handle)
 
 
 def _locked(handle: int) -> bool:

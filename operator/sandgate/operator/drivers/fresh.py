@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sandgate.contract.errors import Conflict
 from sandgate.contract.names import is_derived
-from sandgate.operator.drivers.folder import Folder
+from sandgate.operator.drivers.folder import Folder, in_use
 from sandgate.operator.drivers.resuming import MADE, MANIFESTS
 
 LOCK = ".lock"
@@ -35,12 +35,26 @@ def clear(root: Path, job: str, also: Iterable[str] = ()) -> None:
     if not folder.job_file().is_file():
         return
     with _held(root):
-        if (held := _job_in(folder)) != job:
-            raise Conflict(
-                f"{root}: holds a run of {held or 'something else'}, this job is {job};"
-                " give it a folder of its own"
-            )
+        _ours(folder, job)
         _remove(folder, job, also)
+
+
+def clearable(root: Path, job: str) -> None:
+    """Would `clear` do it now? Raises Conflict as it does, and changes nothing."""
+    folder = Folder(root)
+    if not folder.job_file().is_file():
+        return
+    if in_use(root):
+        raise Conflict(f"{root}: another run uses this folder")
+    _ours(folder, job)
+
+
+def _ours(folder: Folder, job: str) -> None:
+    if (held := _job_in(folder)) != job:
+        raise Conflict(
+            f"{folder.root}: holds a run of {held or 'something else'}, this job is {job};"
+            " give it a folder of its own"
+        )
 
 
 def _remove(folder: Folder, job: str, also: Iterable[str]) -> None:

@@ -249,7 +249,8 @@ class LocalRun:
     async def _drain(self, stop: asyncio.Event) -> None:
         await stop.wait()
         self.observed.drain()
-        self.tell(Draining(running=len(self.observed.live)))
+        if running := len(self.observed.live):  # else it ends now, or says what it waits for
+            self.tell(Draining(running=running))
         self._check_over()
 
     async def _follow(self, gateway: LocalGateway) -> None:

@@ -14,9 +14,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from sandgate.contract.errors import BadRequest
+from sandgate.contract.errors import BadRequest, Conflict
 from sandgate.contract.job import EngineKind, ManagedEngine, RolloutJob, Task
 from sandgate.operator.drivers import engine
+from sandgate.operator.drivers.folder import claimable
+from sandgate.operator.drivers.fresh import clearable
 from sandgate.operator.drivers.sandboxes import base_env, check
 from sandgate.operator.drivers.supervise import own_env
 from sandgate.operator.drivers.tasks import load_tasks
@@ -108,11 +110,16 @@ def started(field: str, argv: Sequence[str], env: Mapping[str, str], cwd: Path) 
     try:
         resolve(argv[0], env, cwd)
     except StartFailed as error:
-        yield found(field, f"{error}{meant(cwd / argv[0]) if '/' in argv[0] else ''}")
+        yield found(field, f"{error}{_instead(cwd / argv[0]) if '/' in argv[0] else ''}")
         return
     script = script_of(argv)
     if script and not (cwd / script).exists():
         yield found(field, f"{cwd / script}: no such file{meant(cwd / script)}")
+
+
+def _instead(program: Path) -> str:
+    """What to do about a program that cannot be started."""
+    return f"; chmod +x {program}" if program.is_file() else meant(program)
 
 
 def script_of(argv: Sequence[str]) -> str:
@@ -133,6 +140,21 @@ def tasks(job: RolloutJob, manifest_dir: Path) -> tuple[tuple[Task, ...] | None,
         return load_tasks(job.spec.tasks, manifest_dir), []
     except BadRequest as error:
         return None, [said(error, "spec.tasks")]
+
+
+def taken(
+    out: Path, job: RolloutJob, manifest_dir: Path, tasks: Sequence[Task], *, fresh: bool
+) -> list[Finding]:
+    """Why a run could not use the folder `out` as it is now; starts and changes nothing there (SQLite's own files
+    beside a journal may come). `fresh`: what earlier runs left would be removed first."""
+    try:
+        if fresh:
+            clearable(out, job.metadata.name)
+        else:
+            claimable(Path(os.path.abspath(out)), job, manifest_dir, tasks)
+    except Conflict as error:
+        return [Finding(field="--out", text=str(error))]
+    return []
 
 
 def own_engine(job: RolloutJob, manifest_dir: Path) -> Iterator[Finding]:
@@ -202,7 +224,7 @@ def meant(path: Path) -> str:
     """`; did you mean NAME?`, by what stands where `path` should."""
     try:
         with os.scandir(path.parent) as entries:
-            names = [entry.name for entry in islice(entries, NAMES_MAX)]
+            names = [entry.name for entry in islice(entries, NAMES_MAX) if entry.name != path.name]
     except OSError:
         return ""
     near = difflib.get_close_matches(path.name, names, n=1)

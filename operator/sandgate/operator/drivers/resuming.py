@@ -58,8 +58,8 @@ class Recipe:
 def admit(root: Path, job: RolloutJob, base: Path, tasks: Sequence[Task]) -> Recipe:
     """Let the job use the folder, and note what it makes rows with. `base`: what its relative paths begin at; `tasks`:
     none where others bring them. Raises Conflict naming every field that would make other rows than there are."""
-    part = rows.deciding(job, tokenizer_digest(base / job.spec.model.tokenizer))
-    recipe = Recipe(rows.digest(part), {task.uid: rows.task_digest(task) for task in tasks})
+    part = _part_of(job, base)
+    recipe = _recipe(part, tasks)
     before = _before(root)
     if before is not None:
         _complete(root, before.made)
@@ -73,6 +73,15 @@ def admit(root: Path, job: RolloutJob, base: Path, tasks: Sequence[Task]) -> Rec
     known = rows.tasks_digest(recipe.tasks) if tasks else str(old.get("tasks", ""))
     _note(root, {**old, "manifest": recipe.manifest, "tasks": known})
     return recipe
+
+
+def fits(root: Path, job: RolloutJob, base: Path, tasks: Sequence[Task]) -> None:
+    """Would `admit` let the job use the folder? Raises Conflict as it does, and writes nothing."""
+    before = _before(root)
+    if before is not None:
+        part = _part_of(job, base)
+        _complete(root, before.made)
+        _refuse(root, before, job, base, part, _recipe(part, tasks))
 
 
 def stands(root: Path, gateways: int) -> None:
@@ -169,6 +178,10 @@ def _refuse(root: Path, before: _Before, job: RolloutJob, base: Path, part: Part
         raise Conflict(
             f"{root}: holds rows made with {'; '.join(dict.fromkeys(wrong))}; they would be mixed: {HELP}"
         )
+
+
+def _recipe(part: Part, tasks: Sequence[Task]) -> Recipe:
+    return Recipe(rows.digest(part), {task.uid: rows.task_digest(task) for task in tasks})
 
 
 def _part_of(job: RolloutJob, base: Path) -> Part:

@@ -32,7 +32,10 @@ def load_tasks(tasks: Tasks, manifest_dir: Path) -> tuple[Task, ...]:
     try:
         with path.open(encoding="utf-8") as file:
             return unique(read_tasks(file, str(path)), "spec.tasks.file")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        why = error.strerror or error  # the error names the file itself
+        raise BadManifest(f"spec.tasks.file: {path}: {why}", field="spec.tasks.file") from error
+    except UnicodeDecodeError as error:
         raise BadManifest(f"spec.tasks.file: {path}: {error}", field="spec.tasks.file") from error
 
 

@@ -165,7 +165,8 @@ class Trainers:
         self._on_hold = stuck
 
     async def hand_over(self, stop: asyncio.Event, *, complete: bool) -> None:
-        """Nothing runs any more: wait for the trainers, within bounds. Told to stop meanwhile, it waits for nobody."""
+        """Nothing runs any more: wait for the trainers, within bounds. Told to stop, then or meanwhile, it waits for
+        what they work on, ACK_S from then on."""
         drained, over_at = stop.is_set(), time.time()
         while True:
             await self.look()
@@ -180,7 +181,7 @@ class Trainers:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
                     await (asyncio.Event() if drained else stop).wait()
-                return
+                drained, over_at = True, time.time()
 
     def problems(self) -> tuple[str, ...]:
         """What a person should know of them at the end."""

@@ -24,6 +24,7 @@ def gateway_config(
     of its journal in a shared database."""
     spec = job.spec
     sampling = {name: value for name, value in asdict(spec.sampling).items() if value is not None}
+    queue = spec.tasks.queue
     found = {
         "listen": listen,
         "origin": origin,
@@ -46,9 +47,8 @@ def gateway_config(
         "job": job.metadata.name,
         "secret_file": secret_file,
         "session_limits": {"turns": spec.limits.turns, "total_tokens": spec.limits.total_tokens},
+        "limits": {"tasks": 0 if queue is None else queue.capacity},
         "sampling": sampling,
         "log_level": "INFO",
     }
-    if spec.tasks.queue is not None:
-        found["limits"] = {"tasks": spec.tasks.queue.capacity}
     return found | {"name": name} if name else found

@@ -48,7 +48,8 @@ def run(
         bool, typer.Option("--fresh", help="Run it anew: what earlier runs left in DIR is removed first.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say whether the job could run here; start nothing.")
+        bool,
+        typer.Option("--dry-run", help="Only say whether the job could run here, into DIR; start nothing."),
     ] = False,
     json: say.AsJson = False,
 ) -> None:
@@ -67,7 +68,7 @@ def run(
     asked = Asked(manifest, job, out or DEFAULT_OUT / job.metadata.name, engine_url)
     if not fresh and not dry_run and not retry_failed and tell_finished(asked, json=json):
         return
-    tasks = ready(asked, dry_run=dry_run, json=json)
+    tasks = ready(asked, dry_run=dry_run, fresh=fresh, json=json)
     if dry_run:
         return
     if fresh:
@@ -138,15 +139,17 @@ def anew(asked: Asked) -> None:
     clear(asked.out, asked.job.metadata.name, also=(outdir.ORIGIN, RESULT))
 
 
-def ready(asked: Asked, *, dry_run: bool, json: bool) -> tuple[Task, ...] | None:
+def ready(asked: Asked, *, dry_run: bool, fresh: bool, json: bool) -> tuple[Task, ...] | None:
     """Look before anything starts; the tasks. Ends the command with all findings, each one line, if there are some."""
-    from sandgate.operator.drivers.preflight import place_of
+    from sandgate.operator.drivers.preflight import place_of, taken
     from sandgate.trainer.preflight import preflight
 
     job = asked.job
     near = os.path.relpath(asked.base)  # as short as a person would say it
     base = asked.base if near.startswith("..") else Path(near)
     checked = asyncio.run(preflight(job, base, engine_url=asked.engine_url))
+    if dry_run and not checked.findings:  # a run finds it out when it claims the folder
+        checked.findings += taken(asked.out, job, asked.base, checked.tasks or (), fresh=fresh)
     found = [(one, place_of(asked.manifest, one.field)) for one in checked.findings]
     for one, where in found:
         at = f" ({where})" if where and not one.field.startswith("--") else ""
