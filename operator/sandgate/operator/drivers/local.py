@@ -286,7 +286,9 @@ class LocalRun:
         complete = is_over(status, JobCondition.COMPLETE) and not self.collector.missing()
         owed = self.trainers.seen.owed
         if over:
-            self.trainers.desk.say(state=RunState.OVER, complete=complete, owed=owed)
+            self.trainers.desk.say(
+                state=RunState.OVER, complete=complete and not missing, missing=len(missing), owed=owed
+            )
         else:
             self.trainers.desk.say(state=RunState.STOPPED, owed=owed)
         return await result(
