@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from sandgate.contract.trajectory import Ids
+from sandgate.gateway.engine.script import Gate, Reply
 from sandgate.operator.manifest import parse_job
 from sandgate.trainer import preflight, tinymodel
 from sandgate.trainer.cli import app
@@ -222,6 +224,30 @@ async def test_ctrl_c_lets_sessions_end_and_a_rerun_goes_on(tmp_path: Path) -> N
         assert again.code == 0, again.stderr
         assert here.player.counts["generations"] == 4
     assert json.loads(again.stdout)["trajectories"] == 4
+
+
+async def test_after_ctrl_c_twice_the_failures_of_what_had_ended_are_told(tmp_path: Path) -> None:
+    gate = Gate()
+
+    def no(ids: Ids, number: int) -> Reply:
+        return Reply(
+            [*tinymodel.encode("no"), tinymodel.END], gate=gate if "two?" in tinymodel.decode(ids) else None
+        )
+
+    async with lab(tmp_path, no) as here:
+        process = await here.start("--json")
+
+        async def first_is_written() -> bool:
+            return bool(list((tmp_path / "out" / "groups").glob("ask-q1-*.parquet")))
+
+        await until(first_is_written, what="the first group is written", within_s=60.0)
+        process.send_signal(signal.SIGINT)
+        await said(process, "stopping")
+        process.send_signal(signal.SIGINT)
+        done = await ended(process)
+        assert done.code == 130, done.stderr
+        told = json.loads(done.stdout)
+        assert (told["complete"], told["failures"], told["turns"]) == (False, {"AnswerWrong": 2}, 2)
 
 
 async def test_ctrl_c_twice_aborts(tmp_path: Path) -> None:
