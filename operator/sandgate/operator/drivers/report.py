@@ -163,6 +163,7 @@ async def result(
         status=observed.status or RolloutJobStatus(),
         sessions=len(newest),
         rewards=tuple(one.reward for one in good if one.reward is not None),
+        unscored=sum(map(_unscored, newest.values())),
         failures=dict(failures),
         tracebacks=tracebacks,
         turns=turns,
@@ -175,6 +176,10 @@ async def result(
         restarts=restarts,
         problems=problems,
     )
+
+
+def _unscored(said: SessionSummary) -> bool:
+    return said.state is SessionState.FINALIZED and said.failure_reason is None and said.reward is None
 
 
 def _cause(observed: Observed, missing: Gaps, newest: Mapping[Sample, SessionSummary]) -> str:
