@@ -126,6 +126,10 @@ def test_what_a_run_says_is_read_as_it_was_said() -> None:
     assert LocalRun.of(SAID.text()) == SAID
 
 
+def test_a_run_of_before_that_does_not_say_what_is_missing_is_read() -> None:
+    assert LocalRun.of(SAID.text().replace(' "missing": 0,\n', "")) == SAID
+
+
 BROKEN: dict[str, tuple[str, type[Exception]]] = {
     "a newer version's": (SAID.text().replace('"format": 1', '"format": 2'), NewerRecord),
     "half a file": (SAID.text()[:40], CorruptRecord),

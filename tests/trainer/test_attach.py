@@ -350,6 +350,18 @@ async def test_groups_of_a_run_that_ended_without_its_trainer_come_when_it_is_ru
         assert written(here) == whole(*UIDS)
 
 
+async def test_of_a_run_that_failed_it_is_said_so_and_how_much_is_missing(tmp_path: Path) -> None:
+    async with lab(tmp_path, ["yes"]) as here:
+        agent = tmp_path / "agent.py"
+        agent.write_text("import os\nassert os.environ['SANDGATE_PROMPT'] != 'q1?'\n" + agent.read_text())
+        asks(here)
+        assert (await here.run()).code == 1
+        with pytest.raises(
+            Unavailable, match="is over: failed, 1 groups missing, 4 groups not acknowledged by a trainer"
+        ):
+            await trained(here, wait_s=0.0)
+
+
 async def test_without_a_run_it_is_said_what_to_do(tmp_path: Path) -> None:
     async with lab(tmp_path, ["yes"]) as here:
         with pytest.raises(Unavailable, match=r"no such folder; start it with: sandgate run JOB\.yaml --out"):

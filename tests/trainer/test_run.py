@@ -13,13 +13,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from sandgate.contract.trajectory import Ids
+from sandgate.gateway.engine.script import Gate, Reply
 from sandgate.operator.manifest import parse_job
 from sandgate.trainer import preflight, tinymodel
 from sandgate.trainer.cli import app
 from sandgate.trainer.export.arrow import read_parquet
 from sandgate.trainer.finished import identity
 from tests.support.waiting import until
-from tests.trainer.jobs import MANIFEST, Lab, ended, lab
+from tests.trainer.jobs import AGENT, MANIFEST, Lab, ended, lab
 
 
 async def test_a_job_runs_to_its_end_and_says_what_it_gave(tmp_path: Path) -> None:
@@ -43,6 +45,29 @@ async def test_a_job_runs_to_its_end_and_says_what_it_gave(tmp_path: Path) -> No
         answer = "yes" if row.reward == 1.0 else "no"
         assert tinymodel.decode(row.response_ids) == f"{answer}<|im_end|>"
         assert row.loss_mask.tolist() == [1] * len(row.response_ids)
+
+
+NOT_SCORED: dict[str, tuple[str, str]] = {
+    "some have no reward": ("'yes'", "1.000 ± 0.000, 100% solved, 2 not scored"),
+    "none has one": ("'never'", "4 not scored"),
+}
+
+
+@pytest.mark.parametrize(("scored", "reward"), NOT_SCORED.values(), ids=NOT_SCORED)
+async def test_how_many_sessions_have_no_reward_is_told(tmp_path: Path, scored: str, reward: str) -> None:
+    async with lab(tmp_path, lambda ids, number: "yes" if number % 2 else "no") as here:
+        rewrite(tmp_path / "job.yaml", "source: exitCode", "source: agent")
+        rewrite(
+            tmp_path / "agent.py",
+            AGENT.splitlines()[-1],
+            f"if answer['choices'][0]['message']['content'] == {scored}:\n"
+            "    json.dump({'reward': 1.0}, open(os.environ['SANDGATE_TERMINATION_LOG'], 'w'))",
+        )
+        done = await here.run()
+        assert done.code == 0, done.stderr
+        again = await here.run()
+        told = [dict(line.split(None, 1) for line in one.stdout.splitlines()[1:]) for one in (done, again)]
+        assert [one["reward"].strip() for one in told] == [reward, reward]
 
 
 async def test_a_job_that_is_done_is_reported_from_its_folder(tmp_path: Path) -> None:
@@ -222,6 +247,30 @@ async def test_ctrl_c_lets_sessions_end_and_a_rerun_goes_on(tmp_path: Path) -> N
         assert again.code == 0, again.stderr
         assert here.player.counts["generations"] == 4
     assert json.loads(again.stdout)["trajectories"] == 4
+
+
+async def test_after_ctrl_c_twice_the_failures_of_what_had_ended_are_told(tmp_path: Path) -> None:
+    gate = Gate()
+
+    def no(ids: Ids, number: int) -> Reply:
+        return Reply(
+            [*tinymodel.encode("no"), tinymodel.END], gate=gate if "two?" in tinymodel.decode(ids) else None
+        )
+
+    async with lab(tmp_path, no) as here:
+        process = await here.start("--json")
+
+        async def first_is_written() -> bool:
+            return bool(list((tmp_path / "out" / "groups").glob("ask-q1-*.parquet")))
+
+        await until(first_is_written, what="the first group is written", within_s=60.0)
+        process.send_signal(signal.SIGINT)
+        await said(process, "stopping")
+        process.send_signal(signal.SIGINT)
+        done = await ended(process)
+        assert done.code == 130, done.stderr
+        told = json.loads(done.stdout)
+        assert (told["complete"], told["failures"], told["turns"]) == (False, {"AnswerWrong": 2}, 2)
 
 
 async def test_ctrl_c_twice_aborts(tmp_path: Path) -> None:

@@ -38,13 +38,15 @@ class LocalRun:
     job: str
     state: RunState
     complete: bool = False
-    """It is over, and everything ended."""
+    """It is over, and every group is there."""
     gateways: dict[str, str] = field(default_factory=dict)
     """Name -> origin, of those that answer."""
     engines: tuple[str, ...] = ()
     """Where they are, for a trainer that brings them new weights."""
     owed: int = 0
     """Groups that no trainer has acknowledged, when it ended."""
+    missing: int = 0
+    """Groups that are not there, when it was over."""
     heartbeat_s: float = 30.0
     """How often it wants a sign of life."""
 
@@ -66,6 +68,7 @@ class LocalRun:
                 gateways={str(name): str(origin) for name, origin in said["gateways"].items()},
                 engines=tuple(map(str, said["engines"])),
                 owed=int(said["owed"]),
+                missing=int(said.get("missing", 0)),
                 heartbeat_s=float(said["heartbeat_s"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -125,7 +125,8 @@ class Place:
         if said is None:
             return f"no run in {self.out}"
         if said.state is RunState.OVER:
-            end = "complete" if said.complete else "not complete"
+            gaps = f", {said.missing} groups missing" if said.missing else ""
+            end = "complete" if said.complete else f"failed{gaps}"
             return f"the run in {self.out} is over: {end}, {said.owed} groups not acknowledged by a trainer"
         how = "was stopped" if said.state is RunState.STOPPED else "was killed"
         return f"the run in {self.out} {how} before it was over"

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from sandgate.contract.attach import RunState
-from sandgate.contract.errors import NotFound
+from sandgate.contract.errors import NotFound, SandgateError
 from sandgate.contract.job import Backend, RolloutJob, Task
 from sandgate.contract.session import SessionHandle, SessionSpec, SessionState, SessionSummary, task_of
-from sandgate.contract.status import JobCondition, RolloutJobStatus
+from sandgate.contract.status import JobCondition
 from sandgate.operator.drivers.attendance import awaited as awaited
 from sandgate.operator.drivers.collect import Collector
 from sandgate.operator.drivers.collect import Merge as Merge
@@ -67,6 +67,8 @@ COUNTS_S = 1.0
 """Between Counts events."""
 EVENTS_WAIT_S = 2.0
 """Of one long poll at a gateway; one that shuts down waits for it."""
+BOOKS_S = 5.0
+"""For the gateways' own books, at the end of a run that is aborted: a person waits."""
 NEWS = (SessionState.COMPLETE.value, SessionState.ABORTED.value)
 """What others do to a session; that it was opened or finalized we know, because we did it."""
 TASK_CHARS_MAX = 65_536
@@ -287,7 +289,9 @@ class LocalRun:
         complete = is_over(status, JobCondition.COMPLETE) and not self.collector.missing()
         owed = self.trainers.seen.owed
         if over:
-            self.trainers.desk.say(state=RunState.OVER, complete=complete, owed=owed)
+            self.trainers.desk.say(
+                state=RunState.OVER, complete=complete and not missing, missing=len(missing), owed=owed
+            )
         else:
             self.trainers.desk.say(state=RunState.STOPPED, owed=owed)
         return await result(
@@ -304,16 +308,24 @@ class LocalRun:
 
     async def give_up(self, served: list[Supervised]) -> JobResult:
         """At once: nobody waits for turns that nobody will read. Journals lose nothing by it."""
+        restarts = sum(one.restarts for one in served)
+        books: JobResult | None = None
+        with suppress(TimeoutError, SandgateError):  # a gateway may be what this run is aborted for
+            async with asyncio.timeout(BOOKS_S):
+                books = await self._books(restarts)
         await asyncio.gather(*(one.stop(0.0) for one in served))
-        return JobResult(
+        return books or self.meter.result(groups=len(self.collector.collected), restarts=restarts)
+
+    async def _books(self, restarts: int) -> JobResult:
+        return await result(
+            self.observed,
+            self.gateways,
             complete=False,
-            status=self.observed.status or RolloutJobStatus(),
-            sessions=self.observed.tally.ended,
-            turns=self.meter.turns,
-            sampled_tokens=self.meter.sampled,
+            trajectories=None,
             groups=len(self.collector.collected),
             seconds=self.meter.seconds,
-            restarts=sum(one.restarts for one in served),
+            restarts=restarts,
+            missing={},
         )
 
     def _spawn(self, what: Coroutine[Any, Any, None]) -> None:

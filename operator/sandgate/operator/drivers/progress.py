@@ -178,6 +178,8 @@ class JobResult:
     """Samples that ended."""
     rewards: tuple[float, ...] = ()
     """Of the samples that have one and are not masked: neither the agent's failure nor the infrastructure's."""
+    unscored: int = 0
+    """Samples that ended well, and nobody gave them a reward."""
     failures: dict[str, int] = field(default_factory=dict)
     """FailureReason -> attempts, retried ones included."""
     tracebacks: int = 0

@@ -35,6 +35,10 @@ class Meter:
     turns: int = 0
     sampled: int = 0
     """Tokens of ended sessions."""
+    failures: Counter[str] = field(default_factory=Counter)
+    """FailureReason -> attempts."""
+    tracebacks: int = 0
+    """As `JobResult.tracebacks`."""
     _marks: deque[tuple[float, int]] = field(default_factory=deque)
 
     @property
@@ -46,6 +50,9 @@ class Meter:
         """An attempt is sealed: count it, and how it is told."""
         self.turns += said.turns
         self.sampled += said.sampled_tokens
+        if outcome.failure_reason is not None:
+            self.failures[outcome.failure_reason] += 1
+        self.tracebacks += said.traceback
         agent = seen.sandbox
         seconds = 0.0
         if agent is not None and agent.started_at is not None and agent.exit is not None:
@@ -65,6 +72,21 @@ class Meter:
             failure_reason=outcome.failure_reason,
             detail=outcome.detail,
             traceback=said.traceback,
+        )
+
+    def result(self, *, groups: int, restarts: int) -> JobResult:
+        """Of a run that is given up and whose gateways do not answer: what it saw itself, nothing of earlier runs."""
+        return JobResult(
+            complete=False,
+            status=self.observed.status or RolloutJobStatus(),
+            sessions=self.observed.tally.ended,
+            failures=dict(self.failures),
+            tracebacks=self.tracebacks,
+            turns=self.turns,
+            sampled_tokens=self.sampled,
+            groups=groups,
+            seconds=self.seconds,
+            restarts=restarts,
         )
 
     async def run(self, every_s: float) -> None:
@@ -141,6 +163,7 @@ async def result(
         status=observed.status or RolloutJobStatus(),
         sessions=len(newest),
         rewards=tuple(one.reward for one in good if one.reward is not None),
+        unscored=sum(map(_unscored, newest.values())),
         failures=dict(failures),
         tracebacks=tracebacks,
         turns=turns,
@@ -153,6 +176,10 @@ async def result(
         restarts=restarts,
         problems=problems,
     )
+
+
+def _unscored(said: SessionSummary) -> bool:
+    return said.state is SessionState.FINALIZED and said.failure_reason is None and said.reward is None
 
 
 def _cause(observed: Observed, missing: Gaps, newest: Mapping[Sample, SessionSummary]) -> str:

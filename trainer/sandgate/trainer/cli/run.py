@@ -275,6 +275,7 @@ def report(ran: Ran, asked: Asked) -> dict[str, Json]:
         "missing_groups": result.missing_groups,
         **numbers,
         "sessions": result.sessions,
+        "unscored": result.unscored,
         "turns": result.turns,
         "forks": result.forks,
         "failures": result.failures,
@@ -319,6 +320,8 @@ def rows(found: dict[str, Any]) -> list[dict[str, str]]:
     reward = "-"
     if found["reward_mean"] is not None:
         reward = f"{found['reward_mean']:.3f} ± {found['reward_std']:.3f}, {found['solved']:.0%} solved"
+    if found["unscored"]:
+        reward = ", ".join([*([] if reward == "-" else [reward]), f"{found['unscored']:,} not scored"])
     failures = say.cell(found["failures"])
     if found["tracebacks"]:
         failures += f"; exit 1 with a traceback: {found['tracebacks']:,}"
