@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from sandgate.trainer.export.arrow import read_parquet, samples_in_parquet
 from tests.trainer.jobs import AGENT, Lab, lab
@@ -11,6 +12,12 @@ from tests.trainer.jobs import AGENT, Lab, lab
 WORDS = "AnswerWrong exit code 1 with a traceback: ModuleNotFoundError: No module named 'no_such_module'"
 CAUSE = f"AgentsFailAlike: {WORDS}"
 """An exit with 1 is a wrong answer where exit codes are rewards; of agents that never asked anything it is none."""
+
+
+def kept(here: Lab) -> dict[str, Any]:
+    """What result.json says of the last run."""
+    found: dict[str, Any] = json.loads((here.folder / "out" / "result.json").read_text())["told"]
+    return found
 
 
 async def test_a_job_of_which_nothing_came_is_no_success_until_it_is_mended(tmp_path: Path) -> None:
@@ -21,9 +28,11 @@ async def test_a_job_of_which_nothing_came_is_no_success_until_it_is_mended(tmp_
         assert first.stderr.splitlines()[-1] == f"error: {CAUSE}"
         assert "state         failed: mend the cause, then run it again with --retry-failed" in first.stdout
         assert "trajectories  0 in " in first.stdout
+        assert kept(here)["cause"] == CAUSE
 
         second = await here.run("--json")
         found = json.loads(second.stdout)
+        assert kept(here) == found
         assert second.code == 1
         assert (found["complete"], found["missing_groups"], found["trajectories"]) == (False, 2, 0)
         assert found["cause"].startswith(
