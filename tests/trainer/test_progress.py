@@ -98,6 +98,10 @@ R = FailureReason
 OUTCOMES: dict[str, tuple[list[Event], str]] = {
     "nothing ended": ([counts(1.0)], ""),
     "rewards": ([session(reward=1.0), session(reward=2.0), session(reward=0.0)], "2 solved, 1 not"),
+    "wrong answers by exit code are said once": (
+        [session(reward=1.0), session(R.ANSWER_WRONG, reward=0.0)], "1 solved, 1 AnswerWrong",
+    ),
+    "none is solved": ([session(reward=0.0)], "0 solved, 1 not"),
     "no rewards": ([session()], "1 not scored"),
     "a failure that has a reward": ([session(R.TURN_LIMIT, reward=1.0)], "1 TurnLimit"),
     "failures, the most frequent first": (
@@ -232,7 +236,7 @@ def test_on_a_terminal_bars_move_and_words_stand_above_them() -> None:
     sessions, groups, outcomes = (" ".join(line.split()) for line in frame[:3])
     assert re.fullmatch(r"sessions [━╺╸]+ 6/8 2 running, 1 retry 0:00:\d\d", sessions)
     assert re.fullmatch(r"groups [━╺╸]+ 0/2 1,234 tokens/s, about 5 s left 0:00:\d\d", groups)
-    assert outcomes == "1 solved, 0 not, 1 TurnLimit"
+    assert outcomes == "1 solved, 1 TurnLimit"
     assert max(map(len, frame[:3])) <= 80
     last = frame[-1]
     assert last.startswith("6/8 sessions (2 running, 1 retry), 0/2 groups, 1 solved"), "it stays when bars go"

@@ -241,7 +241,9 @@ async def test_ctrl_c_lets_sessions_end_and_a_rerun_goes_on(tmp_path: Path) -> N
         here.player.resume()
         first = await ended(process)
         assert first.code == 130, first.stderr
-        assert json.loads(first.stdout)["complete"] is False
+        stopped = json.loads(first.stdout)
+        assert stopped["complete"] is False
+        assert json.loads((tmp_path / "out" / "result.json").read_text())["told"] == stopped
         assert here.player.counts["generations"] == 2
         again = await here.run("--json")
         assert again.code == 0, again.stderr
@@ -271,6 +273,7 @@ async def test_after_ctrl_c_twice_the_failures_of_what_had_ended_are_told(tmp_pa
         assert done.code == 130, done.stderr
         told = json.loads(done.stdout)
         assert (told["complete"], told["failures"], told["turns"]) == (False, {"AnswerWrong": 2}, 2)
+        assert json.loads((tmp_path / "out" / "result.json").read_text())["told"] == told
 
 
 async def test_ctrl_c_twice_aborts(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 from pathlib import Path
+from typing import Any
 
 from sandgate.contract.attach import LOCK
 from sandgate.trainer.export.arrow import read_parquet, samples_in_parquet
@@ -15,6 +16,12 @@ CAUSE = f"AgentsFailAlike: {WORDS}"
 """An exit with 1 is a wrong answer where exit codes are rewards; of agents that never asked anything it is none."""
 
 
+def kept(here: Lab) -> dict[str, Any]:
+    """What result.json says of the last run."""
+    found: dict[str, Any] = json.loads((here.folder / "out" / "result.json").read_text())["told"]
+    return found
+
+
 async def test_a_job_of_which_nothing_came_is_no_success_until_it_is_mended(tmp_path: Path) -> None:
     async with lab(tmp_path, ["yes"]) as here:
         (tmp_path / "agent.py").write_text("import no_such_module\n" + AGENT)
@@ -23,9 +30,11 @@ async def test_a_job_of_which_nothing_came_is_no_success_until_it_is_mended(tmp_
         assert first.stderr.splitlines()[-1] == f"error: {CAUSE}"
         assert "state         failed: mend the cause, then run it again with --retry-failed" in first.stdout
         assert "trajectories  0 in " in first.stdout
+        assert kept(here)["cause"] == CAUSE
 
         second = await here.run("--json")
         found = json.loads(second.stdout)
+        assert kept(here) == found
         assert second.code == 1
         assert (found["complete"], found["missing_groups"], found["trajectories"]) == (False, 2, 0)
         assert found["cause"].startswith(

@@ -15,7 +15,7 @@ from sandgate.trainer import outdir
 from sandgate.trainer.files import replacing
 
 RESULT = "result.json"
-"""In the --out folder of a run that is complete."""
+"""In the --out folder of a run that ended and told what it gave."""
 FORMAT = 1
 CHUNK = 1 << 20
 
@@ -44,12 +44,12 @@ def identity(job: RolloutJob, manifest_dir: Path) -> str:
 
 
 def keep(out: Path, asked: str, told: dict[str, Json]) -> None:
-    """Leave in `out` what the run gave that is complete now."""
+    """Leave in `out` what the run gave, complete or not."""
     merged = out / outdir.TRAJECTORIES
     found = {
         "format": FORMAT,
         "asked": asked,
-        "trajectories_bytes": merged.stat().st_size,
+        "trajectories_bytes": merged.stat().st_size if merged.is_file() else None,
         "groups": _groups(out),
         "told": told,
     }
@@ -63,7 +63,8 @@ def forget(out: Path) -> None:
 
 
 def finished(out: Path, asked: str) -> Finished | None:
-    """What a run gave that was asked for exactly this and whose trajectories are still there; None: run it."""
+    """What a run gave that was asked for exactly this, is complete, and whose trajectories are still there; None: run
+    it."""
     try:
         found = json.loads((out / RESULT).read_text("utf-8"))
         same = (found["format"], found["asked"]) == (FORMAT, asked)
@@ -71,9 +72,10 @@ def finished(out: Path, asked: str) -> Finished | None:
         journal = (out / outdir.JOURNAL).is_file()
         gone = max(0, int(found["groups"]) - _groups(out))
         told = found["told"]
+        complete = told["complete"] is True
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return Finished(told, gone) if asked and same and whole and journal and isinstance(told, dict) else None
+    return Finished(told, gone) if asked and same and complete and whole and journal else None
 
 
 def _groups(out: Path) -> int:

@@ -119,10 +119,13 @@ class Tally:
                 self.unsolved += 1
 
     def outcomes(self) -> str:
-        """`7 solved, 3 not, 1 TurnLimit`; empty while nothing ended."""
+        """`7 solved, 3 not, 1 TurnLimit`; empty while nothing ended. Where exit codes are rewards those that are not
+        solved are `AnswerWrong`, so that no `not` is said instead of `0 not`."""
         parts = []
         if self.solved or self.unsolved:
-            parts += [f"{self.solved:,} solved", f"{self.unsolved:,} not"]
+            parts.append(f"{self.solved:,} solved")
+        if self.unsolved:
+            parts.append(f"{self.unsolved:,} not")
         if self.unscored:
             parts.append(f"{self.unscored:,} not scored")
         parts += [f"{count:,} {reason}" for reason, count in self.failures.most_common(REASONS_MAX)]

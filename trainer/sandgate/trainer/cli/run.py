@@ -82,11 +82,11 @@ def run(
         raise typer.Exit(say.NOT_DONE) from None
     found = report(ran, asked)
     tell_result(found, json=json)
+    keep(asked.out, asked.identity, found)
     if not ran.result.complete:
         if ran.result.cause:
             say.error_line(SandgateError(ran.result.cause))
         raise typer.Exit(say.STOPPED if stops.count else say.NOT_DONE)
-    keep(asked.out, asked.identity, found)
 
 
 @dataclass(slots=True)
