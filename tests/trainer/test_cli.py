@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from sandgate.trainer.cli import app, say
 from sandgate.trainer.cli.looks import session_row
+from sandgate.trainer.cli.show import rendered
 from sandgate.trainer.export.arrow import read_parquet, write_parquet
 from sandgate.trainer.export.jsonl import read_jsonl
 from sandgate.trainer.tinymodel import write_tiny_model
@@ -75,6 +76,15 @@ def test_no_forks_is_success(clean_run: Path) -> None:
     said = ask("forks", "--out", clean_run, "--json")
     assert (said.exit_code, json.loads(said.stdout)) == (0, [])
     assert ask("forks", "--out", clean_run).stdout.startswith("no forks")
+
+
+def test_show_says_how_a_session_failed() -> None:
+    tree = {"session_id": "s", "job": "", "uid": "", "sample_index": 0, "attempt": 0, "state": "finalized", "turns": [],
+            "tokens": 0, "sampled_tokens": 0, "reward": 0.0, "failure_class": "policy", "failure_reason": "AnswerWrong",
+            "failure_detail": "exit code 1 with a traceback:\nKeyError\x1b[2J"}  # fmt: skip
+    _, counts = rendered(tree, colours=False, limit=None)
+    said = "policy failure AnswerWrong: exit code 1 with a traceback: KeyError\\x1b[2J"
+    assert counts.plain.endswith(said)
 
 
 REWARDS: dict[str, tuple[float | None, str | None, object]] = {
