@@ -17,6 +17,8 @@ import pytest
 from typer.testing import CliRunner
 
 from sandgate.trainer.cli import app, say
+from sandgate.trainer.cli.looks import session_row
+from sandgate.trainer.cli.show import rendered
 from sandgate.trainer.export.arrow import read_parquet, write_parquet
 from sandgate.trainer.export.jsonl import read_jsonl
 from sandgate.trainer.tinymodel import write_tiny_model
@@ -74,6 +76,32 @@ def test_no_forks_is_success(clean_run: Path) -> None:
     said = ask("forks", "--out", clean_run, "--json")
     assert (said.exit_code, json.loads(said.stdout)) == (0, [])
     assert ask("forks", "--out", clean_run).stdout.startswith("no forks")
+
+
+def test_show_says_how_a_session_failed() -> None:
+    tree = {"session_id": "s", "job": "", "uid": "", "sample_index": 0, "attempt": 0, "state": "finalized", "turns": [],
+            "tokens": 0, "sampled_tokens": 0, "reward": 0.0, "failure_class": "policy", "failure_reason": "AnswerWrong",
+            "failure_detail": "exit code 1 with a traceback:\nKeyError\x1b[2J"}  # fmt: skip
+    _, counts = rendered(tree, colours=False, limit=None)
+    said = "policy failure AnswerWrong: exit code 1 with a traceback: KeyError\\x1b[2J"
+    assert counts.plain.endswith(said)
+
+
+REWARDS: dict[str, tuple[float | None, str | None, object]] = {
+    "an agent's failure teaches nothing": (0.0, "agent", "masked"),
+    "a wrong answer is trained on": (0.0, "policy", 0.0),
+    "a good end": (1.0, None, 1.0),
+    "nobody gave one": (None, "agent", None),
+}
+
+
+@pytest.mark.parametrize(("reward", "blame", "shown"), REWARDS.values(), ids=REWARDS)
+def test_a_reward_that_is_masked_is_not_shown_as_one(
+    reward: float | None, blame: str | None, shown: object
+) -> None:
+    one = {"session_id": "s", "sample_index": 0, "sampled_tokens": 1, "reward": reward}
+    row = session_row(one | {"failure_class": blame, "failure_reason": None})
+    assert row["reward"] == shown
 
 
 def test_sessions_are_listed_in_order_and_by_job(run: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sandgate.contract.errors import FailureClass
 from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer.cli import say
 from sandgate.trainer.cluster import Place, rollout_job
@@ -106,8 +107,10 @@ def sessions(
 
 
 def session_row(one: dict[str, Any]) -> dict[str, Any]:
-    """A session's summary as a line of the table."""
+    """A session's summary as a line of the table. A reward that nobody learns from is no number there."""
+    masked = one["reward"] is not None and one["failure_class"] not in (None, FailureClass.POLICY)
     return one | {
+        "reward": "masked" if masked else one["reward"],
         "session": one["session_id"],
         "sample": one["sample_index"],
         "failure": one["failure_reason"],

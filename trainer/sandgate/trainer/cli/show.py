@@ -57,6 +57,7 @@ def rendered(tree: Tree, *, colours: bool, limit: int | None) -> list[Text]:
     )
     if tree["failure_reason"]:
         counts += f", {tree['failure_class']} failure {tree['failure_reason']}"
+        counts += f": {printable(' '.join(tree['failure_detail'].split()))}" if tree["failure_detail"] else ""
     lines = [Text(head, "bold"), Text(counts)]
     for line in lay_out(tree):
         lines += _turn(line, colours=colours, limit=limit)
