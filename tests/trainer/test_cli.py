@@ -59,9 +59,9 @@ def test_a_long_conversation_does_not_wander_to_the_right() -> None:
 
 
 def test_what_a_model_says_does_not_steer_the_terminal() -> None:
-    from sandgate.trainer.cli.show import printable
+    from sandgate.trainer.cli.say import printable
 
-    assert printable("a\x1b[2Jb\r\n\tc\u202e") == "a\\x1b[2Jb\\x0d\n\tc\\x202e"
+    assert printable("a\x1b[2Jb\r\n\tc\u202e") == "a\\x1b[2Jb\\x0d\n\tc\\u202e"
 
 
 def test_forks_lists_each_with_its_reason_and_fails(run: Path) -> None:
@@ -341,7 +341,7 @@ def test_help_of_every_command_fits_its_purpose() -> None:
 
 
 CELLS = [(None, "-"), ("", "-"), (True, "yes"), (False, "no"), (0.25, "0.250"), (1234, "1,234"), ({}, "-"),
-         ({"a": 1}, "a 1"), ("x", "x")]  # fmt: skip
+         ({"a": 1}, "a 1"), ("x", "x"), ("a\x1b]0;pwned\x07\n\u202e", r"a\x1b]0;pwned\x07\x0a\u202e")]  # fmt: skip
 
 
 @pytest.mark.parametrize(("value", "shown"), CELLS)

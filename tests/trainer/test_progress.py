@@ -71,6 +71,7 @@ EVENTS: list[tuple[Event, str | None]] = [
         "s (task q1, sample 0, attempt 1): infra/Evicted no memory",
     ),
     (GroupCollected(uid="q", trajectories=1, path=Path("p")), None),
+    (Note(text="task a\x1b[2Jb: gone"), r"note: task a\x1b[2Jb: gone"),
 ]
 
 

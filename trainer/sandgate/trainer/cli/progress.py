@@ -27,7 +27,7 @@ from sandgate.operator.drivers.local import (
     SessionEnded,
     TrainerNews,
 )
-from sandgate.trainer.cli.say import plural
+from sandgate.trainer.cli.say import plural, printable
 from sandgate.trainer.summary import SOLVED
 
 LINES_EVERY_S = 10.0
@@ -63,6 +63,11 @@ KINDS: dict[type, str] = {Note: "note: ", TrainerNews: "", Problem: "problem: "}
 
 def line_of(event: Event) -> str | None:
     """What is told once in words; None for what only moves a bar."""
+    line = _line_of(event)
+    return None if line is None else printable(line)
+
+
+def _line_of(event: Event) -> str | None:
     match event:
         case EngineStarting(log=log, restarts=0):
             return f"engine is starting, log in {log}"

@@ -52,7 +52,7 @@ class Commands(TyperGroup):
 
 def error_line(error: SandgateError) -> None:
     """`error: TEXT [field FIELD]` on stderr; the text is one line whatever it quotes."""
-    text = " ".join(str(error).split())
+    text = printable(" ".join(str(error).split()))
     field = error.field if isinstance(error, BadRequest) else None
     typer.echo(f"error: {text}" + (f" [field {field}]" if field else ""), err=True)
 
@@ -92,9 +92,19 @@ def cell(value: Any) -> str:
         case int():
             return f"{value:,}"
         case dict():
-            return ", ".join(f"{key} {cell(found)}" for key, found in value.items()) or "-"
+            return ", ".join(f"{cell(key)} {cell(found)}" for key, found in value.items()) or "-"
         case _:
-            return str(value)
+            return printable(str(value), keep="")
+
+
+def printable(text: str, keep: str = "\n\t") -> str:
+    """What a model, a task's name or an agent says must not steer the terminal: all that is no printable character, but
+    for `keep`, as an escape."""
+    return "".join(char if char in keep or char.isprintable() else _escaped(char) for char in text)
+
+
+def _escaped(char: str) -> str:
+    return f"\\x{ord(char):02x}" if ord(char) < 256 else f"\\u{ord(char):04x}"
 
 
 def plural(count: int, one: str, many: str = "") -> str:

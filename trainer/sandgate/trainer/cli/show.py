@@ -57,7 +57,9 @@ def rendered(tree: Tree, *, colours: bool, limit: int | None) -> list[Text]:
     )
     if tree["failure_reason"]:
         counts += f", {tree['failure_class']} failure {tree['failure_reason']}"
-        counts += f": {printable(' '.join(tree['failure_detail'].split()))}" if tree["failure_detail"] else ""
+        counts += (
+            f": {say.printable(' '.join(tree['failure_detail'].split()))}" if tree["failure_detail"] else ""
+        )
     lines = [Text(head, "bold"), Text(counts)]
     for line in lay_out(tree):
         lines += _turn(line, colours=colours, limit=limit)
@@ -94,9 +96,4 @@ def _span(span: dict[str, Any], *, colours: bool, limit: int | None) -> Text:
         half = limit // 2
         text = f"{text[:half]}…[{len(text) - 2 * half} characters]…{text[-half:]}"
     before, after = ("", "") if colours else MARKS[mask]
-    return Text(f"{before}{printable(text)}{after}", STYLES[mask])
-
-
-def printable(text: str) -> str:
-    """What a model says must not steer the terminal: control characters as their pictures."""
-    return "".join(char if char in "\n\t" or char.isprintable() else f"\\x{ord(char):02x}" for char in text)
+    return Text(f"{before}{say.printable(text)}{after}", STYLES[mask])
