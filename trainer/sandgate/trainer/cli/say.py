@@ -43,8 +43,8 @@ class Commands(TyperGroup):
             sys.stderr.close()
             raise typer.Exit(NOT_DONE) from None
         except OSError as error:
-            name = f" {error.filename}" if error.filename else ""
-            typer.echo(f"error:{name}: {error.strerror or error}", err=True)
+            name = f"{printable(str(error.filename))}: " if error.filename else ""
+            typer.echo(f"error: {name}{error.strerror or error}", err=True)
             raise typer.Exit(ASKED_WRONGLY) from None
         except KeyboardInterrupt:
             raise typer.Exit(STOPPED) from None
