@@ -21,7 +21,7 @@ from sandgate.trainer.cluster import Place
 from sandgate.trainer.fleet import cluster_fleet
 from tests.adversary import hostile
 from tests.cluster.e2e import scripted
-from tests.cluster.e2e.world import SYSTEM, World
+from tests.cluster.e2e.world import SYSTEM, World, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300, func_only=True)]
 
@@ -66,6 +66,9 @@ def peak_mb(world: World, namespace: str, pods: Iterable[str]) -> float:
 
 async def rows(world: World, namespace: str, name: str) -> list[Trajectory]:
     """All of a job, by way of the trainer."""
+    await asyncio.to_thread(
+        wait_for, world, namespace, name, "Ready"
+    )  # before that the operator may not have seen it
     found: list[Trajectory] = []
     place = Place(namespace=namespace, kubeconfig=str(world.cluster.kubeconfig))
     async with cluster_fleet(name, place) as fleet:
