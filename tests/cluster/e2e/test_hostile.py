@@ -64,7 +64,7 @@ def peak_mb(world: World, namespace: str, pods: Iterable[str]) -> float:
     return most
 
 
-async def rows(world: World, namespace: str, name: str) -> list[Trajectory]:
+async def rows(world: World, namespace: str, name: str, groups: int) -> list[Trajectory]:
     """All of a job, by way of the trainer."""
     await asyncio.to_thread(
         wait_for, world, namespace, name, "Ready"
@@ -75,6 +75,9 @@ async def rows(world: World, namespace: str, name: str) -> list[Trajectory]:
         async for group in fleet.groups(idle_s=120.0):
             async with group:
                 found += group.trajectories
+            groups -= 1
+            if not groups:
+                break
     return found
 
 
@@ -93,7 +96,7 @@ async def test_it_gets_what_it_earned_and_the_others_what_they_have_without_it(w
         scripted.submit(world, namespace, job("alone", HONEST), job("beside", HONEST + 1))
         watching = asyncio.ensure_future(watch(world, namespace, gateway_name("beside", 0), seen))
         alone, beside = await asyncio.gather(
-            rows(world, namespace, "alone"), rows(world, namespace, "beside")
+            rows(world, namespace, "alone", HONEST), rows(world, namespace, "beside", HONEST + 1)
         )
         watching.cancel()
         operators = peak_mb(world, SYSTEM, [pod["metadata"]["name"] for pod in world.operators()])
