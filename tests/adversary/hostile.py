@@ -100,7 +100,10 @@ async def rewards() -> None:
     """Its own, at every door."""
     for raw in NOT_KEPT:
         await post(f"{PATH}/reward", raw)
-        await post(f"{PATH}/complete", raw)
+        if (
+            b"reward_info" in raw
+        ):  # refused; one that is taken would be its last word, and end all its other tricks
+            await post(f"{PATH}/complete", raw)
     for door in ("reward", "finalize", "abort"):
         status = await post(f"/v1/sessions/{SESSION}/{door}", b'{"reward": 1.0}')
         if 200 <= status < 300:
@@ -138,6 +141,7 @@ async def rounds(wanted: int) -> None:
         while len(held) > KEPT:
             held.pop(0).close()
         print(number, flush=True)
+    await post(f"{PATH}/complete", NOT_KEPT[-1])
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ def bench(smoke: bool) -> dict[str, float]:
         "beside_p99_s": beside.quantile(99),
         "p99_ratio": beside.quantile(99) / alone.quantile(99),
         "peak_rss_mb": beside.peak_mb,
+        "rounds": float(beside.tricks),
     }
 
 

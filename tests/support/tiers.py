@@ -42,7 +42,7 @@ LEFT_OUT = (
     " the environments of verl, AReaL and TRL (9 GB; 6 min): make test-all"
 )
 EVERYDAY = "some {minutes} min on two cores, and 1 to 3 more where the engine (5 GB) is not built yet"
-MINUTES = {"everyday": 15, "all": 40}
+MINUTES = {"everyday": 15, "all": 35}
 """Roughly, on two cores, with warm caches."""
 
 
