@@ -70,7 +70,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("spec.engine.endpoints[0]", "http://a:8000/?x=1", "base URL"),
     ("spec.engine.endpoints[0]", 8000, "must be text"),
     ("spec.engine.kind", "tgi", "must be one of vllm, sglang"),
-    ("spec.engine.logprobsMode", "", "must not be empty"),
+    ("spec.engine.logprobsMode", "raw", "raw_logprobs"),
     ("spec.gateway.replicas", 0, "below 1"),
     ("spec.gateway.replicas", 101, "above 100"),
     ("spec.gateway.beside", "Near", "must be one of"),

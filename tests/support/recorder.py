@@ -25,6 +25,8 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from sandgate.gateway.engine.logprobs import ASKS
+
 HOP = {"host", "connection", "keep-alive", "transfer-encoding", "content-length", "upgrade", "te", "trailer"}
 """Headers of one connection, not of the message."""
 GENERATE = "/inference/v1/generate"
@@ -165,10 +167,11 @@ class Recorder:
         await self._http.close()
 
     def _record(self, request: web.Request, raw: bytes) -> Exchange | None:
-        """None for polls and probes: they are not kept."""
+        """None for polls, probes and measurements: they are not kept."""
         found: Exchange
         about = (request.headers, raw)
-        if request.path == GENERATE and "X-Request-Id" in request.headers:  # probes are not named
+        named = request.headers.get("X-Request-Id", ASKS)  # probes are not named
+        if request.path == GENERATE and not named.startswith(ASKS):
             found = Generation(*about)
         elif match := CHAT.fullmatch(request.path):
             found = Chat(*about, session=match["session"])

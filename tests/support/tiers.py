@@ -132,7 +132,7 @@ class Parts:
         """Starts to make what is missing."""
         if worker(self.config) not in ("", "gw0") or self.config.getoption("collectonly"):
             return
-        needed = in_order(name for item in session.items for name in item.stash[NEEDED])
+        needed = in_order(name for item in session.items for name in item.stash.get(NEEDED, []))
         if missing := [name for name in needed if not NEEDS[name].ready() and not NEEDS[name].lacks()]:
             for name in missing:
                 self._note(name, "asked", "")

@@ -24,6 +24,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,7 +86,7 @@ _running: dict[str, Vllm] = {}
 def vllm(request: pytest.FixtureRequest) -> Vllm:
     """See the module."""
     if not _running:
-        _running["it"] = _told() if TOLD else _start(request.config)
+        _running["it"] = _told() if TOLD else _start(FLAGS, request.config.add_cleanup)
     return _running["it"]
 
 
@@ -99,7 +100,15 @@ def engine_python() -> Path:
     return python_of("engine-env.sh")
 
 
-def _start(config: pytest.Config) -> Vllm:
+@contextlib.contextmanager
+def another(flags: Sequence[str]) -> Iterator[Vllm]:
+    """One of its own with other flags, for the length of a test. It takes half a minute to start, and 3 GB."""
+    with contextlib.ExitStack() as stack:
+        yield _start(flags, stack.callback)
+
+
+def _start(flags: Sequence[str], at_end: Callable[[Callable[[], None]], object]) -> Vllm:
+    """`at_end` takes what is to be called at the end, the last first."""
     python = engine_python()
     port = _free_port()
     log = tempfile.NamedTemporaryFile("w+", prefix="sandgate-vllm-", suffix=".log", delete=False)  # noqa: SIM115
@@ -113,7 +122,7 @@ def _start(config: pytest.Config) -> Vllm:
         "--model",
         str(MODEL),
     ]
-    command += ["--served-model-name", "shop", "--host", "127.0.0.1", "--port", str(port), *FLAGS]
+    command += ["--served-model-name", "shop", "--host", "127.0.0.1", "--port", str(port), *flags]
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "PYTHON", "VIRTUAL_ENV"))}
     sockets = tempfile.mkdtemp(prefix="sandgate-vllm-")  # vLLM leaves them behind
     process = subprocess.Popen(
@@ -124,8 +133,8 @@ def _start(config: pytest.Config) -> Vllm:
         start_new_session=True,
         cwd=tempfile.gettempdir(),
     )
-    config.add_cleanup(lambda: shutil.rmtree(sockets, ignore_errors=True))
-    config.add_cleanup(lambda: _stop(process, Path(log.name)))  # cleanups run from the last to the first
+    at_end(lambda: shutil.rmtree(sockets, ignore_errors=True))
+    at_end(lambda: _stop(process, Path(log.name)))
     url = f"http://127.0.0.1:{port}"
     end = time.monotonic() + START_S
     while not _up(url):

@@ -71,6 +71,12 @@ class Fake:
                 return {"data": [{"id": "tiny", "max_model_len": self.faults["max_model_len"]}]}
             case "/inference/v1/generate":
                 return self.generate(body["sampling_params"])
+            case "/v1/completions":
+                (choice,) = self.generate(body)["choices"]
+                (entry,) = choice.pop("logprobs")["content"]
+                tops = {f"token_id:{one['token_id']}": one["logprob"] for one in entry["top_logprobs"]}
+                columns = {"token_logprobs": [entry["logprob"]], "top_logprobs": [tops]}
+                return {"choices": [{**choice, "logprobs": columns}]}
             case "/tokenize":
                 return {"tokens": self.tokenize(body)}
             case "/detokenize":
@@ -87,13 +93,19 @@ class Fake:
         return [*found, *self.faults.get("extra", [])]
 
     def generate(self, sampling: dict[str, Any]) -> Any:
-        scale = {"processed": 1 / sampling["temperature"], "raw": 1.0, "cubed": 3 / sampling["temperature"]}
+        scale = {"processed": 1 / sampling["temperature"], "raw": 1.0}
         mode = self.faults["mode"]
         scaled = {
             token: logit * scale.get(mode, 1 / sampling["temperature"]) for token, logit in LOGITS.items()
         }
         total = 0.0 if mode == "logits" else math.log(sum(map(math.exp, scaled.values())))
-        entries = [{"token_id": token, "logprob": value - total} for token, value in scaled.items()]
+        left = len(LOGITS) if mode in ("raw", "logits") else sampling.get("top_k") or len(LOGITS)
+        if left == 1:
+            total = max(scaled.values())
+        entries = [
+            {"token_id": token, "logprob": value - total if at < left else -9999.0}
+            for at, (token, value) in enumerate(scaled.items())
+        ]
         count = sampling["max_tokens"]
         content = [dict(entries[0]) | {"top_logprobs": entries[: sampling["logprobs"]]} for _ in range(count)]
         content[0]["logprob"] = self.faults.get("logprob", content[0]["logprob"])

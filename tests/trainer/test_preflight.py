@@ -254,6 +254,24 @@ async def test_a_name_that_the_engine_does_not_serve_is_told_with_those_it_serve
         assert here.player.counts["generations"] == 0
 
 
+async def test_an_engine_whose_logprobs_are_of_another_mode_is_told_before_anything_starts(
+    tmp_path: Path,
+) -> None:
+    async with lab(tmp_path, ["yes"]) as here:
+        here.player.logprobs_mode = "raw_logprobs"
+        for words in (["--dry-run"], []):
+            done = await here.run(*words)
+            assert (done.code, done.stdout) == (2, "")
+            assert done.stderr.startswith(
+                f"error: --engine-url: {here.url}: its logprobs are raw, but engine.logprobsMode is processed_logprobs"
+            )
+            assert "start it with --logprobs-mode processed_logprobs" in done.stderr
+        path = tmp_path / "job.yaml"
+        path.write_text(path.read_text().replace("engine: {", "engine: {logprobsMode: raw_logprobs, "))
+        assert (await here.run("--dry-run")).code == 0
+        assert here.player.counts["generations"] == 0
+
+
 async def test_an_engine_that_does_not_answer_is_not_asked_wrongly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

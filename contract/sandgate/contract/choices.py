@@ -32,6 +32,15 @@ class EngineKind(StrEnum):
     """SGLang."""
 
 
+class LogprobsMode(StrEnum):
+    """Of which distribution the engine reports log-probabilities."""
+
+    PROCESSED = "processed_logprobs"
+    """The one that was sampled from: after temperature, top_k, top_p, min_p and penalties."""
+    RAW = "raw_logprobs"
+    """The model's own; what was sampled from is the same only at temperature 1 without filters and penalties."""
+
+
 class Beside(StrEnum):
     """How strongly gateways are placed on the engines' nodes."""
 

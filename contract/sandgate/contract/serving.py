@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-from sandgate.contract.choices import Beside, EngineKind, HistoryPolicy, SpecialTokensInText
+from sandgate.contract.choices import Beside, EngineKind, HistoryPolicy, LogprobsMode, SpecialTokensInText
 from sandgate.contract.kinds import (
     EnvMap,
     HttpUrl,
@@ -98,8 +98,11 @@ class Engine:
     kind: Annotated[EngineKind, Doc("Whose API it speaks.")] = EngineKind.VLLM
     model: Annotated[Text, Doc("The engine's name of the model; default model.name.")] = ""
     logprobs_mode: Annotated[
-        Word, Doc("The mode the engine was started in; recorded with every trajectory.")
-    ] = "processed_logprobs"
+        LogprobsMode,
+        Doc(
+            "The mode the engine was started in, recorded with every trajectory; one in another is not used."
+        ),
+    ] = LogprobsMode.PROCESSED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,8 +38,9 @@ class EngineConfig(_Strict, frozen=True, kw_only=True):
     """Start without an engine, and be ready while none answers: turns get 503 until one does. For gateways that are
     told of their engines later, and must take sessions before."""
     kind: Literal["vllm", "sglang"] = "vllm"
-    logprobs_mode: str = "processed_logprobs"
-    """As the engine was started; the answer does not say it, so it is told here and recorded beside the data."""
+    logprobs_mode: Literal["processed_logprobs", "raw_logprobs"] = "processed_logprobs"
+    """As the engine was started; recorded beside the data. It is measured before a replica's first turn, and one
+    that is in another mode is not used."""
     model: str = ""
     """The engine's name of the model; empty = `model.name`."""
     timeout_s: float = 1800.0

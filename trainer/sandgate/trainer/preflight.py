@@ -11,8 +11,9 @@ from pathlib import Path
 
 import httpx
 
-from sandgate.contract.errors import BadRequest
+from sandgate.contract.errors import BadRequest, EngineFailed, EngineUnavailable
 from sandgate.contract.job import RolloutJob, Task
+from sandgate.gateway.engine.logprobs_check import why_not
 from sandgate.gateway.tokens.load import hub_cache, load_codec
 from sandgate.operator.drivers.preflight import (
     TOKENIZER,
@@ -31,6 +32,8 @@ ENGINE_S = 10.0
 ENGINE_POLL_S = 0.5
 ANSWER_S = 5.0
 """Of one answer of an engine that is up."""
+MEASURE_S = 20.0
+"""Of an engine that is up, for a generation of one token, which may wait behind others."""
 CONFIGS = ("config.json", "params.json")
 """Of a folder with weights: one of them is there."""
 SHOWN_MAX = 8
@@ -60,6 +63,8 @@ async def preflight(job: RolloutJob, manifest_dir: Path, *, engine_url: str | No
         where = "--engine-url" if engine_url else "spec.engine.endpoints"
         name = served_name(job.spec)
         made.findings += await engines(urls, where, name, ENGINE_S if not made.findings else 0.0)
+        if not made.findings:
+            made.findings += await modes(urls, where, name, job.spec.engine.logprobs_mode.value)
     return made
 
 
@@ -158,6 +163,21 @@ async def _served(http: httpx.AsyncClient, url: str) -> list[str] | str | None:
         return [str(one["id"]) for one in answer.json()["data"]]
     except (httpx.HTTPError, ValueError, KeyError, TypeError):
         return None
+
+
+async def modes(urls: Sequence[str], at: str, model: str, mode: str) -> list[Finding]:
+    """Engines whose logprobs are of another mode than records would say. Each gateway measures it again at its start;
+    one that does not answer in time is left to that."""
+    said = await asyncio.gather(*(_mode(url, model, mode) for url in urls))
+    return [found(at, f"{url}: {why}") for url, why in zip(urls, said, strict=True) if why]
+
+
+async def _mode(url: str, model: str, mode: str) -> str:
+    try:
+        async with asyncio.timeout(MEASURE_S):
+            return await why_not(url, model=model, mode=mode)
+    except (TimeoutError, EngineFailed, EngineUnavailable):
+        return ""
 
 
 def _names(names: Sequence[str]) -> str:

@@ -1,35 +1,22 @@
-"""What an engine says about itself at start-up, and whether its logprobs are of the kind we were told."""
+"""What an engine says about itself at start-up."""
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass, field
-from math import exp
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import msgspec
 import orjson
 
 from sandgate.contract.errors import EngineFailed, EngineUnavailable
-from sandgate.gateway.alternatives import Top
-from sandgate.gateway.conversation.messages import Sampling
-from sandgate.gateway.engine.answers import read
-from sandgate.gateway.engine.api import EngineFacts, Prompt
+from sandgate.gateway.engine.api import EngineFacts
 from sandgate.gateway.engine.transport import Lost, Transport
-from sandgate.gateway.engine.wire import Door, body_of, is_shut, words_of
-
-TEMPERATURE = 0.7
-"""For telling raw from processed logprobs: far enough from 1 to move them by tenths of a nat."""
-
-TOLERANCE = 1e-2
-"""Nat. Two runs of one prompt on a GPU differ by about 1e-3 in bfloat16; raw and processed by tenths."""
+from sandgate.gateway.engine.wire import Door, is_shut, words_of
 
 LABEL_S = 5.0
 """The engine's core answers this, between two steps, in milliseconds; a trainer that told a version waits for it."""
 
 T = TypeVar("T")
-
-Kind = Literal["raw", "processed", "logits", "unclear"]
 
 
 class _Model(msgspec.Struct):
@@ -126,49 +113,3 @@ async def _get(http: Transport, url: str, kind: type[T]) -> T:
         return msgspec.json.decode(body, type=kind)
     except msgspec.DecodeError as error:
         raise EngineFailed(f"{url}: not a vLLM server: {error}") from error
-
-
-# -- raw or processed? ----------------------------------------------------------------------------------------------
-
-
-async def logprobs_kind(http: Transport, url: str, door: Door, *, model: str, ids: tuple[int, ...]) -> Kind:
-    """Which kind of logprobs a replica reports, by asking for the same next token at two temperatures.
-
-    `ids`: any short prompt. Raises EngineFailed, EngineUnavailable.
-    """
-    told = []
-    for temperature in (1.0, TEMPERATURE):
-        prompt = Prompt(
-            request_id="sandgate-doctor",
-            ids=array("i", ids),
-            sampling=Sampling(temperature=temperature, top_p=1.0, top_k=0, min_p=0.0, seed=1),
-            max_tokens=1,
-            top_logprobs=5,
-            model=model,
-        )
-        status, body = await _ask(
-            http, "POST", url + door.value, body_of(door, prompt, prompt.ids, max_tokens=1)
-        )
-        if status != 200:
-            raise EngineFailed(f"{url} answers {status}: {words_of(body)}")
-        told.append(read(body, door, top=5, allow_positive=True).top[0])
-    return kind_of(told[0], told[1], TEMPERATURE)
-
-
-def kind_of(at_one: Top, at_t: Top, temperature: float) -> Kind:
-    """Judge by the most likely tokens at temperature 1 and at `temperature`.
-
-    raw: the same numbers; processed: the differences between tokens grow by 1 / temperature; logits: no probabilities.
-    """
-    if any(logprob > TOLERANCE for _, logprob in (*at_one, *at_t)) or sum(exp(p) for _, p in at_one) > 1.01:
-        return "logits"
-    one, other = dict(at_one), dict(at_t)
-    pairs = [(one[token], other[token]) for token in one if token in other]
-    if len(pairs) < 2:
-        return "unclear"
-    same = all(abs(a - b) < TOLERANCE for a, b in pairs)
-    a0, b0 = pairs[0]
-    scaled = all(abs((a - a0) - (b - b0) * temperature) < TOLERANCE for a, b in pairs)
-    if same == scaled:
-        return "unclear"
-    return "raw" if same else "processed"

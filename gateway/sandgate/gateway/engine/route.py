@@ -30,6 +30,8 @@ class Replica:
     detail: str = ""
     doubt: str = ""
     """Why its weights are of no known version; nothing new goes there. Whether it is healthy is another matter."""
+    unmeasured: str = ""
+    """Why its logprobs are not known to be of the mode that records name; nothing new goes there."""
     leaving: bool = False
     """Removed from the set: takes nothing new, and goes with its last generation."""
 
@@ -54,7 +56,7 @@ class Table:
         able = [
             r
             for r in self.replicas.values()
-            if r.healthy and not r.doubt and not r.leaving and r.url not in avoid
+            if r.healthy and not (r.doubt or r.unmeasured or r.leaving) and r.url not in avoid
         ]
         if not able:
             return None
@@ -117,6 +119,20 @@ class Table:
         replica.doubt = why
         return True
 
+    def bar(self, url: str, why: str) -> None:
+        """Its logprobs are not known to be of the right mode, or (empty) they are."""
+        replica = self.replicas.get(url)
+        if replica is not None:
+            replica.unmeasured = why
+
+    def barred(self, avoid: Set[str] = frozenset()) -> list[str]:
+        """URLs that would take a generation if their logprobs were measured."""
+        return [
+            r.url
+            for r in self.replicas.values()
+            if r.healthy and r.unmeasured and not (r.doubt or r.leaving) and r.url not in avoid
+        ]
+
     def probed(self, url: str, failure: str | None, *, dead: bool = False) -> bool:
         """Note a health probe: None = fine, else what went wrong; `dead`: nothing listens there, so one such probe is
         enough. True if the replica just came up or went down."""
@@ -144,9 +160,9 @@ class Table:
         return [
             EngineStatus(
                 r.url,
-                r.healthy and not r.doubt,
+                r.healthy and not (r.doubt or r.unmeasured),
                 r.in_flight,
-                r.detail or r.doubt,
+                r.detail or r.unmeasured or r.doubt,
                 bool(r.healthy and r.doubt),
             )
             for r in self.replicas.values()

@@ -7,6 +7,7 @@ from array import array
 from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
+from math import log
 from typing import Literal
 
 import orjson
@@ -143,6 +144,8 @@ class Player:
         self.max_model_len, self.vocab_size, self.token_s = max_model_len, vocab_size, token_s
         self.label = INITIAL_LABEL
         """Weight version that next tokens are sampled by."""
+        self.logprobs_mode = "processed_logprobs"
+        """What a measurement of it finds; the logprobs of its script stay as they are."""
         self.counts: Counter[str] = Counter()
         """generations, aborted, resumed, refused."""
         self.refuse_paused = False
@@ -219,6 +222,17 @@ class Player:
             raise
         finally:
             del self._runs[ask.request_id]
+
+    async def measured(self, ask: Ask) -> Step:
+        """The answer to a gateway that measures the logprobs' mode (see engine.logprobs): beside the script, and not
+        counted. Raises Refused."""
+        self._refuse(ask)
+        await self._go.wait()
+        self._refuse(ask)
+        token = ask.ids[-1]
+        top = _filtered(self.logprobs_mode, token, ask.top)
+        labels = ((self.label, 0, 1),)
+        return Step(array("i", [token]), array("f", [top[0][1]]), (top,), "length", labels=labels)
 
     def _refuse(self, ask: Ask) -> None:
         if len(ask.ids) >= self.max_model_len:
@@ -363,6 +377,16 @@ def _spoil(step: Step, fault: Fault) -> None:
 def _top(token: int, logprob: float, count: int) -> Top:
     """`token` and the ids after it, each one nat less likely than the one before."""
     return tuple((token + at, logprob - at) for at in range(count))
+
+
+def _filtered(mode: str, token: int, count: int) -> Top:
+    """Of a position sampled with top_k 1: `count` tokens of which the first has half the probability."""
+    raw = [-(1 + at) * log(2) for at in range(count)]
+    if mode == "processed_logprobs":
+        raw = [0.0] + [SENTINEL] * (count - 1)
+    elif mode != "raw_logprobs":
+        raw = [p + 5.0 for p in raw]
+    return tuple((token + at, p) for at, p in enumerate(raw))
 
 
 async def _either(one: asyncio.Event, other: asyncio.Event) -> None:

@@ -26,6 +26,7 @@ from aiohttp import web
 from sandgate.contract.errors import SandgateError
 from sandgate.gateway.alternatives import Top
 from sandgate.gateway.engine.answers import Step
+from sandgate.gateway.engine.logprobs import ASKS
 from sandgate.gateway.engine.script import Ask, Broken, Player, Refused, Reply
 from sandgate.gateway.engine.wire import ABORT_PREFIX
 
@@ -175,6 +176,8 @@ class ScriptedServer:
             top=params.logprobs or 0,
         )
         try:
+            if ask.request_id.startswith(ASKS):
+                return self._told(ask, await self.player.measured(ask), shape)
             async with aclosing(self.player.play(ask)) as steps:
                 return await (
                     self._stream(request, steps, shape) if stream else self._whole(ask, steps, shape)
@@ -198,6 +201,9 @@ class ScriptedServer:
             top.extend(step.top)
             whole.finish, whole.stop_reason, whole.labels = step.finish, step.stop_reason, step.labels
         whole.top = tuple(top)
+        return self._told(ask, whole, shape)
+
+    def _told(self, ask: Ask, whole: Step, shape: Shape) -> web.Response:
         usage = {"prompt_tokens": len(ask.ids), "completion_tokens": len(whole.ids)}
         body = {"request_id": ABORT_PREFIX + ask.request_id, "usage": usage, "choices": [shape(whole)]}
         return web.Response(body=orjson.dumps(body), content_type="application/json")
@@ -333,6 +339,7 @@ async def _serve(args: argparse.Namespace) -> None:
         vocab_size=checkpoint.vocab.size,
         token_s=args.token_ms / 1000,
     )
+    player.logprobs_mode = args.logprobs_mode
     async with ScriptedServer(player, model=args.served_model_name, host=args.host, port=args.port) as server:
         print(json.dumps({"listening": server.url}), flush=True)  # noqa: T201 - the caller waits for this line
         await asyncio.Event().wait()
@@ -348,6 +355,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--script", type=Path, required=True, help="JSON lines")
     parser.add_argument("--max-model-len", type=int, default=32_768, help="tokens")
     parser.add_argument("--token-ms", type=float, default=0.0, help="milliseconds per token")
+    parser.add_argument(
+        "--logprobs-mode",
+        default="processed_logprobs",
+        help="what a measurement finds, as vLLM's flag of this name",
+    )
     args = parser.parse_args(argv)
     try:
         asyncio.run(_serve(args))

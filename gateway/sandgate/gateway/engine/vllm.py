@@ -13,6 +13,7 @@ from sandgate.gateway.engine.answers import Unlabelled, read
 from sandgate.gateway.engine.api import Delta, EngineFacts, EngineStatus, Prompt, Sample
 from sandgate.gateway.engine.generation import Generation
 from sandgate.gateway.engine.labels import Labels
+from sandgate.gateway.engine.logprobs_check import LogprobsCheck
 from sandgate.gateway.engine.route import Table
 from sandgate.gateway.engine.sse import Events
 from sandgate.gateway.engine.transport import Lost, Streamed, Transport
@@ -74,6 +75,9 @@ class VllmEngine:
         """The version of the latest prompt: the last told, where nobody tells `version_now`."""
         self.labels = labels or Labels()
         self._http = Transport(api_key=api_key)
+        self._logprobs = LogprobsCheck(self._http, logprobs_mode, model, self.table.bar)
+        for url in self.table.members():
+            self._logprobs.expect(url)
         self._doors: dict[str, Door] = {}
         self._running: set[asyncio.Task[object]] = set()
         self._cut: set[asyncio.Task[object]] = set()
@@ -100,7 +104,8 @@ class VllmEngine:
     ) -> VllmEngine:
         """Ask every replica what it is, and watch them from now on. A replica that does not answer yet is down until
         it does; if none answers, or there is none, `facts` stay unknown until one comes up. Raises EngineFailed for
-        what is no vLLM, unless `patient`: then that replica is down."""
+        what is no vLLM, or reports logprobs of another mode than `logprobs_mode`, unless `patient`: then that replica
+        is not used, and its status says why."""
         engine = cls(
             urls,
             model=model,
@@ -114,6 +119,10 @@ class VllmEngine:
         try:
             learn = engine._learn_quietly if patient else engine._learn
             await asyncio.gather(*(learn(url) for url in engine.table.members()))
+            await engine._logprobs.settle()
+            if engine._logprobs.wrong and not patient:
+                url, why = next(iter(engine._logprobs.wrong.items()))
+                raise EngineFailed(f"{url}: {why}")
             if engine.labels.demanded(engine._now()):  # as the last one asked may have shown
                 await engine.version_told()
         except BaseException:
@@ -136,6 +145,7 @@ class VllmEngine:
         for note in found.notes:
             log.warning("engine %s: %s", url, note)
         self._known[url] = found.facts
+        self._logprobs.start(url, found.door)
         self._choose_facts()
         await self._look([url], fresh=True)
         self.table.probed(url, None)
@@ -157,6 +167,8 @@ class VllmEngine:
         """Before a replica counts as up, its label is known to carry a version, where one is needed."""
         up = any(one.url == url and one.healthy for one in self.table.replicas.values())
         found = await health.check(self._http, url)
+        if found.dead:
+            self._logprobs.forget(url)
         if found.failure is None and self.labels.demanded(self._now()):
             await self._look([url], fresh=not up)
         return found
@@ -193,9 +205,14 @@ class VllmEngine:
         wanted = _plain(urls)
         async with self._changing:
             fresh = [url for url in wanted if self.table.join(url)]
+            for url in fresh:
+                self._logprobs.expect(url)
             await asyncio.gather(*(self._learn_quietly(url) for url in fresh))
+            await self._logprobs.settle()
             for url in set(self.table.members()) - set(wanted):
                 self.table.leave(url)
+            for url in self._known.keys() - self.table.replicas.keys():
+                self._logprobs.forget(url)
             for known in (self._known, self._doors):
                 for url in known.keys() - self.table.replicas.keys():
                     del known[url]
@@ -219,6 +236,7 @@ class VllmEngine:
             self._empty.clear()
             await self._empty.wait()
         await asyncio.gather(*self._aborts, return_exceptions=True)
+        await self._logprobs.aclose()
         await self._http.aclose()
 
     # -- one generation -----------------------------------------------------------------------------------------
@@ -253,6 +271,8 @@ class VllmEngine:
             made.told = self._told(prompt)  # a pause that was waited out may have brought new weights
             made.numbered = self.labels.demanded(made.told)
             url = self.table.reserve(prompt.affinity, tries.out)
+            if url is None and await self._logprobs.next_of(self.table.barred(tries.out)):
+                continue  # a turn waits for the measurement as it would in the same queue
             if url is None:
                 raise tries.verdict(self.table)
             try:
@@ -285,6 +305,8 @@ class VllmEngine:
         """The connection broke. What had arrived is kept; the rest is asked for next, maybe elsewhere."""
         if tries.lost(url, error):
             self.table.down(url, str(error))
+            if error.refused:
+                self._logprobs.forget(url)
         elif made.numbered:  # it may be up again already, with the weights of its start
             await self._look([url], fresh=True)
         if made.ids and made.finish in (None, "abort"):

@@ -32,7 +32,7 @@ def gateway_config(
         "engine": {
             "urls": list(urls),
             "kind": spec.engine.kind.value,
-            "logprobs_mode": spec.engine.logprobs_mode,
+            "logprobs_mode": spec.engine.logprobs_mode.value,
             "model": spec.engine.model,
         },
         "model": {

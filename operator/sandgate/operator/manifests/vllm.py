@@ -25,7 +25,7 @@ def vllm_argv(
     argv += [
         "--enable-scale-out",
         "--logprobs-mode",
-        spec.engine.logprobs_mode,
+        spec.engine.logprobs_mode.value,
         "--enable-prompt-tokens-details",
     ]
     if spec.model.max_model_len:

@@ -8,8 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+import orjson
 
+from sandgate.contract.errors import EngineFailed
 from sandgate.gateway.conversation.messages import Message, TextPart
+from sandgate.gateway.engine.logprobs import PROMPTS, Kind, alternatives_of, kind_of, measuring_request
+from sandgate.gateway.engine.wire import Door, is_shut
 from sandgate.gateway.tokens.api import Codec
 from sandgate.trainer.doctor.findings import Finding, fail, ok, skip, warn
 
@@ -22,11 +26,7 @@ SENTINEL = -9999.0
 """What vLLM writes for a logprob it does not have."""
 PROBE_TEXT = "Name three colours, please."
 FALLBACK_IDS = [1, 2, 3, 4]
-HALF = 0.5
-"""The second temperature of the measurement: processed logprob differences double, raw ones stay."""
-TOP = 5
-TOLERANCE = 0.02
-"""Of a ratio that is 1 or 2; half precision is off by less than 0.01."""
+JSON = {"Content-Type": "application/json"}
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ def check_engine(engine: Engine, *, positions: int = 0) -> Iterator[Finding]:
         yield dev_mode(engine)
         if engine.codec is not None:
             yield from tokens(engine, engine.codec)
-    except (httpx.HTTPError, KeyError, TypeError, IndexError, ValueError) as error:
+    except (httpx.HTTPError, EngineFailed, KeyError, TypeError, IndexError, ValueError) as error:
         yield fail(
             "answers", f"not those of vLLM: {error!r}", "is this a vLLM server? see its version and log"
         )
@@ -154,12 +154,14 @@ def sampling(engine: Engine) -> Iterator[Finding]:
             if status in (403, 404)
             else f"it refused ids of this model: {body}",
         )
+        if is_shut(status, orjson.dumps(body)):
+            yield logprobs_mode(engine, Door.COMPLETIONS)
         return
     choice = body["choices"][0]
     ids, entries = choice["token_ids"], choice["logprobs"]["content"]
     yield ok("token ids in", f"/inference/v1/generate gave {len(ids)} ids")
     yield logprobs(ids, entries)
-    yield logprobs_mode(engine)
+    yield logprobs_mode(engine, Door.GENERATE)
     yield weight_version(choice)
 
 
@@ -183,41 +185,34 @@ def logprobs(ids: list[int], entries: list[dict[str, Any]]) -> Finding:
     return ok("logprobs", "one per sampled id, no sentinel")
 
 
-def logprobs_mode(engine: Engine) -> Finding:
-    """Processed or raw, by measurement: at half the temperature, processed differences between two tokens double."""
+def logprobs_mode(engine: Engine, door: Door) -> Finding:
+    """Processed or raw, by measurement, as each gateway measures it at its start."""
     fix = "start vLLM with --logprobs-mode processed_logprobs"
-    one, half = (top_logprobs(engine, temperature) for temperature in (1.0, HALF))
-    shared = sorted(one.keys() & half.keys(), key=lambda token: -one[token])
-    if len(shared) < 2 or abs(one[shared[0]] - one[shared[-1]]) < 0.01:
-        return skip(
-            "logprobs mode", "the engine gives too few alternatives to tell; it must be processed_logprobs"
+    kind: Kind = "unclear"
+    for ids in (engine.probe, *PROMPTS):
+        answer = engine.http.post(
+            door.value, content=measuring_request(door, engine.model, ids), headers=JSON
         )
-    ratio = (half[shared[0]] - half[shared[-1]]) / (one[shared[0]] - one[shared[-1]])
-    if abs(ratio - 1 / HALF) < TOLERANCE / HALF:
-        if any(value > 1e-6 for value in one.values()):
-            return fail("logprobs mode", "processed_logits: these are not logprobs", fix)
-        return ok("logprobs mode", f"processed (at half the temperature differences grow {ratio:.3f} times)")
-    if abs(ratio - 1) < TOLERANCE:
-        return warn(
-            "logprobs mode",
-            f"raw (at half the temperature differences grow {ratio:.3f} times)",
-            f"{fix}; raw ones are right only at temperature 1 without top_p, top_k and penalties",
-        )
-    return fail("logprobs mode", f"neither: differences grow {ratio:.3f} times, not 1 or 2", fix)
-
-
-def top_logprobs(engine: Engine, temperature: float) -> dict[int, float]:
-    """Token id -> logprob of the first sampled position's alternatives."""
-    status, body = engine.generate(max_tokens=1, temperature=temperature, logprobs=TOP)
-    content = body["choices"][0]["logprobs"]["content"] if status == 200 else []
-    if not content:
-        return {}
-    entry = content[0]
-    return {
-        one["token_id"]: float(one["logprob"])
-        for one in [entry, *(entry.get("top_logprobs") or [])]
-        if one.get("token_id") is not None
-    }
+        kind = kind_of(alternatives_of(answer.content, door)) if answer.status_code == 200 else "unclear"
+        if kind != "unclear":
+            break
+    match kind:
+        case "processed":
+            return ok("logprobs mode", "processed: what top_k 1 filters out has no logprob")
+        case "raw":
+            return warn(
+                "logprobs mode",
+                "raw: what top_k 1 filters out still has its logprob",
+                f"{fix}; raw ones need engine.logprobsMode: raw_logprobs in the manifest, and are right only at "
+                "temperature 1 without top_p, top_k and penalties",
+            )
+        case "logits":
+            return fail("logprobs mode", "logits: these are not log-probabilities", fix)
+        case "unclear":
+            return skip(
+                "logprobs mode",
+                "the engine gives too few alternatives to tell; it must be processed_logprobs",
+            )
 
 
 def weight_version(choice: dict[str, Any]) -> Finding:

@@ -1,0 +1,164 @@
+"""Measures a replica's logprobs before its first turn, and keeps turns away from one in another mode than was told."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from sandgate.contract.errors import EngineFailed, EngineUnavailable
+from sandgate.gateway.engine.facts import probe
+from sandgate.gateway.engine.health import PROBE_S
+from sandgate.gateway.engine.logprobs import (
+    ASKS,
+    MODES,
+    PROMPTS,
+    Kind,
+    against,
+    alternatives_of,
+    kind_of,
+    measuring_request,
+)
+from sandgate.gateway.engine.transport import Lost, Transport
+from sandgate.gateway.engine.wire import Door, words_of
+
+MEASURE_S = 1800.0
+"""A measuring generation waits in the engine's queue as turns do, and through its weight updates."""
+
+SETTLE_S = 10.0
+"""How long a gateway waits at its start, and at a change of the set, for what is being measured."""
+
+log = logging.getLogger("sandgate.gateway.engine")
+
+
+async def measure(http: Transport, url: str, door: Door, *, model: str) -> Kind:
+    """Which kind of logprobs a replica reports. Raises EngineFailed if it refuses the question or its answer cannot be
+    read, EngineUnavailable if it cannot answer now."""
+    kind: Kind = "unclear"
+    for ids in PROMPTS:
+        kind = kind_of(
+            alternatives_of(await _ask(http, url, door, measuring_request(door, model, ids)), door)
+        )
+        if kind != "unclear":
+            break
+    return kind
+
+
+async def _ask(http: Transport, url: str, door: Door, body: bytes) -> bytes:
+    try:
+        async with asyncio.timeout(MEASURE_S):
+            async with http.post(url + door.value, body, request_id=ASKS + uuid.uuid4().hex) as answer:
+                status, told = answer.status, await answer.body()
+    except (Lost, TimeoutError) as error:
+        raise EngineUnavailable(f"{url}{door.value}: {error}") from error
+    if status in (408, 425, 429) or status >= 500:
+        raise EngineUnavailable(f"{url}{door.value} answers {status}: {words_of(told)}")
+    if status != 200:
+        raise EngineFailed(f"{url}{door.value} answers {status}: {words_of(told)}")
+    return told
+
+
+async def why_not(url: str, *, model: str, mode: str) -> str:
+    """Why a gateway that was told `mode` would not use this engine; empty if it would. Raises as `measure` does."""
+    http, url = Transport(), url.rstrip("/")
+    try:
+        door = (await probe(http, url, model=model, logprobs_mode=mode)).door
+        return against(await measure(http, url, door, model=model), mode)
+    finally:
+        await http.aclose()
+
+
+@dataclass(slots=True)
+class LogprobsCheck:
+    """Measures each replica of a set once, in the background, and says which may be used.
+
+    A replica is not used before it was measured: what it answered until then could be recorded as what it is not. One
+    that refuses the question is used, as its turns will be refused in the same words.
+    """
+
+    http: Transport
+    mode: str
+    """What the gateway was told; a mode that cannot be measured is believed."""
+    model: str
+    bar: Callable[[str, str], object]
+    """Told (url, why it is not used), and (url, "") once it may be."""
+    _fit: set[str] = field(default_factory=set)
+    _running: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    wrong: dict[str, str] = field(default_factory=dict)
+    """Replicas that are in another mode, and the sentence that says so."""
+
+    def expect(self, url: str) -> None:
+        """It is in the set, and not used before it was measured."""
+        if self.mode in MODES and url not in self._fit:
+            self.bar(url, "its logprobs are not measured yet")
+
+    def start(self, url: str, door: Door) -> None:
+        """Measure it, unless that is done or under way."""
+        if self.mode not in MODES or url in self._fit or url in self._running:
+            return
+        self.expect(url)
+        task = asyncio.create_task(self._until_known(url, door))
+        self._running[url] = task
+        task.add_done_callback(lambda done: self._ended(url, done))
+
+    def forget(self, url: str) -> None:
+        """It left, or its process ended: what comes up there next may be in another mode."""
+        self._fit.discard(url)
+        self.wrong.pop(url, None)
+        self.expect(url)
+        task = self._running.pop(url, None)
+        if task is not None:
+            task.cancel()
+
+    async def settle(self) -> None:
+        """Until nothing is being measured, or for some time."""
+        if self._running:
+            await asyncio.wait(list(self._running.values()), timeout=SETTLE_S)
+
+    async def next_of(self, urls: Sequence[str]) -> bool:
+        """Until one of these replicas is measured, or for some time. False if none is being measured."""
+        tasks = [self._running[url] for url in urls if url in self._running]
+        if tasks:
+            await asyncio.wait(tasks, timeout=PROBE_S, return_when=asyncio.FIRST_COMPLETED)
+        return bool(tasks)
+
+    async def aclose(self) -> None:
+        """Stop measuring."""
+        tasks = list(self._running.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _ended(self, url: str, task: asyncio.Task[None]) -> None:
+        if self._running.get(url) is task:
+            del self._running[url]
+
+    async def _until_known(self, url: str, door: Door) -> None:
+        while True:
+            kind = await self._measured(url, door)
+            if kind is not None:
+                break
+            await asyncio.sleep(PROBE_S)
+        why = against(kind, self.mode)
+        if why:
+            self.wrong[url] = why
+            log.error("engine %s is not used: %s", url, why)
+        else:
+            self._fit.add(url)
+            if kind == "unclear":
+                log.warning("engine %s: its logprobs are taken for %s, unmeasured", url, self.mode)
+        self.bar(url, why)
+
+    async def _measured(self, url: str, door: Door) -> Kind | None:
+        """None if it has to be asked again."""
+        try:
+            return await measure(self.http, url, door, model=self.model)
+        except EngineUnavailable as error:
+            self.bar(url, f"its logprobs are not measured yet: {error}")
+            return None
+        except EngineFailed as error:
+            log.warning("engine %s: its logprobs could not be measured: %s", url, error)
+            return "unclear"
