@@ -17,6 +17,7 @@ from unittest import mock
 
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.engine import vllm
+from sandgate.gateway.engine.logprobs import ASKS
 from sandgate.gateway.engine.transport import Answer, Lost
 from sandgate.gateway.engine.wire import ABORT_PREFIX
 from tests.simulation.history import Piece
@@ -244,6 +245,14 @@ class _Streamed:
                 return
 
 
+FILTERED = [{"token_id": 5 + at, "logprob": -9999.0 if at else 0.0} for at in range(5)]
+MEASURED = {"token_id": 5, "logprob": 0.0, "top_logprobs": FILTERED}
+PROCESSED = json.dumps(
+    {"choices": [{"token_ids": [5], "logprobs": {"content": [MEASURED]}, "finish_reason": "length"}]}
+).encode()
+"""What a measurement finds: all but the best were filtered out."""
+
+
 class SimTransport:
     """`transport.Transport` to the fleet, of one life of the gateway."""
 
@@ -272,6 +281,10 @@ class SimTransport:
             return
         if fleet.paused and fleet.refuses:
             yield _Streamed(503, None, b'{"error": {"message": "generation is paused"}}')
+            return
+        if request_id.startswith(ASKS):
+            await fleet.resumed.wait()
+            yield _Streamed(200, None, PROCESSED)
             return
         run = self._begin(url, body, request_id)
         try:
