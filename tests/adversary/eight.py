@@ -28,7 +28,6 @@ from tests.support.waiting import until
 HONEST = 7
 TURNS = 30
 EVERY = 8
-"""Turns of an honest agent to one round of the hostile one's, at least."""
 PROGRAM = hostile.__file__
 
 
@@ -72,13 +71,15 @@ class Hostile:
 
 
 async def honest(
-    agent: httpx.AsyncClient, number: int, told: Told, beside: Hostile | None, turns: int
+    agent: httpx.AsyncClient, number: int, told: Told, beside: Hostile | None, turns: int, every: int
 ) -> None:
     """A conversation, which goes on while the hostile one does all it does a few times."""
     said: list[dict[str, Any]] = []
     for turn in range(turns):
         if beside is not None:
-            await until(partial(beside.has, turn // EVERY), what="it is at work", within_s=120.0)
+            await until(partial(beside.has, turn // every), what="it is at work", within_s=120.0)
+        if turn % TURNS == 0:  # what fits into the window; then another conversation
+            said = []
         said.append(user(f"agent {number}, turn {turn}"))
         began = time.perf_counter()
         answer = await agent.post("v1/chat/completions", content=chat(messages=said))
@@ -112,7 +113,9 @@ def spec(number: int) -> dict[str, Any]:
     return {"session_id": f"s{number}", "uid": f"q{number}", "reward_source": "verifier"}
 
 
-async def told(folder: Path, *, attacked: bool, turns: int = TURNS) -> Told:
+async def told(folder: Path, *, attacked: bool, turns: int = TURNS, every: int = EVERY) -> Told:
+    """`every`: turns of an honest agent to one round of the hostile one's, at least; more than `turns`: it does not
+    wait for the other, which began before."""
     found = Told()
     async with victim(folder, reply) as v:
         v.forget_peak()
@@ -122,7 +125,7 @@ async def told(folder: Path, *, attacked: bool, turns: int = TURNS) -> Told:
             if attacked:
                 one = await stack.enter_async_context(beside(v))
             await asyncio.gather(
-                *(honest(agent, number, found, one, turns) for number, agent in enumerate(agents))
+                *(honest(agent, number, found, one, turns, every) for number, agent in enumerate(agents))
             )
             found.tricks = one.rounds if one else 0
         for number in range(HONEST + attacked):

@@ -25,6 +25,10 @@ MODEL = os.environ.get("SANDGATE_MODEL", "shop")
 PATH = BASE.path.rstrip("/").removesuffix("/v1")
 SESSION = PATH.rpartition("/")[2]
 ANSWER_S = 60.0
+PATIENCE_S = 2.0
+"""For all that a round asks; then the next one begins beside it."""
+LATE = 32
+"""Requests that may be left of earlier rounds."""
 DEAF = 4
 """Streams and slow bodies that stay open, per round."""
 KEPT = 64
@@ -84,13 +88,15 @@ def head(path: str, length: int) -> bytes:
 async def post(path: str, body: bytes) -> int:
     """Status of the answer; 0: none came."""
     status, writer = 0, None
-    with contextlib.suppress(OSError, TimeoutError, IndexError, ValueError):
-        async with asyncio.timeout(ANSWER_S):
-            reader, writer = await asyncio.open_connection(BASE.hostname, BASE.port)
-            writer.write(head(path, len(body)) + body)
-            status = int((await reader.readline()).split()[1])
-    if writer is not None:
-        writer.transport.abort()
+    try:
+        with contextlib.suppress(OSError, TimeoutError, IndexError, ValueError):
+            async with asyncio.timeout(ANSWER_S):
+                reader, writer = await asyncio.open_connection(BASE.hostname, BASE.port)
+                writer.write(head(path, len(body)) + body)
+                status = int((await reader.readline()).split()[1])
+    finally:
+        if writer is not None:
+            writer.transport.abort()
     if status == 500:
         raise Trusted(f"500 for {body[:200]!r} at {path}")
     return status
@@ -134,10 +140,17 @@ def streams(number: int) -> Iterable[socket.socket]:
 
 async def rounds(wanted: int) -> None:
     held: list[socket.socket] = []
+    asks: set[asyncio.Task[Any]] = set()
     for number in itertools.count() if wanted == 0 else range(wanted):
         held += await asyncio.to_thread(list, streams(number))
-        asks = [post(f"{PATH}/v1/chat/completions", body) for body in costly(number)]
-        await asyncio.gather(rewards(), *asks)
+        asks |= {asyncio.create_task(post(f"{PATH}/v1/chat/completions", body)) for body in costly(number)}
+        asks.add(asyncio.create_task(rewards()))
+        done, asks = await asyncio.wait(asks, timeout=PATIENCE_S)
+        for one in done:
+            if not one.cancelled():
+                one.result()
+        for late in list(asks)[: max(0, len(asks) - LATE)]:
+            late.cancel()
         while len(held) > KEPT:
             held.pop(0).close()
         print(number, flush=True)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
 from concurrent.futures import Future
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sandgate.contract.errors import Overloaded
 from sandgate.contract.trajectory import Trajectory
-from sandgate.gateway.fairness import FairQueue
+from sandgate.gateway import workers
+from sandgate.gateway.fairness import DEBT_S, NAMES_MAX, REFILL, WASTE_S, FairQueue, Waste
 from sandgate.gateway.session import Session
 from sandgate.gateway.sessions import Sessions
 from sandgate.gateway.trajectories.linearize import Facts
-from sandgate.gateway.workers import FairPool
+from sandgate.gateway.workers import WAITING_MAX, FairPool
 from tests.support.gateway import WITHIN_S, gateway
 
 NAMES = st.lists(st.sampled_from("abc"), max_size=40)
@@ -82,3 +86,124 @@ async def test_exports_have_a_thread_of_their_own(monkeypatch: pytest.MonkeyPatc
         assert len(await g.finalize(agent)) == 1
         assert (await g.admin.post("/v1/leases", json={})).status_code == 200
     assert [name.partition("_")[0] for name in seen] == ["export", "export"]
+
+
+COSTS = st.lists(st.tuples(st.sampled_from("ab"), st.floats(0.0, 1.0), st.floats(0.0, 20.0)), max_size=60)
+
+
+@given(COSTS)
+def test_what_a_session_wastes_is_bounded_in_the_long_run(steps: list[tuple[str, float, float]]) -> None:
+    waste, now, wasted = Waste(), 0.0, 0.0
+    for name, cost, pause in steps:
+        now += pause
+        if name == "a":
+            now += waste.wait_s("a", now)
+            assert waste.wait_s("a", now) < 1e-6, "whoever waited is let in"
+            waste.spend("a", cost, now)
+            wasted += min(cost, DEBT_S)
+        else:
+            waste.spend("b", cost, now)
+    assert wasted <= WASTE_S + DEBT_S + REFILL * now + 1e-6, "others' waste gives it nothing"
+    assert waste.wait_s("a", now) <= DEBT_S / REFILL
+
+
+@given(st.lists(st.integers(0, 200_000), max_size=200))
+def test_whoever_sends_what_it_made_us_render_to_the_engine_never_waits(prompts: list[int]) -> None:
+    waste = Waste()
+    for tokens in prompts:  # without a pause, at twice what a token costs
+        waste.spend("long", min(tokens, 40_000) * 2e-6, 0.0)
+        waste.earn("long", min(tokens, 40_000), 0.0)
+        assert waste.wait_s("long", 0.0) == 0.0
+
+
+def test_prompts_are_no_credit_for_later() -> None:
+    waste = Waste()
+    waste.earn("a", 10**9, 0.0)
+    waste.spend("a", WASTE_S + 0.1, 0.0)
+    assert waste.wait_s("a", 0.0) == pytest.approx(0.1 / REFILL)
+
+
+def test_sessions_that_owe_nothing_are_forgotten_first() -> None:
+    waste = Waste()
+    waste.spend("debtor", 10.0, 0.0)
+    for number in range(NAMES_MAX + 10):
+        waste.spend(f"s{number}", 0.001, 0.0)
+    assert len(waste._left) == NAMES_MAX
+    assert waste.wait_s("debtor", 0.0) > 0
+
+
+async def test_charged_work_of_a_session_is_done_one_after_the_other_and_then_waits() -> None:
+    pool = FairPool(2)
+    pool.spend("a", WASTE_S - 0.001)
+    at_once, most, waited = 0, 0, []
+
+    async def fair(name: str) -> None:
+        waited.append(pool._wait_s(name))
+
+    pool.fair = fair  # type: ignore[method-assign]
+
+    def work() -> None:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        end = time.thread_time() + 0.02
+        while time.thread_time() < end:
+            pass
+        at_once -= 1
+
+    await asyncio.gather(*(pool.of("a").charged(work) for _ in range(3)))
+    assert most == 1
+    assert waited[0] == 0.0 < waited[1] < waited[2], "each is charged before the next is let in"
+    await pool.of("b").charged(work)
+    assert waited[3] == 0.0
+    pool.shutdown()
+
+
+async def test_work_that_fails_is_charged_too() -> None:
+    pool = FairPool(2)
+
+    def fails() -> None:
+        end = time.thread_time() + WASTE_S + 0.01
+        while time.thread_time() < end:
+            pass
+        raise ValueError("for nothing")
+
+    with pytest.raises(ValueError, match="for nothing"):
+        await pool.of("a").charged(fails)
+    assert pool._wait_s("a") > 0
+    pool.shutdown()
+
+
+async def test_of_many_that_wait_some_are_told_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "REFUSED_AFTER_S", 0.0)
+    pool = FairPool(2)
+    pool.spend("a", 10.0)
+    waiting = [asyncio.create_task(pool.fair("a")) for _ in range(WAITING_MAX)]
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded) as told:
+        await pool.fair("a")
+    assert told.value.retry_after == pytest.approx(DEBT_S / REFILL, rel=0.01)
+    await pool.fair("b")
+    for one in waiting:
+        one.cancel()
+    await asyncio.wait(waiting)
+    assert not pool._waiting
+    pool.shutdown()
+
+
+async def test_a_session_that_wastes_waits_at_the_door_and_others_do_not() -> None:
+    """A schema of a hundred thousand elements, refused: 0.2 s of a core each. Then its next request waits."""
+    async with gateway(["one"]) as g:
+        greedy, other = await g.session(), await g.session()
+        pool: FairPool = g.core.turns.pool
+        tools = [{"type": "function", "function": {"name": "f", "parameters": {"enum": [[]] * 100_000}}}]
+        for _ in range(8):
+            if pool._wait_s(greedy.id) > 0:
+                break
+            await greedy.post("hi", tools=tools)
+        assert pool._wait_s(greedy.id) > 0
+        late = asyncio.create_task(greedy.post("hi"))
+        assert (await other.post("hi")).status_code == 200
+        assert not late.done()
+        pool.let_in()
+        assert (await late).status_code == 200

@@ -8,10 +8,13 @@ from pathlib import Path
 
 from tests.adversary.eight import Told, told
 
+TURNS = 990
+"""Of each honest agent, one after the other without a pause; a session may have 1,000."""
+
 
 def bench(smoke: bool) -> dict[str, float]:
     """Seconds of a turn, on their own and beside it; the hostile agent and its victims share this machine's cores."""
-    turns = 8 if smoke else 60
+    turns = 8 if smoke else TURNS
     alone, beside = measure(turns, attacked=False), measure(turns, attacked=True)
     return {
         "alone_p50_s": alone.quantile(50),
@@ -27,4 +30,4 @@ def bench(smoke: bool) -> dict[str, float]:
 def measure(turns: int, *, attacked: bool) -> Told:
     """In a process of its own, which is gone afterwards."""
     with tempfile.TemporaryDirectory() as folder:
-        return asyncio.run(told(Path(folder), attacked=attacked, turns=turns))
+        return asyncio.run(told(Path(folder), attacked=attacked, turns=turns, every=turns + 1))

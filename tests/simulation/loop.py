@@ -150,6 +150,22 @@ class InlineExecutor(Executor):
     def __init__(self, loop: VirtualLoop, rng: Random) -> None:
         self._loop, self._rng = loop, rng
 
+    async def fair(self, name: str) -> None:
+        """Nothing here takes time of a core."""
+
+    def charged(self, name: str, fn: Callable[..., Any], /, *args: Any) -> Any:
+        """As `fair`."""
+        return fn(*args)
+
+    def let_in(self) -> None:
+        """As `fair`."""
+
+    def earn(self, name: str, tokens: int) -> None:
+        """As `fair`."""
+
+    def spend(self, name: str) -> None:
+        """As `fair`."""
+
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
 

@@ -1,4 +1,4 @@
-"""Whose work is next: sessions take turns, and none has all workers, however much of it waits. (pure)"""
+"""Whose work is next: sessions take turns, none has all workers, and who wastes a core waits. (pure)"""
 
 from __future__ import annotations
 
@@ -7,6 +7,25 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+
+WASTE_S = 0.25
+"""Seconds of a core that a session may use at once without a prompt that justifies them."""
+
+REFILL = 0.005
+"""Of one core, for each session, in the long run: what wastes 0.2 s at a time does so every 40 s, and fewer than one in
+a hundred turns of others meet it."""
+
+DEBT_S = 0.5
+"""More than this is forgiven: a wait of at most 100 s, less than clients wait for an answer."""
+
+TOKEN_S = 5e-6
+"""What a token of a prompt justifies. Decoding, keying and rendering take about a microsecond of a core for each."""
+
+REFUSED_S = 0.001
+"""What a refused request counts in any case: reading it was for nothing."""
+
+NAMES_MAX = 10_000
+"""Sessions remembered; those that owe nothing are forgotten first."""
 
 
 @dataclass(slots=True)
@@ -42,3 +61,40 @@ class FairQueue(Generic[T]):
             self.running[name] = left
         else:
             del self.running[name]
+
+
+@dataclass(slots=True)
+class Waste:
+    """Seconds of a core that each session used and that nothing it sent to the engine justifies: huge bodies that are
+    refused, schemas of a hundred thousand elements. In a process that others share they are stolen time, so a session
+    may use few of them. Work that ends in a prompt is paid for by its tokens: whoever has long prompts never waits.
+
+    `now`: seconds of any clock that does not go back.
+    """
+
+    _left: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Name -> (seconds it may still use, when that was so); absent = all of it."""
+
+    def spend(self, name: str, seconds: float, now: float) -> None:
+        """Work that was done for it."""
+        self._set(name, max(self._now(name, now) - seconds, -DEBT_S), now)
+
+    def earn(self, name: str, tokens: int, now: float) -> None:
+        """A prompt of so many tokens goes to the engine."""
+        if name in self._left:
+            self._set(name, min(self._now(name, now) + tokens * TOKEN_S, WASTE_S), now)
+
+    def wait_s(self, name: str, now: float) -> float:
+        """How long its next work has to wait; 0 = not at all."""
+        return max(0.0, -self._now(name, now) / REFILL)
+
+    def _now(self, name: str, now: float) -> float:
+        left, at = self._left.get(name, (WASTE_S, now))
+        return min(WASTE_S, left + (now - at) * REFILL)
+
+    def _set(self, name: str, left: float, now: float) -> None:
+        self._left.pop(name, None)
+        if left < WASTE_S:
+            self._left[name] = (left, now)
+        if len(self._left) > NAMES_MAX:
+            del self._left[max(self._left, key=lambda one: self._now(one, now))]

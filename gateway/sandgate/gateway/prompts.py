@@ -17,7 +17,7 @@ from sandgate.gateway.conversation.tree import Match, Tree
 from sandgate.gateway.conversation.turns import Turn
 from sandgate.gateway.metrics import Metrics
 from sandgate.gateway.tokens.api import Codec
-from sandgate.gateway.workers import lane
+from sandgate.gateway.workers import Lane, lane
 
 OFF_LOOP_CHARS = 6_000
 """Text beyond this is rendered in a thread: encoding runs at ~0.6 ms per 1,000 tokens and must not stall the loop."""
@@ -135,7 +135,9 @@ def _refuse_hopeless(messages: Sequence[Message], window: int) -> None:
 
 
 async def off_loop(pool: Executor, work: Callable[..., T], *args: Any) -> T:
-    """In a thread: what may take more than a few ms."""
+    """In a thread: what may take more than a few ms. A session is charged for it."""
+    if isinstance(pool, Lane):
+        return await pool.charged(work, *args)
     return await asyncio.get_running_loop().run_in_executor(pool, work, *args)
 
 

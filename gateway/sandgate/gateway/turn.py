@@ -256,6 +256,7 @@ class Turns:
         await self._hold()
         session.refuse_if_ended()
         asked = Asked(prepared, want, max_tokens, session.was_cut(request.digest))
+        self.pool.earn(session.session_id, len(prepared.ids))
         intents = [Intent(at=self.sessions.now(), turn=turn, digest=request.digest) for turn in call.turns]
         await self.sessions.intend(session, *intents)
         making = [self._generate(call, index, asked, constraint) for index in range(request.n)]
@@ -310,7 +311,8 @@ class Turns:
         if streaming:
             heard.whole = sample
         elif len(sample.ids) > OFF_LOOP_IDS:
-            await off_loop(lane(self.pool, session.session_id), parser.feed, sample.ids)
+            mine = lane(self.pool, session.session_id)  # not charged: the engine's work came before
+            await asyncio.get_running_loop().run_in_executor(mine, parser.feed, sample.ids)
         else:
             parser.feed(sample.ids)
         return sample, parser
@@ -443,6 +445,7 @@ class Turns:
         """Take no new turns; True if the running ones finished in time. Those that a weight update holds are refused:
         the engine was not asked yet."""
         self.load.draining = True
+        self.pool.let_in()
         self.resumed.set()
         self.sessions.wake()  # long polls end, so that connections can
         try:

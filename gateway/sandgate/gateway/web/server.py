@@ -12,7 +12,7 @@ import msgspec
 import orjson
 from pydantic import ValidationError
 
-from sandgate.contract.errors import Forbidden, InvalidBody, NotFound, SandgateError, Unauthorized
+from sandgate.contract.errors import Forbidden, InvalidBody, NotFound, Overloaded, SandgateError, Unauthorized
 from sandgate.contract.keys import Key, Scope
 from sandgate.gateway.areal import Areal
 from sandgate.gateway.calls import Call, Step
@@ -151,10 +151,12 @@ class Front:
         self, adapter: Adapter, named: str | None, scope: AsgiScope, receive: Receive, send: Send
     ) -> None:
         hold: Hold | None = None
+        session: Session | None = None
         try:
             key = self.core.gate.key(scope["headers"])
             session = self._session(key, named)
             self._enter(scope, key)
+            await self.core.turns.pool.fair(session.session_id)
             hold = self._hold(key)
             body = await self._body(scope, receive, hold, small=False)
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
@@ -163,13 +165,15 @@ class Front:
                     lane(self.core.turns.pool, session.session_id), adapter.decode, body, headers
                 )
             else:
-                request = adapter.decode(body, headers)
+                request = self.core.turns.pool.charged(session.session_id, adapter.decode, body, headers)
             if "areal" not in session.spec:  # its agents say "default", and its own proxy reads no model
                 self._check_model(request.model)
             call = self.core.turns.begin(session, request, retry=is_retry(scope["headers"]))
         except ClientGone:
             return
         except SandgateError as error:
+            if session is not None and error.status < 500 and not isinstance(error, Overloaded):
+                self.core.turns.pool.spend(session.session_id)
             await self._refuse(adapter, error, send)
             return
         finally:
