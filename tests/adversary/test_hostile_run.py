@@ -6,6 +6,7 @@ The same program as in test_one_of_eight.py, which measures turns, and in tests/
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -60,9 +61,9 @@ Path(os.environ["SANDGATE_TERMINATION_LOG"]).write_text(json.dumps({"reward": fl
 """
 
 
-async def rows(folder: Path, agents: int) -> list[dict[str, Any]]:
+async def rows(tmp_path: Path, name: str, agents: int) -> list[dict[str, Any]]:
     """Of a run with so many agents, the last of which is the hostile one if there are more than HONEST."""
-    folder.mkdir()
+    os.mkdir(folder := tmp_path / name)
     async with lab(folder, reply) as made:
         write(made, agents)
         ended = await made.run()
@@ -88,8 +89,8 @@ def write(made: Lab, agents: int) -> None:
 
 
 async def test_a_run_gives_it_what_it_earned_and_the_others_what_they_have_without_it(tmp_path: Path) -> None:
-    alone = await rows(tmp_path / "alone", HONEST)
-    beside = await rows(tmp_path / "beside", HONEST + 1)
+    alone = await rows(tmp_path, "alone", HONEST)
+    beside = await rows(tmp_path, "beside", HONEST + 1)
     assert len(alone) == HONEST
     assert {row["reward"] for row in alone} == {1.0}
     assert [row for row in beside if row["uid"] != f"q{HONEST}"] == alone

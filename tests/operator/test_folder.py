@@ -11,7 +11,8 @@ import pytest
 from sandgate.contract.errors import Conflict
 from sandgate.contract.job import RolloutJob
 from sandgate.contract.schema import decode
-from sandgate.operator.drivers.folder import Claim, replace
+from sandgate.operator.drivers.folder import Claim, in_use, replace
+from sandgate.operator.drivers.fresh import clear
 from tests.contract.manifests import spoilt
 
 
@@ -50,6 +51,22 @@ def test_two_runs_at_once_are_refused(tmp_path: Path) -> None:
         Claim(tmp_path, job())
     first.release()
     Claim(tmp_path, job()).release()
+
+
+def test_a_run_whose_lock_file_was_removed_still_has_its_folder(tmp_path: Path) -> None:
+    """Somebody tidied up, or copied the folder about: a second run would clear away what the first one works with."""
+    first = Claim(tmp_path, job())
+    (first.folder.scratch("at-work")).mkdir()
+    (tmp_path / ".lock").unlink()
+    with pytest.raises(Conflict, match="another run uses this folder"):
+        Claim(tmp_path, job())
+    (tmp_path / ".lock").unlink()  # the refused one made another
+    assert in_use(tmp_path)
+    with pytest.raises(Conflict, match="another run uses this folder"):
+        clear(tmp_path, job().metadata.name)
+    assert first.folder.scratch("at-work").is_dir()
+    first.release()
+    assert not in_use(tmp_path)
 
 
 @pytest.mark.parametrize(("field", "value"), [("metadata.name", "other"), ("spec.groupSize", 8)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -97,10 +98,7 @@ class Claim:
         them. Raises Conflict if another run uses it, or it holds another job, or rows that this one would not make."""
         root.mkdir(parents=True, exist_ok=True)
         self.folder = Folder(root)
-        self._lock = os.open(root / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-        if not _locked(self._lock):
-            os.close(self._lock)
-            raise Conflict(f"{root}: another run uses this folder")
+        self._locks = take(root)
         try:
             self.recipe = admit(root, job, base, tasks)
             self._prepare(job)
@@ -122,7 +120,9 @@ class Claim:
 
     def release(self) -> None:
         """Let others use it."""
-        os.close(self._lock)
+        for handle in self._locks:
+            os.close(handle)
+        self._locks = ()
 
 
 def claimable(root: Path, job: RolloutJob, base: Path, tasks: Sequence[Task] = ()) -> None:
@@ -134,23 +134,44 @@ def claimable(root: Path, job: RolloutJob, base: Path, tasks: Sequence[Task] = (
 
 def in_use(root: Path) -> bool:
     """A run holds the folder. The look takes its lock for some microseconds, which a run that starts waits out."""
-    try:
-        handle = os.open(root / LOCK, os.O_RDONLY)
-    except OSError:  # nobody ever had it
-        return False
-    try:
-        return not _locked(handle)
-    finally:
-        os.close(handle)
+    for path in (root / LOCK, root):
+        try:
+            handle = os.open(path, os.O_RDONLY)
+        except OSError:  # nobody ever had it
+            continue
+        try:
+            if not _locked(handle):
+                return True
+        finally:
+            os.close(handle)
+    return False
+
+
+def take(root: Path) -> tuple[int, ...]:
+    """Locks that are held until they are closed: of the lock file, at which trainers look, and of the folder itself,
+    which nobody removes by accident. Raises Conflict if another run has one of them."""
+    mine: list[int] = []
+    for path, flags in ((root / LOCK, os.O_RDWR | os.O_CREAT), (root, os.O_RDONLY | os.O_DIRECTORY)):
+        mine.append(os.open(path, flags, 0o600))
+        if not _locked(mine[-1]):
+            for handle in mine:
+                os.close(handle)
+            raise Conflict(f"{root}: another run uses this folder")
+    return tuple(mine)
 
 
 def _locked(handle: int) -> bool:
+    """False if another has it. A file system without locks for folders (NFS) has none that could be held."""
     for tries_left in reversed(range(LOCK_TRIES)):
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             if tries_left:
                 time.sleep(LOCK_PAUSE_S)
+        except OSError as error:
+            if error.errno not in (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOTSUP):
+                raise
+            return True
         else:
             return True
     return False

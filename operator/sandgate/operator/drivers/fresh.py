@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -12,11 +11,9 @@ from pathlib import Path
 
 from sandgate.contract.errors import Conflict
 from sandgate.contract.names import is_derived
-from sandgate.operator.drivers.folder import Folder, in_use
+from sandgate.operator.drivers.folder import Folder, in_use, take
 from sandgate.operator.drivers.resuming import MADE, MANIFESTS
 
-LOCK = ".lock"
-"""It stays: whoever waits for it has it open."""
 _OWN_LOG = re.compile(r"(engine|gateway-\d+)\.log$")
 _JOURNAL = re.compile(r"gateway-(\d+)\.sqlite$")
 _DIGEST = re.compile(r"[0-9a-f]{6,64}\.json$")
@@ -122,12 +119,9 @@ def _job_in(folder: Folder) -> str:
 
 @contextmanager
 def _held(root: Path) -> Iterator[None]:
-    lock = os.open(root / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    locks = take(root)
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise Conflict(f"{root}: another run uses this folder") from None
         yield
     finally:
-        os.close(lock)
+        for lock in locks:
+            os.close(lock)
