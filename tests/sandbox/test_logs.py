@@ -6,6 +6,7 @@ import asyncio
 import os
 from pathlib import Path
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -83,3 +84,17 @@ async def test_a_writer_that_stays_is_not_waited_for(tmp_path: Path) -> None:
     finally:
         os.close(write)
     assert (tmp_path / "x.log").read_bytes() == b"still here"
+
+
+async def test_on_a_full_disk_the_log_ends_and_its_reader_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    log = Log(Path("/dev/full"), [KEY], 10_000)
+    read, write = os.pipe()
+    log.follow(read)
+    for _ in range(3):
+        os.write(write, b"word " * 1_000)
+        await asyncio.sleep(0)
+    os.write(write, b"\nthe last line\n")
+    os.close(write)
+    await log.drain(10.0)
+    assert log.tail == "the last line"
+    assert caplog.messages == ["/dev/full ends here: No space left on device"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,8 @@ TAIL_BYTES = 600
 ERRORS_BYTES = 4096
 """Kept of stderr alone, whatever stdout says meanwhile: the end of a traceback of some depth."""
 HIDDEN = b"[key]"
+
+log = logging.getLogger("sandgate.sandbox")
 
 
 class Redactor:
@@ -86,10 +89,17 @@ class Log:
         if pipe == self._stderr:
             self._errors = (self._errors + text)[-ERRORS_BYTES:]
         if self._left > 0:
-            self._file.write(text[: self._left])
+            kept = text[: self._left]
             self._left -= len(text)
-            if self._left <= 0:
-                self._file.write(b"\n[log cut at %d bytes]\n" % self._limit)
+            self._keep(kept if self._left > 0 else kept + b"\n[log cut at %d bytes]\n" % self._limit)
+
+    def _keep(self, text: bytes) -> None:
+        """On a full disk the log ends here, and its reader goes on: an agent whose pipe is full would wait for ever."""
+        try:
+            self._file.write(text)
+        except OSError as error:
+            self._left = 0
+            log.warning("%s ends here: %s", self._file.name, error.strerror)
 
     def _end(self, pipe: int) -> None:
         asyncio.get_running_loop().remove_reader(pipe)
