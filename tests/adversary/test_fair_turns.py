@@ -207,3 +207,16 @@ async def test_a_session_that_wastes_waits_at_the_door_and_others_do_not() -> No
         assert not late.done()
         pool.let_in()
         assert (await late).status_code == 200
+
+
+async def test_an_agent_that_tries_how_much_of_its_history_fits_does_not_wait() -> None:
+    """Message by message, as libraries do it: each try is rendered and refused."""
+    async with gateway(["one"]) as g:
+        agent = await g.session()
+        history = [f"message {number} " + "of some words " * 40 for number in range(40)]
+        tries = 0
+        while (await agent.post(*history)).status_code == 400:
+            tries += 1
+            history.pop(0)
+            assert g.core.turns.pool._wait_s(agent.id) == 0.0
+        assert tries > 10

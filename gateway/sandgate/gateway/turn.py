@@ -25,6 +25,7 @@ from sandgate.gateway.conversation.messages import TurnRequest
 from sandgate.gateway.conversation.turns import Turn, unpack_ids
 from sandgate.gateway.engine.api import Delta, Engine, Prompt, Sample
 from sandgate.gateway.engine.health import none_up
+from sandgate.gateway.fairness import TOO_LONG
 from sandgate.gateway.heard import Heard
 from sandgate.gateway.journal.records import CUT, Delivered, Intent, LetGo, TurnCommitted
 from sandgate.gateway.making import Asked, records_of, stop_string
@@ -248,7 +249,8 @@ class Turns:
         try:
             prepared = await self.prompts.prepare(session.tree, request, self.window, session.session_id)
             max_tokens = sampling.clamp(want.max_tokens, prompt=len(prepared.ids), window=self.window)
-        except PromptTooLong:
+        except PromptTooLong as error:
+            self.pool.earn(session.session_id, min(error.tokens, error.limit) // TOO_LONG)
             session.limit_reached = session.limit_reached or "context"
             raise
         call.fork = prepared.fork
