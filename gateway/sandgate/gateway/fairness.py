@@ -22,8 +22,8 @@ TOKEN_S = 5e-6
 """What a token of a prompt justifies. Decoding, keying and rendering take about a microsecond of a core for each."""
 
 TOO_LONG = 4
-"""A prompt that is refused for its length justifies this much less, and no more than a window of tokens: agents find out
-by trying how much of their history fits."""
+"""A prompt that is refused for its length justifies this much less, and no more than a window of tokens: by trying,
+agents find out how much of their history fits."""
 
 REFUSED_S = 0.001
 """What a refused request counts in any case: reading it was for nothing."""
