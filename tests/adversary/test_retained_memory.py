@@ -73,9 +73,9 @@ def tools(number: int, size: int) -> list[dict[str, object]]:
 
 async def test_a_long_list_of_tools_is_kept_nowhere() -> None:
     async with gateway(lambda ids, number: "done") as g:
-        agent = await g.session()
-        agent.http.timeout = httpx.Timeout(PATIENCE_S)
         for number in range(3):
+            agent = await g.session()  # each wastes as much as a session may
+            agent.http.timeout = httpx.Timeout(PATIENCE_S)
             answer = await agent.post(f"{number}?", tools=tools(number, 200_000))
             assert answer.status_code in (200, 400), answer.text
         gc.collect()
@@ -85,9 +85,9 @@ async def test_a_long_list_of_tools_is_kept_nowhere() -> None:
 
 async def test_every_cache_that_clients_fill_has_a_bound_in_bytes() -> None:
     async with gateway(lambda ids, number: "done") as g:
-        agent = await g.session()
-        agent.http.timeout = httpx.Timeout(PATIENCE_S)
         for number in range(30):
+            agent = await g.session()  # each wastes as much as a session may
+            agent.http.timeout = httpx.Timeout(PATIENCE_S)
             answer = await agent.post(f"{number}?", tools=tools(number, 100_000))
             assert answer.status_code in (200, 400), answer.text
         caches: list[ByteCache[Any, Any]] = [

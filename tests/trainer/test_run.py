@@ -172,14 +172,14 @@ async def test_fresh_runs_it_anew_and_keeps_what_is_not_the_run_s(tmp_path: Path
 
 
 async def test_fresh_waits_for_no_other_run_and_takes_nothing_from_it(tmp_path: Path) -> None:
-    async with lab(tmp_path, ["yes"]) as here:
-        here.player.pause("keep")
+    gate = Gate()
+    async with lab(tmp_path, [held(gate)]) as here:
         process = await here.start("--json")
         await two_ask(here)
         second = await here.run("--fresh")
         assert (second.code, second.stdout) == (2, "")
         assert second.stderr == "error: out: another run uses this folder\n"
-        here.player.resume()
+        gate.open.set()
         first = await ended(process)
         assert (first.code, json.loads(first.stdout)["trajectories"]) == (0, 4), first.stderr
 
@@ -222,8 +222,13 @@ async def said(process: asyncio.subprocess.Process, word: str) -> None:
         assert line, f"it ended without saying {word!r}"
 
 
+def held(gate: Gate) -> Reply:
+    """Sampled once the gate is open."""
+    return Reply([*tinymodel.encode("yes"), tinymodel.END], gate=gate)
+
+
 async def two_ask(here: Lab) -> None:
-    """Until both agents that may run at once wait for the engine, which is paused."""
+    """Until both agents that may run at once wait for the engine, which is held."""
 
     async def two_run() -> bool:
         return here.player.running == 2
@@ -232,13 +237,13 @@ async def two_ask(here: Lab) -> None:
 
 
 async def test_ctrl_c_lets_sessions_end_and_a_rerun_goes_on(tmp_path: Path) -> None:
-    async with lab(tmp_path, ["yes"]) as here:
-        here.player.pause("keep")
+    gate = Gate()
+    async with lab(tmp_path, [held(gate)]) as here:
         process = await here.start("--json")
         await two_ask(here)
         process.send_signal(signal.SIGINT)
         await said(process, "stopping")
-        here.player.resume()
+        gate.open.set()
         first = await ended(process)
         assert first.code == 130, first.stderr
         stopped = json.loads(first.stdout)
@@ -277,8 +282,8 @@ async def test_after_ctrl_c_twice_the_failures_of_what_had_ended_are_told(tmp_pa
 
 
 async def test_ctrl_c_twice_aborts(tmp_path: Path) -> None:
-    async with lab(tmp_path, ["yes"]) as here:
-        here.player.pause("keep")
+    gate = Gate()
+    async with lab(tmp_path, [held(gate)]) as here:
         process = await here.start()
         await two_ask(here)
         process.send_signal(signal.SIGINT)
@@ -290,8 +295,8 @@ async def test_ctrl_c_twice_aborts(tmp_path: Path) -> None:
 
 
 async def test_ctrl_c_before_anything_runs_ends_it_at_once(tmp_path: Path) -> None:
-    async with lab(tmp_path, ["yes"]) as here:
-        here.player.pause("keep")
+    gate = Gate()
+    async with lab(tmp_path, [held(gate)]) as here:
         process = await here.start()
 
         async def claimed() -> bool:
