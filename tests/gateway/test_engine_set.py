@@ -12,6 +12,7 @@ import pytest
 
 from sandgate.contract.errors import EngineFailed, Unsupported
 from sandgate.gateway.client import GatewayClient
+from sandgate.gateway.engine import logprobs_check
 from sandgate.gateway.engine.script import Player, Reply
 from sandgate.gateway.engine.scripted_server import ScriptedServer
 from sandgate.gateway.engine.vllm import VllmEngine
@@ -33,6 +34,24 @@ async def waiting(*urls: str, store: MemoryStore | None = None, **more: Any) -> 
     engine = await VllmEngine.connect(urls, model="shop", patient=True)
     async with gateway(engine, store=store, wait=True, **more) as running:
         yield running
+
+
+async def test_a_gateway_that_starts_during_a_weight_update_holds_turns_until_it_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It cannot measure a paused engine's logprobs, and a turn does not fail for that."""
+    monkeypatch.setattr(logprobs_check, "SETTLE_S", 0.01)
+    async with server(["one"]) as one:
+        one.player.pause("keep")
+        engine = await VllmEngine.connect([one.url], model="shop", logprobs_mode="processed_logprobs")
+        async with gateway(engine) as g:
+            assert (await g.admin.get("/readyz")).json()["ready"] is True
+            agent = await g.session()
+            turn = asyncio.create_task(agent.post("hi"))
+            done, _ = await asyncio.wait([turn], timeout=0.3)
+            assert not done
+            one.player.resume()
+            assert (await turn).status_code == 200
 
 
 @asynccontextmanager

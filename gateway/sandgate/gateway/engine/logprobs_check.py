@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sandgate.contract.errors import EngineFailed, EngineUnavailable
@@ -21,6 +21,7 @@ from sandgate.gateway.engine.logprobs import (
     kind_of,
     measuring_request,
 )
+from sandgate.gateway.engine.route import Table
 from sandgate.gateway.engine.transport import Lost, Transport
 from sandgate.gateway.engine.wire import Door, words_of
 
@@ -28,7 +29,12 @@ MEASURE_S = 1800.0
 """A measuring generation waits in the engine's queue as turns do, and through its weight updates."""
 
 SETTLE_S = 10.0
-"""How long a gateway waits at its start, and at a change of the set, for what is being measured."""
+"""How long a gateway waits at its start for what is being measured; turns wait longer."""
+
+BETWEEN_S = 0.05
+"""Between the moment when a replica comes up and its measurement, in which it is asked what it is."""
+
+NOT_YET = "its logprobs are not measured yet"
 
 log = logging.getLogger("sandgate.gateway.engine")
 
@@ -82,8 +88,8 @@ class LogprobsCheck:
     mode: str
     """What the gateway was told; a mode that cannot be measured is believed."""
     model: str
-    bar: Callable[[str, str], object]
-    """Told (url, why it is not used), and (url, "") once it may be."""
+    table: Table
+    """Is told what may be used."""
     _fit: set[str] = field(default_factory=set)
     _running: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     wrong: dict[str, str] = field(default_factory=dict)
@@ -92,7 +98,7 @@ class LogprobsCheck:
     def expect(self, url: str) -> None:
         """It is in the set, and not used before it was measured."""
         if self.mode in MODES and url not in self._fit:
-            self.bar(url, "its logprobs are not measured yet")
+            self.table.measured(url, unmeasured=NOT_YET)
 
     def start(self, url: str, door: Door) -> None:
         """Measure it, unless that is done or under way."""
@@ -118,11 +124,13 @@ class LogprobsCheck:
             await asyncio.wait(list(self._running.values()), timeout=SETTLE_S)
 
     async def next_of(self, urls: Sequence[str]) -> bool:
-        """Until one of these replicas is measured, or for some time. False if none is being measured."""
+        """Until one of these replicas is measured, or for some time. False if there are none."""
         tasks = [self._running[url] for url in urls if url in self._running]
         if tasks:
             await asyncio.wait(tasks, timeout=PROBE_S, return_when=asyncio.FIRST_COMPLETED)
-        return bool(tasks)
+        elif urls:
+            await asyncio.sleep(BETWEEN_S)
+        return bool(urls)
 
     async def aclose(self) -> None:
         """Stop measuring."""
@@ -135,6 +143,11 @@ class LogprobsCheck:
     def _ended(self, url: str, task: asyncio.Task[None]) -> None:
         if self._running.get(url) is task:
             del self._running[url]
+            if (
+                not task.cancelled() and (error := task.exception()) is not None
+            ):  # ours: turns must not wait for ever
+                log.error("engine %s: its logprobs could not be measured", url, exc_info=error)
+                self.table.measured(url, wrong=f"its logprobs could not be measured: {error!r}")
 
     async def _until_known(self, url: str, door: Door) -> None:
         while True:
@@ -150,14 +163,14 @@ class LogprobsCheck:
             self._fit.add(url)
             if kind == "unclear":
                 log.warning("engine %s: its logprobs are taken for %s, unmeasured", url, self.mode)
-        self.bar(url, why)
+        self.table.measured(url, wrong=why)
 
     async def _measured(self, url: str, door: Door) -> Kind | None:
         """None if it has to be asked again."""
         try:
             return await measure(self.http, url, door, model=self.model)
         except EngineUnavailable as error:
-            self.bar(url, f"its logprobs are not measured yet: {error}")
+            self.table.measured(url, unmeasured=f"{NOT_YET}: {error}")
             return None
         except EngineFailed as error:
             log.warning("engine %s: its logprobs could not be measured: %s", url, error)

@@ -31,7 +31,9 @@ class Replica:
     doubt: str = ""
     """Why its weights are of no known version; nothing new goes there. Whether it is healthy is another matter."""
     unmeasured: str = ""
-    """Why its logprobs are not known to be of the mode that records name; nothing new goes there."""
+    """Why its logprobs are not known yet to be of the mode that records name; what is new waits for that."""
+    wrong: str = ""
+    """Why they are known not to be; nothing new goes there."""
     leaving: bool = False
     """Removed from the set: takes nothing new, and goes with its last generation."""
 
@@ -56,7 +58,7 @@ class Table:
         able = [
             r
             for r in self.replicas.values()
-            if r.healthy and not (r.doubt or r.unmeasured or r.leaving) and r.url not in avoid
+            if r.healthy and not (r.doubt or r.unmeasured or r.wrong or r.leaving) and r.url not in avoid
         ]
         if not able:
             return None
@@ -119,14 +121,14 @@ class Table:
         replica.doubt = why
         return True
 
-    def bar(self, url: str, why: str) -> None:
-        """Its logprobs are not known to be of the right mode, or (empty) they are."""
+    def measured(self, url: str, *, unmeasured: str = "", wrong: str = "") -> None:
+        """Its logprobs are of the right mode; or that is not known yet, or they are not, and why."""
         replica = self.replicas.get(url)
         if replica is not None:
-            replica.unmeasured = why
+            replica.unmeasured, replica.wrong = unmeasured, wrong
 
-    def barred(self, avoid: Set[str] = frozenset()) -> list[str]:
-        """URLs that would take a generation if their logprobs were measured."""
+    def unmeasured(self, avoid: Set[str] = frozenset()) -> list[str]:
+        """URLs that may take a generation as soon as their logprobs are measured."""
         return [
             r.url
             for r in self.replicas.values()
@@ -156,13 +158,14 @@ class Table:
             replica.failures = max(replica.failures, FAILURES_MAX)
 
     def status(self) -> list[EngineStatus]:
-        """One entry per replica of the set, in the order in which they joined."""
+        """One entry per replica of the set, in the order in which they joined. One that is being measured is healthy:
+        turns wait for that, as they would in its queue."""
         return [
             EngineStatus(
                 r.url,
-                r.healthy and not (r.doubt or r.unmeasured),
+                r.healthy and not (r.doubt or r.wrong),
                 r.in_flight,
-                r.detail or r.unmeasured or r.doubt,
+                r.detail or r.wrong or r.doubt or r.unmeasured,
                 bool(r.healthy and r.doubt),
             )
             for r in self.replicas.values()

@@ -75,7 +75,7 @@ class VllmEngine:
         """The version of the latest prompt: the last told, where nobody tells `version_now`."""
         self.labels = labels or Labels()
         self._http = Transport(api_key=api_key)
-        self._logprobs = LogprobsCheck(self._http, logprobs_mode, model, self.table.bar)
+        self._logprobs = LogprobsCheck(self._http, logprobs_mode, model, self.table)
         for url in self.table.members():
             self._logprobs.expect(url)
         self._doors: dict[str, Door] = {}
@@ -208,7 +208,6 @@ class VllmEngine:
             for url in fresh:
                 self._logprobs.expect(url)
             await asyncio.gather(*(self._learn_quietly(url) for url in fresh))
-            await self._logprobs.settle()
             for url in set(self.table.members()) - set(wanted):
                 self.table.leave(url)
             for url in self._known.keys() - self.table.replicas.keys():
@@ -271,7 +270,7 @@ class VllmEngine:
             made.told = self._told(prompt)  # a pause that was waited out may have brought new weights
             made.numbered = self.labels.demanded(made.told)
             url = self.table.reserve(prompt.affinity, tries.out)
-            if url is None and await self._logprobs.next_of(self.table.barred(tries.out)):
+            if url is None and await self._logprobs.next_of(self.table.unmeasured(tries.out)):
                 continue  # a turn waits for the measurement as it would in the same queue
             if url is None:
                 raise tries.verdict(self.table)
