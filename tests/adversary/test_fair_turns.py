@@ -128,7 +128,7 @@ def test_sessions_that_owe_nothing_are_forgotten_first() -> None:
     waste.spend("debtor", 10.0, 0.0)
     for number in range(NAMES_MAX + 10):
         waste.spend(f"s{number}", 0.001, 0.0)
-    assert len(waste._left) == NAMES_MAX
+        assert len(waste._left) <= NAMES_MAX
     assert waste.wait_s("debtor", 0.0) > 0
 
 
