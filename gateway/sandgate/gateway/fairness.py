@@ -100,6 +100,7 @@ class Waste:
         self._left.pop(name, None)
         if left < WASTE_S:
             self._left[name] = (left, now)
-        if len(self._left) > NAMES_MAX:  # half at once: a look at all of them for each request would be waste, too
+        if len(self._left) > NAMES_MAX:
+            # Half at once: a look at all of them for each request would be waste, too.
             owing = sorted(self._left, key=lambda one: self._now(one, now))[: NAMES_MAX // 2]
             self._left = {one: self._left[one] for one in owing}
