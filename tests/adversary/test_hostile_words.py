@@ -205,6 +205,7 @@ async def test_no_name_of_a_clients_is_sent_back_at_length() -> None:
             await agent.http.get(f"v1/{long[:50_000]}"),
             await g.admin.get(f"/v1/sessions/{long[:50_000]}"),
             await g.admin.post(f"/v1/leases/{long[:50_000]}/ack"),
+            await g.admin.post("/v1/groups/close", json={"uid": long[:50_000]}),
             await g.admin.post(f"/v1/sessions/{agent.id}/reward", json={"reward": 1, "interaction_id": long}),
             await agent.http.post("v1/chat/completions", json={**agent.body("hi"), "tool_choice": long}),
         ]

@@ -78,6 +78,11 @@ CARRIED: Mapping[str, tuple[Mapping[str, Any], str, Any]] = {
         "trainer_labels",
         {"t": "1"},
     ),
+    "namespaces of trainers": (
+        {"jobs": {"trainer": {"namespaces": ["t", "*"]}}},
+        "trainer_namespaces",
+        ("t", "*"),
+    ),
     "gateway resources": (
         {"jobs": {"gateway": {"resources": RESOURCES}}},
         "gateway_resources",

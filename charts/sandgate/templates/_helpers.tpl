@@ -78,6 +78,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
   "dns_labels" $jobs.dns.labels
   "dns_namespace" $jobs.dns.namespace
   "trainer_labels" $jobs.trainer.labels
+  "trainer_namespaces" $jobs.trainer.namespaces
   "operator_namespace" $root.Release.Namespace
   "operator_labels" (include "sandgate.selector" $root | fromYaml)
   "gateway_resources" $jobs.gateway.resources

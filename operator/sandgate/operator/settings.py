@@ -37,7 +37,9 @@ class Settings:
     """Pods that sandboxes may ask for names, in namespace dns_namespace."""
     dns_namespace: str = "kube-system"
     trainer_labels: dict[str, str] = field(default_factory=lambda: {"sandgate.dev/trainer": "true"})
-    """Pods (any namespace) that may reach the gateways' control API besides the operator."""
+    """Pods that may reach the gateways' control API besides the operator: of a job's namespace, and of those below."""
+    trainer_namespaces: tuple[str, ...] = ()
+    """Who makes pods in one of these may knock at every job's gateways; `*` is all namespaces."""
     operator_namespace: str = ""
     """Where the operator runs; its pods may reach gateways."""
     operator_labels: dict[str, str] = field(

@@ -168,7 +168,7 @@ class LeaseBook:
         """The driver's word that no more sessions count for this task. None if already so. Raises NotFound."""
         group = self.groups.get(GroupKey(job, uid))
         if group is None:
-            raise NotFound(f"no group {uid!r} of job {job!r}")
+            raise NotFound(f"no group {uid[:200]!r} of job {job[:200]!r}")
         if group.closed is not None:
             return None
         return GroupClosed(at=now, job=job, uid=uid, sessions=group.good_now())

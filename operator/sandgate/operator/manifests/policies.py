@@ -20,6 +20,10 @@ NAMESPACE_NAME: Final = "kubernetes.io/metadata.name"
 """Label that the API server gives every namespace."""
 
 
+ANY: Final = "*"
+"""Of namespaces: all of them."""
+
+
 def sandbox_policy(job: RolloutJob, settings: Settings) -> list[Json]:
     """All NetworkPolicies of a job; they are part of `gateway_objects` and `engine_objects`."""
     return [*sandbox_policies(job, settings), gateway_policy(job, settings), *engine_policies(job)]
@@ -43,12 +47,23 @@ def gateway_policy(job: RolloutJob, settings: Settings) -> Json:
         {"podSelector": {"matchLabels": pods_of(job, VERIFIER)}},
         {"namespaceSelector": in_namespace(settings.operator_namespace)}
         | {"podSelector": {"matchLabels": settings.operator_labels}},
-        {"namespaceSelector": {}, "podSelector": {"matchLabels": settings.trainer_labels}},
+        *trainers(settings),
     ]
     ingress = [{"from": peers, "ports": tcp(HTTP_PORT)}]
     return policy(
         job, gateways_name(job.metadata.name), GATEWAY, ingress=ingress, egress=gateway_egress(job, settings)
     )
+
+
+def trainers(settings: Settings) -> list[Json]:
+    """Pods with the label, which who makes pods may set: of the job's namespace, and where an administrator says."""
+    label = {"podSelector": {"matchLabels": settings.trainer_labels}}
+    if ANY in settings.trainer_namespaces:
+        return [{"namespaceSelector": {}, **label}]
+    others = [
+        {"namespaceSelector": in_namespace(name), **label} for name in settings.trainer_namespaces if name
+    ]
+    return [label, *others]
 
 
 def gateway_egress(job: RolloutJob, settings: Settings) -> list[Json] | None:
