@@ -151,10 +151,10 @@ async def test_charged_work_of_a_session_is_done_one_after_the_other_and_then_wa
             pass
         at_once -= 1
 
-    await asyncio.gather(*(pool.of("a").charged(work) for _ in range(3)))
+    await asyncio.gather(*(pool.of("a").admitted(work) for _ in range(3)))
     assert most == 1
     assert waited[0] == 0.0 < waited[1] < waited[2], "each is charged before the next is let in"
-    await pool.of("b").charged(work)
+    await pool.of("b").admitted(work)
     assert waited[3] == 0.0
     pool.shutdown()
 

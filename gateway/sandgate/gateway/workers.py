@@ -123,7 +123,7 @@ class FairPool(Executor):
         self._over.set()
 
     def turn(self, name: str) -> asyncio.Lock:
-        """Held by whoever does charged work of a session: the next is let in when it is known what that cost."""
+        """Held by whoever does the first work for a request: the next is let in when it is known what that cost."""
         return self._turns.setdefault(name, asyncio.Lock())
 
     def _wait_s(self, name: str) -> float:
@@ -147,14 +147,18 @@ class Lane(Executor):
         self._pool, self._name = pool, name
 
     async def charged(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """As the pool's, but in a thread, one at a time, and once the session may."""
+        """As the pool's, but in a thread. It does not wait: a request that was let in is finished."""
 
         def work() -> T:
             return self._pool.charged(self._name, fn, *args, **kwargs)
 
+        return await asyncio.get_running_loop().run_in_executor(self, work)
+
+    async def admitted(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """The first work for a request: charged, one at a time, and once the session may. Raises Overloaded."""
         async with self._pool.turn(self._name):
             await self._pool.fair(self._name)
-            return await asyncio.get_running_loop().run_in_executor(self, work)
+            return await self.charged(fn, *args, **kwargs)
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         return self._pool.put(self._name, fn, *args, **kwargs)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from array import array
 from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import msgspec
@@ -31,7 +32,7 @@ from sandgate.gateway.web.bodies import SMALL_BYTES, Bodies, ClientGone, Hold, a
 from sandgate.gateway.web.crowd import Crowd
 from sandgate.gateway.web.guard import CONNECTION
 from sandgate.gateway.web.shapes import REWARD_INFO_BYTES_MAX, Complete
-from sandgate.gateway.workers import lane
+from sandgate.gateway.workers import Lane, lane
 
 AsgiScope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -161,9 +162,7 @@ class Front:
             body = await self._body(scope, receive, hold, small=False)
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
             if len(body) > OFF_LOOP_BYTES:
-                request = await off_loop(
-                    lane(self.core.turns.pool, session.session_id), adapter.decode, body, headers
-                )
+                request = await self._decoded(session, adapter, body, headers)
             else:
                 request = self.core.turns.pool.charged(session.session_id, adapter.decode, body, headers)
             if "areal" not in session.spec:  # its agents say "default", and its own proxy reads no model
@@ -191,6 +190,13 @@ class Front:
             self.core.turns.detach(call)
         if delivered:
             await self.core.turns.delivered(call)
+
+    async def _decoded(
+        self, session: Session, adapter: Adapter, body: bytes, headers: dict[str, str]
+    ) -> TurnRequest:
+        mine = lane(self.core.turns.pool, session.session_id)
+        work = mine.admitted if isinstance(mine, Lane) else partial(off_loop, mine)
+        return await work(adapter.decode, body, headers)
 
     def _session(self, key: Key, named: str | None) -> Session:
         session = self.core.sessions.get(auth.agent_session(key, named))
