@@ -10,7 +10,7 @@ import msgspec
 from fastapi.routing import APIRoute
 
 from sandgate.gateway import config
-from sandgate.gateway.web import doors, leases, process, sessions, tasks
+from sandgate.gateway.web import dependencies, leases, process, sessions, tasks
 from scripts.generators.reasons import section
 from scripts.generators.records import docs
 
@@ -68,5 +68,5 @@ def endpoints() -> Iterator[tuple[str, str, str, str]]:
 def scope(route: APIRoute) -> str:
     """By the door that its key comes through."""
     hints = get_type_hints(route.endpoint, include_extras=True)
-    found = [text for name, text in SCOPES.items() if getattr(doors, name) in hints.values()]
+    found = [text for name, text in SCOPES.items() if getattr(dependencies, name) in hints.values()]
     return found[0] if found else "none"

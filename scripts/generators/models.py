@@ -10,9 +10,9 @@ from sandgate.gateway.tokens.bridge import NotProved
 from sandgate.gateway.tokens.codec import TemplateCodec
 from sandgate.gateway.tokens.family import FamilyCodec, FamilyError
 from sandgate.gateway.tokens.grammar import Grammar
-from sandgate.gateway.tokens.known import TAIL_SHAPES, example_call, user
+from sandgate.gateway.tokens.history_check import keeps_thoughts
 from sandgate.gateway.tokens.parity import difference
-from sandgate.gateway.tokens.rewrites import keeps_thoughts
+from sandgate.gateway.tokens.probe_conversations import TAIL_SHAPES, example_call, user
 from tests.gateway.tokens.zoo import FAMILY, Specimen, zoo
 
 PATH = "docs/models.md"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sandgate.gateway.web import guard
+from sandgate.gateway.web import header_limits
 from tests.adversary.victim import MIB, PATIENCE_S, Wires, head, victim
 from tests.support.gateway import WITHIN_S, admin_key, client, eventually, gateway
 from tests.support.waiting import paced
@@ -41,7 +41,7 @@ async def test_the_answer_comes_before_the_body(path: str, key: str) -> None:
 
 
 async def test_a_body_that_goes_on_after_its_refusal_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "REST_S", 0.1)
+    monkeypatch.setattr(header_limits, "REST_S", 0.1)
     async with gateway() as g, Wires(g.origin) as wires:
         sent = head("POST", "/v1/sessions", content_length=str(4 * MIB))
         made = [await wires.open(sent) for _ in range(20)]

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from sandgate.contract.errors import Overloaded
 from sandgate.contract.trajectory import Trajectory
-from sandgate.gateway import workers
-from sandgate.gateway.fairness import DEBT_S, NAMES_MAX, REFILL, WASTE_S, FairQueue, Waste
-from sandgate.gateway.session import Session
-from sandgate.gateway.sessions import Sessions
+from sandgate.gateway.service import fair_pool
+from sandgate.gateway.service.fair_pool import WAITING_MAX, FairPool
+from sandgate.gateway.service.fair_queue import DEBT_S, NAMES_MAX, REFILL, WASTE_S, FairQueue, Waste
+from sandgate.gateway.service.session import Session
+from sandgate.gateway.service.sessions import Sessions
 from sandgate.gateway.trajectories.linearize import Facts
-from sandgate.gateway.workers import WAITING_MAX, FairPool
 from tests.support.gateway import WITHIN_S, gateway
 
 NAMES = st.lists(st.sampled_from("abc"), max_size=40)
@@ -175,7 +175,7 @@ async def test_work_that_fails_is_charged_too() -> None:
 
 
 async def test_of_many_that_wait_some_are_told_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "REFUSED_AFTER_S", 0.0)
+    monkeypatch.setattr(fair_pool, "REFUSED_AFTER_S", 0.0)
     pool = FairPool(2)
     pool.spend("a", 10.0)
     waiting = [asyncio.create_task(pool.fair("a")) for _ in range(WAITING_MAX)]

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from sandgate.contract.errors import BadRequest, SandgateError
-from sandgate.gateway.web import crowd
-from sandgate.gateway.web.crowd import Crowd, places
+from sandgate.gateway.web import connections
+from sandgate.gateway.web.connections import Crowd, places
 from sandgate.gateway.web.server import parse_complete
 from tests.adversary.victim import Wires, head, status_of
 from tests.support.gateway import Agent, Wire, eventually, gated, gateway, user
@@ -134,7 +134,7 @@ async def test_probes_are_answered_when_every_place_is_taken_by_the_busy() -> No
         wires = [await Wire.chat(agent, agent.body(user("hi"))) for agent in agents]
         await eventually(lambda: g.core.turns.load.in_flight == 3, "all places are taken")
         async with Wires(g.origin) as strangers:
-            for _ in range(2 * crowd.SPARE):
+            for _ in range(2 * connections.SPARE):
                 await strangers.open()
             assert await strangers.status(head("GET", "/healthz")) == 200
         late = await Wire.chat(agents[0], agents[0].body(user("late")))
@@ -159,15 +159,15 @@ class Someone:
 
 
 def test_whoever_shows_no_key_makes_room_first() -> None:
-    full = Crowd(most=crowd.SPARE + 2, most_of_one=9)
+    full = Crowd(most=connections.SPARE + 2, most_of_one=9)
     mine, busy = Someone(), Someone(busy=True)
     for one in (mine, busy):
         full.enter(one)
         full.show(one, "s", bounded=True)
-    strangers = [Someone() for _ in range(crowd.SPARE + 5)]
+    strangers = [Someone() for _ in range(connections.SPARE + 5)]
     for one in strangers:
         full.enter(one)
-    assert [one.is_cut for one in strangers] == [True] * 5 + [False] * crowd.SPARE
+    assert [one.is_cut for one in strangers] == [True] * 5 + [False] * connections.SPARE
     assert not mine.is_cut
 
 

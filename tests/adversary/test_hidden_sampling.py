@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sandgate.gateway.engine.script import Gate, Reply
-from sandgate.gateway.session import Session
+from sandgate.gateway.engine.scripted.script import Gate, Reply
+from sandgate.gateway.service.session import Session
 from tests.support.gateway import Agent, Running, Wire, eventually, gated, gateway, ids, user, within
 
 TEXT = "ordered seven kiwis"

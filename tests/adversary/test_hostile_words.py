@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sandgate.gateway.conversation.messages import Tool
-from sandgate.gateway.tokens import calls
+from sandgate.gateway.tokens import tool_calls
 from tests.support.gateway import BUY, Agent, call_text, events, gateway, user
 
 
@@ -156,7 +156,7 @@ def test_a_call_of_glm_is_read_in_time_in_proportion_to_its_length(shape: str) -
         body, best = _glm(count)[shape], 9.0
         for _ in range(3):
             began = time.thread_time()
-            assert calls.glm(body, ()) is None
+            assert tool_calls.glm(body, ()) is None
             best = min(best, time.thread_time() - began)
         return best
 
@@ -170,7 +170,7 @@ def test_what_glm_says_is_read_as_before() -> None:
         "buy\n<arg_key>item</arg_key>\n<arg_value>a </b> <arg_key></arg_value>\n"
         "<arg_key>n</arg_key><arg_value>7</arg_value>"
     )
-    found = calls.glm(body, (tool,))
+    found = tool_calls.glm(body, (tool,))
     assert found is not None
     (call,) = found
     assert not isinstance(call, str)
@@ -189,7 +189,7 @@ TYPED = {
 
 @pytest.mark.parametrize(("text", "value"), TYPED.items(), ids=TYPED)
 def test_a_value_that_cannot_be_said_as_json_stays_text(text: str, value: Any) -> None:
-    assert calls.typed_value(text, None) == value
+    assert tool_calls.typed_value(text, None) == value
 
 
 # -- what is said back ----------------------------------------------------------------------------------------------

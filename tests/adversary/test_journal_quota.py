@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sandgate.contract.work import Limits
 from sandgate.gateway.config import SessionLimits
-from sandgate.gateway.engine.script import Fault, Reply
+from sandgate.gateway.engine.scripted.script import Fault, Reply
 from sandgate.gateway.journal.records import size
 from tests.adversary.victim import chat, victim
 from tests.support.gateway import gateway, user

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from sandgate.contract.errors import CAUSES, FAILURE_CLASS, Cause, FailureClass, FailureReason
 from sandgate.contract.session import SessionOutcome, SessionSummary
-from sandgate.gateway.engine.script import Fault, Reply
+from sandgate.gateway.engine.scripted.script import Fault, Reply
 from sandgate.operator.drivers.sandboxes import exit_of
 from sandgate.operator.plan.actions import Exit, SealSession, SessionObserved, Stop
 from sandgate.operator.plan.session import plan_session

@@ -16,7 +16,7 @@ from sandgate.contract.job import RewardSource, RolloutJobSpec
 from sandgate.contract.session import DROPPED, SessionOutcome, TerminationMessage, parse_termination
 from sandgate.gateway.client import GatewayClient
 from sandgate.gateway.journal import records
-from sandgate.gateway.web.shapes import Finalize
+from sandgate.gateway.service.schemas import Finalize
 from sandgate.operator.plan.actions import Exit
 from sandgate.operator.plan.outcome import reward_of
 from sandgate.operator.sealing import seal

@@ -8,10 +8,10 @@ from typing import Any
 
 import httpx
 
-from sandgate.gateway.alternatives import joined, packed, parted, unpacked
-from sandgate.gateway.bytecache import ByteCache
-from sandgate.gateway.conversation import sameness
+from sandgate.gateway.conversation import canonical
+from sandgate.gateway.conversation.byte_cache import ByteCache
 from sandgate.gateway.conversation.messages import Tool
+from sandgate.gateway.journal.top_logprobs import joined, packed, parted, unpacked
 from sandgate.gateway.protocols import openai_tools
 from sandgate.gateway.tokens import template
 from tests.adversary.victim import PATIENCE_S, chat, victim
@@ -93,7 +93,7 @@ async def test_every_cache_that_clients_fill_has_a_bound_in_bytes() -> None:
         caches: list[ByteCache[Any, Any]] = [
             template._KEPT,
             openai_tools._CACHED,
-            sameness._TOOLS_KEYS,
+            canonical._TOOLS_KEYS,
             codec().prover._bases,
         ]
         for cache in caches:

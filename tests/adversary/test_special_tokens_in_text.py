@@ -14,11 +14,11 @@ from tokenizers import Tokenizer, models
 from sandgate.contract.errors import BadRequest, ForkReason
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.messages import Message, TextPart, Tool, ToolCall
-from sandgate.gateway.tokens.clienttext import ClientText
+from sandgate.gateway.tokens.client_text import ClientText
 from sandgate.gateway.tokens.codec import TemplateCodec
 from sandgate.gateway.tokens.family import FamilyCodec
-from sandgate.gateway.tokens.known import assistant, system, user
 from sandgate.gateway.tokens.marks import unmark
+from sandgate.gateway.tokens.probe_conversations import assistant, system, user
 from sandgate.gateway.tokens.template import ChatTemplate
 from sandgate.gateway.tokens.vocab import Vocab
 from tests.gateway.tokens import lab

@@ -19,8 +19,8 @@ from sandgate.contract.errors import SandgateError
 from sandgate.contract.session import SessionSummary, parse_termination
 from sandgate.contract.trajectory import to_json
 from sandgate.gateway.journal import records
-from sandgate.gateway.web import shapes
-from sandgate.gateway.web.shapes import Finalize
+from sandgate.gateway.service import schemas
+from sandgate.gateway.service.schemas import Finalize
 from sandgate.operator.plan.actions import Exit
 from sandgate.operator.plan.outcome import reward_of
 from sandgate.operator.podstatus import pod_seen
@@ -131,13 +131,13 @@ def told(chance: random.Random) -> str:
 
 
 ASKED: list[tuple[type[BaseModel], Any]] = [
-    (shapes.SessionSpec, {"session_id": "s", "uid": "q", "sampling": {"top_p": 1}, "limits": {"turns": 3},
+    (schemas.SessionBody, {"session_id": "s", "uid": "q", "sampling": {"top_p": 1}, "limits": {"turns": 3},
                           "task": {"uid": "q", "data": [1, {"a": None}]}, "metadata": {"a": [1.5]}}),
-    (shapes.Complete, {"reward_info": MESSAGE}),
-    (shapes.RewardBody, {"reward": 1.0, "interaction_id": "chatcmpl-1", "reward_info": MESSAGE}),
-    (shapes.Finalize, {"outcome": {"failure_class": "policy", "detail": "x"}, "reward": 1, "reward_info": MESSAGE}),
-    (shapes.LeaseBody, {"job": "j", "max_groups": 2, "max_tokens": 5, "ttl_s": 9.0, "lease_id": "l"}),
-    (shapes.PushTasks, {"job": "j", "tasks": [{"uid": "q", "prompt": [1], "data": {"a": 1}}], "last": True}),
+    (schemas.Complete, {"reward_info": MESSAGE}),
+    (schemas.RewardBody, {"reward": 1.0, "interaction_id": "chatcmpl-1", "reward_info": MESSAGE}),
+    (schemas.Finalize, {"outcome": {"failure_class": "policy", "detail": "x"}, "reward": 1, "reward_info": MESSAGE}),
+    (schemas.LeaseBody, {"job": "j", "max_groups": 2, "max_tokens": 5, "ttl_s": 9.0, "lease_id": "l"}),
+    (schemas.PushTasks, {"job": "j", "tasks": [{"uid": "q", "prompt": [1], "data": {"a": 1}}], "last": True}),
 ]  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from sandgate.contract.errors import SandgateError
 from sandgate.contract.trajectory import Trajectory, from_json, to_json
 from sandgate.gateway.journal.records import decode, encode
 from sandgate.gateway.journal.sqlite import SqliteStore
-from sandgate.gateway.journal.wal import frames_kept, lost_commits
+from sandgate.gateway.journal.wal_damage import frames_kept, lost_commits
 from tests.fuzz.patience import quick
 from tests.gateway.journal.samples import EVERY_KIND
 

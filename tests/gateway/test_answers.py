@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from sandgate.gateway.engine.scripted import Fault, Reply
+from sandgate.gateway.engine.scripted.engine import Fault, Reply
 from tests.support.gateway import BUY, Running, call_text, codec, events, gateway, ids
 
 HI: Any = [{"role": "user", "content": "hi"}]

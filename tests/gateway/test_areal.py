@@ -16,10 +16,10 @@ import pytest
 from sandgate.contract.errors import BadManifest
 from sandgate.contract.keys import Scope
 from sandgate.gateway import config
-from sandgate.gateway.areal import STALE_S, SWEEP_S
 from sandgate.gateway.journal.memory import MemoryDisk, MemoryStore
 from sandgate.gateway.journal.records import CapacityChanged
-from sandgate.gateway.session import Phase
+from sandgate.gateway.service.areal import STALE_S, SWEEP_S
+from sandgate.gateway.service.session import SessionPhase
 from tests.support.gateway import MODEL, Running, admin_key, bearer, client, eventually, gateway
 
 OWN = "a key of the trainer's own choosing"
@@ -367,7 +367,7 @@ async def test_a_bad_export_changes_nothing(g: Running, case: str) -> None:
     answer = await g.admin.post("/export_trajectories", json={"session_id": made["session_id"], **body})
     assert answer.status_code == status, answer.text
     assert answer.json()["error"]["param"] in body
-    assert g.core.sessions.get(made["session_id"]).phase is Phase.COMPLETE
+    assert g.core.sessions.get(made["session_id"]).phase is SessionPhase.COMPLETE
 
 
 async def test_an_export_of_an_aborted_session_is_410(g: Running) -> None:
@@ -436,7 +436,7 @@ async def test_sessions_whose_clients_are_gone_are_aborted() -> None:
         states = [g.core.sessions.get(one).phase for one in (
             lost["session_id"], kept["session_id"], last["session_id"], ours.id,
         )]  # fmt: skip
-        assert states == [Phase.ABORTED, Phase.OPEN, Phase.OPEN, Phase.OPEN]
+        assert states == [SessionPhase.ABORTED, SessionPhase.OPEN, SessionPhase.OPEN, SessionPhase.OPEN]
         assert (await post(g, "/rl/end_session", "sk-lost")).status_code == 401
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sandgate.contract.errors import InvalidBody
 from sandgate.contract.trajectory import Trajectory, from_json
-from sandgate.gateway import arrow
+from sandgate.gateway.delivery import arrow
 from sandgate.gateway.web import leases
 from sandgate.gateway.web.leases import ARROW, JSON, wanted
 from sandgate.trainer.client import AsyncRolloutClient

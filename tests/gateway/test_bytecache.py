@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandgate.gateway.bytecache import ByteCache
+from sandgate.gateway.conversation.byte_cache import ByteCache
 
 STEPS = st.lists(st.tuples(st.booleans(), st.integers(0, 7)))
 COST = (5, 10, 20, 30, 40, 50, 51, 90)

@@ -14,11 +14,11 @@ import pytest
 
 from sandgate.gateway import app
 from sandgate.gateway.config import EngineConfig
-from sandgate.gateway.core import Core
-from sandgate.gateway.engine.scripted_server import ScriptedServer
+from sandgate.gateway.engine.scripted.server import ScriptedServer
 from sandgate.gateway.journal.memory import MemoryDisk, MemoryStore
 from sandgate.gateway.journal.records import EnginesLabelled
-from sandgate.gateway.web.server import Front
+from sandgate.gateway.service.gateway_service import GatewayService
+from sandgate.gateway.web.server import AsgiApp
 from tests.gateway.test_engine_set import server
 from tests.support.gateway import admin_key, bearer, codec, config_in, gateway
 
@@ -27,8 +27,8 @@ from tests.support.gateway import admin_key, bearer, codec, config_in, gateway
 class Life:
     """One life of a gateway that is composed as in production."""
 
-    core: Core
-    app: Front
+    core: GatewayService
+    app: AsgiApp
     http: httpx.AsyncClient
 
     def asgi(self) -> httpx.ASGITransport:

@@ -14,11 +14,11 @@ import pytest
 
 from sandgate.contract.errors import BadManifest, Conflict, InvalidBody
 from sandgate.contract.trajectory import Trajectory
-from sandgate.gateway import output, parquet, storage
 from sandgate.gateway.client import GatewayClient
 from sandgate.gateway.config import OutputConfig
+from sandgate.gateway.delivery import file_output, parquet, storage
+from sandgate.gateway.delivery.parquet import to_parquet
 from sandgate.gateway.journal.memory import MemoryDisk, MemoryStore
-from sandgate.gateway.parquet import to_parquet
 from sandgate.trainer.export.arrow import read_parquet, write_parquet
 from tests.gateway.journal.disks import cut_power, ext4_image, mounted
 from tests.gateway.test_arrow_leases import row
@@ -30,9 +30,9 @@ Written = dict[str, list[str]]
 
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "POLL_S", 0.02)
-    monkeypatch.setattr(output, "RETRY_S", 0.02)
-    monkeypatch.setattr(output, "RETRY_MAX_S", 0.02)
+    monkeypatch.setattr(file_output, "POLL_S", 0.02)
+    monkeypatch.setattr(file_output, "RETRY_S", 0.02)
+    monkeypatch.setattr(file_output, "RETRY_MAX_S", 0.02)
 
 
 @asynccontextmanager

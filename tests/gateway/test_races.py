@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from sandgate.gateway.engine.api import Delta, EngineStatus, Prompt, Sample
-from sandgate.gateway.engine.scripted import Fault, Reply
+from sandgate.gateway.engine.api import Delta, EngineStatus, GenerationResult, Prompt
+from sandgate.gateway.engine.scripted.engine import Fault, Reply
 from sandgate.gateway.journal.memory import MemoryDisk, MemoryStore
 from sandgate.gateway.journal.records import Completed, Delivered, Rewarded, Sealed, TurnCommitted
-from sandgate.gateway.sessions import Sessions
+from sandgate.gateway.service.sessions import Sessions
 from tests.support.gateway import (
     Agent,
     Latch,
@@ -193,7 +193,7 @@ class Careless:
 
     facts = None
 
-    async def generate(self, prompt: Prompt, on_delta: Any = None) -> Sample:
+    async def generate(self, prompt: Prompt, on_delta: Any = None) -> GenerationResult:
         on_delta(Delta(None, None))  # type: ignore[arg-type]  # that is the point
         raise AssertionError("unreachable")
 

@@ -9,7 +9,7 @@ import pytest
 from sandgate.contract.errors import NotFound
 from sandgate.gateway.journal.memory import MemoryDisk, MemoryStore
 from sandgate.gateway.journal.records import Sealed
-from sandgate.gateway.sessions import Sessions
+from sandgate.gateway.service.sessions import Sessions
 
 
 class World:

@@ -7,7 +7,7 @@ import asyncio
 import httpx
 import pytest
 
-from sandgate.gateway.web import guard
+from sandgate.gateway.web import header_limits
 from tests.support.gateway import WITHIN_S, Running, eventually, gateway
 
 
@@ -23,7 +23,7 @@ async def _ended(reader: asyncio.StreamReader) -> bytes:
 
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/chat/com", b"POST / HTTP/1.1\r\nhost: x\r\nx-slow: "])
 async def test_a_head_that_never_ends_is_cut(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
-    monkeypatch.setattr(guard, "HEAD_S", 0.02)
+    monkeypatch.setattr(header_limits, "HEAD_S", 0.02)
     async with gateway() as g:
         reader, writer = await _connect(g)
         writer.write(sent)

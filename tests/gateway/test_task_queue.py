@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from sandgate.contract.errors import Conflict, Forbidden, NotFound, Overloaded, SandgateError
 from sandgate.contract.job import Task
 from sandgate.contract.keys import Scope
-from sandgate.gateway import tasks
 from sandgate.gateway.client import GatewayClient
 from sandgate.gateway.journal.memory import MemoryDisk, MemoryStore
 from sandgate.gateway.journal.records import (
@@ -26,7 +25,8 @@ from sandgate.gateway.journal.records import (
     decode,
     encode,
 )
-from sandgate.gateway.tasks import TaskQueue
+from sandgate.gateway.service import task_queue
+from sandgate.gateway.service.task_queue import TaskQueue
 from tests.support.gateway import Latch, Running, admin_key, eventually, gateway, within
 
 Q1, Q2, Q3 = (Task(uid=f"q{n}", prompt=f"buy {n}", data={"n": n}) for n in (1, 2, 3))
@@ -202,8 +202,8 @@ def numbers(rows: Sequence[TaskRow]) -> list[int]:
 
 
 def test_pages_are_bounded_by_count_and_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "PAGE_TASKS", 3)
-    monkeypatch.setattr(tasks, "PAGE_BYTES", 100)
+    monkeypatch.setattr(task_queue, "PAGE_TASKS", 3)
+    monkeypatch.setattr(task_queue, "PAGE_BYTES", 100)
     queue = TaskQueue()
     for size in (1, 1, 1, 1, 70, 500, 1):
         record = queue.push([(f"t{queue.pushed}", "x" * size, None)], 0.0)

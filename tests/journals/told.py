@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from sandgate.contract.trajectory import to_json
-from sandgate.gateway.conversation.turns import turn_of
+from sandgate.gateway.conversation.turn import turn_of
 from sandgate.gateway.journal.records import (
     Completed,
     Delivered,

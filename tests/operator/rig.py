@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from sandgate.contract.job import RolloutJob
 from sandgate.contract.schema import decode
 from sandgate.contract.trajectory import Ids, Trajectory
-from sandgate.gateway.engine.script import Gate, Line, Player, Reply
-from sandgate.gateway.engine.scripted_server import ScriptedServer
+from sandgate.gateway.engine.scripted.server import ScriptedServer
+from sandgate.gateway.engine.scripted.script import Gate, Line, Player, Reply
 from sandgate.gateway.tokens.load import read_checkpoint
 from sandgate.operator.drivers.local import Event, JobResult, run_local
 from sandgate.sandbox import procfs

@@ -14,7 +14,7 @@ import pytest
 from sandgate.contract.errors import Overloaded
 from sandgate.contract.job import Task
 from sandgate.contract.keys import Key, Scope, mint
-from sandgate.gateway.engine.script import Gate, Reply
+from sandgate.gateway.engine.scripted.script import Gate, Reply
 from sandgate.trainer.client import Retries
 from sandgate.trainer.fleet import AsyncFleet, fleet
 from tests.operator.cluster_rig import World, hurry, manifest, world

@@ -17,7 +17,7 @@ from sandgate.contract.errors import BadManifest, Conflict, FailureReason, Unava
 from sandgate.contract.session import SessionOutcome
 from sandgate.contract.trajectory import Trajectory
 from sandgate.gateway.client import GatewayClient
-from sandgate.gateway.engine.script import Fault, Reply
+from sandgate.gateway.engine.scripted.script import Fault, Reply
 from sandgate.operator.drivers.local import (
     Event,
     GroupCollected,
@@ -299,7 +299,14 @@ async def test_an_aborted_run_ends_at_once_and_can_be_resumed(up: Rig) -> None:
 async def test_complete_ends_a_session_and_a_managed_engine_is_started_and_restarted(up: Rig) -> None:
     """The engine is a process of the job; its first life ends by our hand."""
     (up.folder / "script.jsonl").write_text('"done"\n')
-    server = ["python", "-m", "sandgate.gateway.engine.scripted_server", "--port", "$(PORT)", "--script"]
+    server = [
+        "python",
+        "-m",
+        "sandgate.gateway.engine.scripted.server",
+        "--port",
+        "$(PORT)",
+        "--script",
+    ]
     server += [
         str(up.folder / "script.jsonl"),
         "--model-dir",

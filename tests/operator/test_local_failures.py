@@ -14,7 +14,7 @@ import pytest
 
 from sandgate.contract.errors import FailureReason
 from sandgate.contract.status import JobCondition
-from sandgate.gateway.engine.script import Fault, Reply
+from sandgate.gateway.engine.scripted.script import Fault, Reply
 from sandgate.gateway.journal.records import Acked
 from sandgate.gateway.journal.rows import read
 from sandgate.gateway.journal.sqlite import SELECT

@@ -6,10 +6,10 @@ import asyncio
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from sandgate.gateway.core import Core
 from sandgate.gateway.journal.records import TASKS, Opened, Record, TurnCommitted
-from sandgate.gateway.session import Session
-from sandgate.gateway.sessions import Sessions
+from sandgate.gateway.service.gateway_service import GatewayService
+from sandgate.gateway.service.session import Session
+from sandgate.gateway.service.sessions import Sessions
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -35,7 +35,7 @@ def still_there(world: World) -> None:
         world.wrong(f"{gone} was retired and is there again")
 
 
-def nothing_ahead(world: World, core: Core) -> None:
+def nothing_ahead(world: World, core: GatewayService) -> None:
     """At any moment: what is visible is durable already. (Notes of delivery and intents may be ahead.)"""
     ever: dict[str, list[Record]] = defaultdict(list)
     for owner, record in world.history.ever:

@@ -7,7 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from sandgate.contract.errors import JournalUnavailable
-from sandgate.gateway.journal.groups import Job
+from sandgate.gateway.journal.commit_batch import CommitRequest
 from sandgate.gateway.journal.memory import MemoryDisk, MemoryStore
 from sandgate.gateway.journal.records import CUT, Intent, Record, TurnCommitted, decode
 from sandgate.gateway.journal.rows import sound
@@ -30,7 +30,7 @@ class SimDisk(MemoryDisk):
         self._seen = 0
         """The newest row that the world was told of."""
 
-    def carry_out(self, job: Job) -> None:
+    def carry_out(self, job: CommitRequest) -> None:
         super().carry_out(job)
         self._world.history.retired.update(job.forget)
         self.catch_up()
@@ -42,7 +42,7 @@ class SimDisk(MemoryDisk):
         for row in fresh:
             self._world.became_durable(row[1], decode(row[2]))
 
-    def leave_behind(self, job: Job, *, torn: bool) -> None:
+    def leave_behind(self, job: CommitRequest, *, torn: bool) -> None:
         """Written by a process that was killed while it did so."""
         super().carry_out(job)
         self._world.history.retired.update(job.forget)

@@ -18,7 +18,7 @@ from unittest import mock
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.engine import vllm
 from sandgate.gateway.engine.logprobs import ASKS
-from sandgate.gateway.engine.transport import Answer, Lost
+from sandgate.gateway.engine.transport import HttpAnswer, Lost
 from sandgate.gateway.engine.wire import ABORT_PREFIX
 from tests.simulation.history import Piece
 from tests.simulation.loop import LIFE
@@ -317,7 +317,7 @@ class SimTransport:
         body: bytes | None = None,
         params: Mapping[str, str] | None = None,
         timeout_s: float = 10.0,
-    ) -> Answer:
+    ) -> HttpAnswer:
         fleet = self._fleet
         if body is not None and url.endswith("abort_requests") and self._alive():
             for name in json.loads(body)["request_ids"]:
@@ -333,23 +333,23 @@ class SimTransport:
                         run.aborted = True
             if fleet.rng.random() < 0.1:
                 await asyncio.sleep(fleet.rng.choice((0.5, 3.0)))
-            return Answer(200, b"{}")
+            return HttpAnswer(200, b"{}")
         return _said(fleet, url.removesuffix("/" + path), path)
 
 
-def _said(fleet: Fleet, url: str, path: str) -> Answer:
+def _said(fleet: Fleet, url: str, path: str) -> HttpAnswer:
     """Of itself."""
     if path == "weight_info" and fleet.reports:
-        return Answer(200, json.dumps({"weight_version": fleet.label(url)}).encode())
+        return HttpAnswer(200, json.dumps({"weight_version": fleet.label(url)}).encode())
     if path == "weight_info":  # as old as that
-        return Answer(404, b'{"detail": "Not Found"}')
+        return HttpAnswer(404, b'{"detail": "Not Found"}')
     if path == "version":
-        return Answer(200, b'{"version": "0.32.0"}')
+        return HttpAnswer(200, b'{"version": "0.32.0"}')
     if path == "v1/models":
-        return Answer(200, b'{"data": [{"id": "shop", "max_model_len": %d}]}' % WINDOW)
+        return HttpAnswer(200, b'{"data": [{"id": "shop", "max_model_len": %d}]}' % WINDOW)
     if path == "inference/v1/generate":
-        return Answer(404, b'{"error": {"message": "The model does not exist"}}')
-    return Answer(200, b"{}")
+        return HttpAnswer(404, b'{"error": {"message": "The model does not exist"}}')
+    return HttpAnswer(200, b"{}")
 
 
 async def connect(fleet: Fleet, urls: Sequence[str] = URLS, **more: Any) -> vllm.VllmEngine:

@@ -17,12 +17,12 @@ import msgspec
 import pytest
 
 from sandgate.contract.errors import Gone, JournalUnavailable
-from sandgate.gateway.conversation.messages import Message, Sampling, TextPart, TurnRequest
+from sandgate.gateway.conversation.messages import Message, SamplingParams, TextPart, TurnRequest
 from sandgate.gateway.engine import vllm
 from sandgate.gateway.engine.api import Prompt, VersionSpan
 from sandgate.gateway.journal.memory import MemoryDisk, MemoryStore
 from sandgate.gateway.journal.records import Delivered, Record, Sealed
-from sandgate.gateway.sessions import UNSURE_S, Sessions
+from sandgate.gateway.service.sessions import UNSURE_S, Sessions
 from tests.gateway.journal.samples import turn
 from tests.support.gateway import Latch, eventually, gateway, within
 
@@ -204,7 +204,7 @@ async def test_what_is_sampled_after_a_pause_is_labelled_and_salted_with_the_new
     with mock.patch.object(vllm, "Transport", return_value=http):
         engine = vllm.VllmEngine(["http://engine"], version_now=lambda: version)
     prompt = Prompt(
-        request_id="r", ids=array("i", [1]), sampling=Sampling(), max_tokens=1, stop_ids=(5,), version=1
+        request_id="r", ids=array("i", [1]), sampling=SamplingParams(), max_tokens=1, stop_ids=(5,), version=1
     )
     sample = await engine.generate(prompt)
     assert http.salts == ["v1", "v2"]

@@ -20,15 +20,15 @@ import msgspec
 
 from sandgate.contract.errors import JournalUnavailable
 from sandgate.gateway.config import Config
-from sandgate.gateway.core import Core
 from sandgate.gateway.engine.health import PROBE_S
 from sandgate.gateway.journal.records import CUT, Record, TurnCommitted
-from sandgate.gateway.metrics import Metrics
-from sandgate.gateway.prompts import Prompts
-from sandgate.gateway.sessions import Sessions
-from sandgate.gateway.turn import Turns
-from sandgate.gateway.web.auth import Gate
-from sandgate.gateway.web.server import Front
+from sandgate.gateway.metrics import GatewayMetrics
+from sandgate.gateway.service.auth import Gate
+from sandgate.gateway.service.completion import Completions
+from sandgate.gateway.service.gateway_service import GatewayService
+from sandgate.gateway.service.prompts import Prompts
+from sandgate.gateway.service.sessions import Sessions
+from sandgate.gateway.web.server import AsgiApp
 from tests.simulation import audit
 from tests.simulation.disk import SimDisk, SimStore
 from tests.simulation.driver import Control, Driver, Refused, Trainer, Weights
@@ -70,8 +70,8 @@ class World:
         self.cuts = self.rng.choice((0.0, 0.1, 0.3))
         """Share of connections that a client's side cuts."""
         self.kills = self.rng.choice((0, 1, 3, 6))
-        self.front: Front | None = None
-        self.core: Core | None = None
+        self.front: AsgiApp | None = None
+        self.core: GatewayService | None = None
         self.store: SimStore | None = None
         self.life = 0
         self.lives: list[int] = []
@@ -196,12 +196,12 @@ class World:
             labels=sessions.labels,
         )
         pool = InlineExecutor(self.loop, self._fork())
-        metrics = Metrics()
-        turns = Turns(self._config, sessions, engine, codec(), metrics, self._new_id, WINDOW)
+        metrics = GatewayMetrics()
+        turns = Completions(self._config, sessions, engine, codec(), metrics, self._new_id, WINDOW)
         turns.pool.shutdown(wait=False)
         turns.pool = pool  # type: ignore[assignment]
         turns.prompts = Prompts(codec(), turns.prompts.policy, metrics, pool)
-        core = Core(
+        core = GatewayService(
             self._config, Gate(SECRET, now), sessions, turns, engine, metrics, "http://sim", self._new_id()
         )
         core.exports.shutdown(wait=False)
@@ -209,7 +209,7 @@ class World:
         self.loop.create_task(store.write_behind(), name="write-behind")
         if self._config.limits.retire_s:
             self.loop.create_task(self._retire(sessions), name="retire")
-        self.core, self.front = core, Front(core)
+        self.core, self.front = core, AsgiApp(core)
         self.say(f"life {self.life} records={len(known)}")
         audit.still_there(self)
 

@@ -24,11 +24,11 @@ import openai
 from sandgate.contract.keys import Key, Scope, mint
 from sandgate.gateway import app
 from sandgate.gateway.config import Config, EngineConfig, Limits, ModelConfig, SamplingConfig, SessionLimits
-from sandgate.gateway.core import Core
-from sandgate.gateway.engine.api import Delta, Engine, EngineStatus, Prompt, Sample
-from sandgate.gateway.engine.scripted import Gate, Reply, Script, ScriptedEngine
+from sandgate.gateway.engine.api import Delta, Engine, EngineStatus, GenerationResult, Prompt
+from sandgate.gateway.engine.scripted.engine import Gate, Reply, Script, ScriptedEngine
 from sandgate.gateway.journal.memory import MemoryStore
 from sandgate.gateway.journal.store import Store
+from sandgate.gateway.service.gateway_service import GatewayService
 from sandgate.gateway.tokens.codec import TemplateCodec
 from sandgate.gateway.tokens.load import load_codec, read_checkpoint
 
@@ -150,7 +150,9 @@ class Stubborn:
         self.inner, self.facts = inner, inner.facts
         self.aborting, self.let_go = asyncio.Event(), asyncio.Event()
 
-    async def generate(self, prompt: Prompt, on_delta: Callable[[Delta], None] | None = None) -> Sample:
+    async def generate(
+        self, prompt: Prompt, on_delta: Callable[[Delta], None] | None = None
+    ) -> GenerationResult:
         try:
             return await self.inner.generate(prompt, on_delta)
         except asyncio.CancelledError:
@@ -217,7 +219,7 @@ class Agent:
 class Running:
     """A gateway that serves."""
 
-    core: Core
+    core: GatewayService
     front: Any
     origin: str
     engine: Any

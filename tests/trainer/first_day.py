@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from sandgate.contract.trajectory import Trajectory
-from sandgate.gateway.engine.scripted import Player, Reply
+from sandgate.gateway.engine.scripted.engine import Player, Reply
 from sandgate.gateway.tokens.load import read_checkpoint
 from sandgate.trainer.trl import rows as trl
 from tests.trainer.jobs import Lab, served

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sandgate.gateway.engine.scripted import Player, Script
-from sandgate.gateway.engine.scripted_server import ScriptedServer
+from sandgate.gateway.engine.scripted.engine import Player, Script
+from sandgate.gateway.engine.scripted.server import ScriptedServer
 from sandgate.trainer import tinymodel
 from sandgate.trainer.testing import replies
 

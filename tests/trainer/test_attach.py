@@ -18,7 +18,7 @@ import sandgate.trainer
 from sandgate.contract.errors import Unavailable
 from sandgate.contract.job import Task
 from sandgate.contract.trajectory import Ids
-from sandgate.gateway.engine.script import Gate, Line, Reply
+from sandgate.gateway.engine.scripted.script import Gate, Line, Reply
 from sandgate.trainer import blocking, tinymodel
 from sandgate.trainer.export.arrow import read_parquet
 from tests.support.waiting import until

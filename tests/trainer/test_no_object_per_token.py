@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 from sandgate.contract.trajectory import Trajectory
-from sandgate.gateway import arrow
 from sandgate.gateway.conversation.messages import Reply
+from sandgate.gateway.delivery import arrow
 from sandgate.gateway.journal.records import Delivered, Opened, Record, Sealed, TurnCommitted, decode, encode
+from sandgate.gateway.service.session_tree import trajectories_from
 from sandgate.gateway.trajectories.linearize import Facts
-from sandgate.gateway.trees import trajectories_from
 from sandgate.trainer.export.arrow import from_ipc
 from sandgate.trainer.lag import oldest
 from sandgate.trainer.rollouts import nbytes

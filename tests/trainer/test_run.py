@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sandgate.contract.trajectory import Ids
-from sandgate.gateway.engine.script import Gate, Reply
+from sandgate.gateway.engine.scripted.script import Gate, Reply
 from sandgate.operator.manifest import parse_job
 from sandgate.trainer import preflight, tinymodel
 from sandgate.trainer.cli import app

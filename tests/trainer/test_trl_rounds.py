@@ -20,7 +20,7 @@ from sandgate.contract.errors import Conflict, Unavailable
 from sandgate.contract.job import Task
 from sandgate.contract.session import SessionHandle
 from sandgate.contract.trajectory import Trajectory
-from sandgate.gateway.engine.scripted import Player
+from sandgate.gateway.engine.scripted.engine import Player
 from sandgate.trainer.client import AsyncRolloutClient
 from sandgate.trainer.fleet import AsyncFleet
 from sandgate.trainer.testing import RunningGateway, gateway

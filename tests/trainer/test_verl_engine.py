@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from sandgate.contract.errors import EngineFailed, EngineUnavailable, Unsupported
-from sandgate.gateway.conversation.messages import Sampling
-from sandgate.gateway.engine.api import Delta, Prompt, Sample, VersionSpan
+from sandgate.gateway.conversation.messages import SamplingParams
+from sandgate.gateway.engine.api import Delta, GenerationResult, Prompt, VersionSpan
 from sandgate.trainer.verl.engine import VerlEngine
 
 END = 9
@@ -45,7 +45,7 @@ def prompt(**changes: Any) -> Prompt:
     said: dict[str, Any] = {
         "request_id": "r1",
         "ids": array("i", [1, 2]),
-        "sampling": Sampling(temperature=0.5, top_p=0.9, stop=("X",)),
+        "sampling": SamplingParams(temperature=0.5, top_p=0.9, stop=("X",)),
         "max_tokens": 4,
         "stop_ids": (END,),
         "affinity": "q1",
@@ -54,7 +54,7 @@ def prompt(**changes: Any) -> Prompt:
     return Prompt(**said | changes)
 
 
-async def sampled(client: Client, **changes: Any) -> Sample:
+async def sampled(client: Client, **changes: Any) -> GenerationResult:
     return await VerlEngine(client, max_model_len=64, vocab_size=10).generate(prompt(**changes))
 
 

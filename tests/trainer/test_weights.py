@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from sandgate.contract.errors import EngineUnavailable, InvalidBody, Unavailable
-from sandgate.gateway.engine.scripted import Player
-from sandgate.gateway.engine.scripted_server import ScriptedServer
+from sandgate.gateway.engine.scripted.engine import Player
+from sandgate.gateway.engine.scripted.server import ScriptedServer
 from sandgate.gateway.journal.memory import MemoryDisk
 from sandgate.trainer import weights
 from sandgate.trainer.fleet import fleet as connected

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 
 from sandgate.gateway import app
-from sandgate.gateway.core import Core
 from sandgate.gateway.journal.memory import MemoryDisk, MemoryStore
+from sandgate.gateway.service.gateway_service import GatewayService
 from sandgate.trainer.client import AsyncRolloutClient, Retries
 from sandgate.trainer.fleet import AsyncFleet
 from tests.support.gateway import admin_key, codec, config_in, engine
@@ -36,7 +36,7 @@ class Site(httpx.AsyncBaseTransport):
 
     def __init__(self, clock: Clock) -> None:
         self.clock, self.disk = clock, MemoryDisk()
-        self.core: Core | None = None
+        self.core: GatewayService | None = None
         self.cut_off = False
         self.in_flight = 0
         self.lose: list[str] = []

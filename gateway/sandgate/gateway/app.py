@@ -28,22 +28,22 @@ import uvloop
 
 from sandgate.contract.errors import BadManifest, SandgateError
 from sandgate.gateway.config import DATABASES, Config, load, read_secret
-from sandgate.gateway.core import Core
+from sandgate.gateway.delivery.file_output import FileOutput
 from sandgate.gateway.engine.api import Engine, Labelled
 from sandgate.gateway.engine.vllm import VllmEngine
 from sandgate.gateway.journal.sqlite import SqliteStore
 from sandgate.gateway.journal.store import Store
-from sandgate.gateway.metrics import Metrics
-from sandgate.gateway.output import Output
-from sandgate.gateway.sessions import Sessions
-from sandgate.gateway.tasks import TaskQueue
+from sandgate.gateway.metrics import GatewayMetrics
+from sandgate.gateway.service.auth import Gate
+from sandgate.gateway.service.completion import Completions
+from sandgate.gateway.service.gateway_service import GatewayService
+from sandgate.gateway.service.sessions import Sessions
+from sandgate.gateway.service.task_queue import TaskQueue
 from sandgate.gateway.tokens.api import Codec
 from sandgate.gateway.tokens.load import load_codec
-from sandgate.gateway.turn import Turns
-from sandgate.gateway.web.auth import Gate
-from sandgate.gateway.web.crowd import places
-from sandgate.gateway.web.guard import Guarded
-from sandgate.gateway.web.server import Front
+from sandgate.gateway.web.connections import places
+from sandgate.gateway.web.header_limits import Guarded
+from sandgate.gateway.web.server import AsgiApp
 
 KEEP_ALIVE_S = 75
 """Idle connections; agents think and run tools between turns, and a new TLS-less connection is cheap anyway."""
@@ -61,8 +61,8 @@ log = logging.getLogger("sandgate.gateway")
 class Gateway:
     """A running core and its ASGI app."""
 
-    core: Core
-    app: Front
+    core: GatewayService
+    app: AsgiApp
 
 
 @asynccontextmanager
@@ -108,13 +108,13 @@ async def gateway(
             stack.push_async_callback(engine.aclose)
         elif isinstance(engine, Labelled):
             engine.labels = sessions.labels
-        metrics = Metrics()
-        turns = Turns(config, sessions, engine, codec, metrics, _new_id, _window(config, engine))
+        metrics = GatewayMetrics()
+        turns = Completions(config, sessions, engine, codec, metrics, _new_id, _window(config, engine))
         if sessions.paused:
             turns.pause()
         stack.callback(turns.pool.shutdown, wait=False, cancel_futures=True)
         gate = Gate(secret, now, config.job)
-        core = Core(config, gate, sessions, turns, engine, metrics, origin, _new_id())
+        core = GatewayService(config, gate, sessions, turns, engine, metrics, origin, _new_id())
         stack.callback(core.exports.shutdown, wait=False, cancel_futures=True)
         if config.limits.retire_s:
             retiring = asyncio.ensure_future(_retire(sessions, config.limits.retire_s))
@@ -125,7 +125,7 @@ async def gateway(
             core.writing = output.status
             writing = asyncio.ensure_future(output.run())
             stack.push_async_callback(_ended, writing)
-        yield Gateway(core, Front(core))
+        yield Gateway(core, AsgiApp(core))
 
 
 async def _open_journal(config: Config) -> Store:
@@ -146,10 +146,10 @@ async def _ended(task: asyncio.Future[None]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-def _output(core: Core, url: str) -> Output:
+def _output(core: GatewayService, url: str) -> FileOutput:
     """Raises BadManifest: without the extra that it needs, or for a URL that cannot be written to."""
     try:
-        from sandgate.gateway import parquet, storage
+        from sandgate.gateway.delivery import parquet, storage
     except ImportError as error:
         raise BadManifest(
             f"output.parquet: files need the extra gateway-arrow: {error}", field="output.parquet"
@@ -162,7 +162,7 @@ def _output(core: Core, url: str) -> Output:
             found.append(storage.storage(url))
         found[0].put(name, data)
 
-    return Output(core, parquet.to_parquet, put)
+    return FileOutput(core, parquet.to_parquet, put)
 
 
 async def _retire(sessions: Sessions, age_s: float) -> None:
@@ -249,7 +249,7 @@ async def serve(config: Config) -> None:
         await serving
 
 
-def web_server(app: Front) -> uvicorn.Server:
+def web_server(app: AsgiApp) -> uvicorn.Server:
     """The HTTP server of a gateway; give its `serve` a bound socket."""
     guarded = partial(Guarded, app.crowd, app.core.config.limits.write_s)
     return _Server(

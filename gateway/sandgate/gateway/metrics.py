@@ -9,7 +9,7 @@ from sandgate.contract.errors import ForkReason
 LATENCY_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
 
-class Metrics:
+class GatewayMetrics:
     """One registry per process, so that tests can hold several gateways."""
 
     def __init__(self) -> None:

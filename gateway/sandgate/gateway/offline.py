@@ -18,12 +18,12 @@ from sandgate.contract.trajectory import Json
 from sandgate.gateway.journal.records import TASKS, Record
 from sandgate.gateway.journal.rows import read
 from sandgate.gateway.journal.sqlite import APPLICATION_ID, SELECT
-from sandgate.gateway.session import Session
+from sandgate.gateway.service.session import Session
+from sandgate.gateway.service.session_tree import trajectories_of, tree_view
 from sandgate.gateway.tokens.api import Codec
 from sandgate.gateway.tokens.load import load_codec
 from sandgate.gateway.trajectories.leases import LeaseBook
 from sandgate.gateway.trajectories.linearize import Facts
-from sandgate.gateway.trees import trajectories_of, tree_view
 
 MAGIC = b"SQLite format 3\0"
 CONFIGS = "run/gateway-*.json"

@@ -53,7 +53,13 @@ def python(name: str, program: str) -> Json:
 
 def engine(token_ms: float = 0.0) -> Json:
     """`spec.engine`: the scripted engine of the gateway's image."""
-    command = ["python", "-m", "sandgate.gateway.engine.scripted_server", "--host=0.0.0.0", "--port=8000"]
+    command = [
+        "python",
+        "-m",
+        "sandgate.gateway.engine.scripted.server",
+        "--host=0.0.0.0",
+        "--port=8000",
+    ]
     command += ["--model-dir=/models/model", "--script=/script/replies.jsonl", "--served-model-name=shop"]
     mounts = {"model": "/models/model", "script": "/script"}
     maps = {"model": "shop-tokenizer", "script": SCRIPT}

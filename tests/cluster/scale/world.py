@@ -19,8 +19,8 @@ from typing import Any
 
 from sandgate.contract.names import gateway_name, gateways_name, signing_name, trainer_name
 from sandgate.gateway.client import GatewayClient
-from sandgate.gateway.engine.scripted import Player
-from sandgate.gateway.engine.scripted_server import ScriptedServer
+from sandgate.gateway.engine.scripted.engine import Player
+from sandgate.gateway.engine.scripted.server import ScriptedServer
 from sandgate.trainer import tinymodel
 from tests.chart.rendering import render
 from tests.chart.test_settings import text_of

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sandgate.contract.errors import ForkReason
+from sandgate.gateway.conversation.canonical import normal_arguments
 from sandgate.gateway.conversation.ids import call_id
 from sandgate.gateway.conversation.messages import Message, Reply, ReplyCall, TextPart, ToolCall
-from sandgate.gateway.conversation.sameness import normal_arguments
 from sandgate.gateway.conversation.tree import Tree
 from tests.gateway.conversation.talk import SEARCH, Talk, echo, request, says, system, tool, user
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import pytest
 
 from sandgate.contract.errors import ForkReason
-from sandgate.gateway.conversation.echo import Level, MatchPolicy
 from sandgate.gateway.conversation.ids import call_id
+from sandgate.gateway.conversation.matching import Level, MatchPolicy
 from sandgate.gateway.conversation.messages import (
     ImagePart,
     Message,

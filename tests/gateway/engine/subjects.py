@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from sandgate.gateway.conversation.messages import Sampling
+from sandgate.gateway.conversation.messages import SamplingParams
 from sandgate.gateway.engine.api import Engine, Prompt
 from sandgate.gateway.engine.control import EngineControl
-from sandgate.gateway.engine.scripted import Player, Script, ScriptedEngine
-from sandgate.gateway.engine.scripted_server import ScriptedServer
+from sandgate.gateway.engine.scripted.engine import Player, Script, ScriptedEngine
+from sandgate.gateway.engine.scripted.server import ScriptedServer
 from sandgate.gateway.engine.transport import Transport
 from sandgate.gateway.engine.vllm import VllmEngine
 from sandgate.gateway.tokens.load import read_checkpoint
@@ -24,7 +24,7 @@ WINDOW, VOCABULARY = 4_096, 1_024
 EOS = (1_017,)
 ENDLESS = 1_500
 """Tokens: some seconds of a real model on a busy machine, time enough for what a test does in the middle."""
-REPEATING = Sampling(temperature=0.0, repetition_penalty=0.05)
+REPEATING = SamplingParams(temperature=0.0, repetition_penalty=0.05)
 
 
 def decode(ids: Sequence[int]) -> str:
@@ -64,7 +64,7 @@ class Subject:
         base: dict[str, Any] = {
             "request_id": f"conformance-{id(self)}-{next(self.numbers)}",
             "ids": array("i", [5, 6, 7]),
-            "sampling": Sampling(temperature=1.0, seed=3),
+            "sampling": SamplingParams(temperature=1.0, seed=3),
             "max_tokens": 20,
             "model": self.model,
         }

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandgate.contract.errors import EngineFailed, TokenizerMismatch
-from sandgate.gateway.engine.answers import Unlabelled, read, spans_of, version_of
 from sandgate.gateway.engine.api import VersionSpan
-from sandgate.gateway.engine.wire import Door
+from sandgate.gateway.engine.responses import Unlabelled, read, spans_of, version_of
+from sandgate.gateway.engine.wire import GenerateEndpoint
 
-GENERATE, COMPLETIONS = Door.GENERATE, Door.COMPLETIONS
+GENERATE, COMPLETIONS = GenerateEndpoint.GENERATE, GenerateEndpoint.COMPLETIONS
 
 
 def entry(token: int, logprob: float | None, **more: Any) -> dict[str, Any]:
@@ -46,7 +46,7 @@ GOOD = {
 
 
 @pytest.mark.parametrize(("door", "body"), GOOD.values(), ids=GOOD)
-def test_every_shape_gives_the_same_arrays(door: Door, body: bytes) -> None:
+def test_every_shape_gives_the_same_arrays(door: GenerateEndpoint, body: bytes) -> None:
     step = read(body, door, vocab_size=10)
     assert (step.ids, step.logprobs) == (array("i", [5, 9]), array("f", [-0.5, -2.0]))
     assert step.finish == ("length" if door is COMPLETIONS else "stop")
@@ -79,7 +79,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("door", "body", "why"), BAD.values(), ids=BAD)
-def test_what_cannot_be_trusted_is_refused_by_name(door: Door, body: bytes, why: str) -> None:
+def test_what_cannot_be_trusted_is_refused_by_name(door: GenerateEndpoint, body: bytes, why: str) -> None:
     with pytest.raises(EngineFailed) as caught:
         read(body, door, vocab_size=10)
     assert why in str(caught.value)
@@ -115,7 +115,9 @@ TOPS = {
 
 
 @pytest.mark.parametrize(("door", "body"), TOPS.values(), ids=TOPS)
-def test_top_logprobs_are_the_most_likely_first_and_as_many_as_asked(door: Door, body: bytes) -> None:
+def test_top_logprobs_are_the_most_likely_first_and_as_many_as_asked(
+    door: GenerateEndpoint, body: bytes
+) -> None:
     assert read(body, door, top=2).top == (((7, -0.5), (8, -1.0)),)
 
 

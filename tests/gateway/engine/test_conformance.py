@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from sandgate.contract.errors import EngineFailed, EngineUnavailable, PromptTooLong, TokenizerMismatch
-from sandgate.gateway.alternatives import unpacked
-from sandgate.gateway.engine.api import Delta, Labelled, Sample, VersionSpan
+from sandgate.gateway.engine.api import Delta, GenerationResult, Labelled, VersionSpan
+from sandgate.gateway.journal.top_logprobs import unpacked
 from tests.gateway.engine.subjects import (
     ENDLESS,
     REPEATING,
@@ -45,7 +45,7 @@ async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
             yield one
 
 
-def whole(sample: Sample) -> None:
+def whole(sample: GenerationResult) -> None:
     """The laws of a Sample."""
     assert len(sample.ids) == len(sample.logprobs)
     assert all(logprob <= 1e-6 for logprob in sample.logprobs)
@@ -68,7 +68,7 @@ class Listener:
         if self.count >= self._at:
             self._heard.set()
 
-    async def hears(self, task: asyncio.Task[Sample]) -> bool:
+    async def hears(self, task: asyncio.Task[GenerationResult]) -> bool:
         """Until so many tokens arrived; fails if the generation ends before. Whether it still runs."""
         waiting = asyncio.create_task(self._heard.wait())
         await asyncio.wait([waiting, task], return_when=asyncio.FIRST_COMPLETED)
@@ -88,7 +88,9 @@ class Listener:
         return ids, logprobs
 
 
-async def _underway(subject: Subject, at: int, **more: Any) -> tuple[asyncio.Task[Sample], Listener]:
+async def _underway(
+    subject: Subject, at: int, **more: Any
+) -> tuple[asyncio.Task[GenerationResult], Listener]:
     """A generation that still runs when its `at`th token was heard. A real engine may be done before we hear of it, as
     all tokens come at once on a busy machine: then it is tried again, a few times."""
     for _ in range(TRIES if subject.player is None else 1):
@@ -208,7 +210,7 @@ async def test_ids_that_do_not_exist_are_another_tokenizers(subject: Subject) ->
         await subject.engine.generate(subject.prompt(ids=array("i", [5, VOCABULARY + 9])))
 
 
-async def _swap(subject: Subject, mode: str) -> tuple[Sample, Listener]:
+async def _swap(subject: Subject, mode: str) -> tuple[GenerationResult, Listener]:
     """A generation with a weight update from version 7 to 8 in its middle. A real engine may be done before the pause
     arrives, however early it was sent: then it is tried again, a few times."""
     sample, listener = await _swapped(subject, mode)
@@ -219,7 +221,7 @@ async def _swap(subject: Subject, mode: str) -> tuple[Sample, Listener]:
     return sample, listener
 
 
-async def _swapped(subject: Subject, mode: str) -> tuple[Sample, Listener]:
+async def _swapped(subject: Subject, mode: str) -> tuple[GenerationResult, Listener]:
     await subject.label("step-7")
     task, listener = await _underway(subject, 5, version=7)
     await subject.pause(mode)
@@ -248,7 +250,7 @@ async def test_tokens_from_before_the_first_update_are_of_the_initial_version(
     assert subject.engine.labels.known is reports
 
 
-async def _first_update(subject: Subject) -> Sample:
+async def _first_update(subject: Subject) -> GenerationResult:
     await subject.label("default")
     task, _ = await _underway(subject, 5, version=0)
     await subject.pause("keep")

@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 
 from sandgate.contract.errors import EngineFailed, EngineUnavailable
-from sandgate.gateway.conversation.messages import Sampling
+from sandgate.gateway.conversation.messages import SamplingParams
 from sandgate.gateway.engine.api import Prompt
 from sandgate.gateway.engine.control import EngineControl
 from sandgate.gateway.engine.facts import probe
-from sandgate.gateway.engine.scripted import Player
-from sandgate.gateway.engine.scripted_server import ScriptedServer
+from sandgate.gateway.engine.scripted.engine import Player
+from sandgate.gateway.engine.scripted.server import ScriptedServer
 from sandgate.gateway.engine.transport import Transport
 from sandgate.gateway.engine.vllm import VllmEngine
-from sandgate.gateway.engine.wire import Door
+from sandgate.gateway.engine.wire import GenerateEndpoint
 from tests.support.vllm import Vllm
 
 
@@ -42,13 +42,17 @@ async def test_an_engine_says_what_it_is() -> None:
         777,
         ["scripted"],
     )
-    assert (found.facts.logprobs_mode, found.door, found.notes) == ("raw_logprobs", Door.GENERATE, [])
+    assert (found.facts.logprobs_mode, found.door, found.notes) == (
+        "raw_logprobs",
+        GenerateEndpoint.GENERATE,
+        [],
+    )
     assert player.counts["generations"] == 0, "asking what it is samples nothing"
 
 
 async def test_a_closed_door_is_noted_with_the_flag_that_opens_it() -> None:
     found = await _probe(Player([[1]]), generate_open=False)
-    assert found.door is Door.COMPLETIONS
+    assert found.door is GenerateEndpoint.COMPLETIONS
     assert "--enable-scale-out" in found.notes[0]
 
 
@@ -98,14 +102,14 @@ async def test_the_scripted_server_runs_by_itself(tmp_path: Path) -> None:
     model = Path(__file__).parents[3] / "examples" / "shop" / "model"
     script = tmp_path / "replies.jsonl"
     script.write_text('"hello"\n{"ids": [7, 8], "finish": "length"}\n')
-    command = [sys.executable, "-m", "sandgate.gateway.engine.scripted_server"]
+    command = [sys.executable, "-m", "sandgate.gateway.engine.scripted.server"]
     command += ["--model-dir", str(model), "--script", str(script)]
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
         url = json.loads(await process.stdout.readline())["listening"]
         engine = await VllmEngine.connect([url])
-        prompt = Prompt(request_id="r", ids=array("i", [5]), sampling=Sampling(), max_tokens=9)
+        prompt = Prompt(request_id="r", ids=array("i", [5]), sampling=SamplingParams(), max_tokens=9)
         first, second = await engine.generate(prompt), await engine.generate(prompt)
         await engine.aclose()
     finally:
@@ -122,7 +126,13 @@ async def test_the_scripted_server_runs_by_itself(tmp_path: Path) -> None:
 def test_a_script_that_cannot_be_read_names_its_line(tmp_path: Path) -> None:
     script = tmp_path / "replies.jsonl"
     script.write_text('"hello"\n{"say": 1}\n')
-    command = [sys.executable, "-m", "sandgate.gateway.engine.scripted_server", "--script", str(script)]
+    command = [
+        sys.executable,
+        "-m",
+        "sandgate.gateway.engine.scripted.server",
+        "--script",
+        str(script),
+    ]
     model = Path(__file__).parents[3] / "examples" / "shop" / "model"
     done = subprocess.run([*command, "--model-dir", str(model)], capture_output=True, text=True, check=False)
     assert done.returncode == 2
@@ -135,4 +145,8 @@ async def test_vllm_says_what_it_is(vllm: Vllm) -> None:
     http = Transport()
     found = await probe(http, vllm.url, model=vllm.model, logprobs_mode="processed_logprobs")
     await http.aclose()
-    assert (found.door, found.notes, found.facts.max_model_len) == (Door.GENERATE, [], vllm.max_model_len)
+    assert (found.door, found.notes, found.facts.max_model_len) == (
+        GenerateEndpoint.GENERATE,
+        [],
+        vllm.max_model_len,
+    )

@@ -21,7 +21,7 @@ from sandgate.contract.errors import (
 )
 from sandgate.gateway.engine.api import Delta, VersionSpan
 from sandgate.gateway.engine.generation import RESUMES_MAX
-from sandgate.gateway.engine.scripted import Fault, Gate, Player, Reply, logprob_of
+from sandgate.gateway.engine.scripted.engine import Fault, Gate, Player, Reply, logprob_of
 from tests.gateway.engine.subjects import Subject, in_process, over_http
 
 SUBJECTS: dict[str, Callable[..., AbstractAsyncContextManager[Subject]]] = {

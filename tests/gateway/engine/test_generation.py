@@ -11,19 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandgate.contract.errors import EngineFailed, EngineUnavailable
-from sandgate.gateway.alternatives import unpacked
-from sandgate.gateway.conversation.messages import Sampling
-from sandgate.gateway.engine.answers import Step, Unlabelled
+from sandgate.gateway.conversation.messages import SamplingParams
 from sandgate.gateway.engine.api import Prompt, VersionSpan
 from sandgate.gateway.engine.generation import RESUMES_MAX, Generation
+from sandgate.gateway.engine.responses import Step, Unlabelled
 from sandgate.gateway.engine.sse import EVENT_BYTES_MAX, Events
+from sandgate.gateway.journal.top_logprobs import unpacked
 
 
 def begin(*, streams: bool = True, **more: Any) -> Generation:
     base: dict[str, Any] = {
         "request_id": "r",
         "ids": array("i", [1, 2]),
-        "sampling": Sampling(),
+        "sampling": SamplingParams(),
         "max_tokens": 10,
     }
     return Generation(Prompt(**{**base, **more}), told=3, streams=streams)

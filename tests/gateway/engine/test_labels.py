@@ -17,8 +17,8 @@ from sandgate.contract.errors import EngineFailed, EngineUnavailable
 from sandgate.gateway.engine import facts
 from sandgate.gateway.engine.api import Delta, VersionSpan
 from sandgate.gateway.engine.labels import Labels
-from sandgate.gateway.engine.scripted import Gate, Player, Reply
-from sandgate.gateway.engine.scripted_server import ScriptedServer
+from sandgate.gateway.engine.scripted.engine import Gate, Player, Reply
+from sandgate.gateway.engine.scripted.server import ScriptedServer
 from sandgate.gateway.engine.transport import Transport
 from sandgate.gateway.engine.vllm import VllmEngine
 from tests.gateway.engine.test_replicas import nowhere, prompt

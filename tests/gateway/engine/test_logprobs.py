@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 
 from sandgate.contract.errors import EngineFailed, EngineUnavailable
-from sandgate.gateway.alternatives import Top
-from sandgate.gateway.conversation.messages import Sampling
+from sandgate.gateway.conversation.messages import SamplingParams
 from sandgate.gateway.engine import logprobs_check
-from sandgate.gateway.engine.answers import SENTINEL
 from sandgate.gateway.engine.api import Prompt
 from sandgate.gateway.engine.logprobs import against, kind_of
 from sandgate.gateway.engine.logprobs_check import measure
-from sandgate.gateway.engine.script import Ask, Player, Refused
-from sandgate.gateway.engine.scripted_server import ScriptedServer
+from sandgate.gateway.engine.responses import SENTINEL
+from sandgate.gateway.engine.scripted.server import ScriptedServer
+from sandgate.gateway.engine.scripted.script import Ask, Player, ScriptedRefusal
 from sandgate.gateway.engine.transport import Transport
 from sandgate.gateway.engine.vllm import VllmEngine
-from sandgate.gateway.engine.wire import Door
+from sandgate.gateway.engine.wire import GenerateEndpoint
+from sandgate.gateway.journal.top_logprobs import Top
 from tests.support.vllm import FLAGS, Vllm, another
 from tests.support.waiting import until
 
@@ -92,7 +92,7 @@ def player(mode: str = PROCESSED) -> Player:
 
 
 def prompt(affinity: str = "") -> Prompt:
-    ids, sampling = array("i", [5, 6, 7]), Sampling()
+    ids, sampling = array("i", [5, 6, 7]), SamplingParams()
     return Prompt(request_id=f"r{affinity}", ids=ids, sampling=sampling, max_tokens=9, affinity=affinity)
 
 
@@ -197,7 +197,7 @@ async def test_an_engine_that_refuses_the_question_is_used_as_it_says_so_itself_
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuses(_: Player, __: Ask) -> None:
-        raise Refused(400, "logprobs: at most 0")
+        raise ScriptedRefusal(400, "logprobs: at most 0")
 
     monkeypatch.setattr(Player, "measured", refuses)
     async with ScriptedServer(player()) as server, connected(server.url) as engine:
@@ -212,7 +212,7 @@ async def test_an_engine_that_cannot_answer_now_is_asked_again(monkeypatch: pyte
 
     async def busy(self: Player, ask: Ask) -> Any:
         if (status := next(answers, 0)) != 0:
-            raise Refused(status, "later")
+            raise ScriptedRefusal(status, "later")
         return await real(self, ask)
 
     monkeypatch.setattr(Player, "measured", busy)
@@ -254,6 +254,6 @@ async def test_vllm_as_it_starts_by_itself_is_refused() -> None:
 async def _measured(vllm: Vllm) -> list[str]:
     http = Transport()
     try:
-        return [await measure(http, vllm.url, door, model=vllm.model) for door in Door]
+        return [await measure(http, vllm.url, door, model=vllm.model) for door in GenerateEndpoint]
     finally:
         await http.aclose()

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from sandgate.contract.errors import EngineFailed, EngineUnavailable, Overloaded
-from sandgate.gateway.conversation.messages import Sampling
+from sandgate.gateway.conversation.messages import SamplingParams
 from sandgate.gateway.engine.api import Delta, Prompt
-from sandgate.gateway.engine.scripted import Fault, Gate, Player, Reply, Script
-from sandgate.gateway.engine.scripted_server import ScriptedServer
+from sandgate.gateway.engine.scripted.engine import Fault, Gate, Player, Reply, Script
+from sandgate.gateway.engine.scripted.server import ScriptedServer
 from sandgate.gateway.engine.vllm import VllmEngine
 from tests.support.waiting import until
 
@@ -55,7 +55,7 @@ def nowhere() -> str:
 
 
 def prompt(affinity: str = "", name: str = "r", **more: Any) -> Prompt:
-    base: dict[str, Any] = {"ids": array("i", [5, 6, 7]), "sampling": Sampling(), "max_tokens": 20}
+    base: dict[str, Any] = {"ids": array("i", [5, 6, 7]), "sampling": SamplingParams(), "max_tokens": 20}
     return Prompt(**{**base, "request_id": name, "affinity": affinity, **more})
 
 

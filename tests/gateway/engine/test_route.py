@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandgate.gateway.engine import route
-from sandgate.gateway.engine.route import FAILURES_MAX, Table
+from sandgate.gateway.engine import routing
+from sandgate.gateway.engine.routing import FAILURES_MAX, ReplicaTable
 
 A, B, C = "http://a", "http://b", "http://c"
 
@@ -28,7 +28,7 @@ CASES: dict[str, tuple[list[str], list[str | None]]] = {
 
 @pytest.mark.parametrize(("events", "want"), CASES.values(), ids=CASES)
 def test_table(events: list[str], want: list[str | None]) -> None:
-    table = Table.of((A, B, C))
+    table = ReplicaTable.of((A, B, C))
     got: list[str | None] = []
     for event in events:
         url = f"http://{event[1:]}"
@@ -47,7 +47,7 @@ def test_table(events: list[str], want: list[str | None]) -> None:
 
 
 def test_a_replica_is_down_after_failures_in_a_row_and_up_after_one_success() -> None:
-    table = Table.of((A,))
+    table = ReplicaTable.of((A,))
     seen = [table.probed(A, failure) for failure in ("slow", None, "slow", "dead", "dead", None)]
     assert seen == [False, False, False, True, False, True]
     assert FAILURES_MAX == 2
@@ -55,15 +55,15 @@ def test_a_replica_is_down_after_failures_in_a_row_and_up_after_one_success() ->
 
 
 def test_avoided_replicas_are_not_taken() -> None:
-    table = Table.of((A, B))
+    table = ReplicaTable.of((A, B))
     assert table.reserve("g", {A}) == B
     assert table.reserve("g", {A, B}) is None
     assert [each.in_flight for each in table.status()] == [0, 1]
 
 
 def test_forgotten_groups_are_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(route, "HOMES_MAX", 2)
-    table = Table.of((A, B))
+    monkeypatch.setattr(routing, "HOMES_MAX", 2)
+    table = ReplicaTable.of((A, B))
     for group in ("g1", "g2", "g1", "g3"):  # g2 is the least recently used
         table.release(str(table.reserve(group)))
     assert {url: replica.homes for url, replica in table.replicas.items()} == {A: 2, B: 0}
@@ -73,7 +73,7 @@ def test_forgotten_groups_are_the_oldest(monkeypatch: pytest.MonkeyPatch) -> Non
 @given(st.lists(st.tuples(st.sampled_from(["take", "give", "down", "up"]), st.integers(0, 4)), max_size=60))
 def test_counts_are_what_was_taken_and_not_given_back(events: list[tuple[str, int]]) -> None:
     urls = (A, B, C)
-    table = Table.of(urls)
+    table = ReplicaTable.of(urls)
     held: list[str] = []
     for what, number in events:
         if what == "take":

@@ -8,8 +8,8 @@ import socket
 
 import pytest
 
-from sandgate.gateway.engine.scripted import Player
-from sandgate.gateway.engine.scripted_server import ACCEPT_STEPS, ScriptedServer
+from sandgate.gateway.engine.scripted.engine import Player
+from sandgate.gateway.engine.scripted.server import ACCEPT_STEPS, ScriptedServer
 
 
 @pytest.mark.parametrize("steps", range(ACCEPT_STEPS + 3))

@@ -12,11 +12,11 @@ from typing import Any
 import orjson
 import pytest
 
-from sandgate.gateway.conversation.messages import Sampling
-from sandgate.gateway.engine.answers import Step, read
-from sandgate.gateway.engine.api import Delta, Prompt, Sample
+from sandgate.gateway.conversation.messages import SamplingParams
+from sandgate.gateway.engine.api import Delta, GenerationResult, Prompt
+from sandgate.gateway.engine.responses import Step, read
 from sandgate.gateway.engine.transport import Transport
-from sandgate.gateway.engine.wire import Door, abort_body, body_of
+from sandgate.gateway.engine.wire import GenerateEndpoint, abort_body, body_of
 from sandgate.gateway.tokens.load import read_checkpoint
 from tests.gateway.engine.subjects import TRIES, Subject, real
 from tests.support.vllm import Vllm
@@ -38,10 +38,10 @@ async def http() -> AsyncIterator[Transport]:
 
 
 SAMPLINGS = {
-    "greedy": Sampling(temperature=0.0),
-    "seeded": Sampling(temperature=1.0, seed=11),
-    "shaped": Sampling(temperature=1.3, top_p=0.9, top_k=20, min_p=0.01, seed=12),
-    "penalised": Sampling(
+    "greedy": SamplingParams(temperature=0.0),
+    "seeded": SamplingParams(temperature=1.0, seed=11),
+    "shaped": SamplingParams(temperature=1.3, top_p=0.9, top_k=20, min_p=0.01, seed=12),
+    "penalised": SamplingParams(
         temperature=1.0, presence_penalty=0.5, frequency_penalty=0.5, repetition_penalty=1.1, seed=1
     ),
 }
@@ -49,10 +49,10 @@ SAMPLINGS = {
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 async def test_both_doors_give_the_same_ids_and_logprobs(
-    vllm: Vllm, subject: Subject, http: Transport, sampling: Sampling
+    vllm: Vllm, subject: Subject, http: Transport, sampling: SamplingParams
 ) -> None:
     steps: list[Step] = []
-    for door in Door:
+    for door in GenerateEndpoint:
         prompt = subject.prompt(sampling=sampling, max_tokens=40, ids=array("i", range(20, 60)))
         body = body_of(door, prompt, prompt.ids, max_tokens=prompt.max_tokens)
         answer = await http.ask("POST", vllm.url + door.value, body=body, timeout_s=60)
@@ -91,12 +91,19 @@ GRAMMARS: dict[str, tuple[dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("door", Door, ids=lambda door: door.name.lower())
+@pytest.mark.parametrize("door", GenerateEndpoint, ids=lambda door: door.name.lower())
 @pytest.mark.parametrize(("constraint", "form"), GRAMMARS.values(), ids=GRAMMARS)
 async def test_a_grammar_binds(
-    vllm: Vllm, subject: Subject, http: Transport, constraint: dict[str, Any], form: str, door: Door
+    vllm: Vllm,
+    subject: Subject,
+    http: Transport,
+    constraint: dict[str, Any],
+    form: str,
+    door: GenerateEndpoint,
 ) -> None:
-    prompt = subject.prompt(constraint=constraint, max_tokens=200, sampling=Sampling(temperature=1.0, seed=5))
+    prompt = subject.prompt(
+        constraint=constraint, max_tokens=200, sampling=SamplingParams(temperature=1.0, seed=5)
+    )
     body = body_of(door, prompt, prompt.ids, max_tokens=200)
     answer = await http.ask("POST", vllm.url + door.value, body=body, timeout_s=60)
     assert answer.status == 200, answer.body
@@ -123,7 +130,7 @@ async def test_an_abort_needs_the_prefix(vllm: Vllm, subject: Subject, http: Tra
     url = f"{vllm.url}/inference/v1/abort_requests"
     deltas: list[Delta] = []
 
-    async def generate(prompt: Prompt) -> Sample:
+    async def generate(prompt: Prompt) -> GenerationResult:
         deltas.clear()  # busy() starts it again where it was done unseen
         return await subject.engine.generate(prompt, deltas.append)
 

@@ -18,22 +18,22 @@ from sandgate.contract.errors import (
     SandgateError,
     TokenizerMismatch,
 )
-from sandgate.gateway.conversation.messages import Sampling
+from sandgate.gateway.conversation.messages import SamplingParams
 from sandgate.gateway.engine.api import Prompt
-from sandgate.gateway.engine.wire import Door, body_of, refusal, says_paused, words_of
+from sandgate.gateway.engine.wire import GenerateEndpoint, body_of, refusal, says_paused, words_of
 
 
 def prompt(**more: Any) -> Prompt:
     base: dict[str, Any] = {
         "request_id": "r",
         "ids": array("i", [1, 2]),
-        "sampling": Sampling(),
+        "sampling": SamplingParams(),
         "max_tokens": 9,
     }
     return Prompt(**{**base, **more})
 
 
-SAMPLING = Sampling(
+SAMPLING = SamplingParams(
     temperature=0.5,
     top_p=0.9,
     top_k=7,
@@ -50,21 +50,21 @@ PARAMS = {
     "repetition_penalty": 1.1, "seed": 11, "stop": ["END"], "stop_token_ids": [4], "max_tokens": 9, "logprobs": 0,
 }  # fmt: skip
 
-BODIES: dict[str, tuple[Door, Prompt, dict[str, Any], dict[str, Any]]] = {
+BODIES: dict[str, tuple[GenerateEndpoint, Prompt, dict[str, Any], dict[str, Any]]] = {
     "nothing unsaid is sent: the engine's defaults hold": (
-        Door.GENERATE,
+        GenerateEndpoint.GENERATE,
         prompt(),
         {},
         {"token_ids": [1, 2], "sampling_params": {"max_tokens": 9, "logprobs": 0}},
     ),
     "every sampling parameter has its place; the clamped max_tokens wins": (
-        Door.GENERATE,
+        GenerateEndpoint.GENERATE,
         prompt(sampling=SAMPLING, stop_ids=(4,), model="m"),
         {"salt": "v3"},
         {"token_ids": [1, 2], "sampling_params": PARAMS, "model": "m", "cache_salt": "v3"},
     ),
     "completions have the same parameters, flat, and ids for names": (
-        Door.COMPLETIONS,
+        GenerateEndpoint.COMPLETIONS,
         prompt(sampling=SAMPLING, stop_ids=(4,), model="m"),
         {},
         {
@@ -76,13 +76,13 @@ BODIES: dict[str, tuple[Door, Prompt, dict[str, Any], dict[str, Any]]] = {
         },
     ),
     "a later piece moves the seed": (
-        Door.GENERATE,
-        prompt(sampling=Sampling(seed=5)),
+        GenerateEndpoint.GENERATE,
+        prompt(sampling=SamplingParams(seed=5)),
         {"piece": 2},
         {"token_ids": [1, 2], "sampling_params": {"seed": 7, "max_tokens": 9, "logprobs": 0}},
     ),
     "a grammar passes through, a structural tag as text": (
-        Door.GENERATE,
+        GenerateEndpoint.GENERATE,
         prompt(constraint={"structural_tag": {"a": 1}}),
         {},
         {
@@ -95,7 +95,7 @@ BODIES: dict[str, tuple[Door, Prompt, dict[str, Any], dict[str, Any]]] = {
         },
     ),
     "one more top logprob, because the sampled token takes a place; a stream with usage": (
-        Door.GENERATE,
+        GenerateEndpoint.GENERATE,
         prompt(top_logprobs=3),
         {"stream": True},
         {
@@ -109,7 +109,7 @@ BODIES: dict[str, tuple[Door, Prompt, dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("door", "asked", "how", "want"), BODIES.values(), ids=BODIES)
-def test_body(door: Door, asked: Prompt, how: dict[str, Any], want: dict[str, Any]) -> None:
+def test_body(door: GenerateEndpoint, asked: Prompt, how: dict[str, Any], want: dict[str, Any]) -> None:
     assert orjson.loads(body_of(door, asked, asked.ids, max_tokens=asked.max_tokens, **how)) == want
 
 

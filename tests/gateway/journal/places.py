@@ -11,9 +11,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
+from sandgate.gateway.journal.group_commit import WriterStore
 from sandgate.gateway.journal.memory import MemoryDisk, MemoryStore
 from sandgate.gateway.journal.sqlite import SqliteStore
-from sandgate.gateway.journal.writing import WriterStore
 from tests.support.postgres import Server
 
 AnyStore: TypeAlias = WriterStore | MemoryStore

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from sandgate.gateway.alternatives import joined, packed
 from sandgate.gateway.conversation.messages import Reply, ReplyCall
 from sandgate.gateway.journal.records import (
     CUT,
@@ -15,7 +14,6 @@ from sandgate.gateway.journal.records import (
     EnginesLabelled,
     EnginesSet,
     GroupClosed,
-    Held,
     Intent,
     Leased,
     LetGo,
@@ -29,7 +27,9 @@ from sandgate.gateway.journal.records import (
     TasksForgotten,
     TasksPushed,
     TurnCommitted,
+    TurnsHeld,
 )
+from sandgate.gateway.journal.top_logprobs import joined, packed
 
 
 def turn(name: str, *, tokens: int = 3, parent: str | None = None) -> TurnCommitted:
@@ -109,7 +109,7 @@ EVERY_KIND: dict[str, Record] = {
     ),
     "tasks forgotten": TasksForgotten(at=15.0, upto=1),
     "capacity changed": CapacityChanged(at=16.0, by=-1),
-    "held": Held(at=17.0, paused=True),
+    "held": TurnsHeld(at=17.0, paused=True),
     "labelled": EnginesLabelled(at=18.0, labelled=True),
     "a cut turn": structs.replace(turn("t3", parent="t1"), schema=6, finish=CUT, spelt=2),
     "let go": LetGo(at=19.0, turn="t4"),

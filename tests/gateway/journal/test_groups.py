@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sandgate.gateway.journal.groups import Job, after_failure
+from sandgate.gateway.journal.commit_batch import CommitRequest, after_failure
 
 CASES = {
     "who waits is refused": (["a sync"], "a", ""),
@@ -18,13 +18,13 @@ CASES = {
 
 @pytest.mark.parametrize(("queued", "refused", "kept"), CASES.values(), ids=CASES)
 def test_after_a_failure(queued: list[str], refused: str, kept: str) -> None:
-    jobs = [Job(line[0], (b"record",), sync=line.endswith("sync")) for line in queued]
+    jobs = [CommitRequest(line[0], (b"record",), sync=line.endswith("sync")) for line in queued]
     out = after_failure(jobs)
     assert tuple(" ".join(job.session for job in half) for half in out) == (refused, kept)
 
 
 def test_a_refused_probe_or_retirement_makes_no_hole() -> None:
-    kept = Job("", (b"lease",), sync=False)
-    refused, rest = after_failure([Job(), Job(forget=("a",)), kept])
+    kept = CommitRequest("", (b"lease",), sync=False)
+    refused, rest = after_failure([CommitRequest(), CommitRequest(forget=("a",)), kept])
     assert len(refused) == 2
     assert rest == [kept]

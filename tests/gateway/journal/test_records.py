@@ -11,10 +11,10 @@ from sandgate.gateway.journal.records import (
     CapacityChanged,
     EnginesLabelled,
     EnginesSet,
-    Held,
     LetGo,
     TasksForgotten,
     TasksPushed,
+    TurnsHeld,
     decode,
     encode,
 )
@@ -25,7 +25,7 @@ SINCE = {
     TasksPushed: 2,
     TasksForgotten: 2,
     CapacityChanged: 3,
-    Held: 4,
+    TurnsHeld: 4,
     EnginesLabelled: 5,
     LetGo: 6,
 }

@@ -19,11 +19,11 @@ import pytest
 
 from sandgate.contract.errors import Conflict, CorruptRecord, JournalUnavailable, NewerRecord
 from sandgate.gateway.journal import rows
-from sandgate.gateway.journal.groups import Group, Job
+from sandgate.gateway.journal.commit_batch import CommitBatch, CommitRequest
+from sandgate.gateway.journal.group_commit import Writer
 from sandgate.gateway.journal.records import TurnCommitted, encode
 from sandgate.gateway.journal.sqlite import SqliteStore, _File, _open
 from sandgate.gateway.journal.store import StoreStatus
-from sandgate.gateway.journal.writing import Writer
 from tests.gateway.journal import disks
 from tests.gateway.journal.places import Clock, OnDisk
 from tests.gateway.journal.samples import turn
@@ -51,7 +51,7 @@ async def test_many_callers_share_few_transactions(tmp_path: Path) -> None:
 
 
 async def test_a_burst_is_cut_into_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sandgate.gateway.journal.writing.GROUP_BYTES_MAX", 4000)
+    monkeypatch.setattr("sandgate.gateway.journal.group_commit.GROUP_BYTES_MAX", 4000)
     async with await SqliteStore.open(tmp_path / "j") as store:
         await asyncio.gather(*(store.append("s", turn(f"t{n}")) for n in range(100)))
         assert store.transactions >= 10
@@ -180,17 +180,17 @@ async def test_an_index_that_is_damaged_is_made_anew(
 
 def test_what_was_queued_before_a_failure_was_known_is_refused(tmp_path: Path) -> None:
     """No thread: the loop has not run yet when the second group is taken."""
-    told: list[Group] = []
+    told: list[CommitBatch] = []
     disk = OnDisk(tmp_path)
     writer = Writer(_File(_open(disk.path), lock=-1), queue.SimpleQueue(), told.append)
     record = (encode(turn("a")),)
     with disk.broken():
-        failed = writer.attempt([Job("s", record)])
+        failed = writer.attempt([CommitRequest("s", record)])
     assert (failed.epoch, len(failed.refused)) == (1, 1)
-    behind = writer.attempt([Job("s", record), Job("t", record, sync=False)])
+    behind = writer.attempt([CommitRequest("s", record), CommitRequest("t", record, sync=False)])
     assert [job.session for job in behind.refused] == ["s"]
     assert (behind.error, behind.kept) == ("queued behind a write that failed", 1)
-    after = writer.attempt([Job("u", record, epoch=1)])
+    after = writer.attempt([CommitRequest("u", record, epoch=1)])
     assert [job.session for job in after.done] == ["t", "u"]
     writer.jobs.put(None)
     writer.run()

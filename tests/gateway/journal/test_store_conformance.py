@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sandgate.contract.errors import Conflict, CorruptRecord, InvalidBody, JournalUnavailable, TooLarge
-from sandgate.gateway.journal import memory, rows, sqlite, writing
+from sandgate.gateway.journal import group_commit, memory, rows, sqlite
 from sandgate.gateway.journal.records import Delivered, Intent, Record, TurnCommitted
 from sandgate.gateway.journal.store import StoreStatus
 from tests.gateway.journal.places import AnyStore, InMemory, InPostgres, OnDisk, Place
@@ -96,7 +96,7 @@ async def test_only_one_may_have_it_open(place: Place) -> None:
 
 async def test_retire_forgets_these_sessions_and_no_others(place: Place) -> None:
     async with await place.open() as store:
-        sessions = [f"s{number}" for number in range(2 * writing.FORGET_CHUNK + 1)]
+        sessions = [f"s{number}" for number in range(2 * group_commit.FORGET_CHUNK + 1)]
         for session in sessions:
             await store.append(session, turn(session))
         await store.retire([*sessions[1:], "unknown"])
@@ -272,7 +272,7 @@ async def append_without_pause(store: AnyStore, count: int) -> None:
 
 
 async def test_a_queue_that_is_full_refuses(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (writing, memory):
+    for module in (group_commit, memory):
         monkeypatch.setattr(module, "QUEUE_BYTES_MAX", 10_000)
     async with await place.open() as store:
         with pytest.raises(JournalUnavailable, match="for the disk"):

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import msgspec
 
-from sandgate.gateway.alternatives import packed
 from sandgate.gateway.conversation.messages import Reply, TurnRequest
 from sandgate.gateway.engine.api import Finish
-from sandgate.gateway.protocols.base import Choice, Context, Tokens, Usage
+from sandgate.gateway.journal.top_logprobs import packed
+from sandgate.gateway.protocols.base import Choice, Context, TokenLogprobs, Usage
 from sandgate.gateway.protocols.openai_chat import OpenAIChat
 from sandgate.gateway.tokens.api import CallDelta, ParseDelta, ReasoningDelta, TextDelta
 
@@ -100,10 +100,10 @@ def canonical(request: TurnRequest) -> bytes:
     return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
 
 
-def _tokens(one: Sampled) -> Tokens | None:
+def _tokens(one: Sampled) -> TokenLogprobs | None:
     if one.tokens is None:
         return None
-    return Tokens(
+    return TokenLogprobs(
         array("i", [token for token, _, _ in one.tokens]),
         array("f", [logprob for _, logprob, _ in one.tokens]),
         tuple(packed(tuple(others)) for _, _, others in one.tokens),

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sandgate.gateway.conversation.echo import Level, MatchPolicy, recognise
-from sandgate.gateway.conversation.sameness import echo_of
+from sandgate.gateway.conversation.canonical import echo_of
+from sandgate.gateway.conversation.matching import Level, MatchPolicy, recognise
 from tests.gateway.protocols.golden import ADAPTER, Case, cases
 
 

@@ -13,8 +13,8 @@ from sandgate.contract.errors import BadRequest, ForkReason, Unsupported
 from sandgate.gateway.conversation.messages import ImagePart, Message, TextPart, Tool, ToolCall
 from sandgate.gateway.tokens.bridge import NotProved
 from sandgate.gateway.tokens.codec import TemplateCodec
-from sandgate.gateway.tokens.known import TAIL_SHAPES, assistant, system, user
-from sandgate.gateway.tokens.rewrites import History
+from sandgate.gateway.tokens.history_check import History
+from sandgate.gateway.tokens.probe_conversations import TAIL_SHAPES, assistant, system, user
 from sandgate.gateway.tokens.template import ChatTemplate
 from tests.gateway.tokens import lab
 from tests.gateway.tokens.zoo import zoo

@@ -12,9 +12,9 @@ from sandgate.contract.errors import BadRequest, ForkReason, Unsupported
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.messages import ImagePart, Message, Tool, ToolChoice
 from sandgate.gateway.tokens.family import SUFFIX_IDS, FamilyCodec, FamilyError, family_of
-from sandgate.gateway.tokens.known import system, user
+from sandgate.gateway.tokens.history_check import History
 from sandgate.gateway.tokens.parity import TOOLS, difference
-from sandgate.gateway.tokens.rewrites import History
+from sandgate.gateway.tokens.probe_conversations import system, user
 from sandgate.gateway.tokens.template import message_dict, tools_json
 from tests.gateway.tokens.test_templates import CONVERSATIONS, split
 from tests.gateway.tokens.zoo import FAMILY, zoo

@@ -17,8 +17,8 @@ from sandgate.gateway.tokens.api import Codec
 from sandgate.gateway.tokens.bridge import NotProved
 from sandgate.gateway.tokens.codec import TemplateCodec
 from sandgate.gateway.tokens.family import FamilyCodec
-from sandgate.gateway.tokens.known import assistant, user
 from sandgate.gateway.tokens.load import load_codec, read_checkpoint
+from sandgate.gateway.tokens.probe_conversations import assistant, user
 from tests.gateway.tokens import lab
 from tests.gateway.tokens.test_bridge import CHATML, NEXT
 from tests.gateway.tokens.zoo import zoo

@@ -6,7 +6,7 @@ import pytest
 
 from sandgate.contract.errors import Unsupported
 from sandgate.gateway.conversation.messages import Message, TextPart
-from sandgate.gateway.tokens.known import user
+from sandgate.gateway.tokens.probe_conversations import user
 from tests.gateway.tokens.test_bridge import CHATML, codec
 from tests.gateway.tokens.test_family import family
 from tests.gateway.tokens.zoo import zoo

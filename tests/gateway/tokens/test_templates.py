@@ -10,9 +10,9 @@ from sandgate.contract.errors import BadRequest, ForkReason
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.messages import Message, TextPart, ToolCall
 from sandgate.gateway.tokens.codec import TemplateCodec
-from sandgate.gateway.tokens.known import assistant, system, user
+from sandgate.gateway.tokens.history_check import History
 from sandgate.gateway.tokens.parity import TOOLS
-from sandgate.gateway.tokens.rewrites import History
+from sandgate.gateway.tokens.probe_conversations import assistant, system, user
 from tests.gateway.tokens.zoo import Specimen, zoo
 
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from fnmatch import fnmatch
 
 from sandgate.gateway.tokens.codec import TemplateCodec
-from sandgate.gateway.tokens.rewrites import History
+from sandgate.gateway.tokens.history_check import History
 from sandgate.gateway.tokens.template import ChatTemplate
 from sandgate.gateway.tokens.vocab import Vocab
 from scripts.fetch_templates import fetch

@@ -16,9 +16,9 @@ from sandgate.gateway.journal.records import (
     Sealed,
     TurnCommitted,
 )
-from sandgate.gateway.session import Session
+from sandgate.gateway.service.session import Session
+from sandgate.gateway.service.session_tree import trajectories_from, trajectories_of
 from sandgate.gateway.trajectories.linearize import Facts
-from sandgate.gateway.trees import trajectories_from, trajectories_of
 from tests.gateway.trajectories.test_linearize import SPEC, forests
 
 FACTS = Facts(model="m", renderer="r", engine="e", logprobs_mode="l", tokenizer_digest="t")

@@ -18,7 +18,7 @@ sys.modules["tests"].__path__ = [str(Path(__file__).parents[2])]
 @pytest.fixture(scope="session")
 def running() -> Iterator[object]:
     """A gateway before an engine that says what it is asked to; its loop is not the trainer's."""
-    from sandgate.gateway.engine.script import Reply
+    from sandgate.gateway.engine.scripted.script import Reply
     from sandgate.trainer import tinymodel
     from sandgate.trainer.testing import gateway
     from sandgate.trainer.trl.background import Background

@@ -30,7 +30,7 @@ from verl.workers.rollout.llm_server import LLMServerClient  # type: ignore[impo
 from verl.workers.rollout.router import GlobalRequestLoadBalancer  # type: ignore[import-not-found]
 
 from sandgate.contract.errors import Unavailable
-from sandgate.gateway.engine.scripted import ScriptedEngine
+from sandgate.gateway.engine.scripted.engine import ScriptedEngine
 from sandgate.trainer import tinymodel
 from sandgate.trainer.ray import AgentGatewayManager, GatewaySettings, gateway_actor
 from sandgate.trainer.verl import (

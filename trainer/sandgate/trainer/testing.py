@@ -28,8 +28,8 @@ from pathlib import Path
 
 from sandgate.contract.errors import SandgateError, Unavailable
 from sandgate.contract.keys import Key, Scope, mint
-from sandgate.gateway.engine.scripted import Player, Reply, Script
-from sandgate.gateway.engine.scripted_server import ScriptedServer
+from sandgate.gateway.engine.scripted.engine import Player, Reply, Script
+from sandgate.gateway.engine.scripted.server import ScriptedServer
 from sandgate.trainer import tinymodel
 from sandgate.trainer.client import AsyncRolloutClient, Retries
 
@@ -77,7 +77,7 @@ async def gateway(
     job: str = "",
     settings: dict[str, object] | None = None,
 ) -> AsyncIterator[RunningGateway]:
-    """Start engine and gateway, yield, stop both. `script`: see `sandgate.gateway.engine.scripted.ScriptedEngine`; a
+    """Start engine and gateway, yield, stop both. `script`: see `ScriptedEngine` (gateway.engine.scripted.engine); a
     text ends its turn by itself. `folder`: kept, and a second gateway on it goes on with the first one's sessions.
     `settings`: further keys of the gateway's config. Raises Unavailable with the gateway's log if it does not start.
     """

@@ -74,7 +74,7 @@ class ResponseFormat(msgspec.Struct, frozen=True, omit_defaults=True):
     schema: dict[str, Any] | None = None
 
 
-class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
+class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """Sampling parameters in the engine's names; None = the engine's default."""
 
     temperature: float | None = None
@@ -97,7 +97,7 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice = ToolChoice()
     response_format: ResponseFormat = ResponseFormat()
-    sampling: Sampling = Sampling()
+    sampling: SamplingParams = SamplingParams()
     parallel_tool_calls: bool = True
     n: int = 1
     stream: bool = False

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from sandgate.contract.errors import CorruptRecord, ForkReason
 from sandgate.contract.trajectory import Ids
-from sandgate.gateway.conversation import forks
-from sandgate.gateway.conversation.echo import Level, MatchPolicy
+from sandgate.gateway.conversation import fork_reasons
+from sandgate.gateway.conversation.canonical import Outline, chain, outline, start_key
+from sandgate.gateway.conversation.matching import Level, MatchPolicy
 from sandgate.gateway.conversation.messages import TurnRequest
-from sandgate.gateway.conversation.sameness import Outline, chain, outline, start_key
-from sandgate.gateway.conversation.turns import Turn, turn_of
-from sandgate.gateway.conversation.walk import Index, State, walk
+from sandgate.gateway.conversation.search import Index, Reading, walk
+from sandgate.gateway.conversation.turn import Turn, turn_of
 from sandgate.gateway.journal.records import TurnCommitted
 
 _POLICY = MatchPolicy()
@@ -99,7 +99,7 @@ class Tree:
         `seen`: the request's outline, if it was made elsewhere (a long one, in a thread).
         """
         seen = seen or outline(request)
-        start = State(start_key(seen.head.key), None, seen.head.length)
+        start = Reading(start_key(seen.head.key), None, seen.head.length)
         best = walk(self._index, seen, start, policy)
         rest = seen.rest(best.at)
         prompt_key = chain(best.key, rest)
@@ -116,7 +116,7 @@ class Tree:
         )
 
     def _fork(
-        self, request: TurnRequest, head_key: bytes, best: State, rest: list[bytes], prompt_key: bytes
+        self, request: TurnRequest, head_key: bytes, best: Reading, rest: list[bytes], prompt_key: bytes
     ) -> ForkReason | None:
         if not self._turns:
             return None
@@ -124,7 +124,7 @@ class Tree:
             return ForkReason.RETRY_RESAMPLED
         if best.turn and best.key not in self._index.known:
             return None  # nobody went on from here yet
-        return forks.name(self.turns, self._index.by_echo, request, head_key, best.turn, rest)
+        return fork_reasons.name(self.turns, self._index.by_echo, request, head_key, best.turn, rest)
 
     def find_ids(self, prompt: Ids) -> Turn | None:
         """For requests that are token ids: the deepest turn whose prompt + response are the head of `prompt`; of twins

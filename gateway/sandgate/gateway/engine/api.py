@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from sandgate.contract.trajectory import Floats, Ids
-from sandgate.gateway.conversation.messages import Sampling
+from sandgate.gateway.conversation.messages import SamplingParams
 from sandgate.gateway.engine.labels import Labels
 
 Finish = Literal["stop", "length", "abort"]
@@ -22,7 +22,7 @@ class Prompt:
     """Unique per attempt at a generation; names it in the engine's logs and aborts."""
     ids: Ids
     """The whole prompt."""
-    sampling: Sampling
+    sampling: SamplingParams
     max_tokens: int
     """Already clamped to the window; >= 1."""
     stop_ids: tuple[int, ...] = ()
@@ -60,7 +60,7 @@ class VersionSpan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class GenerationResult:
     """A finished generation. `ids` and `logprobs` are aligned and exactly what the engine reported;
     sentinels, NaN and positive logprobs were refused (EngineFailed)."""
 
@@ -100,7 +100,9 @@ class EngineStatus:
 class Engine(Protocol):
     """A pool of replicas. The same conformance suite runs on every implementation."""
 
-    async def generate(self, prompt: Prompt, on_delta: Callable[[Delta], None] | None = None) -> Sample:
+    async def generate(
+        self, prompt: Prompt, on_delta: Callable[[Delta], None] | None = None
+    ) -> GenerationResult:
         """Sample once. With `on_delta`, it is called synchronously for each step as it arrives; their concatenation
         is the sample. Cancelling the task aborts the generation in the engine.
 

@@ -11,7 +11,7 @@ import orjson
 from sandgate.contract.errors import EngineFailed, EngineUnavailable
 from sandgate.gateway.engine.api import EngineFacts
 from sandgate.gateway.engine.transport import Lost, Transport
-from sandgate.gateway.engine.wire import Door, is_shut, words_of
+from sandgate.gateway.engine.wire import GenerateEndpoint, is_shut, words_of
 
 LABEL_S = 5.0
 """The engine's core answers this, between two steps, in milliseconds; a trainer that told a version waits for it."""
@@ -37,7 +37,7 @@ class Found:
     """One replica's answers."""
 
     facts: EngineFacts
-    door: Door
+    door: GenerateEndpoint
     notes: list[str] = field(default_factory=list)
     """What an operator should know or fix, one sentence each; `sandgate doctor` prints them."""
 
@@ -55,7 +55,7 @@ async def probe(http: Transport, url: str, *, model: str, logprobs_mode: str) ->
         facts.max_model_len = served.max_model_len or 0
     else:
         found.notes.append(f"model {model!r} is not served; there are {facts.models}")
-    if found.door is Door.COMPLETIONS:
+    if found.door is GenerateEndpoint.COMPLETIONS:
         found.notes.append(
             "/inference/v1/generate is closed: start vLLM with --enable-scale-out; "
             "until then /v1/completions is used, without weight versions and aborts by id"
@@ -90,9 +90,9 @@ NO_MODEL = orjson.dumps(
 """Refused at the first check, for one line in the engine's log; nothing is sampled."""
 
 
-async def _door(http: Transport, url: str) -> Door:
-    status, body = await _ask(http, "POST", url + Door.GENERATE.value, NO_MODEL)
-    return Door.COMPLETIONS if is_shut(status, body) else Door.GENERATE
+async def _door(http: Transport, url: str) -> GenerateEndpoint:
+    status, body = await _ask(http, "POST", url + GenerateEndpoint.GENERATE.value, NO_MODEL)
+    return GenerateEndpoint.COMPLETIONS if is_shut(status, body) else GenerateEndpoint.GENERATE
 
 
 async def _ask(http: Transport, method: str, url: str, body: bytes | None = None) -> tuple[int, bytes]:

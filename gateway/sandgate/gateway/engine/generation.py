@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from sandgate.contract.errors import EngineFailed, EngineUnavailable
 from sandgate.contract.trajectory import Floats, Ids
-from sandgate.gateway.alternatives import packed
-from sandgate.gateway.engine.answers import Step, Unlabelled, spans_of
-from sandgate.gateway.engine.api import Delta, Finish, Prompt, Sample, VersionSpan
+from sandgate.gateway.engine.api import Delta, Finish, GenerationResult, Prompt, VersionSpan
 from sandgate.gateway.engine.labels import number_of
+from sandgate.gateway.engine.responses import Step, Unlabelled, spans_of
+from sandgate.gateway.journal.top_logprobs import packed
 
 RESUMES_MAX = 16
 """Pieces a generation may be cut into. A long one lives through a few weight updates; more is a loop."""
@@ -113,10 +113,10 @@ class Generation:
         self.top.clear()
         self.spans.clear()
 
-    def sample(self, engine: str) -> Sample:
+    def sample(self, engine: str) -> GenerationResult:
         """The whole, once `finish` is known."""
         assert self.finish is not None, "asked for before the end"
-        return Sample(
+        return GenerationResult(
             ids=self.ids,
             logprobs=self.logprobs,
             versions=_merged(self.spans),

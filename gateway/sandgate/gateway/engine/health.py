@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from sandgate.contract.errors import EngineUnavailable
 from sandgate.gateway.engine.api import EngineStatus
-from sandgate.gateway.engine.route import Table
+from sandgate.gateway.engine.routing import ReplicaTable
 from sandgate.gateway.engine.transport import Lost, Transport
 
 PROBE_S = 5.0
@@ -41,7 +41,7 @@ async def check(http: Transport, url: str) -> Probe:
 
 
 async def watch(
-    table: Table,
+    table: ReplicaTable,
     probe: Callable[[str], Awaitable[Probe]],
     *,
     every_s: float = PROBE_S,

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from math import exp
 from typing import Literal
 
-from sandgate.gateway.alternatives import Top
-from sandgate.gateway.conversation.messages import Sampling
-from sandgate.gateway.engine.answers import SENTINEL, read
+from sandgate.gateway.conversation.messages import SamplingParams
 from sandgate.gateway.engine.api import Prompt
-from sandgate.gateway.engine.wire import Door, body_of
+from sandgate.gateway.engine.responses import SENTINEL, read
+from sandgate.gateway.engine.wire import GenerateEndpoint, body_of
+from sandgate.gateway.journal.top_logprobs import Top
 
 ASKS = "sandgate-measures-"
 """Before the request id of each measuring generation, so that an engine's log, or a scripted engine, can tell them."""
@@ -48,12 +48,12 @@ def kind_of(listed: Top) -> Kind:
     return "unclear" if max(real) - min(real) == 0.0 else "raw"
 
 
-def measuring_request(door: Door, model: str, ids: Sequence[int]) -> bytes:
+def measuring_request(door: GenerateEndpoint, model: str, ids: Sequence[int]) -> bytes:
     """The request whose answer `alternatives_of` reads."""
     prompt = Prompt(
         request_id="",
         ids=array("i", ids),
-        sampling=Sampling(temperature=1.0, top_p=1.0, top_k=1, min_p=0.0),
+        sampling=SamplingParams(temperature=1.0, top_p=1.0, top_k=1, min_p=0.0),
         max_tokens=1,
         top_logprobs=ALTERNATIVES,
         model=model,
@@ -61,7 +61,7 @@ def measuring_request(door: Door, model: str, ids: Sequence[int]) -> bytes:
     return body_of(door, prompt, prompt.ids, max_tokens=1)
 
 
-def alternatives_of(body: bytes, door: Door) -> Top:
+def alternatives_of(body: bytes, door: GenerateEndpoint) -> Top:
     """What `kind_of` judges; empty if the engine told no alternatives. Raises EngineFailed."""
     top = read(body, door, top=ALTERNATIVES + 1, allow_positive=True).top
     return top[0] if top else ()

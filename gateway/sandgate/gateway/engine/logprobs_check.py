@@ -21,9 +21,9 @@ from sandgate.gateway.engine.logprobs import (
     kind_of,
     measuring_request,
 )
-from sandgate.gateway.engine.route import Table
+from sandgate.gateway.engine.routing import ReplicaTable
 from sandgate.gateway.engine.transport import Lost, Transport
-from sandgate.gateway.engine.wire import Door, words_of
+from sandgate.gateway.engine.wire import GenerateEndpoint, words_of
 
 MEASURE_S = 1800.0
 """A measuring generation waits in the engine's queue as turns do, and through its weight updates."""
@@ -39,7 +39,7 @@ NOT_YET = "its logprobs are not measured yet"
 log = logging.getLogger("sandgate.gateway.engine")
 
 
-async def measure(http: Transport, url: str, door: Door, *, model: str) -> Kind:
+async def measure(http: Transport, url: str, door: GenerateEndpoint, *, model: str) -> Kind:
     """Which kind of logprobs a replica reports. Raises EngineFailed if it refuses the question or its answer cannot be
     read, EngineUnavailable if it cannot answer now."""
     kind: Kind = "unclear"
@@ -52,7 +52,7 @@ async def measure(http: Transport, url: str, door: Door, *, model: str) -> Kind:
     return kind
 
 
-async def _ask(http: Transport, url: str, door: Door, body: bytes) -> bytes:
+async def _ask(http: Transport, url: str, door: GenerateEndpoint, body: bytes) -> bytes:
     try:
         async with asyncio.timeout(MEASURE_S):
             async with http.post(url + door.value, body, request_id=ASKS + uuid.uuid4().hex) as answer:
@@ -88,7 +88,7 @@ class LogprobsCheck:
     mode: str
     """What the gateway was told; a mode that cannot be measured is believed."""
     model: str
-    table: Table
+    table: ReplicaTable
     """Is told what may be used."""
     _fit: set[str] = field(default_factory=set)
     _running: dict[str, asyncio.Task[None]] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class LogprobsCheck:
         if self.mode in MODES and url not in self._fit:
             self.table.measured(url, unmeasured=NOT_YET)
 
-    def start(self, url: str, door: Door) -> None:
+    def start(self, url: str, door: GenerateEndpoint) -> None:
         """Measure it, unless that is done or under way."""
         if self.mode not in MODES or url in self._fit or url in self._running:
             return
@@ -149,7 +149,7 @@ class LogprobsCheck:
                 log.error("engine %s: its logprobs could not be measured", url, exc_info=error)
                 self.table.measured(url, wrong=f"its logprobs could not be measured: {error!r}")
 
-    async def _until_known(self, url: str, door: Door) -> None:
+    async def _until_known(self, url: str, door: GenerateEndpoint) -> None:
         while True:
             kind = await self._measured(url, door)
             if kind is not None:
@@ -165,7 +165,7 @@ class LogprobsCheck:
                 log.warning("engine %s: its logprobs are taken for %s, unmeasured", url, self.mode)
         self.table.measured(url, wrong=why)
 
-    async def _measured(self, url: str, door: Door) -> Kind | None:
+    async def _measured(self, url: str, door: GenerateEndpoint) -> Kind | None:
         """None if it has to be asked again."""
         try:
             return await measure(self.http, url, door, model=self.model)

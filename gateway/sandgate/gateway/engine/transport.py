@@ -40,7 +40,7 @@ class Lost(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpAnswer:
     """Status, body and Retry-After of a short exchange."""
 
     status: int
@@ -115,12 +115,14 @@ class Transport:
         body: bytes | None = None,
         params: Mapping[str, str] | None = None,
         timeout_s: float = 10.0,
-    ) -> Answer:
+    ) -> HttpAnswer:
         """A short exchange: probes, control. Raises Lost, also at the timeout."""
         try:
             async with asyncio.timeout(timeout_s):
                 async with self._session.request(method, url, data=body, params=_plain(params)) as response:
-                    return Answer(response.status, await response.read(), response.headers.get("Retry-After"))
+                    return HttpAnswer(
+                        response.status, await response.read(), response.headers.get("Retry-After")
+                    )
         except TimeoutError:
             raise Lost(f"no answer within {timeout_s:g} s", refused=False) from None
         except (aiohttp.ClientError, ConnectionError) as error:

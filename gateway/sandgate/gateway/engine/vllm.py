@@ -9,15 +9,15 @@ from collections.abc import Callable, Sequence
 
 from sandgate.contract.errors import EngineFailed, EngineUnavailable, Overloaded, SandgateError
 from sandgate.gateway.engine import facts, health, wire
-from sandgate.gateway.engine.answers import Unlabelled, read
-from sandgate.gateway.engine.api import Delta, EngineFacts, EngineStatus, Prompt, Sample
+from sandgate.gateway.engine.api import Delta, EngineFacts, EngineStatus, GenerationResult, Prompt
 from sandgate.gateway.engine.generation import Generation
 from sandgate.gateway.engine.labels import Labels
 from sandgate.gateway.engine.logprobs_check import LogprobsCheck
-from sandgate.gateway.engine.route import Table
+from sandgate.gateway.engine.responses import Unlabelled, read
+from sandgate.gateway.engine.routing import ReplicaTable
 from sandgate.gateway.engine.sse import Events
 from sandgate.gateway.engine.transport import Lost, Streamed, Transport
-from sandgate.gateway.engine.wire import Door
+from sandgate.gateway.engine.wire import GenerateEndpoint
 
 ABORT_S = 2.0
 """Seconds a cancelled caller waits for the engine to take the abort; the closed connection ends the generation too."""
@@ -65,7 +65,7 @@ class VllmEngine:
         """`vocab_size`: ids at or above it are refused; 0 = unknown. `version_now`: the policy version last told, for
         what is sampled after a cut by an engine that reports none; default: the prompt's. `labels`: what is known of
         their labels already."""
-        self.table = Table.of(_plain(urls))
+        self.table = ReplicaTable.of(_plain(urls))
         self.facts = EngineFacts(logprobs_mode=logprobs_mode)
         self._known: dict[str, EngineFacts] = {}
         self._changing = asyncio.Lock()
@@ -78,7 +78,7 @@ class VllmEngine:
         self._logprobs = LogprobsCheck(self._http, logprobs_mode, model, self.table)
         for url in self.table.members():
             self._logprobs.expect(url)
-        self._doors: dict[str, Door] = {}
+        self._doors: dict[str, GenerateEndpoint] = {}
         self._running: set[asyncio.Task[object]] = set()
         self._cut: set[asyncio.Task[object]] = set()
         self._aborts: set[asyncio.Task[None]] = set()
@@ -240,7 +240,7 @@ class VllmEngine:
 
     # -- one generation -----------------------------------------------------------------------------------------
 
-    async def generate(self, prompt: Prompt, on_delta: OnDelta | None = None) -> Sample:
+    async def generate(self, prompt: Prompt, on_delta: OnDelta | None = None) -> GenerationResult:
         """See `Engine.generate`. Raises EngineFailed after `timeout_s`."""
         if self._closed:
             raise EngineUnavailable("this gateway has closed its engines")
@@ -263,7 +263,7 @@ class VllmEngine:
             if not self._running:
                 self._empty.set()
 
-    async def _to_the_end(self, prompt: Prompt, on_delta: OnDelta | None) -> Sample:
+    async def _to_the_end(self, prompt: Prompt, on_delta: OnDelta | None) -> GenerationResult:
         made = Generation(prompt, told=prompt.version, streams=on_delta is not None)
         tries = _Tries()
         while True:
@@ -287,7 +287,7 @@ class VllmEngine:
                 tries.refused(url, error)
                 continue
             except _Shut:
-                self._doors[url] = Door.COMPLETIONS
+                self._doors[url] = GenerateEndpoint.COMPLETIONS
                 continue
             except _PausedNow:
                 await tries.wait_out_pause()
@@ -321,7 +321,7 @@ class VllmEngine:
     async def _attempt(self, url: str, made: Generation, tries: _Tries, on_delta: OnDelta | None) -> None:
         """Ask one replica for the rest. Returns when the answer is complete; cancelled or failed on our side, the
         engine is told to stop."""
-        door = self._doors.get(url, Door.GENERATE)
+        door = self._doors.get(url, GenerateEndpoint.GENERATE)
         prompt = made.prompt
         ids, max_tokens = made.asks()
         body = wire.body_of(
@@ -352,21 +352,23 @@ class VllmEngine:
                 await self._stop(url, request_id)
             raise
 
-    async def _refuse(self, answer: Streamed, door: Door, prompt_tokens: int) -> None:
+    async def _refuse(self, answer: Streamed, door: GenerateEndpoint, prompt_tokens: int) -> None:
         body = await answer.body()
-        if door is Door.GENERATE and wire.is_shut(answer.status, body):
+        if door is GenerateEndpoint.GENERATE and wire.is_shut(answer.status, body):
             raise _Shut
         if wire.says_paused(answer.status, body):
             raise _PausedNow
         raise wire.refusal(answer.status, body, answer.retry_after, prompt_tokens=prompt_tokens)
 
-    async def _whole(self, answer: Streamed, door: Door, made: Generation) -> None:
+    async def _whole(self, answer: Streamed, door: GenerateEndpoint, made: Generation) -> None:
         step = read(await answer.body(), door, top=made.prompt.top_logprobs, vocab_size=self._vocab_size)
         if step.finish is None:
             raise EngineFailed("the engine's answer has no choice with a finish_reason")
         made.take(step)
 
-    async def _stream(self, answer: Streamed, door: Door, made: Generation, on_delta: OnDelta) -> None:
+    async def _stream(
+        self, answer: Streamed, door: GenerateEndpoint, made: Generation, on_delta: OnDelta
+    ) -> None:
         events = Events()
         async for chunk in answer.chunks():
             for payload in events.feed(chunk):
@@ -385,7 +387,7 @@ class VllmEngine:
         await asyncio.shield(task)
 
     async def _abort(self, url: str, request_id: str) -> None:
-        if self._doors.get(url) is Door.COMPLETIONS:
+        if self._doors.get(url) is GenerateEndpoint.COMPLETIONS:
             return  # no such endpoint; the closed connection ends it
         try:
             await self._http.ask(
@@ -437,7 +439,7 @@ class _Tries:
         self._paused_s += seconds
         await asyncio.sleep(seconds)
 
-    def verdict(self, table: Table) -> SandgateError:
+    def verdict(self, table: ReplicaTable) -> SandgateError:
         """No replica is left."""
         if self._last is not None:
             return self._last

@@ -41,7 +41,7 @@ ABORT_PREFIX = "generate-tokens-"
 """vLLM puts this before X-Request-Id; an abort of the bare id answers 200 and does nothing."""
 
 
-class Door(Enum):
+class GenerateEndpoint(Enum):
     """Where ids are exchanged for samples."""
 
     GENERATE = "/inference/v1/generate"
@@ -49,7 +49,7 @@ class Door(Enum):
 
 
 def body_of(
-    door: Door,
+    door: GenerateEndpoint,
     prompt: Prompt,
     ids: Ids,
     *,
@@ -63,7 +63,7 @@ def body_of(
     `piece` > 0: the generation is taken up again after an abort. A fixed seed is then moved by `piece`: the engine's
     generator starts anew, and the same seed would draw the same numbers a second time.
     """
-    head = _generate_head(prompt, max_tokens, piece) if door is Door.GENERATE else None
+    head = _generate_head(prompt, max_tokens, piece) if door is GenerateEndpoint.GENERATE else None
     if head is None:
         head = _completions_head(prompt, max_tokens, piece)
     if prompt.model:
@@ -73,7 +73,7 @@ def body_of(
     if stream:
         head["stream"] = True
         head["stream_options"] = {"include_usage": True}
-    field = b"token_ids" if door is Door.GENERATE else b"prompt"
+    field = b"token_ids" if door is GenerateEndpoint.GENERATE else b"prompt"
     # numpy writes 5k ids in 18 us; a list of Python ints takes 68 us and makes 5k objects.
     packed = orjson.dumps(np.frombuffer(ids, dtype=np.int32), option=orjson.OPT_SERIALIZE_NUMPY)
     return b"".join((b'{"', field, b'":', packed, b",", _json(head)[1:]))

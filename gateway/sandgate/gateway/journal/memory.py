@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from sandgate.contract.errors import Conflict, JournalUnavailable
-from sandgate.gateway.journal.groups import Job, after_failure
+from sandgate.gateway.journal.commit_batch import CommitRequest, after_failure
 from sandgate.gateway.journal.records import Record
 from sandgate.gateway.journal.rows import (
     QUEUE_BYTES_MAX,
     RETRY_S,
-    Health,
+    JournalHealth,
     Row,
     bodies,
     checksum,
@@ -49,7 +49,7 @@ class MemoryDisk:
             return "disk I/O error"
         return ""
 
-    def carry_out(self, job: Job) -> None:
+    def carry_out(self, job: CommitRequest) -> None:
         """Make it durable."""
         if job.forget:
             self.rows[:] = [row for row in self.rows if row[1] not in job.forget]
@@ -86,9 +86,9 @@ class MemoryStore:
         self.disk.rows[:] = sound
         self.disk.owner = self
         self._gate = gate
-        self._health = Health()
+        self._health = JournalHealth()
         self._now = now or (lambda: self._health.retry_at)
-        self._waiting: list[Job] = []
+        self._waiting: list[CommitRequest] = []
         self._open = True
         self.transactions = 0
 
@@ -119,7 +119,7 @@ class MemoryStore:
     async def append(self, session: str, *records: Record, sync: bool = True) -> None:
         """See `SqliteStore.append`."""
         if records:
-            await self._submit(Job(session, bodies(session, records), sync=sync))
+            await self._submit(CommitRequest(session, bodies(session, records), sync=sync))
 
     def scan(self, session: str | None = None) -> Iterator[tuple[int, str, Record]]:
         """See `SqliteStore.scan`."""
@@ -130,16 +130,16 @@ class MemoryStore:
     async def retire(self, sessions: list[str]) -> None:
         """See `SqliteStore.retire`."""
         if sessions:
-            await self._submit(Job(forget=tuple(sessions)))
+            await self._submit(CommitRequest(forget=tuple(sessions)))
 
     async def replace(self, session: str, *records: Record) -> None:
         """See `SqliteStore.replace`."""
-        await self._submit(Job(session, bodies(session, records), forget=(session,)))
+        await self._submit(CommitRequest(session, bodies(session, records), forget=(session,)))
 
     def status(self) -> StoreStatus:
         """See `SqliteStore.status`."""
         if not self._health.good and self._open and self._health.due(self._now()):
-            self._waiting.append(Job())
+            self._waiting.append(CommitRequest())
             self._commit()
         return StoreStatus(self._health.good, self._health.detail, len(self.disk.rows), self._cut)
 
@@ -158,7 +158,7 @@ class MemoryStore:
         if self.disk.owner is self:
             self.disk.owner = None
 
-    async def _submit(self, job: Job) -> None:
+    async def _submit(self, job: CommitRequest) -> None:
         if not self._open:
             raise JournalUnavailable("the journal is closed")
         if sum(waiting.size for waiting in self._waiting) + job.size > QUEUE_BYTES_MAX:
@@ -208,7 +208,7 @@ class _Told:
         self.settled, self.error = True, exception
 
 
-def _tell(job: Job, error: str = "") -> None:
+def _tell(job: CommitRequest, error: str = "") -> None:
     if job.told is None or job.told.done():
         return
     if error:

@@ -24,10 +24,10 @@ from typing import Any, Self
 import psycopg  # type: ignore[import-not-found, unused-ignore]  # an extra of its own
 
 from sandgate.contract.errors import Conflict, JournalUnavailable, NewerRecord
-from sandgate.gateway.journal.groups import Job
+from sandgate.gateway.journal.commit_batch import CommitRequest
+from sandgate.gateway.journal.group_commit import Clock, NotWritten, WriterStore
 from sandgate.gateway.journal.records import Record
 from sandgate.gateway.journal.rows import RETRY_S, checksum, cut_from, read
-from sandgate.gateway.journal.writing import Clock, NotWritten, WriterStore
 
 log = logging.getLogger(__name__)
 
@@ -219,7 +219,7 @@ class _Writer:
 
     # -- groups ---------------------------------------------------------------------------------------------------
 
-    def commit(self, jobs: Sequence[Job]) -> None:
+    def commit(self, jobs: Sequence[CommitRequest]) -> None:
         """See `Backend.commit`."""
         try:
             db, (seq, records) = self._written(jobs)
@@ -235,7 +235,7 @@ class _Writer:
             self._find_out(_said(error))
         self.commits, self.seq, self.records = self.commits + 1, seq, records
 
-    def _written(self, jobs: Sequence[Job]) -> tuple[Any, tuple[int, int]]:
+    def _written(self, jobs: Sequence[CommitRequest]) -> tuple[Any, tuple[int, int]]:
         """The session, and what `_write` says. Once more on a new session if the old one was gone: it may have been
         idle when the database was restarted."""
         known = self.db is not None and not self.db.closed
@@ -248,7 +248,7 @@ class _Writer:
         db = self._session()
         return db, self._write(db, jobs)
 
-    def _write(self, db: Any, jobs: Sequence[Job]) -> tuple[int, int]:
+    def _write(self, db: Any, jobs: Sequence[CommitRequest]) -> tuple[int, int]:
         """Everything but the commit: (sequence, records) as they then are."""
         seq, records = self.seq, self.records
         with db.cursor() as cursor:

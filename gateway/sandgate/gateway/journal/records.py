@@ -11,8 +11,8 @@ from typing import Any, Union
 import msgspec
 
 from sandgate.contract.errors import CorruptRecord, NewerRecord
-from sandgate.gateway.alternatives import NONE
 from sandgate.gateway.conversation.messages import Reply
+from sandgate.gateway.journal.top_logprobs import NONE
 
 SCHEMA = 6
 """The newest known. A record carries the first schema that knew its kind, so a journal without new kinds stays readable
@@ -245,7 +245,7 @@ class _Fourth(_Record, frozen=True, kw_only=True, omit_defaults=False):
     schema: int = 4
 
 
-class Held(_Fourth, frozen=True, kw_only=True, tag="held"):
+class TurnsHeld(_Fourth, frozen=True, kw_only=True, tag="held"):
     """A weight update holds new turns, or lets them go on: a gateway that is killed in the middle of one must not
     sample under the old version. Session field of the row is the empty string."""
 
@@ -299,7 +299,7 @@ Record = Union[  # noqa: UP007 - msgspec wants the union as a value
     TasksPushed,
     TasksForgotten,
     CapacityChanged,
-    Held,
+    TurnsHeld,
     EnginesLabelled,
     LetGo,
 ]

@@ -79,7 +79,7 @@ def bodies(session: str, records: tuple[Record, ...]) -> tuple[bytes, ...]:
 
 
 @dataclass(slots=True)
-class Health:
+class JournalHealth:
     """Does the journal take writes? After a failure one attempt per RETRY_S is let through; the rest is refused."""
 
     detail: str = ""

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Self
 
 from sandgate.contract.errors import Conflict, CorruptRecord, JournalUnavailable, NewerRecord, SandgateError
-from sandgate.gateway import folders
-from sandgate.gateway.journal.groups import Job
+from sandgate.gateway.journal import durable_folders
+from sandgate.gateway.journal.commit_batch import CommitRequest
+from sandgate.gateway.journal.group_commit import Clock, NotWritten, WriterStore
 from sandgate.gateway.journal.records import Record
 from sandgate.gateway.journal.rows import (
     Row,
@@ -23,8 +24,7 @@ from sandgate.gateway.journal.rows import (
     cut_from,
     read,
 )
-from sandgate.gateway.journal.wal import frames_kept, lost_commits
-from sandgate.gateway.journal.writing import Clock, NotWritten, WriterStore
+from sandgate.gateway.journal.wal_damage import frames_kept, lost_commits
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ class _File:
         self.db, self.seq, self.records = start.db, start.seq, start.records
         self.lock = lock
 
-    def commit(self, jobs: Sequence[Job]) -> None:
+    def commit(self, jobs: Sequence[CommitRequest]) -> None:
         before = self.seq, self.records
         try:
             self.db.execute("BEGIN IMMEDIATE")
@@ -149,7 +149,7 @@ class _File:
             with contextlib.suppress(sqlite3.Error):
                 self.db.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")
 
-    def carry_out(self, job: Job) -> None:
+    def carry_out(self, job: CommitRequest) -> None:
         for session in job.forget:
             self.records -= self.db.execute("DELETE FROM records WHERE session = ?", (session,)).rowcount
         for body in job.bodies:
@@ -251,7 +251,7 @@ def _prepare(db: sqlite3.Connection, path: Path, *, new: bool) -> None:
             db.execute(statement)
         db.execute("INSERT INTO meta VALUES ('schema', ?)", (str(SCHEMA),))
         db.execute("COMMIT")
-        folders.sync(path.parent)
+        durable_folders.sync(path.parent)
     stored = db.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
     if stored is None or not stored[0].isdecimal():
         raise CorruptRecord(f"journal {path.name} does not say its schema")

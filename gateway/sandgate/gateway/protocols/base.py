@@ -28,7 +28,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class TokenLogprobs:
     """Sampled ids with their logprobs, for clients that asked for them. All three are aligned."""
 
     ids: Ids
@@ -60,7 +60,7 @@ class Choice:
 
     reply: Reply
     finish: Finish
-    tokens: Tokens | None = None
+    tokens: TokenLogprobs | None = None
     """If logprobs were asked for."""
 
 
@@ -71,11 +71,11 @@ class Stream(Protocol):
         """Before anything was sampled."""
         ...
 
-    def delta(self, delta: ParseDelta, choice: int = 0, tokens: Tokens | None = None) -> bytes:
+    def delta(self, delta: ParseDelta, choice: int = 0, tokens: TokenLogprobs | None = None) -> bytes:
         """More of a choice. `tokens`: those that arrived with it, if logprobs were asked for."""
         ...
 
-    def tokens(self, tokens: Tokens, choice: int = 0) -> bytes:
+    def tokens(self, tokens: TokenLogprobs, choice: int = 0) -> bytes:
         """Tokens that made no visible delta (yet)."""
         ...
 

@@ -12,18 +12,18 @@ from typing import Any
 import msgspec
 
 from sandgate.contract.errors import InvalidBody, Unsupported
+from sandgate.gateway.conversation.canonical import BILLING_HEADER, tools_key
 from sandgate.gateway.conversation.messages import (
     ImagePart,
     Message,
     Part,
     ResponseFormat,
     Role,
-    Sampling,
+    SamplingParams,
     TextPart,
     ToolCall,
     TurnRequest,
 )
-from sandgate.gateway.conversation.sameness import BILLING_HEADER, tools_key
 from sandgate.gateway.protocols.openai_tools import choice_of, tools_of
 from sandgate.gateway.protocols.wire import bounded, brief, limited, read, sendable, shallow, unused
 
@@ -293,7 +293,7 @@ def _format(said: _Format | None) -> ResponseFormat:
     )
 
 
-def _sampling(said: _Body) -> Sampling:
+def _sampling(said: _Body) -> SamplingParams:
     bounded(said.temperature, 0, 2, "temperature")
     bounded(said.top_p, 0, 1, "top_p")
     bounded(said.top_k, -1, 2**31 - 1, "top_k")
@@ -310,7 +310,7 @@ def _sampling(said: _Body) -> Sampling:
     most = getattr(said, field)
     if most is not None and most < 1:
         raise InvalidBody(f"{field} is {brief(most)}; it must be at least 1", field=field)
-    return Sampling(
+    return SamplingParams(
         temperature=said.temperature,
         top_p=said.top_p,
         top_k=said.top_k,

@@ -8,10 +8,10 @@ from typing import Any, assert_never
 import msgspec
 
 from sandgate.contract.errors import SandgateError
-from sandgate.gateway.alternatives import unpacked
 from sandgate.gateway.conversation.ids import call_id
 from sandgate.gateway.conversation.messages import Reply
-from sandgate.gateway.protocols.base import Choice, Context, Tokens, Usage
+from sandgate.gateway.journal.top_logprobs import unpacked
+from sandgate.gateway.protocols.base import Choice, Context, TokenLogprobs, Usage
 from sandgate.gateway.protocols.openai_errors import error_json
 from sandgate.gateway.protocols.sse import DONE, event, one_line, text_json
 from sandgate.gateway.tokens.api import CallDelta, ParseDelta, ReasoningDelta, TextDelta
@@ -92,7 +92,7 @@ def _message(said: Reply, turn: str) -> dict[str, Any]:
     return out
 
 
-def _logprobs(tokens: Tokens, context: Context) -> dict[str, Any]:
+def _logprobs(tokens: TokenLogprobs, context: Context) -> dict[str, Any]:
     text = context.token_text or str
     top = map(unpacked, tokens.top) if tokens.top else ((),) * len(tokens.ids)
     return {
@@ -143,7 +143,7 @@ class ChatStream:
             [head + b'{"role":"assistant","content":"","refusal":null}' + self._tail for head in self._heads]
         )
 
-    def delta(self, delta: ParseDelta, choice: int = 0, tokens: Tokens | None = None) -> bytes:
+    def delta(self, delta: ParseDelta, choice: int = 0, tokens: TokenLogprobs | None = None) -> bytes:
         """One chunk."""
         match delta:
             case TextDelta(text):
@@ -171,13 +171,13 @@ class ChatStream:
             )
         )
 
-    def _tail_with(self, tokens: Tokens) -> bytes:
+    def _tail_with(self, tokens: TokenLogprobs) -> bytes:
         if not self._context.logprobs:
             return self._tail
         said = one_line(_encode(_logprobs(tokens, self._context)))
         return b',"logprobs":' + said + b',"finish_reason":null}]' + self._usage + b"}\n\n"
 
-    def tokens(self, tokens: Tokens, choice: int = 0) -> bytes:
+    def tokens(self, tokens: TokenLogprobs, choice: int = 0) -> bytes:
         """An empty delta that carries logprobs."""
         return self._heads[choice] + b"{}" + self._tail_with(tokens)
 

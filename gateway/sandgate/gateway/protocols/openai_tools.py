@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from sandgate.contract.errors import InvalidBody, Unsupported
-from sandgate.gateway.bytecache import ByteCache
+from sandgate.gateway.conversation.byte_cache import ByteCache
 from sandgate.gateway.conversation.messages import Tool, ToolChoice
 from sandgate.gateway.protocols.wire import brief, limited, read, shallow
 

@@ -23,10 +23,16 @@ from dataclasses import dataclass
 
 from sandgate.contract.errors import BadRequest, ForkReason
 from sandgate.contract.trajectory import Ids
-from sandgate.gateway.bytecache import ByteCache
+from sandgate.gateway.conversation.byte_cache import ByteCache
 from sandgate.gateway.conversation.messages import ImagePart, Message, Tool
-from sandgate.gateway.tokens.clienttext import ClientText
-from sandgate.gateway.tokens.known import Known, answers_of, known_pair, system, user
+from sandgate.gateway.tokens.client_text import ClientText
+from sandgate.gateway.tokens.probe_conversations import (
+    ProbeConversation,
+    answers_of,
+    known_pair,
+    system,
+    user,
+)
 from sandgate.gateway.tokens.template import ChatTemplate, tools_key
 from sandgate.gateway.tokens.vocab import Vocab
 
@@ -113,7 +119,11 @@ class TailProver:
         return found[0]
 
     def _tail_text(
-        self, known: Known, unnamed: Known, tail: Sequence[Message], tools: Sequence[Tool]
+        self,
+        known: ProbeConversation,
+        unnamed: ProbeConversation,
+        tail: Sequence[Message],
+        tools: Sequence[Tool],
     ) -> tuple[str, str] | NotProved:
         """(closer, closer + rest) for one known conversation.
 
@@ -156,7 +166,7 @@ class TailProver:
         found = [(text.find(stop), stop) for stop in self._stops]
         return min(((at, stop) for at, stop in found if at >= 0), default=None)
 
-    def _base(self, known: Known, tools: Sequence[Tool]) -> _Base | NotProved:
+    def _base(self, known: ProbeConversation, tools: Sequence[Tool]) -> _Base | NotProved:
         key = (known.messages, tools_key(tools), self._template.today())
         base = self._bases.get(key)
         if base is None:
@@ -164,7 +174,7 @@ class TailProver:
             self._bases.put(key, base, _cost(key[1], base))
         return base
 
-    def _render_base(self, known: Known, tools: Sequence[Tool]) -> _Base | NotProved:
+    def _render_base(self, known: ProbeConversation, tools: Sequence[Tool]) -> _Base | NotProved:
         try:
             before = known.messages[:-1]
             bare = self._template.render(before, tools, generation_prompt=False)

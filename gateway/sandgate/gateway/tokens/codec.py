@@ -10,12 +10,12 @@ from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.messages import Message, Tool, ToolChoice
 from sandgate.gateway.tokens.api import Parser
 from sandgate.gateway.tokens.bridge import NotProved, Tail, TailProver, append, unbridgeable
-from sandgate.gateway.tokens.clienttext import ClientText, SpecialText
+from sandgate.gateway.tokens.client_text import ClientText, SpecialText
 from sandgate.gateway.tokens.forced import structured_outputs
 from sandgate.gateway.tokens.grammar import Grammar, detect
-from sandgate.gateway.tokens.known import TAIL_SHAPES, Known, answers_of, known_pair
+from sandgate.gateway.tokens.history_check import History, rewritten
 from sandgate.gateway.tokens.parse import TurnParser, opens_reasoning, starts_thinking
-from sandgate.gateway.tokens.rewrites import History, rewritten
+from sandgate.gateway.tokens.probe_conversations import TAIL_SHAPES, ProbeConversation, answers_of, known_pair
 from sandgate.gateway.tokens.template import ChatTemplate
 from sandgate.gateway.tokens.vocab import Vocab
 
@@ -127,7 +127,7 @@ def template_closers(template: ChatTemplate, vocab: Vocab, *, next_turn: bool) -
     return list(dict.fromkeys(found))
 
 
-def _endings() -> list[tuple[Known, Sequence[Message]]]:
+def _endings() -> list[tuple[ProbeConversation, Sequence[Message]]]:
     """Known conversations with a tail, one for each way in which a turn may end."""
     shapes = [TAIL_SHAPES["user"], TAIL_SHAPES["tool"]]
     return [(known_pair(answers_of(tail), with_system=False)[0], tail) for tail in shapes]

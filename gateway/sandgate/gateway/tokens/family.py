@@ -16,14 +16,14 @@ from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.messages import Message, Tool, ToolChoice
 from sandgate.gateway.tokens.api import Parser
 from sandgate.gateway.tokens.bridge import unbridgeable
-from sandgate.gateway.tokens.clienttext import ClientText, SpecialText
+from sandgate.gateway.tokens.buffered_parser import HeldParser
+from sandgate.gateway.tokens.client_text import ClientText, SpecialText
 from sandgate.gateway.tokens.forced import structured_outputs
 from sandgate.gateway.tokens.grammar import Grammar, detect
-from sandgate.gateway.tokens.held import HeldParser
-from sandgate.gateway.tokens.known import assistant, example_call, user
+from sandgate.gateway.tokens.history_check import History, rewritten
 from sandgate.gateway.tokens.marks import unmark
 from sandgate.gateway.tokens.parse import TurnParser, opens_reasoning, starts_thinking
-from sandgate.gateway.tokens.rewrites import History, rewritten
+from sandgate.gateway.tokens.probe_conversations import assistant, example_call, user
 from sandgate.gateway.tokens.roles import Roles, find_roles
 from sandgate.gateway.tokens.template import message_dict, tools_json
 from sandgate.gateway.tokens.vocab import Vocab

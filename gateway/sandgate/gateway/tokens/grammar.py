@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from sandgate.gateway.tokens import calls
+from sandgate.gateway.tokens import tool_calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class CallFormat:
     name: str
     open: str
     close: str
-    read: calls.Reader
+    read: tool_calls.Reader
     inner: tuple[str, ...] = ()
     """Special tokens that are part of a body: kept as text, which special tokens elsewhere are not."""
     ends_unclosed: bool = True
@@ -48,40 +48,42 @@ GLM = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
 
 def _deepseek(name: str) -> CallFormat:
-    return CallFormat(name, "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", calls.deepseek, DEEPSEEK)
+    return CallFormat(name, "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", tool_calls.deepseek, DEEPSEEK)
 
 
 FORMATS: tuple[tuple[tuple[str, ...], CallFormat], ...] = (
     (
         ("<tool_call>", "<function="),
-        CallFormat("qwen3-xml", "<tool_call>", "</tool_call>", calls.xml_function),
+        CallFormat("qwen3-xml", "<tool_call>", "</tool_call>", tool_calls.xml_function),
     ),
     (
         ("<tool_call>", "<arg_key>"),
-        CallFormat("glm", "<tool_call>", "</tool_call>", calls.glm, GLM, ends_unclosed=False),
+        CallFormat("glm", "<tool_call>", "</tool_call>", tool_calls.glm, GLM, ends_unclosed=False),
     ),
-    (("<tool_call>",), CallFormat("hermes", "<tool_call>", "</tool_call>", calls.json_call)),
+    (("<tool_call>",), CallFormat("hermes", "<tool_call>", "</tool_call>", tool_calls.json_call)),
     (
         ("<minimax:tool_call>",),
-        CallFormat("minimax-m2", "<minimax:tool_call>", "</minimax:tool_call>", calls.minimax),
+        CallFormat("minimax-m2", "<minimax:tool_call>", "</minimax:tool_call>", tool_calls.minimax),
     ),
     (
         ("<|tool_calls_section_begin|>",),
-        CallFormat("kimi-k2", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", calls.kimi, KIMI),
+        CallFormat(
+            "kimi-k2", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", tool_calls.kimi, KIMI
+        ),
     ),
     (("<｜tool▁calls▁begin｜>", "```json"), _deepseek("deepseek")),
     (("<｜tool▁calls▁begin｜>",), _deepseek("deepseek-v3.1")),
     (
         ("[TOOL_CALLS]", "[ARGS]"),
-        CallFormat("mistral-v11", "[TOOL_CALLS]", "", calls.mistral, ("[ARGS]", "[CALL_ID]")),
+        CallFormat("mistral-v11", "[TOOL_CALLS]", "", tool_calls.mistral, ("[ARGS]", "[CALL_ID]")),
     ),
-    (("[TOOL_CALLS]",), CallFormat("mistral", "[TOOL_CALLS]", "", calls.mistral)),
+    (("[TOOL_CALLS]",), CallFormat("mistral", "[TOOL_CALLS]", "", tool_calls.mistral)),
     (
         ("<|tool_call|>", "<|/tool_call|>"),
-        CallFormat("phi4", "<|tool_call|>", "<|/tool_call|>", calls.json_calls),
+        CallFormat("phi4", "<|tool_call|>", "<|/tool_call|>", tool_calls.json_calls),
     ),
-    (("<|tool_call|>",), CallFormat("granite", "<|tool_call|>", "", calls.json_calls)),
-    (("<|python_tag|>",), CallFormat("llama3", "<|python_tag|>", "", calls.json_calls)),
+    (("<|tool_call|>",), CallFormat("granite", "<|tool_call|>", "", tool_calls.json_calls)),
+    (("<|python_tag|>",), CallFormat("llama3", "<|python_tag|>", "", tool_calls.json_calls)),
 )
 """What a template must mention -> its format; the first that fits."""
 

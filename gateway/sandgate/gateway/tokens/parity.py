@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sandgate.contract.errors import BadRequest
 from sandgate.gateway.conversation.messages import Message, TextPart, Tool, ToolCall
 from sandgate.gateway.tokens.api import Codec
-from sandgate.gateway.tokens.known import assistant, system, user
+from sandgate.gateway.tokens.probe_conversations import assistant, system, user
 from sandgate.gateway.tokens.template import ChatTemplate
 from sandgate.gateway.tokens.vocab import Vocab
 

@@ -12,12 +12,12 @@ from sandgate.contract.errors import BadRequest
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.messages import Reply, ReplyCall, Tool
 from sandgate.gateway.tokens.api import Codec, ParseDelta
-from sandgate.gateway.tokens.calls import bare_calls
 from sandgate.gateway.tokens.grammar import CallFormat, Grammar
-from sandgate.gateway.tokens.known import user
 from sandgate.gateway.tokens.lexer import Lexer
 from sandgate.gateway.tokens.pieces import Marker, Piece, pieces
+from sandgate.gateway.tokens.probe_conversations import user
 from sandgate.gateway.tokens.reply import ReplyBuilder
+from sandgate.gateway.tokens.tool_calls import bare_calls
 from sandgate.gateway.tokens.vocab import Vocab
 
 BARE = CallFormat("bare", "", "", bare_calls)

@@ -22,9 +22,9 @@ from jinja2.runtime import LoopContext
 from jinja2.utils import Namespace
 
 from sandgate.contract.errors import BadRequest, InvalidBody, Unsupported
-from sandgate.gateway.bytecache import ByteCache
+from sandgate.gateway.conversation.byte_cache import ByteCache
 from sandgate.gateway.conversation.messages import ImagePart, Message, TextPart, Tool, ToolCall
-from sandgate.gateway.tokens.clienttext import ClientText
+from sandgate.gateway.tokens.client_text import ClientText
 from sandgate.gateway.tokens.jsonslice import sayable
 from sandgate.gateway.tokens.marks import Marked, printed, unmark
 from sandgate.gateway.tokens.roles import Roles, find_roles

@@ -39,7 +39,7 @@ class Member:
 
 
 @dataclass(slots=True)
-class Group:
+class GroupState:
     """All attempts at all samples of one task.
 
     Of each sample at most one attempt counts: one that was acknowledged, else the newest good one, and only

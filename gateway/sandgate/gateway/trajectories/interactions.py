@@ -26,7 +26,7 @@ BYTES_MAX = 256 * 1024 * 1024
 """Of one export's tensors; as JSON a third more. `individual` repeats each turn's prompt: 100 turns of 90k tokens."""
 
 
-class Call(TurnLike, Protocol):
+class TimedTurn(TurnLike, Protocol):
     """A turn that knows when it was asked for."""
 
     @property
@@ -40,7 +40,7 @@ class Call(TurnLike, Protocol):
         ...
 
 
-AnyCall = TypeVar("AnyCall", bound=Call)
+AnyCall = TypeVar("AnyCall", bound=TimedTurn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def in_order(calls: Iterable[AnyCall]) -> list[AnyCall]:
 
 
 def interactions(
-    calls: Iterable[Call],
+    calls: Iterable[TimedTurn],
     *,
     delivered: Collection[str],
     rewarded: Iterable[Rewarded] = (),
@@ -143,7 +143,9 @@ def tensors(path: Sequence[TurnLike], reward: float, *, whole: bool) -> dict[str
     }
 
 
-def _own(order: Sequence[Call], rewarded: Iterable[Rewarded], reward: float | None) -> Mapping[str, float]:
+def _own(
+    order: Sequence[TimedTurn], rewarded: Iterable[Rewarded], reward: float | None
+) -> Mapping[str, float]:
     """Turn -> what it was given itself; the newest counts. A session's reward is its last turn's."""
     own: dict[str, float] = {}
     session = reward

@@ -22,14 +22,14 @@ from dataclasses import dataclass, field
 
 from sandgate.contract.errors import Conflict, NotFound, Overloaded
 from sandgate.gateway.journal.records import Acked, GroupClosed, Leased, Nacked, Opened, Record, Sealed
-from sandgate.gateway.trajectories.groups import Group, GroupKey, Member, group_key
+from sandgate.gateway.trajectories.groups import GroupKey, GroupState, Member, group_key
 
 GROUP_SIZE_MAX = 65_536
 """A larger `group_size` is a mistake; the group would never be whole."""
 
 
 @dataclass(slots=True)
-class Lease:
+class HeldLease:
     """`until`: unix seconds; from then on its sessions may be offered again."""
 
     lease: str
@@ -46,8 +46,8 @@ class LeaseBook:
     """Everything that was opened and not forgotten."""
 
     members: dict[str, Member] = field(default_factory=dict)
-    groups: dict[GroupKey, Group] = field(default_factory=dict)
-    leases: dict[str, Lease] = field(default_factory=dict)
+    groups: dict[GroupKey, GroupState] = field(default_factory=dict)
+    leases: dict[str, HeldLease] = field(default_factory=dict)
     whole: dict[GroupKey, None] = field(default_factory=dict)
     """Whole groups with something to offer, in the order in which they became so; leased ones included."""
     partial: dict[GroupKey, None] = field(default_factory=dict)
@@ -150,7 +150,7 @@ class LeaseBook:
         record = self.holds[lease] = Leased(at=now, lease=lease, sessions=found.sessions, until=until)
         return record
 
-    def again(self, lease: str, now: float) -> Lease | None:
+    def again(self, lease: str, now: float) -> HeldLease | None:
         """The lease of this id, for a trainer that asks for it once more because the answer was lost; None if there is
         none yet. Raises Overloaded (it is just being made durable), Conflict (it is over)."""
         if lease in self.holds:
@@ -230,7 +230,7 @@ class LeaseBook:
         spec, key = record.spec, group_key(session, record.spec)
         sample, attempt = int(spec.get("sample_index") or 0), int(spec.get("attempt") or 0)
         member = self.members[session] = Member(session, key, sample, attempt)
-        group = self.groups.setdefault(key, Group(key))
+        group = self.groups.setdefault(key, GroupState(key))
         if not key.session:
             group.size = min(GROUP_SIZE_MAX, max(group.size, int(spec.get("group_size") or 1)))
         group.samples.setdefault(sample, {})[session] = member
@@ -242,13 +242,13 @@ class LeaseBook:
             known.until = record.until
             return
         for member in self._known(record.sessions):
-            self.leases.setdefault(record.lease, Lease(record.lease, record.sessions, record.until))
+            self.leases.setdefault(record.lease, HeldLease(record.lease, record.sessions, record.until))
             member.leased = record.lease
 
     def _acked(self, record: Acked) -> None:
         self._acknowledged(record.sessions)
         for member in self._known(record.sessions):
-            self.leases.setdefault(record.lease, Lease(record.lease, record.sessions, record.at))
+            self.leases.setdefault(record.lease, HeldLease(record.lease, record.sessions, record.at))
             member.acked = member.acked or record.lease
             self._refresh(member.key)
         if (lease := self.leases.get(record.lease)) is not None:
@@ -298,7 +298,7 @@ class LeaseBook:
         if lost:
             raise Conflict(f"lease {lease} expired and was given to another: {', '.join(sorted(lost)[:8])}")
 
-    def _lease(self, lease: str) -> Lease:
+    def _lease(self, lease: str) -> HeldLease:
         found = self.leases.get(lease)
         if found is None:
             raise NotFound(f"no lease {lease[:200]!r}")

@@ -21,13 +21,13 @@ from starlette.exceptions import HTTPException
 from sandgate.contract.errors import Forbidden, Gone, NotFound, Unauthorized
 from sandgate.contract.keys import KEY_CHARS_MAX, Key, Scope
 from sandgate.contract.trajectory import Json
-from sandgate.gateway.areal import Areal
-from sandgate.gateway.prompts import off_loop
-from sandgate.gateway.session import Session
+from sandgate.gateway.service import auth
+from sandgate.gateway.service.areal import Areal
+from sandgate.gateway.service.prompts import off_loop
+from sandgate.gateway.service.schemas import Complete, Reward
+from sandgate.gateway.service.session import Session
 from sandgate.gateway.trajectories.interactions import Interaction, Tensor
-from sandgate.gateway.web import auth
-from sandgate.gateway.web.doors import WAIT_S_MAX, Front, own
-from sandgate.gateway.web.shapes import Complete, Reward
+from sandgate.gateway.web.dependencies import WAIT_S_MAX, Front, own
 
 
 class _Strict422(APIRoute):

@@ -8,14 +8,14 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from sandgate.contract.errors import BadRequest, InvalidBody, NotFound, SandgateError, TooLarge
-from sandgate.gateway.areal import Areal
-from sandgate.gateway.core import Core
-from sandgate.gateway.turn import INTERNAL
+from sandgate.gateway.service.areal import Areal
+from sandgate.gateway.service.completion import INTERNAL
+from sandgate.gateway.service.gateway_service import GatewayService
 from sandgate.gateway.web import areal, leases, process, sessions, tasks
-from sandgate.gateway.web.doors import Controller, JsonBody
+from sandgate.gateway.web.dependencies import Controller, JsonBody
 
 
-def build(core: Core) -> FastAPI:
+def build(core: GatewayService) -> FastAPI:
     """The app; `core` is all it knows."""
     app = FastAPI(
         title="Sandgate gateway",

@@ -15,10 +15,10 @@ from starlette.exceptions import HTTPException
 
 from sandgate.contract.errors import Conflict
 from sandgate.contract.trajectory import Trajectory
-from sandgate.gateway.shaping import as_json
-from sandgate.gateway.web import auth
-from sandgate.gateway.web.doors import Controller, Front, JsonBody
-from sandgate.gateway.web.shapes import CloseGroup, LeaseBody, RenewBody
+from sandgate.gateway.service import auth
+from sandgate.gateway.service.rows import as_json
+from sandgate.gateway.service.schemas import CloseGroupBody, LeaseBody, RenewBody
+from sandgate.gateway.web.dependencies import Controller, Front, JsonBody
 
 ARROW, JSON = "application/vnd.apache.arrow.stream", "application/json"
 LEASE_HEADER, UNTIL_HEADER = "x-sandgate-lease", "x-sandgate-lease-until"
@@ -74,7 +74,7 @@ def has_arrow() -> bool:
 
 
 def _as_arrow(rows: Iterable[Trajectory]) -> bytes:
-    from sandgate.gateway import arrow  # in the thread: it takes a while the first time
+    from sandgate.gateway.delivery import arrow
 
     return arrow.to_ipc(rows)
 
@@ -115,7 +115,7 @@ async def nack(core: Front, _: Controller, lease_id: str) -> Any:
 
 
 @router.post("/groups/close")
-async def close(core: Front, key: Controller, body: CloseGroup) -> Any:
+async def close(core: Front, key: Controller, body: CloseGroupBody) -> Any:
     """No more sessions count for this task (quorum reached, stragglers cut). Idempotent."""
     auth.control(key, job=body.job or None)
     return await core.close_group(body, key)

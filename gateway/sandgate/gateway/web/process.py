@@ -9,8 +9,8 @@ from fastapi.responses import Response
 from prometheus_client import generate_latest
 
 from sandgate.contract.errors import NotFound
-from sandgate.gateway.web.doors import WAIT_S_MAX, Admin, Controller, Front, JsonBody
-from sandgate.gateway.web.shapes import EnginesBody, VersionBody
+from sandgate.gateway.service.schemas import EnginesBody, VersionBody
+from sandgate.gateway.web.dependencies import WAIT_S_MAX, Admin, Controller, Front, JsonBody
 
 router = APIRouter(prefix="/v1", tags=["process"])
 

@@ -15,24 +15,33 @@ from pydantic import ValidationError
 
 from sandgate.contract.errors import Forbidden, InvalidBody, NotFound, Overloaded, SandgateError, Unauthorized
 from sandgate.contract.keys import Key, Scope
-from sandgate.gateway.areal import Areal
-from sandgate.gateway.calls import Call, Step
 from sandgate.gateway.conversation.messages import TurnRequest
-from sandgate.gateway.conversation.turns import Turn
-from sandgate.gateway.core import Core
+from sandgate.gateway.conversation.turn import Turn
 from sandgate.gateway.engine.api import Finish
-from sandgate.gateway.prompts import off_loop
-from sandgate.gateway.protocols.base import Adapter, Choice, Context, ModelNotFound, Stream, Tokens, Usage
+from sandgate.gateway.protocols.base import (
+    Adapter,
+    Choice,
+    Context,
+    ModelNotFound,
+    Stream,
+    TokenLogprobs,
+    Usage,
+)
 from sandgate.gateway.protocols.table import FALLBACK, adapter_for
 from sandgate.gateway.protocols.wire import ANYTHING, limited, read
-from sandgate.gateway.session import Session
-from sandgate.gateway.turn import INTERNAL
-from sandgate.gateway.web import auth, control
-from sandgate.gateway.web.bodies import SMALL_BYTES, Bodies, ClientGone, Hold, again, read_body
-from sandgate.gateway.web.crowd import Crowd
-from sandgate.gateway.web.guard import CONNECTION
-from sandgate.gateway.web.shapes import REWARD_INFO_BYTES_MAX, Complete
-from sandgate.gateway.workers import Lane, lane
+from sandgate.gateway.service import auth
+from sandgate.gateway.service.areal import Areal
+from sandgate.gateway.service.call import ModelCall, Step
+from sandgate.gateway.service.completion import INTERNAL
+from sandgate.gateway.service.fair_pool import Lane, lane
+from sandgate.gateway.service.gateway_service import GatewayService
+from sandgate.gateway.service.prompts import off_loop
+from sandgate.gateway.service.schemas import REWARD_INFO_BYTES_MAX, Complete
+from sandgate.gateway.service.session import Session
+from sandgate.gateway.web import control
+from sandgate.gateway.web.body_limits import SMALL_BYTES, Bodies, BodyHold, ClientGone, again, read_body
+from sandgate.gateway.web.connections import Crowd
+from sandgate.gateway.web.header_limits import CONNECTION
 
 AsgiScope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -53,10 +62,10 @@ SSE_HEADERS: Headers = [
 log = logging.getLogger("sandgate.gateway")
 
 
-class Front:
+class AsgiApp:
     """The ASGI app of a gateway."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: GatewayService) -> None:
         limits = core.config.limits
         self.core = core
         self.control = control.build(core)
@@ -138,10 +147,10 @@ class Front:
         if (connection := scope.get(CONNECTION)) is not None:
             connection.show(_name(key) or key.scope.value, bounded=bool(_name(key)))
 
-    def _hold(self, key: Key) -> Hold:
-        return Hold(self.bodies, _name(key))
+    def _hold(self, key: Key) -> BodyHold:
+        return BodyHold(self.bodies, _name(key))
 
-    async def _body(self, scope: AsgiScope, receive: Receive, hold: Hold, *, small: bool) -> bytes:
+    async def _body(self, scope: AsgiScope, receive: Receive, hold: BodyHold, *, small: bool) -> bytes:
         limits = self.core.config.limits
         most = min(limits.body_bytes, SMALL_BYTES) if small else limits.body_bytes
         return await read_body(scope, receive, most, limits.body_s, hold)
@@ -151,7 +160,7 @@ class Front:
     async def _model_call(
         self, adapter: Adapter, named: str | None, scope: AsgiScope, receive: Receive, send: Send
     ) -> None:
-        hold: Hold | None = None
+        hold: BodyHold | None = None
         session: Session | None = None
         try:
             key = self.core.gate.key(scope["headers"])
@@ -214,7 +223,7 @@ class Front:
             )
 
     async def _json(
-        self, adapter: Adapter, call: Call, request: TurnRequest, gone: asyncio.Future[Any], send: Send
+        self, adapter: Adapter, call: ModelCall, request: TurnRequest, gone: asyncio.Future[Any], send: Send
     ) -> bool:
         if not call.done.done():
             await asyncio.wait({call.done, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -236,7 +245,7 @@ class Front:
         return not gone.done()
 
     async def _stream(
-        self, adapter: Adapter, call: Call, request: TurnRequest, gone: asyncio.Future[Any], send: Send
+        self, adapter: Adapter, call: ModelCall, request: TurnRequest, gone: asyncio.Future[Any], send: Send
     ) -> bool:
         if not call.prepared.done():
             await asyncio.wait({call.prepared, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -266,7 +275,7 @@ class Front:
         await send({"type": "http.response.body", "body": stream.finish(choices, usage)})
         return not gone.done()
 
-    def _context(self, call: Call, request: TurnRequest) -> Context:
+    def _context(self, call: ModelCall, request: TurnRequest) -> Context:
         core = self.core
         return Context(
             turns=call.turns,
@@ -280,14 +289,14 @@ class Front:
     def _token_text(self, token: int) -> str:
         return self.core.turns.codec.decode(array("i", [token]))
 
-    def _told(self, call: Call) -> tuple[list[Choice], Usage]:
+    def _told(self, call: ModelCall) -> tuple[list[Choice], Usage]:
         """What the durable turns say."""
         turns = call.done.result()
         choices = [choice_of(turn, logprobs=call.request.logprobs) for turn in turns]
         sampled = sum(len(turn.ids) for turn in turns)
         return choices, Usage(turns[0].prompt_tokens, sampled, turns[0].cached_tokens)
 
-    def _turn_headers(self, call: Call, fork: str | None) -> Headers:
+    def _turn_headers(self, call: ModelCall, fork: str | None) -> Headers:
         headers = [(b"x-sandgate-turn", call.turns[0].encode())]
         if fork:
             headers.append((b"x-sandgate-fork", fork.encode()))
@@ -378,7 +387,7 @@ def chunks(stream: Stream, steps: Sequence[Step]) -> Iterator[bytes]:
 
 def choice_of(turn: Turn, *, logprobs: bool) -> Choice:
     """A durable turn as an answer."""
-    tokens = Tokens(turn.ids, turn.logprobs, turn.top) if logprobs else None
+    tokens = TokenLogprobs(turn.ids, turn.logprobs, turn.top) if logprobs else None
     return Choice(reply=turn.reply, finish=cast("Finish", turn.finish), tokens=tokens)
 
 

@@ -11,17 +11,17 @@ from fastapi.responses import Response
 from sandgate.contract.errors import NotFound
 from sandgate.contract.keys import Scope
 from sandgate.contract.session import agents_task
-from sandgate.gateway.session import Phase
-from sandgate.gateway.web import auth
-from sandgate.gateway.web.doors import PAGE, WAIT_S_MAX, AnyKey, Controller, Front, JsonBody, own
-from sandgate.gateway.web.shapes import Complete, Finalize, RewardBody, SessionSpec
+from sandgate.gateway.service import auth
+from sandgate.gateway.service.schemas import Complete, Finalize, RewardBody, SessionBody
+from sandgate.gateway.service.session import SessionPhase
+from sandgate.gateway.web.dependencies import PAGE, WAIT_S_MAX, AnyKey, Controller, Front, JsonBody, own
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
 
 
 @router.post("", status_code=201)
 async def create(
-    core: Front, key: Controller, body: Annotated[SessionSpec | list[SessionSpec], Body()]
+    core: Front, key: Controller, body: Annotated[SessionBody | list[SessionBody], Body()]
 ) -> Response:
     """Create one session, or many with a list body; the same id again gives the same handle (200)."""
     many = body if isinstance(body, list) else [body]
@@ -71,7 +71,7 @@ async def wait(
     session = own(core, key, session_id)
     try:
         async with asyncio.timeout(timeout_s):
-            while session.phase is Phase.OPEN:
+            while session.phase is SessionPhase.OPEN:
                 core.turns.refuse_if_draining()
                 await core.sessions.changed.wait()
     except TimeoutError:

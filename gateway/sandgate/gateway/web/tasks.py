@@ -7,9 +7,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from fastapi.responses import Response
 
-from sandgate.gateway.web import auth
-from sandgate.gateway.web.doors import WAIT_S_MAX, Admin, Controller, Front, JsonBody
-from sandgate.gateway.web.shapes import ForgetTasks, PushTasks
+from sandgate.gateway.service import auth
+from sandgate.gateway.service.schemas import ForgetTasks, PushTasks
+from sandgate.gateway.web.dependencies import WAIT_S_MAX, Admin, Controller, Front, JsonBody
 
 router = APIRouter(prefix="/v1/tasks", tags=["tasks"])
 

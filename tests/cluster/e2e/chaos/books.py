@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from sandgate.contract.trajectory import Trajectory
-from sandgate.gateway.engine.script import logprob_of
+from sandgate.gateway.engine.scripted.script import logprob_of
 from tests.cluster.e2e.chaos.agent import TURNS
 from tests.e2e.truth import TOLERANCE, Parity
 

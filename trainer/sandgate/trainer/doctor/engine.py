@@ -13,7 +13,7 @@ import orjson
 from sandgate.contract.errors import EngineFailed
 from sandgate.gateway.conversation.messages import Message, TextPart
 from sandgate.gateway.engine.logprobs import PROMPTS, Kind, alternatives_of, kind_of, measuring_request
-from sandgate.gateway.engine.wire import Door, is_shut
+from sandgate.gateway.engine.wire import GenerateEndpoint, is_shut
 from sandgate.gateway.tokens.api import Codec
 from sandgate.trainer.doctor.findings import Finding, fail, ok, skip, warn
 
@@ -155,13 +155,13 @@ def sampling(engine: Engine) -> Iterator[Finding]:
             else f"it refused ids of this model: {body}",
         )
         if is_shut(status, orjson.dumps(body)):
-            yield logprobs_mode(engine, Door.COMPLETIONS)
+            yield logprobs_mode(engine, GenerateEndpoint.COMPLETIONS)
         return
     choice = body["choices"][0]
     ids, entries = choice["token_ids"], choice["logprobs"]["content"]
     yield ok("token ids in", f"/inference/v1/generate gave {len(ids)} ids")
     yield logprobs(ids, entries)
-    yield logprobs_mode(engine, Door.GENERATE)
+    yield logprobs_mode(engine, GenerateEndpoint.GENERATE)
     yield weight_version(choice)
 
 
@@ -185,7 +185,7 @@ def logprobs(ids: list[int], entries: list[dict[str, Any]]) -> Finding:
     return ok("logprobs", "one per sampled id, no sentinel")
 
 
-def logprobs_mode(engine: Engine, door: Door) -> Finding:
+def logprobs_mode(engine: Engine, door: GenerateEndpoint) -> Finding:
     """Processed or raw, by measurement, as each gateway measures it at its start."""
     fix = "start vLLM with --logprobs-mode processed_logprobs"
     kind: Kind = "unclear"

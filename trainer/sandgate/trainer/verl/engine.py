@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from sandgate.contract.errors import EngineFailed, EngineUnavailable, Unsupported
-from sandgate.gateway.engine.answers import Step
-from sandgate.gateway.engine.api import Delta, EngineFacts, EngineStatus, Finish, Prompt, Sample
+from sandgate.gateway.engine.api import Delta, EngineFacts, EngineStatus, Finish, GenerationResult, Prompt
 from sandgate.gateway.engine.generation import Generation
+from sandgate.gateway.engine.responses import Step
 
 URL = "verl://"
 COPIED = (
@@ -42,7 +42,9 @@ class VerlEngine:
     async def aclose(self) -> None:
         """The servers are verl's."""
 
-    async def generate(self, prompt: Prompt, on_delta: Callable[[Delta], None] | None = None) -> Sample:
+    async def generate(
+        self, prompt: Prompt, on_delta: Callable[[Delta], None] | None = None
+    ) -> GenerationResult:
         """See `Engine.generate`. Raises Unsupported for grammars and alternatives, which verl does not carry."""
         if prompt.constraint is not None or prompt.top_logprobs:
             raise Unsupported("verl's engine client takes no grammar and gives no top_logprobs")

@@ -1,0 +1,332 @@
+"""When are two messages the same? Normal forms and their keys: rules N1-N9 for what is not sampled here. (pure)
+
+A request becomes a chain of keys. The head (system messages, tools) gives the first; each *block* (a part of a user,
+tool or system message, or a run of assistant messages that nobody here sampled) hashes onto it; the echo of a committed
+turn replaces the chain by that turn's own key, so that what led to it need not be repeated by later rules.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+from sandgate.gateway.conversation.byte_cache import ByteCache
+from sandgate.gateway.conversation.messages import ImagePart, Message, TextPart, Tool, ToolCall, TurnRequest
+
+KEY_BYTES = 16
+"""Two different conversations of one session meet with probability 2**-64 after 2**32 blocks."""
+
+USER, TOOL, SYSTEM, FOREIGN = b"u", b"t", b"s", b"a"
+"""First byte of a block's key: whose words they are. FOREIGN: an assistant's words that were not sampled here."""
+
+RUN_MAX = 8
+"""Most consecutive assistant messages read as one turn (Responses sends a turn as up to 1 + calls items)."""
+
+BILLING_HEADER = "x-anthropic-billing-header"
+"""Claude Code's first system block; its `cch=` differs on every request, so it is no part of what was said (N1)."""
+
+_PACK = msgspec.msgpack.Encoder()
+_JSON = msgspec.json.Encoder(order="sorted")
+_ANY = msgspec.json.Decoder()
+_REPRINTED = re.compile(rb"\d(?:\.\d|[eE])|\d{16}")
+"""May hold a number that `as_doubles` changes."""
+_DOUBLE_EXACT = 2**53
+
+
+def _hash(raw: bytes) -> bytes:
+    return blake2b(raw, digest_size=KEY_BYTES).digest()
+
+
+def _block(kind: bytes, value: object) -> bytes:
+    return kind + blake2b(_PACK.encode(value), digest_size=KEY_BYTES - 1, person=kind).digest()
+
+
+def chain(key: bytes, blocks: Sequence[bytes]) -> bytes:
+    """The key after these blocks; `chain(chain(k, a), b) == chain(k, a + b)`."""
+    for block in blocks:
+        key = blake2b(key + block, digest_size=KEY_BYTES).digest()
+    return key
+
+
+@lru_cache(maxsize=4096)
+def turn_key(turn: str) -> bytes:
+    """The chain's key after the echo of a committed turn."""
+    return blake2b(turn.encode(), digest_size=KEY_BYTES, person=b"turn").digest()
+
+
+# --- values (N2, N7)
+
+
+def as_doubles(value: Any) -> Any:
+    """A parsed JSON value with every number as JavaScript holds it: a double. Whole ones are printed without a point,
+    so that most values need no change."""
+    match value:
+        case bool() | None | str():
+            return value
+        case int():
+            return value if abs(value) <= _DOUBLE_EXACT else _wide(value)
+        case float():
+            return int(value) if value.is_integer() and abs(value) <= _DOUBLE_EXACT else value
+        case list():
+            return [as_doubles(item) for item in value]
+        case _:
+            return {name: as_doubles(item) for name, item in value.items()}
+
+
+def _wide(value: int) -> Any:
+    try:
+        return float(value)
+    except OverflowError:
+        return {"integer": str(value)}
+
+
+ARGUMENTS_CACHED_CHARS = 2048
+"""Arguments come back with every later turn; long ones (whole files) are not worth the memory."""
+
+
+def normal_arguments(text: str) -> bytes:
+    """N7: arguments as parsed JSON, free of key order and number format; what does not parse stays as it is.
+
+    Two texts have the same normal form exactly if they say the same.
+    """
+    return _normal_short(text) if len(text) <= ARGUMENTS_CACHED_CHARS else _normal(text)
+
+
+def _normal(text: str) -> bytes:
+    try:
+        return b"=" + _JSON.encode(as_doubles(_ANY.decode(text)))
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return b"?" + text.encode("utf-8", "surrogatepass")
+
+
+_normal_short = lru_cache(maxsize=2048)(_normal)
+
+
+def same_arguments(one: str, other: str) -> bool:
+    """N7."""
+    return one == other or normal_arguments(one) == normal_arguments(other)
+
+
+# --- head (N1, N5)
+
+
+TOOLS_BYTES_MAX, TOOLS_LIST_BYTES_MAX = 2 << 20, 128 << 10
+"""Tool lists come from a cache like this one (protocols): the same tuple returns with every turn of an agent."""
+
+
+_TOOLS_KEYS: ByteCache[int, tuple[tuple[Tool, ...], bytes, int]] = ByteCache(
+    TOOLS_BYTES_MAX, TOOLS_LIST_BYTES_MAX
+)
+
+
+def tools_key(tools: tuple[Tool, ...]) -> bytes:
+    """Of names, descriptions and schemas as values; the order of tools counts, that of keys does not."""
+    return _tools_seen(tools)[1]
+
+
+def tools_chars(tools: tuple[Tool, ...]) -> int:
+    """About what they add to a prompt: their length as JSON."""
+    return _tools_seen(tools)[2] if tools else 0
+
+
+def _tools_seen(tools: tuple[Tool, ...]) -> tuple[tuple[Tool, ...], bytes, int]:
+    seen = _TOOLS_KEYS.get(id(tools))
+    if seen and seen[0] is tools:
+        return seen
+    raw = _JSON.encode(tools)
+    size = len(raw)
+    if _REPRINTED.search(raw):
+        raw = _JSON.encode(as_doubles(_ANY.decode(raw)))
+    seen = tools, _hash(raw), size
+    _TOOLS_KEYS.put(id(tools), seen, size)
+    return seen
+
+
+NO_TOOLS = tools_key(())
+
+
+def system_key(messages: Sequence[Message]) -> bytes:
+    """Of the leading system messages."""
+    return chain(b"system", [b"", *(block for message in messages for block in block_keys(message, ""))])
+
+
+NO_SYSTEM = system_key(())
+
+
+def head_length(messages: Sequence[Message]) -> int:
+    """How many leading messages are system or developer ones."""
+    for at, message in enumerate(messages):
+        if message.role not in ("system", "developer"):
+            return at
+    return len(messages)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """`key` is `system` + `tools` (32 bytes), so that a later reader can say which of the two changed."""
+
+    system: bytes
+    tools: bytes
+    length: int
+    """Leading messages it covers."""
+
+    @property
+    def key(self) -> bytes:
+        """As journalled."""
+        return self.system + self.tools
+
+
+def start_key(head_key: bytes) -> bytes:
+    """The chain's key before the first block."""
+    return _hash(b"head" + head_key)
+
+
+# --- blocks (N3, N4, N5, N8)
+
+
+def block_keys(message: Message, call: str) -> list[bytes]:
+    """One key per part of a user, tool or system message; `call` names the tool message's call (see `CallNames`)."""
+    kind = USER if message.role == "user" else TOOL if message.role == "tool" else SYSTEM
+    name = call if kind == TOOL else message.name
+    keys = [_block(kind, (name, part_form(part))) for part in message.parts if matters(part, kind)]
+    return keys or [_block(kind, (name, None))]
+
+
+def matters(part: TextPart | ImagePart, kind: bytes = USER) -> bool:
+    """Empty text says nothing (N3); neither does a billing header in a system message (N1)."""
+    if isinstance(part, ImagePart):
+        return True
+    return part.text != "" and not (kind == SYSTEM and part.text.startswith(BILLING_HEADER))
+
+
+def part_form(part: TextPart | ImagePart) -> object:
+    """User and tool content stays exact (N13)."""
+    return part.text if isinstance(part, TextPart) else ("image", part.url, part.detail)
+
+
+@dataclass(slots=True)
+class CallNames:
+    """N8: call ids as positions. A call is named by its place in the conversation, whatever the client calls it."""
+
+    runs: int = 0
+    names: dict[str, str] = field(default_factory=dict)
+
+    def learn(self, run: Sequence[Message]) -> None:
+        """An assistant turn (one or more consecutive messages) was read."""
+        self.runs += 1
+        calls = [call.id for message in run for call in message.tool_calls]
+        for at in range(len(calls) - 1, -1, -1):  # of calls with one id, the first counts
+            self.names[calls[at]] = f"{self.runs}.{at}"
+
+    def place(self, call: str | None) -> str:
+        """Assistant turns back, and which of its calls; an id that no call has stands for itself."""
+        name = self.names.get(call or "")
+        if name is None:
+            return f"?{call or ''}"
+        run, _, at = name.partition(".")
+        return f"{self.runs - int(run)}.{at}"
+
+
+# --- assistant turns
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """One or more consecutive assistant messages of a request, read as one turn (N4)."""
+
+    text: str
+    calls: tuple[ToolCall, ...]
+    reasoning: str
+    plain: bool = True
+    """False if it holds what no turn of ours can say (an image)."""
+
+    @property
+    def key(self) -> bytes:
+        """As a block that was not sampled here."""
+        return foreign_key(self.text, [(call.name, call.arguments) for call in self.calls], self.plain)
+
+
+def foreign_key(text: str, calls: Sequence[tuple[str, str]], plain: bool = True) -> bytes:
+    """N6, N7, N8, N9: reasoning, argument format, call ids and outer white space do not count."""
+    return _block(FOREIGN, (text.strip(), [(name, normal_arguments(said)) for name, said in calls], plain))
+
+
+def echo_of(run: Sequence[Message]) -> Echo:
+    """Consecutive assistant messages as one turn."""
+    if len(run) == 1:
+        message = run[0]
+        parts = message.parts
+        if not parts:
+            return Echo("", message.tool_calls, message.reasoning or "")
+        if len(parts) == 1 and isinstance(parts[0], TextPart):
+            return Echo(parts[0].text, message.tool_calls, message.reasoning or "")
+        plain = all(isinstance(part, TextPart) for part in parts)
+        return Echo(message.text, message.tool_calls, message.reasoning or "", plain)
+    one = [echo_of([message]) for message in run]
+    return Echo(
+        text="".join(echo.text for echo in one),
+        calls=tuple(call for echo in one for call in echo.calls),
+        reasoning="".join(echo.reasoning for echo in one),
+        plain=all(echo.plain for echo in one),
+    )
+
+
+# --- a whole request
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """A request as keys. Index i speaks of `messages[i]`."""
+
+    messages: tuple[Message, ...]
+    head: Head
+    blocks: tuple[tuple[bytes, ...], ...]
+    """Per message; empty for head and assistant messages."""
+    run_end: tuple[int, ...]
+    """Per message: for an assistant message, the end of its run of assistant messages; else 0."""
+
+    def rest(self, at: int) -> list[bytes]:
+        """The blocks from message `at` on, each run of assistant messages as one foreign block."""
+        out: list[bytes] = []
+        while at < len(self.messages):
+            if end := self.run_end[at]:
+                out.append(echo_of(self.messages[at:end]).key)
+                at = end
+            else:
+                out += self.blocks[at]
+                at += 1
+        return out
+
+
+def outline(request: TurnRequest) -> Outline:
+    """Every message is read once; assistant messages are left for whoever knows what was sampled."""
+    messages = request.messages
+    length = head_length(messages)
+    head = Head(
+        system_key(messages[:length]), tools_key(request.tools) if request.tools else NO_TOOLS, length
+    )
+    blocks: list[tuple[bytes, ...]] = [()] * length
+    run_end = [0] * len(messages)
+    names = CallNames()
+    at = length
+    while at < len(messages):
+        message = messages[at]
+        if message.role == "assistant":
+            end = at + 1
+            while end < len(messages) and messages[end].role == "assistant":
+                end += 1
+            run_end[at:end] = [end] * (end - at)
+            blocks += [()] * (end - at)
+            names.learn(messages[at:end])
+            at = end
+            continue
+        call = names.place(message.tool_call_id) if message.role == "tool" else ""
+        blocks.append(tuple(block_keys(message, call)))
+        at += 1
+    return Outline(messages, head, tuple(blocks), tuple(run_end))

@@ -1,0 +1,149 @@
+"""Trajectories go to files, without a trainer: each whole group is leased, written, and acknowledged.
+
+A kill at any moment loses nothing and doubles nothing: what the process before this one had leased is offered again,
+and a group's file has the same name and the same rows however often it is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import TypeVar
+
+from sandgate.contract.errors import JournalUnavailable
+from sandgate.contract.keys import Key, Scope
+from sandgate.contract.names import group_name
+from sandgate.contract.trajectory import Json, Trajectory
+from sandgate.gateway.journal.records import Leased
+from sandgate.gateway.service.gateway_service import GatewayService
+from sandgate.gateway.service.prompts import off_loop
+from sandgate.gateway.service.schemas import LeaseBody
+from sandgate.gateway.trajectories.leases import LeaseBook
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+OURS = "parquet-"
+"""Ids of our leases begin so."""
+LEASE_S = 3600.0
+"""A group that cannot be written as it is (see `stuck`) is tried again after that; all others are not waited for."""
+STUCK_SAID = 10
+"""Groups that the status names."""
+POLL_S = 1.0
+"""Groups that became whole without a session's change: closed by their driver."""
+RETRY_S, RETRY_MAX_S = 0.5, 30.0
+
+
+class FileOutput:
+    """One per process, under its only journal: no two write the same group at a time."""
+
+    def __init__(
+        self,
+        core: GatewayService,
+        shape: Callable[[Iterable[Trajectory]], bytes],
+        put: Callable[[str, bytes], None],
+    ) -> None:
+        """`put` blocks, and is called from one thread; when it returns, the file is durable."""
+        self._core, self._shape, self._put = core, shape, put
+        self._thread = ThreadPoolExecutor(1, "output")
+        self._trainer = Key(Scope.TRAINER, core.config.job, "", 0)
+        self.groups = 0
+        """Written and acknowledged by this process."""
+        self.problem = ""
+        """Why the group at hand is not written yet; empty: nothing is wrong."""
+        self.stuck: dict[str, str] = {}
+        """Files that no retry will make, and why: what a group holds has no place in one. The others go on."""
+
+    def status(self) -> dict[str, Json]:
+        """For GET /v1/status."""
+        stuck: dict[str, Json] = dict(islice(self.stuck.items(), STUCK_SAID))
+        return {"groups": self.groups, "problem": self.problem, "stuck": stuck}
+
+    def close(self) -> None:
+        """No more is written; does not wait."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def run(self) -> None:
+        """For ever."""
+        for lease in unfinished(self._core.sessions.book):
+            await self._insist(lambda lease=lease: self._core.nack(lease))  # type: ignore[misc]
+        while True:
+            changed = self._core.sessions.changed
+            if not await self._next():
+                try:
+                    async with asyncio.timeout(POLL_S):
+                        await changed.wait()
+                except TimeoutError:
+                    pass
+
+    async def _next(self) -> bool:
+        """Was there a group?"""
+        if not self._core.sessions.book.whole:
+            return False  # a lease looks at all leases there ever were, and this is asked at each session's change
+        record = await self._insist(self._lease)
+        if record is None:
+            return False
+        name = file_name(self._core.sessions.book, record.sessions)
+        data = await self._insist(lambda: self._made(record, name))
+        if data is not None:
+            await self._insist(lambda: off_loop(self._thread, self._put, name, data))
+            await self._insist(lambda: self._core.ack(record.lease))
+            self.stuck.pop(name, None)
+            self.groups += 1
+            self._core.metrics.written.inc()
+        return True
+
+    async def _made(self, record: Leased, name: str) -> bytes | None:
+        """The file's bytes; None if it is stuck. Raises JournalUnavailable: it may be read later."""
+        try:
+            return (await self._core.leased_rows(record, self._shape)).rows
+        except JournalUnavailable:
+            raise
+        except Exception as error:
+            log.exception("output: %s cannot be made", name)
+            self.stuck[name] = f"{type(error).__name__}: {error}"
+            self._core.metrics.unwritten.inc()
+            return None
+
+    async def _lease(self) -> Leased | None:
+        body = LeaseBody(lease_id=f"{OURS}{self._core.turns.new_id()}", ttl_s=LEASE_S)
+        return await self._core.lease(body, self._trainer)
+
+    async def _insist(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Until it is done: a store that is away or full, or a journal, holds up everything and loses nothing."""
+        pause = RETRY_S
+        while True:
+            try:
+                found = await ask()
+            except Exception as error:  # noqa: BLE001 - stores raise what they like
+                self._trouble(f"{type(error).__name__}: {error}")
+                await asyncio.sleep(pause)
+                pause = min(RETRY_MAX_S, 2 * pause)
+            else:
+                self.problem = ""
+                return found
+
+    def _trouble(self, text: str) -> None:
+        if text != self.problem:
+            log.warning("output: %s", text)
+        self.problem = text
+        self._core.metrics.unwritten.inc()
+
+
+def unfinished(book: LeaseBook) -> list[str]:
+    """Leases of ours that the process before this one did not settle."""
+    mine = (one for one in book.leases.values() if one.lease.startswith(OURS))
+    return [one.lease for one in mine if not one.over and not one.done]
+
+
+def file_name(book: LeaseBook, sessions: Sequence[str]) -> str:
+    """Of a group's file: the same until these sessions are acknowledged. A group that got further samples later has a
+    further file."""
+    key = book.members[sessions[0]].key
+    before = sum(bool(one.acked) for one in book.groups[key].members())
+    stem = group_name(key.job, key.uid or key.session)
+    return f"{stem}-{before}.parquet" if before else f"{stem}.parquet"

@@ -1,0 +1,34 @@
+"""Trajectories as a Parquet file, encoded as trainers encode it (`sandgate.trainer.export.parquet`; a test holds it to
+that). Needs the extra `gateway-arrow`; imported where it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sandgate.contract.trajectory import Trajectory
+from sandgate.gateway.delivery.arrow import SCHEMA, record_batches
+
+PLAIN = ("prompt_ids", "response_ids", "response_logprobs")
+"""Columns whose values hardly repeat: a dictionary would be built and thrown away."""
+REPEATING = [
+    f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name
+    for field in SCHEMA
+    if field.name not in PLAIN
+]
+ENCODINGS = {"response_logprobs.list.element": "BYTE_STREAM_SPLIT"}
+"""Floats of one magnitude share their exponent bytes: grouped by byte they compress."""
+
+
+def to_parquet(rows: Iterable[Trajectory]) -> bytes:
+    """A whole file. Raises InvalidBody naming the field whose value Arrow cannot carry."""
+    sink = pa.BufferOutputStream()
+    how = {"compression": "zstd", "compression_level": 1, "write_page_checksum": True}
+    with pq.ParquetWriter(sink, SCHEMA, use_dictionary=REPEATING, column_encoding=ENCODINGS, **how) as out:
+        for batch in record_batches(rows):
+            table = pa.Table.from_batches([batch], schema=SCHEMA)
+            out.write_table(table, row_group_size=max(1, table.num_rows))
+    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]

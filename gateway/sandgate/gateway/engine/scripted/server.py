@@ -1,0 +1,375 @@
+"""The scripted engine behind vLLM's wire, so that the same client code and the same tests meet both.
+
+    python -m sandgate.gateway.engine.scripted.server --port 8000 --model-dir DIR --script replies.jsonl
+
+Each line of the script is a JSON string (text of a reply) or an object with `text` or `ids`, and optionally `finish`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import socket
+import sys
+from array import array
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+import orjson
+from aiohttp import web
+
+from sandgate.contract.errors import SandgateError
+from sandgate.gateway.engine.logprobs import ASKS
+from sandgate.gateway.engine.responses import Step
+from sandgate.gateway.engine.scripted.script import Ask, Broken, Player, Reply, ScriptedRefusal
+from sandgate.gateway.engine.wire import ABORT_PREFIX
+from sandgate.gateway.journal.top_logprobs import Top
+
+Shape = Callable[[Step], dict[str, Any]]
+
+BODY_BYTES_MAX = 64 * 1024 * 1024
+"""A prompt of some million ids."""
+
+ACCEPT_STEPS = 3
+"""Turns of the loop from asyncio's accept of a connection until our server knows it, and closes it at its end."""
+
+
+class _Params(msgspec.Struct):
+    max_tokens: int = 16
+    logprobs: int | None = None
+    stop: list[str] | str | None = None
+    stop_token_ids: list[int] = []
+
+
+class _Generate(msgspec.Struct):
+    token_ids: list[int]
+    sampling_params: _Params
+    stream: bool = False
+    model: str | None = None
+
+
+class _Completion(_Params):
+    prompt: list[int] = []
+    stream: bool = False
+    model: str | None = None
+
+
+class ScriptedServer:
+    """`async with ScriptedServer(player) as server: server.url`. A port of 0 is any free one."""
+
+    def __init__(
+        self,
+        player: Player,
+        *,
+        model: str = "scripted",
+        host: str = "127.0.0.1",
+        port: int = 0,
+        version: str = "0.32.0",
+        generate_open: bool = True,
+        old_logprobs: bool = False,
+        versions: bool = True,
+        dev_mode: bool = True,
+    ) -> None:
+        """`generate_open` False: as vLLM without --enable-scale-out. `old_logprobs`: the shape up to 0.31.
+        `versions` False: no weight_versions in answers. `dev_mode` False: no controls, as without
+        VLLM_SERVER_DEV_MODE=1."""
+        self.player, self.model = player, model
+        self.healthy = True
+        self._host, self._port, self._version = host, port, version
+        self._open, self._old, self._versions, self._dev = generate_open, old_logprobs, versions, dev_mode
+        self._runner: web.AppRunner | None = None
+        self._socket: socket.socket | None = None
+        self._name = 0
+
+    async def __aenter__(self) -> ScriptedServer:
+        app = web.Application(client_max_size=BODY_BYTES_MAX)
+        app.add_routes(
+            [
+                web.post("/inference/v1/generate", self._generate),
+                web.post("/v1/completions", self._complete),
+                web.post("/inference/v1/abort_requests", self._abort),
+                web.get("/health", self._health),
+                web.get("/version", self._tell_version),
+                web.get("/v1/models", self._models),
+                web.get("/metrics", self._metrics),
+            ]
+        )
+        if self._dev:
+            app.add_routes(self._controls())
+        # A client that goes away aborts its generation, as in vLLM.
+        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.5)
+        await self._runner.setup()
+        self._socket = socket.create_server((self._host, self._port), backlog=128)
+        await web.SockSite(self._runner, self._socket).start()
+        self._port = self._socket.getsockname()[1]
+        return self
+
+    def _controls(self) -> list[web.RouteDef]:
+        return [
+            web.post("/pause", self._pause),
+            web.post("/resume", self._resume),
+            web.get("/is_paused", self._is_paused),
+            web.post("/update_weight_version", self._update_version),
+            web.get("/weight_info", self._weight_info),
+            web.post("/reset_prefix_cache", self._fine),
+            web.post("/collective_rpc", self._fine),
+        ]
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.player.abort_all()
+        if self._runner is None or self._socket is None:
+            return
+        # asyncio loses a connection that it accepted just before its server closes: accept no more, let them in, close.
+        asyncio.get_running_loop().remove_reader(self._socket.fileno())
+        for _ in range(ACCEPT_STEPS):
+            await asyncio.sleep(0)
+        await self._runner.cleanup()
+        self._runner = self._socket = None
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://{self._host}:{self._port}"
+
+    # -- sampling -----------------------------------------------------------------------------------------------
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        if not self._open:
+            return _error(403, "generate needs --enable-scale-out")
+        try:
+            asked = msgspec.json.decode(await request.read(), type=_Generate)
+        except msgspec.DecodeError as error:
+            return _error(400, str(error))
+        if asked.model not in (None, self.model):
+            return _error(404, f"The model `{asked.model}` does not exist.")
+        return await self._answer(
+            request, asked.token_ids, asked.sampling_params, asked.stream, self._as_generate
+        )
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        try:
+            asked = msgspec.json.decode(await request.read(), type=_Completion)
+        except msgspec.DecodeError as error:
+            return _error(400, str(error))
+        return await self._answer(request, asked.prompt, asked, asked.stream, self._as_completion)
+
+    async def _answer(
+        self, request: web.Request, ids: Sequence[int], params: _Params, stream: bool, shape: Shape
+    ) -> web.StreamResponse:
+        if not ids:
+            return _error(400, "the prompt has no tokens")
+        self._name += 1
+        stop = [params.stop] if isinstance(params.stop, str) else params.stop or []
+        ask = Ask(
+            request_id=request.headers.get("X-Request-Id") or f"scripted-{self._name}",
+            ids=array("i", ids),
+            max_tokens=params.max_tokens,
+            stop_ids=params.stop_token_ids,
+            stop=stop,
+            top=params.logprobs or 0,
+        )
+        try:
+            if ask.request_id.startswith(ASKS):
+                return self._told(ask, await self.player.measured(ask), shape)
+            async with aclosing(self.player.play(ask)) as steps:
+                return await (
+                    self._stream(request, steps, shape) if stream else self._whole(ask, steps, shape)
+                )
+        except ScriptedRefusal as error:
+            headers = {"Retry-After": error.retry_after} if error.retry_after else None
+            return web.Response(
+                body=error.body, status=error.status, headers=headers, content_type="application/json"
+            )
+        except Broken:
+            if request.transport is not None:
+                request.transport.abort()
+            return web.Response()
+
+    async def _whole(self, ask: Ask, steps: AsyncGenerator[Step, None], shape: Shape) -> web.Response:
+        whole = Step()
+        top: list[Top] = []
+        async for step in steps:
+            whole.ids.extend(step.ids)
+            whole.logprobs.extend(step.logprobs)
+            top.extend(step.top)
+            whole.finish, whole.stop_reason, whole.labels = step.finish, step.stop_reason, step.labels
+        whole.top = tuple(top)
+        return self._told(ask, whole, shape)
+
+    def _told(self, ask: Ask, whole: Step, shape: Shape) -> web.Response:
+        usage = {"prompt_tokens": len(ask.ids), "completion_tokens": len(whole.ids)}
+        body = {"request_id": ABORT_PREFIX + ask.request_id, "usage": usage, "choices": [shape(whole)]}
+        return web.Response(body=orjson.dumps(body), content_type="application/json")
+
+    async def _stream(
+        self, request: web.Request, steps: AsyncGenerator[Step, None], shape: Shape
+    ) -> web.StreamResponse:
+        first = await anext(steps, None)  # a refusal is a status, not an event
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        step = first
+        while step is not None:
+            await response.write(b"data: " + orjson.dumps({"choices": [shape(step)]}) + b"\n\n")
+            step = await anext(steps, None)
+        await response.write(b'data: {"choices":[],"usage":{"prompt_tokens":1}}\n\ndata: [DONE]\n\n')
+        await response.write_eof()
+        return response
+
+    def _as_generate(self, step: Step) -> dict[str, Any]:
+        content: list[dict[str, Any]] = []
+        for at, logprob in enumerate(step.logprobs):
+            entry = {**self._named(step.ids[at]), "logprob": logprob, "rank": 1}
+            entry["top_logprobs"] = [
+                {**self._named(token), "logprob": p} for token, p in (step.top[at] if step.top else ())
+            ]
+            content.append(entry)
+        return {**self._common(step), "logprobs": {"content": content}}
+
+    def _named(self, token: int) -> dict[str, Any]:
+        return {"token": f"token_id:{token}", "bytes": None} if self._old else {"token_id": token}
+
+    def _as_completion(self, step: Step) -> dict[str, Any]:
+        tops = [{f"token_id:{token}": p for token, p in top} for top in step.top]
+        columns = {"token_logprobs": list(step.logprobs), "top_logprobs": tops or None}
+        choice = {**self._common(step), "text": "", "logprobs": columns}
+        choice.pop("weight_versions", None)  # 0.32 does not tell them here
+        return choice
+
+    def _common(self, step: Step) -> dict[str, Any]:
+        labels = None
+        if self._versions and step.labels is not None:
+            labels = [{"version": v, "start": start, "end": end} for v, start, end in step.labels]
+        return {
+            "index": 0,
+            "token_ids": list(step.ids),
+            "finish_reason": step.finish,
+            "stop_reason": step.stop_reason,
+            "weight_versions": labels,
+        }
+
+    # -- control ------------------------------------------------------------------------------------------------
+
+    async def _abort(self, request: web.Request) -> web.Response:
+        for name in (await request.json()).get("request_ids", []):
+            if name.startswith(ABORT_PREFIX):  # a bare id is taken and does nothing, as in vLLM
+                self.player.abort(name.removeprefix(ABORT_PREFIX))
+        return web.Response()
+
+    async def _pause(self, request: web.Request) -> web.Response:
+        mode = request.query.get("mode", "abort")
+        if mode not in ("abort", "wait", "keep"):
+            return _error(400, f"mode is abort, wait or keep, not {mode!r}")
+        self.player.pause(mode)
+        return web.json_response({"status": "paused"})
+
+    async def _resume(self, _: web.Request) -> web.Response:
+        self.player.resume()
+        return web.json_response({"status": "resumed"})
+
+    async def _is_paused(self, _: web.Request) -> web.Response:
+        return web.json_response({"is_paused": self.player.paused})
+
+    async def _update_version(self, request: web.Request) -> web.Response:
+        self.player.label = str((await request.json())["new_version"])
+        return web.json_response({"success": True, "new_version": self.player.label})
+
+    async def _weight_info(self, _: web.Request) -> web.Response:
+        return web.json_response({"weight_version": self.player.label})
+
+    async def _fine(self, _: web.Request) -> web.Response:
+        return web.json_response({})
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response(status=200 if self.healthy else 503)
+
+    async def _tell_version(self, _: web.Request) -> web.Response:
+        return web.json_response({"version": self._version})
+
+    async def _models(self, _: web.Request) -> web.Response:
+        window = self.player.max_model_len
+        return web.json_response({"object": "list", "data": [{"id": self.model, "max_model_len": window}]})
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        labels = f'{{engine="0",model_name="{self.model}"}}'
+        return web.Response(text=f"vllm:num_requests_running{labels} {float(self.player.running)}\n")
+
+
+def _error(status: int, message: str) -> web.Response:
+    return web.json_response({"error": {"message": message, "code": status}}, status=status)
+
+
+def _lines(path: Path) -> list[Reply]:
+    """Replies of a script file. Raises ValueError naming the line."""
+    replies = []
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        try:
+            told = json.loads(line) if line.strip() else None
+        except ValueError as error:
+            raise ValueError(f"{path}:{number}: {error}") from error
+        if isinstance(told, str):
+            replies.append(Reply(told))
+        elif isinstance(told, dict) and ("text" in told or "ids" in told):
+            replies.append(
+                Reply(told["text"] if "text" in told else told["ids"], finish=told.get("finish", "stop"))
+            )
+        elif told is not None:
+            raise ValueError(f"{path}:{number}: want a string, or an object with text or ids")
+    if not replies:
+        raise ValueError(f"{path}: no replies")
+    return replies
+
+
+async def _serve(args: argparse.Namespace) -> None:
+    from sandgate.gateway.tokens.load import find_folder, read_checkpoint
+
+    checkpoint = read_checkpoint(find_folder(args.model_dir))
+    player = Player(
+        _lines(args.script),
+        encode=checkpoint.vocab.encode,
+        decode=checkpoint.vocab.decode,
+        eos_ids=checkpoint.eos_ids,
+        max_model_len=args.max_model_len,
+        vocab_size=checkpoint.vocab.size,
+        token_s=args.token_ms / 1000,
+    )
+    player.logprobs_mode = args.logprobs_mode
+    async with ScriptedServer(player, model=args.served_model_name, host=args.host, port=args.port) as server:
+        print(json.dumps({"listening": server.url}), flush=True)  # noqa: T201 - the caller waits for this line
+        await asyncio.Event().wait()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Serve until interrupted. Exit code 2 for a script or model that cannot be read."""
+    parser = argparse.ArgumentParser(prog="scripted_server", description=__doc__)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0, help="0 = any free one")
+    parser.add_argument("--model-dir", type=Path, required=True, help="folder with tokenizer.json")
+    parser.add_argument("--served-model-name", default="scripted")
+    parser.add_argument("--script", type=Path, required=True, help="JSON lines")
+    parser.add_argument("--max-model-len", type=int, default=32_768, help="tokens")
+    parser.add_argument("--token-ms", type=float, default=0.0, help="milliseconds per token")
+    parser.add_argument(
+        "--logprobs-mode",
+        default="processed_logprobs",
+        help="what a measurement finds, as vLLM's flag of this name",
+    )
+    args = parser.parse_args(argv)
+    try:
+        asyncio.run(_serve(args))
+    except (SandgateError, ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    except KeyboardInterrupt:
+        pass
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,256 @@
+"""One writer thread, many callers per transaction: what every journal on a real disk shares.
+
+The event loop encodes and queues; the writer takes everything queued as one transaction, so that one fsync serves
+all, and wakes the loop once per group. The writer alone owns the backend, the loop all the rest: no locks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import queue
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, Self
+
+from sandgate.contract.errors import JournalUnavailable
+from sandgate.gateway.journal.commit_batch import CommitBatch, CommitRequest, after_failure
+from sandgate.gateway.journal.records import Record
+from sandgate.gateway.journal.rows import QUEUE_BYTES_MAX, RETRY_S, JournalHealth, bodies
+from sandgate.gateway.journal.store import StoreStatus
+
+log = logging.getLogger(__name__)
+
+LINGER_S = 0.005
+"""Seconds a note may wait for a write that somebody waits for: far less than a generation takes, so that a killed
+process still knows what it had begun."""
+GROUP_BYTES_MAX = 16 << 20
+"""Of one transaction, so that in a burst the first callers do not wait for the last."""
+FORGET_CHUNK = 32
+"""Sessions forgotten per transaction: appends get in between."""
+
+Clock = Callable[[], float]
+
+
+class NotWritten(Exception):
+    """Nothing of the group was made durable; the text says why."""
+
+
+class CommitStore(Protocol):
+    """Where groups become durable. All but `hurry` and `release` are called by the writer alone."""
+
+    records: int
+    """In the journal now."""
+
+    def commit(self, jobs: Sequence[CommitRequest]) -> None:
+        """One transaction, of all jobs in order; durable when it returns. Raises NotWritten. A job with nothing in it
+        only proves that writes are taken."""
+        ...
+
+    def close(self) -> None:
+        """The last commit was made. Raises nothing."""
+        ...
+
+    def hurry(self) -> None:
+        """By the loop: the process wants to end; a commit that waits for something to come back need not wait on."""
+        ...
+
+    def release(self) -> None:
+        """By the loop, after `close`: somebody else may have the journal."""
+        ...
+
+
+class WriterStore(ABC):
+    """`Store` over a backend, less its `scan`. Belongs to the event loop that made it; not fork-safe.
+
+    A caller cancelled while it waits in `append` does not know whether its records became durable: shield it.
+    """
+
+    def __init__(self, name: str, backend: CommitStore, cut: int, now: Clock) -> None:
+        self._name, self._backend, self._cut, self._now = name, backend, cut, now
+        self._loop = asyncio.get_running_loop()
+        self._records = backend.records
+        self._health = JournalHealth()
+        self._queued = self._epoch = self._kept = 0
+        self._closed: asyncio.Future[None] | None = None
+        self._released = False
+        self.transactions = 0
+        """Committed since it was opened; records appended / transactions = how well groups form."""
+        self._jobs: queue.SimpleQueue[CommitRequest | None] = queue.SimpleQueue()
+        writer = Writer(backend, self._jobs, self._tell)
+        threading.Thread(target=writer.run, name=f"journal {name}", daemon=True).start()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    async def append(self, session: str, *records: Record, sync: bool = True) -> None:
+        """See `Store.append`. Order is the order of calls.
+
+        After a failure everything queued behind it is refused too; only what asked for no sync is kept and written
+        with the next group, unless an earlier record of its session was refused. While unhealthy, one call per
+        second is tried and the others are refused at once. Beyond QUEUE_BYTES_MAX waiting: JournalUnavailable.
+        Raises TooLarge (a record over RECORD_BYTES_MAX), InvalidBody (a session id that is not Unicode).
+        """
+        if records:
+            await self._submit(CommitRequest(session, bodies(session, records), sync=sync))
+
+    @abstractmethod
+    def scan(self, session: str | None = None) -> Iterator[tuple[int, str, Record]]:
+        """See `Store.scan`."""
+
+    async def retire(self, sessions: list[str]) -> None:
+        """See `Store.retire`. A few sessions per transaction; nothing may be appended to them from this call on."""
+        for at in range(0, len(sessions), FORGET_CHUNK):
+            await self._submit(CommitRequest(forget=tuple(sessions[at : at + FORGET_CHUNK])))
+
+    async def replace(self, session: str, *records: Record) -> None:
+        """Forget the session's records and append these instead, in one transaction: how a long log is compacted."""
+        await self._submit(CommitRequest(session, bodies(session, records), forget=(session,)))
+
+    def status(self) -> StoreStatus:
+        """While unhealthy, asking has a probe written once a second: readiness heals without traffic."""
+        if not self._health.good and self._closed is None and self._health.due(self._now()):
+            self._put(CommitRequest())
+        return StoreStatus(self._health.good, self._health.detail, self._records, self._cut)
+
+    async def aclose(self) -> None:
+        """See `Store.aclose`. Raises JournalUnavailable if unsynced records cannot be written; closed all the same."""
+        if self._closed is None:
+            self._closed = self._loop.create_future()
+            self._jobs.put(None)
+        self._backend.hurry()
+        await asyncio.shield(self._closed)
+        if not self._released:
+            self._released = True
+            self._backend.release()
+            if self._kept:
+                raise JournalUnavailable(
+                    f"closed without {self._kept} unsynced records: {self._health.detail}"
+                )
+
+    async def _submit(self, job: CommitRequest) -> None:
+        if self._closed is not None:
+            raise JournalUnavailable("the journal is closed")
+        if self._queued + job.size > QUEUE_BYTES_MAX:
+            raise JournalUnavailable(f"{self._queued} bytes wait for the disk", retry_after=RETRY_S)
+        self._health.admit(self._now())
+        if not job.sync:
+            self._put(job)
+            return
+        job.told = told = self._loop.create_future()
+        self._put(job)
+        await told
+
+    def _put(self, job: CommitRequest) -> None:
+        job.epoch = self._epoch
+        self._queued += job.size
+        self._jobs.put(job)
+
+    def _tell(self, group: CommitBatch) -> None:
+        """In the writer: one wake-up per group."""
+        with contextlib.suppress(
+            RuntimeError
+        ):  # the loop was closed before the store: nobody is left to tell
+            self._loop.call_soon_threadsafe(self._settle, group)
+
+    def _settle(self, group: CommitBatch) -> None:
+        """On the loop: what became of a group."""
+        self._epoch, self._records, self._kept = group.epoch, group.records, group.kept
+        self._queued -= sum(job.size for job in (*group.done, *group.refused))
+        if group.error:
+            if self._health.good:
+                log.error("journal %s refuses writes: %s", self._name, group.error)
+            self._health.fail(group.error, self._now())
+        elif group.done:
+            self.transactions += 1
+            if not self._health.good:
+                log.warning("journal %s takes writes again", self._name)
+                self._health.heal()
+        for job in group.done:
+            if job.told is not None and not job.told.done():
+                job.told.set_result(None)
+        for job in group.refused:
+            if job.told is not None and not job.told.done():
+                job.told.set_exception(JournalUnavailable(f"not written: {group.error}", retry_after=RETRY_S))
+        if group.last:
+            self._closed = self._closed or self._loop.create_future()
+            if not self._closed.done():
+                self._closed.set_result(None)
+
+
+class Writer:
+    """The thread that owns the backend."""
+
+    def __init__(
+        self,
+        backend: CommitStore,
+        jobs: queue.SimpleQueue[CommitRequest | None],
+        tell: Callable[[CommitBatch], None],
+    ) -> None:
+        self.backend, self.jobs, self.tell = backend, jobs, tell
+        self.epoch = 0
+        self.kept: list[CommitRequest] = []
+
+    def run(self) -> None:
+        """Until None is queued. Whatever happens, everybody who waits is told."""
+        last, taken = False, list[CommitRequest]()
+        try:
+            while not last:
+                taken, last = self.gather()
+                self.tell(self.attempt(taken))
+                taken = []
+        finally:
+            self.backend.close()
+            while not self.jobs.empty():
+                if job := self.jobs.get():
+                    taken.append(job)
+            self.tell(self.refuse(taken, "the writer stopped" if taken or not last else "", last=True))
+
+    def gather(self) -> tuple[list[CommitRequest], bool]:
+        """Everything queued by now, at least one job, up to GROUP_BYTES_MAX; and whether it is the last.
+
+        Jobs that nobody waits for get company for LINGER_S: usually the turn they belong to, and one fsync for both.
+        """
+        jobs: list[CommitRequest] = []
+        size = 0
+        urgent = False
+        while not jobs or (size < GROUP_BYTES_MAX and not (urgent and self.jobs.empty())):
+            try:
+                job = self.jobs.get(timeout=LINGER_S if jobs and not urgent else None)
+            except queue.Empty:
+                break
+            if job is None:
+                return jobs, True
+            jobs.append(job)
+            size += job.size
+            urgent = urgent or job.sync
+        return jobs, False
+
+    def attempt(self, jobs: list[CommitRequest]) -> CommitBatch:
+        """One transaction: what was kept, then these."""
+        if any(job.epoch < self.epoch for job in jobs):
+            return self.refuse(jobs, "queued behind a write that failed")
+        pending = self.kept + jobs
+        if not pending:
+            return CommitBatch(self.epoch, self.records)
+        try:
+            self.backend.commit(pending)
+        except NotWritten as error:
+            self.epoch += 1
+            return self.refuse(jobs, str(error))
+        self.kept = []
+        return CommitBatch(self.epoch, self.records, done=pending)
+
+    def refuse(self, jobs: list[CommitRequest], error: str, *, last: bool = False) -> CommitBatch:
+        refused, self.kept = after_failure(self.kept + jobs)
+        kept = sum(len(job.bodies) for job in self.kept)
+        return CommitBatch(self.epoch, self.records, refused=refused, error=error, kept=kept, last=last)
+
+    @property
+    def records(self) -> int:
+        return self.backend.records

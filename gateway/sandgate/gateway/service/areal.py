@@ -1,0 +1,170 @@
+"""What AReaL's proxy endpoints do, in no HTTP terms: grant, start, reward, end, export.
+
+A session of AReaL's is one of ours whose spec says `areal`: its agent rewards itself with its own key, asks for any
+model, and may have been given a key of the trainer's choosing. It is committed when it is exported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import hmac
+import re
+from dataclasses import dataclass, field
+
+from sandgate.contract.choices import CutTurns
+from sandgate.contract.errors import BadRequest, Conflict, Gone, InvalidBody, Overloaded, Unauthorized
+from sandgate.contract.keys import Key, Scope
+from sandgate.contract.trajectory import Json
+from sandgate.gateway.service.auth import digest
+from sandgate.gateway.service.gateway_service import GatewayService
+from sandgate.gateway.service.prompts import off_loop
+from sandgate.gateway.service.schemas import Finalize, RewardBody, SessionBody
+from sandgate.gateway.service.session import Session, SessionPhase
+from sandgate.gateway.trajectories.interactions import Interaction, check, in_order, interactions
+
+STALE_S = 3600.0
+"""AReaL's own: a session nobody touched this long lost its client (a failed agent is ended, never exported)."""
+SWEEP_S = 60.0
+"""AReaL's own: between two looks for such sessions."""
+NAME_CHARS = 64
+"""Of a task id in the names of its sessions."""
+
+
+@dataclass(slots=True)
+class Areal:
+    """One per process, beside `core`."""
+
+    core: GatewayService
+    swept_at: float = 0.0
+    binding: set[bytes] = field(default_factory=set)
+    """Digests of given keys whose sessions are being opened."""
+
+    def __post_init__(self) -> None:
+        for session in self.core.sessions.live.values():  # in order of opening: a key's newest session has it
+            if not session.ended and (given := session.spec.get("areal", {}).get("key")):
+                self._bind(session, bytes.fromhex(given))
+
+    def admin(self, text: str) -> Key | None:
+        """The key of an AReaL trainer that was configured with one of its own choosing."""
+        own = self.core.config.areal_admin_key
+        if own and hmac.compare_digest(own.encode(), text.encode("utf-8", "surrogatepass")):
+            return Key(Scope.ADMIN)
+        return None
+
+    async def grant(self) -> int:
+        """One more session may start; how many now may. Never more than can be open at once."""
+        if self.core.sessions.capacity < self.core.config.limits.sessions:
+            await self.core.sessions.change_capacity(1)
+        return self.core.sessions.capacity
+
+    async def start(self, task_id: str, given: str, key: Key) -> dict[str, Json]:
+        """A session for the task, and its key: `given`, else a new one. Raises Overloaded: nothing granted is left;
+        Conflict: the given key is an active session's; BadRequest: it is no session's key at all."""
+        await self._sweep()
+        sessions = self.core.sessions
+        if sessions.capacity < 1:
+            raise Overloaded("no capacity is granted for another session", retry_after=1.0)
+        name = digest(given) if given else b""
+        if given:
+            self._refuse_held(given, name)
+        self.binding.add(name)
+        try:
+            await sessions.change_capacity(-1)
+            try:
+                handle = await self._open(task_id, name, key)
+            except BaseException:
+                await sessions.change_capacity(1)
+                raise
+        finally:
+            self.binding.discard(name)
+        return {"session_id": handle["session_id"], "api_key": given or handle["api_key"]}
+
+    async def _open(self, task_id: str, name: bytes, key: Key) -> dict[str, Json]:
+        slug = re.sub(r"[^A-Za-z0-9]+", "-", task_id)[:NAME_CHARS].strip("-") or "task"
+        spec = SessionBody(
+            session_id=f"{slug}-{self.core.turns.new_id()}",
+            reward_source="agent",
+            metadata={"task_id": task_id},
+        )
+        handle, _ = await self.core.open(spec, key, areal={"key": name.hex()})
+        if name:
+            self._bind(self.core.sessions.get(handle["session_id"]), name)
+        return handle
+
+    def _bind(self, session: Session, name: bytes) -> None:
+        expires = float(int(session.opened_at + self.core.config.key_ttl_s))
+        job = session.spec.get("job", "")
+        self.core.gate.bind(name, Key(Scope.AGENT, job, session.session_id, expires))
+
+    def _refuse_held(self, given: str, name: bytes) -> None:
+        if self.admin(given) is not None:
+            raise BadRequest("api_key: the admin key is no session's", field="api_key")
+        if name in self.binding:
+            raise Conflict("api_key: a session with it is being started")
+        try:
+            holder = self.core.gate.read(given)
+        except Unauthorized:
+            return
+        if holder.scope is not Scope.AGENT:
+            raise BadRequest(f"api_key: a key of scope {holder.scope.value} is no session's", field="api_key")
+        session = self.core.sessions.live.get(holder.session)
+        if session is not None and session.phase is SessionPhase.OPEN:
+            raise Conflict(f"api_key: it is session {session.session_id}'s, which is active")
+
+    async def _sweep(self) -> None:
+        """Abort sessions whose clients are gone."""
+        now = self.core.sessions.now()
+        if now - self.swept_at < SWEEP_S:
+            return
+        self.swept_at = now
+        for session in list(self.core.sessions.live.values()):
+            stale = now - session.changed_at > STALE_S and not session.in_flight
+            if stale and not session.ended and "areal" in session.spec:
+                await self.core.abort(session)
+                self.core.gate.unbind(session.session_id)
+
+    async def reward(self, session: Session, reward: float, interaction_id: str | None) -> None:
+        """Of the interaction, or the last one. Raises Gone; InvalidBody if there is no such interaction."""
+        if interaction_id is None and not session.ended:
+            if not session.turns:
+                raise InvalidBody("no interactions in this session", field="interaction_id")
+            interaction_id = in_order(session.tree.turns)[-1].id
+        body = RewardBody(reward=reward, interaction_id=interaction_id)
+        await self.core.reward(session, body, by_agent=True)
+
+    async def wait_ended(self, session: Session, timeout_s: float) -> None:
+        """Until its agent ended it. Raises TimeoutError; Draining when this process ends before."""
+        async with asyncio.timeout(timeout_s):
+            while session.phase is SessionPhase.OPEN:
+                self.core.turns.refuse_if_draining()
+                await self.core.sessions.changed.wait()
+
+    async def export(self, session: Session, discount: float, style: str) -> list[Interaction]:
+        """Of a session that its agent ended: sealed, then committed. The same again until the session is retired.
+
+        Raises Gone if it was aborted; what `check` raises, before anything is changed, and what `interactions` raises.
+        """
+        check(discount, style)
+        if session.phase is SessionPhase.ABORTED:
+            raise Gone(f"session {session.session_id} was aborted")
+        await self.core.finalize(session, Finalize(discount=discount, trajectories=False))
+        still = copy.copy(session)
+
+        def work() -> list[Interaction]:
+            whole = self.core.sessions.restored(still)
+            return interactions(
+                whole.tree.turns,
+                delivered=whole.delivered,
+                rewarded=whole.rewards,
+                reward=whole.sealed.reward if whole.sealed else None,
+                discount=discount,
+                style=style,
+                cut=whole.spec.get("cut_turns", CutTurns.TRAIN),
+            )
+
+        found = await off_loop(self.core.exports, work)
+        if "areal" in session.spec:
+            await self.core.hand_over(session)
+            self.core.gate.unbind(session.session_id)
+        return found

@@ -1,0 +1,492 @@
+"""One completion, top to bottom: find, admit, render, hold, generate, commit, tell."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sandgate.contract.errors import (
+    Draining,
+    Gone,
+    JournalUnavailable,
+    Paused,
+    PromptTooLong,
+    SandgateError,
+)
+from sandgate.gateway.config import Config
+from sandgate.gateway.conversation.matching import MatchPolicy
+from sandgate.gateway.conversation.messages import TurnRequest
+from sandgate.gateway.conversation.turn import Turn, unpack_ids
+from sandgate.gateway.engine.api import Delta, Engine, GenerationResult, Prompt
+from sandgate.gateway.engine.health import none_up
+from sandgate.gateway.journal.records import CUT, Delivered, Intent, LetGo, TurnCommitted
+from sandgate.gateway.metrics import GatewayMetrics
+from sandgate.gateway.protocols.base import TokenLogprobs
+from sandgate.gateway.service import admission, sampling
+from sandgate.gateway.service.call import ModelCall, Step
+from sandgate.gateway.service.fair_pool import FairPool, lane
+from sandgate.gateway.service.fair_queue import TOO_LONG
+from sandgate.gateway.service.partial import PartialChoice
+from sandgate.gateway.service.prompts import Prepared, Prompts, constraint_of, off_loop
+from sandgate.gateway.service.session import Session
+from sandgate.gateway.service.sessions import Sessions
+from sandgate.gateway.service.turn_records import GenerationRequest, records_of, stop_string
+from sandgate.gateway.tokens.api import Codec, Parser
+
+OFF_LOOP_IDS = 4_096
+"""Samples beyond this are parsed in a thread."""
+INTERNAL = "internal error; the gateway's log has the details"
+"""All that a client is told of a bug."""
+CANCELLED = "the call was cancelled"
+WINDOW_FALLBACK = 4_096
+"""Tokens, where neither the job nor the engine tells."""
+
+log = logging.getLogger("sandgate.gateway")
+
+
+@dataclass(slots=True)
+class Completions:
+    """Makes turns. Holds no state of its own but the calls in flight."""
+
+    config: Config
+    sessions: Sessions
+    engine: Engine
+    codec: Codec
+    metrics: GatewayMetrics
+    new_id: Callable[[], str]
+    told_window: int
+    """Tokens of prompt + answer, as the job says; 0 = what the engine says."""
+    load: admission.Load = field(default_factory=admission.Load)
+    resumed: asyncio.Event = field(default_factory=asyncio.Event)
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    calls: dict[tuple[str, bytes], list[ModelCall]] = field(default_factory=dict)
+    pool: FairPool = field(default_factory=FairPool)
+    prompts: Prompts = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.prompts = Prompts(
+            self.codec, MatchPolicy(lossy_echo=self.config.lossy_echo), self.metrics, self.pool
+        )
+        self.resumed.set()
+        self.idle.set()
+
+    # -- begin, join, replay ------------------------------------------------------------------------------------
+
+    def begin(self, session: Session, request: TurnRequest, *, retry: bool) -> ModelCall:
+        """The call that answers this request: in flight already, committed already, or new. Raises SandgateError."""
+        session.asked(self.sessions.now())
+        calls = [call for call in self.calls.get((session.session_id, request.digest), ()) if not call.doomed]
+        for call in calls:
+            if call.listeners == 0:
+                return self._join(call)
+        told = session.replayable(request.digest, retry=False, n=request.n)
+        if told is not None and all(told[0].id not in call.turns for call in calls):
+            return self._replay(session, request, told)
+        if retry and calls:  # its own connection may be dead without our knowing yet
+            return self._join(calls[0])
+        if retry and (told := session.replayable(request.digest, retry=True, n=request.n)) is not None:
+            return self._replay(session, request, told)
+        return self._fresh(session, request)
+
+    def _fresh(self, session: Session, request: TurnRequest) -> ModelCall:
+        session.refuse_if_ended()
+        journal = self.sessions.store.status()
+        if not journal.healthy:  # known before the engine is troubled, and before a stream's headers are out
+            raise JournalUnavailable(journal.detail)
+        engines = self.engine.status()
+        if not any(engine.healthy for engine in engines):
+            down = none_up(engines)
+            session.call_failed(down, shaped=False)
+            raise down
+        self.sessions.refuse_over_limits(session, self.config.session_limits, request.n)
+        admission.refuse(
+            self.load,
+            limit=self.config.limits.in_flight,
+            session_in_flight=session.in_flight,
+            session_limit=self.config.limits.in_flight_per_session,
+            asked=request.n,
+        )
+        return self._start(session, request)
+
+    def _join(self, call: ModelCall) -> ModelCall:
+        self.metrics.joined.inc()
+        return call
+
+    def _replay(self, session: Session, request: TurnRequest, told: list[Turn]) -> ModelCall:
+        self.metrics.replays.inc()
+        call = self._call(session, request, tuple(turn.id for turn in told), float(told[0].created))
+        call.fork = told[0].fork
+        call.prepared.set_result(None)
+        if request.top_logprobs:
+            return self._begun(call, lambda call: self._reread(call, told))
+        call.done.set_result(told)
+        return call
+
+    async def _reread(self, call: ModelCall, told: list[Turn]) -> list[Turn]:
+        session_id = call.session.session_id
+        return await off_loop(lane(self.pool, session_id), self.sessions.whole, session_id, told)
+
+    def _start(self, session: Session, request: TurnRequest) -> ModelCall:
+        turns = tuple(self.new_id() for _ in range(request.n))
+        return self._begun(self._call(session, request, turns, self.sessions.now()), self._make)
+
+    def _begun(
+        self, call: ModelCall, make: Callable[[ModelCall], Coroutine[Any, Any, list[Turn]]]
+    ) -> ModelCall:
+        self.load.in_flight += call.request.n
+        call.session.in_flight += call.request.n
+        self.idle.clear()
+        work = self._run(call, make)
+        call.task = asyncio.get_running_loop().create_task(work, name=f"turn {call.turns[0]}")
+        call.task.add_done_callback(lambda _: self._ended(call))
+        return call
+
+    def _call(
+        self, session: Session, request: TurnRequest, turns: tuple[str, ...], begun: float
+    ) -> ModelCall:
+        loop = asyncio.get_running_loop()
+        call = ModelCall(session, request, turns, begun, loop.create_future(), loop.create_future())
+        self.calls.setdefault((session.session_id, request.digest), []).append(call)
+        return call
+
+    def _forget(self, call: ModelCall) -> None:
+        """Durable and told, or failed: nobody can join it any more."""
+        key = (call.session.session_id, call.request.digest)
+        self.calls[key].remove(call)
+        if not self.calls[key]:
+            del self.calls[key]
+
+    def attach(self, call: ModelCall) -> None:
+        """A connection waits for this call."""
+        call.listeners += 1
+        if call.linger is not None:
+            call.linger.cancel()
+            call.linger = None
+
+    def detach(self, call: ModelCall) -> None:
+        """The connection got its answer, or is gone. A call that nobody waits for lingers for the client's retry,
+        then is aborted in the engine."""
+        call.listeners -= 1
+        if call.listeners:
+            return
+        if call.done.done():
+            self._forget(call)
+        else:
+            loop = asyncio.get_running_loop()
+            call.linger = loop.call_later(self.config.limits.linger_s, call.cancel)
+
+    async def delivered(self, call: ModelCall) -> None:
+        """The answer was written in full. Noted without an fsync: if the note is lost, a retry gets the same answer."""
+        session = call.session
+        fresh = [turn for turn in call.turns if turn not in session.delivered]
+        if fresh and not session.ended and not session.closing:
+            now = self.sessions.now()
+            try:
+                await self.sessions.note(session, *(Delivered(at=now, turn=turn) for turn in fresh))
+            except JournalUnavailable:
+                session.unsure.update(fresh)  # a retry gets the same answer, as it may; the seal will note it
+
+    async def cancel(self, session: Session) -> None:
+        """Abort everything this session has in flight; returns when the engine calls are gone."""
+        running = [
+            call
+            for (session_id, _), calls in self.calls.items()
+            if session_id == session.session_id
+            for call in calls
+            if not call.done.done()
+        ]
+        for call in running:
+            call.cancel()
+        await asyncio.gather(*(call.task for call in running if call.task), return_exceptions=True)
+
+    # -- the turn -----------------------------------------------------------------------------------------------
+
+    async def _run(
+        self, call: ModelCall, make: Callable[[ModelCall], Coroutine[Any, Any, list[Turn]]]
+    ) -> None:
+        try:
+            records = await make(call)
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError):
+                error = Gone(CANCELLED)
+            elif not isinstance(error, SandgateError):
+                log.exception("turn %s failed", call.turns[0])
+                error = SandgateError(INTERNAL)
+            self._fail(call, error)
+        else:
+            call.done.set_result(records)
+        finally:
+            self._release(call)
+
+    def _fail(self, call: ModelCall, error: BaseException) -> None:
+        call.doomed = True
+        for future in (call.prepared, call.done):
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # retrieved here: a call nobody waits for any more is no warning
+
+    def _ended(self, call: ModelCall) -> None:
+        """A task that is cancelled before its first step never enters its `try`."""
+        if not call.done.done():
+            self._fail(call, Gone(CANCELLED))
+            self._release(call)
+
+    def _release(self, call: ModelCall) -> None:
+        n = call.request.n
+        self.load.in_flight -= n
+        call.session.in_flight -= n
+        if self.load.in_flight == 0:
+            self.idle.set()
+        if call.linger is not None:
+            call.linger.cancel()
+        if call.listeners == 0:
+            self._forget(call)
+        call.wake()
+
+    async def _make(self, call: ModelCall) -> list[Turn]:
+        session, request = call.session, call.request
+        job = sampling.job_sampling(self.config_sampling, session.spec.get("sampling"))
+        want = sampling.effective(request.sampling, job)
+        constraint = constraint_of(self.codec, request)
+        try:
+            prepared = await self.prompts.prepare(session.tree, request, self.window, session.session_id)
+            max_tokens = sampling.clamp(want.max_tokens, prompt=len(prepared.ids), window=self.window)
+        except PromptTooLong as error:
+            self.pool.earn(session.session_id, min(error.tokens, error.limit) // TOO_LONG)
+            session.limit_reached = session.limit_reached or "context"
+            raise
+        call.fork = prepared.fork
+        call.prepared.set_result(None)
+        await self._hold()
+        session.refuse_if_ended()
+        asked = GenerationRequest(prepared, want, max_tokens, session.was_cut(request.digest))
+        self.pool.earn(session.session_id, len(prepared.ids))
+        intents = [Intent(at=self.sessions.now(), turn=turn, digest=request.digest) for turn in call.turns]
+        await self.sessions.intend(session, *intents)
+        making = [self._generate(call, index, asked, constraint) for index in range(request.n)]
+        try:
+            made = [await making[0]] if request.n == 1 else await _all(making)
+            return await self._commit(call, asked, made)
+        except (asyncio.CancelledError, SandgateError) as error:
+            if not call.committing:
+                await self._keep_cut(call, asked, error)
+            raise
+
+    async def _generate(
+        self,
+        call: ModelCall,
+        index: int,
+        asked: GenerationRequest,
+        constraint: dict[str, Any] | None,
+    ) -> tuple[GenerationResult, Parser]:
+        request, session = call.request, call.session
+        prepared, want = asked.prepared, asked.want
+        parser = self.codec.parser(prepared.ids, request.tools, want.stop)
+        streaming = request.stream
+        heard = call.heard[index] = PartialChoice(parser)
+
+        def on_delta(delta: Delta) -> None:
+            heard.take(delta)
+            if not request.logprobs:
+                call.pieces[index].append(len(delta.ids))
+                call.say(index, parser.feed(delta.ids))
+                return
+            for at in range(len(delta.ids)):  # each token with its logprob
+                call.say(index, parser.feed(delta.ids[at : at + 1]), _token(delta, at))
+
+        prompt = Prompt(
+            request_id=f"{call.turns[index]}-{self.new_id()[:8]}",
+            ids=prepared.ids,
+            sampling=want,
+            max_tokens=asked.max_tokens,
+            stop_ids=self.codec.stop_ids,
+            constraint=constraint,
+            top_logprobs=request.top_logprobs,
+            affinity=str(session.spec.get("uid") or session.session_id),
+            model=self.config.engine.model or self.config.model.name,
+            version=self.sessions.version,
+        )
+        try:
+            with self.metrics.engine_s.time():
+                sample = await self.engine.generate(prompt, on_delta if streaming else None)
+        except SandgateError as error:
+            session.call_failed(error, shaped=constraint is not None)
+            raise
+        if streaming:
+            heard.whole = sample
+        elif len(sample.ids) > OFF_LOOP_IDS:
+            mine = lane(self.pool, session.session_id)  # not charged: the engine's work came before
+            await asyncio.get_running_loop().run_in_executor(mine, parser.feed, sample.ids)
+        else:
+            parser.feed(sample.ids)
+        return sample, parser
+
+    async def _commit(
+        self, call: ModelCall, asked: GenerationRequest, made: list[tuple[GenerationResult, Parser]]
+    ) -> list[Turn]:
+        session = call.session
+        await self.sessions.keep_labels()
+        session.refuse_if_ended()
+        call.fork = fork = self._fork_now(call, asked.prepared)
+        whole = [(index, *one) for index, one in enumerate(made)]
+        records = records_of(call, asked, whole, fork=fork, at=self.sessions.now())
+        call.committing = True
+        with self.metrics.commit_s.time():
+            await self.sessions.record(session, *records)
+        self._count(records, asked.prepared)
+        tops = [sample.top for sample, _ in made]
+        turns = [session.tree[turn] for turn in call.turns]
+        return [replace(turn, top=top) if top else turn for turn, top in zip(turns, tops, strict=True)]
+
+    async def _keep_cut(self, call: ModelCall, asked: GenerationRequest, why: BaseException) -> None:
+        """Nobody waits for it any more, or it failed in the middle. What had been sampled may have been seen: it is in
+        the tree, and counts. Of what nobody can have seen, a call that was let go of counts as a turn."""
+        session = call.session
+        told = [
+            (index, heard.sample(), heard.parser) for index, heard in sorted(call.heard.items()) if heard.ids
+        ]
+        call.committing = True
+        try:
+            if told:
+                fork = self._fork_now(call, asked.prepared)
+                records = records_of(call, asked, told, fork=fork, at=self.sessions.now(), finish=CUT)
+                await self.sessions.keep_labels()
+                await self.sessions.record(session, *records)
+                self._count(records, asked.prepared)
+            elif isinstance(why, asyncio.CancelledError):
+                gone = [LetGo(at=self.sessions.now(), turn=turn) for turn in call.turns]
+                await self.sessions.note(session, *gone)
+        except SandgateError as error:
+            log.warning("turn %s was cut, and what there was of it is lost: %s", call.turns[0], error)
+
+    def _fork_now(self, call: ModelCall, prepared: Prepared) -> str | None:
+        """Other turns may have been committed since the prompt was made: a sibling, or a second branch."""
+        tree = call.session.tree
+        if prepared.fork is not None or len(tree) == prepared.tree_size:
+            return prepared.fork
+        again = tree.find(call.request, self.prompts.policy)
+        return again.fork.value if again.fork and again.parent == prepared.parent else None
+
+    async def retell(self, call: ModelCall) -> list[Step]:
+        """A durable answer as the steps that it was, or would have been, streamed in."""
+        turns, request = call.done.result(), call.request
+        prompts = [call.session.tree.prompt_ids(turn) for turn in turns]
+
+        def work() -> list[Step]:
+            steps: list[Step] = []
+            ends: list[Step] = []
+            for index, (turn, prompt) in enumerate(zip(turns, prompts, strict=True)):
+                parser = self.codec.parser(prompt, request.tools, request.sampling.stop)
+                start = 0
+                for end in _piece_ends(turn, request):  # as it was streamed: the same answer, byte for byte
+                    told = _token(turn, start) if request.logprobs else None
+                    steps.append((index, parser.feed(turn.ids[start:end]), told))
+                    start = end
+                ends.append((index, parser.finish(stopped_on=stop_string(turn.stop_reason))[0], None))
+            return steps + ends
+
+        long = sum(len(turn.ids) for turn in turns) > OFF_LOOP_IDS
+        return await off_loop(lane(self.pool, call.session.session_id), work) if long else work()
+
+    def _count(self, records: list[TurnCommitted], prepared: Prepared) -> None:
+        context = len(prepared.ids) - prepared.known
+        for record in records:
+            self.metrics.turns.inc()
+            self.metrics.tokens.inc(len(record.ids) // 4)
+            self.metrics.context.inc(context)
+            self.metrics.spelt.inc(record.spelt)
+            if record.fork:
+                self.metrics.forks[record.fork].inc()
+            self.metrics.resampled.inc(record.resampled)
+            self.metrics.cut.inc(record.finish == CUT)
+
+    @property
+    def window(self) -> int:
+        """Tokens of prompt + answer that the model takes: the smaller of what the job and the engine say."""
+        facts = getattr(self.engine, "facts", None)
+        known = facts.max_model_len if facts is not None else 0
+        if self.told_window and known:
+            return min(self.told_window, known)
+        return self.told_window or known or WINDOW_FALLBACK
+
+    # -- pause, limits ------------------------------------------------------------------------------------------
+
+    @property
+    def config_sampling(self) -> Mapping[str, Any]:
+        """The job's own sampling block."""
+        config = self.config.sampling
+        return {
+            name: value for name in config.__struct_fields__ if (value := getattr(config, name)) is not None
+        }
+
+    async def _hold(self) -> None:
+        """Wait out a weight update; raises Paused when it takes too long, Draining when this process ends before."""
+        if self.resumed.is_set():
+            return
+        try:
+            async with asyncio.timeout(self.config.limits.pause_hold_s):
+                await self.resumed.wait()
+        except TimeoutError:
+            raise Paused("a weight update holds new turns", retry_after=5.0) from None
+        if self.load.paused:
+            self.refuse_if_draining()
+
+    def refuse_if_draining(self) -> None:
+        """Raises Draining."""
+        if self.load.draining:
+            raise Draining("the gateway is shutting down", retry_after=2.0)
+
+    def pause(self) -> None:
+        """Hold turns that have not reached the engine."""
+        self.load.paused = True
+        if not self.load.draining:
+            self.resumed.clear()
+
+    def resume(self) -> None:
+        """Let them go on."""
+        self.load.paused = False
+        self.resumed.set()
+
+    async def drain(self, seconds: float) -> bool:
+        """Take no new turns; True if the running ones finished in time. Those that a weight update holds are refused:
+        the engine was not asked yet."""
+        self.load.draining = True
+        self.pool.let_in()
+        self.resumed.set()
+        self.sessions.wake()  # long polls end, so that connections can
+        try:
+            async with asyncio.timeout(seconds):
+                await self.idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+async def _all(
+    making: list[Coroutine[Any, Any, tuple[GenerationResult, Parser]]],
+) -> list[tuple[GenerationResult, Parser]]:
+    """All or the first error, unwrapped; the others are then cancelled, and gone when this returns."""
+    tasks = [asyncio.ensure_future(one) for one in making]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _token(said: Delta | Turn, at: int) -> TokenLogprobs:
+    """One token with its logprob and, if the engine gave them, its alternatives."""
+    return TokenLogprobs(said.ids[at : at + 1], said.logprobs[at : at + 1], said.top[at : at + 1])
+
+
+def _piece_ends(turn: Turn, request: TurnRequest) -> Iterable[int]:
+    """Where the pieces end in which a turn is told: token by token with logprobs, else as the engine gave it."""
+    if request.logprobs or not turn.pieces:
+        return range(1, len(turn.ids) + 1)
+    ends: Iterable[int] = itertools.accumulate(unpack_ids(turn.pieces))
+    return ends

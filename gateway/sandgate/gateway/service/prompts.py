@@ -1,0 +1,163 @@
+"""A request's prompt ids: the parent's path and the bridged tail, or a full render; long work off the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from sandgate.contract.errors import ForkReason, PromptTooLong, Unsupported
+from sandgate.contract.trajectory import Ids
+from sandgate.gateway.conversation.canonical import outline, tools_chars
+from sandgate.gateway.conversation.matching import MatchPolicy
+from sandgate.gateway.conversation.messages import Message, TurnRequest
+from sandgate.gateway.conversation.tree import Match, Tree
+from sandgate.gateway.conversation.turn import Turn
+from sandgate.gateway.metrics import GatewayMetrics
+from sandgate.gateway.service.fair_pool import Lane, lane
+from sandgate.gateway.tokens.api import Codec
+
+OFF_LOOP_CHARS = 6_000
+"""Text beyond this is rendered in a thread: encoding runs at ~0.6 ms per 1,000 tokens and must not stall the loop."""
+
+TOKEN_CHARS_MAX = 256
+"""No vocabulary has a longer token; those of 128 are runs of spaces and dashes. What has more text than a window of
+such tokens is refused before it is rendered."""
+
+OFF_LOOP_KEYS = 100_000
+"""The same for keying a request's blocks, which takes 0.3 ms for so many characters."""
+
+T = TypeVar("T")
+Rendered = tuple[Ids, int]
+"""Ids, and how many control tokens the text spells."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A prompt, and where it hangs in the tree."""
+
+    match: Match
+    parent: str | None
+    fork: str | None
+    ids: Ids
+    known: int
+    """How many of `ids` are the parent's path; the rest is this turn's context."""
+    tree_size: int
+    """Turns in the tree when it was searched."""
+    spelt: int = 0
+    """Control tokens that the text of what was rendered spells."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Reads trees, changes nothing."""
+
+    codec: Codec
+    policy: MatchPolicy
+    metrics: GatewayMetrics
+    pool: Executor
+
+    async def prepare(self, tree: Tree, request: TurnRequest, window: int, session: str = "") -> Prepared:
+        """Hashes find the parent, tokens decide. Raises BadRequest where the template refuses the messages,
+        PromptTooLong where no tokenizer could make them fit."""
+        length, given = sum(map(chars, request.messages)), tools_chars(request.tools)
+        if length > window * TOKEN_CHARS_MAX:
+            _refuse_hopeless(request.messages, window)
+        pool = lane(self.pool, session)
+        seen = await _sized(pool, length, lambda: outline(request), most=OFF_LOOP_KEYS)
+        match, size = tree.find(request, self.policy, seen), len(tree)
+        with self.metrics.render_s.time():
+            why = match.fork
+            if match.parent is not None:
+                added = await self._bridge(tree, tree[match.parent], request, match.tail, given, pool)
+                if not isinstance(added, ForkReason):
+                    path, (ids, spelt) = tree.path_ids(match.parent), added
+                    return Prepared(
+                        match, match.parent, _said(match.fork), path + ids, len(path), size, spelt
+                    )
+                why = added
+
+            def work() -> Rendered:
+                said = request.messages, request.tools
+                return self.codec.render(*said), self.codec.spelt(*said)
+
+            made = await _sized(pool, length + given, work)
+        return self._confirmed(tree, match, why, made, size)
+
+    def _confirmed(
+        self, tree: Tree, match: Match, why: ForkReason | None, made: Rendered, size: int
+    ) -> Prepared:
+        ids, spelt = made
+        found = tree.find_ids(ids)
+        if found is None:
+            return Prepared(match, None, _said(why), ids, 0, size, spelt)
+        if found.id == match.parent:
+            why = match.fork
+        elif not tree.children(found.id):
+            why = None  # other messages, but the very ids: no branch is left
+        return Prepared(match, found.id, _said(why), ids, len(tree.path_ids(found.id)), size, spelt)
+
+    async def _bridge(
+        self, tree: Tree, parent: Turn, request: TurnRequest, start: int, given: int, pool: Executor
+    ) -> Rendered | ForkReason:
+        """With the messages from `start` on. Tools are rendered with them once and then known, so that only very long
+        ones, `given` in characters, count."""
+        path, tail, tools = tree.path_ids(parent.id), request.messages[start:], request.tools
+        cut = len(path) - len(parent.ids)
+        closed = parent.finish == "stop" and len(parent.ids) > 0 and parent.ids[-1] in self.codec.stop_ids
+
+        def work() -> Rendered | ForkReason:
+            ids = self.codec.bridge(path[:cut], parent.ids, tail, tools, closed=closed)
+            return ids if isinstance(ids, ForkReason) else (ids, self.codec.spelt(tail, ()))
+
+        return await _sized(pool, sum(map(chars, tail)) + (given if given > OFF_LOOP_KEYS else 0), work)
+
+
+async def _sized(pool: Executor, size: int, work: Callable[[], T], most: int = OFF_LOOP_CHARS) -> T:
+    return await off_loop(pool, work) if size > most else work()
+
+
+def chars(message: Message) -> int:
+    """All of it that a template may show."""
+    size = len(message.text) + len(message.reasoning or "") + len(message.name or "")
+    for call in message.tool_calls:
+        size += len(call.id) + len(call.name) + len(call.arguments)
+    return size + len(message.tool_call_id or "")
+
+
+def _refuse_hopeless(messages: Sequence[Message], window: int) -> None:
+    """What a template may drop, such as the reasoning of earlier turns, does not count."""
+    least = sum(len(message.text) for message in messages) // TOKEN_CHARS_MAX
+    if least > window:
+        raise PromptTooLong(tokens=least, limit=window)
+
+
+async def off_loop(pool: Executor, work: Callable[..., T], *args: Any) -> T:
+    """In a thread: what may take more than a few ms. A session is charged for it."""
+    if isinstance(pool, Lane):
+        return await pool.charged(work, *args)
+    return await asyncio.get_running_loop().run_in_executor(pool, work, *args)
+
+
+def _said(fork: ForkReason | None) -> str | None:
+    return fork.value if fork else None
+
+
+def constraint_of(codec: Codec, request: TurnRequest) -> dict[str, Any] | None:
+    """vLLM's `structured_outputs` for tool_choice and response_format. Raises Unsupported where it has no form."""
+    choice, form = request.tool_choice, request.response_format
+    if choice.mode in ("required", "named"):
+        forced = codec.constraint(request.tools, choice)
+        if forced is None:
+            raise Unsupported(
+                f"tool_choice {choice.mode!r} cannot be enforced for this model's tool format",
+                field="tool_choice",
+            )
+        return forced
+    if form.kind == "json_schema":
+        return {"json": form.schema}
+    if form.kind == "json_object":
+        return {"json_object": True}
+    return None

@@ -1,0 +1,95 @@
+"""Sessions -> rows that a trainer can be given, each by itself: one that cannot takes no others along. (pure)
+
+The doors refuse what has no place in a row. A journal may hold it all the same: of an older gateway, or damaged.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import orjson
+
+from sandgate.contract.errors import CorruptRecord, InvalidBody, JournalUnavailable, SandgateError
+from sandgate.contract.trajectory import Json, Trajectory, to_json
+from sandgate.gateway.service.session import Session
+
+T = TypeVar("T")
+
+WHY_CHARS_MAX = 300
+"""Of the reason that is told for a session."""
+INT32 = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class Rows(Generic[T]):
+    """Rows in some form, and who is missing."""
+
+    rows: T
+    failed: dict[str, str] = field(default_factory=dict)
+    """Session -> why none of its rows is here."""
+
+
+def shaped(
+    sessions: Iterable[Session],
+    rows_of: Callable[[Session], Iterable[Trajectory]],
+    shape: Callable[[Iterable[Trajectory]], T],
+) -> Rows[T]:
+    """All rows of all sessions that have such, in order; `shape` is given them one by one, so that it need not hold
+    them all. Raises JournalUnavailable: nothing is wrong with any session then."""
+    failed: dict[str, str] = {}
+
+    def good() -> Iterator[Trajectory]:
+        for session in sessions:
+            try:
+                mine = list(rows_of(session))
+                for row in mine:
+                    refuse_unsayable(row)
+            except JournalUnavailable:
+                raise
+            except (SandgateError, ValueError, TypeError, OverflowError, RecursionError) as error:
+                failed[session.session_id] = f"{type(error).__name__}: {error}"[:WHY_CHARS_MAX]
+            else:
+                yield from mine
+
+    return Rows(shape(good()), failed)
+
+
+def refuse_unsayable(row: Trajectory) -> None:
+    """What JSON and Arrow both can carry. Raises InvalidBody or CorruptRecord that names the field."""
+    for name in row.__dataclass_fields__:
+        value = getattr(row, name)
+        match value:
+            case bool() | None:
+                pass
+            case int() if not -INT32 <= value < INT32:
+                raise CorruptRecord(f"{name} is beyond 32 bits")
+            case float() if not math.isfinite(value):
+                raise InvalidBody(f"{name} is no finite number", field=name)
+            case tuple() if any(isinstance(one, float) and not math.isfinite(one) for one in value):
+                raise InvalidBody(f"{name} holds no finite number", field=name)
+            case dict():
+                _refuse_unspeakable(value, name)
+
+
+def _refuse_unspeakable(value: Json, name: str) -> None:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InvalidBody(f"{name} has no place in a row: {error}", field=name) from None
+
+
+def as_json(rows: Iterable[Trajectory]) -> bytes:
+    """A JSON array of rows that `refuse_unsayable` took."""
+    return b"[" + b",".join(map(_row_json, rows)) + b"]"
+
+
+def _row_json(row: Trajectory) -> bytes:
+    said = to_json(row)
+    try:
+        return orjson.dumps(said)
+    except TypeError:  # deeper than its 254 levels
+        return json.dumps(said, allow_nan=False, separators=(",", ":")).encode()

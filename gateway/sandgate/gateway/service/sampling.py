@@ -1,0 +1,93 @@
+"""Whose sampling parameters win, and how long an answer may be. (pure)"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from sandgate.contract.errors import InvalidBody, PromptTooLong
+from sandgate.gateway.conversation.messages import SamplingParams
+
+NAMES = tuple(name for name in SamplingParams.__struct_fields__ if name not in ("stop", "max_tokens"))
+"""What shapes the distribution; `stop` is how the agent works and always its own."""
+
+ALIASES = {"maxTokens": "max_tokens", "topP": "top_p", "topK": "top_k", "minP": "min_p"}
+"""Manifests say camelCase, JSON bodies snake_case; both arrive here."""
+
+
+BOUNDS: dict[str, tuple[type, float, float]] = {
+    "temperature": (float, 0, 2),
+    "top_p": (float, 1e-6, 1),
+    "top_k": (int, -1, 2**31 - 1),
+    "min_p": (float, 0, 1),
+    "presence_penalty": (float, -2, 2),
+    "frequency_penalty": (float, -2, 2),
+    "repetition_penalty": (float, 0.01, 10),
+    "seed": (int, -(2**63), 2**63 - 1),
+    "max_tokens": (int, 1, 2**31 - 1),
+}
+"""As the dialects bound them for agents."""
+
+
+def job_sampling(*layers: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Job-side parameters, later layers first; unknown names refused. Keys: Sampling's, and `override`."""
+    out: dict[str, Any] = {}
+    for layer in layers:
+        for raw, value in (layer or {}).items():
+            name = ALIASES.get(raw, raw)
+            if name not in NAMES and name not in ("max_tokens", "override", "stop"):
+                raise InvalidBody(f"sampling.{raw}: no such sampling parameter", field=f"sampling.{raw}")
+            if value is not None:
+                _check(f"sampling.{raw}", name, value)
+                out[name] = value
+    return out
+
+
+def _check(field: str, name: str, value: Any) -> None:
+    if name == "override" and not isinstance(value, bool):
+        raise InvalidBody(f"{field}: must be true or false", field=field)
+    if name in BOUNDS:
+        kind, low, high = BOUNDS[name]
+        fits = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+        if not fits or not low <= value <= high:
+            word = "an integer" if kind is int else "a number"
+            raise InvalidBody(f"{field}: must be {word} in [{low:g}, {high:g}]", field=field)
+
+
+def effective(asked: SamplingParams, job: Mapping[str, Any]) -> SamplingParams:
+    """What the engine is told. With `override` the job's parameters replace the agent's altogether (an agent's
+    top_p beside the job's temperature would be neither's policy); else the job's fill what the agent left open.
+    Temperature and top_p are always said, so that no default of the engine's own can slip in unrecorded."""
+    values: dict[str, Any] = {}
+    for name in (*NAMES, "max_tokens"):
+        own, jobs = getattr(asked, name), job.get(name)
+        if job.get("override"):
+            values[name] = jobs if name != "max_tokens" or jobs is not None else own
+        else:
+            values[name] = own if own is not None else jobs
+    values["temperature"] = 1.0 if values["temperature"] is None else values["temperature"]
+    values["top_p"] = 1.0 if values["top_p"] is None else values["top_p"]
+    return SamplingParams(stop=asked.stop, **values)
+
+
+def clamp(asked: int | None, *, prompt: int, window: int) -> int:
+    """Tokens that may be sampled: what was asked for, never past the window (agents ask for 128000).
+
+    Raises PromptTooLong if not a single one fits.
+    """
+    room = window - prompt
+    if room < 1:
+        raise PromptTooLong(tokens=prompt, limit=window)
+    return room if asked is None else max(1, min(asked, room))
+
+
+def recorded(sampling: SamplingParams, max_tokens: int) -> dict[str, Any]:
+    """For records: the engine's names, only what was said."""
+    said = msgspec.structs.asdict(sampling)
+    out = {name: value for name, value in said.items() if value is not None and value != ()}
+    out["max_tokens"] = max_tokens
+    if sampling.stop:
+        out["stop"] = list(sampling.stop)
+    return out

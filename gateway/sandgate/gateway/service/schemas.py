@@ -1,0 +1,212 @@
+"""Bodies of the control API (api.md section 2), validated by pydantic so that the OpenAPI document is true."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import orjson
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from sandgate.gateway.trajectories.credit import REWARD_MAX
+
+SESSION_ID = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?$"
+"""Goes into URLs, file names and Kubernetes names."""
+
+
+def _reward(value: float) -> float:
+    if not abs(value) <= REWARD_MAX:  # neither is NaN
+        raise ValueError("must be a finite number that float32 holds")
+    return value
+
+
+Reward = Annotated[float, AfterValidator(_reward)]
+DEPTH_MAX = 100
+"""Levels of nesting in what is kept for a client; orjson stops at 254."""
+REWARD_INFO_BYTES_MAX = 64 * 1024
+"""Of what is said with a reward, as JSON: it travels in summaries, in rows and in memory, for every session."""
+
+
+def _storable(value: Any) -> Any:
+    """What is kept must fit the journal, JSON and Arrow: bounded, finite, whole characters, integers of 64 bits."""
+    _look(value)
+    _json(value)
+    return value
+
+
+def _storable_info(value: dict[str, Any]) -> dict[str, Any]:
+    size = len(_json(value))
+    if size > REWARD_INFO_BYTES_MAX:  # before each value is looked at
+        raise ValueError(f"has {size} bytes as JSON; at most {REWARD_INFO_BYTES_MAX} are kept")
+    _look(value)
+    return value
+
+
+def _json(value: Any) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"cannot be kept: {error}") from None
+
+
+def _look(value: Any) -> None:
+    """Raises ValueError: too deep, or a number that is none, which orjson would write as null."""
+    waiting = [(value, 1)]
+    while waiting:
+        one, level = waiting.pop()
+        if isinstance(one, float) and not math.isfinite(one):
+            raise ValueError("holds a number that is not finite")
+        if isinstance(one, dict | list):
+            if level > DEPTH_MAX:
+                raise ValueError(f"is nested deeper than {DEPTH_MAX} levels")
+            waiting += [(each, level + 1) for each in (one.values() if isinstance(one, dict) else one)]
+
+
+def _engine_url(text: str) -> str:
+    parts = urlsplit(text)  # raises ValueError, as .port does
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+        raise ValueError("must be http(s)://host[:port]")
+    if parts.query or parts.fragment or parts.username:
+        raise ValueError("must be http(s)://host[:port], without more")
+    return text.rstrip("/")
+
+
+EngineUrl = Annotated[str, Field(max_length=2_048), AfterValidator(_engine_url)]
+Stored = Annotated[Any, AfterValidator(_storable)]
+Info = Annotated[dict[str, Any], AfterValidator(_storable)]
+RewardInfo = Annotated[dict[str, Any], AfterValidator(_storable_info)]
+
+
+class _Body(BaseModel):
+    """Unknown fields are ignored on purpose (api.md); known ones are checked strictly."""
+
+    model_config = ConfigDict(extra="ignore", strict=False)
+
+
+class SessionLimits(_Body):
+    """Of one session, instead of the gateway's own; 0 = none."""
+
+    model_config = ConfigDict(extra="ignore", strict=False, validate_by_name=True, validate_by_alias=True)
+
+    turns: int | None = Field(default=None, ge=0, le=2**31 - 1)
+    total_tokens: int | None = Field(default=None, ge=0, le=2**53, alias="totalTokens")
+    journal_bytes: int | None = Field(default=None, ge=0, le=2**53, alias="journalBytes")
+
+
+class SessionBody(_Body):
+    """What POST /v1/sessions takes. Everything has a default; without `session_id` one is made."""
+
+    session_id: str | None = Field(default=None, pattern=SESSION_ID)
+    uid: str = Field(default="", max_length=512)
+    sample_index: int = Field(default=0, ge=0, le=1_000_000)
+    group_size: int = Field(default=1, ge=1, le=65_536)
+    job: str = Field(default="", max_length=253)
+    attempt: int = Field(default=0, ge=0, le=10_000)
+    model: str = Field(default="", max_length=512)
+    sampling: Info = {}
+    limits: SessionLimits = SessionLimits()
+    reward_source: str = Field(default="trainer", pattern="^(agent|verifier|trainer|exitCode)$")
+    cut_turns: str = Field(default="train", pattern="^(train|leave)$")
+    task: Stored = None
+    metadata: Info = {}
+
+
+class Complete(_Body):
+    """Body of /complete."""
+
+    reward_info: RewardInfo = {}
+
+
+class RewardBody(_Body):
+    """Body of POST .../reward. `interaction_id`: a turn or response id; absent = the last turn."""
+
+    reward: Reward
+    interaction_id: str | None = Field(default=None, max_length=512)
+    reward_info: RewardInfo = {}
+
+
+class Outcome(_Body):
+    """How the session ended, as its driver saw it."""
+
+    failure_class: str | None = Field(default=None, pattern="^(policy|agent|infra)$")
+    failure_reason: str | None = Field(default=None, max_length=128)
+    detail: str = Field(default="", max_length=4096)
+    complete: bool = True
+
+
+class Finalize(_Body):
+    """Body of POST .../finalize."""
+
+    outcome: Outcome | None = None
+    reward: Reward | None = None
+    reward_info: RewardInfo = {}
+    discount: float = Field(default=1.0, ge=0.0, le=1.0)
+    trajectories: bool = True
+    """False: answer without them (a driver that will lease them anyway)."""
+
+
+LeaseSeconds = Annotated[float, Field(gt=0.0, le=7 * 86400.0)]
+
+
+class LeaseBody(_Body):
+    """Body of POST /v1/leases."""
+
+    job: str | None = None
+    max_groups: int = Field(default=1, ge=1, le=100_000)
+    max_tokens: int | None = Field(default=None, ge=1)
+    ttl_s: LeaseSeconds = 300.0
+    whole_groups: bool = True
+    lease_id: str | None = Field(default=None, pattern=SESSION_ID)
+    """Chosen by the trainer, new for each lease: asking again with it, because the answer was lost, gives the same."""
+
+
+class RenewBody(_Body):
+    """Body of POST /v1/leases/{id}/renew."""
+
+    ttl_s: LeaseSeconds = 300.0
+    """From now on."""
+
+
+class CloseGroupBody(_Body):
+    """Body of POST /v1/groups/close: no more sessions will come for this task (quorum reached, stragglers cut)."""
+
+    job: str = ""
+    uid: str
+
+
+class TaskBody(_Body):
+    """One task of POST /v1/tasks."""
+
+    uid: str = Field(min_length=1, max_length=512)
+    prompt: Stored = ""
+    data: Stored = None
+
+
+class PushTasks(_Body):
+    """Body of POST /v1/tasks. The same tasks again change nothing."""
+
+    job: str = Field(default="", max_length=253)
+    tasks: list[TaskBody] = Field(default=[], max_length=10_000)
+    last: bool = False
+    """No more will come: the job ends with these."""
+
+
+class ForgetTasks(_Body):
+    """Body of POST /v1/tasks/forget."""
+
+    upto: int = Field(ge=0, le=2**53)
+
+
+class EnginesBody(_Body):
+    """Body of PUT /v1/engines: the whole set, base URLs without a path."""
+
+    urls: list[EngineUrl] = Field(max_length=1_024)
+
+
+class VersionBody(_Body):
+    """Body of PUT /v1/policy-version."""
+
+    version: int = Field(ge=0, le=2**31 - 1)
+    labelled: bool | None = None
+    """Do the labels of the engines' weights carry versions? Null: as was told or seen before."""

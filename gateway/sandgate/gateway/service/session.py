@@ -1,0 +1,278 @@
+"""One live session: its spec, tree, phase and what a retry needs. State is the fold of its records. (pure)"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from sandgate.contract.errors import (
+    BadRequest,
+    Conflict,
+    EngineFailed,
+    FailureReason,
+    Gone,
+    LimitReached,
+    ModelNotServed,
+    PromptTooLong,
+    SandgateError,
+)
+from sandgate.gateway.conversation.tree import Tree
+from sandgate.gateway.conversation.turn import Turn
+from sandgate.gateway.journal.records import (
+    CUT,
+    Completed,
+    Delivered,
+    Intent,
+    LetGo,
+    Opened,
+    Record,
+    Rewarded,
+    Sealed,
+    TurnCommitted,
+    size,
+)
+
+ERROR_CHARS_MAX = 512
+"""Of the engine's words, in each summary of the session."""
+
+
+class SessionPhase(StrEnum):
+    """Where a session stands."""
+
+    OPEN = "open"
+    COMPLETE = "complete"
+    """The agent said it is done; late turns are refused."""
+    FINALIZED = "finalized"
+    ABORTED = "aborted"
+
+
+@dataclass(slots=True)
+class Session:
+    """The law: `apply` is the only way state changes, live and in replay alike."""
+
+    session_id: str
+    spec: dict[str, Any] = field(default_factory=dict)
+    opened_at: float = 0.0
+    changed_at: float = 0.0
+    phase: SessionPhase = SessionPhase.OPEN
+    tree: Tree = field(default_factory=Tree)
+    answers: dict[bytes, list[str]] = field(default_factory=dict)
+    """Request digest -> its newest committed turn ids, in choice order."""
+    cut: int = 0
+    """Turns of the tree that nobody waited for to their end."""
+    let_go: int = 0
+    """Calls that were let go of before anything of them was told: not in the tree, counted where turns are limited."""
+    intents: dict[bytes, str] = field(default_factory=dict)
+    """Digest -> turn id of a generation that was begun and is not committed."""
+    delivered: set[str] = field(default_factory=set)
+    rewards: list[Rewarded] = field(default_factory=list)
+    completed: Completed | None = None
+    sealed: Sealed | None = None
+    turns: int = 0
+    evicted: bool = False
+    """The tree was let go; the journal still has it."""
+    tokens: int = 0
+    """Unique tokens in the tree: contexts + samples."""
+    sampled: int = 0
+    journalled: int = 0
+    """Bytes of its records."""
+    forks: dict[str, int] = field(default_factory=dict)
+    spelt: int = 0
+    """Control tokens that its clients' text spelt."""
+    limit_reached: str = ""
+    engine_errors: int = 0
+    engine_failing: int = 0
+    """Of them, those since its last turn."""
+    engine_error: tuple[str, str] = "", ""
+    """(reason, text) of the last of them."""
+    turned_at: float = 0.0
+    """Of its last turn."""
+    restarted_at: float = 0.0
+    """When this life of the gateway took it over from the journal; 0: it was opened here."""
+    asked_again_at: float = 0.0
+    """When its agent first asked for a turn after that."""
+    in_flight: int = 0
+    closing: bool = False
+    """Its seal is being made durable: reserved before that await, so that nothing is recorded behind it."""
+    unsure: set[str] = field(default_factory=set)
+    """Turns that may have been told just before a kill took the note of it."""
+
+    def apply(self, record: Record) -> None:
+        """Fold one record in. Idempotent for turns."""
+        self.changed_at = record.at
+        self.journalled += size(record)
+        match record:
+            case Opened():
+                self.spec, self.opened_at = record.spec, record.at
+            case Intent():
+                self.intents[record.digest] = record.turn
+            case TurnCommitted():
+                self._apply_turn(record)
+            case LetGo():
+                self.let_go += 1
+            case Delivered():
+                (self.unsure if record.unsure else self.delivered).add(record.turn)
+            case Rewarded():
+                self.rewards.append(record)
+            case Completed():
+                self.completed = self.completed or record
+                if self.phase is SessionPhase.OPEN:
+                    self.phase = SessionPhase.COMPLETE
+            case Sealed():
+                if not self.ended:
+                    self.sealed = record
+                    self.phase = SessionPhase.ABORTED if record.aborted else SessionPhase.FINALIZED
+            case _:
+                raise TypeError(f"{type(record).__name__} is not a record of a session")
+
+    def _apply_turn(self, record: TurnCommitted) -> None:
+        if record.turn in self.tree or self.ended:
+            return
+        self.tree.apply(record)
+        self.turns += 1
+        self.engine_failing, self.turned_at = 0, record.at
+        if record.finish == CUT:  # answers nothing
+            self.cut += 1
+            self._count(record)
+            return
+        self.intents.pop(record.digest, None)
+        if record.index == 0:
+            self.answers[record.digest] = [record.turn]
+        else:
+            self.answers.setdefault(record.digest, []).append(record.turn)
+        self._count(record)
+
+    def _count(self, record: TurnCommitted) -> None:
+        self.tokens += (len(record.context) + len(record.ids)) // 4
+        self.sampled += len(record.ids) // 4
+        self.spelt += record.spelt
+        if record.fork:
+            self.forks[record.fork] = self.forks.get(record.fork, 0) + 1
+
+    @property
+    def ended(self) -> bool:
+        """No more turns will ever be committed."""
+        return self.phase in (SessionPhase.FINALIZED, SessionPhase.ABORTED)
+
+    def refuse_if_ended(self) -> None:
+        """Raises Gone unless the session takes turns."""
+        if self.closing:
+            raise Gone(f"session {self.session_id} is being closed")
+        if self.phase is not SessionPhase.OPEN:
+            raise Gone(f"session {self.session_id} is {self.phase.value}")
+
+    def refuse_over_limits(
+        self, *, turns: int, total_tokens: int, journal_bytes: int, asked: int = 1
+    ) -> None:
+        """Raises LimitReached, and remembers it as the likely reason of the session's end. 0 = no limit.
+
+        Turns in flight count: they are reserved.
+        """
+        used = self.turns + self.let_go
+        if turns and used + self.in_flight + asked > turns:
+            if used + asked > turns:
+                self.limit_reached = "turns"
+            raise LimitReached("turns", used=used + self.in_flight, limit=turns)
+        if total_tokens and self.tokens >= total_tokens:
+            self.limit_reached = "totalTokens"
+            raise LimitReached("totalTokens", used=self.tokens, limit=total_tokens)
+        if journal_bytes and self.journalled >= journal_bytes:
+            self.limit_reached = "journalBytes"
+            raise LimitReached("journalBytes", used=self.journalled, limit=journal_bytes)
+
+    def asked(self, now: float) -> None:
+        """Its agent asks for a turn, whatever becomes of that."""
+        if self.restarted_at and not self.asked_again_at:
+            self.asked_again_at = now
+
+    def call_failed(self, error: SandgateError, *, shaped: bool) -> None:
+        """Its engine's failure, unless the reason lies in the call: what the engine refuses (400) is the caller's
+        doing, and a wrong answer to a grammar that the caller chose (`shaped`) may be. An agent must not choose that
+        its engine failed."""
+        if isinstance(error, PromptTooLong):
+            self.limit_reached = self.limit_reached or "context"
+        elif not isinstance(error, BadRequest) and not (shaped and _of_its_form(error)):
+            self.engine_errors += 1
+            self.engine_failing += 1
+            self.engine_error = error.reason, " ".join(str(error).split())[:ERROR_CHARS_MAX]
+
+    def replayable(self, digest: bytes, *, retry: bool, n: int) -> list[Turn] | None:
+        """The committed answer that this request must get again, if it is a retry of one: it says so, or the
+        answer was never delivered in full."""
+        turns = self.answers.get(digest)
+        if turns is None or len(turns) != n:
+            return None
+        if retry or any(turn not in self.delivered for turn in turns):
+            return [self.tree[turn] for turn in turns]
+        return None
+
+    def was_cut(self, digest: bytes) -> bool:
+        """A generation for this request was begun and never committed (the process was killed under it)."""
+        return digest in self.intents
+
+    def evict(self) -> None:
+        """Let the tree of an ended session go; counts stay. It can be folded again from the journal."""
+        if self.ended:
+            self.tree, self.answers, self.delivered, self.evicted = Tree(), {}, set(), True
+            self.intents, self.unsure = {}, set()
+
+    def same_spec(self, spec: dict[str, Any]) -> None:
+        """Creating it again must mean the same. Raises Conflict."""
+        for name in ("job", "uid", "sample_index", "attempt"):
+            if spec.get(name) is not None and spec[name] != self.spec.get(name):
+                raise Conflict(f"session {self.session_id} exists with another {name}")
+
+    def summary(self, *, whole: bool = True) -> dict[str, Any]:
+        """What GET /v1/sessions/{id} says. Not `whole`: what a listing says, of which no agent can grow a line."""
+        spec, said = self.spec, self.completed.info if self.completed else None
+        return {
+            "session_id": self.session_id,
+            "job": spec.get("job", ""),
+            "uid": spec.get("uid", ""),
+            "sample_index": spec.get("sample_index", 0),
+            "attempt": spec.get("attempt", 0),
+            "group_size": spec.get("group_size", 1),
+            "state": self.phase.value,
+            "turns": self.turns,
+            "cut": self.cut + self.let_go,
+            "tokens": self.tokens,
+            "sampled_tokens": self.sampled,
+            "forks": dict(self.forks),
+            "special_tokens_in_text": self.spelt,
+            "in_flight": self.in_flight,
+            "limit_reached": self.limit_reached or None,
+            "engine_errors": self.engine_errors,
+            "engine_failing": self.engine_failing,
+            "engine_error": self.engine_error[1],
+            "engine_reason": self.engine_error[0],
+            "turned_at": self.turned_at,
+            "restarted_at": self.restarted_at or None,
+            "asked_again_at": self.asked_again_at or None,
+            "created_at": self.opened_at,
+            "changed_at": self.changed_at,
+            "complete_info": said if whole else None,
+            "has_complete_info": bool(said),
+            "reward": self._final_reward(),
+            "failure_class": self.sealed.failure_class if self.sealed else None,
+            "failure_reason": self.sealed.failure_reason if self.sealed else None,
+            "traceback": self._crashed(),
+            "failure_detail": self.sealed.detail if self.sealed else "",
+            "metadata": spec.get("metadata") or {},
+        }
+
+    def _crashed(self) -> bool:
+        """Its driver saw an exit with 1 and a traceback; what others say in `reward_info` does not count."""
+        sealed = self.sealed
+        wrong = sealed is not None and sealed.failure_reason == FailureReason.ANSWER_WRONG
+        return wrong and sealed is not None and sealed.info.get("traceback") is True
+
+    def _final_reward(self) -> float | None:
+        if self.sealed and self.sealed.reward is not None:
+            return self.sealed.reward
+        return self.rewards[-1].reward if self.rewards else None
+
+
+def _of_its_form(error: SandgateError) -> bool:
+    """May a grammar have made an engine say this? Its 400 may repeat what stands in one; its 404 does not."""
+    return isinstance(error, EngineFailed) and not isinstance(error, ModelNotServed)

@@ -1,0 +1,142 @@
+"""A session's tree, for people and for trainers: the viewer's JSON, and the trajectories. (pure)"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sandgate.contract.trajectory import Floats, Ids, Json, Trajectory
+from sandgate.gateway.conversation.turn import Turn, unpack_floats, unpack_ids
+from sandgate.gateway.journal.records import (
+    Completed,
+    Delivered,
+    Opened,
+    Record,
+    Rewarded,
+    Sealed,
+    TurnCommitted,
+)
+from sandgate.gateway.service.session import Session, SessionPhase
+from sandgate.gateway.tokens.api import Codec
+from sandgate.gateway.trajectories.linearize import Facts, linearize
+
+TEXT_CHARS_MAX = 200_000
+"""Of one span in the viewer; ids are always complete."""
+
+
+def tree_view(session: Session, codec: Codec | None) -> dict[str, Json]:
+    """Turns in commit order. Each has spans of (mask, ids, text): the context it added (0), what was sampled (1)."""
+    return {**session.summary(), "turns": [_turn(session, turn, codec) for turn in session.tree.turns]}
+
+
+def _turn(session: Session, turn: Turn, codec: Codec | None) -> dict[str, Json]:
+    def span(mask: int, ids: list[int]) -> dict[str, Json]:
+        out: dict[str, Json] = {"mask": mask, "ids": ids}
+        if codec is not None:
+            out["text"] = codec.decode(turn.ids if mask else turn.context)[:TEXT_CHARS_MAX]
+        return out
+
+    return {
+        "turn": turn.id,
+        "parent": turn.parent,
+        "fork": turn.fork,
+        "finish": turn.finish,
+        "stop_reason": turn.stop_reason,
+        "prompt_tokens": turn.prompt_tokens,
+        "sampled_tokens": len(turn.ids),
+        "versions": [list(one) for one in turn.versions],
+        "logprob_sum": sum(turn.logprobs),
+        "delivered": turn.id in session.delivered,
+        "resampled": turn.resampled,
+        "resumed": turn.resumed,
+        "notes": list(turn.notes),
+        "engine": turn.engine,
+        "sampling": turn.sampling,
+        "at": turn.at,
+        "spans": [span(0, turn.context.tolist()), span(1, turn.ids.tolist())],
+        "logprobs": turn.logprobs.tolist(),
+    }
+
+
+def trajectories_of(session: Session, facts: Facts) -> list[Trajectory]:
+    """One row per leaf of a finalized session, in order of each leaf's commit; none of any other."""
+    if session.phase is not SessionPhase.FINALIZED or session.sealed is None:
+        return []
+    return linearize(
+        session.tree.turns,
+        session_id=session.session_id,
+        spec=session.spec,
+        sealed=session.sealed,
+        delivered=session.delivered,
+        rewarded=session.rewards,
+        completed=session.completed.info if session.completed else None,
+        facts=facts,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """As much of a turn as its rows need."""
+
+    id: str
+    parent: str | None
+    fork: str | None
+    context: Ids
+    ids: Ids
+    logprobs: Floats
+    versions: tuple[tuple[int, int, int], ...]
+    finish: str
+    sampling: dict[str, Json]
+
+
+def trajectories_from(session_id: str, records: Iterable[Record], facts: Facts) -> list[Trajectory]:
+    """What `trajectories_of` gives of the session that these records fold to, without the tree that a living session
+    needs: in a third of the time."""
+    turns: dict[str, _Turn] = {}
+    delivered: set[str] = set()
+    rewarded: list[Rewarded] = []
+    spec: dict[str, Json] = {}
+    sealed: Sealed | None = None
+    completed: Completed | None = None
+    for record in records:
+        match record:
+            case TurnCommitted():
+                if sealed is None and record.turn not in turns:
+                    turns[record.turn] = _turn_of(record)
+            case Delivered():
+                if not record.unsure:
+                    delivered.add(record.turn)
+            case Rewarded():
+                rewarded.append(record)
+            case Opened():
+                spec = record.spec
+            case Completed():
+                completed = completed or record
+            case Sealed():
+                sealed = sealed or record
+    if sealed is None or sealed.aborted:
+        return []
+    return linearize(
+        turns.values(),
+        session_id=session_id,
+        spec=spec,
+        sealed=sealed,
+        delivered=delivered,
+        rewarded=rewarded,
+        completed=completed.info if completed else None,
+        facts=facts,
+    )
+
+
+def _turn_of(record: TurnCommitted) -> _Turn:
+    return _Turn(
+        record.turn,
+        record.parent,
+        record.fork,
+        unpack_ids(record.context),
+        unpack_ids(record.ids),
+        unpack_floats(record.logprobs),
+        record.versions,
+        record.finish,
+        record.sampling,
+    )

@@ -1,0 +1,85 @@
+"""What was sampled for a call, on its way into the journal: whole samples, and what is there of one that was cut."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sandgate.contract.errors import ForkReason
+from sandgate.gateway.conversation.messages import SamplingParams
+from sandgate.gateway.engine.api import GenerationResult
+from sandgate.gateway.journal.records import TurnCommitted
+from sandgate.gateway.journal.top_logprobs import joined
+from sandgate.gateway.service import sampling
+from sandgate.gateway.service.call import ModelCall
+from sandgate.gateway.service.prompts import Prepared
+from sandgate.gateway.tokens.api import Parser
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """What the engine was asked for."""
+
+    prepared: Prepared
+    want: SamplingParams
+    max_tokens: int
+    resampled: bool
+    """An earlier generation for the same request was begun and has no answer."""
+
+
+def stop_string(reason: str | int | None) -> str | None:
+    """The stop string that ended a sample, if one did."""
+    return reason if isinstance(reason, str) else None
+
+
+def records_of(
+    call: ModelCall,
+    asked: GenerationRequest,
+    made: Iterable[tuple[int, GenerationResult, Parser]],
+    *,
+    fork: str | None,
+    at: float,
+    finish: str = "",
+) -> list[TurnCommitted]:
+    """A record for each (choice index, its sample, the parser that read it). Tells followers what the parser held back.
+    `finish`: instead of the samples' own."""
+    request, prepared, match = call.request, asked.prepared, asked.prepared.match
+    records: list[TurnCommitted] = []
+    for index, sample, parser in made:
+        deltas, reply = parser.finish(stopped_on=stop_string(sample.stop_reason))
+        if request.stream:
+            call.say(index, deltas)
+        records.append(
+            TurnCommitted(
+                at=at,
+                turn=call.turns[index],
+                parent=prepared.parent,
+                fork=ForkReason.RETRY_RESAMPLED.value if records else fork,
+                digest=request.digest,
+                index=index,
+                context=prepared.ids[prepared.known :].tobytes(),
+                ids=sample.ids.tobytes(),
+                logprobs=sample.logprobs.tobytes(),
+                versions=tuple((span.version, span.start, span.end) for span in sample.versions),
+                finish=finish or sample.finish,
+                stop_reason=sample.stop_reason,
+                reply=reply,
+                prompt_key=match.prompt_key,
+                head_key=match.head_key,
+                blocks=match.blocks,
+                sampling=sampling.recorded(asked.want, asked.max_tokens),
+                engine=sample.engine,
+                prompt_tokens=len(prepared.ids),
+                cached_tokens=sample.cached_tokens,
+                resampled=asked.resampled,
+                resumed=sample.resumed,
+                notes=match.notes,
+                top=joined(sample.top),
+                pieces=array("i", call.pieces[index]).tobytes(),
+                spelt=0 if records else prepared.spelt,
+                created=int(call.begun),
+                schema=6 if finish else 1,
+            )
+        )
+    return records

@@ -1,0 +1,101 @@
+"""Short known conversations, on which the bridge proves that a tail renders on its own. (pure)
+
+The proof compares renders of *different* conversations before the same tail, so what differs between them is what the
+tail must not depend on: texts, call names, number of turns, presence of a system message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sandgate.gateway.conversation.messages import Message, TextPart, ToolCall
+
+TAIL_SHAPES: dict[str, tuple[Message, ...]] = {
+    "user": (Message(role="user", parts=(TextPart("And now?"),)),),
+    "tool": (Message(role="tool", parts=(TextPart("42"),), tool_call_id="call_000000000000000000000001"),),
+    "tool, tool": (
+        Message(role="tool", parts=(TextPart("42"),), tool_call_id="call_000000000000000000000001"),
+        Message(role="tool", parts=(TextPart("43"),), tool_call_id="call_000000000000000000000002"),
+    ),
+    "tool, user": (
+        Message(role="tool", parts=(TextPart("42"),), tool_call_id="call_000000000000000000000001"),
+        Message(role="user", parts=(TextPart("And now?"),)),
+    ),
+    "user, user": (
+        Message(role="user", parts=(TextPart("Wait."),)),
+        Message(role="user", parts=(TextPart("And now?"),)),
+    ),
+    "system, user": (
+        Message(role="system", parts=(TextPart("Be brief."),)),
+        Message(role="user", parts=(TextPart("And now?"),)),
+    ),
+}
+"""What agents append, by name: each is tried at start-up and listed in docs/models.md."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeConversation:
+    """A conversation that ends with an assistant message, and the text that is the last thing it says."""
+
+    messages: tuple[Message, ...]
+    mark: str
+
+
+def user(text: str) -> Message:
+    return Message(role="user", parts=(TextPart(text),))
+
+
+def system(text: str) -> Message:
+    return Message(role="system", parts=(TextPart(text),))
+
+
+def assistant(text: str, calls: Sequence[ToolCall] = (), reasoning: str | None = None) -> Message:
+    return Message(
+        role="assistant",
+        parts=(TextPart(text),) if text else (),
+        tool_calls=tuple(calls),
+        reasoning=reasoning,
+    )
+
+
+def answers_of(tail: Sequence[Message]) -> tuple[str, ...]:
+    """Ids of the calls that the tail answers at its head."""
+    answers = []
+    for message in tail:
+        if message.role != "tool":
+            break
+        answers.append(message.tool_call_id or "")
+    return tuple(answers)
+
+
+def known_pair(answers: Sequence[str], *, with_system: bool) -> tuple[ProbeConversation, ProbeConversation]:
+    """Two conversations for a tail, as different as the template lets them be.
+
+    The assistant calls as many tools as the tail answers at its head (`answers_of`), under the ids that the tail names;
+    for no answers it only talks. `with_system`: whether the second may have a system message.
+    """
+    first = ProbeConversation((user("qone"), _closing("zkaone", "fnone", answers)), _mark("zkaone", answers))
+    head = [system("sysq two")] if with_system else []
+    head += [user("q0 of two"), assistant("a0 of two"), user("q2 of two")]
+    second = ProbeConversation((*head, _closing("zkbtwo", "fntwo", answers)), _mark("zkbtwo", answers))
+    return first, second
+
+
+def _closing(mark: str, name: str, answers: Sequence[str]) -> Message:
+    if not answers:
+        return assistant(mark)
+    calls = [
+        ToolCall(id=call_id or f"call_{n:024}", name=f"{name}{n}", arguments=f'{{"k": "{mark}{n}"}}')
+        for n, call_id in enumerate(answers)
+    ]
+    return assistant("", calls)
+
+
+def _mark(mark: str, answers: Sequence[str]) -> str:
+    return f"{mark}{len(answers) - 1}" if answers else mark
+
+
+def example_call() -> ToolCall:
+    """A call for probes, with an id in the gateway's form."""
+    return ToolCall(f"call_{0:024}", "probe", '{"probe_key": "probe_value"}')

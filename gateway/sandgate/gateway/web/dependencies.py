@@ -1,0 +1,65 @@
+"""What control endpoints are given: the core, and a key that was checked for its scope."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import orjson
+from fastapi import Depends, Request, Response
+
+from sandgate.contract.keys import Key
+from sandgate.gateway.service import auth
+from sandgate.gateway.service.gateway_service import GatewayService
+from sandgate.gateway.service.session import Session
+
+WAIT_S_MAX = 600.0
+"""Long polls end here at the latest; proxies give up sooner or later anyway."""
+PAGE = 1_000
+"""Sessions in one listing."""
+
+
+async def _core(request: Request) -> GatewayService:
+    found: GatewayService = request.app.state.core
+    return found
+
+
+async def _any(request: Request) -> Key:
+    core: GatewayService = request.app.state.core
+    return core.gate.key(request.scope["headers"])
+
+
+async def _controller(request: Request) -> Key:
+    key = await _any(request)
+    auth.control(key)
+    return key
+
+
+async def _admin(request: Request) -> Key:
+    key = await _any(request)
+    auth.admin(key)
+    return key
+
+
+class JsonBody(Response):
+    """JSON by orjson: trajectories are large, and FastAPI's own encoder walks every token."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return orjson.dumps(content)
+
+
+Front = Annotated[GatewayService, Depends(_core)]
+AnyKey = Annotated[Key, Depends(_any)]
+"""Verified; its scope is the endpoint's to check."""
+Controller = Annotated[Key, Depends(_controller)]
+"""Admin or trainer."""
+Admin = Annotated[Key, Depends(_admin)]
+"""The operator: admin only."""
+
+
+def own(core: GatewayService, key: Key, session_id: str) -> Session:
+    """The session, if the key is for its job. Raises NotFound, Forbidden."""
+    session = core.sessions.get(session_id)
+    auth.control(key, job=session.spec.get("job"))
+    return session
