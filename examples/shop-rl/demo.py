@@ -22,8 +22,8 @@ from rich.live import Live
 from rich.text import Text
 
 import curve
-from sandgate.operator.drivers.local import load_job
-from sandgate.operator.drivers.serve import serve_local
+from sandgate.operator.local.job import load_job
+from sandgate.operator.local.serve import serve_local
 
 HERE = Path(__file__).resolve().parent
 RESTARTS_MAX = 20

@@ -22,7 +22,7 @@ from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found, unused
 
 from sandgate.contract.job import Task
 from sandgate.contract.session import SessionHandle
-from sandgate.trainer.fleet import fleet
+from sandgate.trainer import fleet
 from sandgate.trainer.trl import FolderWeights, Rollouts, env_reward, last_checkpoint
 
 HERE = Path(__file__).resolve().parent

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sandgate.operator.drivers.sandboxes import _furnish
+from sandgate.operator.local.sandboxes import _furnish
 
 LEFT: dict[str, Callable[[Path], object]] = {
     "nothing": lambda home: None,

@@ -19,8 +19,8 @@ from sandgate.contract.errors import InvalidBody, SandgateError, Unavailable
 from sandgate.contract.session import SessionOutcome
 from sandgate.gateway import client as module
 from sandgate.gateway.client import GatewayClient
-from sandgate.trainer import answers
-from sandgate.trainer.client import AsyncRolloutClient, Retries, RolloutClient
+from sandgate.trainer.client import bounded_answers
+from sandgate.trainer.client.rollout_client import AsyncRolloutClient, Retries, RolloutClient
 from tests.support.waiting import paced
 
 MIB = 1 << 20
@@ -119,7 +119,7 @@ async def test_a_trainer_reads_no_answer_without_end(
     call: Callable[[AsyncRolloutClient], Awaitable[Any]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(answers, "ROWS_BYTES_MAX", 8 * MIB)
+    monkeypatch.setattr(bounded_answers, "ROWS_BYTES_MAX", 8 * MIB)
     async with answering(handler) as there, AsyncRolloutClient(there.origin, "key") as trainer:
         tracemalloc.start()
         try:
@@ -133,7 +133,7 @@ async def test_a_trainer_reads_no_answer_without_end(
 
 
 async def test_nor_does_one_without_an_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "ROWS_BYTES_MAX", 8 * MIB)
+    monkeypatch.setattr(bounded_answers, "ROWS_BYTES_MAX", 8 * MIB)
 
     def ask(origin: str) -> None:
         with RolloutClient(origin, "key") as trainer:
@@ -145,7 +145,7 @@ async def test_nor_does_one_without_an_event_loop(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_a_trainer_gives_up_an_answer_that_drips(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "BODY_S", 0.3)
+    monkeypatch.setattr(bounded_answers, "BODY_S", 0.3)
 
     async def drip(request: web.Request) -> web.StreamResponse:
         answer = web.StreamResponse()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sandgate.contract.work import Limits
+from sandgate.contract.work import LimitsSpec
 from sandgate.gateway.config import SessionLimits
 from sandgate.gateway.engine.scripted.script import Fault, Reply
 from sandgate.gateway.journal.records import size
@@ -56,6 +56,6 @@ async def test_generations_that_fail_are_counted_too() -> None:
 
 
 def test_every_session_has_limits_where_nobody_sets_them() -> None:
-    gateways, jobs = SessionLimits(), Limits()
+    gateways, jobs = SessionLimits(), LimitsSpec()
     assert min(gateways.turns, gateways.total_tokens, gateways.journal_bytes) > 0
     assert (jobs.turns, jobs.total_tokens) == (gateways.turns, gateways.total_tokens)

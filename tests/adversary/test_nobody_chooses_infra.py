@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from sandgate.contract.errors import CAUSES, FAILURE_CLASS, Cause, FailureClass, FailureReason
 from sandgate.contract.session import SessionOutcome, SessionSummary
 from sandgate.gateway.engine.scripted.script import Fault, Reply
-from sandgate.operator.drivers.sandboxes import exit_of
+from sandgate.operator.local.sandboxes import exit_of
+from sandgate.operator.observed.pod_record import pod_seen
 from sandgate.operator.plan.actions import Exit, SealSession, SessionObserved, Stop
 from sandgate.operator.plan.session import plan_session
-from sandgate.operator.podstatus import pod_seen
 from sandgate.sandbox.process import ProcessExit
 from tests.operator.plans import running, said, session, spec
 from tests.operator.pods import CREATED, condition, disrupted, ended, pod, runs, waits

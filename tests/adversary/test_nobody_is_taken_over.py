@@ -10,7 +10,7 @@ import pytest
 from sandgate.contract.errors import NotFound
 from sandgate.contract.job import RolloutJob
 from sandgate.contract.schema import decode
-from sandgate.operator.cluster.provide import Taken, provide
+from sandgate.operator.cluster.provision import Taken, provide
 from sandgate.operator.settings import Settings
 from tests.adversary.test_results_always_seal import up as up
 from tests.operator.cluster_rig import NAMESPACE, World, manifest

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sandgate.contract.errors import FailureReason
-from sandgate.operator.drivers.sandboxes import exit_of
+from sandgate.operator.local.sandboxes import exit_of
 from sandgate.sandbox import process as processes
 from sandgate.sandbox.process import ProcessSpec, SandboxProcess, watch_memory
 from tests.operator.rig import job, rig

@@ -17,9 +17,9 @@ from sandgate.contract.session import DROPPED, SessionOutcome, TerminationMessag
 from sandgate.gateway.client import GatewayClient
 from sandgate.gateway.journal import records
 from sandgate.gateway.service.schemas import Finalize
+from sandgate.operator.driver.sealing import seal
 from sandgate.operator.plan.actions import Exit
 from sandgate.operator.plan.outcome import reward_of
-from sandgate.operator.sealing import seal
 from sandgate.sandbox.agents import result_document
 from tests.adversary.messages import HOSTILE, NO_REWARD
 from tests.operator.cluster_rig import World, hurry, manifest, world

@@ -22,8 +22,8 @@ from typing import Any
 
 import httpx
 
-from sandgate.gateway.engine.scripted.server import ScriptedServer
 from sandgate.gateway.engine.scripted.script import Player
+from sandgate.gateway.engine.scripted.server import ScriptedServer
 from tests.support.gateway import WITHIN_S, bearer, client, codec, ids
 from tests.support.process import Process
 

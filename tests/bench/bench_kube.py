@@ -7,8 +7,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from sandgate.operator.access import from_kubeconfig
-from sandgate.operator.kube import Kube
+from sandgate.operator.kubernetes.access import from_kubeconfig
+from sandgate.operator.kubernetes.client import KubeClient
 from tests.cluster.harness.api import Api, api_server
 from tests.cluster.harness.needs import why_no_api_server
 
@@ -44,7 +44,7 @@ async def measured(call: Callable[[int], Awaitable[Any]], calls: int) -> tuple[f
 
 async def rounds(api: Api, calls: int, times: int) -> dict[str, float]:
     """Best of some rounds."""
-    kube = Kube(from_kubeconfig([api.kubeconfig]))
+    kube = KubeClient(from_kubeconfig([api.kubeconfig]))
     status = {"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}}
     verbs: dict[str, Callable[[int], Awaitable[Any]]] = {
         "apply_new": lambda number: kube.apply(pod(number)),

@@ -29,13 +29,13 @@ from typing import Any
 import orjson
 
 from sandgate.contract.keys import Key, Scope, mint
-from sandgate.gateway.conversation.messages import Reply
 from sandgate.gateway.journal.records import Delivered, Opened, Record, Sealed, TurnCommitted
+from sandgate.gateway.journal.reply import Reply
 from sandgate.gateway.journal.sqlite import SqliteStore
-from sandgate.trainer.client import AsyncRolloutClient
-from sandgate.trainer.fleet import AsyncFleet
-from sandgate.trainer.rollouts import nbytes
-from sandgate.trainer.streaming import Ahead
+from sandgate.trainer.client.fleet import AsyncFleet
+from sandgate.trainer.client.groups import nbytes
+from sandgate.trainer.client.rollout_client import AsyncRolloutClient
+from sandgate.trainer.client.streaming import Ahead
 from tests.bench import report
 from tests.bench.model import folder
 from tests.bench.run import ROOT, SECRET, cpu_s, process, rss_kb

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from sandgate.operator.metrics import Metrics
+from sandgate.operator.replica.metrics import OperatorMetrics
 from tests.chart.rendering import at, render
 
 
@@ -49,7 +49,7 @@ def test_the_dashboard_is_found_by_the_users_labels() -> None:
 
 
 def test_the_dashboard_asks_for_metrics_that_the_operator_has() -> None:
-    families = list(Metrics().registry.collect())
+    families = list(OperatorMetrics().registry.collect())
     suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_count", "_sum"], "gauge": [""]}
     known = {one.name + suffix for one in families for suffix in suffixes[one.type]}
     found = render({"metrics": {"dashboard": DASHBOARD}}).one("ConfigMap", "sandgate-dashboard")

@@ -13,12 +13,12 @@ from sandgate.contract.errors import Forbidden
 from sandgate.contract.job import RolloutJob
 from sandgate.contract.names import gateways_name, signing_name, verifier_name
 from sandgate.contract.schema import decode
-from sandgate.operator.access import Access, Token
-from sandgate.operator.kinds import WATCHED
-from sandgate.operator.kube import Kube
-from sandgate.operator.lease import Lease
+from sandgate.operator.kubernetes.access import Access, Token
+from sandgate.operator.kubernetes.client import KubeClient
+from sandgate.operator.kubernetes.kinds import WATCHED
 from sandgate.operator.manifests import engine_objects, gateway_objects
 from sandgate.operator.manifests.example import session_objects
+from sandgate.operator.replica.leader_lease import LeaderLease
 from sandgate.operator.settings import Settings
 from tests.chart.released import Release, fresh, in_force, released
 from tests.chart.rendering import render
@@ -53,11 +53,11 @@ def path(namespace: str) -> str:
     return f"/apis/sandgate.dev/v1alpha1/namespaces/{namespace}/rolloutjobs"
 
 
-def kube_of(release: Release) -> Kube:
+def kube_of(release: Release) -> KubeClient:
     """As the pod of the Deployment would have it."""
     token = release.api.token(release.namespace, "sandgate-operator")
     tls = ssl.create_default_context(cafile=str(release.api.ca))
-    return Kube(Access(release.api.url, tls, Token(text=token), release.namespace))
+    return KubeClient(Access(release.api.url, tls, Token(text=token), release.namespace))
 
 
 def job_of(release: Release, namespace: str) -> RolloutJob:
@@ -107,7 +107,7 @@ async def test_a_jobs_whole_life(release: Release, jobs: str) -> None:
 async def test_the_lease_of_the_chart_is_taken_renewed_and_given_back(release: Release) -> None:
     where = f"/apis/coordination.k8s.io/v1/namespaces/{release.namespace}/leases/sandgate-operator"
     kube, rest = kube_of(release), release.api.rest()
-    lease = Lease(kube, release.namespace, "sandgate-operator", "pod-1")
+    lease = LeaderLease(kube, release.namespace, "sandgate-operator", "pod-1")
     try:
         await lease.acquire()
         assert rest.get(where)["spec"]["holderIdentity"] == "pod-1"

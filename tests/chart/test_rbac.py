@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sandgate.operator.kinds import KINDS
+from sandgate.operator.kubernetes.kinds import KINDS
 from tests.chart.rendering import render
 
 READ = {"get", "list", "watch"}

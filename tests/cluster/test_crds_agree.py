@@ -22,7 +22,7 @@ from sandgate.contract.errors import FAILURE_CLASS, BadManifest, FailureReason
 from sandgate.contract.job import API_VERSION, AgentSession, RolloutJob
 from sandgate.contract.schema import INT64_MAX, decode, encode
 from sandgate.contract.status import AgentSessionStatus, Condition, ConditionStatus, RolloutJobStatus
-from sandgate.operator.manifest import parse_job
+from sandgate.operator.local.manifest import parse_job
 from tests.cluster.crds import Json, install, path, refusal
 from tests.cluster.harness.api import Api
 from tests.cluster.harness.rest import Refused

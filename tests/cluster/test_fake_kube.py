@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from sandgate.contract.errors import Conflict, NotFound
-from sandgate.operator.access import from_kubeconfig
-from sandgate.operator.kube import Kube
+from sandgate.operator.kubernetes.access import from_kubeconfig
+from sandgate.operator.kubernetes.client import KubeClient
 from tests.cluster.harness.api import Api
 from tests.operator.fake_kube import FakeKube
 
@@ -28,7 +28,7 @@ async def kube(request: pytest.FixtureRequest, apiserver: Api) -> AsyncIterator[
     if request.param == "memory":
         yield FakeKube(time.time)
         return
-    client = Kube(from_kubeconfig([apiserver.kubeconfig]), deadline_s=5.0)
+    client = KubeClient(from_kubeconfig([apiserver.kubeconfig]), deadline_s=5.0)
     yield client
     await client.aclose()
 

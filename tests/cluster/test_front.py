@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 
 from sandgate.contract.labels import MANAGED_BY, MANAGER, SHARD
-from sandgate.operator.access import Access, from_kubeconfig
-from sandgate.operator.handlers import Front
-from sandgate.operator.kinds import KINDS, WATCHED, selector
-from sandgate.operator.kube import Kube
+from sandgate.operator.cluster.watches import Watches
+from sandgate.operator.kubernetes.access import Access, from_kubeconfig
+from sandgate.operator.kubernetes.client import KubeClient
+from sandgate.operator.kubernetes.kinds import KINDS, WATCHED, selector
+from sandgate.operator.replica.sweeps import Sweeps
 from sandgate.operator.settings import Settings
-from sandgate.operator.sweeps import Sweeps
 from tests.cluster.crds import established
 from tests.cluster.harness.api import Api, api_server
 from tests.cluster.harness.control import Control
@@ -82,7 +82,7 @@ def pod(namespace: str, name: str, labels: Mapping[str, str]) -> Json:
 class Seen:
     """A hub that keeps uids and sweeps; no reconciliation."""
 
-    kube: Kube
+    kube: KubeClient
     settings: Settings
     events: list[tuple[str, str | None, str]] = field(default_factory=list)
     lists: list[str] = field(default_factory=list)
@@ -137,7 +137,7 @@ class Seen:
 @asynccontextmanager
 async def watching(access: Access, settings: Settings, *, inactivity_s: float = 70.0) -> AsyncIterator[Seen]:
     """Watches and sweeps run while the block does; kopf ends when it is told to, without an error."""
-    kube = Kube(access)
+    kube = KubeClient(access)
     seen = Seen(kube, settings)
     sweeps = Sweeps(seen.sweep, quiet_s=0.2, retry_s=0.2)
     stop = asyncio.Event()
@@ -146,7 +146,7 @@ async def watching(access: Access, settings: Settings, *, inactivity_s: float = 
         seen.relisted(kind)
         sweeps.soon()
 
-    front = Front(access, settings, seen.saw, relisted, inactivity_s=inactivity_s)
+    front = Watches(access, settings, seen.saw, relisted, inactivity_s=inactivity_s)
     sweeping = asyncio.create_task(sweeps.run())
     running = asyncio.create_task(front.run(stop))
     try:
@@ -163,13 +163,15 @@ async def watching(access: Access, settings: Settings, *, inactivity_s: float = 
 
 
 @pytest.fixture
-async def kube(own: tuple[Api, Control]) -> AsyncIterator[Kube]:
-    client = Kube(from_kubeconfig([own[0].kubeconfig]))
+async def kube(own: tuple[Api, Control]) -> AsyncIterator[KubeClient]:
+    client = KubeClient(from_kubeconfig([own[0].kubeconfig]))
     yield client
     await client.aclose()
 
 
-async def test_lists_then_tells_each_change_and_writes_nothing(kube: Kube, own: tuple[Api, Control]) -> None:
+async def test_lists_then_tells_each_change_and_writes_nothing(
+    kube: KubeClient, own: tuple[Api, Control]
+) -> None:
     api = own[0]
     with api.namespace("told", security="privileged") as namespace:
         await kube.create(thing("RolloutJob", namespace, "before"))
@@ -198,7 +200,7 @@ async def test_lists_then_tells_each_change_and_writes_nothing(kube: Kube, own: 
 
 
 async def test_a_shard_sees_its_own_and_the_unnamed_one_the_rest(
-    kube: Kube, own: tuple[Api, Control]
+    kube: KubeClient, own: tuple[Api, Control]
 ) -> None:
     with own[0].namespace("shards") as namespace:
         for name, labels in (("plain", {}), ("sharded", {SHARD: "a"}), ("other", {SHARD: "b"})):
@@ -212,7 +214,7 @@ async def test_a_shard_sees_its_own_and_the_unnamed_one_the_rest(
 
 
 async def test_a_deletion_while_the_watch_is_cut_and_etcd_is_compacted_is_noticed_in_one_sweep(
-    kube: Kube, own: tuple[Api, Control]
+    kube: KubeClient, own: tuple[Api, Control]
 ) -> None:
     """The watch is cut, an object goes, and nobody remembers: etcd is compacted, the API server begins anew."""
     api, control = own
@@ -241,7 +243,7 @@ async def test_a_deletion_while_the_watch_is_cut_and_etcd_is_compacted_is_notice
             assert ("DELETED", "goes") not in seen.of("AgentSession")
 
 
-async def test_a_list_that_is_empty_now_is_noticed_too(kube: Kube, own: tuple[Api, Control]) -> None:
+async def test_a_list_that_is_empty_now_is_noticed_too(kube: KubeClient, own: tuple[Api, Control]) -> None:
     """Nothing is left to be listed, so no event comes at all."""
     api, control = own
     with api.namespace("emptied") as namespace:
@@ -260,7 +262,7 @@ async def test_a_list_that_is_empty_now_is_noticed_too(kube: Kube, own: tuple[Ap
             await seen.until(lambda: "only" in seen.gone)
 
 
-async def test_a_broken_connection_is_no_news(kube: Kube, own: tuple[Api, Control]) -> None:
+async def test_a_broken_connection_is_no_news(kube: KubeClient, own: tuple[Api, Control]) -> None:
     with own[0].namespace("broken") as namespace:
         await kube.create(thing("RolloutJob", namespace, "one", **{SHARD: "broken"}))
         async with (

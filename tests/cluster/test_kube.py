@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from sandgate.contract.errors import Conflict, Forbidden, InvalidBody, NotFound, SandgateError, Unauthorized
-from sandgate.operator import kube as kube_module
-from sandgate.operator.access import Access, Token, from_kubeconfig
-from sandgate.operator.kube import Kube
+from sandgate.operator.kubernetes import client as kube_module
+from sandgate.operator.kubernetes.access import Access, Token, from_kubeconfig
+from sandgate.operator.kubernetes.client import KubeClient
 from tests.cluster.harness.api import Api
 
 Json = dict[str, Any]
@@ -24,8 +24,8 @@ def namespace(apiserver: Api) -> Iterator[str]:
 
 
 @pytest.fixture
-async def kube(apiserver: Api) -> AsyncIterator[Kube]:
-    client = Kube(from_kubeconfig([apiserver.kubeconfig]), deadline_s=5.0)
+async def kube(apiserver: Api) -> AsyncIterator[KubeClient]:
+    client = KubeClient(from_kubeconfig([apiserver.kubeconfig]), deadline_s=5.0)
     yield client
     await client.aclose()
 
@@ -39,7 +39,7 @@ def version(body: Json) -> str:
     return str(body["metadata"]["resourceVersion"])
 
 
-async def test_applying_what_is_there_writes_nothing(kube: Kube, namespace: str) -> None:
+async def test_applying_what_is_there_writes_nothing(kube: KubeClient, namespace: str) -> None:
     first = await kube.apply(config(namespace, "same", a="1"))
     assert version(await kube.apply(config(namespace, "same", a="1"))) == version(first)
     changed = await kube.apply(config(namespace, "same", b="2"))
@@ -48,7 +48,7 @@ async def test_applying_what_is_there_writes_nothing(kube: Kube, namespace: str)
 
 
 async def test_a_field_of_another_manager_is_a_conflict_unless_forced(
-    kube: Kube, namespace: str, apiserver: Api
+    kube: KubeClient, namespace: str, apiserver: Api
 ) -> None:
     await kube.apply(config(namespace, "shared", a="ours"))
     apiserver.kubectl(
@@ -59,20 +59,20 @@ async def test_a_field_of_another_manager_is_a_conflict_unless_forced(
     assert (await kube.apply(config(namespace, "shared", a="ours")))["data"] == {"a": "ours"}
 
 
-async def test_a_name_is_created_once(kube: Kube, namespace: str) -> None:
+async def test_a_name_is_created_once(kube: KubeClient, namespace: str) -> None:
     await kube.create(config(namespace, "once"))
     with pytest.raises(Conflict, match="already exists"):
         await kube.create(config(namespace, "once"))
 
 
-async def test_a_replacement_needs_the_current_version(kube: Kube, namespace: str) -> None:
+async def test_a_replacement_needs_the_current_version(kube: KubeClient, namespace: str) -> None:
     first = await kube.create(config(namespace, "whole", a="1"))
     assert (await kube.replace({**first, "data": {"b": "2"}}))["data"] == {"b": "2"}
     with pytest.raises(Conflict, match="has been modified"):
         await kube.replace({**first, "data": {"c": "3"}})
 
 
-async def test_a_patch_merges_and_may_insist_on_a_version(kube: Kube, namespace: str) -> None:
+async def test_a_patch_merges_and_may_insist_on_a_version(kube: KubeClient, namespace: str) -> None:
     first = await kube.create(config(namespace, "merged", a="1", b="2"))
     patched = await kube.patch("ConfigMap", namespace, "merged", {"data": {"a": None, "c": "3"}})
     assert patched["data"] == {"b": "2", "c": "3"}
@@ -81,7 +81,7 @@ async def test_a_patch_merges_and_may_insist_on_a_version(kube: Kube, namespace:
         await kube.patch("ConfigMap", namespace, "merged", stale)
 
 
-async def test_a_status_is_patched_apart(kube: Kube, namespace: str) -> None:
+async def test_a_status_is_patched_apart(kube: KubeClient, namespace: str) -> None:
     meta = {"name": "budget", "namespace": namespace}
     body = {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": meta}
     await kube.apply({**body, "spec": {"minAvailable": 1, "selector": {"matchLabels": {"a": "b"}}}})
@@ -90,7 +90,9 @@ async def test_a_status_is_patched_apart(kube: Kube, namespace: str) -> None:
     assert (told["status"]["expectedPods"], told["spec"]["minAvailable"]) == (3, 1)
 
 
-async def test_what_is_gone_is_no_error_and_another_of_the_name_stays(kube: Kube, namespace: str) -> None:
+async def test_what_is_gone_is_no_error_and_another_of_the_name_stays(
+    kube: KubeClient, namespace: str
+) -> None:
     first = await kube.create(config(namespace, "short"))
     uid = first["metadata"]["uid"]
     assert await kube.delete("ConfigMap", namespace, "short", uid=uid, grace_s=0) is True
@@ -101,7 +103,7 @@ async def test_what_is_gone_is_no_error_and_another_of_the_name_stays(kube: Kube
     assert await kube.get("ConfigMap", namespace, "short")
 
 
-async def test_many_are_deleted_by_their_labels_and_never_all(kube: Kube, namespace: str) -> None:
+async def test_many_are_deleted_by_their_labels_and_never_all(kube: KubeClient, namespace: str) -> None:
     for name in "abc":
         await kube.create(config(namespace, f"many-{name}", {"batch": name}))
     await kube.delete_many("ConfigMap", namespace, labels="batch in (a,c)")
@@ -111,7 +113,7 @@ async def test_many_are_deleted_by_their_labels_and_never_all(kube: Kube, namesp
         await kube.delete_many("ConfigMap", namespace, labels="")
 
 
-async def test_nothing_is_found_where_nothing_is(kube: Kube, namespace: str) -> None:
+async def test_nothing_is_found_where_nothing_is(kube: KubeClient, namespace: str) -> None:
     with pytest.raises(NotFound, match='configmaps "none" not found'):
         await kube.get("ConfigMap", namespace, "none")
     assert await kube.list("ConfigMap", "no-such-namespace") == []
@@ -119,7 +121,7 @@ async def test_nothing_is_found_where_nothing_is(kube: Kube, namespace: str) -> 
 
 
 async def test_lists_are_whole_in_chunks_and_say_their_kind(
-    kube: Kube, namespace: str, monkeypatch: pytest.MonkeyPatch
+    kube: KubeClient, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kube_module, "LIST_CHUNK", 2)
     names = [f"chunk-{number}" for number in range(5)]
@@ -133,7 +135,7 @@ async def test_lists_are_whole_in_chunks_and_say_their_kind(
     assert not any("data" in one for one in slim)
 
 
-async def test_builtin_kinds_are_served(kube: Kube) -> None:
+async def test_builtin_kinds_are_served(kube: KubeClient) -> None:
     assert await kube.serves("Lease")
     assert await kube.serves("Pod")
 
@@ -152,7 +154,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("verb", "content", "error", "field"), REFUSED.values(), ids=REFUSED)
 async def test_refused(
-    kube: Kube, namespace: str, verb: str, content: Json, error: type[SandgateError], field: str
+    kube: KubeClient, namespace: str, verb: str, content: Json, error: type[SandgateError], field: str
 ) -> None:
     calls: list[str] = []
     kube.observe = lambda verb, kind, code, seconds: calls.append(code)
@@ -167,11 +169,11 @@ async def test_without_rights_it_is_forbidden_and_without_a_good_token_unauthori
     apiserver: Api, namespace: str
 ) -> None:
     tls = ssl.create_default_context(cafile=str(apiserver.ca))
-    nobody = Kube(Access(apiserver.url, tls, Token(text=apiserver.token(namespace, "default"))))
+    nobody = KubeClient(Access(apiserver.url, tls, Token(text=apiserver.token(namespace, "default"))))
     with pytest.raises(Forbidden, match="system:serviceaccount:kube-client:default"):
         await nobody.list("Pod", namespace)
     await nobody.aclose()
-    liar = Kube(Access(apiserver.url, tls, Token(text="not-a-token")))
+    liar = KubeClient(Access(apiserver.url, tls, Token(text="not-a-token")))
     with pytest.raises(Unauthorized):
         await liar.list("Pod", namespace)
     await liar.aclose()

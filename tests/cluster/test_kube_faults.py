@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from sandgate.contract.errors import Conflict, Overloaded, SandgateError, Unauthorized, Unavailable
-from sandgate.operator import access as access_module
-from sandgate.operator import kube as kube_module
-from sandgate.operator.access import Access, Token, from_kubeconfig
-from sandgate.operator.kube import Kube
+from sandgate.operator.kubernetes import access as access_module
+from sandgate.operator.kubernetes import client as kube_module
+from sandgate.operator.kubernetes.access import Access, Token, from_kubeconfig
+from sandgate.operator.kubernetes.client import KubeClient
 from tests.cluster.harness.api import Api
 from tests.support.relay import Fault, Relay, relay
 
@@ -39,8 +39,8 @@ async def between(apiserver: Api) -> AsyncIterator[Relay]:
 
 
 @pytest.fixture
-async def kube(between: Relay) -> AsyncIterator[Kube]:
-    client = Kube(Access(between.url), deadline_s=5.0)
+async def kube(between: Relay) -> AsyncIterator[KubeClient]:
+    client = KubeClient(Access(between.url), deadline_s=5.0)
     yield client
     await client.aclose()
 
@@ -61,7 +61,7 @@ PASSING = {
 
 @pytest.mark.parametrize("faults", PASSING.values(), ids=PASSING)
 async def test_what_passes_by_itself_is_not_seen(
-    kube: Kube, between: Relay, namespace: str, faults: list[Fault]
+    kube: KubeClient, between: Relay, namespace: str, faults: list[Fault]
 ) -> None:
     told: list[tuple[str, str, str]] = []
     kube.observe = lambda verb, kind, code, seconds: told.append((verb, kind, code))
@@ -88,7 +88,7 @@ async def test_what_does_not_pass_is_said_after_the_deadline(
     between: Relay, namespace: str, fault: Fault, error: type[SandgateError]
 ) -> None:
     between.faults = deque([fault] * 100)
-    kube = Kube(Access(between.url), deadline_s=1.0)
+    kube = KubeClient(Access(between.url), deadline_s=1.0)
     with pytest.raises(error):
         await kube.get("ConfigMap", namespace, "kube-root-ca.crt")
     assert 2 <= len(between.seen) <= 10, "it backs off: five tries, each asked twice where a connection broke"
@@ -99,16 +99,16 @@ async def test_a_server_that_stands_still_costs_one_attempt_not_for_ever(
     between: Relay, namespace: str
 ) -> None:
     between.freeze()
-    kube = Kube(Access(between.url), deadline_s=3.0, attempt_s=0.5)
+    kube = KubeClient(Access(between.url), deadline_s=3.0, attempt_s=0.5)
     with pytest.raises(Unavailable, match="does not answer"):
         await kube.list("ConfigMap", namespace)
     assert len(between.seen) >= 2
     await kube.aclose()
 
 
-async def test_a_longer_retry_after_is_waited_for(kube: Kube, between: Relay, namespace: str) -> None:
+async def test_a_longer_retry_after_is_waited_for(kube: KubeClient, between: Relay, namespace: str) -> None:
     between.faults = deque([Fault(429, "60")])
-    kube_short = Kube(Access(between.url), deadline_s=1.0)
+    kube_short = KubeClient(Access(between.url), deadline_s=1.0)
     with pytest.raises(Overloaded) as refused:
         await kube_short.list("ConfigMap", namespace)
     assert (refused.value.retry_after, len(between.seen)) == (60.0, 1), "the deadline is before that"
@@ -116,7 +116,7 @@ async def test_a_longer_retry_after_is_waited_for(kube: Kube, between: Relay, na
 
 
 async def test_a_creation_whose_answer_was_lost_is_a_conflict_with_itself(
-    kube: Kube, between: Relay, namespace: str
+    kube: KubeClient, between: Relay, namespace: str
 ) -> None:
     between.faults = deque([LOST])
     with pytest.raises(Conflict):
@@ -125,7 +125,7 @@ async def test_a_creation_whose_answer_was_lost_is_a_conflict_with_itself(
 
 
 async def test_a_list_that_expires_between_chunks_begins_again_and_then_is_asked_for_whole(
-    kube: Kube, between: Relay, namespace: str, monkeypatch: pytest.MonkeyPatch
+    kube: KubeClient, between: Relay, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kube_module, "LIST_CHUNK", 1)
     names = ["expire-a", "expire-b", "expire-c"]
@@ -147,7 +147,7 @@ async def test_a_token_is_read_again_when_it_is_old_or_refused(
 ) -> None:
     file = tmp_path / "token"
     file.write_text("first\n")
-    kube = Kube(Access(between.url, token=Token(path=file)))
+    kube = KubeClient(Access(between.url, token=Token(path=file)))
     await kube.list("ConfigMap", namespace)
     file.write_text("second\n")
     await kube.list("ConfigMap", namespace)
@@ -167,12 +167,12 @@ async def test_a_token_is_read_again_when_it_is_old_or_refused(
 
 
 async def test_no_more_requests_at_once_than_allowed(between: Relay, namespace: str, apiserver: Api) -> None:
-    kube = Kube(Access(between.url), in_flight=3)
+    kube = KubeClient(Access(between.url), in_flight=3)
     between.freeze()
     calls = [asyncio.create_task(kube.list("ConfigMap", namespace)) for _ in range(10)]
     async with asyncio.timeout(10), between.arrived:
         await between.arrived.wait_for(lambda: len(between.seen) >= 3)
-    other = Kube(Access(between.url))
+    other = KubeClient(Access(between.url))
     extra = asyncio.create_task(other.list("ConfigMap", namespace))
     async with asyncio.timeout(10), between.arrived:
         await between.arrived.wait_for(lambda: len(between.seen) >= 4)
@@ -188,7 +188,7 @@ def test_a_client_closed_after_a_call_was_cancelled_leaves_no_connection_open(ap
     """TLS says goodbye and waits for the answer; a loop that ends before would leave the socket."""
 
     async def cancelled_after(turns: int) -> None:
-        client = Kube(from_kubeconfig([apiserver.kubeconfig]))
+        client = KubeClient(from_kubeconfig([apiserver.kubeconfig]))
         await client.get("Namespace", "", "default")
         call = asyncio.create_task(client.list("Secret"))
         for _ in range(turns):

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from sandgate.operator.access import Access, from_kubeconfig
-from sandgate.operator.kube import Kube
-from sandgate.operator.lease import Lease, LeaseLost
+from sandgate.operator.kubernetes.access import Access, from_kubeconfig
+from sandgate.operator.kubernetes.client import KubeClient
+from sandgate.operator.replica.leader_lease import LeaderLease, LeaseLost
 from tests.cluster.harness.api import Api
 from tests.support.relay import Relay, relay
 
@@ -28,8 +28,8 @@ def namespace(apiserver: Api) -> Iterator[str]:
 
 
 @pytest.fixture
-async def kube(apiserver: Api) -> AsyncIterator[Kube]:
-    client = Kube(from_kubeconfig([apiserver.kubeconfig]), deadline_s=DEADLINE_S, attempt_s=ATTEMPT_S)
+async def kube(apiserver: Api) -> AsyncIterator[KubeClient]:
+    client = KubeClient(from_kubeconfig([apiserver.kubeconfig]), deadline_s=DEADLINE_S, attempt_s=ATTEMPT_S)
     yield client
     await client.aclose()
 
@@ -40,8 +40,8 @@ async def between(apiserver: Api) -> AsyncIterator[Relay]:
         yield one
 
 
-def lease(kube: Kube, namespace: str, name: str, identity: str) -> Lease:
-    return Lease(
+def lease(kube: KubeClient, namespace: str, name: str, identity: str) -> LeaderLease:
+    return LeaderLease(
         kube,
         namespace,
         name,
@@ -53,8 +53,8 @@ def lease(kube: Kube, namespace: str, name: str, identity: str) -> Lease:
     )
 
 
-async def stored(kube: Kube, namespace: str, name: str) -> Json:
-    spec: Json = (await kube.get("Lease", namespace, name))["spec"]
+async def stored(kube: KubeClient, namespace: str, name: str) -> Json:
+    spec: Json = (await kube.get("LeaderLease", namespace, name))["spec"]
     return spec
 
 
@@ -64,7 +64,9 @@ async def cancel(*tasks: asyncio.Task[None]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_one_of_two_leads_and_the_other_takes_what_is_given_back(kube: Kube, namespace: str) -> None:
+async def test_one_of_two_leads_and_the_other_takes_what_is_given_back(
+    kube: KubeClient, namespace: str
+) -> None:
     one, two = (lease(kube, namespace, "turns", who) for who in ("one", "two"))
     await one.acquire()
     holding = asyncio.create_task(one.hold())
@@ -86,7 +88,7 @@ async def test_one_of_two_leads_and_the_other_takes_what_is_given_back(kube: Kub
 
 
 async def test_a_silent_holder_is_replaced_after_its_duration_and_not_before(
-    kube: Kube, namespace: str
+    kube: KubeClient, namespace: str
 ) -> None:
     one, two = (lease(kube, namespace, "silent", who) for who in ("one", "two"))
     await one.acquire()
@@ -98,24 +100,24 @@ async def test_a_silent_holder_is_replaced_after_its_duration_and_not_before(
         await one.hold()
 
 
-async def test_a_holder_ends_when_it_sees_another(kube: Kube, namespace: str) -> None:
+async def test_a_holder_ends_when_it_sees_another(kube: KubeClient, namespace: str) -> None:
     one = lease(kube, namespace, "usurped", "one")
     await one.acquire()
-    await kube.patch("Lease", namespace, "usurped", {"spec": {"holderIdentity": "two"}})
+    await kube.patch("LeaderLease", namespace, "usurped", {"spec": {"holderIdentity": "two"}})
     with pytest.raises(LeaseLost, match="held by two"):
         await one.hold()
     await one.release()
     assert (await stored(kube, namespace, "usurped"))["holderIdentity"] == "two"
 
 
-async def test_a_holder_s_clock_is_not_believed(kube: Kube, namespace: str) -> None:
+async def test_a_holder_s_clock_is_not_believed(kube: KubeClient, namespace: str) -> None:
     spec = {
         "holderIdentity": "from-the-past",
         "renewTime": "1999-01-01T00:00:00.000000Z",
         "leaseDurationSeconds": 2,
     }
     meta = {"name": "skewed", "namespace": namespace}
-    body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta, "spec": spec}
+    body = {"apiVersion": "coordination.k8s.io/v1", "kind": "LeaderLease", "metadata": meta, "spec": spec}
     await kube.create(body)
     clock = asyncio.get_running_loop().time
     start = clock()
@@ -123,7 +125,7 @@ async def test_a_holder_s_clock_is_not_believed(kube: Kube, namespace: str) -> N
     assert clock() - start >= 2.0, "its own duration, seen from here"
 
 
-async def test_the_same_pod_need_not_wait_for_its_last_life(kube: Kube, namespace: str) -> None:
+async def test_the_same_pod_need_not_wait_for_its_last_life(kube: KubeClient, namespace: str) -> None:
     await lease(kube, namespace, "again", "pod").acquire()
     clock = asyncio.get_running_loop().time
     start = clock()
@@ -132,23 +134,25 @@ async def test_the_same_pod_need_not_wait_for_its_last_life(kube: Kube, namespac
     assert (await stored(kube, namespace, "again"))["leaseTransitions"] == 1
 
 
-async def test_a_lease_that_the_chart_left_empty_is_taken(kube: Kube, namespace: str) -> None:
+async def test_a_lease_that_the_chart_left_empty_is_taken(kube: KubeClient, namespace: str) -> None:
     meta = {"name": "empty", "namespace": namespace, "labels": {"helm": "yes"}}
-    await kube.create({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta})
+    await kube.create({"apiVersion": "coordination.k8s.io/v1", "kind": "LeaderLease", "metadata": meta})
     await lease(kube, namespace, "empty", "one").acquire()
-    body = await kube.get("Lease", namespace, "empty")
+    body = await kube.get("LeaderLease", namespace, "empty")
     assert (body["spec"]["holderIdentity"], body["metadata"]["labels"]) == ("one", {"helm": "yes"})
 
 
-async def test_a_stranger_s_change_of_its_labels_does_not_end_a_holder(kube: Kube, namespace: str) -> None:
+async def test_a_stranger_s_change_of_its_labels_does_not_end_a_holder(
+    kube: KubeClient, namespace: str
+) -> None:
     one = lease(kube, namespace, "touched", "one")
     await one.acquire()
-    await kube.patch("Lease", namespace, "touched", {"metadata": {"labels": {"upgraded": "yes"}}})
+    await kube.patch("LeaderLease", namespace, "touched", {"metadata": {"labels": {"upgraded": "yes"}}})
     holding = asyncio.create_task(one.hold())
     done, _ = await asyncio.wait({holding}, timeout=2 * WITHIN_S)
     assert not done
-    assert (await kube.get("Lease", namespace, "touched"))["metadata"]["labels"]["upgraded"] == "yes"
-    await kube.delete("Lease", namespace, "touched")
+    assert (await kube.get("LeaderLease", namespace, "touched"))["metadata"]["labels"]["upgraded"] == "yes"
+    await kube.delete("LeaderLease", namespace, "touched")
     with pytest.raises(LeaseLost, match="deleted"):
         await holding
 
@@ -157,7 +161,7 @@ async def test_a_stranger_s_change_of_its_labels_does_not_end_a_holder(kube: Kub
 async def test_without_the_api_server_leadership_ends_before_another_may_begin(
     apiserver: Api, between: Relay, namespace: str, way: str
 ) -> None:
-    cut_off = Kube(Access(between.url), deadline_s=DEADLINE_S, attempt_s=ATTEMPT_S)
+    cut_off = KubeClient(Access(between.url), deadline_s=DEADLINE_S, attempt_s=ATTEMPT_S)
     one = lease(cut_off, namespace, way, "one")
     await one.acquire()
     holding = asyncio.create_task(one.hold())
@@ -176,7 +180,7 @@ async def test_without_the_api_server_leadership_ends_before_another_may_begin(
     await cut_off.aclose()
 
 
-async def test_leases_of_many_replicas_have_one_holder_at_any_time(kube: Kube, namespace: str) -> None:
+async def test_leases_of_many_replicas_have_one_holder_at_any_time(kube: KubeClient, namespace: str) -> None:
     """Each, once it leads, gives it back; who leads at the same time as another would be seen."""
     leading: set[str] = set()
     order: list[str] = []

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sandgate.operator.kinds import Ref
+from sandgate.operator.kubernetes.kinds import Ref
 from sandgate.operator.manifests import Json, engine_objects, gateway_objects
 from sandgate.operator.manifests.example import session_objects
 from tests.cluster.harness.api import Api

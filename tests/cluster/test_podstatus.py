@@ -19,8 +19,8 @@ import pytest
 
 from sandgate.contract.errors import FailureReason as R
 from sandgate.contract.labels import labels
-from sandgate.operator.podends import IMAGE_PATIENCE_S
-from sandgate.operator.podstatus import PodSeen, pod_seen
+from sandgate.operator.observed.pod_failure import IMAGE_PATIENCE_S
+from sandgate.operator.observed.pod_record import PodSeen, pod_seen
 from tests.cluster import pods
 from tests.cluster.harness.cluster import Cluster
 from tests.cluster.harness.images import PYTHON

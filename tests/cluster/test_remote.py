@@ -11,11 +11,11 @@ import pytest
 from sandgate.contract.names import done_name, remote_keys_name, remote_verifier_name
 from sandgate.contract.schema import encode
 from sandgate.contract.status import AgentSessionStatus, SessionReason
-from sandgate.operator.access import from_kubeconfig
-from sandgate.operator.cluster.remote import tell
+from sandgate.operator.cluster.object_store import controller, session_seen
+from sandgate.operator.cluster.remote_sessions import tell
 from sandgate.operator.cluster.session_status import session_status
-from sandgate.operator.cluster.store import controller, session_seen
-from sandgate.operator.kube import Kube
+from sandgate.operator.kubernetes.access import from_kubeconfig
+from sandgate.operator.kubernetes.client import KubeClient
 from sandgate.operator.manifests import done_map, remote_secret, remote_verifier_secret
 from sandgate.operator.plan.actions import SessionObserved, Told
 from tests.cluster.crds import install
@@ -36,7 +36,7 @@ def namespace(apiserver: Api) -> Iterator[str]:
 async def test_its_status_and_what_goes_with_it_are_taken(apiserver: Api, namespace: str) -> None:
     body = copy.deepcopy(ENDPOINTS)
     put(body, "metadata.namespace", namespace)
-    client = Kube(from_kubeconfig([apiserver.kubeconfig]), deadline_s=5.0)
+    client = KubeClient(from_kubeconfig([apiserver.kubeconfig]), deadline_s=5.0)
     made = await client.create(body)
     shop = job(body)
     shop = replace(shop, metadata=replace(shop.metadata, namespace=namespace, uid=made["metadata"]["uid"]))

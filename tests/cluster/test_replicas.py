@@ -17,9 +17,9 @@ import aiohttp
 import pytest
 import yaml
 
-from sandgate.operator.access import from_kubeconfig
-from sandgate.operator.kube import Kube
-from sandgate.operator.lease import DURATION_S, LOOK_EVERY_S
+from sandgate.operator.kubernetes.access import from_kubeconfig
+from sandgate.operator.kubernetes.client import KubeClient
+from sandgate.operator.replica.leader_lease import DURATION_S, LOOK_EVERY_S
 from tests.cluster.crds import install
 from tests.cluster.harness.api import Api, free_ports
 from tests.support.relay import relay
@@ -121,7 +121,7 @@ async def ready(process: Process) -> bool:
 
 
 async def test_whoever_lost_the_lease_ends_at_once(apiserver: Api, namespace: str, tmp_path: Path) -> None:
-    kube = Kube(from_kubeconfig([apiserver.kubeconfig]))
+    kube = KubeClient(from_kubeconfig([apiserver.kubeconfig]))
     async with operator(tmp_path, "robbed", namespace, apiserver.kubeconfig, "--lease=robbed") as one:
         await until(lambda: one.does("leading"), what="it leads", within_s=STARTED_S)
         await kube.patch("Lease", namespace, "robbed", {"spec": {"holderIdentity": "thief"}})

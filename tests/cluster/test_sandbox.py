@@ -14,7 +14,7 @@ from sandgate.contract.job import RolloutJob, Task
 from sandgate.contract.labels import GATEWAY, labels
 from sandgate.contract.names import gateway_name, gateways_name
 from sandgate.operator.manifests.policies import sandbox_policies
-from sandgate.operator.podstatus import PodSeen, pod_seen
+from sandgate.operator.observed.pod_record import PodSeen, pod_seen
 from sandgate.operator.settings import Settings
 from sandgate.sandbox.pod import FETCHER, PodDefaults, SessionUrls, agent_pod, verifier_pod
 from tests.cluster import pods

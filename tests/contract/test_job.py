@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandgate.contract.errors import BadManifest
-from sandgate.contract.job import AgentSession, Backend, RewardSource, RolloutJob
+from sandgate.contract.job import AgentSession, BackendKind, RewardSource, RolloutJob
 from sandgate.contract.kinds import bytes_of
-from sandgate.contract.rules import Column, Doc, OneOf
+from sandgate.contract.rules import Doc, OneOf, PrinterColumn
 from sandgate.contract.schema import camel, decode, encode, slots
 from tests.contract.manifests import GONE, GOOD, spoilt
 
@@ -26,7 +26,7 @@ def test_every_field_of_the_api_is_understood() -> None:
     assert spec.tasks.inline[0].data == {"verb": "buy", "item": "kiwi", "n": 7}
     assert (spec.group_size, spec.group.quorum, spec.group.retry.infra) == (4, 4, 3)
     assert (spec.sampling.temperature, spec.sampling.max_tokens, spec.sampling.override) == (1.0, 512, True)
-    assert spec.agent.backend is Backend.POD
+    assert spec.agent.backend is BackendKind.POD
     assert spec.agent.template["spec"]["containers"][0]["command"] == ["python", "agent.py"]
     assert spec.reward.source is RewardSource.VERIFIER
     assert spec.output.lease is not None
@@ -104,7 +104,7 @@ def test_rules_and_columns_name_what_exists(cls: type) -> None:
         if isinstance(rule, OneOf):
             assert set(rule.fields) <= names
     for column in getattr(cls, "COLUMNS", ()):
-        assert isinstance(column, Column)
+        assert isinstance(column, PrinterColumn)
         assert column.path.startswith((".spec.", ".status.", ".metadata."))
 
 

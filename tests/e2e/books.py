@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from sandgate.gateway import offline
-from sandgate.gateway.conversation.messages import Reply
 from sandgate.gateway.journal.records import Intent, Record, TurnCommitted
+from sandgate.gateway.journal.reply import Reply
 from sandgate.gateway.journal.rows import read
 from sandgate.gateway.journal.sqlite import SELECT
 from tests.support.recorder import Chat, Generation

@@ -17,7 +17,7 @@ import yaml
 from sandgate.contract.job import RolloutJob
 from sandgate.contract.schema import decode
 from sandgate.contract.trajectory import Trajectory
-from sandgate.operator.drivers.local import Event, JobResult, run_local
+from sandgate.operator.local.job import Event, JobResult, run_local
 from sandgate.trainer.export.parquet import merge_parquet, read_parquet, samples_in_parquet, write_parquet
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,7 +11,7 @@ from aiohttp import web
 from sandgate.contract.job import RolloutJob
 from sandgate.contract.trajectory import Trajectory
 from sandgate.gateway.tokens.load import read_checkpoint
-from sandgate.operator.drivers.local import SessionEnded
+from sandgate.operator.local.job import SessionEnded
 from tests.e2e import truth
 from tests.e2e.rig import SHOP, Run, command, job
 from tests.support.recorder import Exchange, Generation, Recorder

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from sandgate.operator.drivers.local import ProcessRestarted, SessionStarted
+from sandgate.operator.local.job import ProcessRestarted, SessionStarted
 from sandgate.sandbox import procfs
 from tests.e2e import books, truth
 from tests.e2e.rig import SHOP, Run, job

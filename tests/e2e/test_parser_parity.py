@@ -13,7 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from sandgate.gateway.conversation.messages import Message, Reply, TextPart, Tool
+from sandgate.gateway.conversation.messages import Message, TextPart, Tool
+from sandgate.gateway.journal.reply import Reply
 from sandgate.gateway.protocols.openai_chat_in import decode
 from sandgate.gateway.tokens.load import load_codec, read_checkpoint
 from tests.e2e.rig import EXAMPLES

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from sandgate.gateway.engine.control import EngineControl
-from sandgate.operator.drivers.local import load_job
-from sandgate.operator.drivers.serve import Served, serve_local
-from sandgate.trainer.fleet import fleet
+from sandgate.operator.local.job import load_job
+from sandgate.operator.local.serve import Served, serve_local
+from sandgate.trainer.client.fleet import fleet
 from tests.e2e.test_resume import of_run
 from tests.e2e.truth import TOLERANCE
 from tests.support.vllm import Vllm

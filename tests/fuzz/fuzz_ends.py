@@ -21,11 +21,11 @@ from sandgate.contract.trajectory import to_json
 from sandgate.gateway.journal import records
 from sandgate.gateway.service import schemas
 from sandgate.gateway.service.schemas import Finalize
+from sandgate.operator.observed.pod_record import pod_seen
 from sandgate.operator.plan.actions import Exit
 from sandgate.operator.plan.outcome import reward_of
-from sandgate.operator.podstatus import pod_seen
-from sandgate.trainer import control, leasing
-from sandgate.trainer.control import Answer
+from sandgate.trainer.client import calls, lease_call
+from sandgate.trainer.client.calls import ApiAnswer
 from tests.adversary.messages import HOSTILE, NO_REWARD
 from tests.fuzz.fuzz_protocols import edited
 from tests.fuzz.fuzz_records import TRAJECTORY
@@ -114,17 +114,17 @@ def _spoil(value: Any, chance: random.Random) -> None:
 
 def told(chance: random.Random) -> str:
     """What a gateway answers to its trainer and its operator."""
-    lease: Any = leasing.lease("job", 1, None, 60.0)
+    lease: Any = lease_call.lease("job", 1, None, 60.0)
     good, read = chance.choice(
         (
-            (LEASED, lambda answer: control.read(lease, answer)),
-            ({"trajectories": [ROW]}, lambda answer: control.read(control.finalize("s", {}), answer)),
+            (LEASED, lambda answer: calls.read(lease, answer)),
+            ({"trajectories": [ROW]}, lambda answer: calls.read(calls.finalize("s", {}), answer)),
             (SUMMARY, lambda answer: SessionSummary.of(answer.json)),
         )
     )
     value = mutated(good, chance)
     try:
-        read(Answer(200, {"content-type": "application/json"}, b"", value))
+        read(ApiAnswer(200, {"content-type": "application/json"}, b"", value))
     except SandgateError:
         return "refused"
     return "read"

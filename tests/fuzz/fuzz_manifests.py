@@ -10,7 +10,7 @@ import yaml
 from sandgate.contract.errors import BadManifest
 from sandgate.contract.job import RolloutJob
 from sandgate.contract.schema import decode, encode
-from sandgate.operator.manifest import parse_job
+from sandgate.operator.local.manifest import parse_job
 from tests.contract.manifests import GOOD
 
 PARSE_S_MAX = 10.0

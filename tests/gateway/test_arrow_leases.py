@@ -17,7 +17,7 @@ from sandgate.contract.trajectory import Trajectory, from_json
 from sandgate.gateway.delivery import arrow
 from sandgate.gateway.web import leases
 from sandgate.gateway.web.leases import ARROW, JSON, wanted
-from sandgate.trainer.client import AsyncRolloutClient
+from sandgate.trainer.client.rollout_client import AsyncRolloutClient
 from sandgate.trainer.export import schema as trainers
 from sandgate.trainer.export.arrow import from_ipc, to_table
 from tests.support.gateway import Running, admin_key, gateway

@@ -13,8 +13,8 @@ import pytest
 from sandgate.contract.errors import EngineFailed, Unsupported
 from sandgate.gateway.client import GatewayClient
 from sandgate.gateway.engine import logprobs_check
-from sandgate.gateway.engine.scripted.server import ScriptedServer
 from sandgate.gateway.engine.scripted.script import Player, Reply
+from sandgate.gateway.engine.scripted.server import ScriptedServer
 from sandgate.gateway.engine.vllm import VllmEngine
 from sandgate.gateway.journal.memory import MemoryDisk, MemoryStore
 from sandgate.gateway.journal.records import EnginesSet

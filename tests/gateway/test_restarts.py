@@ -13,8 +13,8 @@ import httpx
 import openai
 import pytest
 
-from sandgate.gateway.engine.scripted.server import ScriptedServer
 from sandgate.gateway.engine.scripted.script import Player
+from sandgate.gateway.engine.scripted.server import ScriptedServer
 from tests.support.gateway import Agent, client, codec, gated, ids, within
 from tests.support.process import Process
 from tests.support.waiting import until

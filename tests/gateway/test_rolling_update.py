@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from sandgate.gateway.engine.scripted.server import ScriptedServer
 from sandgate.gateway.engine.scripted.script import Gate, Player, Reply
+from sandgate.gateway.engine.scripted.server import ScriptedServer
 from tests.support.gateway import Agent, client, codec, eventually, gated, gateway, ids, said, within
 from tests.support.process import Process
 from tests.support.waiting import until

@@ -159,7 +159,7 @@ def test_every_module_of_the_operator_can_be_imported_in_its_image() -> None:
     """What its extra lacks, a pod would miss at the worst time."""
     if why := why_not():
         pytest.skip(why)
-    local = ("operator.drivers", "operator.__main__")
+    local = ("operator.local", "operator.__main__")
     names = [f"sandgate.{name}" for name in sorted(module_names()) if name.startswith("operator.")]
     names = [name for name in names if not name.removeprefix("sandgate.").startswith(local)]
     program = f"import importlib\nfor name in {names!r}: importlib.import_module(name)"

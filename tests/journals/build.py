@@ -9,9 +9,9 @@ import sys
 from array import array
 from pathlib import Path
 
-from sandgate.gateway.conversation.messages import Reply
 from sandgate.gateway.journal.records import SCHEMA as VERSION
 from sandgate.gateway.journal.records import Delivered, Record, Rewarded, Sealed, TurnCommitted
+from sandgate.gateway.journal.reply import Reply
 from sandgate.gateway.journal.sqlite import SqliteStore
 from tests.gateway.journal.samples import EVERY_KIND
 from tests.gateway.trajectories.books import Journalled

@@ -1,6 +1,6 @@
 """A cluster in one process: the API server in memory, real gateways with a scripted engine, pods that are coroutines.
 
-The operator under test is a `Hub`; `crash` is kill -9 of it, another one starts with nothing but what is out there.
+The operator under test is a `JobController`; `crash` is kill -9 of it, another one starts with what there is.
 """
 
 from __future__ import annotations
@@ -25,9 +25,15 @@ from sandgate.contract.labels import AGENT, ROLE, VERIFIER
 from sandgate.gateway.client import GatewayClient
 from sandgate.gateway.engine.api import EngineStatus
 from sandgate.gateway.journal.memory import MemoryStore
-from sandgate.operator import reconcile
-from sandgate.operator.cluster import collect, doors, follow, intake, writer
-from sandgate.operator.cluster.hub import Hub
+from sandgate.operator.cluster import (
+    engine_discovery,
+    garbage_collection,
+    gateway_monitor,
+    resync,
+    status_writer,
+)
+from sandgate.operator.cluster.job_controller import JobController
+from sandgate.operator.driver import reconcile
 from sandgate.operator.plan import groups
 from sandgate.operator.settings import Settings
 from tests.operator.fake_kube import FakeKube
@@ -131,7 +137,7 @@ class World:
     engines: dict[str, Engines] = field(default_factory=dict)
     told: list[tuple[str, str]] = field(default_factory=list)
     """(session, what its agent was told), one per turn."""
-    hub: Hub | None = None
+    hub: JobController | None = None
     pods: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)
     """Pods that a kubelet could not run: a mistake of the driver."""
@@ -197,9 +203,9 @@ class World:
 
     # -- the operator -------------------------------------------------------------------------------------------------
 
-    def operator_up(self) -> Hub:
+    def operator_up(self) -> JobController:
         """A new one, that knows nothing."""
-        self.hub = Hub(self.kube, self.settings, connect=self.connect)
+        self.hub = JobController(self.kube, self.settings, connect=self.connect)
         self._operator = asyncio.ensure_future(self.hub.run())
         self.relist()
         return self.hub
@@ -364,11 +370,11 @@ def manifest(*tasks: str, name: str = "shop", **spec: Any) -> Json:
 
 
 QUICK: dict[Any, dict[str, float]] = {
-    doors: {"POLL_S": 0.02, "EVENTS_S": 0.2, "STATUS_S": 0.05},
-    collect: {"LINGER_S": 0.02, "AGAIN_S": 0.05},
-    writer: {"EVERY_S": 0.02, "AGAIN_S": 0.05},
-    intake: {"GATHER_S": 5.0, "TASKS_S": 0.05},
-    follow: {"ENGINES_S": 0.05, "TASKS_S": 0.05},
+    gateway_monitor: {"POLL_S": 0.02, "EVENTS_S": 0.2, "STATUS_S": 0.05},
+    garbage_collection: {"LINGER_S": 0.02, "AGAIN_S": 0.05},
+    status_writer: {"EVERY_S": 0.02, "AGAIN_S": 0.05},
+    resync: {"GATHER_S": 5.0, "TASKS_S": 0.05},
+    engine_discovery: {"ENGINES_S": 0.05, "TASKS_S": 0.05},
     groups: {"RETRY_S": 0.05},
     reconcile: {"BACKOFF_S": 0.01, "BACKOFF_S_MAX": 0.2},
 }

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sandgate.contract.errors import Conflict, NotFound
-from sandgate.operator.kinds import Ref
+from sandgate.operator.kubernetes.kinds import Ref
 
 Json = Any
 Items = list[Json]

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 from sandgate.contract.job import RolloutJob
 from sandgate.contract.schema import decode
 from sandgate.contract.trajectory import Ids, Trajectory
-from sandgate.gateway.engine.scripted.server import ScriptedServer
 from sandgate.gateway.engine.scripted.script import Gate, Line, Player, Reply
+from sandgate.gateway.engine.scripted.server import ScriptedServer
 from sandgate.gateway.tokens.load import read_checkpoint
-from sandgate.operator.drivers.local import Event, JobResult, run_local
+from sandgate.operator.local.job import Event, JobResult, run_local
 from sandgate.sandbox import procfs
 from sandgate.trainer.export.parquet import merge_parquet, read_parquet, samples_in_parquet, write_parquet
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from sandgate.contract.errors import BadManifest, SandgateError, Unsupported
-from sandgate.operator.access import Access, find, from_kubeconfig, in_cluster
+from sandgate.operator.kubernetes.access import Access, find, from_kubeconfig, in_cluster
 
 Json = dict[str, Any]
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from sandgate.contract.attach import LocalRun, RunState
+from sandgate.contract.attach import RunInfo, RunState
 from sandgate.contract.errors import CorruptRecord, NewerRecord
-from sandgate.contract.job import Trainer
-from sandgate.operator.drivers.attendance import Attendance, Seen, look, waits
+from sandgate.contract.job import TrainerSpec
+from sandgate.operator.local.attendance import Attendance, Seen, look, waits
 
-PATIENCE = Trainer(heartbeat_seconds=10, collect_seconds=60)
+PATIENCE = TrainerSpec(heartbeat_seconds=10, collect_seconds=60)
 HERE, DEAD = Seen(True, 100.0), Seen(False, 100.0)
 
 
@@ -117,17 +117,17 @@ def test_a_trainers_file_says_whether_it_lives_and_what_it_had(tmp_path: Path) -
     assert not dict(look(tmp_path))["1-a"].held
 
 
-SAID = LocalRun(
+SAID = RunInfo(
     job="shop", state=RunState.RUNNING, gateways={"g": "http://127.0.0.1:1"}, engines=("http://e",), owed=3
 )
 
 
 def test_what_a_run_says_is_read_as_it_was_said() -> None:
-    assert LocalRun.of(SAID.text()) == SAID
+    assert RunInfo.of(SAID.text()) == SAID
 
 
 def test_a_run_of_before_that_does_not_say_what_is_missing_is_read() -> None:
-    assert LocalRun.of(SAID.text().replace(' "missing": 0,\n', "")) == SAID
+    assert RunInfo.of(SAID.text().replace(' "missing": 0,\n', "")) == SAID
 
 
 BROKEN: dict[str, tuple[str, type[Exception]]] = {
@@ -142,4 +142,4 @@ BROKEN: dict[str, tuple[str, type[Exception]]] = {
 @pytest.mark.parametrize(("text", "error"), BROKEN.values(), ids=BROKEN)
 def test_what_cannot_be_understood_is_refused(text: str, error: type[Exception]) -> None:
     with pytest.raises(error):
-        LocalRun.of(text)
+        RunInfo.of(text)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sandgate.contract.errors import Unavailable
-from sandgate.operator.cluster import doors
+from sandgate.operator.cluster import gateway_monitor
 from sandgate.operator.plan import outcome
 from sandgate.operator.plan.actions import OUTAGES_MAX
 from tests.operator.cluster_rig import Box, Crash, buys, hurry, manifest, world
@@ -122,13 +122,13 @@ async def test_what_a_trainer_acknowledged_while_the_operator_did_not_hear_is_co
     hurry(monkeypatch)
     heard = asyncio.Event()
     heard.set()
-    ready = doors.Door._ready
+    ready = gateway_monitor.GatewayMonitor._ready
 
-    async def deaf(door: doors.Door) -> bool:
+    async def deaf(door: gateway_monitor.GatewayMonitor) -> bool:
         await heard.wait()
         return await ready(door)
 
-    monkeypatch.setattr(doors.Door, "_ready", deaf)
+    monkeypatch.setattr(gateway_monitor.GatewayMonitor, "_ready", deaf)
     async with world(tmp_path) as up:
         up.operator_up()
         await up.kube.create(manifest("a 1"))

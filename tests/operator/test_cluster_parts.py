@@ -13,12 +13,12 @@ from sandgate.contract.schema import encode
 from sandgate.contract.session import SessionState, SessionSummary
 from sandgate.contract.status import AgentSessionStatus
 from sandgate.operator.cluster.engines import pod_url
-from sandgate.operator.cluster.recall import Memory, unknown
-from sandgate.operator.cluster.refused import mended, refusal
+from sandgate.operator.cluster.object_store import ObjectTable, PodKept, SessionSeen, session_seen
+from sandgate.operator.cluster.recovery import Recovered, unknown
+from sandgate.operator.cluster.refused_job import mended, refusal
 from sandgate.operator.cluster.session_status import session_status, stop_told
-from sandgate.operator.cluster.store import PodKept, SessionSeen, Table, session_seen
+from sandgate.operator.observed.pod_record import PodSeen
 from sandgate.operator.plan.actions import Exit, Ref, Running, SessionObserved, Stop, Told
-from sandgate.operator.podstatus import PodSeen
 from tests.operator.fake_kube import matches
 from tests.operator.plans import ref, running, said, session
 
@@ -124,8 +124,8 @@ def pod(run: Running, at: Ref | None = None) -> PodKept:
     return PodKept(1, seen)
 
 
-def memory(*sessions: SessionSeen, pods: dict[str, PodKept] | None = None) -> Memory:
-    return Memory({one.name: one for one in sessions}, pods or {}, {}, 100.0)
+def memory(*sessions: SessionSeen, pods: dict[str, PodKept] | None = None) -> Recovered:
+    return Recovered({one.name: one for one in sessions}, pods or {}, {}, 100.0)
 
 
 def recalled(
@@ -202,7 +202,7 @@ def test_sessions_that_only_their_objects_know() -> None:
 
 
 def test_late_and_repeated_news_change_nothing() -> None:
-    table: Table[SessionSeen] = Table()
+    table: ObjectTable[SessionSeen] = ObjectTable()
     first = kept()
     assert table.put("a", replace(first, version=5))
     assert not table.put("a", replace(first, version=5))

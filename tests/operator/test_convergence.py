@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sandgate.contract.session import SessionState
 from sandgate.contract.status import JobCondition
-from sandgate.operator.observe import JOB_KEY
+from sandgate.operator.observed.job import JOB_KEY
 from sandgate.operator.plan.actions import WriteStatus
 from sandgate.operator.plan.status import is_over
 from tests.operator.plans import want

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from sandgate.contract.errors import Unavailable, Unsupported
-from sandgate.contract.job import ManagedEngine, RolloutJobSpec
-from sandgate.operator.drivers import engine
-from sandgate.operator.drivers.folder import Folder
+from sandgate.contract.job import ManagedEngineSpec, RolloutJobSpec
+from sandgate.operator.local import engine
+from sandgate.operator.local.folder import Folder
 from sandgate.sandbox.process import Guard
 from tests.contract.manifests import GONE
 from tests.operator.plans import spec
 
 
-def managed(**fields: Any) -> tuple[RolloutJobSpec, ManagedEngine]:
+def managed(**fields: Any) -> tuple[RolloutJobSpec, ManagedEngineSpec]:
     made = spec(engine={"managed": fields})
     assert made.engine.managed is not None
     return made, made.engine.managed
@@ -175,4 +175,4 @@ def test_a_port_that_nobody_listens_on_is_not_healthy() -> None:
 
 
 def test_absent_blocks_do_not_matter() -> None:
-    assert spec(engine__endpoints=GONE, engine__managed={}).engine.managed == ManagedEngine()
+    assert spec(engine__endpoints=GONE, engine__managed={}).engine.managed == ManagedEngineSpec()

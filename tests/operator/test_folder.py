@@ -11,8 +11,8 @@ import pytest
 from sandgate.contract.errors import Conflict
 from sandgate.contract.job import RolloutJob
 from sandgate.contract.schema import decode
-from sandgate.operator.drivers.folder import Claim, in_use, replace
-from sandgate.operator.drivers.fresh import clear
+from sandgate.operator.local.folder import Claim, in_use, replace
+from sandgate.operator.local.fresh import clear
 from tests.contract.manifests import spoilt
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from sandgate.contract.errors import Conflict
 from sandgate.contract.names import group_name, session_id
-from sandgate.operator.drivers.folder import Claim
-from sandgate.operator.drivers.fresh import clear
-from sandgate.operator.manifest import parse_job
+from sandgate.operator.local.folder import Claim
+from sandgate.operator.local.fresh import clear
+from sandgate.operator.local.manifest import parse_job
 from tests.trainer.jobs import MANIFEST
 
 GROUP, SESSION = group_name("ask", "q1"), session_id("ask", "q1", 0, 0)

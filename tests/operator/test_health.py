@@ -6,21 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from sandgate.operator.health import (
+from sandgate.operator.cluster.health import (
     LEASE_AGE_S_MAX,
     LOOP_LAG_S_MAX,
     QUEUE_AGE_S_MAX,
     SWEEP_AGE_S_MAX,
-    Health,
-    Phase,
+    OperatorHealth,
+    ReplicaPhase,
     Signs,
     verdict,
 )
 
-WELL = Health(queue_length=3, queue_age_s=1.0, last_event_age_s=2.0, sweep_age_s=10.0, jobs=1)
-LEADS = Signs(phase=Phase.LEADING, phase_age_s=100.0, hub=WELL)
-STANDS_BY = Signs(phase=Phase.STANDBY, phase_age_s=1e6, lease_age_s=1.0)
-STARTS = Signs(phase=Phase.STARTING, phase_age_s=1.0, waits_for="the custom resource definitions")
+WELL = OperatorHealth(queue_length=3, queue_age_s=1.0, last_event_age_s=2.0, sweep_age_s=10.0, jobs=1)
+LEADS = Signs(phase=ReplicaPhase.LEADING, phase_age_s=100.0, hub=WELL)
+STANDS_BY = Signs(phase=ReplicaPhase.STANDBY, phase_age_s=1e6, lease_age_s=1.0)
+STARTS = Signs(phase=ReplicaPhase.STARTING, phase_age_s=1.0, waits_for="the custom resource definitions")
 
 CASES = {
     "a leader that keeps up is healthy and ready": (LEADS, "", ""),
@@ -47,7 +47,7 @@ CASES = {
         replace(LEADS, hub=replace(WELL, sweep_age_s=None)), "", "has not seen everything",
     ),
     "who drains is healthy, not ready, whatever waits": (
-        replace(LEADS, phase=Phase.DRAINING, hub=replace(WELL, queue_age_s=1e6)), "", "drains",
+        replace(LEADS, phase=ReplicaPhase.DRAINING, hub=replace(WELL, queue_age_s=1e6)), "", "drains",
     ),
 }  # fmt: skip
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sandgate.operator.cluster import ledger
+from sandgate.operator.cluster import finished_tasks
 from sandgate.operator.settings import Settings
 from tests.operator.cluster_rig import NAMESPACE, World, hurry, manifest, world
 from tests.support.waiting import until
@@ -16,7 +16,7 @@ from tests.support.waiting import until
 @pytest.fixture
 async def up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
     hurry(monkeypatch)
-    monkeypatch.setattr(ledger, "PART", 3)
+    monkeypatch.setattr(finished_tasks, "PART", 3)
     async with world(tmp_path) as made:
         made.settings = Settings(history=3)
         yield made
@@ -33,7 +33,7 @@ def entries(up: World) -> dict[str, int]:
     found: dict[str, int] = {}
     for name in up.kube.named("ConfigMap"):
         if "-done-" in name:
-            found |= dict(ledger.parse(up.kube.objects["ConfigMap", NAMESPACE, name]["data"]))
+            found |= dict(finished_tasks.parse(up.kube.objects["ConfigMap", NAMESPACE, name]["data"]))
     return found
 
 
@@ -119,4 +119,4 @@ async def test_a_task_that_failed_for_good_stays_so(up: World) -> None:
 
 
 def test_an_entry_that_somebody_spoilt_is_left_out() -> None:
-    assert dict(ledger.parse({"x": "aaa=2 bbb ccc=x ddd=0"})) == {"aaa": 2, "ddd": 0}
+    assert dict(finished_tasks.parse({"x": "aaa=2 bbb ccc=x ddd=0"})) == {"aaa": 2, "ddd": 0}

@@ -18,7 +18,7 @@ from sandgate.contract.session import SessionOutcome
 from sandgate.contract.trajectory import Trajectory
 from sandgate.gateway.client import GatewayClient
 from sandgate.gateway.engine.scripted.script import Fault, Reply
-from sandgate.operator.drivers.local import (
+from sandgate.operator.local.job import (
     Event,
     GroupCollected,
     ProcessRestarted,

@@ -19,7 +19,7 @@ from sandgate.gateway.journal.records import Acked
 from sandgate.gateway.journal.rows import read
 from sandgate.gateway.journal.sqlite import SELECT
 from sandgate.gateway.offline import journals
-from sandgate.operator.drivers.local import GroupCollected, SessionEnded, SessionStarted
+from sandgate.operator.local.job import GroupCollected, SessionEnded, SessionStarted
 from sandgate.operator.plan.firsts import FIRST
 from sandgate.operator.plan.status import is_over
 from tests.operator.rig import HERE, MODEL, Rig, job, rig

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sandgate.contract.job import Tasks
-from sandgate.operator.drivers.local import EngineReady, Event, SessionEnded, load_job, run_local
+from sandgate.contract.job import TasksSpec
+from sandgate.operator.local.job import EngineReady, Event, SessionEnded, load_job, run_local
 from sandgate.trainer.export.parquet import merge_parquet, read_parquet, samples_in_parquet, write_parquet
 from tests.support.vllm import engine_python
 
@@ -24,7 +24,7 @@ async def test_the_shop_job_runs_on_a_real_engine(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("SANDGATE_ENGINE_PYTHON", str(engine_python()))
     job = load_job(JOB)
     assert job.spec.tasks.inline is not None
-    few = Tasks(inline=job.spec.tasks.inline[:2])
+    few = TasksSpec(inline=job.spec.tasks.inline[:2])
     job = replace(job, spec=replace(job.spec, tasks=few, group_size=2, parallelism=2))
     events: list[Event] = []
     async with asyncio.timeout(500):

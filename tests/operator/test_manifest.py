@@ -8,10 +8,10 @@ import pytest
 import yaml
 
 from sandgate.contract.errors import BadManifest, Unsupported
-from sandgate.contract.job import Tasks
+from sandgate.contract.job import TasksSpec
 from sandgate.contract.schema import decode
-from sandgate.operator.drivers.tasks import load_tasks
-from sandgate.operator.manifest import MANIFEST_BYTES_MAX, load_job, parse_job
+from sandgate.operator.driver.tasks import load_tasks
+from sandgate.operator.local.manifest import MANIFEST_BYTES_MAX, load_job, parse_job
 from tests.contract.manifests import GOOD
 
 TEXT = """\
@@ -114,8 +114,8 @@ def test_files_are_read_and_their_faults_told(tmp_path: Path) -> None:
         load_job(path)
 
 
-def tasks(**block: object) -> Tasks:
-    return decode(Tasks, block, "spec.tasks")
+def tasks(**block: object) -> TasksSpec:
+    return decode(TasksSpec, block, "spec.tasks")
 
 
 def test_tasks_are_read_from_lines(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from sandgate.contract.errors import FailureClass, FailureReason
 from sandgate.contract.session import SessionOutcome, SessionState, SessionSummary
-from sandgate.operator.observe import JOB_KEY, Observed
+from sandgate.operator.observed.job import JOB_KEY, Observed
 from sandgate.operator.plan.actions import Exit, Hopeless, Ref, Running, SampleState, Stop
 from sandgate.operator.plan.job import plan_job
 from tests.operator.plans import ref, start, want

@@ -16,9 +16,9 @@ from sandgate.operator.plan.actions import (
     JobWant,
     Provide,
     Provided,
+    SampleTally,
     Stop,
     StopAttempt,
-    Tally,
     WakeAt,
     WriteStatus,
 )
@@ -293,7 +293,7 @@ CONDITIONS: dict[str, tuple[JobWant, JobObserved, float, set[JobCondition]]] = {
     "a drained one does not progress": (want(), seen(fresh="a", draining=True), 0.0, {JobCondition.READY}),
     "it is complete when everything ended": (
         want(),
-        seen(tally=Tally(ended=1), total=1),
+        seen(tally=SampleTally(ended=1), total=1),
         0.0,
         {JobCondition.READY, JobCondition.COMPLETE},
     ),
@@ -335,7 +335,7 @@ CONDITIONS: dict[str, tuple[JobWant, JobObserved, float, set[JobCondition]]] = {
     ),
     "it is not complete while more may come": (
         want(),
-        seen(tally=Tally(ended=1), total=1, more=True),
+        seen(tally=SampleTally(ended=1), total=1, more=True),
         0.0,
         {JobCondition.READY, JobCondition.PROGRESSING},
     ),
@@ -366,7 +366,7 @@ def test_counts_are_of_samples_and_attempts() -> None:
         seen(
             group("a", "g c p"),
             group("b", "r i1 I3"),
-            tally=Tally(ended=30, failed=4, retries=2),
+            tally=SampleTally(ended=30, failed=4, retries=2),
             total=60,
             committed=9,
         ),
@@ -395,17 +395,17 @@ def test_a_condition_keeps_the_time_since_when_it_holds() -> None:
 
 
 def test_a_job_that_is_over_starts_nothing_and_still_counts_commits() -> None:
-    done = status_of(seen(tally=Tally(ended=2), total=2))
+    done = status_of(seen(tally=SampleTally(ended=2), total=2))
     assert is_over(done, JobCondition.COMPLETE)
-    assert plan_job(want(), seen(tally=Tally(ended=2), total=2, status=done), 1.0) == []
-    more = seen(fresh="z", tally=Tally(ended=2), total=2, committed=2, status=done)
+    assert plan_job(want(), seen(tally=SampleTally(ended=2), total=2, status=done), 1.0) == []
+    more = seen(fresh="z", tally=SampleTally(ended=2), total=2, committed=2, status=done)
     (action,) = plan_job(want(), more, 1.0)
     assert isinstance(action, WriteStatus)
     assert action.status.committed == 2
     assert is_over(action.status, JobCondition.COMPLETE)
 
 
-DONE: dict[str, Any] = {"tally": Tally(ended=1), "total": 1, "provided": Provided.STOPPED}
+DONE: dict[str, Any] = {"tally": SampleTally(ended=1), "total": 1, "provided": Provided.STOPPED}
 ENDS: dict[str, tuple[dict[str, Any], dict[str, Any], float, list[Action]]] = {
     "without a ttl a job stays": ({"ttlSecondsAfterFinished": None}, {"owed": 0}, 9e9, []),
     "the ttl runs from the end": ({"ttlSecondsAfterFinished": 60}, {"owed": 0}, 1059.0, [WakeAt(1060.0)]),
@@ -437,8 +437,8 @@ def test_when_a_finished_job_goes(
 
 
 def test_a_job_that_is_over_needs_no_engine() -> None:
-    done = status_of(seen(tally=Tally(ended=2), total=2))
-    over = seen(tally=Tally(ended=2), total=2, status=done, provided=Provided.RUNNING)
+    done = status_of(seen(tally=SampleTally(ended=2), total=2))
+    over = seen(tally=SampleTally(ended=2), total=2, status=done, provided=Provided.RUNNING)
     assert plan_job(want(ttlSecondsAfterFinished=None), over, 1.0) == [Provide(engine=False)]
 
 

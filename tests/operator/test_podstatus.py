@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandgate.contract.errors import FAILURE_CLASS, FailureClass, FailureReason
+from sandgate.operator.observed.pod_failure import CONFIG_PATIENCE_S, IMAGE_PATIENCE_S, PHASE_PATIENCE_S
+from sandgate.operator.observed.pod_record import PodSeen, pod_gone, pod_seen
 from sandgate.operator.plan.actions import Exit
-from sandgate.operator.podends import CONFIG_PATIENCE_S, IMAGE_PATIENCE_S, PHASE_PATIENCE_S
-from sandgate.operator.podstatus import PodSeen, pod_gone, pod_seen
 from tests.operator.pod_ends import (
     ENDS,
     NOW,

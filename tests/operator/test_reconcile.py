@@ -10,9 +10,9 @@ from itertools import pairwise
 import pytest
 
 from sandgate.contract.errors import Unavailable
-from sandgate.operator import reconcile
+from sandgate.operator.driver import reconcile
+from sandgate.operator.driver.reconcile import Reconciler
 from sandgate.operator.plan.actions import Action, CloseGroup, OpenSession, Ref, WakeAt
-from sandgate.operator.reconcile import Reconciler
 
 DO = CloseGroup("a", "g")
 

@@ -13,8 +13,8 @@ import pytest
 from sandgate.contract.errors import Conflict
 from sandgate.contract.job import RolloutJob
 from sandgate.contract.schema import decode
-from sandgate.operator.drivers.local import SessionStarted
-from sandgate.operator.drivers.resuming import Recipe
+from sandgate.operator.local.job import SessionStarted
+from sandgate.operator.local.resuming import Recipe
 from sandgate.operator.plan.rows import task_digest
 from tests.operator.rig import MODEL, Rig, job, rig
 

@@ -14,13 +14,13 @@ import pytest
 
 from sandgate.contract.errors import Unavailable
 from sandgate.contract.keys import PREFIX
-from sandgate.operator import jsonlog
+from sandgate.operator.cluster.health import OperatorHealth, ReplicaPhase
 from sandgate.operator.command import main
-from sandgate.operator.health import Health, Phase
-from sandgate.operator.kinds import KINDS, Ref, selector
-from sandgate.operator.metrics import Metrics
-from sandgate.operator.probes import State, serving
-from sandgate.operator.sweeps import Sweeps
+from sandgate.operator.kubernetes.kinds import KINDS, Ref, selector
+from sandgate.operator.replica import json_log
+from sandgate.operator.replica.metrics import OperatorMetrics
+from sandgate.operator.replica.probes import ReplicaState, serving
+from sandgate.operator.replica.sweeps import Sweeps
 
 PATHS = {
     "an object of the core group": (("Pod", "ns", "p", ""), "/api/v1/namespaces/ns/pods/p"),
@@ -68,7 +68,7 @@ def logs() -> Iterator[io.StringIO]:
     root = logging.getLogger()
     before, level = root.handlers[:], root.level
     stream = io.StringIO()
-    jsonlog.install(stream)
+    json_log.install(stream)
     yield stream
     logging.captureWarnings(False)
     root.handlers[:] = before
@@ -95,7 +95,7 @@ def test_logs_are_one_object_a_line_and_hold_no_secret(logs: io.StringIO) -> Non
     }
     assert lines[1]["message"] == "key [hidden] and Authorization: Bearer [hidden]"
     assert "ValueError: [hidden]" in lines[2]["error"]
-    assert len(lines[3]["message"]) == jsonlog.TEXT_CHARS_MAX
+    assert len(lines[3]["message"]) == json_log.TEXT_CHARS_MAX
 
 
 async def test_many_reasons_are_one_sweep_and_failures_are_tried_again() -> None:
@@ -155,9 +155,9 @@ async def test_reasons_without_end_do_not_put_a_sweep_off() -> None:
 
 
 async def test_probes_and_metrics_tell_what_is(caplog: pytest.LogCaptureFixture) -> None:
-    metrics = Metrics()
-    state = State(metrics, waits_for="the CRDs")
-    health = Health(queue_length=2, sweep_age_s=1.0, jobs=3, sessions={"running": 4})
+    metrics = OperatorMetrics()
+    state = ReplicaState(metrics, waits_for="the CRDs")
+    health = OperatorHealth(queue_length=2, sweep_age_s=1.0, jobs=3, sessions={"running": 4})
     async with serving(state, "127.0.0.1", 0) as port, aiohttp.ClientSession() as http:
 
         async def page(name: str) -> tuple[int, str]:
@@ -167,11 +167,11 @@ async def test_probes_and_metrics_tell_what_is(caplog: pytest.LogCaptureFixture)
         status, text = await page("readyz")
         assert (status, json.loads(text)["reasons"]) == (503, ["waits for the CRDs"])
         assert (await page("healthz"))[0] == 200
-        state.enter(Phase.STANDBY)
+        state.enter(ReplicaPhase.STANDBY)
         status, text = await page("readyz")
         assert (status, json.loads(text)["phase"]) == (200, "standby")
         state.hub = lambda: health
-        state.enter(Phase.LEADING)
+        state.enter(ReplicaPhase.LEADING)
         status, text = await page("readyz")
         assert (status, json.loads(text)["sessions"]) == (200, {"running": 4})
         metrics.called("apply", "Pod", "201", 0.1)

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from sandgate.contract.errors import Unavailable
-from sandgate.operator.drivers import supervise
-from sandgate.operator.drivers.sandboxes import base_env
-from sandgate.operator.drivers.supervise import Supervised, own_env
+from sandgate.operator.local import supervise
+from sandgate.operator.local.sandboxes import base_env
+from sandgate.operator.local.supervise import Supervised, own_env
 from sandgate.sandbox import procfs
 from sandgate.sandbox.process import Guard, ProcessSpec
 from tests.support.waiting import until

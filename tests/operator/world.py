@@ -14,7 +14,7 @@ from typing import Any
 from sandgate.contract.errors import FAILURE_CLASS, FailureReason
 from sandgate.contract.session import SessionOutcome, SessionState, SessionSummary, TerminationMessage
 from sandgate.contract.status import JobCondition
-from sandgate.operator.observe import JOB_KEY, Observed
+from sandgate.operator.observed.job import JOB_KEY, Observed
 from sandgate.operator.plan import actions
 from sandgate.operator.plan.actions import Action, Exit, JobWant, Ref, Running
 from sandgate.operator.plan.job import plan_job

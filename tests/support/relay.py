@@ -15,7 +15,7 @@ import aiohttp
 from aiohttp import web
 from aiohttp.connector import NEEDS_CLEANUP_CLOSED
 
-from sandgate.operator.access import Access
+from sandgate.operator.kubernetes.access import Access
 
 KEPT = ("Content-Type", "Accept", "User-Agent")
 

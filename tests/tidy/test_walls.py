@@ -130,7 +130,7 @@ def test_a_room_imports_only_what_its_extra_installs() -> None:
         ("contract.keys", True),
         ("operator.plan.job", True),
         ("gateway.web.server", False),
-        ("trainer.pacing", True),
+        ("operator.cluster.health", True),
     ],
 )
 def test_modules_are_pure_unless_listed(name: str, pure: bool) -> None:

@@ -38,22 +38,15 @@ SHELL = (
     "gateway.journal.sqlite",
     "gateway.journal.group_commit",
     "gateway.journal.postgres",
-    "operator.observe",
-    "operator.reconcile",
-    "operator.drivers.*",
+    "operator.observed.job",
+    "operator.driver.*",
+    "operator.local.*",
+    "operator.replica.*",
     "operator.__main__",
-    "operator.access",
+    "operator.kubernetes.access",
     "operator.cluster.*",
     "operator.command",
-    "operator.kube",
-    "operator.handlers",
-    "operator.jsonlog",
-    "operator.lease",
-    "operator.main",
-    "operator.metrics",
-    "operator.probes",
-    "operator.sealing",
-    "operator.sweeps",
+    "operator.kubernetes.client",
     "sandbox.entry",
     "sandbox.guard",
     "sandbox.keeper",
@@ -66,13 +59,13 @@ SHELL = (
 """Modules that act: they may do I/O, read the clock, draw numbers, use asyncio."""
 
 PURE_IN_SHELL = (
-    "trainer.pacing",
     "trainer.trl.names",
     "trainer.trl.rows",
-    "operator.cluster.recall",
-    "operator.cluster.refused",
+    "operator.cluster.health",
+    "operator.cluster.recovery",
+    "operator.cluster.refused_job",
     "operator.cluster.session_status",
-    "operator.cluster.store",
+    "operator.cluster.object_store",
 )
 """Exceptions from a `*` above."""
 
@@ -93,19 +86,19 @@ FRONT_DOORS = {
     "gateway": ("gateway.client", "gateway.offline"),
     "sandbox": ("sandbox.pod", "sandbox.agents", "sandbox.process"),
     "operator": (
-        "operator.reconcile",
+        "operator.driver.reconcile",
         "operator.manifests",
-        "operator.drivers.fresh",
-        "operator.drivers.local",
-        "operator.drivers.preflight",
-        "operator.drivers.serve",
+        "operator.local.fresh",
+        "operator.local.job",
+        "operator.local.preflight",
+        "operator.local.serve",
     ),
     "contract": ("contract", "contract.*"),
 }
 """Room -> the modules that other rooms may import."""
 
 SIDE_DOORS = {
-    "trainer.weights": ("gateway.engine.control",),
+    "trainer.client.weight_update": ("gateway.engine.control",),
     "trainer.testing": (
         "gateway.app",
         "gateway.config",
@@ -114,7 +107,7 @@ SIDE_DOORS = {
     ),
     "trainer.ray.actor": ("gateway.app", "gateway.config"),
     "trainer.verl.engine": ("gateway.engine.api", "gateway.engine.responses", "gateway.engine.generation"),
-    "trainer.preflight": ("gateway.tokens.load", "gateway.engine.logprobs_check"),
+    "trainer.runs.preflight": ("gateway.tokens.load", "gateway.engine.logprobs_check"),
     "trainer.doctor.*": (
         "gateway.tokens.load",
         "gateway.tokens.api",
@@ -128,13 +121,13 @@ SIDE_DOORS = {
 """Importer -> further modules that it alone may import: composition roots, which start whole rooms."""
 
 HOMES = {
-    "kopf": ("operator.handlers",),
+    "kopf": ("operator.cluster.watches",),
     "aiohttp": (
         "gateway.client",
         "gateway.engine.transport",
         "gateway.engine.scripted.server",
-        "operator.kube",
-        "operator.probes",
+        "operator.kubernetes.client",
+        "operator.replica.probes",
     ),
     "fastapi": ("gateway.web.*", "gateway.app"),
     "starlette": ("gateway.web.*", "gateway.app"),
@@ -144,14 +137,14 @@ HOMES = {
     "renderers": ("gateway.tokens.*",),
     "jinja2": ("gateway.tokens.*",),
     "transformers": ("gateway.tokens.*", "trainer.verl.*", "trainer.trl.callback"),
-    "prometheus_client": ("gateway.metrics", "gateway.web.*", "operator.metrics"),
-    "kubernetes": ("trainer.cluster", "trainer.forward"),
-    "websocket": ("trainer.forward",),
+    "prometheus_client": ("gateway.metrics", "gateway.web.*", "operator.replica.metrics"),
+    "kubernetes": ("trainer.client.cluster", "trainer.client.port_forward"),
+    "websocket": ("trainer.client.port_forward",),
     "psycopg": ("gateway.journal.postgres",),
-    "torch": ("trainer.export.*", "trainer.verl.*", "trainer.areal.tensors"),
+    "torch": ("trainer.export.*", "trainer.cli.tensor_files", "trainer.verl.*", "trainer.areal.tensors"),
     "pyarrow": (
         "trainer.export.*",
-        "trainer.lag",
+        "trainer.client.lag",
         "gateway.delivery.arrow",
         "gateway.delivery.parquet",
         "gateway.delivery.storage",

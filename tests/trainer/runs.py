@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from sandgate.contract.trajectory import Trajectory
-from sandgate.gateway.conversation.messages import Reply
 from sandgate.gateway.journal.records import Delivered, Opened, Record, Rewarded, Sealed, TurnCommitted
+from sandgate.gateway.journal.reply import Reply
 from sandgate.gateway.journal.sqlite import SqliteStore
 from sandgate.trainer.export.arrow import write_parquet
 from sandgate.trainer.tinymodel import END, encode

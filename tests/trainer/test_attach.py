@@ -19,7 +19,8 @@ from sandgate.contract.errors import Unavailable
 from sandgate.contract.job import Task
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.engine.scripted.script import Gate, Line, Reply
-from sandgate.trainer import blocking, tinymodel
+from sandgate.trainer import tinymodel
+from sandgate.trainer.client import blocking
 from sandgate.trainer.export.arrow import read_parquet
 from tests.support.waiting import until
 from tests.trainer.jobs import Ended, Lab, ended, lab

@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from sandgate.trainer.cli import app, say
-from sandgate.trainer.cli.looks import session_row
+from sandgate.trainer.cli import app, output
+from sandgate.trainer.cli.inspect import session_row
 from sandgate.trainer.cli.show import rendered
 from sandgate.trainer.export.arrow import read_parquet, write_parquet
 from sandgate.trainer.export.jsonl import read_jsonl
+from sandgate.trainer.runs.trees import lay_out
 from sandgate.trainer.tinymodel import write_tiny_model
-from sandgate.trainer.trees import lay_out
 from tests.trainer.runs import LINEAR, rows_for, write_run
 from tests.trainer.trajectories import exact, trajectory
 
@@ -59,7 +59,7 @@ def test_a_long_conversation_does_not_wander_to_the_right() -> None:
 
 
 def test_what_a_model_says_does_not_steer_the_terminal() -> None:
-    from sandgate.trainer.cli.say import printable
+    from sandgate.trainer.cli.output import printable
 
     assert printable("a\x1b[2Jb\r\n\tc\u202e") == "a\\x1b[2Jb\\x0d\n\tc\\u202e"
 
@@ -346,4 +346,4 @@ CELLS = [(None, "-"), ("", "-"), (True, "yes"), (False, "no"), (0.25, "0.250"), 
 
 @pytest.mark.parametrize(("value", "shown"), CELLS)
 def test_cells(value: object, shown: str) -> None:
-    assert say.cell(value) == shown
+    assert output.cell(value) == shown

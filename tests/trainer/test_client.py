@@ -25,10 +25,10 @@ from sandgate.contract.errors import (
 from sandgate.contract.job import Task
 from sandgate.contract.trajectory import to_json
 from sandgate.gateway.client import Lease
-from sandgate.trainer import client as client_module
-from sandgate.trainer import control, streaming
-from sandgate.trainer.client import AsyncRolloutClient, Retries, RolloutClient
-from sandgate.trainer.control import ARROW, Answer
+from sandgate.trainer.client import calls, streaming
+from sandgate.trainer.client import rollout_client as client_module
+from sandgate.trainer.client.calls import ARROW, ApiAnswer
+from sandgate.trainer.client.rollout_client import AsyncRolloutClient, Retries, RolloutClient
 from sandgate.trainer.export.arrow import to_ipc
 from tests.trainer.trajectories import exact, trajectory
 
@@ -310,7 +310,7 @@ def test_an_answer_that_was_not_agreed_is_a_corrupt_record(
 
 def test_a_session_without_a_name_is_refused_by_the_pure_call() -> None:
     with pytest.raises(InvalidBody, match="session_id"):
-        control.create({"uid": "q1"})
+        calls.create({"uid": "q1"})
 
 
 def test_an_error_made_from_numbers_is_made_without_them() -> None:
@@ -318,7 +318,7 @@ def test_an_error_made_from_numbers_is_made_without_them() -> None:
     body = {"error": {"message": "too long", "param": "messages"}}
     headers = httpx.Headers({"X-Sandgate-Reason": "PromptTooLong"})
     with pytest.raises(PromptTooLong) as caught:
-        control.read(control.status(), Answer(400, headers, json.dumps(body).encode(), body))
+        calls.read(calls.status(), ApiAnswer(400, headers, json.dumps(body).encode(), body))
     found = caught.value
     assert (str(found), found.field, found.status) == ("too long", "messages", 400)
 

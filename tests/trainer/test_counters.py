@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sandgate.trainer.counters import Counters
-from sandgate.trainer.rollouts import nbytes
+from sandgate.trainer.client.counters import Counters
+from sandgate.trainer.client.groups import nbytes
 from tests.trainer.trajectories import trajectory
 from tests.trainer.world import World
 

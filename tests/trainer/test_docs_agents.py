@@ -14,8 +14,8 @@ import yaml
 from sandgate.contract.errors import FAILURE_CLASS, FailureReason, SandgateError
 from sandgate.contract.session import OUTCOME_BYTES_MAX
 from sandgate.gateway.config import Limits
-from sandgate.operator.cluster.remote import ELSEWHERE
-from sandgate.operator.drivers.sandboxes import base_env
+from sandgate.operator.cluster.remote_sessions import ELSEWHERE
+from sandgate.operator.local.sandboxes import base_env
 from sandgate.operator.plan.actions import Exit
 from sandgate.operator.plan.outcome import failure, reward_of
 from sandgate.sandbox import agents, pod, process

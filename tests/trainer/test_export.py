@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 from sandgate.contract.errors import CorruptRecord, InvalidBody
 from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer.cli import app
+from sandgate.trainer.cli.tensor_files import padded
 from sandgate.trainer.export.ipc import read_arrow, write_arrow
 from sandgate.trainer.export.packed import unpack
 from sandgate.trainer.export.packed_file import read_packed
-from sandgate.trainer.export.tensors import padded
 from sandgate.trainer.export.trl import SCHEMA, to_rollout, write_trl
 from tests.trainer.runs import rows_for
 from tests.trainer.trajectories import exact, trajectories, trajectory

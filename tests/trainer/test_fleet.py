@@ -12,8 +12,8 @@ from openai import AsyncOpenAI
 from sandgate.contract.errors import Conflict, NotFound, SandgateError, Unavailable
 from sandgate.contract.job import Task
 from sandgate.gateway.client import GatewayClient, Lease
-from sandgate.trainer.client import AsyncRolloutClient, Retries
-from sandgate.trainer.fleet import AsyncFleet
+from sandgate.trainer.client.fleet import AsyncFleet
+from sandgate.trainer.client.rollout_client import AsyncRolloutClient, Retries
 from sandgate.trainer.testing import RunningGateway, gateway
 from tests.support.waiting import until
 

@@ -9,7 +9,7 @@ import pytest
 
 from sandgate.contract.errors import Conflict, NotFound, Unavailable
 from sandgate.contract.session import SessionHandle
-from sandgate.trainer.gateways import Gateway, GatewayManager, uploaded
+from sandgate.trainer.client.gateway_manager import GatewayManager, SessionGateway, uploaded
 from tests.trainer.trajectories import trajectory
 
 
@@ -46,7 +46,7 @@ class Told:
 
 
 def manager(*gateways: Told, **options: Any) -> GatewayManager:
-    given: list[Gateway] = list(gateways)
+    given: list[SessionGateway] = list(gateways)
     return GatewayManager(given, **options)
 
 

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from sandgate.trainer import blocking
-from sandgate.trainer.blocking import Fleet
-from sandgate.trainer.fleet import AsyncFleet
+from sandgate.trainer.client import blocking
+from sandgate.trainer.client.blocking import Fleet
+from sandgate.trainer.client.fleet import AsyncFleet
 from tests.support.gateway import Running, admin_key, gateway
 
 pytestmark = pytest.mark.timeout(120)
@@ -122,7 +122,7 @@ async def test_killed_after_its_checkpoint_its_next_life_trains_on_none_of_it_ag
 
 
 def _fleet(g: Running) -> Any:
-    from sandgate.trainer.fleet import fleet
+    from sandgate.trainer.client.fleet import fleet
 
     return fleet({"g": g.origin}, admin_key(), job=JOB)
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from sandgate.contract.errors import Conflict
-from sandgate.trainer.fleet import AsyncFleet
-from sandgate.trainer.lag import oldest
-from sandgate.trainer.rollouts import Group
-from sandgate.trainer.streaming import Ahead, Groups
-from sandgate.trainer.trained import Note
+from sandgate.trainer.client.fleet import AsyncFleet
+from sandgate.trainer.client.groups import Group
+from sandgate.trainer.client.lag import oldest
+from sandgate.trainer.client.streaming import Ahead, Groups
+from sandgate.trainer.client.trained import Note
 from tests.support.gateway import NEVER_S
 from tests.trainer.world import World
 

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 from sandgate.contract.trajectory import Trajectory
-from sandgate.gateway.conversation.messages import Reply
 from sandgate.gateway.delivery import arrow
 from sandgate.gateway.journal.records import Delivered, Opened, Record, Sealed, TurnCommitted, decode, encode
+from sandgate.gateway.journal.reply import Reply
 from sandgate.gateway.service.session_tree import trajectories_from
 from sandgate.gateway.trajectories.linearize import Facts
+from sandgate.trainer.client.groups import nbytes
+from sandgate.trainer.client.lag import oldest
 from sandgate.trainer.export.arrow import from_ipc
-from sandgate.trainer.lag import oldest
-from sandgate.trainer.rollouts import nbytes
 
 FEW, MANY = 1_000, 100_000
 BLOCKS = 100

@@ -13,11 +13,12 @@ import pytest
 from typer.testing import CliRunner
 
 from sandgate.contract.errors import BadManifest
-from sandgate.operator.drivers.local import ignore
-from sandgate.operator.drivers.serve import serve_local
-from sandgate.operator.manifest import parse_job
-from sandgate.trainer import preflight, tinymodel
+from sandgate.operator.local.job import ignore
+from sandgate.operator.local.manifest import parse_job
+from sandgate.operator.local.serve import serve_local
+from sandgate.trainer import tinymodel
 from sandgate.trainer.cli import app
+from sandgate.trainer.runs import preflight
 from tests.trainer.jobs import AGENT, MANIFEST, lab
 
 PYTHON = sys.executable
@@ -33,7 +34,7 @@ VERIFIED = (
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A job that could run, with an engine of its own."""
     monkeypatch.setenv("SANDGATE_ENGINE_PYTHON", PYTHON)
-    monkeypatch.setattr("sandgate.operator.drivers.preflight.has_vllm", lambda python: True)
+    monkeypatch.setattr("sandgate.operator.local.preflight.has_vllm", lambda python: True)
     tinymodel.write_tiny_model(tmp_path / "model")
     (tmp_path / "model" / "config.json").write_text("{}")
     (tmp_path / "agent.py").write_text(AGENT)

@@ -17,9 +17,9 @@ import pytest
 from rich.console import Console
 
 from sandgate.contract.errors import FailureClass, FailureReason
-from sandgate.operator.drivers.local import (
+from sandgate.operator.local.job import (
     Counts,
-    Draining,
+    DrainStarted,
     EngineReady,
     EngineStarting,
     Event,
@@ -33,7 +33,7 @@ from sandgate.operator.drivers.local import (
     SessionStarted,
     TrainerNews,
 )
-from sandgate.trainer.cli.progress import Bars, Display, Lines, Tally, about, counts_of, display, line_of
+from sandgate.trainer.cli.progress import Bars, Display, Lines, RunTally, about, counts_of, display, line_of
 
 
 def counts(seconds: float, *, ended: int = 1, failed: int = 0, retries: int = 0, running: int = 2) -> Counts:
@@ -60,7 +60,7 @@ EVENTS: list[tuple[Event, str | None]] = [
         Resumed(ended=1, lost=2, collected=0),
         "going on: 1 sample and 0 groups are done; 2 sessions that it cut short will run again",
     ),
-    (Draining(running=1), "stopping: 1 session may end; Ctrl-C again aborts them"),
+    (DrainStarted(running=1), "stopping: 1 session may end; Ctrl-C again aborts them"),
     (Note(text="no walls here"), "note: no walls here"),
     (Problem(text="disk is slow"), "problem: disk is slow"),
     (TrainerNews(text="a trainer is attached"), "a trainer is attached"),
@@ -82,14 +82,14 @@ def test_what_is_told_in_words(event: Event, line: str | None) -> None:
 
 def test_counts_in_a_line() -> None:
     said = "1/8 sessions (2 running), 0/2 groups, 3 turns, 1,234 tokens/s, 12 s"
-    assert counts_of(counts(12.0), Tally()) == said
-    assert "(2 running, 1 failure, 2 retries)" in counts_of(counts(1.0, failed=1, retries=2), Tally())
+    assert counts_of(counts(12.0), RunTally()) == said
+    assert "(2 running, 1 failure, 2 retries)" in counts_of(counts(1.0, failed=1, retries=2), RunTally())
     tally = tallied(session(reward=1.0), session(reward=0.5))
     assert "0/2 groups, 1 solved, 1 not, 3 turns" in counts_of(counts(12.0), tally)
 
 
-def tallied(*events: Event) -> Tally:
-    tally = Tally()
+def tallied(*events: Event) -> RunTally:
+    tally = RunTally()
     for event in events:
         tally.tell(event)
     return tally

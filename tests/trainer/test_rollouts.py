@@ -12,12 +12,12 @@ import pytest
 
 from sandgate.contract.errors import Conflict, CorruptRecord, NewerRecord, Unavailable
 from sandgate.gateway.client import Lease
-from sandgate.trainer.fleet import AsyncFleet
-from sandgate.trainer.keeping import Hold, Keeper
-from sandgate.trainer.lag import oldest
-from sandgate.trainer.rollouts import Group
-from sandgate.trainer.streaming import Ahead, Groups
-from sandgate.trainer.trained import Entry, Ledger
+from sandgate.trainer.client.fleet import AsyncFleet
+from sandgate.trainer.client.groups import Group
+from sandgate.trainer.client.lag import oldest
+from sandgate.trainer.client.lease_renewal import Keeper, RenewedLease
+from sandgate.trainer.client.streaming import Ahead, Groups
+from sandgate.trainer.client.trained import Entry, TrainedGroups
 from tests.support.gateway import NEVER_S
 from tests.trainer.trajectories import trajectory
 from tests.trainer.world import World
@@ -249,7 +249,7 @@ async def test_a_renewal_counts_from_when_it_was_asked_for() -> None:
             now += 5.0
 
     keeper = Keeper(Slow(), lambda: now)
-    hold = Hold("l", TTL_S, until=now + 1.0)
+    hold = RenewedLease("l", TTL_S, until=now + 1.0)
     assert await keeper.renew(hold)
     assert hold.until == 1000.0 + TTL_S
 
@@ -456,13 +456,13 @@ async def test_only_the_attempt_that_is_new_is_handed_out_of_a_group_that_was_tr
 
 
 def test_a_ledger_forgets_what_is_acknowledged_elsewhere_only_when_all_of_it_is() -> None:
-    ledger = Ledger({"l": Entry("g0", "l", ("q0-0", "q0-1"))})
+    ledger = TrainedGroups({"l": Entry("g0", "l", ("q0-0", "q0-1"))})
     ledger.note(version=1)
     ledger.forget(["q0-0", "q9-0"])
     row = trajectory(session_id="q0-1")
     assert ledger.fresh([row]) == ()
     ledger.forget(["q0-0", "q0-1", "q9-0"])
-    assert ledger == Ledger(), "a trainer may run for months"
+    assert ledger == TrainedGroups(), "a trainer may run for months"
     assert ledger.fresh([row]) == (row,)
 
 

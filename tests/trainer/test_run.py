@@ -15,11 +15,12 @@ from typer.testing import CliRunner
 
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.engine.scripted.script import Gate, Reply
-from sandgate.operator.manifest import parse_job
-from sandgate.trainer import preflight, tinymodel
+from sandgate.operator.local.manifest import parse_job
+from sandgate.trainer import tinymodel
 from sandgate.trainer.cli import app
 from sandgate.trainer.export.arrow import read_parquet
-from sandgate.trainer.finished import identity
+from sandgate.trainer.runs import preflight
+from sandgate.trainer.runs.finished import identity
 from tests.support.waiting import until
 from tests.trainer.jobs import AGENT, MANIFEST, Lab, ended, lab
 

@@ -13,9 +13,9 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from sandgate.contract.errors import InvalidBody, NotFound
-from sandgate.trainer import cluster
-from sandgate.trainer.cluster import Place
-from sandgate.trainer.sources import Cluster, tree_of
+from sandgate.trainer.client import cluster
+from sandgate.trainer.client.cluster import ClusterPlace
+from sandgate.trainer.runs.sources import Cluster, tree_of
 
 NAMES = [f"shop-q{number}-0-0" for number in range(9)]
 SESSIONS = "/apis/sandgate.dev/v1alpha1/namespaces/lab/agentsessions"
@@ -50,7 +50,7 @@ class ApiServer(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
+def place(tmp_path: Path) -> Iterator[ClusterPlace]:
     """A kubeconfig of an API server."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), ApiServer)
     thread = threading.Thread(target=server.serve_forever)
@@ -64,7 +64,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
         "users": [{"name": "me", "user": {}}],
     }
     (tmp_path / "kubeconfig").write_text(json.dumps(config))
-    yield Place(kubeconfig=str(tmp_path / "kubeconfig"))
+    yield ClusterPlace(kubeconfig=str(tmp_path / "kubeconfig"))
     server.shutdown()
     thread.join()
     server.server_close()
@@ -72,7 +72,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 @pytest.mark.parametrize("page", [2, 3, 500])
 def test_pages_are_read_until_enough_is_found(
-    place: Place, page: int, monkeypatch: pytest.MonkeyPatch
+    place: ClusterPlace, page: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster, "PAGE", page)
     assert Cluster(place).named("shop-q7", 9) == ["shop-q7-0-0"]
@@ -81,7 +81,7 @@ def test_pages_are_read_until_enough_is_found(
     assert Cluster(place).named("other", 9) == []
 
 
-def test_a_session_of_a_cluster_that_is_not_named_well_enough(place: Place) -> None:
+def test_a_session_of_a_cluster_that_is_not_named_well_enough(place: ClusterPlace) -> None:
     with pytest.raises(InvalidBody, match=r"begin with 'shop': shop-q0-0-0, .*shop-q5-0-0, \.\.\. and more$"):
         tree_of(Cluster(place), "shop")
     with pytest.raises(NotFound, match="other"):

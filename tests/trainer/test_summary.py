@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sandgate.contract.trajectory import Trajectory
-from sandgate.trainer.summary import summarize
+from sandgate.trainer.runs.summary import summarize
 from tests.trainer.trajectories import trajectory
 
 PAIR = [

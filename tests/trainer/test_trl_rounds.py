@@ -21,12 +21,12 @@ from sandgate.contract.job import Task
 from sandgate.contract.session import SessionHandle
 from sandgate.contract.trajectory import Trajectory
 from sandgate.gateway.engine.scripted.engine import Player
-from sandgate.trainer.client import AsyncRolloutClient
-from sandgate.trainer.fleet import AsyncFleet
+from sandgate.trainer.client.fleet import AsyncFleet
+from sandgate.trainer.client.rollout_client import AsyncRolloutClient
 from sandgate.trainer.testing import RunningGateway, gateway
 from sandgate.trainer.trl import agents as trl_agents
 from sandgate.trainer.trl import rounds as trl_rounds
-from sandgate.trainer.trl.agents import Agent, Driver, Pushed, inline
+from sandgate.trainer.trl.agents import Agent, Driver, QueuedAgents, inline
 from sandgate.trainer.trl.names import Round
 from sandgate.trainer.trl.rounds import LeaseFile, Rounds
 from tests.support.waiting import until
@@ -93,7 +93,7 @@ async def trainer(
 ) -> AsyncIterator[Trainer]:
     async with AsyncFleet({"g": running.client}, job=running.job) as fleet:
         if agent is None:
-            async with _collecting(fleet, Pushed(fleet), folder, begun) as made:
+            async with _collecting(fleet, QueuedAgents(fleet), folder, begun) as made:
                 yield made
             return
         async with (

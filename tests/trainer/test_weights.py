@@ -12,9 +12,9 @@ from sandgate.contract.errors import EngineUnavailable, InvalidBody, Unavailable
 from sandgate.gateway.engine.scripted.engine import Player
 from sandgate.gateway.engine.scripted.server import ScriptedServer
 from sandgate.gateway.journal.memory import MemoryDisk
-from sandgate.trainer import weights
-from sandgate.trainer.fleet import fleet as connected
-from sandgate.trainer.weights import HalfUpdated
+from sandgate.trainer.client import weight_update
+from sandgate.trainer.client.fleet import fleet as connected
+from sandgate.trainer.client.weight_update import HalfUpdated
 from tests.gateway.test_engine_set import server
 from tests.gateway.test_labels import Home
 from tests.support.gateway import admin_key
@@ -69,8 +69,10 @@ class Told:
         return {"engines": [{"in_flight": self.log.generations}]}
 
 
-async def update(log: Log, *, swap: bool = True, mode: weights.Mode = "keep", drain_s: float = 1.0) -> None:
-    async with weights.weight_update(
+async def update(
+    log: Log, *, swap: bool = True, mode: weight_update.Mode = "keep", drain_s: float = 1.0
+) -> None:
+    async with weight_update.weight_update(
         log.gateways, 7, mode=mode, engines=log.engines, drain_s=drain_s
     ) as found:
         log.lines.append("t swap")
@@ -170,7 +172,7 @@ async def test_a_failure_in_the_middle(
 async def test_a_swap_that_raises_leaves_the_version_and_lets_all_go_on() -> None:
     log = Log()
     with pytest.raises(ZeroDivisionError):
-        async with weights.weight_update(log.gateways, 7, engines=log.engines):
+        async with weight_update.weight_update(log.gateways, 7, engines=log.engines):
             raise ZeroDivisionError
     assert log.of("g0") == ["pause", "resume"]
     assert log.of("e0") == ["pause=keep", "resume"]
@@ -180,7 +182,7 @@ async def test_a_trainer_that_is_cancelled_in_the_swap_leaves_nobody_on_hold() -
     log, swapping = Log(), asyncio.Event()
 
     async def train() -> None:
-        async with weights.weight_update(log.gateways, 7, engines=log.engines):
+        async with weight_update.weight_update(log.gateways, 7, engines=log.engines):
             swapping.set()
             await asyncio.Event().wait()
 
@@ -218,7 +220,7 @@ async def test_generations_that_do_not_end_are_an_error_before_the_swap() -> Non
 async def test_a_version_that_no_gateway_takes_is_refused_before_anybody_is_paused(version: int) -> None:
     log = Log()
     with pytest.raises(InvalidBody, match=r"version: .* is not in"):
-        async with weights.weight_update(log.gateways, version):
+        async with weight_update.weight_update(log.gateways, version):
             pytest.fail("swapped")
     assert log.lines == []
 
@@ -289,7 +291,7 @@ async def test_engines_are_paused_labelled_and_let_go_over_http(world: World) ->
             assert [player.paused for player in players] == [True, True]
             await found.reload("/weights/3")
         assert [player.paused for player in players] == [False, False]
-        async with weights.controls([one.url, two.url]) as controls:
+        async with weight_update.controls([one.url, two.url]) as controls:
             said = [await control.weight_versions() for control in controls.values()]  # type: ignore[attr-defined]
         assert said == [["3"], ["3"]]
     assert {one["labelled"] for one in (await fleet.status()).values()} == {True}

@@ -14,7 +14,7 @@ from sandgate.contract.names import (
     SAMPLES_MAX,
     UID_CHARS_MAX,
 )
-from sandgate.contract.rules import Bounds, Column, Doc, Pattern, Size, name_rules
+from sandgate.contract.rules import Bounds, Doc, Pattern, PrinterColumn, Size, name_rules
 from sandgate.contract.status import AgentSessionStatus
 
 
@@ -56,17 +56,17 @@ class AgentSession:
     PLURAL: ClassVar = "agentsessions"
     SHORT: ClassVar = ("ags",)
     COLUMNS: ClassVar = (
-        Column("Job", ".spec.jobName"),
-        Column("Task", ".spec.taskUid"),
-        Column("Sample", ".spec.sampleIndex", "integer"),
-        Column("Attempt", ".spec.attempt", "integer"),
-        Column("Running", ".status.conditions[?(@.type=='Running')].status"),
-        Column("Committed", ".status.conditions[?(@.type=='TrajectoryCommitted')].status"),
-        Column("Reward", ".status.reward", "number"),
-        Column("Failure", ".status.failureReason"),
-        Column("Turns", ".status.turns", "integer", priority=1),
-        Column("Node", ".status.node", priority=1),
-        Column("Age", ".metadata.creationTimestamp", "date"),
+        PrinterColumn("Job", ".spec.jobName"),
+        PrinterColumn("Task", ".spec.taskUid"),
+        PrinterColumn("Sample", ".spec.sampleIndex", "integer"),
+        PrinterColumn("Attempt", ".spec.attempt", "integer"),
+        PrinterColumn("Running", ".status.conditions[?(@.type=='Running')].status"),
+        PrinterColumn("Committed", ".status.conditions[?(@.type=='TrajectoryCommitted')].status"),
+        PrinterColumn("Reward", ".status.reward", "number"),
+        PrinterColumn("Failure", ".status.failureReason"),
+        PrinterColumn("Turns", ".status.turns", "integer", priority=1),
+        PrinterColumn("Node", ".status.node", priority=1),
+        PrinterColumn("Age", ".metadata.creationTimestamp", "date"),
     )
 
     SELECTABLE: ClassVar = (".spec.jobName", ".spec.taskUid", ".spec.gateway", ".spec.remote")

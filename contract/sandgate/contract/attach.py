@@ -32,7 +32,7 @@ class RunState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LocalRun:
+class RunInfo:
     """What a run says."""
 
     job: str
@@ -55,7 +55,7 @@ class LocalRun:
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=1)
 
     @classmethod
-    def of(cls, text: str) -> LocalRun:
+    def of(cls, text: str) -> RunInfo:
         """Raises NewerRecord, CorruptRecord."""
         try:
             said = json.loads(text)

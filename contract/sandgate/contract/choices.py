@@ -52,7 +52,7 @@ class Beside(StrEnum):
     """Wherever the scheduler puts them."""
 
 
-class Backend(StrEnum):
+class BackendKind(StrEnum):
     """What runs an agent."""
 
     POD = "Pod"

@@ -12,8 +12,8 @@ from sandgate.contract.agent_session import AgentSession
 from sandgate.contract.documented import summary
 from sandgate.contract.job import RolloutJob
 from sandgate.contract.names import GROUP, VERSION
-from sandgate.contract.openapi import Json, Place, immutable, may_change, object_schema
-from sandgate.contract.rules import Column, rule_schema
+from sandgate.contract.openapi import Json, SchemaPlace, immutable, may_change, object_schema
+from sandgate.contract.rules import PrinterColumn, rule_schema
 from sandgate.contract.schema import slots
 
 KINDS: tuple[type[Any], ...] = (RolloutJob, AgentSession)
@@ -76,7 +76,7 @@ def root_schema(kind: type[Any]) -> Json:
             "kind": text | {"description": f"{kind.KIND}."},
             "metadata": {"type": "object"},
             "spec": spec_schema(blocks["spec"]),
-            "status": object_schema(blocks["status"], Place("status", filled=False)),
+            "status": object_schema(blocks["status"], SchemaPlace("status", filled=False)),
         },
         "x-kubernetes-validations": [rule_schema(one) for one in kind.RULES],
     }
@@ -85,11 +85,11 @@ def root_schema(kind: type[Any]) -> Json:
 def spec_schema(cls: type[Any]) -> Json:
     """Of a spec: what may not change is held by the fields' own rules, or by one rule if nothing in it may."""
     if any(may_change(slot) for slot in slots(cls)):
-        return object_schema(cls, Place("spec", fixed=True))
+        return object_schema(cls, SchemaPlace("spec", fixed=True))
     return object_schema(cls) | {"x-kubernetes-validations": [immutable("spec")]}
 
 
-def printer_column(one: Column) -> Json:
+def printer_column(one: PrinterColumn) -> Json:
     made: Json = {"name": one.name, "type": one.type, "jsonPath": one.path}
     if one.description:
         made["description"] = one.description

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar
 
 from sandgate.contract.agent_session import AgentSession, AgentSessionSpec
 from sandgate.contract.choices import (
-    Backend,
+    BackendKind,
     Beside,
     Completion,
     EngineKind,
@@ -25,67 +25,67 @@ from sandgate.contract.choices import (
 )
 from sandgate.contract.kinds import LabelMap, NonNegative, Positive, Seconds, Text
 from sandgate.contract.names import API_VERSION, GROUP, JOB_NAME_MAX, LABEL_PATTERN, SAMPLES_MAX, VERSION
-from sandgate.contract.rules import Bounds, Cel, Column, Doc, Mutable, OneOf, Pattern, Size, name_rules
+from sandgate.contract.rules import Bounds, Cel, Doc, Mutable, OneOf, Pattern, PrinterColumn, Size, name_rules
 from sandgate.contract.serving import (
-    Engine,
     EngineSelector,
-    Gateway,
-    Journal,
-    ManagedEngine,
-    Model,
+    EngineSpec,
+    GatewaySpec,
+    JournalSpec,
+    ManagedEngineSpec,
+    ModelSpec,
     PostgresJournal,
     SecretRef,
     SqliteJournal,
 )
 from sandgate.contract.status import RolloutJobStatus
 from sandgate.contract.work import (
-    Agent,
-    Group,
-    Limits,
-    Pool,
-    Retry,
-    Reward,
-    Sampling,
+    AgentSpec,
+    GroupSpec,
+    LimitsSpec,
+    PoolSpec,
+    RetrySpec,
+    RewardSpec,
+    SamplingSpec,
     Task,
     TaskConfigMap,
-    TaskQueue,
-    Tasks,
-    Verifier,
+    TaskQueueSpec,
+    TasksSpec,
+    VerifierSpec,
 )
 
 __all__ = [
     "API_VERSION",
     "GROUP",
     "VERSION",
-    "Agent",
     "AgentSession",
     "AgentSessionSpec",
-    "Backend",
+    "AgentSpec",
+    "BackendKind",
     "Beside",
     "Completion",
-    "Engine",
     "EngineKind",
     "EngineSelector",
-    "Gateway",
-    "Group",
+    "EngineSpec",
+    "GatewaySpec",
+    "GroupSpec",
     "HistoryPolicy",
     "Isolation",
-    "Journal",
+    "JournalSpec",
     "LeaseOutput",
-    "Limits",
-    "ManagedEngine",
+    "LimitsSpec",
+    "ManagedEngineSpec",
     "Metadata",
-    "Model",
-    "Output",
+    "ModelSpec",
+    "OutputSpec",
     "ParquetOutput",
-    "Pool",
+    "PoolSpec",
     "PostgresJournal",
-    "Retry",
-    "Reward",
+    "RetrySpec",
     "RewardSource",
+    "RewardSpec",
     "RolloutJob",
     "RolloutJobSpec",
-    "Sampling",
+    "SamplingSpec",
     "SecretRef",
     "SpecialTokensInText",
     "SqliteJournal",
@@ -93,10 +93,10 @@ __all__ = [
     "Task",
     "TaskConfigMap",
     "TaskDelivery",
-    "TaskQueue",
-    "Tasks",
-    "Trainer",
-    "Verifier",
+    "TaskQueueSpec",
+    "TasksSpec",
+    "TrainerSpec",
+    "VerifierSpec",
 ]
 
 
@@ -145,7 +145,7 @@ class ParquetOutput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
+class OutputSpec:
     """Where trajectories go; exactly one of lease and parquet."""
 
     RULES: ClassVar = (OneOf(("lease", "parquet")),)
@@ -155,7 +155,7 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trainer:
+class TrainerSpec:
     """The trainer's sign of life."""
 
     heartbeat_seconds: Annotated[Seconds, Doc("Nothing heard for that long: the job is suspended.")] = 300
@@ -188,25 +188,25 @@ class RolloutJobSpec:
         ),
     )
 
-    model: Annotated[Model, Doc("The policy that is trained.")]
-    engine: Annotated[Engine, Doc("The inference servers.")]
-    tasks: Annotated[Tasks, Doc("What is rolled out.")]
-    agent: Annotated[Agent, Doc("The program that talks to the model.")]
-    gateway: Annotated[Gateway, Doc("The trajectory gateways.")] = field(default_factory=Gateway)
+    model: Annotated[ModelSpec, Doc("The policy that is trained.")]
+    engine: Annotated[EngineSpec, Doc("The inference servers.")]
+    tasks: Annotated[TasksSpec, Doc("What is rolled out.")]
+    agent: Annotated[AgentSpec, Doc("The program that talks to the model.")]
+    gateway: Annotated[GatewaySpec, Doc("The trajectory gateways.")] = field(default_factory=GatewaySpec)
     group_size: Annotated[int, Bounds(1, SAMPLES_MAX), Doc("Sessions per task (n of GRPO).")] = 1
     parallelism: Annotated[int, Bounds(1, 1_000_000), Mutable(), Doc("Sessions running at once.")] = 8
     start_burst: Annotated[
         int | None, Bounds(1, 1_000_000), Mutable(), Doc("Sessions starting at once; default parallelism.")
     ] = None
-    sampling: Annotated[Sampling, Doc("How turns are sampled.")] = field(default_factory=Sampling)
-    limits: Annotated[Limits, Doc("On one session.")] = field(default_factory=Limits)
-    reward: Annotated[Reward, Doc("Where rewards come from.")] = field(default_factory=Reward)
-    group: Annotated[Group, Doc("The sessions of one task.")] = field(default_factory=Group)
+    sampling: Annotated[SamplingSpec, Doc("How turns are sampled.")] = field(default_factory=SamplingSpec)
+    limits: Annotated[LimitsSpec, Doc("On one session.")] = field(default_factory=LimitsSpec)
+    reward: Annotated[RewardSpec, Doc("Where rewards come from.")] = field(default_factory=RewardSpec)
+    group: Annotated[GroupSpec, Doc("The sessions of one task.")] = field(default_factory=GroupSpec)
     staleness: Annotated[Staleness | None, Mutable(), Doc("Absent: starts are not bound to weights.")] = None
-    output: Annotated[Output, Doc("Where trajectories go.")] = field(
-        default_factory=lambda: Output(lease=LeaseOutput())
+    output: Annotated[OutputSpec, Doc("Where trajectories go.")] = field(
+        default_factory=lambda: OutputSpec(lease=LeaseOutput())
     )
-    trainer: Annotated[Trainer | None, Mutable(), Doc("Absent: no trainer is waited for.")] = None
+    trainer: Annotated[TrainerSpec | None, Mutable(), Doc("Absent: no trainer is waited for.")] = None
     suspend: Annotated[
         bool, Mutable(), Doc("Nothing runs while true; sessions begun are discarded (Kueue's contract).")
     ] = False
@@ -226,16 +226,16 @@ class RolloutJob:
     PLURAL: ClassVar = "rolloutjobs"
     SHORT: ClassVar = ("rj",)
     COLUMNS: ClassVar = (
-        Column("Ready", ".status.conditions[?(@.type=='Ready')].status"),
-        Column("Done", ".status.ended", "integer"),
-        Column("Of", ".status.sessions", "integer"),
-        Column("Running", ".status.running", "integer"),
-        Column("Failed", ".status.failed", "integer"),
-        Column("Complete", ".status.conditions[?(@.type=='Complete')].status"),
-        Column("Age", ".metadata.creationTimestamp", "date"),
-        Column("Model", ".spec.model.name", priority=1),
-        Column("Suspended", ".spec.suspend", "boolean", priority=1),
-        Column("Committed", ".status.committed", "integer", priority=1),
+        PrinterColumn("Ready", ".status.conditions[?(@.type=='Ready')].status"),
+        PrinterColumn("Done", ".status.ended", "integer"),
+        PrinterColumn("Of", ".status.sessions", "integer"),
+        PrinterColumn("Running", ".status.running", "integer"),
+        PrinterColumn("Failed", ".status.failed", "integer"),
+        PrinterColumn("Complete", ".status.conditions[?(@.type=='Complete')].status"),
+        PrinterColumn("Age", ".metadata.creationTimestamp", "date"),
+        PrinterColumn("Model", ".spec.model.name", priority=1),
+        PrinterColumn("Suspended", ".spec.suspend", "boolean", priority=1),
+        PrinterColumn("Committed", ".status.committed", "integer", priority=1),
     )
     SELECTABLE: ClassVar = (".spec.suspend", ".spec.model.name")
     SCALE: ClassVar = {

@@ -20,9 +20,9 @@ from sandgate.contract.rules import (
     Check,
     Doc,
     Grows,
-    Known,
     Mutable,
     OneOf,
+    OpenEnum,
     Pattern,
     Size,
     Unique,
@@ -37,7 +37,7 @@ FORBIDDEN = "FieldValueForbidden"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SchemaPlace:
     """Where in an object a class stands."""
 
     at: str = ""
@@ -47,13 +47,13 @@ class Place:
     filled: bool = True
     """The API server fills in defaults; of a status it does not."""
 
-    def below(self, slot: Slot) -> Place:
+    def below(self, slot: Slot) -> SchemaPlace:
         """The place of a field that is an object; a field that may not change needs no rules within."""
         path = f"{self.at}.{slot.manifest}" if self.at else slot.manifest
-        return Place(path, self.fixed and changes_within(slot), self.filled)
+        return SchemaPlace(path, self.fixed and changes_within(slot), self.filled)
 
 
-def object_schema(cls: type[Any], place: Place = Place()) -> Json:
+def object_schema(cls: type[Any], place: SchemaPlace = SchemaPlace()) -> Json:
     """Schema of a manifest class."""
     known = slots(cls)
     required = [slot.manifest for slot in known if slot.required]
@@ -79,7 +79,7 @@ def cel_of(cls: type[Any], rule: OneOf | Cel) -> Cel:
     return Cel(f"[{has}].filter(is, is).size() == 1", f"exactly one of {', '.join(names)} is needed")
 
 
-def property_schema(cls: type[Any], slot: Slot, place: Place) -> Json:
+def property_schema(cls: type[Any], slot: Slot, place: SchemaPlace) -> Json:
     """Schema of one field, with its description, default and transition rule."""
     inner = place.below(slot)
     made = value_schema(slot.hint, slot.rules, inner)
@@ -105,7 +105,7 @@ def describe(cls: type[Any], slot: Slot, inner: str) -> str:
     parts = [text]
     if isinstance(slot.hint, type) and issubclass(slot.hint, StrEnum):
         parts.append(listed(slot.hint))
-    parts += [listed(rule.enum) for rule in slot.rules if isinstance(rule, Known) and rule.explained]
+    parts += [listed(rule.enum) for rule in slot.rules if isinstance(rule, OpenEnum) and rule.explained]
     for rule in getattr(cls, "RULES", ()):
         if isinstance(rule, OneOf) and slot.python in rule.fields:
             others = [one.manifest for one in slots(cls) if one.python in rule.fields and one is not slot]
@@ -113,7 +113,7 @@ def describe(cls: type[Any], slot: Slot, inner: str) -> str:
     return "\n".join(parts)
 
 
-def value_schema(hint: Any, rules: tuple[Any, ...], place: Place) -> Json:
+def value_schema(hint: Any, rules: tuple[Any, ...], place: SchemaPlace) -> Json:
     """Schema of a type with rules, without a description but that of an object's class."""
     hint, more = unwrap(hint)
     made = _plain(hint, place)
@@ -132,7 +132,7 @@ def value_schema(hint: Any, rules: tuple[Any, ...], place: Place) -> Json:
     return made
 
 
-def _plain(hint: Any, place: Place) -> Json:
+def _plain(hint: Any, place: SchemaPlace) -> Json:
     if hint is Any:
         return {"x-kubernetes-preserve-unknown-fields": True}
     if isinstance(hint, type) and is_dataclass(hint):
@@ -235,7 +235,7 @@ def transition(slot: Slot, path: str) -> Json | None:
     return None if changes_within(slot) else immutable(path)
 
 
-def _kept(known: tuple[Slot, ...], place: Place) -> Iterator[Json]:
+def _kept(known: tuple[Slot, ...], place: SchemaPlace) -> Iterator[Json]:
     """A field's own rule does not run when the field comes or goes: its parent's does."""
     for slot in known:
         if slot.optional and not any(isinstance(rule, Mutable) for rule in slot.rules):

@@ -24,7 +24,7 @@ class Doc:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class OpenEnum:
     """Values of this enumeration are documented, but others may come later: the schema leaves them open."""
 
     enum: type[StrEnum]
@@ -150,7 +150,7 @@ class Cel:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class PrinterColumn:
     """A column of `kubectl get`. `priority` 1 shows with `-o wide` only."""
 
     name: str

@@ -24,7 +24,7 @@ from sandgate.contract.rules import Bounds, Doc, Grows, Mutable, OneOf, Size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class ModelSpec:
     """The policy that is trained."""
 
     name: Annotated[Word, Doc("What agents call it, in SANDGATE_MODEL and request bodies.")]
@@ -58,7 +58,7 @@ class EngineSelector:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ManagedEngine:
+class ManagedEngineSpec:
     """An engine that is started for the job: pods in a cluster, one process locally."""
 
     image: Annotated[Image, Doc("Container image; not used locally.")] = ""
@@ -85,7 +85,7 @@ class ManagedEngine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Engine:
+class EngineSpec:
     """The inference servers; exactly one of endpoints, selector and managed."""
 
     RULES: ClassVar = (OneOf(("endpoints", "selector", "managed")),)
@@ -94,7 +94,7 @@ class Engine:
         tuple[HttpUrl, ...] | None, Size(1, 1024), Mutable(), Doc("Base URLs of engines that run already.")
     ] = None
     selector: Annotated[EngineSelector | None, Doc("Pods that run already; gateways go beside them.")] = None
-    managed: Annotated[ManagedEngine | None, Doc("Started and stopped with the job.")] = None
+    managed: Annotated[ManagedEngineSpec | None, Doc("Started and stopped with the job.")] = None
     kind: Annotated[EngineKind, Doc("Whose API it speaks.")] = EngineKind.VLLM
     model: Annotated[Text, Doc("The engine's name of the model; default model.name.")] = ""
     logprobs_mode: Annotated[
@@ -129,7 +129,7 @@ class PostgresJournal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Journal:
+class JournalSpec:
     """Where turns are made durable; exactly one of sqlite and postgres."""
 
     RULES: ClassVar = (OneOf(("sqlite", "postgres")),)
@@ -139,7 +139,7 @@ class Journal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gateway:
+class GatewaySpec:
     """The job's gateways: one process, one core each."""
 
     replicas: Annotated[
@@ -149,8 +149,8 @@ class Gateway:
         Doc("How many; a session stays with one."),
     ] = 1
     beside: Annotated[Beside, Doc("Placement on the engines' nodes.")] = Beside.PREFERRED
-    journal: Annotated[Journal, Doc("Where turns are made durable.")] = field(
-        default_factory=lambda: Journal(sqlite=SqliteJournal())
+    journal: Annotated[JournalSpec, Doc("Where turns are made durable.")] = field(
+        default_factory=lambda: JournalSpec(sqlite=SqliteJournal())
     )
     image: Annotated[Image, Doc("Container image; default the operator's. Not used locally.")] = ""
     template: Annotated[

@@ -14,7 +14,7 @@ from sandgate.contract.conditions import (
 )
 from sandgate.contract.errors import FailureClass, FailureReason
 from sandgate.contract.kinds import Text
-from sandgate.contract.rules import Bounds, Cel, Doc, Known, Name, Pattern, Size, Unique
+from sandgate.contract.rules import Bounds, Cel, Doc, Name, OpenEnum, Pattern, Size, Unique
 
 __all__ = [
     "AgentSessionStatus",
@@ -75,8 +75,8 @@ class RolloutJobStatus:
         tuple[Condition, ...],
         Size(0, CONDITIONS_MAX),
         Unique("type"),
-        Known(JobCondition),
-        Known(JobReason, explained=False),
+        OpenEnum(JobCondition),
+        OpenEnum(JobReason, explained=False),
         Doc("What holds of the job, by type:"),
     ] = ()
     sessions: Annotated[Count, Doc("Samples that the job asks for: tasks x groupSize.")] = 0
@@ -106,8 +106,8 @@ class AgentSessionStatus:
         tuple[Condition, ...],
         Size(0, CONDITIONS_MAX),
         Unique("type"),
-        Known(SessionCondition),
-        Known(SessionReason, explained=False),
+        OpenEnum(SessionCondition),
+        OpenEnum(SessionReason, explained=False),
         Doc("What holds of the session, by type; one that is absent is not reached yet:"),
     ] = field(default=())
     turns: Annotated[Count, Doc("Sampled turns.")] = 0
@@ -117,11 +117,11 @@ class AgentSessionStatus:
         str | None,
         Size(1, 64),
         Pattern("^(policy|agent|infra)$", "policy, agent or infra"),
-        Known(FailureClass),
+        OpenEnum(FailureClass),
         Doc("Who is to blame; absent if it ended well."),
     ] = None
     failure_reason: Annotated[
         Reason | None,
-        Known(FailureReason, explained=False),
+        OpenEnum(FailureReason, explained=False),
         Doc("Why; absent if it ended well. See docs/reference/reasons.md."),
     ] = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-from sandgate.contract.choices import Backend, Completion, CutTurns, Isolation, RewardSource, TaskDelivery
+from sandgate.contract.choices import BackendKind, Completion, CutTurns, Isolation, RewardSource, TaskDelivery
 from sandgate.contract.embedded import AGENT_TEMPLATE, CONTAINER, MESSAGES
 from sandgate.contract.kinds import Json, JsonObject, LabelText, NonNegative, Positive, Seconds, Word
 from sandgate.contract.names import SAMPLES_MAX, UID_CHARS_MAX
@@ -35,7 +35,7 @@ class TaskConfigMap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskQueue:
+class TaskQueueSpec:
     """The trainer pushes tasks (POST /v1/tasks); the job ends when the trainer says so."""
 
     capacity: Annotated[Positive, Doc("Tasks waiting at once at each gateway; beyond it pushes get 429.")] = (
@@ -44,7 +44,7 @@ class TaskQueue:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tasks:
+class TasksSpec:
     """What is rolled out; exactly one of inline, configMap, file and queue."""
 
     RULES: ClassVar = (OneOf(("inline", "config_map", "file", "queue")),)
@@ -56,11 +56,11 @@ class Tasks:
         Size(1, 4096),
         Doc("JSON lines: on a volume of the gateways; locally a path relative to the manifest."),
     ] = None
-    queue: Annotated[TaskQueue | None, Doc("Tasks are pushed while the job runs.")] = None
+    queue: Annotated[TaskQueueSpec | None, Doc("Tasks are pushed while the job runs.")] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
+class SamplingSpec:
     """How turns are sampled, in the engine's terms; absent fields are the agent's or the engine's choice."""
 
     temperature: Annotated[float | None, Bounds(0, 10), Doc("Softmax temperature." + UNSET)] = None
@@ -82,7 +82,7 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class LimitsSpec:
     """On one session; 0 is none where it is allowed."""
 
     turns: Annotated[NonNegative, Doc("Sampled turns.")] = 1_000
@@ -92,14 +92,14 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
+class PoolSpec:
     """Warm sandboxes."""
 
     size: Annotated[NonNegative, Doc("How many wait.")] = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Agent:
+class AgentSpec:
     """The program that talks to the model; it knows nothing of Sandgate."""
 
     RULES: ClassVar = (
@@ -108,7 +108,7 @@ class Agent:
             "backend Process runs containers[0].command, which is missing",
             "template.spec.containers[0].command",
             lambda agent: (
-                agent.backend is not Backend.PROCESS
+                agent.backend is not BackendKind.PROCESS
                 or bool(agent.template["spec"]["containers"][0].get("command"))
             ),
         ),
@@ -117,8 +117,10 @@ class Agent:
     template: Annotated[
         JsonObject, AGENT_TEMPLATE, Doc("A PodTemplateSpec; its first container is the agent.")
     ]
-    backend: Annotated[Backend, Doc("What runs it; `sandgate run` always uses processes.")] = Backend.POD
-    pool: Annotated[Pool, Doc("Warm sandboxes.")] = field(default_factory=Pool)
+    backend: Annotated[BackendKind, Doc("What runs it; `sandgate run` always uses processes.")] = (
+        BackendKind.POD
+    )
+    pool: Annotated[PoolSpec, Doc("Warm sandboxes.")] = field(default_factory=PoolSpec)
     task_delivery: Annotated[TaskDelivery, Doc("How the task reaches the agent.")] = TaskDelivery.ENV
     completion: Annotated[Completion, Doc("What ends a session well.")] = Completion.EXIT
     isolation: Annotated[Isolation, Doc("What keeps a sandbox pod to its gateway; not used locally.")] = (
@@ -132,7 +134,7 @@ class Agent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verifier:
+class VerifierSpec:
     """Runs after the agent, apart from it, with SANDGATE_TASK_FILE and SANDGATE_RESULT_FILE."""
 
     container: Annotated[
@@ -144,7 +146,7 @@ class Verifier:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reward:
+class RewardSpec:
     """Where rewards come from."""
 
     RULES: ClassVar = (
@@ -157,7 +159,7 @@ class Reward:
     )
 
     source: Annotated[RewardSource, Doc("Who gives the training reward.")] = RewardSource.TRAINER
-    verifier: Annotated[Verifier | None, Doc("With source verifier.")] = None
+    verifier: Annotated[VerifierSpec | None, Doc("With source verifier.")] = None
     discount: Annotated[float, Bounds(0, 1), Doc("Per turn, backwards from the rewarded one.")] = 1.0
     cut_turns: Annotated[CutTurns, Doc("Whether turns are trained whose stream the agent cut.")] = (
         CutTurns.TRAIN
@@ -165,14 +167,14 @@ class Reward:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Retry:
+class RetrySpec:
     """Further attempts at one sample."""
 
     infra: Annotated[int, Bounds(0, 100), Doc("After failures that are not the policy's or the agent's.")] = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class GroupSpec:
     """The sessions of one task (a GRPO group)."""
 
     quorum: Annotated[
@@ -183,4 +185,4 @@ class Group:
     straggler_seconds: Annotated[NonNegative, Doc("After the quorum, how long the others may still run.")] = (
         120
     )
-    retry: Annotated[Retry, Mutable(), Doc("Further attempts.")] = field(default_factory=Retry)
+    retry: Annotated[RetrySpec, Mutable(), Doc("Further attempts.")] = field(default_factory=RetrySpec)

@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import NoReturn
 
 from sandgate.contract.errors import BadManifest, SandgateError
-from sandgate.operator import access, jsonlog
-from sandgate.operator.cluster.hub import Hub as ClusterHub
-from sandgate.operator.kube import Kube
-from sandgate.operator.main import Hub, Options, Replica
-from sandgate.operator.metrics import Metrics
+from sandgate.operator.cluster.job_controller import JobController as ClusterHub
+from sandgate.operator.driver.reconcile import Reconciler
+from sandgate.operator.kubernetes import access
+from sandgate.operator.kubernetes.client import KubeClient
 from sandgate.operator.plan.actions import Action
-from sandgate.operator.probes import State
-from sandgate.operator.reconcile import Reconciler
+from sandgate.operator.replica import json_log
+from sandgate.operator.replica.metrics import OperatorMetrics
+from sandgate.operator.replica.probes import ReplicaState
+from sandgate.operator.replica.run import Leading, OperatorReplica, Options
 from sandgate.operator.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (SandgateError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
-    jsonlog.install(sys.stderr)
+    json_log.install(sys.stderr)
     asyncio.run(_run(reached, settings, options))
     raise AssertionError("unreachable")
 
@@ -51,14 +52,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def _run(reached: access.Access, settings: Settings, options: Options) -> NoReturn:
     """Ends the process from inside the loop: kopf may leave tasks behind that refuse to be cancelled (a watch that
     waits for credentials), and a loop does not close without them."""
-    metrics = Metrics()
-    replica = Replica(
+    metrics = OperatorMetrics()
+    replica = OperatorReplica(
         access=reached,
         settings=settings,
         options=options,
         hub_of=_hub,
         metrics=metrics,
-        state=State(metrics),
+        state=ReplicaState(metrics),
         stop=asyncio.Event(),
     )
     try:
@@ -73,13 +74,13 @@ async def _run(reached: access.Access, settings: Settings, options: Options) -> 
     os._exit(code)
 
 
-def _hub(kube: Kube, settings: Settings, metrics: Metrics) -> Hub:
+def _hub(kube: KubeClient, settings: Settings, metrics: OperatorMetrics) -> Leading:
     hub = ClusterHub(kube, settings)
     measure(hub.reconciler, metrics)
     return hub
 
 
-def measure(reconciler: Reconciler, metrics: Metrics) -> None:
+def measure(reconciler: Reconciler, metrics: OperatorMetrics) -> None:
     """Tell of every plan and action from now on."""
     plan, carry_out = reconciler.plan, reconciler.carry_out
 

@@ -67,7 +67,7 @@ class Failed(Exception):
         self.reason = reason
 
 
-class Retry(Exception):
+class TryAgain(Exception):
     """Not now."""
 
 
@@ -96,12 +96,12 @@ def get(url: str, headers: Mapping[str, str], sink: Callable[[bytes], object]) -
             sink(chunk)
             missing = None if missing is None else missing - len(chunk)
         if answer.status == 200 and missing:
-            raise Retry(f"{parts.netloc} broke off {missing} bytes before the end")
+            raise TryAgain(f"{parts.netloc} broke off {missing} bytes before the end")
         return answer.status
     except socket.gaierror as error:
-        raise Retry(f"the name {parts.hostname} does not resolve ({error.strerror or error})") from None
+        raise TryAgain(f"the name {parts.hostname} does not resolve ({error.strerror or error})") from None
     except (OSError, http.client.HTTPException) as error:
-        raise Retry(f"{parts.netloc} does not answer ({str(error) or type(error).__name__})") from None
+        raise TryAgain(f"{parts.netloc} does not answer ({str(error) or type(error).__name__})") from None
     finally:
         connection.close()
 
@@ -110,7 +110,7 @@ def ask_gateway(origin: str) -> None:
     """It answers. Raises Retry."""
     status = get(f"{origin}/healthz", {}, len)
     if status != 200:
-        raise Retry(f"{urlsplit(origin).netloc} answers /healthz with status {status}")
+        raise TryAgain(f"{urlsplit(origin).netloc} answers /healthz with status {status}")
 
 
 def patiently(ask: Callable[[], None], reason: str) -> float:
@@ -120,7 +120,7 @@ def patiently(ask: Callable[[], None], reason: str) -> float:
         try:
             ask()
             return time.monotonic() - began
-        except Retry as error:
+        except TryAgain as error:
             if time.monotonic() - began > GATEWAY_S:
                 raise Failed(reason, f"{error}, {GATEWAY_S:.0f} s after the first try") from None
             if str(error) != said:
@@ -243,7 +243,7 @@ def fetch(url: str, key: str, path: str) -> int:
     with whole(path) as write:
         status = get(url, {"Authorization": f"Bearer {key}"}, counted)
         if status in NOT_NOW:
-            raise Retry(f"the gateway answers {urlsplit(url).path} with status {status}")
+            raise TryAgain(f"the gateway answers {urlsplit(url).path} with status {status}")
         if status != 200:
             raise Failed(TASK, f"the gateway answers {urlsplit(url).path} with status {status}")
     return size

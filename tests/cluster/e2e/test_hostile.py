@@ -17,8 +17,8 @@ import pytest
 
 from sandgate.contract.names import gateway_name
 from sandgate.contract.trajectory import Trajectory
-from sandgate.trainer.cluster import Place
-from sandgate.trainer.fleet import cluster_fleet
+from sandgate.trainer.client.cluster import ClusterPlace
+from sandgate.trainer.client.fleet import cluster_fleet
 from tests.adversary import hostile
 from tests.cluster.e2e import scripted
 from tests.cluster.e2e.world import SYSTEM, World, wait_for
@@ -70,7 +70,7 @@ async def rows(world: World, namespace: str, name: str, groups: int) -> list[Tra
         wait_for, world, namespace, name, "Ready"
     )  # before that the operator may not have seen it
     found: list[Trajectory] = []
-    place = Place(namespace=namespace, kubeconfig=str(world.cluster.kubeconfig))
+    place = ClusterPlace(namespace=namespace, kubeconfig=str(world.cluster.kubeconfig))
     async with cluster_fleet(name, place) as fleet:
         async for group in fleet.groups(idle_s=120.0):
             async with group:

@@ -17,8 +17,8 @@ import yaml
 
 from sandgate.contract.errors import InvalidBody, NotFound
 from sandgate.contract.names import gateway_name
-from sandgate.trainer.cluster import Place, agent_session, job_gateways, rollout_job, submit
-from sandgate.trainer.fleet import cluster_fleet
+from sandgate.trainer.client.cluster import ClusterPlace, agent_session, job_gateways, rollout_job, submit
+from sandgate.trainer.client.fleet import cluster_fleet
 from tests.cluster import pods
 from tests.cluster.e2e import scripted
 from tests.cluster.e2e.world import World, wait_for
@@ -57,8 +57,8 @@ class Shop:
     """Tasks whose group a trainer has acknowledged, in any test."""
 
     @property
-    def place(self) -> Place:
-        return Place(namespace=self.namespace, kubeconfig=str(self.world.cluster.kubeconfig))
+    def place(self) -> ClusterPlace:
+        return ClusterPlace(namespace=self.namespace, kubeconfig=str(self.world.cluster.kubeconfig))
 
     def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
         """As a person with a kubeconfig."""
@@ -236,7 +236,7 @@ def trainer_pod(name: str, text: str, *argv: str) -> Json:
 
 CURIOUS = """
 from sandgate.contract.errors import Forbidden
-from sandgate.trainer.cluster import job_gateways, rollout_job
+from sandgate.trainer.client.cluster import job_gateways, rollout_job
 for ask in (lambda: job_gateways("other").__enter__(), lambda: rollout_job("shop")):
     try:
         ask()

@@ -13,8 +13,8 @@ import pytest
 import pytest_asyncio
 
 from sandgate.contract.trajectory import Trajectory
-from sandgate.trainer.cluster import Place
-from sandgate.trainer.fleet import cluster_fleet
+from sandgate.trainer.client.cluster import ClusterPlace
+from sandgate.trainer.client.fleet import cluster_fleet
 from tests.cluster.e2e.world import (
     GPU_MACHINE,
     SHOP,
@@ -67,7 +67,7 @@ async def ran(world: World) -> AsyncIterator[Ran]:
         rows: list[Trajectory] = []
         groups: list[str] = []
         nodes: dict[str, set[str]] = {}
-        place = Place(namespace=namespace, kubeconfig=str(cluster.kubeconfig))
+        place = ClusterPlace(namespace=namespace, kubeconfig=str(cluster.kubeconfig))
         async with cluster_fleet("shop", place) as fleet, fleet.beating():
             async for group in fleet.groups(idle_s=120.0):
                 async with group:

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from sandgate.contract.names import gateway_name
-from sandgate.trainer.cluster import Place
-from sandgate.trainer.fleet import cluster_fleet
+from sandgate.trainer.client.cluster import ClusterPlace
+from sandgate.trainer.client.fleet import cluster_fleet
 from tests.chart.released import everything
 from tests.cluster.e2e import scripted
 from tests.cluster.e2e.world import (
@@ -129,7 +129,7 @@ def at_work(world: World, namespace: str) -> set[str]:
 async def collected(world: World, namespace: str) -> Counter[tuple[str, int, int]]:
     """(task, sample, attempt) of all rows, each with its number of turns; a trainer outside takes them."""
     found: Counter[tuple[str, int, int]] = Counter()
-    place = Place(namespace=namespace, kubeconfig=str(world.cluster.kubeconfig))
+    place = ClusterPlace(namespace=namespace, kubeconfig=str(world.cluster.kubeconfig))
     groups = 0
     async with cluster_fleet("shop", place) as fleet:
         async for group in fleet.groups(idle_s=150.0):

@@ -18,8 +18,8 @@ import pytest
 import pytest_asyncio
 
 from sandgate.contract.names import engines_name, gateway_name, gateways_name
-from sandgate.trainer.cluster import Place
-from sandgate.trainer.fleet import cluster_fleet
+from sandgate.trainer.client.cluster import ClusterPlace
+from sandgate.trainer.client.fleet import cluster_fleet
 from tests.cluster import pods
 from tests.cluster.e2e import scripted
 from tests.cluster.e2e.world import World, wait_for
@@ -185,7 +185,7 @@ def manifest(job: Job, doors: Mapping[str, str]) -> Json:
 async def findings(world: World, job: Job) -> dict[str, Found]:
     """Of agent and verifier, by way of the trainer."""
     wait_for(world, job.namespace, job.name, "Ready")
-    place = Place(namespace=job.namespace, kubeconfig=str(world.cluster.kubeconfig))
+    place = ClusterPlace(namespace=job.namespace, kubeconfig=str(world.cluster.kubeconfig))
     async with cluster_fleet(job.name, place) as fleet:
         async for group in fleet.groups(idle_s=120.0):
             async with group:

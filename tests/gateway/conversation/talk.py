@@ -7,18 +7,11 @@ from typing import Any
 
 from sandgate.gateway.conversation.ids import call_id
 from sandgate.gateway.conversation.matching import MatchPolicy
-from sandgate.gateway.conversation.messages import (
-    Message,
-    Reply,
-    ReplyCall,
-    TextPart,
-    Tool,
-    ToolCall,
-    TurnRequest,
-)
+from sandgate.gateway.conversation.messages import Message, TextPart, Tool, ToolCall, TurnRequest
 from sandgate.gateway.conversation.tree import Match, Tree
 from sandgate.gateway.conversation.turn import pack
 from sandgate.gateway.journal.records import TurnCommitted
+from sandgate.gateway.journal.reply import Reply, ReplyCall
 
 
 def system(text: str) -> Message:

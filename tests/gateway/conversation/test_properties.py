@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from sandgate.contract.errors import ForkReason
 from sandgate.gateway.conversation.canonical import normal_arguments
 from sandgate.gateway.conversation.ids import call_id
-from sandgate.gateway.conversation.messages import Message, Reply, ReplyCall, TextPart, ToolCall
+from sandgate.gateway.conversation.messages import Message, TextPart, ToolCall
 from sandgate.gateway.conversation.tree import Tree
+from sandgate.gateway.journal.reply import Reply, ReplyCall
 from tests.gateway.conversation.talk import SEARCH, Talk, echo, request, says, system, tool, user
 
 WORDS = st.sampled_from(["", "a", "b", "ab", " a", "a\n", "é", "Go on.", '{"a": 1}'])

@@ -10,15 +10,8 @@ import pytest
 from sandgate.contract.errors import ForkReason
 from sandgate.gateway.conversation.ids import call_id
 from sandgate.gateway.conversation.matching import Level, MatchPolicy
-from sandgate.gateway.conversation.messages import (
-    ImagePart,
-    Message,
-    Reply,
-    TextPart,
-    Tool,
-    ToolCall,
-    TurnRequest,
-)
+from sandgate.gateway.conversation.messages import ImagePart, Message, TextPart, Tool, ToolCall, TurnRequest
+from sandgate.gateway.journal.reply import Reply
 from tests.gateway.conversation.talk import (
     BUY,
     SEARCH,

@@ -18,8 +18,8 @@ from sandgate.gateway.engine.api import Prompt
 from sandgate.gateway.engine.logprobs import against, kind_of
 from sandgate.gateway.engine.logprobs_check import measure
 from sandgate.gateway.engine.responses import SENTINEL
-from sandgate.gateway.engine.scripted.server import ScriptedServer
 from sandgate.gateway.engine.scripted.script import Ask, Player, ScriptedRefusal
+from sandgate.gateway.engine.scripted.server import ScriptedServer
 from sandgate.gateway.engine.transport import Transport
 from sandgate.gateway.engine.vllm import VllmEngine
 from sandgate.gateway.engine.wire import GenerateEndpoint

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from sandgate.gateway.conversation.messages import Reply, ReplyCall
 from sandgate.gateway.journal.records import (
     CUT,
     Acked,
@@ -29,6 +28,7 @@ from sandgate.gateway.journal.records import (
     TurnCommitted,
     TurnsHeld,
 )
+from sandgate.gateway.journal.reply import Reply, ReplyCall
 from sandgate.gateway.journal.top_logprobs import joined, packed
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from sandgate.gateway.conversation.messages import Reply, TurnRequest
+from sandgate.gateway.conversation.messages import TurnRequest
 from sandgate.gateway.engine.api import Finish
+from sandgate.gateway.journal.reply import Reply
 from sandgate.gateway.journal.top_logprobs import packed
 from sandgate.gateway.protocols.base import Choice, Context, TokenLogprobs, Usage
 from sandgate.gateway.protocols.openai_chat import OpenAIChat

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sandgate.gateway.conversation.ids import call_id, call_mark, mark_of
-from sandgate.gateway.conversation.messages import Reply
+from sandgate.gateway.journal.reply import Reply
 from sandgate.gateway.protocols.base import Choice, Context, Stream, Usage
 from sandgate.gateway.protocols.openai_chat import OpenAIChat
 from sandgate.gateway.protocols.sse import event, text_json

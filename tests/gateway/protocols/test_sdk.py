@@ -13,7 +13,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from sandgate.contract import errors
 from sandgate.gateway.conversation.ids import call_id
-from sandgate.gateway.conversation.messages import ReplyCall
+from sandgate.gateway.journal.reply import ReplyCall
 from sandgate.gateway.protocols.base import ModelNotFound
 from sandgate.gateway.protocols.openai_chat_out import finish_reason
 from tests.gateway.protocols.golden import ADAPTER, Case, cases

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sandgate.gateway.conversation.messages import ReplyCall, Tool, ToolChoice
+from sandgate.gateway.conversation.messages import Tool, ToolChoice
+from sandgate.gateway.journal.reply import ReplyCall
 from sandgate.gateway.tokens.forced import FORMS, structured_outputs
 from sandgate.gateway.tokens.grammar import FORMATS, CallFormat, Grammar
 

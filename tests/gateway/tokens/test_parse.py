@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandgate.gateway.conversation.messages import Reply, ReplyCall, Tool
+from sandgate.gateway.conversation.messages import Tool
+from sandgate.gateway.journal.reply import Reply, ReplyCall
 from sandgate.gateway.tokens.api import CallDelta, ParseDelta, ReasoningDelta, TextDelta
 from sandgate.gateway.tokens.grammar import FORMATS, Grammar
 from sandgate.gateway.tokens.parse import TurnParser

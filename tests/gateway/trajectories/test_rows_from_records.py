@@ -5,7 +5,6 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandgate.gateway.conversation.messages import Reply
 from sandgate.gateway.journal.records import (
     Completed,
     Delivered,
@@ -16,6 +15,7 @@ from sandgate.gateway.journal.records import (
     Sealed,
     TurnCommitted,
 )
+from sandgate.gateway.journal.reply import Reply
 from sandgate.gateway.service.session import Session
 from sandgate.gateway.service.session_tree import trajectories_from, trajectories_of
 from sandgate.gateway.trajectories.linearize import Facts

@@ -11,7 +11,7 @@ import torch  # type: ignore[import-not-found]
 from areal.utils.data import concat_padded_tensors  # type: ignore[import-not-found]
 
 from sandgate.trainer.areal.tensors import to_tensor_dict
-from sandgate.trainer.export.tensors import write_areal
+from sandgate.trainer.cli.tensor_files import write_areal
 from tests.trainer.verl.rows import row, short
 
 rows = [row(0), short(1), row(2, reward=None)]

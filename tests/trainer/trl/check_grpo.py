@@ -22,7 +22,7 @@ from sandgate.contract.errors import Conflict, InvalidBody, Unavailable
 from sandgate.contract.job import Task
 from sandgate.contract.session import SessionHandle
 from sandgate.trainer import tinymodel
-from sandgate.trainer.fleet import fleet
+from sandgate.trainer.client.fleet import fleet
 from sandgate.trainer.trl import FolderWeights, Rollouts, env_reward
 
 TASKS = [Task(uid=f"q{one}", prompt=[{"role": "user", "content": f"say {one}"}]) for one in range(5)]

@@ -19,7 +19,7 @@ from transformers import (  # type: ignore[import-not-found]
 from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found]
 
 from sandgate.trainer import tinymodel
-from sandgate.trainer.fleet import fleet
+from sandgate.trainer.client.fleet import fleet
 from sandgate.trainer.trl import Rollouts
 from sandgate.trainer.trl.positions import count_from_first
 from tests.trainer.trl.check_grpo import TASKS

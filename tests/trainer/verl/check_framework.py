@@ -20,7 +20,7 @@ from verl.experimental.reward_loop.reward_loop import RewardLoopWorker  # type: 
 
 from sandgate.contract.errors import BadManifest, InvalidBody
 from sandgate.contract.trajectory import Trajectory
-from sandgate.trainer.gateways import GatewayManager, HttpGateway
+from sandgate.trainer.client.gateway_manager import GatewayManager, HttpGateway
 from sandgate.trainer.testing import RunningGateway, gateway
 from sandgate.trainer.tinymodel import write_tiny_model
 from sandgate.trainer.verl import (

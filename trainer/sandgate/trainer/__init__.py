@@ -1,20 +1,64 @@
-"""What is learned from it: the user's side, from submitting jobs to exporting trajectories."""
+"""What is learned from it: the user's side, from submitting jobs to exporting trajectories.
+
+    from sandgate.trainer import RolloutClient, cluster_fleet, fleet, groups, local, submit, weight_update
+
+Each name is loaded when it is first asked for, so that `import sandgate.trainer` costs nothing.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import os
-    from contextlib import AbstractAsyncContextManager
+    from sandgate.trainer.client import blocking
+    from sandgate.trainer.client.attach import attach as local
+    from sandgate.trainer.client.cluster import ClusterPlace, submit
+    from sandgate.trainer.client.fleet import AsyncFleet, cluster_fleet, fleet
+    from sandgate.trainer.client.groups import Group
+    from sandgate.trainer.client.rollout_client import AsyncRolloutClient, Retries, RolloutClient
+    from sandgate.trainer.client.streaming import Ahead, groups
+    from sandgate.trainer.client.weight_update import weight_update
 
-    from sandgate.trainer.attach import LocalFleet
+__all__ = [
+    "Ahead",
+    "AsyncFleet",
+    "AsyncRolloutClient",
+    "ClusterPlace",
+    "Group",
+    "Retries",
+    "RolloutClient",
+    "blocking",
+    "cluster_fleet",
+    "fleet",
+    "groups",
+    "local",
+    "submit",
+    "weight_update",
+]
 
-__all__ = ["local"]
+_HOMES = {
+    "Ahead": "streaming",
+    "AsyncFleet": "fleet",
+    "AsyncRolloutClient": "rollout_client",
+    "ClusterPlace": "cluster",
+    "Group": "groups",
+    "Retries": "rollout_client",
+    "RolloutClient": "rollout_client",
+    "cluster_fleet": "fleet",
+    "fleet": "fleet",
+    "groups": "streaming",
+    "local": "attach",
+    "submit": "cluster",
+    "weight_update": "weight_update",
+}
 
 
-def local(out: str | os.PathLike[str], **options: Any) -> AbstractAsyncContextManager[LocalFleet]:
-    """Attach to a run of this machine: `sandgate run JOB.yaml --out OUT`. See `attach.attach`."""
-    from sandgate.trainer.attach import attach  # loads the client
-
-    return attach(out, **options)
+def __getattr__(name: str) -> Any:
+    """PEP 562: the module that has `name`, loaded now. `blocking` is one: the same names for programs without a loop."""
+    if name == "blocking":
+        return import_module("sandgate.trainer.client.blocking")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = import_module(f"sandgate.trainer.client.{_HOMES[name]}")
+    return getattr(module, {"local": "attach"}.get(name, name))

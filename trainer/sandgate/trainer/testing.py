@@ -31,7 +31,7 @@ from sandgate.contract.keys import Key, Scope, mint
 from sandgate.gateway.engine.scripted.engine import Player, Reply, Script
 from sandgate.gateway.engine.scripted.server import ScriptedServer
 from sandgate.trainer import tinymodel
-from sandgate.trainer.client import AsyncRolloutClient, Retries
+from sandgate.trainer.client.rollout_client import AsyncRolloutClient, Retries
 
 MODEL = "tiny"
 START_S = 30.0

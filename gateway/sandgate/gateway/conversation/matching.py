@@ -7,7 +7,7 @@ from enum import IntEnum
 
 from sandgate.gateway.conversation.canonical import Echo, same_arguments
 from sandgate.gateway.conversation.ids import call_mark, mark_of
-from sandgate.gateway.conversation.messages import Reply
+from sandgate.gateway.journal.reply import Reply
 
 STOP_TAIL_CHARS = 64
 """After a re-appended stop string clients add at most a closing `>` or a line break; longer is new text (N11)."""

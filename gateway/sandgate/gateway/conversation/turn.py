@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from sandgate.contract.trajectory import Floats, Ids
-from sandgate.gateway.conversation.messages import Reply
 from sandgate.gateway.journal.records import TurnCommitted
+from sandgate.gateway.journal.reply import Reply
 
 _SWAP = sys.byteorder == "big"
 """The journal is little-endian everywhere."""

@@ -11,7 +11,7 @@ from typing import Any, Union
 import msgspec
 
 from sandgate.contract.errors import CorruptRecord, NewerRecord
-from sandgate.gateway.conversation.messages import Reply
+from sandgate.gateway.journal.reply import Reply
 from sandgate.gateway.journal.top_logprobs import NONE
 
 SCHEMA = 6

@@ -8,8 +8,9 @@ from typing import Protocol
 
 from sandgate.contract.errors import NotFound, SandgateError
 from sandgate.contract.trajectory import Floats, Ids
-from sandgate.gateway.conversation.messages import Reply, TurnRequest
+from sandgate.gateway.conversation.messages import TurnRequest
 from sandgate.gateway.engine.api import Finish
+from sandgate.gateway.journal.reply import Reply
 from sandgate.gateway.tokens.api import ParseDelta
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from sandgate.contract.errors import SandgateError
 from sandgate.gateway.conversation.ids import call_id
-from sandgate.gateway.conversation.messages import Reply
+from sandgate.gateway.journal.reply import Reply
 from sandgate.gateway.journal.top_logprobs import unpacked
 from sandgate.gateway.protocols.base import Choice, Context, TokenLogprobs, Usage
 from sandgate.gateway.protocols.openai_errors import error_json

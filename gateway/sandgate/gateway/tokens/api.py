@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 from sandgate.contract.errors import ForkReason
 from sandgate.contract.trajectory import Ids
-from sandgate.gateway.conversation.messages import Message, Reply, Tool, ToolChoice
+from sandgate.gateway.conversation.messages import Message, Tool, ToolChoice
+from sandgate.gateway.journal.reply import Reply
 
 
 @dataclass(frozen=True, slots=True)

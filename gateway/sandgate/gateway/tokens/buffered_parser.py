@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from sandgate.contract.trajectory import Ids
-from sandgate.gateway.conversation.messages import Reply, ReplyCall, Tool
+from sandgate.gateway.conversation.messages import Tool
+from sandgate.gateway.journal.reply import Reply, ReplyCall
 from sandgate.gateway.tokens.api import ParseDelta
 from sandgate.gateway.tokens.jsonslice import sayable
 from sandgate.gateway.tokens.reply import ReplyBuilder

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from sandgate.contract.errors import BadRequest
 from sandgate.contract.trajectory import Ids
-from sandgate.gateway.conversation.messages import Reply, ReplyCall, Tool
+from sandgate.gateway.conversation.messages import Tool
+from sandgate.gateway.journal.reply import Reply, ReplyCall
 from sandgate.gateway.tokens.api import Codec, ParseDelta
 from sandgate.gateway.tokens.grammar import CallFormat, Grammar
 from sandgate.gateway.tokens.lexer import Lexer

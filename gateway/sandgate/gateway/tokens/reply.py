@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sandgate.gateway.conversation.messages import Reply, ReplyCall
+from sandgate.gateway.journal.reply import Reply, ReplyCall
 from sandgate.gateway.tokens.api import CallDelta, ParseDelta, ReasoningDelta, TextDelta
 
 

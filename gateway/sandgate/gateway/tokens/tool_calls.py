@@ -11,7 +11,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sandgate.gateway.conversation.messages import ReplyCall, Tool
+from sandgate.gateway.conversation.messages import Tool
+from sandgate.gateway.journal.reply import ReplyCall
 from sandgate.gateway.tokens.jsonslice import ends, members, sayable, skip_space
 
 Found = list[ReplyCall | str] | None

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from sandgate.contract.errors import SandgateError
 from sandgate.contract.status import SessionReason
 from sandgate.operator.cluster.api import Api
-from sandgate.operator.cluster.remote import tell
-from sandgate.operator.cluster.store import SessionSeen
+from sandgate.operator.cluster.object_store import SessionSeen
+from sandgate.operator.cluster.remote_sessions import tell
 from sandgate.operator.plan.actions import Told
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sandgate.contract.errors import BadManifest, Unsupported
 from sandgate.contract.job import RolloutJob, Task
 from sandgate.operator.cluster.api import Api
-from sandgate.operator.drivers.tasks import read_tasks, unique
+from sandgate.operator.driver.tasks import read_tasks, unique
 
 
 async def fixed_tasks(kube: Api, job: RolloutJob) -> tuple[Task, ...] | None:

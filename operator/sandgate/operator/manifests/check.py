@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from sandgate.contract.errors import BadManifest, Unsupported
-from sandgate.contract.job import Backend, Beside, EngineKind, RolloutJob
+from sandgate.contract.job import BackendKind, Beside, EngineKind, RolloutJob
 from sandgate.contract.schema import bad
 from sandgate.operator.manifests import engines, gateways
 from sandgate.operator.manifests.models import is_hub_name, leads_out
@@ -34,7 +34,7 @@ def _unsupported(job: RolloutJob) -> Iterator[tuple[str, str]]:
             "no file of yours is seen in a cluster; put the tasks into a ConfigMap (spec.tasks.configMap) or push them"
             " (spec.tasks.queue)",
         )
-    if spec.agent.backend is not Backend.POD:
+    if spec.agent.backend is not BackendKind.POD:
         yield "spec.agent.backend", f"{spec.agent.backend.value} does not run in a cluster; use Pod"
     if spec.agent.pool.size:
         yield "spec.agent.pool.size", "there are no warm pods; use 0"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from sandgate.contract.errors import Unsupported
-from sandgate.contract.job import EngineKind, ManagedEngine, RolloutJob
+from sandgate.contract.job import EngineKind, ManagedEngineSpec, RolloutJob
 from sandgate.contract.labels import ENGINE
 from sandgate.contract.names import engines_name
 from sandgate.operator.manifests.base import (
@@ -79,7 +79,7 @@ def engine_objects(job: RolloutJob, settings: Settings, *, running: bool = True)
     return [*engine_policies(job), headless(job, name, ENGINE, not_ready=False), deployment]
 
 
-def engine_template(job: RolloutJob, managed: ManagedEngine, settings: Settings) -> Json:
+def engine_template(job: RolloutJob, managed: ManagedEngineSpec, settings: Settings) -> Json:
     """PodTemplateSpec, with the job's own laid over it.
 
     It is `restricted`; the image's root file system stays writable, as images write where they like.
@@ -126,7 +126,7 @@ def engine_template(job: RolloutJob, managed: ManagedEngine, settings: Settings)
     return lay_over({"metadata": {"labels": labels}, "spec": spec}, managed.template, PATH, OURS)
 
 
-def _command(job: RolloutJob, managed: ManagedEngine, settings: Settings) -> Json:
+def _command(job: RolloutJob, managed: ManagedEngineSpec, settings: Settings) -> Json:
     """command and env. The kubelet expands $(NAME), from env."""
     model, is_path = weights(job.spec, managed, settings)
     env = CACHE_ENV | VLLM_ENV | ({} if managed.gpus else CPU_ENV)

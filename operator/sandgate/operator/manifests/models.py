@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import posixpath
 
-from sandgate.contract.job import ManagedEngine, RolloutJobSpec
+from sandgate.contract.job import ManagedEngineSpec, RolloutJobSpec
 from sandgate.operator.settings import Settings
 
 
@@ -22,7 +22,7 @@ def leads_out(path: str) -> bool:
     return not posixpath.isabs(path) and posixpath.normpath(path).split("/")[0] == ".."
 
 
-def weights(spec: RolloutJobSpec, managed: ManagedEngine, settings: Settings) -> tuple[str, bool]:
+def weights(spec: RolloutJobSpec, managed: ManagedEngineSpec, settings: Settings) -> tuple[str, bool]:
     """(what the engine serves, is it a path). `managed.model` of the form owner/name is a hub's name, as there is no
     folder to look at; anything else is a path."""
     if not managed.model:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sandgate.contract.job import ManagedEngine, RolloutJobSpec
+from sandgate.contract.job import ManagedEngineSpec, RolloutJobSpec
 
 VLLM_ENV = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 """Dev mode: pause, resume and weight updates. Only where nobody else reaches it: on loopback, or behind the
@@ -16,7 +16,12 @@ on a machine in use); where it does ask, its default of 0.92 fails as soon as an
 
 
 def vllm_argv(
-    spec: RolloutJobSpec, managed: ManagedEngine, python: str, model: str, port: int, host: str = "127.0.0.1"
+    spec: RolloutJobSpec,
+    managed: ManagedEngineSpec,
+    python: str,
+    model: str,
+    port: int,
+    host: str = "127.0.0.1",
 ) -> list[str]:
     """A vLLM that returns exact ids and the logprobs the job asks for. Later arguments win, also over ours."""
     argv = [python, "-m", "vllm.entrypoints.openai.api_server"]

@@ -181,15 +181,15 @@ class GroupObserved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
+class SampleTally:
     """Counts over samples of groups that are settled."""
 
     ended: int = 0
     failed: int = 0
     retries: int = 0
 
-    def __add__(self, more: Tally) -> Tally:
-        return Tally(
+    def __add__(self, more: SampleTally) -> SampleTally:
+        return SampleTally(
             ended=self.ended + more.ended,
             failed=self.failed + more.failed,
             retries=self.retries + more.retries,
@@ -226,7 +226,7 @@ class JobObserved:
     """In the order in which they were begun."""
     remote: Sequence[SessionObserved] = ()
     """Live sessions of agents that run elsewhere: they are not the job's samples."""
-    tally: Tally = Tally()
+    tally: SampleTally = SampleTally()
     """Of the groups that are settled."""
     begun: int = 0
     """Groups that were ever begun."""

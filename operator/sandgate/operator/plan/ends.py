@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from sandgate.contract.errors import FailureReason
-from sandgate.contract.job import RolloutJobSpec, Trainer
+from sandgate.contract.job import RolloutJobSpec, TrainerSpec
 from sandgate.operator.plan.actions import JobObserved, Stop
 
-COLLECT_S = float(Trainer().collect_seconds)
+COLLECT_S = float(TrainerSpec().collect_seconds)
 """How long trajectories wait for a trainer where the job has no trainer block."""
 
 

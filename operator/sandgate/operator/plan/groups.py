@@ -5,7 +5,13 @@ from __future__ import annotations
 from sandgate.contract.errors import FAILURE_CLASS, FailureClass, FailureReason
 from sandgate.contract.job import RolloutJobSpec
 from sandgate.contract.session import SessionState, SessionSummary
-from sandgate.operator.plan.actions import GroupObserved, SampleObserved, SampleState, SessionObserved, Tally
+from sandgate.operator.plan.actions import (
+    GroupObserved,
+    SampleObserved,
+    SampleState,
+    SampleTally,
+    SessionObserved,
+)
 
 RETRY_S, RETRY_S_MAX = 1.0, 60.0
 """Pause before the second attempt, doubled each time up to the second: what broke needs a moment to come back."""
@@ -63,9 +69,9 @@ def settled(group: GroupObserved) -> bool:
     return group.closed or all(good(sample) for sample in group.samples)
 
 
-def count(group: GroupObserved) -> Tally:
+def count(group: GroupObserved) -> SampleTally:
     """Of a settled group, every sample has ended, also one that was given up before it began."""
-    return Tally(
+    return SampleTally(
         ended=len(group.samples),
         failed=sum(1 for one in group.samples if one.failure is not None or one.state is SampleState.WAITING),
         retries=retries(group),

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from sandgate.contract.trajectory import Ids
-from sandgate.gateway.engine.scripted.server import ScriptedServer
 from sandgate.gateway.engine.scripted.script import Ask, Player
+from sandgate.gateway.engine.scripted.server import ScriptedServer
 from sandgate.gateway.tokens.load import find_folder, read_checkpoint
 
 PORT = 8000

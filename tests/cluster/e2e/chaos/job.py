@@ -12,8 +12,8 @@ from typing import Any
 
 from sandgate.contract.errors import SandgateError
 from sandgate.contract.trajectory import Trajectory
-from sandgate.trainer.cluster import Place
-from sandgate.trainer.fleet import cluster_fleet
+from sandgate.trainer.client.cluster import ClusterPlace
+from sandgate.trainer.client.fleet import cluster_fleet
 from tests.chart.released import everything
 from tests.cluster.e2e.chaos.witness import testify
 from tests.cluster.e2e.world import World, image, shop_job, tokenizer_files, wait_for
@@ -148,7 +148,7 @@ class Round:
     async def train(self) -> None:
         """Take and acknowledge groups until there are as many as tasks. Starts anew where nothing answers: as a trainer
         that a machine room restarts."""
-        place = Place(namespace=self.namespace, kubeconfig=str(self.world.cluster.kubeconfig))
+        place = ClusterPlace(namespace=self.namespace, kubeconfig=str(self.world.cluster.kubeconfig))
         while len(set(self.groups)) < TASKS:
             try:
                 async with cluster_fleet(NAME, place) as fleet, fleet.beating():

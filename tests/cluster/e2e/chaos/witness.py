@@ -14,7 +14,7 @@ from typing import Any
 from sandgate.contract.errors import SandgateError
 from sandgate.contract.session import SessionSummary
 from sandgate.gateway.client import GatewayClient
-from sandgate.trainer.cluster import JobGateways, Place, job_gateways
+from sandgate.trainer.client.cluster import ClusterPlace, JobGateways, job_gateways
 from tests.cluster.e2e.world import SYSTEM, World, conditions
 
 GATEWAY_S = 10.0
@@ -52,7 +52,7 @@ def tried(ask: Callable[[], str]) -> str:
 def ask_gateways(world: World, namespace: str, job: str, said: dict[str, SessionSummary]) -> str:
     """Puts what each session is into `said`; gives what each gateway holds."""
 
-    place = Place(namespace=namespace, kubeconfig=str(world.cluster.kubeconfig))
+    place = ClusterPlace(namespace=namespace, kubeconfig=str(world.cluster.kubeconfig))
     with job_gateways(job, place) as there, ThreadPoolExecutor(1) as beside:  # our thread may run a loop
         parts = [tried(beside.submit(asyncio.run, ask(there, name, said)).result) for name in there.origins]
     return "\n".join(parts)

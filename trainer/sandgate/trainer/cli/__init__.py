@@ -14,10 +14,10 @@ from typing import Annotated
 
 import typer
 
-from sandgate.trainer.cli import crds, doctor, exports, looks, render, run, say, serve, show
+from sandgate.trainer.cli import crds, doctor, exports, inspect, output, render, run, serve, show
 
 app = typer.Typer(
-    cls=say.Commands,
+    cls=output.Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -30,10 +30,10 @@ app.command("crds")(crds.crds)
 app.command("doctor")(doctor.doctor)
 app.command("gateway")(serve.gateway)
 app.command("operator")(serve.operator)
-app.command("forks")(looks.forks)
-app.command("sessions")(looks.sessions)
-app.command("trajectories")(looks.trajectories)
-app.command("status")(looks.status)
+app.command("forks")(inspect.forks)
+app.command("sessions")(inspect.sessions)
+app.command("trajectories")(inspect.trajectories)
+app.command("status")(inspect.status)
 app.command("export")(exports.export)
 app.command("render")(render.render)
 

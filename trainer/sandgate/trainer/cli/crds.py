@@ -9,17 +9,17 @@ import typer
 import yaml
 
 from sandgate.contract.crd import crds as definitions
-from sandgate.trainer.cli import say
+from sandgate.trainer.cli import output
 
 WIDTH = 120
 """Of a line of YAML: as wide as the sources."""
 
 
-def crds(json: say.AsJson = False) -> None:
+def crds(json: output.AsJson = False) -> None:
     """Print the definitions of RolloutJob and AgentSession: `sandgate crds | kubectl apply --server-side -f -`."""
     made = definitions()
     if json:
-        say.as_json({"apiVersion": "v1", "kind": "List", "items": made})
+        output.as_json({"apiVersion": "v1", "kind": "List", "items": made})
     else:
         typer.echo(as_yaml(made), nl=False)
 

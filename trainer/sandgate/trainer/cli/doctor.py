@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sandgate.contract.errors import InvalidBody
-from sandgate.trainer.cli import say
+from sandgate.trainer.cli import output
 from sandgate.trainer.doctor.findings import Finding, as_rows
 
 if TYPE_CHECKING:
@@ -28,16 +28,16 @@ def doctor(
     engine_url: Annotated[
         str | None, typer.Option("--engine-url", metavar="URL", help="A running vLLM.")
     ] = None,
-    json: say.AsJson = False,
+    json: output.AsJson = False,
 ) -> None:
     """Check a model folder and a running engine, and say what to fix. Exit code 1 when a check fails."""
     findings = list(examine(model, engine_url))
     if json:
-        say.as_json(as_rows(findings))
+        output.as_json(as_rows(findings))
     else:
-        say.console().print(report(findings))
+        output.console().print(report(findings))
     if any(finding.verdict == "fail" for finding in findings):
-        raise typer.Exit(say.NOT_DONE)
+        raise typer.Exit(output.NOT_DONE)
 
 
 def examine(
@@ -46,19 +46,19 @@ def examine(
     """What all checks found. Raises InvalidBody if there is nothing to check."""
     import httpx
 
-    from sandgate.trainer.doctor.engine import TIMEOUT_S, Engine, check_engine
-    from sandgate.trainer.doctor.model import Model, check_model, positions
+    from sandgate.trainer.doctor.engine import TIMEOUT_S, CheckedEngine, check_engine
+    from sandgate.trainer.doctor.model import CheckedModel, check_model, positions
 
     if folder is None and url is None:
         raise InvalidBody("say what to check: --model DIR, --engine-url URL or both", field="--model")
     if url is not None and not url.startswith(("http://", "https://")):
         raise InvalidBody(f"{url!r} is not an http URL", field="--engine-url")
-    model = Model(folder) if folder is not None else None
+    model = CheckedModel(folder) if folder is not None else None
     if model is not None:
         yield from check_model(model)
     if url is not None:
         with httpx.Client(base_url=url, timeout=TIMEOUT_S, trust_env=False, transport=transport) as http:
-            engine = Engine(http, model.codec if model else None)
+            engine = CheckedEngine(http, model.codec if model else None)
             yield from check_engine(engine, positions=positions(model) if model else 0)
 
 

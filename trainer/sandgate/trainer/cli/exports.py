@@ -12,8 +12,8 @@ import typer
 
 from sandgate.contract.errors import InvalidBody, NotFound
 from sandgate.contract.trajectory import Json, Trajectory
-from sandgate.trainer import outdir
-from sandgate.trainer.cli import say
+from sandgate.trainer.cli import output
+from sandgate.trainer.runs import folder
 
 
 class Format(StrEnum):
@@ -63,7 +63,7 @@ def _trl(target: Path, rows: Rows) -> dict[str, Json]:
 
 
 def _areal(target: Path, rows: Rows) -> dict[str, Json]:
-    from sandgate.trainer.export.tensors import write_areal
+    from sandgate.trainer.cli.tensor_files import write_areal
 
     return {"trajectories": write_areal(target, rows)}
 
@@ -83,7 +83,7 @@ def _packed(target: Path, rows: Rows, **options: int) -> dict[str, Json]:
 
 
 def _dataproto(target: Path, rows: Rows, **options: int) -> dict[str, Json]:
-    from sandgate.trainer.export.tensors import write_dataproto
+    from sandgate.trainer.cli.tensor_files import write_dataproto
 
     written, cut = write_dataproto(target, rows, **options)
     return {"trajectories": written, "cut": cut}
@@ -108,7 +108,7 @@ OPTIONS = {
 
 
 def export(
-    out: say.OutDir,
+    out: output.OutDir,
     format: Annotated[Format, typer.Option("--format", help="File format.")] = Format.PARQUET,  # noqa: A002
     to: Annotated[
         Path | None, typer.Option("--to", help="File to write; default: trajectories.FORMAT in DIR.")
@@ -125,7 +125,7 @@ def export(
     pad_token_id: Annotated[
         int | None, typer.Option("--pad-token-id", help="dataproto: id of padding; default 0.")
     ] = None,
-    json: say.AsJson = False,
+    json: output.AsJson = False,
 ) -> None:
     """Write the trajectories of a run (DIR, or a Parquet file) in another format. The file is whole or not there."""
     options = _options(
@@ -136,8 +136,8 @@ def export(
         pad_token_id=pad_token_id,
     )
     seen: set[str] = set()
-    found = _noting(outdir.trajectories(out), seen)  # before the target's folder is made
-    target = to or (out if out.is_file() else out / outdir.TRAJECTORIES).with_suffix(
+    found = _noting(folder.trajectories(out), seen)  # before the target's folder is made
+    target = to or (out if out.is_file() else out / folder.TRAJECTORIES).with_suffix(
         SUFFIX.get(format, f".{format}")
     )
     told = WRITERS[format](target, found, **options)
@@ -146,9 +146,9 @@ def export(
     if left.rows:
         typer.echo(f"warning: {left.says(out)}", err=True)
     if json:
-        say.as_json({"path": str(target), "format": str(format)} | told)
+        output.as_json({"path": str(target), "format": str(format)} | told)
     else:
-        count = say.plural(int(told["trajectories"]), "trajectory", "trajectories")
+        count = output.plural(int(told["trajectories"]), "trajectory", "trajectories")
         typer.echo(f"{count} -> {target}{_more(told)}")
 
 
@@ -162,8 +162,8 @@ class LeftOut:
     def says(self, out: Path) -> str:
         """One line, and what to do."""
         return (
-            f"the journals in {out} have {say.plural(self.rows, 'trajectory', 'trajectories')} more, of"
-            f" {say.plural(self.groups, 'whole group')} whose file is missing; `sandgate run` with --out {out}"
+            f"the journals in {out} have {output.plural(self.rows, 'trajectory', 'trajectories')} more, of"
+            f" {output.plural(self.groups, 'whole group')} whose file is missing; `sandgate run` with --out {out}"
             " writes it again"
         )
 
@@ -200,7 +200,7 @@ def _options(format: Format, **given: int | None) -> dict[str, int]:  # noqa: A0
 def _more(told: dict[str, Any]) -> str:
     if "saved" in told:
         return (
-            f": {told['tokens']:,} tokens as {told['packed_tokens']:,} in {say.plural(told['trees'], 'tree')},"
+            f": {told['tokens']:,} tokens as {told['packed_tokens']:,} in {output.plural(told['trees'], 'tree')},"
             f" {told['saved']:.1%} saved"
         )
     return f"; {told['cut']} cut to the lengths" if told.get("cut") else ""

@@ -13,9 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from sandgate.contract.errors import FailureReason
-from sandgate.operator.drivers.local import (
+from sandgate.operator.local.job import (
     Counts,
-    Draining,
+    DrainStarted,
     EngineReady,
     EngineStarting,
     Event,
@@ -27,8 +27,8 @@ from sandgate.operator.drivers.local import (
     SessionEnded,
     TrainerNews,
 )
-from sandgate.trainer.cli.say import plural, printable
-from sandgate.trainer.summary import SOLVED
+from sandgate.trainer.cli.output import plural, printable
+from sandgate.trainer.runs.summary import SOLVED
 
 LINES_EVERY_S = 10.0
 """Between two lines of counts in a log: a night of rollouts stays readable."""
@@ -82,7 +82,7 @@ def _line_of(event: Event) -> str | None:
         case Resumed(ended=ended, lost=lost, collected=collected):
             again = f"; {plural(lost, 'session')} that it cut short will run again" if lost else ""
             return f"going on: {plural(ended, 'sample')} and {plural(collected, 'group')} are done{again}"
-        case Draining(running=running):
+        case DrainStarted(running=running):
             return f"stopping: {plural(running, 'session')} may end; Ctrl-C again aborts them"
         case Note(text=text) | TrainerNews(text=text) | Problem(text=text):
             return f"{KINDS[type(event)]}{text}"
@@ -96,7 +96,7 @@ def _line_of(event: Event) -> str | None:
 
 
 @dataclass(slots=True)
-class Tally:
+class RunTally:
     """What became of the sessions of this run, and how long the rest will take."""
 
     solved: int = 0
@@ -157,7 +157,7 @@ def about(seconds: float) -> str:
     return f"about {seconds / 3600:.1f} h left"
 
 
-def counts_of(found: Counts, tally: Tally) -> str:
+def counts_of(found: Counts, tally: RunTally) -> str:
     """How far the job is, in one line."""
     rest = f", {plural(found.failed, 'failure')}" if found.failed else ""
     rest += f", {plural(found.retries, 'retry', 'retries')}" if found.retries else ""
@@ -180,7 +180,7 @@ class Lines:
         self.console, self.quiet = console, quiet
         self.said_at = 0.0
         self.last: Counts | None = None
-        self.tally = Tally()
+        self.tally = RunTally()
 
     def tell(self, event: Event) -> None:
         """Say it, unless it is soon after the last counts."""
@@ -191,7 +191,7 @@ class Lines:
                 self._counts(event)
             return
         line = line_of(event)
-        if line is not None and (not self.quiet or isinstance(event, Problem | Draining)):
+        if line is not None and (not self.quiet or isinstance(event, Problem | DrainStarted)):
             self.console.print(line, markup=False)
 
     def _counts(self, found: Counts) -> None:
@@ -214,7 +214,7 @@ class Bars:
     once."""
 
     def __init__(self, console: Console) -> None:
-        self.tally = Tally()
+        self.tally = RunTally()
         self.progress = Progress(
             TextColumn("{task.description}", justify="right"),
             BarColumn(BAR_WIDTH),

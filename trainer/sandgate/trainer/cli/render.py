@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from sandgate.trainer.cli import say
+from sandgate.trainer.cli import output
 
 LINE_CHARS = 120
 """Longer texts are folded."""
@@ -26,19 +26,19 @@ def render(
     namespace: Annotated[
         str, typer.Option("--namespace", "-n", metavar="NAME", help="Where the manifest names none.")
     ] = "default",
-    json: say.AsJson = False,
+    json: output.AsJson = False,
 ) -> None:
     """Print the Kubernetes objects a job would make, with those of its first session; secrets are not shown.
 
     Exit code 2: the job cannot run in a cluster; the field is named.
     """
-    from sandgate.operator.drivers.local import load_job
+    from sandgate.operator.local.job import load_job
     from sandgate.operator.manifests import Settings, example_objects
 
     told = Settings() if settings is None else Settings.of(settings.read_text("utf-8"))
     found = example_objects(load_job(manifest), told, namespace=namespace)
     if json:
-        say.as_json({"apiVersion": "v1", "kind": "List", "items": found})
+        output.as_json({"apiVersion": "v1", "kind": "List", "items": found})
     else:
         typer.echo(to_yaml(found), nl=False)
 

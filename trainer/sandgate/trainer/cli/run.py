@@ -17,14 +17,14 @@ import typer
 
 from sandgate.contract.errors import InvalidBody, NotFound, SandgateError, Unavailable
 from sandgate.contract.trajectory import Json
-from sandgate.trainer import outdir
-from sandgate.trainer.cli import say
-from sandgate.trainer.finished import RESULT, finished, forget, identity, keep
-from sandgate.trainer.summary import summarize
+from sandgate.trainer.cli import output
+from sandgate.trainer.runs import folder
+from sandgate.trainer.runs.finished import RESULT, finished, forget, identity, keep
+from sandgate.trainer.runs.summary import summarize
 
 if TYPE_CHECKING:
     from sandgate.contract.job import RolloutJob, Task
-    from sandgate.operator.drivers.local import Counts, Event, JobResult
+    from sandgate.operator.local.job import Counts, Event, JobResult
     from sandgate.trainer.cli.progress import Display
 
 DEFAULT_OUT = Path("out")
@@ -51,7 +51,7 @@ def run(
         bool,
         typer.Option("--dry-run", help="Only say whether the job could run here, into DIR; start nothing."),
     ] = False,
-    json: say.AsJson = False,
+    json: output.AsJson = False,
 ) -> None:
     """Run a job on this machine: engine (if managed), gateway, agents; then a summary and trajectories.parquet.
 
@@ -59,13 +59,13 @@ def run(
     only reported. Exit code 0: every group is there; 1: the job failed or groups are missing; 2: it cannot run like
     this; 130: stopped by Ctrl-C before it was complete.
     """
-    from sandgate.operator.drivers.local import load_job
+    from sandgate.operator.local.job import load_job
     from sandgate.trainer.cli.progress import display
 
     if engine_url is not None and not engine_url.startswith(("http://", "https://")):
         raise InvalidBody(f"{engine_url!r} is not an http URL", field="--engine-url")
     job = load_job(manifest)
-    asked = Asked(manifest, job, out or DEFAULT_OUT / job.metadata.name, engine_url)
+    asked = RunOptions(manifest, job, out or DEFAULT_OUT / job.metadata.name, engine_url)
     if not fresh and not dry_run and not retry_failed and tell_finished(asked, json=json):
         return
     tasks = ready(asked, dry_run=dry_run, fresh=fresh, json=json)
@@ -78,19 +78,19 @@ def run(
         with display(quiet=json) as shown:
             ran = asyncio.run(_run(asked, tasks, shown, stops, retry_failed))
     except Unavailable as error:  # it was asked rightly, and did not happen
-        say.error_line(error)
-        raise typer.Exit(say.NOT_DONE) from None
+        output.error_line(error)
+        raise typer.Exit(output.NOT_DONE) from None
     found = report(ran, asked)
     tell_result(found, json=json)
     keep(asked.out, asked.identity, found)
     if not ran.result.complete:
         if ran.result.cause:
-            say.error_line(SandgateError(ran.result.cause))
-        raise typer.Exit(say.STOPPED if stops.count else say.NOT_DONE)
+            output.error_line(SandgateError(ran.result.cause))
+        raise typer.Exit(output.STOPPED if stops.count else output.NOT_DONE)
 
 
 @dataclass(slots=True)
-class Asked:
+class RunOptions:
     """What was asked for."""
 
     manifest: Path
@@ -110,15 +110,15 @@ class Asked:
         """For the report, as the person says them. `merged`: the job is over, and its rows are in one file."""
         return {
             "out": str(self.out),
-            "trajectories_file": str(self.out / outdir.TRAJECTORIES) if merged else None,
+            "trajectories_file": str(self.out / folder.TRAJECTORIES) if merged else None,
             "model": str(self.manifest.parent / self.job.spec.model.tokenizer),
         }
 
 
-def tell_finished(asked: Asked, *, json: bool) -> bool:
+def tell_finished(asked: RunOptions, *, json: bool) -> bool:
     """True: this very job is complete in its folder, and was reported from there; nothing needs to be started. Not
     where a trainer waits for its groups: it needs gateways."""
-    from sandgate.operator.drivers.local import awaited
+    from sandgate.operator.local.job import awaited
 
     known = finished(asked.out, asked.identity)
     if known is None or awaited(asked.out):
@@ -132,17 +132,17 @@ def tell_finished(asked: Asked, *, json: bool) -> bool:
     return True
 
 
-def anew(asked: Asked) -> None:
+def anew(asked: RunOptions) -> None:
     """Remove what earlier runs of the job left. Raises Conflict."""
-    from sandgate.operator.drivers.fresh import clear
+    from sandgate.operator.local.fresh import clear
 
-    clear(asked.out, asked.job.metadata.name, also=(outdir.ORIGIN, RESULT))
+    clear(asked.out, asked.job.metadata.name, also=(folder.ORIGIN, RESULT))
 
 
-def ready(asked: Asked, *, dry_run: bool, fresh: bool, json: bool) -> tuple[Task, ...] | None:
+def ready(asked: RunOptions, *, dry_run: bool, fresh: bool, json: bool) -> tuple[Task, ...] | None:
     """Look before anything starts; the tasks. Ends the command with all findings, each one line, if there are some."""
-    from sandgate.operator.drivers.preflight import place_of, taken
-    from sandgate.trainer.preflight import preflight
+    from sandgate.operator.local.preflight import place_of, taken
+    from sandgate.trainer.runs.preflight import preflight
 
     job = asked.job
     near = os.path.relpath(asked.base)  # as short as a person would say it
@@ -153,21 +153,21 @@ def ready(asked: Asked, *, dry_run: bool, fresh: bool, json: bool) -> tuple[Task
     found = [(one, place_of(asked.manifest, one.field)) for one in checked.findings]
     for one, where in found:
         at = f" ({where})" if where and not one.field.startswith("--") else ""
-        say.error_line(InvalidBody(one.text + at, field=one.field))
+        output.error_line(InvalidBody(one.text + at, field=one.field))
     groups = None if checked.tasks is None else len(checked.tasks)
     sessions = None if groups is None else groups * job.spec.group_size
     if json and (dry_run or found):
         rows = [{"field": one.field, "text": one.text, "place": where} for one, where in found]
         counts = {"groups": groups, "sessions": sessions}
-        say.as_json({"complete": False, "ready": not found, **counts, "findings": rows})
+        output.as_json({"complete": False, "ready": not found, **counts, "findings": rows})
     elif dry_run and not found:
         much = "groups come from a trainer"
         if groups is not None and sessions is not None:
-            much = f"{say.plural(sessions, 'session')} in {say.plural(groups, 'group')}"
+            much = f"{output.plural(sessions, 'session')} in {output.plural(groups, 'group')}"
         typer.echo(f"{job.metadata.name} can run here: {much}")
     if found:
         wrongly = any(one.asked_wrongly for one, _ in found)
-        raise typer.Exit(say.ASKED_WRONGLY if wrongly else say.NOT_DONE)
+        raise typer.Exit(output.ASKED_WRONGLY if wrongly else output.NOT_DONE)
     return checked.tasks
 
 
@@ -207,9 +207,9 @@ class Ran:
 
 
 async def _run(
-    asked: Asked, tasks: tuple[Task, ...] | None, shown: Display, stops: Stops, retry_failed: bool
+    asked: RunOptions, tasks: tuple[Task, ...] | None, shown: Display, stops: Stops, retry_failed: bool
 ) -> Ran:
-    from sandgate.operator.drivers.local import (
+    from sandgate.operator.local.job import (
         Counts,
         GatewayReady,
         SessionEnded,
@@ -231,7 +231,7 @@ async def _run(
             session = session or event.session_id
         elif isinstance(event, GatewayReady):  # the folder is ours now
             forget(asked.out)
-            outdir.remember(asked.out, asked.base / asked.job.spec.model.tokenizer)
+            folder.remember(asked.out, asked.base / asked.job.spec.model.tokenizer)
         shown.tell(event)
 
     stop, abort = asyncio.Event(), asyncio.Event()
@@ -259,12 +259,12 @@ async def _run(
         raise KeyboardInterrupt from None
 
 
-def report(ran: Ran, asked: Asked) -> dict[str, Json]:
+def report(ran: Ran, asked: RunOptions) -> dict[str, Json]:
     """What --json gives. Rewards, trajectories and tokens are of the rows that are written; sessions, turns, forks and
     failures of all attempts, retried ones included; `tokens_per_s` of this run."""
     result = ran.result
     try:
-        summary = summarize(outdir.trajectories(asked.out))
+        summary = summarize(folder.trajectories(asked.out))
     except NotFound:
         summary = summarize([])
     numbers = summary.numbers(0.0)
@@ -292,15 +292,15 @@ def report(ran: Ran, asked: Asked) -> dict[str, Json]:
 def tell_result(found: dict[str, Any], *, json: bool, gone: int = 0) -> None:
     """The summary, and what to try next. `gone`: files of groups that are missing beside the merged one."""
     if json:
-        say.as_json(found)
+        output.as_json(found)
         return
-    say.table(rows(found), "run", "")
+    output.table(rows(found), "run", "")
     if found["session"]:
         words = [command(), "show", found["session"], "--out", found["out"]]
         typer.echo(f"next          {shlex.join(words)}")
     if gone:
         text = "file of groups/ is gone; its", "files of groups/ are gone; their"
-        typer.echo(f"{say.plural(gone, *text)} rows are in {found['trajectories_file']}")
+        typer.echo(f"{output.plural(gone, *text)} rows are in {found['trajectories_file']}")
     if found.get("finished_already"):
         typer.echo("finished already; --fresh runs it anew")
 
@@ -322,19 +322,19 @@ def rows(found: dict[str, Any]) -> list[dict[str, str]]:
         reward = f"{found['reward_mean']:.3f} ± {found['reward_std']:.3f}, {found['solved']:.0%} solved"
     if found["unscored"]:
         reward = ", ".join([*([] if reward == "-" else [reward]), f"{found['unscored']:,} not scored"])
-    failures = say.cell(found["failures"])
+    failures = output.cell(found["failures"])
     if found["tracebacks"]:
         failures += f"; exit 1 with a traceback: {found['tracebacks']:,}"
     lines = {
         "state": state(found),
-        "sessions": f"{found['sessions']:,} in {say.plural(found['groups'], 'group')}",
+        "sessions": f"{found['sessions']:,} in {output.plural(found['groups'], 'group')}",
         "reward": reward,
-        "turns": say.cell(found["turns"]),
+        "turns": output.cell(found["turns"]),
         "tokens": f"{found['sampled_tokens']:,} sampled, {found['context_tokens']:,} context",
         "rate": f"{found['tokens_per_s'] or 0:,.1f} tokens/s, {found['wall_s']:.1f} s",
-        "forks": say.cell(found["forks"]),
+        "forks": output.cell(found["forks"]),
         "failures": failures,
-        "restarts": say.cell(found["restarts"] or None),
+        "restarts": output.cell(found["restarts"] or None),
         "problems": "; ".join(found["problems"]) or "-",
         "trajectories": f"{found['trajectories']:,} in {found['trajectories_file'] or found['out']}",
         "model": found["model"],

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from sandgate.trainer.cli import say
-from sandgate.trainer.cli.looks import Context, KeyOption, Namespace, Out, Url
-from sandgate.trainer.cluster import Place
-from sandgate.trainer.sources import source, tree_of
-from sandgate.trainer.trees import Line, Tree, lay_out, versions
+from sandgate.trainer.cli import output
+from sandgate.trainer.cli.inspect import Context, KeyOption, Namespace, Out, Url
+from sandgate.trainer.client.cluster import ClusterPlace
+from sandgate.trainer.runs.sources import source, tree_of
+from sandgate.trainer.runs.trees import Line, Tree, lay_out, versions
 
 SHOWN_CHARS = 400
 """Of one span, head and tail; system prompts are long and alike. --full shows all."""
@@ -35,14 +35,14 @@ def show(
     namespace: Namespace = "",
     context: Context = "",
     full: Annotated[bool, typer.Option("--full", help="Show every token of every span.")] = False,
-    json: say.AsJson = False,
+    json: output.AsJson = False,
 ) -> None:
     """The session's tree: turns, parents, fork reasons, and tokens (sampled ones stand out from context)."""
-    tree = tree_of(source(out, url, key, tokenizer, Place(namespace, context)), session)
+    tree = tree_of(source(out, url, key, tokenizer, ClusterPlace(namespace, context)), session)
     if json:
-        say.as_json(tree)
+        output.as_json(tree)
         return
-    screen = say.console()
+    screen = output.console()
     for text in rendered(tree, colours=screen.color_system is not None, limit=None if full else SHOWN_CHARS):
         screen.print(text, soft_wrap=True)
 
@@ -53,12 +53,14 @@ def rendered(tree: Tree, *, colours: bool, limit: int | None) -> list[Text]:
     head += f"  attempt {tree['attempt']}  {tree['state']}"
     counts = f"{len(tree['turns'])} turns"
     counts += (
-        f", {tree['tokens']} tokens, {tree['sampled_tokens']} sampled, reward {say.cell(tree['reward'])}"
+        f", {tree['tokens']} tokens, {tree['sampled_tokens']} sampled, reward {output.cell(tree['reward'])}"
     )
     if tree["failure_reason"]:
         counts += f", {tree['failure_class']} failure {tree['failure_reason']}"
         counts += (
-            f": {say.printable(' '.join(tree['failure_detail'].split()))}" if tree["failure_detail"] else ""
+            f": {output.printable(' '.join(tree['failure_detail'].split()))}"
+            if tree["failure_detail"]
+            else ""
         )
     lines = [Text(head, "bold"), Text(counts)]
     for line in lay_out(tree):
@@ -96,4 +98,4 @@ def _span(span: dict[str, Any], *, colours: bool, limit: int | None) -> Text:
         half = limit // 2
         text = f"{text[:half]}…[{len(text) - 2 * half} characters]…{text[-half:]}"
     before, after = ("", "") if colours else MARKS[mask]
-    return Text(f"{before}{say.printable(text)}{after}", STYLES[mask])
+    return Text(f"{before}{output.printable(text)}{after}", STYLES[mask])

@@ -30,7 +30,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 @dataclass(slots=True)
-class Engine:
+class CheckedEngine:
     """One server, and what was learned about it."""
 
     http: httpx.Client
@@ -58,7 +58,7 @@ class Engine:
         return self.ask("POST", "/inference/v1/generate", body)
 
 
-def check_engine(engine: Engine, *, positions: int = 0) -> Iterator[Finding]:
+def check_engine(engine: CheckedEngine, *, positions: int = 0) -> Iterator[Finding]:
     """All checks; those that need an answer which did not come are left out. `positions`: of the weights, 0 unknown."""
     try:
         yield (alive := reachable(engine))
@@ -80,7 +80,7 @@ def check_engine(engine: Engine, *, positions: int = 0) -> Iterator[Finding]:
         )
 
 
-def reachable(engine: Engine) -> Finding:
+def reachable(engine: CheckedEngine) -> Finding:
     fix = "start the engine, or correct --engine-url"
     try:
         status, _ = engine.ask("GET", "/health")
@@ -93,7 +93,7 @@ def reachable(engine: Engine) -> Finding:
     )
 
 
-def version(engine: Engine) -> Finding:
+def version(engine: CheckedEngine) -> Finding:
     status, body = engine.ask("GET", "/version")
     if status != 200:
         return warn(
@@ -110,7 +110,7 @@ def version(engine: Engine) -> Finding:
     return ok("version", f"vLLM {text}")
 
 
-def models(engine: Engine) -> Finding:
+def models(engine: CheckedEngine) -> Finding:
     status, body = engine.ask("GET", "/v1/models")
     found = body["data"] if status == 200 else []
     if not found:
@@ -119,7 +119,7 @@ def models(engine: Engine) -> Finding:
     return ok("model", ", ".join(one["id"] for one in found))
 
 
-def length(engine: Engine, positions: int) -> Finding:
+def length(engine: CheckedEngine, positions: int) -> Finding:
     if not engine.max_model_len:
         return skip("max_model_len", "the engine does not say")
     if positions and engine.max_model_len > positions:
@@ -131,7 +131,7 @@ def length(engine: Engine, positions: int) -> Finding:
     return ok("max_model_len", f"{engine.max_model_len:,} tokens")
 
 
-def probe_ids(engine: Engine) -> list[int]:
+def probe_ids(engine: CheckedEngine) -> list[int]:
     """A prompt this model could have been given."""
     if engine.codec is not None:
         return engine.codec.render(question(), ()).tolist()
@@ -143,7 +143,7 @@ def question() -> tuple[Message, ...]:
     return (Message(role="user", parts=(TextPart(PROBE_TEXT),)),)
 
 
-def sampling(engine: Engine) -> Iterator[Finding]:
+def sampling(engine: CheckedEngine) -> Iterator[Finding]:
     """Token ids in, ids and logprobs out."""
     status, body = engine.generate()
     if status != 200:
@@ -185,7 +185,7 @@ def logprobs(ids: list[int], entries: list[dict[str, Any]]) -> Finding:
     return ok("logprobs", "one per sampled id, no sentinel")
 
 
-def logprobs_mode(engine: Engine, door: GenerateEndpoint) -> Finding:
+def logprobs_mode(engine: CheckedEngine, door: GenerateEndpoint) -> Finding:
     """Processed or raw, by measurement, as each gateway measures it at its start."""
     fix = "start vLLM with --logprobs-mode processed_logprobs"
     kind: Kind = "unclear"
@@ -229,7 +229,7 @@ def weight_version(choice: dict[str, Any]) -> Finding:
     return ok("weight version", f"reported per token; {label!r}, so as last told, until the trainer sets one")
 
 
-def dev_mode(engine: Engine) -> Finding:
+def dev_mode(engine: CheckedEngine) -> Finding:
     status, _ = engine.ask("GET", "/is_paused")
     if status == 200:
         return ok("weight updates", "pause and resume are there")
@@ -240,7 +240,7 @@ def dev_mode(engine: Engine) -> Finding:
     )
 
 
-def tokens(engine: Engine, codec: Codec) -> Iterator[Finding]:
+def tokens(engine: CheckedEngine, codec: Codec) -> Iterator[Finding]:
     """Do the engine's tokenizer and template agree with ours?"""
     ours = codec.render(question(), ())
     messages = [{"role": "user", "content": PROBE_TEXT}]
@@ -259,7 +259,7 @@ def tokens(engine: Engine, codec: Codec) -> Iterator[Finding]:
     yield round_trip(engine, codec, ours.tolist())
 
 
-def round_trip(engine: Engine, codec: Codec, ids: list[int]) -> Finding:
+def round_trip(engine: CheckedEngine, codec: Codec, ids: list[int]) -> Finding:
     fix = "engine and gateway have different tokenizers: serve the folder that --model names"
     status, body = engine.ask("POST", "/detokenize", {"model": engine.model, "tokens": ids})
     if status != 200:

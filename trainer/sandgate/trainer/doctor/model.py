@@ -18,7 +18,7 @@ NO_LIMIT = 10**9
 
 
 @dataclass(slots=True)
-class Model:
+class CheckedModel:
     """A model folder, and its codec once it is loaded."""
 
     folder: Path
@@ -33,7 +33,7 @@ class Model:
         return value if isinstance(value, dict) else {}
 
 
-def check_model(model: Model) -> Iterator[Finding]:
+def check_model(model: CheckedModel) -> Iterator[Finding]:
     """All checks of the folder; sets `model.codec` if there is one."""
     if not (model.folder / "tokenizer.json").is_file():
         yield fail(
@@ -76,7 +76,7 @@ def tails(codec: Codec) -> Finding:
     )
 
 
-def stop_ids(model: Model, codec: Codec) -> Finding:
+def stop_ids(model: CheckedModel, codec: Codec) -> Finding:
     """Does the engine, left alone, end a turn where the template ends it?"""
     said = model.config("generation_config.json").get("eos_token_id")
     listed = [said] if isinstance(said, int) else list(said or [])
@@ -92,7 +92,7 @@ def stop_ids(model: Model, codec: Codec) -> Finding:
     )
 
 
-def tied_embeddings(model: Model) -> Finding:
+def tied_embeddings(model: CheckedModel) -> Finding:
     """vLLM's `reload_weights` leaves a tied CPU output head at the old weights, silently (measured on 0.32)."""
     config = model.config("config.json")
     if not config:
@@ -107,7 +107,7 @@ def tied_embeddings(model: Model) -> Finding:
     )
 
 
-def positions(model: Model) -> int:
+def positions(model: CheckedModel) -> int:
     """What the weights can attend over; 0 if the folder does not say."""
     config = model.config("config.json")
     text = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
@@ -115,7 +115,7 @@ def positions(model: Model) -> int:
     return found if isinstance(found, int) else 0
 
 
-def window(model: Model) -> Finding:
+def window(model: CheckedModel) -> Finding:
     """Does the tokenizer promise more than the weights can hold?"""
     length = model.config("tokenizer_config.json").get("model_max_length", 0)
     limit = positions(model)

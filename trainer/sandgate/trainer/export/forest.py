@@ -25,7 +25,7 @@ GLANCE = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class TokenSpan:
     """A stretch of one row, all trained or all context. The arrays have one length."""
 
     ids: Int32s
@@ -37,26 +37,26 @@ class Tokens:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def cut(self, start: int, end: int | None = None) -> Tokens:
+    def cut(self, start: int, end: int | None = None) -> TokenSpan:
         """A part of it, without a copy."""
         part = slice(start, end)
-        return Tokens(self.ids[part], self.logprobs[part], self.versions[part], self.trained)
+        return TokenSpan(self.ids[part], self.logprobs[part], self.versions[part], self.trained)
 
-    def agrees(self, other: Tokens) -> int:
+    def agrees(self, other: TokenSpan) -> int:
         """How many tokens at the head of both can be one."""
         n = min(len(self), len(other))
         if n > GLANCE and (near := self._agrees(other, GLANCE)) < GLANCE:
             return near
         return self._agrees(other, n)
 
-    def _agrees(self, other: Tokens, n: int) -> int:
+    def _agrees(self, other: TokenSpan, n: int) -> int:
         same = self.ids[:n] == other.ids[:n]
         if self.trained and other.trained:
             same &= (self.logprobs[:n] == other.logprobs[:n]) & (self.versions[:n] == other.versions[:n])
         return n if same.all() else int(same.argmin())
 
 
-def runs(row: Trajectory) -> list[Tokens]:
+def runs(row: Trajectory) -> list[TokenSpan]:
     """The whole row, prompt first, as stretches that are trained or context.
 
     Raises InvalidBody for a row that breaks the record's laws: a packed file could not give it back. A -0.0 of context
@@ -76,7 +76,7 @@ def runs(row: Trajectory) -> list[Tokens]:
         raise _broken(row, "versions", "is not -1 where loss_mask is 0")
     edges = [0, *(np.flatnonzero(np.diff(context)) + 1).tolist(), len(ids)]
     return [
-        Tokens(ids[start:end], logprobs[start:end], versions[start:end], not context[start])
+        TokenSpan(ids[start:end], logprobs[start:end], versions[start:end], not context[start])
         for start, end in pairwise(edges)
         if end > start
     ]
@@ -98,14 +98,14 @@ def _broken(row: Trajectory, name: str, why: str) -> InvalidBody:
 class Node:
     """A stretch of tokens that the same rows share, and the same rows train."""
 
-    tokens: Tokens
+    tokens: TokenSpan
     parent: Node | None
     trainers: list[int] = field(default_factory=list)
     """Rows in which the tokens are trained; empty for context."""
     children: dict[int, list[Node]] = field(default_factory=dict)
     """First id -> nodes that begin with it: several, where the same id was sampled with different logprobs."""
 
-    def best(self, tokens: Tokens) -> tuple[Node | None, int]:
+    def best(self, tokens: TokenSpan) -> tuple[Node | None, int]:
         """The child that shares most of `tokens`, and how many."""
         found: tuple[Node | None, int] = None, 0
         for child in self.children.get(int(tokens.ids[0]), ()):
@@ -135,7 +135,7 @@ class Node:
             yield from same
 
 
-NOTHING = Tokens(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.int32), trained=False)
+NOTHING = TokenSpan(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.int32), trained=False)
 
 
 @dataclass(slots=True)

@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from sandgate.contract.errors import CorruptRecord
 from sandgate.contract.trajectory import Trajectory
+from sandgate.trainer.export.files import replacing
 from sandgate.trainer.export.schema import check_version, schema
 from sandgate.trainer.export.tables import to_batches, unpack
-from sandgate.trainer.files import replacing
 
 
 def write_arrow(

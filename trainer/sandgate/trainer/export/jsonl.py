@@ -19,8 +19,8 @@ import orjson
 
 from sandgate.contract.errors import CorruptRecord, InvalidBody
 from sandgate.contract.trajectory import ARRAY_FIELDS, Trajectory, from_json
+from sandgate.trainer.export.files import replacing
 from sandgate.trainer.export.values import dumps, loads
-from sandgate.trainer.files import replacing
 
 LINE_BYTES_MAX = 512 << 20
 """A longer line is not a trajectory; it is refused before it is read to its end."""

@@ -18,12 +18,12 @@ import pyarrow as pa
 from sandgate.contract.errors import CorruptRecord, NewerRecord
 from sandgate.contract.trajectory import ARRAY_FIELDS, Trajectory
 from sandgate.trainer.export import tables
+from sandgate.trainer.export.files import replacing
 from sandgate.trainer.export.packed import Leaf, PackedTree
 from sandgate.trainer.export.packing import TREE_TOKENS, pack_trees
 from sandgate.trainer.export.parquet import opened, write_groups, writer
 from sandgate.trainer.export.schema import schema
 from sandgate.trainer.export.values import dumps, loads
-from sandgate.trainer.files import replacing
 
 PACKED_VERSION = 1
 VERSION_KEY = b"sandgate.packed_version"

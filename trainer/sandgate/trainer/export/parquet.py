@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 
 from sandgate.contract.errors import Conflict, CorruptRecord
 from sandgate.contract.trajectory import Trajectory
+from sandgate.trainer.export.files import replacing
 from sandgate.trainer.export.schema import TYPES, check_version, conform, schema
 from sandgate.trainer.export.tables import to_batches, unpack
-from sandgate.trainer.files import replacing
 
 ROW_GROUP_BYTES = 16 << 20
 """Of Arrow memory. What a reader must hold at once; large enough that compression and column chunks pay."""

@@ -38,7 +38,7 @@ _STR, _INT, _JSON = pa.string(), pa.int32(), "json"
 _STRS, _INTS, _DOUBLES = pa.list_(pa.string()), pa.list_(pa.int32()), pa.list_(pa.float64())
 
 
-class Column(NamedTuple):
+class ArrowColumn(NamedTuple):
     """What a reader in any language needs to know of a column, beside its meaning (the record's own docs)."""
 
     type: Any
@@ -48,41 +48,41 @@ class Column(NamedTuple):
     unit: str = ""
 
 
-COLUMNS: dict[str, Column] = {
-    "schema_version": Column(_INT),
-    "job": Column(_STR),
-    "uid": Column(_STR),
-    "session_id": Column(_STR),
-    "trajectory_id": Column(_INT, unit="index"),
-    "sample_index": Column(_INT, unit="index"),
-    "attempt": Column(_INT, unit="index"),
-    "prompt_ids": Column(_INTS, "[P]", "token id"),
-    "response_ids": Column(_INTS, "[R]", "token id"),
-    "response_logprobs": Column(pa.list_(pa.float32()), "[R]", "nat"),
-    "loss_mask": Column(pa.list_(pa.int8()), "[R]", "0 or 1"),
-    "versions": Column(_INTS, "[R]", "policy version"),
-    "turn_ids": Column(_STRS, "[K]"),
-    "turn_ends": Column(_INTS, "[K]", "index of response_ids"),
-    "reward": Column(pa.float64(), unit="the task's"),
-    "turn_rewards": Column(_DOUBLES, "[K] or [0]", "the task's"),
-    "reward_info": Column(_JSON, "object"),
-    "finish_reason": Column(_STR),
-    "fork_reason": Column(_STR),
-    "parent_turn": Column(_STR),
-    "failure_class": Column(_STR),
-    "failure_reason": Column(_STR),
-    "complete": Column(pa.bool_()),
-    "masked": Column(pa.bool_()),
-    "model": Column(_STR),
-    "renderer": Column(_STR),
-    "engine": Column(_STR),
-    "logprobs_mode": Column(_STR),
-    "sampling": Column(_JSON, "object"),
-    "tokenizer_digest": Column(_STR),
-    "multimodal": Column(pa.binary(), "bytes"),
-    "routed_experts": Column(pa.binary(), "bytes"),
-    "created_at": Column(pa.timestamp("us", tz="UTC"), unit="microsecond since 1970"),
-    "metadata": Column(_JSON, "object"),
+COLUMNS: dict[str, ArrowColumn] = {
+    "schema_version": ArrowColumn(_INT),
+    "job": ArrowColumn(_STR),
+    "uid": ArrowColumn(_STR),
+    "session_id": ArrowColumn(_STR),
+    "trajectory_id": ArrowColumn(_INT, unit="index"),
+    "sample_index": ArrowColumn(_INT, unit="index"),
+    "attempt": ArrowColumn(_INT, unit="index"),
+    "prompt_ids": ArrowColumn(_INTS, "[P]", "token id"),
+    "response_ids": ArrowColumn(_INTS, "[R]", "token id"),
+    "response_logprobs": ArrowColumn(pa.list_(pa.float32()), "[R]", "nat"),
+    "loss_mask": ArrowColumn(pa.list_(pa.int8()), "[R]", "0 or 1"),
+    "versions": ArrowColumn(_INTS, "[R]", "policy version"),
+    "turn_ids": ArrowColumn(_STRS, "[K]"),
+    "turn_ends": ArrowColumn(_INTS, "[K]", "index of response_ids"),
+    "reward": ArrowColumn(pa.float64(), unit="the task's"),
+    "turn_rewards": ArrowColumn(_DOUBLES, "[K] or [0]", "the task's"),
+    "reward_info": ArrowColumn(_JSON, "object"),
+    "finish_reason": ArrowColumn(_STR),
+    "fork_reason": ArrowColumn(_STR),
+    "parent_turn": ArrowColumn(_STR),
+    "failure_class": ArrowColumn(_STR),
+    "failure_reason": ArrowColumn(_STR),
+    "complete": ArrowColumn(pa.bool_()),
+    "masked": ArrowColumn(pa.bool_()),
+    "model": ArrowColumn(_STR),
+    "renderer": ArrowColumn(_STR),
+    "engine": ArrowColumn(_STR),
+    "logprobs_mode": ArrowColumn(_STR),
+    "sampling": ArrowColumn(_JSON, "object"),
+    "tokenizer_digest": ArrowColumn(_STR),
+    "multimodal": ArrowColumn(pa.binary(), "bytes"),
+    "routed_experts": ArrowColumn(pa.binary(), "bytes"),
+    "created_at": ArrowColumn(pa.timestamp("us", tz="UTC"), unit="microsecond since 1970"),
+    "metadata": ArrowColumn(_JSON, "object"),
 }
 """Order is the record's."""
 TYPES: dict[str, Any] = {name: column.type for name, column in COLUMNS.items()}

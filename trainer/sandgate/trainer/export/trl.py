@@ -16,10 +16,10 @@ import pyarrow as pa
 
 from sandgate.contract.errors import InvalidBody
 from sandgate.contract.trajectory import Trajectory
+from sandgate.trainer.export.files import replacing
 from sandgate.trainer.export.parquet import write_groups, writer
 from sandgate.trainer.export.schema import schema
 from sandgate.trainer.export.tables import to_batches
-from sandgate.trainer.files import replacing
 
 COLUMNS = {
     "prompt_ids": "prompt_ids",

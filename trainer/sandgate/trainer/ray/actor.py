@@ -18,8 +18,8 @@ from sandgate.contract.session import SessionHandle
 from sandgate.contract.trajectory import Json, Trajectory
 from sandgate.gateway.app import gateway, web_server
 from sandgate.gateway.config import Config, EngineConfig, Listen, ModelConfig
-from sandgate.trainer.client import AsyncRolloutClient
-from sandgate.trainer.gateways import HttpGateway
+from sandgate.trainer.client.gateway_manager import HttpGateway
+from sandgate.trainer.client.rollout_client import AsyncRolloutClient
 
 SECRET_BYTES = 32
 

@@ -17,11 +17,11 @@ from typing import Any
 
 from sandgate.contract.errors import InvalidBody
 from sandgate.contract.trajectory import Trajectory
-from sandgate.trainer import outdir
+from sandgate.trainer.client.groups import Group
 from sandgate.trainer.export.arrow import from_table, schema, to_batches, to_table
 from sandgate.trainer.export.parquet import read_batches, row_groups
 from sandgate.trainer.export.tables import as_table
-from sandgate.trainer.rollouts import Group
+from sandgate.trainer.runs import folder
 
 GROUP = ("job", "uid")
 """Columns that name a group."""
@@ -41,7 +41,7 @@ def read_trajectories(paths: Paths, **options: Any) -> Any:
 
     listed = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     # absolute: workers have a working directory of their own
-    files = [str(file.absolute()) for path in listed for file in outdir.trajectory_files(Path(path))]
+    files = [str(file.absolute()) for path in listed for file in folder.trajectory_files(Path(path))]
     if not files:
         raise InvalidBody("there is no file to read", field="paths")
     return ray.data.read_datasource(_source([(file, row_groups(file)) for file in files]), **options)
@@ -143,7 +143,7 @@ def _on_group(fn: Callable[[list[Trajectory]], Any], table: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Leased:
+class LeasedDataset:
     """Groups under lease, as data."""
 
     dataset: Any
@@ -152,7 +152,7 @@ class Leased:
 
 
 @asynccontextmanager
-async def leased(groups: AsyncIterator[Group], count: int) -> AsyncIterator[Leased]:
+async def leased(groups: AsyncIterator[Group], count: int) -> AsyncIterator[LeasedDataset]:
     """The next `count` groups (fewer if `groups` ends) of `client.groups(...)` or a fleet's as one Dataset; all
     acknowledged when the block ends, all given back when it raises.
 
@@ -166,7 +166,7 @@ async def leased(groups: AsyncIterator[Group], count: int) -> AsyncIterator[Leas
         while len(held) < count and (group := await anext(groups, None)) is not None:
             held.append(group)
         rows = [row for group in held for row in group.trajectories]
-        yield Leased(await asyncio.to_thread(from_trajectories, rows), tuple(held))
+        yield LeasedDataset(await asyncio.to_thread(from_trajectories, rows), tuple(held))
     except BaseException:
         await asyncio.shield(_all(group.nack() for group in held))
         raise

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from sandgate.contract.errors import Unavailable
 from sandgate.contract.session import SessionHandle
 from sandgate.contract.trajectory import Json, Trajectory
-from sandgate.trainer.gateways import GatewayManager, Policy
+from sandgate.trainer.client.gateway_manager import GatewayManager, Policy
 from sandgate.trainer.ray.actor import AgentGateway, GatewaySettings
 
 T = TypeVar("T")

@@ -22,8 +22,8 @@ from sandgate.contract.job import Task
 from sandgate.contract.names import session_id, short_hash
 from sandgate.contract.session import SessionHandle, finite
 from sandgate.contract.trajectory import Json
-from sandgate.trainer.client import AsyncRolloutClient
-from sandgate.trainer.fleet import AsyncFleet
+from sandgate.trainer.client.fleet import AsyncFleet
+from sandgate.trainer.client.rollout_client import AsyncRolloutClient
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class Driver(Protocol):
         ...
 
 
-class Pushed:
+class QueuedAgents:
     """The job's operator runs the agents: tasks go to the job's queue (`tasks: {queue: {}}`); its `groupSize` is n."""
 
     def __init__(self, fleet: AsyncFleet) -> None:

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from sandgate.operator.drivers.local import Event, load_job
-from sandgate.operator.drivers.serve import serve_local
-from sandgate.trainer.fleet import AsyncFleet, fleet
+from sandgate.operator.local.job import Event, load_job
+from sandgate.operator.local.serve import serve_local
+from sandgate.trainer.client.fleet import AsyncFleet, fleet
 
 
 @asynccontextmanager

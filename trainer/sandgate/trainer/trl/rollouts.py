@@ -22,9 +22,9 @@ from typing import Any, Self
 from sandgate.contract.errors import Conflict, InvalidBody
 from sandgate.contract.job import Task
 from sandgate.contract.trajectory import Json
-from sandgate.trainer.fleet import AsyncFleet
+from sandgate.trainer.client.fleet import AsyncFleet
 from sandgate.trainer.trl import rows as of
-from sandgate.trainer.trl.agents import PARALLEL, Agent, Driver, Pushed, inline
+from sandgate.trainer.trl.agents import PARALLEL, Agent, Driver, QueuedAgents, inline
 from sandgate.trainer.trl.background import Background
 from sandgate.trainer.trl.names import Round, check_run
 from sandgate.trainer.trl.positions import count_from_first
@@ -259,7 +259,7 @@ class Rollouts:
         return self._fleet
 
     async def _begin(self, leases: LeaseFile, step: int) -> Rounds:
-        driver: Driver = Pushed(self._connected)
+        driver: Driver = QueuedAgents(self._connected)
         if self._agent is not None:
             driver = await self._stack.enter_async_context(
                 inline(

@@ -15,9 +15,9 @@ from sandgate.contract.errors import Conflict, NotFound, Unavailable
 from sandgate.contract.job import Task
 from sandgate.contract.trajectory import Trajectory
 from sandgate.gateway.client import Lease
-from sandgate.trainer import leasing
-from sandgate.trainer.fleet import AsyncFleet
-from sandgate.trainer.keeping import Hold
+from sandgate.trainer.client import lease_call
+from sandgate.trainer.client.fleet import AsyncFleet
+from sandgate.trainer.client.lease_renewal import RenewedLease
 from sandgate.trainer.trl.agents import Driver
 from sandgate.trainer.trl.names import Round
 
@@ -34,7 +34,7 @@ STRANGERS_MAX = 64
 
 
 @dataclass(slots=True)
-class Held:
+class LeasedGroup:
     """A group on lease."""
 
     uid: str
@@ -42,7 +42,7 @@ class Held:
     trajectories: tuple[Trajectory, ...]
     lease: Lease | None
     """None: no session of it counted, and nothing was offered."""
-    hold: Hold | None = None
+    hold: RenewedLease | None = None
     """Keeps the lease alive."""
 
 
@@ -95,10 +95,10 @@ class Rounds:
         """Optimizer steps in the checkpoint that this process began with."""
         self._wanted: dict[str, Round] = {}
         """Started, and not leased yet."""
-        self._ready: dict[str, Held] = {}
-        self._used: list[Held] = []
+        self._ready: dict[str, LeasedGroup] = {}
+        self._used: list[LeasedGroup] = []
         """Given to the trainer, in no checkpoint yet."""
-        self._strangers: list[tuple[Lease, Hold]] = []
+        self._strangers: list[tuple[Lease, RenewedLease]] = []
         self._change = asyncio.Condition()
         self._nudge = asyncio.Event()
         self._error: BaseException | None = None
@@ -181,7 +181,7 @@ class Rounds:
     async def nothing(self, uid: str) -> None:
         """No session of the group counted: it is empty, and will not be offered."""
         if (found := self._wanted.pop(uid, None)) is not None:
-            await self._is_ready(Held(uid, found, (), None))
+            await self._is_ready(LeasedGroup(uid, found, (), None))
 
     def look(self) -> None:
         """A group may just have become whole."""
@@ -201,7 +201,7 @@ class Rounds:
                 if (
                     not name
                 ):  # written first: a trainer that is killed before the answer has leased all the same
-                    name = leasing.new_id()
+                    name = lease_call.new_id()
                     self._leases.change(add=name)
                 asked_at = self._fleet.keeper.clock()
                 lease = await self._fleet.lease(job=self._job, max_groups=1, ttl_s=self._ttl_s, lease_id=name)
@@ -229,7 +229,7 @@ class Rounds:
         except TimeoutError:
             return
 
-    async def _took(self, lease: Lease, hold: Hold) -> None:
+    async def _took(self, lease: Lease, hold: RenewedLease) -> None:
         rows = lease.trajectories
         uid = rows[0].uid if rows else await self._unnamed()
         found = Round.of(self._run, uid)
@@ -238,7 +238,7 @@ class Rounds:
             await self._settle(lease, hold)
         elif found is not None:
             self._wanted.pop(uid, None)
-            await self._is_ready(Held(uid, found, rows, lease, hold))
+            await self._is_ready(LeasedGroup(uid, found, rows, lease, hold))
         elif not rows:
             await self._settle(lease, hold)  # of nobody, with nothing in it
         elif len(self._strangers) < STRANGERS_MAX:
@@ -250,12 +250,12 @@ class Rounds:
                 " give each training run a job of its own, or the same `run` when it goes on"
             )
 
-    async def _settle(self, lease: Lease, hold: Hold) -> None:
+    async def _settle(self, lease: Lease, hold: RenewedLease) -> None:
         await self._fleet.ack(lease)
         hold.over = True
         self._leases.change(drop=[lease.lease_id])
 
-    async def _is_ready(self, held: Held) -> None:
+    async def _is_ready(self, held: LeasedGroup) -> None:
         async with self._change:
             self._ready[held.uid] = held
             self._change.notify_all()

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from sandgate.trainer.fleet import AsyncFleet
-from sandgate.trainer.weights import Mode
+from sandgate.trainer.client.fleet import AsyncFleet
+from sandgate.trainer.client.weight_update import Mode
 
 KEPT = 2
 """Folders: of the version that is served, and of the one before, which an engine may still be reading."""

@@ -13,7 +13,7 @@ from sandgate.contract.errors import SandgateError
 from sandgate.contract.session import SessionHandle, parse_termination
 from sandgate.sandbox.agents import agent_env
 from sandgate.sandbox.process import ProcessExit, ProcessSpec, SandboxProcess, read_termination
-from sandgate.trainer.gateways import GatewayManager
+from sandgate.trainer.client.gateway_manager import GatewayManager
 from sandgate.trainer.verl.framework import OpenAICompatibleAgentFramework
 from sandgate.trainer.verl.rows import Lengths
 from sandgate.trainer.verl.runners import RunnerConfig

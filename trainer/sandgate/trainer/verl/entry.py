@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sandgate.contract.trajectory import Trajectory
-from sandgate.trainer.gateways import GatewayManager
+from sandgate.trainer.client.gateway_manager import GatewayManager
 from sandgate.trainer.ray.actor import GatewaySettings
 from sandgate.trainer.ray.manager import AgentGatewayManager, gateway_actor
 from sandgate.trainer.verl.dataproto import to_dataproto

@@ -12,12 +12,12 @@ from dataclasses import replace
 from typing import Any
 
 from sandgate.contract.trajectory import Trajectory
-from sandgate.trainer.gateways import GatewayManager
+from sandgate.trainer.client.gateway_manager import GatewayManager
 from sandgate.trainer.verl.dataproto import to_dataproto
 from sandgate.trainer.verl.rewards import final, group_mean
 from sandgate.trainer.verl.rows import Lengths
 from sandgate.trainer.verl.runners import Runner, RunnerConfig
-from sandgate.trainer.verl.sessions import Sample, Score, SessionRunner
+from sandgate.trainer.verl.sessions import BatchSample, Score, SessionRunner
 from sandgate.trainer.verl.transfer import TRAIN, VALIDATION, put_rows, put_status, transfer_rows
 
 log = logging.getLogger(__name__)
@@ -99,13 +99,13 @@ class OpenAICompatibleAgentFramework(AgentFramework):
         ]
         return self._batch(whole, samples, took)
 
-    async def _run_batch(self, prompts: Any) -> tuple[list[Sample], list[list[Trajectory]], list[float]]:
+    async def _run_batch(self, prompts: Any) -> tuple[list[BatchSample], list[list[Trajectory]], list[float]]:
         """Samples, what each gave, and how long it took, in seconds."""
         validate = bool(prompts.meta_info.get("validate", False))
         samples = samples_of(prompts.non_tensor_batch, len(prompts))
         took = [0.0] * len(samples)
 
-        async def timed(at: int, sample: Sample) -> list[Trajectory]:
+        async def timed(at: int, sample: BatchSample) -> list[Trajectory]:
             began = time.monotonic()
             try:
                 return await self.sessions.run(sample, self._sampling_of(sample, validate=validate))
@@ -120,10 +120,12 @@ class OpenAICompatibleAgentFramework(AgentFramework):
             raise failures[0]
         return samples, [[] if isinstance(one, BaseException) else one for one in found], took
 
-    def _sampling_of(self, sample: Sample, *, validate: bool) -> Mapping[str, Any]:
+    def _sampling_of(self, sample: BatchSample, *, validate: bool) -> Mapping[str, Any]:
         return GREEDY if sample.greedy and not validate else self._sampling[validate]
 
-    def _batch(self, rows: Sequence[Trajectory], samples: Sequence[Sample], took: Sequence[float]) -> Any:
+    def _batch(
+        self, rows: Sequence[Trajectory], samples: Sequence[BatchSample], took: Sequence[float]
+    ) -> Any:
         names = [name for name in samples[0].columns if name != "multi_modal_data"]
         columns = {name: [sample.columns[name] for sample in samples] for name in names}
         columns["uid"] = [sample.uid for sample in samples]
@@ -168,7 +170,7 @@ class OpenAICompatibleAgentFramework(AgentFramework):
         finally:
             await asyncio.shield(put_status(uid, status, partition=partition))  # type: ignore[arg-type]
 
-    async def _into_queue(self, sample: Sample, *, validate: bool) -> None:
+    async def _into_queue(self, sample: BatchSample, *, validate: bool) -> None:
         rows = await self.sessions.run(sample, self._sampling_of(sample, validate=validate))
         made = transfer_rows(
             rows,
@@ -186,9 +188,9 @@ async def settled(work: Any) -> list[Any]:
     return list(await asyncio.gather(*work, return_exceptions=True))
 
 
-def sample_of(columns: Mapping[str, Any], index: int) -> Sample:
+def sample_of(columns: Mapping[str, Any], index: int) -> BatchSample:
     """Of one prompt's columns."""
-    return Sample(
+    return BatchSample(
         uid=str(columns["uid"]),
         index=index,
         raw_prompt=columns.get("raw_prompt"),
@@ -199,7 +201,7 @@ def sample_of(columns: Mapping[str, Any], index: int) -> Sample:
     )
 
 
-def samples_of(columns: Mapping[str, Any], size: int) -> list[Sample]:
+def samples_of(columns: Mapping[str, Any], size: int) -> list[BatchSample]:
     """Rows of a DataProto's non-tensor batch; rows of one uid are samples 0, 1, ... of one task. Rows without a uid are
     tasks of their own."""
     seen: dict[str, int] = {}
@@ -232,7 +234,7 @@ def prompts_of(batch: Any) -> tuple[list[dict[str, Any]], bool]:
     return [{name: values[at] for name, values in columns.items()} for at in range(len(batch))], validate
 
 
-def blank(template: Trajectory, sample: Sample, score: float, pad_token_id: int) -> Trajectory:
+def blank(template: Trajectory, sample: BatchSample, score: float, pad_token_id: int) -> Trajectory:
     """A row that trains nothing, in place of a session that failed."""
     return replace(
         template,

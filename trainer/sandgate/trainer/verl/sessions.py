@@ -12,7 +12,7 @@ from typing import Any
 
 from sandgate.contract.errors import InvalidBody, SandgateError
 from sandgate.contract.trajectory import Trajectory
-from sandgate.trainer.gateways import GatewayManager
+from sandgate.trainer.client.gateway_manager import GatewayManager
 from sandgate.trainer.verl.rewards import broadcast, final, returned
 from sandgate.trainer.verl.rows import Lengths, usable
 from sandgate.trainer.verl.runners import Runner
@@ -38,7 +38,7 @@ class NotCompleted(SandgateError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class BatchSample:
     """One row of a rollout batch."""
 
     uid: str
@@ -80,7 +80,7 @@ class SessionRunner:
             raise InvalidBody(f"agent_name: no runner {agent_name!r}; there are {known}", field="agent_name")
         return self.runners[agent_name]
 
-    async def run(self, sample: Sample, sampling: Mapping[str, Any]) -> list[Trajectory]:
+    async def run(self, sample: BatchSample, sampling: Mapping[str, Any]) -> list[Trajectory]:
         """The session's trajectories, all with the session's score; at least one.
 
         Raises what the agent raised, NoTurns, NoReward, NotCompleted. Whatever is raised, cancellation included, the
@@ -100,7 +100,7 @@ class SessionRunner:
         return await self._scored(found, sample)
 
     async def _captured(
-        self, runner: Runner, session_id: str, sample: Sample, sampling: Mapping[str, Any]
+        self, runner: Runner, session_id: str, sample: BatchSample, sampling: Mapping[str, Any]
     ) -> list[Trajectory]:
         spec = {"uid": sample.uid, "sample_index": sample.index, "sampling": dict(sampling), "job": self.job}
         session = await self.gateways.create_session(session_id, **spec)
@@ -121,7 +121,7 @@ class SessionRunner:
         except SandgateError as error:  # what ended the session is the news, and is raised
             log.warning("session %s was not aborted: %s", session_id, error)
 
-    async def _scored(self, rows: Sequence[Trajectory], sample: Sample) -> list[Trajectory]:
+    async def _scored(self, rows: Sequence[Trajectory], sample: BatchSample) -> list[Trajectory]:
         last = final(rows)
         if last.reward is not None:
             return broadcast(rows)
@@ -131,7 +131,7 @@ class SessionRunner:
         return broadcast(rows, score, info)
 
 
-def session_id_of(sample: Sample) -> str:
+def session_id_of(sample: BatchSample) -> str:
     """A new id that says what it is of."""
     name = re.sub(r"[^A-Za-z0-9-]+", "-", sample.uid).strip("-")[:NAME_CHARS] or "session"
     return f"{name}-{sample.index}-{secrets.token_hex(6)}"

@@ -1,0 +1,23 @@
+"""What an assistant message says, as it was parsed from sampled ids and as a turn's record keeps it. (pure)"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class ReplyCall(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A tool call as parsed from ids. `arguments` is exactly the sampled JSON text, or, for families whose calls
+    are not JSON, its compact JSON form."""
+
+    name: str
+    arguments: str
+
+
+class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the sampled ids say. `text` excludes reasoning, tool-call markup and the closer."""
+
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ReplyCall, ...] = ()
+    malformed: tuple[str, ...] = ()
+    """Tool-call markup that did not parse; it is also left in `text`, as an engine's own parser leaves it."""

@@ -1,0 +1,151 @@
+"""Collection: what nobody needs any more goes, in batches: pods, keys, old AgentSessions."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Coroutine, Iterable
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from sandgate.contract.agent_session import AgentSession
+from sandgate.contract.errors import SandgateError
+from sandgate.contract.labels import JOB, SESSION
+from sandgate.contract.names import group_name
+from sandgate.operator.cluster.finished_tasks import FinishedTasks
+from sandgate.operator.cluster.job_state import JobState
+from sandgate.operator.cluster.object_store import SessionSeen, slim
+
+log = logging.getLogger(__name__)
+
+BATCH = 64
+"""Sessions collected at once."""
+SELECTED = 16
+"""Names in one selector. The API server deletes what is selected one after the other, and is not waited for longer than
+15 s: a busy one (0.25 s for each, measured) did not get through 64."""
+AT_ONCE = 8
+"""Secrets deleted at once; there is one for each group, and a batch of pods takes as long as a few of them."""
+LINGER_S = 2.0
+"""How long a batch waits for more."""
+AGAIN_S = 5.0
+
+
+@dataclass(slots=True)
+class GarbageCollector:
+    """Of one job. `run` it as a task."""
+
+    at: JobState
+    ledger: FinishedTasks
+    """What is remembered of AgentSessions that go."""
+    pods: dict[str, None] = field(default_factory=dict)
+    """Sessions whose pods may go."""
+    secrets: dict[str, None] = field(default_factory=dict)
+    """Keys Secrets that may go. Each by its name: whoever may delete a collection of Secrets is told what was in it, so
+    our role does not have that verb."""
+    done: deque[str] = field(default_factory=deque)
+    """Sessions that are over for good, oldest first: their AgentSessions are history."""
+    _occasion: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def forget(self, name: str) -> None:
+        """Nothing of this session is needed any more but its record."""
+        at = self.at
+        if name in at.agents.held or name in at.verifiers.held:
+            self.pods[name] = None
+        kept = at.sessions.held.get(name)
+        if kept is not None and not kept.spec.remote:  # that one is its user's
+            at.sessions.held[name] = slim(kept)
+            self.done.append(name)
+        self._occasion.set()
+
+    def settled(self, uid: str) -> None:
+        """No session of this task will ever run again."""
+        at = self.at
+        group = group_name(at.name, uid)
+        at.tasks.pop(uid, None)
+        for name in [name for name in at.keys if name.startswith(f"{group}-keys-")]:
+            del at.keys[name]
+            self.secrets[name] = None
+        self._occasion.set()
+
+    def resume(self, *, pods: Iterable[str], sessions: Iterable[SessionSeen]) -> None:
+        """What was over before this driver started: sessions with pods, AgentSessions."""
+        self.pods |= dict.fromkeys(pods)
+        for one in self.at.sessions.held.values():  # an AgentSession is made after its keys
+            if one.spec.remote:
+                continue
+            settled = one.ref.uid in self.at.observed.settled
+            (self.secrets if settled else self.at.keys)[self.at.keys_of(one.ref)] = None
+        known = set(self.done)
+        self.done.extend(
+            one.name
+            for one in sorted(sessions, key=lambda one: one.version)
+            if one.name not in known and not one.spec.remote
+        )
+        self._occasion.set()
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            await self._occasion.wait()
+            await asyncio.sleep(LINGER_S)
+            self._occasion.clear()
+            try:
+                await self.sweep()
+            except (SandgateError, OSError, TimeoutError) as error:
+                log.warning("job %s/%s: collection waits: %s", self.at.namespace, self.at.name, error)
+                await asyncio.sleep(AGAIN_S)
+                self._occasion.set()
+
+    async def sweep(self) -> None:
+        """Everything that is due now; what fails stays due."""
+        await whole(self._sweep_pods(), self._sweep_secrets(), self._sweep_sessions())
+
+    async def _sweep_pods(self) -> None:
+        while batch := list(self.pods)[:BATCH]:
+            await self._delete("Pod", batch)
+            for name in batch:
+                self.pods.pop(name, None)
+
+    async def _sweep_secrets(self) -> None:
+        while batch := list(self.secrets)[:AT_ONCE]:
+            await whole(*(self._delete_secret(name) for name in batch))
+
+    async def _delete_secret(self, name: str) -> None:
+        await self.at.kube.delete("Secret", self.at.namespace, name)
+        self.secrets.pop(name, None)
+
+    async def _sweep_sessions(self) -> None:
+        at = self.at
+        while batch := self._history():
+            await self.ledger.keep(batch)
+            await self._delete(AgentSession.KIND, batch)
+            gone = set(batch)
+            self.done = deque(name for name in self.done if name not in gone)
+            for name in batch:
+                if (kept := at.sessions.held.get(name)) is not None:
+                    at.sessions.pop(name, kept.uid)
+
+    def _history(self) -> list[str]:
+        """The oldest AgentSessions that are too many. Those of tasks that may be tried again still count attempts."""
+        at = self.at
+        many = min(BATCH, len(self.done) - at.settings.history)
+        if many <= 0:
+            return []
+        held, groups = at.sessions.held, at.observed.groups
+        old = (name for name in self.done if name not in held or held[name].spec.task_uid not in groups)
+        return list(islice(old, many))
+
+    async def _delete(self, kind: str, sessions: list[str]) -> None:
+        at = self.at
+        parts = (sessions[start : start + SELECTED] for start in range(0, len(sessions), SELECTED))
+        selectors = (f"{JOB}={at.name},{SESSION} in ({','.join(part)})" for part in parts)
+        await whole(*(at.kube.delete_many(kind, at.namespace, labels=one) for one in selectors))
+
+
+async def whole(*parts: Coroutine[Any, Any, None]) -> None:
+    """All of them to their ends; then raises what one of them raised."""
+    for error in await asyncio.gather(*parts, return_exceptions=True):
+        if isinstance(error, BaseException):
+            raise error

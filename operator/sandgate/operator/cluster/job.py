@@ -1,0 +1,448 @@
+"""One RolloutJob in a cluster: the interpreter of its plan, and who tells the store what happens.
+
+Its life: gateways and engine are made, gateways are asked what they hold, objects and pods are listed; from then on it
+is the same plan as everywhere. When a gateway turns out to have lost what it knew, the store is built anew, as after a
+restart of the operator: there is one way to recover.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any
+
+from sandgate.contract.errors import NotFound, SandgateError
+from sandgate.contract.job import RolloutJob, Task
+from sandgate.contract.keys import Key, Scope, mint
+from sandgate.contract.labels import AGENT, ENGINE, JOB, ROLE, VERIFIER
+from sandgate.contract.names import gateway_name
+from sandgate.contract.session import SessionState, SessionSummary
+from sandgate.contract.status import RolloutJobStatus
+from sandgate.operator.cluster.api import Api, Connect
+from sandgate.operator.cluster.engine_discovery import EngineDiscovery
+from sandgate.operator.cluster.finished_tasks import FinishedTasks
+from sandgate.operator.cluster.garbage_collection import GarbageCollector
+from sandgate.operator.cluster.gateway_monitor import GatewayMonitor
+from sandgate.operator.cluster.job_state import JobState
+from sandgate.operator.cluster.object_store import ObjectTable, PodKept, pod_kept, session_seen
+from sandgate.operator.cluster.provision import Taken, provide
+from sandgate.operator.cluster.resync import Resync
+from sandgate.operator.cluster.session_actions import SessionActions
+from sandgate.operator.cluster.status_writer import StatusWriter
+from sandgate.operator.manifests import gateway_origin
+from sandgate.operator.observed.job import JOB_KEY, Observed
+from sandgate.operator.observed.pod_record import PodSeen
+from sandgate.operator.plan import actions
+from sandgate.operator.plan.actions import Action, JobObserved, JobWant, Provided, Told
+from sandgate.operator.plan.ends import seconds, why_stop
+from sandgate.operator.plan.job import plan_job
+from sandgate.operator.plan.remote import RemoteObserved, plan_remote
+from sandgate.operator.plan.session import plan_session
+from sandgate.operator.settings import Settings
+
+log = logging.getLogger(__name__)
+
+TAKEN_S = 5.0
+"""Between looks whether a name of the job's is free by now."""
+COMMITTED = "committed"
+"""What events call a session whose trajectories were all acknowledged."""
+NEWS = (SessionState.COMPLETE.value, SessionState.ABORTED.value)
+"""What others do to a session; that it was opened or finalized we know, because we did it."""
+
+
+class ClusterJob:
+    """The driver of one job. Everything that it is told comes in this event loop."""
+
+    def __init__(
+        self,
+        kube: Api,
+        settings: Settings,
+        job: RolloutJob,
+        status: RolloutJobStatus | None,
+        *,
+        touch: Callable[[str], None],
+        forget: Callable[[str], None],
+        connect: Connect,
+        now: Callable[[], float],
+    ) -> None:
+        """`touch` plans a key of this job soon; `forget` drops its timers."""
+        self.job, self.kube, self.settings, self.now = job, kube, settings, now
+        self.touch, self._forget, self.connect = touch, forget, connect
+        self._refused = self._taken = ""
+        self.writer = StatusWriter(kube, job.metadata.namespace, job.metadata.name, status)
+        self.at = JobState(kube, settings, job, self._observe(status), now)
+        self.acts, self.collector = SessionActions(self.at), GarbageCollector(self.at, FinishedTasks(self.at))
+        self.follower = EngineDiscovery(self.at, self._take)
+        self.intake = Resync(
+            at=self.at,
+            collector=self.collector,
+            beside=self.spawn,
+            observe=self._anew,
+            session=self.saw_session,
+            pod=self.saw_pod,
+            pushed=self.follower.run_queue,
+        )
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def _observe(self, status: RolloutJobStatus | None) -> Observed:
+        seen = Observed(self._want(), self.touch)
+        seen.status, seen.loaded, seen.provided = status, False, Provided.NOTHING
+        seen.started_at = seconds(status.start_time) if status and status.start_time else self.now()
+        seen.policy_version = status.policy_version if status else 0
+        seen.engines = 0
+        seen.heard_at = self.now() if self.job.spec.trainer is not None else None
+        seen.on_settled(self._settled)
+        return seen
+
+    def _anew(self, status: RolloutJobStatus | None) -> Observed:
+        self.follower.queues.clear()
+        return self._observe(status)
+
+    def _take(self, tasks: Iterable[Task]) -> None:
+        self.intake.take(tasks)
+
+    def _settled(self, uid: str) -> None:
+        self.collector.settled(uid)
+
+    def _want(self) -> JobWant:
+        meta = self.job.metadata
+        return JobWant(
+            name=meta.name,
+            spec=self.job.spec,
+            generation=meta.generation,
+            selector=f"{JOB}={meta.name},{ROLE}={AGENT}",
+            refused=self._refused,
+            taken=self._taken,
+        )
+
+    @property
+    def observed(self) -> Observed:
+        return self.at.observed
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin; the rest is driven by plans."""
+        self.spawn(self.writer.run())
+        self.spawn(self.collector.run())
+        self.touch(JOB_KEY)
+
+    def spawn(self, what: Coroutine[Any, Any, None]) -> None:
+        """Beside, until this run ends."""
+        task = asyncio.get_running_loop().create_task(what)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("job %s/%s: a part ended", self.at.namespace, self.at.name, exc_info=error)
+
+    async def stop(self, *, flush: bool = False) -> None:
+        """No more calls. `flush`: write the last status first."""
+        if flush:
+            try:
+                await self.writer.flush()
+            except SandgateError as error:
+                log.warning("job %s/%s: last status: %s", self.at.namespace, self.at.name, error)
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def respec(self, job: RolloutJob) -> None:
+        """Its spec is another."""
+        before, self.job, self._refused = self.job, job, ""
+        self.at.job = job
+        self.observed.want = self._want()
+        resumed = before.spec.suspend and not job.spec.suspend
+        if job.spec.trainer is None:
+            self.observed.heard_at = None
+        elif before.spec.trainer is None or resumed:  # a trainer has no reason to talk to a suspended job
+            self.observed.heard_at = self.now()
+        self.follower.occasion.set()
+        self.touch(JOB_KEY)
+
+    def refuse(self, why: str) -> None:
+        """A newer spec cannot run: the one before stays, and the status says so."""
+        self._refused = why
+        self.observed.want = self._want()
+        self.touch(JOB_KEY)
+
+    # -- plans and actions --------------------------------------------------------------------------------------------
+
+    def plan(self, key: str) -> list[Action]:
+        """What is to be done for a key now."""
+        now = self.now()
+        if key == JOB_KEY:
+            job = self.observed.job()
+            self._stir(job)
+            return plan_job(self.observed.want, job, now)
+        seen = self.observed.sessions.get(key)
+        if seen is None:
+            if key in self.observed.remotes.asked:
+                return self._plan_remote(key)
+            self._forget(key)
+            return []
+        plan = plan_session(self.job.spec, seen, now)
+        if key in self.at.unstopped and seen.stop is not None and not plan_ends(plan):
+            return [actions.StopAttempt(seen.ref, seen.stop), *plan]
+        return plan
+
+    def _plan_remote(self, key: str) -> list[Action]:
+        seen = self.observed
+        if not seen.loaded:
+            return []  # asked again when it is
+        ref, gateway = seen.remotes.asked[key]
+        one = RemoteObserved(
+            ref=ref,
+            gateway=gateway,
+            home=seen.remotes.homes.get(ref.uid, ""),
+            own=seen.knows(ref.uid) and ref.uid not in seen.remotes.homes,
+            newest=seen.remotes.newest.get((ref.uid, ref.sample)),
+        )
+        job = seen.job()
+        seen.remotes.looked[key] = self._holds(job)
+        return plan_remote(seen.want, job, one, self.now())
+
+    def _holds(self, job: JobObserved) -> tuple[object, ...]:
+        """What may hold up remote sessions."""
+        over = "" if job.status is None else job.status.completion_time
+        return (*job.gateways, why_stop(self.job.spec, job, self.now()), job.more, job.problem, over)
+
+    def _stir(self, job: JobObserved) -> None:
+        """Plan anew what was held up by something else than there is now."""
+        remotes = self.observed.remotes
+        if remotes.asked:
+            holds = self._holds(job)
+            for name in remotes.asked:
+                if remotes.looked.get(name) != holds:
+                    self.touch(name)
+
+    async def carry_out(self, key: str, action: Action) -> None:
+        """Idempotent: names are derived, and gateways know sessions by id."""
+        match action:
+            case actions.OpenSession() | actions.OpenRemote() | actions.HoldRemote():
+                await self._open(action)
+            case actions.StartAttempt(ref):
+                await self.acts.start(ref)
+            case actions.StopAttempt(ref, stop):
+                await self.acts.stop(ref, stop)
+            case actions.KillAttempt(ref):
+                await self.acts.kill(ref)
+            case actions.AbortSession(ref):
+                await self.acts.abort(ref)
+            case actions.LookSession(ref):
+                await self.acts.look(ref)
+            case actions.StartVerifier() | actions.StopVerifier() | actions.KillVerifier():
+                await self._verify(action)
+            case actions.SealSession(ref, outcome):
+                await self.acts.seal(ref, outcome)
+            case actions.WriteSession(ref):
+                await self.acts.write(ref)
+            case _:
+                await self._for_the_job(key, action)
+
+    async def _open(self, action: actions.OpenSession | actions.OpenRemote | actions.HoldRemote) -> None:
+        match action:
+            case actions.OpenSession(ref, gateway):
+                await self.acts.open(ref, gateway)
+            case actions.OpenRemote(ref, gateway):
+                await self.acts.remote.open(ref, gateway)
+            case actions.HoldRemote():
+                await self.acts.remote.hold(action.ref, action.why, final=action.final)
+
+    async def _verify(
+        self, action: actions.StartVerifier | actions.StopVerifier | actions.KillVerifier
+    ) -> None:
+        match action:
+            case actions.StartVerifier(ref):
+                await self.acts.start_verifier(ref)
+            case actions.StopVerifier(ref):
+                await self.acts.stop_verifier(ref)
+            case actions.KillVerifier(ref):
+                await self.acts.kill_verifier(ref)
+
+    async def _for_the_job(self, key: str, action: Action) -> None:
+        match action:
+            case actions.Provide(engine):
+                await self._provide(engine=engine)
+            case actions.CloseGroup(uid, gateway):
+                await self.acts.close_group(uid, gateway)
+            case actions.Forget(ref):
+                self.collector.forget(ref.name)
+                self.observed.forget(ref)
+                self.at.opened.pop(ref.name, None)
+                self._forget(key)
+                if ref.name in self.observed.remotes.asked:  # another of that name came meanwhile
+                    self.touch(ref.name)
+            case actions.WriteStatus(status):
+                self.observed.wrote(status)
+                if status.start_time:
+                    self.observed.started_at = seconds(status.start_time)
+                self.writer.want(status)
+                self.touch(JOB_KEY)  # a job that is over by this plans its end
+            case actions.WakeAt(at):
+                self.observed.waits(key, at)
+            case actions.DeleteJob():
+                meta = self.job.metadata
+                log.info("job %s/%s: its ttl is over", meta.namespace, meta.name)
+                await self.kube.delete(RolloutJob.KIND, meta.namespace, meta.name, uid=meta.uid)
+
+    async def _provide(self, *, engine: bool) -> None:
+        job = self.job
+        try:
+            secret = await provide(self.kube, job, self.settings, engine=engine)
+        except Taken as error:  # people must decide: it is said, and looked at again
+            self._is_taken(str(error))
+            asyncio.get_running_loop().call_later(TAKEN_S, self.touch, JOB_KEY)
+            return
+        self._is_taken("")
+        self.at.secret = bytes.fromhex(secret)
+        if not self.at.doors:
+            self.spawn(self.follower.run_engines())
+        self._open_doors(job)
+        self.observed.provides(Provided.RUNNING if engine else Provided.STOPPED, job.metadata.generation)
+
+    def _is_taken(self, why: str) -> None:
+        if why != self._taken:
+            self._taken = why
+            self.observed.want = self._want()
+            self.touch(JOB_KEY)
+
+    def _open_doors(self, job: RolloutJob) -> None:
+        """To gateways that there was none to: their number may grow."""
+        meta = job.metadata
+        key = mint(self.at.secret, Key(Scope.ADMIN, job=meta.name))
+        for index in range(job.spec.gateway.replicas):
+            if (name := gateway_name(meta.name, index)) in self.at.doors:
+                continue
+            origin = gateway_origin(meta.name, index, meta.namespace, self.settings)
+            door = GatewayMonitor(name, origin, meta.name, key, self.connect, self, self.now)
+            self.at.doors[name] = door
+            self.spawn(door.run())
+
+    # -- gateways (doors.Watcher) -------------------------------------------------------------------------------------
+
+    async def arrived(self, door: GatewayMonitor, listed: list[SessionSummary]) -> None:
+        """It answers: what it holds is taken in, or compared with what is known."""
+        if await self.intake.arrived(door, listed):
+            self.follower.back(door)
+            self.observed.gateway(door.name, ready=True)
+            for said in listed:
+                if said.session_id in self.observed.sessions:
+                    self.observed.told(said, self.now())
+                    if said.committed:  # the event that told so may have died with the gateway
+                        self.observed.commit_session(said.session_id)
+
+    async def changed(self, door: GatewayMonitor, name: str, state: str) -> None:
+        """A session's state at its gateway, by others than us."""
+        async with self.intake.lock:  # what is being built anew would not know of it
+            seen = self.observed.sessions.get(name)
+        if seen is None:
+            return
+        if state == COMMITTED:
+            self.observed.commit_session(name)
+        elif state in NEWS:
+            await self.acts.look(seen.ref)
+
+    async def says(self, door: GatewayMonitor, status: dict[str, Any]) -> None:
+        """Engines, weights, the trainer's sign of life."""
+        await self.follower.says(door, status)
+
+    def left(self, door: GatewayMonitor) -> None:
+        """It does not answer any more."""
+        self.follower.left(door)
+
+    # -- objects ------------------------------------------------------------------------------------------------------
+
+    def saw_session(self, body: Mapping[str, Any], *, gone: bool = False) -> None:
+        """An AgentSession of this job came, changed or went."""
+        seen = session_seen(body)
+        if seen is None:
+            return
+        if gone or seen.deleting:
+            self.session_gone(seen.name, seen.uid)
+        else:
+            news = self.at.sessions.put(seen.name, seen)
+            if news and seen.spec.remote and self.observed.loaded and seen.told < Told.FINALIZED:
+                self.observed.ask(seen.ref, seen.spec.gateway)
+
+    def session_gone(self, name: str, uid: str) -> None:
+        """It is not there any more."""
+        kept = self.at.sessions.held.get(name)
+        if kept is not None and kept.uid == uid:
+            self.acts.gone(kept)
+
+    def saw_pod(self, body: Mapping[str, Any], *, gone: bool = False) -> None:
+        """A pod of this job came, changed or went."""
+        kept = pod_kept(body, self.now())
+        if kept.seen.role == ENGINE:
+            self.follower.occasion.set()
+        elif kept.seen.role in (AGENT, VERIFIER):
+            if gone:
+                self._pod_ended(kept)
+            elif self._table(kept.seen.role).put(kept.seen.session, kept):
+                self._pod_says(kept)
+
+    def _table(self, role: str) -> ObjectTable[PodKept]:
+        return self.at.agents if role == AGENT else self.at.verifiers
+
+    def _pod_says(self, kept: PodKept) -> None:
+        pod = kept.seen
+        session = self.observed.sessions.get(pod.session)
+        if session is None:
+            return
+        before = session.sandbox if pod.role == AGENT else session.verifier
+        if before is not None and before.exit is not None:
+            return  # an end stays what it was
+        report = self.observed.sandbox if pod.role == AGENT else self.observed.verifier
+        report(session.ref, pod.running)
+        if pod.again_at is not None:
+            self.later(pod.again_at, lambda: self._look_again(pod))
+
+    async def _look_again(self, pod: PodSeen) -> None:
+        """The same status may mean more by now."""
+        kept = self._table(pod.role).held.get(pod.session)
+        if kept is not None and kept.uid == pod.uid and kept.seen.running.exit is None:
+            try:
+                body = await self.kube.get("Pod", pod.namespace, pod.name)
+            except NotFound:
+                self.pod_gone(pod.session, pod.uid)
+            else:
+                fresh = pod_kept(body, self.now())
+                self._table(pod.role).held[pod.session] = fresh
+                self._pod_says(fresh)
+
+    def _pod_ended(self, kept: PodKept) -> None:
+        """With its last status, which may hold its exit."""
+        if kept.seen.running.exit is not None:
+            self._pod_says(kept)
+        self.pod_gone(kept.seen.session, kept.uid)
+
+    def pod_gone(self, session: str, uid: str) -> None:
+        """It is not there any more."""
+        for table in (self.at.agents, self.at.verifiers):
+            kept = table.held.get(session)
+            if kept is not None and kept.uid == uid:
+                self.acts.vanished(session, table)
+
+    def pods(self) -> dict[str, str]:
+        """Uid -> session, of all pods of sessions."""
+        tables = (self.at.agents, self.at.verifiers)
+        return {kept.uid: session for table in tables for session, kept in table.held.items()}
+
+    def later(self, at: float, what: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """`what`, at that time (unix seconds)."""
+
+        async def wait() -> None:
+            await asyncio.sleep(max(0.0, at - self.now()))
+            await what()
+
+        self.spawn(wait())
+
+
+def plan_ends(plan: list[Action]) -> bool:
+    """The agent is over already: there is nothing left to stop."""
+    return any(isinstance(one, actions.SealSession | actions.Forget | actions.StopAttempt) for one in plan)

@@ -1,0 +1,264 @@
+"""All jobs of one operator: news in, a driver for each, one queue of keys; one that is wrong never stops the others."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sandgate.contract.agent_session import AgentSession
+from sandgate.contract.errors import SandgateError
+from sandgate.contract.job import RolloutJob
+from sandgate.contract.labels import JOB, SHARD
+from sandgate.contract.schema import decode
+from sandgate.contract.status import RolloutJobStatus
+from sandgate.operator.cluster.api import Api, Connect, connect
+from sandgate.operator.cluster.health import OperatorHealth
+from sandgate.operator.cluster.job import ClusterJob
+from sandgate.operator.cluster.object_store import session_seen, text_of
+from sandgate.operator.cluster.orphans import Orphans
+from sandgate.operator.cluster.refused_job import MESSAGE_MAX, mended, refusal
+from sandgate.operator.cluster.status_writer import StatusWriter
+from sandgate.operator.driver.reconcile import Reconciler
+from sandgate.operator.kubernetes.kinds import selector
+from sandgate.operator.manifests import check_cluster
+from sandgate.operator.plan.actions import Action
+from sandgate.operator.settings import Settings
+
+log = logging.getLogger(__name__)
+
+DRAIN_S = 20.0
+"""What is in hand may take as long; Kubernetes kills after 30 s."""
+DELETED = "DELETED"
+
+Body = Mapping[str, Any]
+EVERYTHING: tuple[type[Exception], ...] = (Exception,)
+"""A mistake in one job, or in us, is logged and tried again later; the other jobs go on."""
+
+
+class JobController:
+    """Not for several threads: `saw` is called in the event loop of `run`."""
+
+    def __init__(
+        self,
+        kube: Api,
+        settings: Settings,
+        *,
+        now: Callable[[], float] = time.time,
+        connect: Connect = connect,
+    ) -> None:
+        self.kube, self.settings, self.now, self.connect = kube, settings, now, connect
+        self.runs: dict[str, ClusterJob] = {}
+        """RolloutJob's uid -> its driver."""
+        self.reconciler = Reconciler(
+            self._plan, self._carry_out, woke=self._woke, now=now, retried=EVERYTHING
+        )
+        self.orphans = Orphans(kube, self._has_job, now, self._spawn)
+        self._names: dict[tuple[str, str], str] = {}
+        """(namespace, name) -> uid of the job that has that name now."""
+        self._refused: dict[str, StatusWriter] = {}
+        """Jobs that cannot run, by uid; what was written about them."""
+        self._generations: dict[str, int] = {}
+        self._draining = False
+        self._last_event: float | None = None
+        self._last_sweep: float | None = None
+        self._beside: set[asyncio.Task[None]] = set()
+
+    # -- news ---------------------------------------------------------------------------------------------------------
+
+    def saw(self, kind: str, event: str | None, body: Body) -> None:
+        """An object came, changed or went; `event` as the watch calls it, None: it was listed. Cheap; never raises."""
+        self._last_event = self.now()
+        try:
+            if kind == RolloutJob.KIND:
+                self._saw_job(body, gone=event == DELETED)
+            elif kind == AgentSession.KIND:
+                run = self._run_of(body, text_of(body, "spec", "jobName"))
+                if run is not None:
+                    run.saw_session(body, gone=event == DELETED)
+                else:
+                    namespace = text_of(body, "metadata", "namespace")
+                    self.orphans.saw(namespace, session_seen(body), gone=event == DELETED)
+            elif kind == "Pod":
+                run = self._run_of(body, text_of(body, "metadata", "labels", JOB))
+                if run is not None:
+                    run.saw_pod(body, gone=event == DELETED)
+        except Exception:  # one object that nobody foresaw must not end the watch
+            log.exception("%s %s is not understood", kind, text_of(body, "metadata", "name"))
+
+    def _run_of(self, body: Body, job: str) -> ClusterJob | None:
+        return self.runs.get(self._names.get((text_of(body, "metadata", "namespace"), job), ""))
+
+    def _has_job(self, namespace: str, name: str) -> bool:
+        return self._names.get((namespace, name), "") in self.runs
+
+    def _saw_job(self, body: Body, *, gone: bool) -> None:
+        uid = text_of(body, "metadata", "uid")
+        mine = text_of(body, "metadata", "labels", SHARD) == self.settings.shard
+        if gone or not mine or text_of(body, "metadata", "deletionTimestamp"):
+            self._drop(uid)
+            return
+        generation = int((body.get("metadata") or {}).get("generation") or 0)
+        if not uid or self._generations.get(uid) == generation:
+            return
+        self._generations[uid] = generation
+        self._names[text_of(body, "metadata", "namespace"), text_of(body, "metadata", "name")] = uid
+        try:
+            job = decode(RolloutJob, {name: value for name, value in body.items() if name != "status"})
+            check_cluster(job)
+        except SandgateError as error:
+            self._refuse(uid, body, generation, error)
+            return
+        self._refused.pop(uid, None)
+        if (run := self.runs.get(uid)) is not None:
+            run.respec(job)
+        else:
+            self._begin(uid, job, _status(body))
+
+    def _begin(self, uid: str, job: RolloutJob, status: RolloutJobStatus | None) -> None:
+        self.runs[uid] = run = ClusterJob(
+            self.kube,
+            self.settings,
+            job,
+            mended(status),
+            touch=lambda key: self._touch(f"{uid}/{key}"),
+            forget=lambda key: self.reconciler.forget(f"{uid}/{key}"),
+            connect=self.connect,
+            now=self.now,
+        )
+        run.start()
+
+    def _refuse(self, uid: str, body: Body, generation: int, error: SandgateError) -> None:
+        """Say why in its status; a job that ran goes on under its last good spec."""
+        namespace, name = text_of(body, "metadata", "namespace"), text_of(body, "metadata", "name")
+        log.warning("job %s/%s cannot run: %s", namespace, name, error)
+        if (run := self.runs.get(uid)) is not None:
+            run.refuse(str(error)[:MESSAGE_MAX])
+            return
+        writer = self._refused.setdefault(uid, StatusWriter(self.kube, namespace, name, _status(body)))
+        writer.want(refusal(str(error), generation, _status(body), self.now()))
+        self._spawn(writer.flush())
+
+    def _drop(self, uid: str) -> None:
+        self._generations.pop(uid, None)
+        self._refused.pop(uid, None)
+        for name in [name for name, held in self._names.items() if held == uid]:
+            del self._names[name]
+        run = self.runs.pop(uid, None)
+        if run is not None:
+            self._spawn(run.stop())
+            for one in run.at.sessions.held.values():
+                self.orphans.saw(run.at.namespace, one)
+
+    # -- plans --------------------------------------------------------------------------------------------------------
+
+    def _touch(self, key: str) -> None:
+        self.reconciler.touch(key)
+
+    def _plan(self, key: str) -> list[Action]:
+        uid, _, inner = key.partition("/")
+        run = self.runs.get(uid)
+        if run is None:
+            self.reconciler.forget(key)
+            return []
+        return [] if self._draining else run.plan(inner)
+
+    async def _carry_out(self, key: str, action: Action) -> None:
+        uid, _, inner = key.partition("/")
+        if (run := self.runs.get(uid)) is not None:
+            await run.carry_out(inner, action)
+
+    def _woke(self, key: str) -> None:
+        uid, _, inner = key.partition("/")
+        if (run := self.runs.get(uid)) is not None:
+            run.observed.waits(inner, None)
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """For ever."""
+        await self.reconciler.run()
+
+    async def sweep(self) -> None:
+        """Notice what went while no watch told: everything that was known before a list and is not in it."""
+        known = [*self.runs, *self._refused]
+        jobs = {text_of(one, "metadata", "uid") for one in await self._list(RolloutJob.KIND)}
+        for uid in known:
+            if uid not in jobs:
+                self._drop(uid)
+        runs = list(self.runs.values())
+        sessions = [run.at.sessions.uids() for run in runs]
+        listed = {text_of(one, "metadata", "uid") for one in await self._list(AgentSession.KIND)}
+        for run, before in zip(runs, sessions, strict=True):
+            for name, uid in before.items():
+                if uid not in listed:
+                    run.session_gone(name, uid)
+        pods = [{**run.pods()} for run in runs]
+        listed = {text_of(one, "metadata", "uid") for one in await self._list("Pod")}
+        for run, held in zip(runs, pods, strict=True):
+            for uid, session in held.items():
+                if uid not in listed:
+                    run.pod_gone(session, uid)
+        self._last_sweep = self.now()
+
+    async def _list(self, kind: str) -> list[Any]:
+        labels = selector(kind, self.settings.shard)
+        found: list[Any] = []
+        for namespace in self.settings.namespaces or ("",):
+            found += await self.kube.list_metadata(kind, namespace, labels=labels)
+        return found
+
+    async def drain(self) -> None:
+        """Finish what is in hand, start nothing, write the last statuses."""
+        self._draining = True
+        try:
+            async with asyncio.timeout(DRAIN_S):
+                await self.reconciler.quiet()
+        except TimeoutError:
+            log.warning("drain: something is still in hand after %.0f s", DRAIN_S)
+        await asyncio.gather(*(run.stop(flush=True) for run in self.runs.values()))
+        for task in list(self._beside):
+            task.cancel()
+        await asyncio.gather(*self._beside, return_exceptions=True)
+
+    def health(self) -> OperatorHealth:
+        """For probes and metrics."""
+        now = self.now()
+        return OperatorHealth(
+            queue_age_s=self.reconciler.oldest_s,
+            last_event_age_s=None if self._last_event is None else now - self._last_event,
+            sweep_age_s=None if self._last_sweep is None else now - self._last_sweep,
+            jobs=len(self.runs),
+            sessions=self._sessions(),
+            queue_length=self.reconciler.length,
+        )
+
+    def _sessions(self) -> dict[str, int]:
+        found = dict.fromkeys(("starting", "running", "ending"), 0)
+        for run in self.runs.values():
+            for seen in run.observed.live:
+                agent = seen.sandbox
+                begun = agent is not None and agent.started_at is not None
+                over = seen.stop is not None or (agent is not None and agent.exit is not None)
+                found["ending" if over else "running" if begun else "starting"] += 1
+        return found
+
+    def _spawn(self, what: Any) -> None:
+        task = asyncio.get_running_loop().create_task(what)
+        self._beside.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._beside.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("beside: %s", error)
+
+
+def _status(body: Body) -> RolloutJobStatus | None:
+    """As an operator before us wrote it; None for one that cannot be read."""
+    try:
+        return decode(RolloutJobStatus, body.get("status") or {}, ignore_unknown=True)
+    except SandgateError:
+        return None

@@ -1,0 +1,94 @@
+"""Setting a job up: its signing Secret, made once; its gateways and its engine, applied."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import secrets
+
+from sandgate.contract.errors import Conflict, NotFound, Unavailable
+from sandgate.contract.job import RolloutJob
+from sandgate.contract.names import signing_name
+from sandgate.operator.cluster.api import Api, Json
+from sandgate.operator.cluster.object_store import owner_uid
+from sandgate.operator.manifests import engine_objects, gateway_objects
+from sandgate.operator.settings import Settings
+
+SECRET_BYTES = 32
+
+
+class Taken(Conflict):
+    """A name that is derived from the job's is another's object: nothing is written over it."""
+
+
+async def provide(kube: Api, job: RolloutJob, settings: Settings, *, engine: bool) -> str:
+    """Make or update everything of the job but its sessions; the signing secret, as hex. `engine` False: a managed one
+    is scaled to nothing. Raises Taken where an object of another has one of its names, Unavailable while those
+    of an earlier job of that name are still there."""
+    urls = job.spec.engine.endpoints or ()
+    secret = await _signing(kube, job, settings)
+    objects = gateway_objects(job, settings, engine_urls=urls, secret_hex=secret)
+    wanted = [*engine_objects(job, settings, running=engine), *objects]
+    signing = "Secret", signing_name(job.metadata.name)
+    wanted = [body for body in wanted if (body["kind"], body["metadata"]["name"]) != signing]
+    new = [
+        await _is_new(kube, job, body) for body in wanted
+    ]  # before anything is written: all of it, or nothing
+    for body, fresh in zip(wanted, new, strict=True):
+        # Not by force where there was nothing: what somebody made meanwhile is not ours.
+        _ours(job, await kube.apply(body, force=not fresh))
+    return secret
+
+
+async def _is_new(kube: Api, job: RolloutJob, body: Json) -> bool:
+    """Is there no such object yet? Raises Taken, Unavailable for one that is not this job's."""
+    try:
+        found = await kube.get(body["kind"], job.metadata.namespace, body["metadata"]["name"])
+    except NotFound:
+        return True
+    _ours(job, found)
+    return False
+
+
+async def _signing(kube: Api, job: RolloutJob, settings: Settings) -> str:
+    """Generated once; whoever comes second reads what the first one made."""
+    fresh = secrets.token_hex(SECRET_BYTES)
+    name = signing_name(job.metadata.name)
+    objects = gateway_objects(job, settings, engine_urls=(), secret_hex=fresh)
+    body = next(one for one in objects if (one["kind"], one["metadata"]["name"]) == ("Secret", name))
+    try:
+        await kube.create(body)
+    except Conflict:
+        found = await kube.get("Secret", job.metadata.namespace, name)
+        _ours(job, found)
+        return secret_of(found)
+    return fresh
+
+
+def secret_of(body: Json) -> str:
+    """The hex text of a signing Secret. Raises Unavailable for one that somebody has spoilt."""
+    try:
+        text = base64.b64decode(body["data"]["secret"], validate=True).decode("ascii").strip()
+        if len(bytes.fromhex(text)) < SECRET_BYTES:
+            raise ValueError("it is too short")
+    except (KeyError, TypeError, ValueError, binascii.Error) as error:
+        name = body["metadata"]["name"]
+        raise Unavailable(
+            f"Secret {name}: data.secret is not {SECRET_BYTES} bytes as hex: {error}"
+        ) from error
+    return text
+
+
+def _ours(job: RolloutJob, body: Json) -> None:
+    owner = owner_uid(body)
+    if owner == job.metadata.uid:
+        return
+    kind, name = body["kind"], body["metadata"]["name"]
+    owners = body["metadata"].get("ownerReferences") or ()
+    if owner and any(one["kind"] == job.KIND and one["name"] == job.metadata.name for one in owners):
+        raise Unavailable(
+            f"{kind} {name} belongs to an earlier job of that name, which is still being deleted"
+        )
+    raise Taken(
+        f"{kind} {name} is there already, and not of this job: delete it, or give the job another name"
+    )

@@ -1,0 +1,159 @@
+"""What a new operator knows of sessions, from gateways, AgentSessions and pods. (pure)
+
+Gateways remember what was sampled, objects remember what was decided, pods are what runs. Nothing is run twice: an open
+session that has a pod goes on; one without a pod is started only if no turn of it was ever taken and no status names a
+pod; otherwise its pod is gone, which is infrastructure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass
+
+from sandgate.contract.errors import FAILURE_CLASS, FailureReason
+from sandgate.contract.names import group_hash
+from sandgate.contract.session import SessionState, SessionSummary
+from sandgate.contract.status import SessionCondition
+from sandgate.operator.cluster.object_store import PodKept, SessionSeen
+from sandgate.operator.cluster.session_status import stop_told
+from sandgate.operator.observed.remotes import METADATA
+from sandgate.operator.plan.actions import Exit, Ref, Running, SessionObserved, Told
+
+GONE = "its pod is gone"
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What is known of a job's sessions beside their gateways' word."""
+
+    sessions: Mapping[str, SessionSeen]
+    agents: Mapping[str, PodKept]
+    """By session."""
+    verifiers: Mapping[str, PodKept]
+    now: float
+    done: Container[str] = frozenset()
+    """names.group_hash of tasks that are done: what is left of their AgentSessions is history."""
+
+    def recall(self, ref: Ref, said: SessionSummary) -> SessionObserved | None:
+        """One that a gateway holds; None if nothing is left to be done for it."""
+        kept = self.sessions.get(ref.name)
+        if said.state.ended:
+            return self._ended(ref, said, kept)
+        agent, verifier = self.agents.get(ref.name), self.verifiers.get(ref.name)
+        running = agent.seen.running if agent is not None else None
+        begun = said.turns > 0 or (kept is not None and bool(kept.status.pod_name))
+        remote = bool(ref.called)
+        if remote:
+            running = None
+        elif running is None and begun:
+            running = Running(
+                said.created_at, said.created_at, Exit(self.now, reason=FailureReason.EVICTED, detail=GONE)
+            )
+        stop = stop_told(kept.status) if kept is not None else None
+        return SessionObserved(
+            ref=ref,
+            opened_at=said.created_at,
+            summary=said,
+            sandbox=running,
+            verifier=verifier.seen.running if verifier is not None else None,
+            stop=stop,
+            stop_at=self.now if stop is not None else 0.0,
+            # An open session without its object: one that was deleted, or one whose making was cut short.
+            deleted=(kept is None and (begun or remote)) or (kept is not None and kept.deleting),
+            told=kept.told if kept is not None else None if remote else Told.NOTHING,
+            remote=remote,
+        )
+
+    def _ended(self, ref: Ref, said: SessionSummary, kept: SessionSeen | None) -> SessionObserved | None:
+        done = Told.COMMITTED if said.committed else Told.FINALIZED
+        infra = said.state is SessionState.ABORTED or said.failure_class == "infra"
+        # What its object says may be wrong since its gateway lost it.
+        true = kept is not None and kept.status.failure_reason == said.failure_reason
+        told = None if kept is None else kept.told if true else Told.NOTHING
+        written = told is None or told >= done
+        if written and (said.committed or infra) and ref.name not in self.agents:
+            return None
+        agent, verifier = self.agents.get(ref.name), self.verifiers.get(ref.name)
+        return SessionObserved(
+            ref=ref,
+            opened_at=said.created_at,
+            summary=said,
+            looked_at=self.now,
+            sandbox=agent.seen.running if agent is not None else None,
+            verifier=verifier.seen.running if verifier is not None else None,
+            told=told,
+            remote=bool(ref.called),
+            committed=said.committed,
+        )
+
+
+def unknown(gateway: str, listed: Iterable[SessionSummary], memory: Recovered) -> list[SessionSummary]:
+    """Sessions that only their objects remember. Those that never began are still to be opened. Of others the gateway
+    lost its volume: attempts count on; what the trainer has for good stays done, if it has the whole group: half of one
+    can be had nowhere any more."""
+    known = {one.session_id for one in listed}
+    mine = [
+        one
+        for one in memory.sessions.values()
+        if one.gateway == gateway
+        and one.name not in known
+        and group_hash(one.spec.job_name, one.spec.task_uid) not in memory.done
+    ]
+    fresh = [
+        one
+        for one in mine
+        if not one.spec.remote and not one.status.conditions and one.name not in memory.agents
+    ]
+    lost = [one for one in mine if one not in fresh]
+    open_groups = {one.spec.task_uid for one in lost if not _final(one)}
+    return [
+        *(_begun(one, memory.now) for one in fresh),
+        *(_made_up(one, memory.now, kept=one.spec.task_uid not in open_groups) for one in lost),
+    ]
+
+
+def _begun(one: SessionSeen, now: float) -> SessionSummary:
+    ref = one.ref
+    return SessionSummary(
+        session_id=one.name,
+        state=SessionState.OPEN,
+        job=ref.job,
+        uid=ref.uid,
+        sample_index=ref.sample,
+        attempt=ref.attempt,
+        created_at=now,
+    )
+
+
+def _final(one: SessionSeen) -> bool:
+    infra = one.status.failure_class == "infra"
+    return infra or one.is_true(SessionCondition.TRAJECTORY_COMMITTED)
+
+
+def _made_up(one: SessionSeen, now: float, *, kept: bool) -> SessionSummary:
+    status, ref = one.status, one.ref
+    reason = status.failure_reason
+    if not kept and status.failure_class != "infra":
+        reason = FailureReason.GATEWAY_LOST.value
+    return SessionSummary(
+        session_id=one.name,
+        state=SessionState.FINALIZED,
+        job=ref.job,
+        uid=ref.uid,
+        sample_index=ref.sample,
+        attempt=ref.attempt,
+        turns=status.turns,
+        tokens=status.tokens,
+        reward=status.reward,
+        failure_class=_class_of(reason) or status.failure_class,
+        failure_reason=reason,
+        changed_at=now,
+        committed=kept and one.is_true(SessionCondition.TRAJECTORY_COMMITTED),
+        metadata=dict(METADATA) if one.spec.remote else {},
+    )
+
+
+def _class_of(reason: str | None) -> str | None:
+    if reason is None or reason not in FailureReason.__members__.values():
+        return None
+    return FAILURE_CLASS[FailureReason(reason)].value

@@ -1,0 +1,220 @@
+"""Taking in what is out there: gateways' sessions, AgentSessions, pods, tasks; at the start, and when a gateway holds
+something else than is known (it lost its volume). There is one way to recover: build the store anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from sandgate.contract.agent_session import AgentSession
+from sandgate.contract.errors import BadRequest, NotFound, SandgateError, Unavailable
+from sandgate.contract.job import Task
+from sandgate.contract.labels import JOB
+from sandgate.contract.session import SessionSummary
+from sandgate.contract.status import RolloutJobStatus
+from sandgate.operator.cluster.garbage_collection import GarbageCollector
+from sandgate.operator.cluster.gateway_monitor import GatewayMonitor
+from sandgate.operator.cluster.job_state import JobState
+from sandgate.operator.cluster.object_store import text_of
+from sandgate.operator.cluster.recovery import Recovered, unknown
+from sandgate.operator.cluster.tasks import fixed_tasks
+from sandgate.operator.observed.job import Observed
+from sandgate.operator.observed.remotes import is_remote
+from sandgate.operator.plan.actions import Told
+
+log = logging.getLogger(__name__)
+
+GATHER_S = 15.0
+"""How long a new job waits for its other gateways once one is there."""
+TASKS_S = 5.0
+"""Between looks for a ConfigMap that is not there."""
+
+Body = Any
+Beside = Callable[[Coroutine[Any, Any, None]], None]
+
+
+@dataclass(slots=True, kw_only=True)
+class Resync:
+    """Of one job."""
+
+    at: JobState
+    collector: GarbageCollector
+    beside: Beside
+    """Run it as long as the job's driver runs."""
+    observe: Callable[[RolloutJobStatus | None], Observed]
+    """An empty store."""
+    session: Callable[[Body], None]
+    pod: Callable[[Body], None]
+    """Told of each object that a list brings."""
+    pushed: Callable[[], Coroutine[Any, Any, None]]
+    """Follows a queue of tasks, for ever."""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while the store is built: news wait for it."""
+    _listed: dict[str, list[SessionSummary]] = field(default_factory=dict)
+    """Gateway -> what it held when it was asked; until that was taken in."""
+    _known: set[str] = field(default_factory=set)
+    """Gateways whose sessions were taken in."""
+    _gathering: bool = False
+    _asking: bool = False
+
+    # -- gateways -----------------------------------------------------------------------------------------------------
+
+    async def arrived(self, door: GatewayMonitor, listed: list[SessionSummary]) -> bool:
+        """It answers, and holds this. True once the store knows it; False: others are waited for."""
+        async with self.lock:
+            self._listed[door.name] = listed
+            if not self.at.observed.loaded:
+                if not self._may_load():
+                    return False
+                await self._load_with(door)
+            elif (listed and door.name not in self._known) or self._forgot(door, listed):
+                log.warning("gateway %s holds something else than is known; all is looked at anew", door.name)
+                await self._load_with(door)
+            self._known.add(door.name)
+            self._listed.clear()
+        return True
+
+    def _may_load(self) -> bool:
+        """All gateways were asked. A job that never began need not wait for all: see `_gather`."""
+        if not self._gathering:
+            self._gathering = True
+            self.beside(self._gather())
+        return all(name in self._listed for name in self.at.doors)
+
+    async def _gather(self) -> None:
+        """Go on with those gateways that are there, if nothing was ever begun, so that no other can hold anything."""
+        while not self.at.observed.loaded:
+            await asyncio.sleep(GATHER_S)
+            try:
+                async with self.lock:
+                    await self._go_on()
+            except (SandgateError, OSError, TimeoutError) as error:
+                log.info("job %s/%s: %s", self.at.namespace, self.at.name, error)
+
+    async def _go_on(self) -> None:
+        there = [one for one in self.at.doors.values() if one.open and one.name in self._listed]
+        if there and not self.at.observed.loaded and not await self._was_begun():
+            await self._load_with(there[0])
+            self._listed.clear()
+
+    async def _was_begun(self) -> bool:
+        at, status = self.at, self.at.observed.status
+        if status is not None and status.running + status.ended:
+            return True
+        if any(one.spec.remote and one.gateway for one in at.sessions.held.values()):
+            return True
+        labels = f"{JOB}={at.name}"
+        return bool(await at.kube.list_metadata(AgentSession.KIND, at.namespace, labels=labels))
+
+    def _forgot(self, door: GatewayMonitor, listed: list[SessionSummary]) -> bool:
+        there = {one.session_id for one in listed}
+        at = self.at
+        mine = (one for one in at.sessions.held.values() if one.gateway == door.name)
+        return any(
+            one.name not in there
+            and one.name in at.opened
+            and one.name in at.observed.sessions
+            and not at.observed.sessions[one.name].committed
+            for one in mine
+        )
+
+    async def _load_with(self, door: GatewayMonitor) -> None:
+        """With the newest word of every gateway. Raises Unavailable if that of a known one cannot be had now: what it
+        holds must not be begun a second time."""
+        for other in tuple(self.at.doors.values()):
+            if other is door:
+                continue
+            if other.open:
+                self._listed[other.name] = [one async for one in other.client.sessions(job=self.at.name)]
+            elif other.name in self._known and other.name not in self._listed:
+                raise Unavailable(f"gateway {other.name} is away, too")
+        await self._load()
+
+    # -- the store ----------------------------------------------------------------------------------------------------
+
+    async def _load(self) -> None:
+        at = self.at
+        for body in await at.kube.list(AgentSession.KIND, at.namespace):
+            if text_of(body, "spec", "jobName") == at.name:
+                self.session(body)
+        for body in await at.kube.list("Pod", at.namespace, labels=f"{JOB}={at.name}"):
+            self.pod(body)
+        await self.collector.ledger.load()
+        was, at.observed = at.observed, self.observe(at.observed.status)
+        at.observed.provided, at.observed.provided_for = was.provided, was.provided_for
+        at.observed.heard_at = was.heard_at
+        at.observed.engines = was.engines
+        at.tasks.clear()
+        self._recall()
+        at.observed.more, at.observed.loaded = True, True
+        if not await self._fixed() and not self._asking:
+            self._asking = True
+            self.beside(self._ask())
+        for door in at.doors.values():
+            at.observed.gateway(door.name, ready=door.open)
+
+    def _recall(self) -> None:
+        at, now = self.at, self.at.now()
+        at.observed.done = done = self.collector.ledger.done
+        memory = Recovered(at.sessions.held, at.agents.held, at.verifiers.held, now, done)
+        self._known = set(self._listed)  # of one that was not asked, nothing is known: it comes later
+        at.opened.clear()
+        committed = 0
+        for name in sorted(self._listed):
+            listed = [one for one in self._listed[name] if one.job == at.name]
+            at.opened |= {one.session_id: None for one in listed}
+            listed += unknown(name, listed, memory)
+            at.observed.found(name, listed, memory.recall)
+            for absence in at.doors[name].absences:
+                at.observed.outage(name, absence)
+            committed += sum(one.committed for one in listed if not is_remote(one))
+        at.observed.committed_before(committed)
+        live = at.observed.sessions
+        for one in at.sessions.held.values():
+            if one.spec.remote and one.told < Told.FINALIZED:
+                at.observed.ask(one.ref, one.spec.gateway)
+        self.collector.resume(
+            pods=[name for name in {**at.agents.held, **at.verifiers.held} if name not in live],
+            sessions=[one for one in at.sessions.held.values() if one.name not in live],
+        )
+
+    # -- tasks --------------------------------------------------------------------------------------------------------
+
+    def take(self, tasks: Iterable[Task]) -> None:
+        """Further tasks."""
+        fresh = [task for task in tasks if task.uid not in self.at.tasks]
+        for task in fresh:
+            if task.uid not in self.at.observed.settled:
+                self.at.tasks[task.uid] = task
+        self.at.observed.tasks(task.uid for task in fresh)
+
+    async def _fixed(self) -> bool:
+        """True if there is nothing left to ask for; a queue is never done."""
+        try:
+            tasks = await fixed_tasks(self.at.kube, self.at.job)
+        except (NotFound, BadRequest) as error:
+            self.at.observed.no_tasks(str(error))
+            return False
+        if tasks is None:
+            return False
+        self.take(tasks)
+        self.at.observed.no_tasks("")
+        self.at.observed.no_more()
+        return True
+
+    async def _ask(self) -> None:
+        """A ConfigMap may come later; a queue goes on."""
+        if self.at.job.spec.tasks.queue is not None:
+            await self.pushed()
+        done = False
+        while not done:
+            await asyncio.sleep(TASKS_S)
+            try:
+                done = await self._fixed()
+            except (SandgateError, OSError, TimeoutError) as error:
+                log.info("job %s/%s: tasks: %s", self.at.namespace, self.at.name, error)
+        self._asking = False

@@ -1,0 +1,127 @@
+"""A run's folder as it was before the run: what a run writes goes, everything else stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from sandgate.contract.errors import Conflict
+from sandgate.contract.names import is_derived
+from sandgate.operator.local.folder import Folder, in_use, take
+from sandgate.operator.local.resuming import MADE, MANIFESTS
+
+_OWN_LOG = re.compile(r"(engine|gateway-\d+)\.log$")
+_JOURNAL = re.compile(r"gateway-(\d+)\.sqlite$")
+_DIGEST = re.compile(r"[0-9a-f]{6,64}\.json$")
+_PART = re.compile(r"\.(?P<name>.+?)(\.\d+-[0-9a-f]+)?\.tmp$")
+"""Of a file that was being written when a run was killed."""
+
+
+def clear(root: Path, job: str, also: Iterable[str] = ()) -> None:
+    """Remove what runs of `job` left in `root`, journals included; nothing, if no run was there. `also`: names of
+    further files in it. Folders go when they are empty.
+
+    A kill in the middle leaves a folder that can be cleared again, or be gone on with. Raises Conflict if a run uses
+    the folder, or if it holds another job's.
+    """
+    folder = Folder(root)
+    if not folder.job_file().is_file():
+        return
+    with _held(root):
+        _ours(folder, job)
+        _remove(folder, job, also)
+
+
+def clearable(root: Path, job: str) -> None:
+    """Would `clear` do it now? Raises Conflict as it does, and changes nothing."""
+    folder = Folder(root)
+    if not folder.job_file().is_file():
+        return
+    if in_use(root):
+        raise Conflict(f"{root}: another run uses this folder")
+    _ours(folder, job)
+
+
+def _ours(folder: Folder, job: str) -> None:
+    if (held := _job_in(folder)) != job:
+        raise Conflict(
+            f"{folder.root}: holds a run of {held or 'something else'}, this job is {job};"
+            " give it a folder of its own"
+        )
+
+
+def _remove(folder: Folder, job: str, also: Iterable[str]) -> None:
+    """Results first, then what they were made of; the manifest, which says that this is a run's folder, last."""
+    root = folder.root
+    last = (folder.secret.name, folder.job_file().name)
+    first = (folder.trajectories.name, *also)
+    for name in first:
+        (root / name).unlink(missing_ok=True)
+    for path in _entries(root / "groups"):
+        whole = _whole(path)
+        if whole.suffix == ".parquet" and is_derived(job, f"{whole.stem}-0-0"):
+            path.unlink()
+    for path in _entries(folder.logs):
+        session = path.name.removesuffix(".log").removesuffix(".verifier")
+        if _OWN_LOG.match(path.name) or (path.suffix == ".log" and is_derived(job, session)):
+            path.unlink()
+    # Not the other way round: what a stale log says would be believed of a new journal.
+    for path in (
+        path.with_name(path.name + kind) for path in _journals(root) for kind in ("-wal", "-shm", "")
+    ):
+        path.unlink(missing_ok=True)
+    folder.tidy()
+    for path in _entries(root):
+        if _whole(path) != path and _whole(path).name in (*first, *last):
+            path.unlink()
+    for path in (*_entries(folder.trainers), *_manifests(root), folder.attach, root / MADE):
+        path.unlink(missing_ok=True)
+    for below in (folder.logs, root / "groups", folder.trainers, root / MANIFESTS):
+        with suppress(OSError):
+            below.rmdir()
+    for name in last:
+        (root / name).unlink(missing_ok=True)
+
+
+def _manifests(root: Path) -> list[Path]:
+    return [path for path in _entries(root / MANIFESTS) if _DIGEST.match(path.name)]
+
+
+def _journals(root: Path) -> list[Path]:
+    """The last one first: those that are left are counted from 0."""
+    found = [(int(match[1]), path) for path in _entries(root) if (match := _JOURNAL.match(path.name))]
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def _entries(folder: Path) -> list[Path]:
+    """Files (and links, which are not followed)."""
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if path.is_symlink() or path.is_file())
+
+
+def _whole(path: Path) -> Path:
+    """The file that a `.tmp` was going to be; any other file is itself."""
+    match = _PART.match(path.name)
+    return path.with_name(match["name"]) if match else path
+
+
+def _job_in(folder: Folder) -> str:
+    try:
+        return str(json.loads(folder.job_file().read_text("utf-8"))["metadata"]["name"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+@contextmanager
+def _held(root: Path) -> Iterator[None]:
+    locks = take(root)
+    try:
+        yield
+    finally:
+        for lock in locks:
+            os.close(lock)

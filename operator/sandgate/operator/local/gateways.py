@@ -1,0 +1,153 @@
+"""The job's gateways as supervised processes that share their listening sockets with us.
+
+We open the socket and keep it: while a killed gateway starts again, connections queue in the kernel, so that no agent
+is ever refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sandgate.contract.errors import SandgateError
+from sandgate.contract.job import RolloutJob
+from sandgate.contract.keys import Key, Scope, mint
+from sandgate.contract.names import gateway_name
+from sandgate.gateway.client import GatewayClient
+from sandgate.operator.local.folder import Folder, replace
+from sandgate.operator.local.progress import GatewayReady, ProcessRestarted, Tell
+from sandgate.operator.local.supervise import Supervised, log_path, own_env
+from sandgate.operator.manifests.gateway_config import gateway_config
+from sandgate.sandbox.process import Guard, ProcessSpec
+
+BACKLOG = 4096
+"""Connections that wait while a gateway restarts; the kernel cuts it to net.core.somaxconn."""
+READY_S = 180.0
+"""A journal of a million turns is replayed in about a minute."""
+DEADLINE_S = 300.0
+"""How long calls wait for a gateway that is away: a restart replays its journal; a full disk may be emptied."""
+STOP_S = 30.0
+"""Running turns may finish: the gateway's own drain takes at most 25 s."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalGateway:
+    """One gateway."""
+
+    name: str
+    origin: str
+    client: GatewayClient
+    process: Supervised
+
+
+@asynccontextmanager
+async def gateways(
+    job: RolloutJob, folder: Folder, manifest_dir: Path, urls: Sequence[str], guard: Guard, tell: Tell
+) -> AsyncIterator[dict[str, LocalGateway]]:
+    """All of them, ready; at least as many as earlier runs had, whose journals they go on with. Raises Unavailable."""
+    count = max(job.spec.gateway.replicas, folder.journals())
+    key = mint(bytes.fromhex(folder.secret.read_text().strip()), Key(Scope.ADMIN, job=job.metadata.name))
+    async with AsyncExitStack() as sockets, AsyncExitStack() as stack:
+        found: dict[str, LocalGateway] = {}
+        stack.push_async_callback(_stop, found)
+        for index in range(count):
+            sock = sockets.enter_context(listen())
+            one = await _start(index, job, folder, manifest_dir, urls, guard, tell, key, sock)
+            found[one.name] = one
+        for one in found.values():
+            await one.process.first_ready(_readiness(one.client), READY_S)
+            tell(GatewayReady(name=one.name, origin=one.origin))
+        yield found
+
+
+async def _stop(found: dict[str, LocalGateway]) -> None:
+    await asyncio.gather(*(one.process.stop(STOP_S) for one in found.values()))
+    for one in found.values():  # after supervision, which asks by it
+        await one.client.aclose()
+
+
+async def _start(
+    index: int,
+    job: RolloutJob,
+    folder: Folder,
+    manifest_dir: Path,
+    urls: Sequence[str],
+    guard: Guard,
+    tell: Tell,
+    key: str,
+    sock: socket.socket,
+) -> LocalGateway:
+    origin = f"http://127.0.0.1:{sock.getsockname()[1]}"
+    name = gateway_name(job.metadata.name, index)
+    settings = config(job, folder, manifest_dir, urls, index=index, fd=sock.fileno(), origin=origin)
+    replace(folder.config(index), json.dumps(settings, indent=1))
+
+    def spec() -> ProcessSpec:
+        return ProcessSpec(
+            argv=[sys.executable, "-m", "sandgate.gateway.app", "--config", str(folder.config(index))],
+            env=own_env(),
+            cwd=folder.root,
+            log=log_path(folder.logs, f"gateway-{index}"),
+            pass_fds=(sock.fileno(),),
+        )
+
+    client = GatewayClient(origin, key, deadline_s=DEADLINE_S)
+    process = Supervised(
+        name,
+        spec,
+        guard,
+        on_restart=lambda who, why, n: tell(ProcessRestarted(name=who, why=why, restarts=n)),
+        answers=_readiness(client),
+    )
+    await process.start()
+    return LocalGateway(name, origin, client, process)
+
+
+def listen() -> socket.socket:
+    """A listening loopback socket on a free port."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(("127.0.0.1", 0))
+    sock.listen(BACKLOG)
+    return sock
+
+
+def config(
+    job: RolloutJob,
+    folder: Folder,
+    manifest_dir: Path,
+    urls: Sequence[str],
+    *,
+    index: int,
+    fd: int,
+    origin: str,
+) -> dict[str, Any]:
+    """A gateway's settings file."""
+    return gateway_config(
+        job,
+        listen={"fd": fd},
+        origin=origin,
+        journal=str(folder.journal(index).resolve()),
+        urls=urls,
+        tokenizer=str((manifest_dir / job.spec.model.tokenizer).resolve()),
+        secret_file=str(folder.secret.resolve()),
+    )
+
+
+def _readiness(client: GatewayClient) -> Callable[[], Any]:
+    """A short look: the process may have died, and its socket, which is ours, would keep us waiting."""
+
+    async def check() -> str:
+        try:
+            return await client.ready(timeout_s=2.0)
+        except SandgateError as error:
+            return str(error)
+
+    return check

@@ -1,0 +1,465 @@
+"""A RolloutJob without a cluster: engine, gateways and agents as processes of this machine, under the same plan.
+
+Agents run as local processes with this user's rights: there is no isolation. Everything that matters is in the
+`out` folder: a run that was interrupted, killed or drained goes on when it is started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sandgate.contract.attach import RunState
+from sandgate.contract.errors import NotFound, SandgateError
+from sandgate.contract.job import BackendKind, RolloutJob, Task
+from sandgate.contract.session import SessionHandle, SessionSpec, SessionState, SessionSummary, task_of
+from sandgate.contract.status import JobCondition
+from sandgate.operator.driver.reconcile import Reconciler
+from sandgate.operator.driver.sealing import seal
+from sandgate.operator.driver.tasks import load_tasks
+from sandgate.operator.local.attendance import awaited as awaited
+from sandgate.operator.local.folder import Folder
+from sandgate.operator.local.gateways import LocalGateway
+from sandgate.operator.local.group_files import GroupFiles
+from sandgate.operator.local.group_files import Merge as Merge
+from sandgate.operator.local.group_files import SamplesIn as SamplesIn
+from sandgate.operator.local.group_files import WriteGroups as WriteGroups
+from sandgate.operator.local.manifest import load_job as load_job
+from sandgate.operator.local.progress import Counts as Counts
+from sandgate.operator.local.progress import DrainStarted as DrainStarted
+from sandgate.operator.local.progress import EngineReady as EngineReady
+from sandgate.operator.local.progress import EngineStarting as EngineStarting
+from sandgate.operator.local.progress import Event as Event
+from sandgate.operator.local.progress import GatewayReady as GatewayReady
+from sandgate.operator.local.progress import GroupCollected as GroupCollected
+from sandgate.operator.local.progress import JobResult as JobResult
+from sandgate.operator.local.progress import Note as Note
+from sandgate.operator.local.progress import Problem as Problem
+from sandgate.operator.local.progress import ProcessRestarted as ProcessRestarted
+from sandgate.operator.local.progress import Resumed as Resumed
+from sandgate.operator.local.progress import SessionEnded as SessionEnded
+from sandgate.operator.local.progress import SessionStarted as SessionStarted
+from sandgate.operator.local.progress import Tell
+from sandgate.operator.local.progress import TrainerNews as TrainerNews
+from sandgate.operator.local.pushed_tasks import PushedTasks
+from sandgate.operator.local.report import Meter, result
+from sandgate.operator.local.resuming import reopen, reopened
+from sandgate.operator.local.retrying import own_sessions, to_retry
+from sandgate.operator.local.sandboxes import Sandboxes, check
+from sandgate.operator.local.stack import LocalStack, absolute, standing
+from sandgate.operator.local.supervise import Supervised
+from sandgate.operator.local.trainers import Trainers
+from sandgate.operator.observed.job import JOB_KEY, Observed
+from sandgate.operator.plan import actions
+from sandgate.operator.plan.actions import Action, JobWant, Ref
+from sandgate.operator.plan.gaps import Gaps, Sample, gaps
+from sandgate.operator.plan.job import plan_job
+from sandgate.operator.plan.session import plan_session
+from sandgate.operator.plan.status import is_over
+from sandgate.sandbox.process import watch_memory
+
+COUNTS_S = 1.0
+"""Between Counts events."""
+EVENTS_WAIT_S = 2.0
+"""Of one long poll at a gateway; one that shuts down waits for it."""
+BOOKS_S = 5.0
+"""For the gateways' own books, at the end of a run that is aborted: a person waits."""
+NEWS = (SessionState.COMPLETE.value, SessionState.ABORTED.value)
+"""What others do to a session; that it was opened or finalized we know, because we did it."""
+TASK_CHARS_MAX = 65_536
+"""A larger task is not repeated in the session's record; the agent has it anyway."""
+
+
+def ignore(event: Event) -> None:
+    """The default `progress`."""
+
+
+async def run_local(
+    job: RolloutJob,
+    *,
+    manifest_dir: Path,
+    out: Path,
+    write_groups: WriteGroups,
+    merge: Merge,
+    samples_in: SamplesIn,
+    engine_url: str | None = None,
+    progress: Tell = ignore,
+    stop: asyncio.Event | None = None,
+    abort: asyncio.Event | None = None,
+    retry_failed: bool = False,
+    tasks: tuple[Task, ...] | None = None,
+) -> JobResult:
+    """Run `job` to its end, or until it was told to stop; running it again with the same `out` goes on.
+
+    `manifest_dir`: what relative paths of the manifest begin at. `progress` is called on the event loop. `stop`:
+    start nothing new, let sessions end. `abort`: end now; sessions that run are tried again by the next run.
+    `retry_failed`: samples without a row, of groups that are not there, are tried again whatever they failed of.
+    `tasks`: the job's, if they were read already. `spec.output` has no effect here: files are always written, and
+    groups are always there for a trainer (see `sandgate.trainer.local`). `staleness` and `trainer` hold while a trainer
+    is attached, or may come back.
+
+    Raises BadManifest, Unsupported (the job cannot run here), Conflict (`out` is in use, or holds another job, or rows
+    that this manifest would not make), Unavailable (engine or gateway do not start, or keep dying).
+    """
+    check(job)
+    manifest_dir, out = absolute(manifest_dir), absolute(out)
+    if tasks is None:
+        tasks = await asyncio.to_thread(load_tasks, job.spec.tasks, manifest_dir)
+    if not Folder(out).job_file().exists():
+        asked = job.spec.agent.backend
+        instead = "" if asked is BackendKind.PROCESS else f"backend {asked.value}: here "
+        progress(Note(text=f"{instead}agents run as local processes of this user, without isolation"))
+    async with standing(
+        job, manifest_dir=manifest_dir, out=out, tell=progress, engine_url=engine_url, tasks=tasks
+    ) as ours:
+        run = LocalJob(job, tasks, manifest_dir, ours, progress, write_groups, samples_in)
+        run.retry_failed = retry_failed
+        served = [one.process for one in ours.gateways.values()]
+        served += [ours.model.process] if ours.model.process else []
+        abort = abort or asyncio.Event()
+        await run.go(served, stop or asyncio.Event(), abort)
+        if abort.is_set():
+            return await run.give_up(served)
+        return await run.finish(served, merge)
+
+
+class LocalJob:
+    """The interpreter of plans: every action is carried out here, and nothing is decided."""
+
+    def __init__(
+        self,
+        job: RolloutJob,
+        tasks: tuple[Task, ...],
+        manifest_dir: Path,
+        ours: LocalStack,
+        tell: Tell,
+        write_groups: WriteGroups,
+        samples_in: SamplesIn,
+    ) -> None:
+        found, folder = ours.gateways, ours.folder
+        self.job, self.folder, self.gateways, self.tell = job, folder, found, tell
+        self.tasks = {task.uid: task for task in tasks}
+        self.want = JobWant(name=job.metadata.name, spec=job.spec)
+        # While nobody publishes weights nothing can be stale, and waiting for them would never end.
+        self.alone = JobWant(name=job.metadata.name, spec=replace(job.spec, staleness=None))
+        self.reconciler = Reconciler(
+            self._plan, self._carry_out, woke=lambda key: self.observed.waits(key, None)
+        )
+        self.observed = Observed(self.want, self.reconciler.touch, started_at=time.time())
+        self.sandboxes = Sandboxes(job, manifest_dir, folder, ours.guard, self.observed, self._spawn)
+        self.collector = GroupFiles(job.metadata.name, folder, found, self.observed, write_groups, tell)
+        self.recipe, self.samples_in = ours.recipe, samples_in
+        self.retry_failed = False
+        self.observed.on_settled(self.collector.settled)
+        self.trainers = Trainers(job, ours.desk, found, self.observed, tell)
+        self.pushed = (
+            PushedTasks(self.observed, found, self.tasks) if job.spec.tasks.queue is not None else None
+        )
+        if self.pushed is not None:
+            self.observed.more = True
+            self.observed.heard_at = None if job.spec.trainer is None else time.time()
+        self.meter = Meter(self.observed, found, tell)
+        self.handles: dict[str, tuple[str, SessionHandle]] = {}
+        """Live session -> (gateway, handle)."""
+        self.resumed, self.over = asyncio.Event(), asyncio.Event()
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._beside: set[asyncio.Task[None]] = set()
+
+    # -- the run ------------------------------------------------------------------------------------------------------
+
+    async def go(self, served: list[Supervised], stop: asyncio.Event, abort: asyncio.Event) -> None:
+        """Until the job is over, drained or aborted. Raises what ended a part of it."""
+        loop = asyncio.get_running_loop()
+        parts = [
+            self._resume_and_run(),
+            self.collector.run(),
+            self.meter.run(COUNTS_S),
+            watch_memory(lambda: self.sandboxes.running),
+            self.trainers.run(),
+            *([] if self.pushed is None else [self._follow_queue(self.pushed)]),
+            *(self._follow(one) for one in self.gateways.values()),
+        ]
+        ends = [loop.create_task(one) for one in (self._to_the_end(stop), _until(abort), *parts)]
+        draining = loop.create_task(self._drain(stop))
+        kept = [one.task for one in served if one.task is not None]
+        try:
+            done, _ = await asyncio.wait([*ends, *kept, self.failed], return_when=asyncio.FIRST_COMPLETED)
+            for one in done:
+                one.result()
+        finally:
+            for task in (*ends, draining):
+                task.cancel()
+            await asyncio.gather(*ends, draining, return_exceptions=True)
+            await self.sandboxes.kill_all()
+            await asyncio.gather(*self._beside, return_exceptions=True)
+
+    async def _to_the_end(self, stop: asyncio.Event) -> None:
+        await self.over.wait()
+        complete = is_over(self.observed.status, JobCondition.COMPLETE)
+        await self.trainers.hand_over(stop, complete=complete)
+
+    async def _resume_and_run(self) -> None:
+        lost = 0
+        held = await own_sessions(self.job, self.gateways, self.tasks)
+        again = await self._again([one for listed in held.values() for one in listed])
+        for name, listed in held.items():
+            gateway = self.gateways[name]
+            lost += sum(not one.state.ended for one in listed)
+            for one in listed:
+                self.collector.ended(gateway.name, one)
+            self.observed.found(gateway.name, listed, again=again)
+            for one in listed:
+                if not one.state.ended and one.session_id in self.observed.sessions:
+                    handle = await gateway.client.create(
+                        self._spec(self.observed.sessions[one.session_id].ref)
+                    )
+                    self.handles[one.session_id] = (gateway.name, handle)
+        if self.pushed is None:
+            self.observed.tasks(self.tasks)
+        else:
+            await self.pushed.look()
+        self.collector.resume()
+        await self.trainers.look()
+        job = self.observed.job()
+        if job.begun:
+            self.tell(Resumed(ended=job.tally.ended, lost=lost, collected=len(self.collector.collected)))
+        for name in self.gateways:
+            self.observed.gateway(name, ready=True)
+        self.resumed.set()
+        await self.reconciler.run()
+
+    async def _follow_queue(self, pushed: PushedTasks) -> None:
+        await self.resumed.wait()  # before, a task of an earlier run would look new
+        await pushed.run()
+
+    async def _again(self, listed: list[SessionSummary]) -> set[Sample]:
+        """Samples that are to be tried anew; and the folder knows which groups' files to trust no more."""
+        opened = set(reopened(self.folder.root))
+        again: set[Sample] = set()
+        if self.retry_failed:
+            again = await asyncio.to_thread(
+                to_retry, self.job, self.folder, self.tasks, listed, self.samples_in
+            )
+            opened |= {uid for uid, _ in again}
+            await asyncio.to_thread(reopen, self.folder.root, opened)
+        self.collector.reopened = opened
+        return again
+
+    async def _drain(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        self.observed.drain()
+        if running := len(self.observed.live):  # else it ends now, or says what it waits for
+            self.tell(DrainStarted(running=running))
+        self._check_over()
+
+    async def _follow(self, gateway: LocalGateway) -> None:
+        """Sessions that completed or were aborted by somebody else."""
+        cursor = 0
+        while True:
+            events = await gateway.client.events(cursor, wait_s=EVENTS_WAIT_S)
+            cursor = events.cursor
+            changed = {name for name, state in events.sessions if state in NEWS}
+            if events.reset:
+                changed |= {one.ref.name for one in self.observed.live}
+            for name in changed & self.observed.sessions.keys():
+                now = time.time()
+                with suppress(NotFound):
+                    self._told(gateway.name, await gateway.client.get(name), now)
+
+    async def finish(self, served: list[Supervised], merge: Merge) -> JobResult:
+        """Bring in what is left, merge if the job is over."""
+        await self.collector.sweep()
+        for action in self._plan(JOB_KEY):  # what was collected since the last plan
+            if isinstance(action, actions.WriteStatus):
+                self.observed.wrote(action.status)
+        status = self.observed.status
+        over = any(is_over(status, kind) for kind in (JobCondition.COMPLETE, JobCondition.FAILED))
+        missing: Gaps = {}
+        if over:
+            files = self.collector.files(self.tasks if self.pushed is None else sorted(self.observed.settled))
+            await asyncio.to_thread(merge, files, self.folder.trajectories)
+            have = await asyncio.to_thread(self.samples_in, self.folder.trajectories)
+            missing = gaps(self.tasks, self.job.spec, set(have))
+        left = set(self.collector.reopened) - self.collector.collected
+        await asyncio.to_thread(reopen, self.folder.root, left)
+        self.meter.counts()
+        complete = is_over(status, JobCondition.COMPLETE) and not self.collector.missing()
+        owed = self.trainers.seen.owed
+        if over:
+            self.trainers.desk.say(
+                state=RunState.OVER, complete=complete and not missing, missing=len(missing), owed=owed
+            )
+        else:
+            self.trainers.desk.say(state=RunState.STOPPED, owed=owed)
+        return await result(
+            self.observed,
+            self.gateways,
+            complete=complete,
+            trajectories=self.folder.trajectories if over else None,
+            groups=len(self.collector.collected),
+            seconds=self.meter.seconds,
+            restarts=sum(one.restarts for one in served),
+            missing=missing,
+            problems=self.trainers.problems(),
+        )
+
+    async def give_up(self, served: list[Supervised]) -> JobResult:
+        """At once: nobody waits for turns that nobody will read. Journals lose nothing by it."""
+        restarts = sum(one.restarts for one in served)
+        books: JobResult | None = None
+        with suppress(TimeoutError, SandgateError):  # a gateway may be what this run is aborted for
+            async with asyncio.timeout(BOOKS_S):
+                books = await self._books(restarts)
+        await asyncio.gather(*(one.stop(0.0) for one in served))
+        return books or self.meter.result(groups=len(self.collector.collected), restarts=restarts)
+
+    async def _books(self, restarts: int) -> JobResult:
+        return await result(
+            self.observed,
+            self.gateways,
+            complete=False,
+            trajectories=None,
+            groups=len(self.collector.collected),
+            seconds=self.meter.seconds,
+            restarts=restarts,
+            missing={},
+        )
+
+    def _spawn(self, what: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(what)
+        self._beside.add(task)
+
+        def done(task: asyncio.Task[None]) -> None:
+            self._beside.discard(task)
+            error = None if task.cancelled() else task.exception()
+            if error is not None and not self.failed.done():
+                self.failed.set_exception(error)
+
+        task.add_done_callback(done)
+
+    def _check_over(self) -> None:
+        over = (JobCondition.COMPLETE, JobCondition.FAILED)
+        drained = self.observed.draining and not self.observed.live
+        if drained or any(is_over(self.observed.status, kind) for kind in over):
+            self.over.set()
+
+    # -- plans and actions --------------------------------------------------------------------------------------------
+
+    def _plan(self, key: str) -> list[Action]:
+        now = time.time()
+        if key == JOB_KEY:
+            want = self.want if self.trainers.expected else self.alone
+            plan = plan_job(want, self.observed.job(), now)
+            self._check_over()
+            return plan
+        seen = self.observed.sessions.get(key)
+        return [] if seen is None else plan_session(self.want.spec, seen, now)
+
+    async def _carry_out(self, key: str, action: Action) -> None:
+        """Idempotent: names are derived from the session, and gateways know them."""
+        match action:
+            case actions.OpenSession(ref, gateway):
+                await self._open(ref, gateway)
+            case actions.StartAttempt(ref):
+                _, handle = self.handles[ref.name]
+                self.tell(
+                    SessionStarted(session_id=ref.name, uid=ref.uid, sample=ref.sample, attempt=ref.attempt)
+                )
+                await self.sandboxes.start_agent(ref, handle, self.tasks[ref.uid])
+            case actions.StopAttempt(ref, stop):
+                self.observed.stopping(ref, stop, time.time())
+                self.sandboxes.stop_agent(ref)
+            case actions.KillAttempt(ref):
+                self.sandboxes.kill_agent(ref)
+                self.observed.killed(ref)
+            case actions.LookSession(ref):
+                await self._look(ref)
+            case actions.StartVerifier(ref):
+                await self.sandboxes.start_verifier(ref, self.handles[ref.name][1], self.tasks[ref.uid])
+            case actions.StopVerifier(ref):
+                self.observed.stopping_verifier(ref, time.time())
+                self.sandboxes.stop_verifier(ref)
+            case actions.KillVerifier(ref):
+                self.sandboxes.kill_verifier(ref)
+                self.observed.killed_verifier(ref)
+            case actions.SealSession(ref, outcome):
+                await self._seal(ref, outcome)
+            case _:
+                await self._put_down(key, action)
+
+    async def _put_down(self, key: str, action: Action) -> None:
+        """Ends of groups and sessions, and what only we need to know."""
+        match action:
+            case actions.CloseGroup(uid, gateway):
+                with suppress(NotFound):
+                    await self.gateways[gateway].client.close_group(uid, job=self.job.metadata.name)
+                self.observed.closed(uid)
+            case actions.Forget(ref):
+                await self.sandboxes.forget(ref)
+                self.handles.pop(ref.name, None)
+                self.observed.forget(ref)
+                self.reconciler.forget(key)
+            case actions.WriteStatus(status):
+                self.observed.wrote(status)
+                self._check_over()
+            case actions.WakeAt(at):
+                self.observed.waits(key, at)
+
+    async def _open(self, ref: Ref, gateway: str) -> None:
+        if ref.name in self.observed.sessions:
+            return
+        handle = await self.gateways[gateway].client.create(self._spec(ref))
+        self.handles[ref.name] = (gateway, handle)
+        self.observed.opened(ref, gateway, time.time())
+
+    def _spec(self, ref: Ref) -> SessionSpec:
+        task = self.tasks.get(ref.uid)
+        document = None if task is None else task_of(task.uid, task.prompt, task.data, ref.sample)
+        return SessionSpec(
+            session_id=ref.name,
+            uid=ref.uid,
+            sample_index=ref.sample,
+            group_size=self.job.spec.group_size,
+            job=ref.job,
+            attempt=ref.attempt,
+            reward_source=self.job.spec.reward.source.value,
+            cut_turns=self.job.spec.reward.cut_turns.value,
+            task=document if len(str(document)) <= TASK_CHARS_MAX else None,
+            metadata={} if task is None else self.recipe.metadata(task),
+        )
+
+    async def _look(self, ref: Ref) -> None:
+        asked, gateway = time.time(), self.handles[ref.name][0]
+        try:
+            said = await self.gateways[gateway].client.get(ref.name)
+        except NotFound:
+            self.observed.vanished(ref, asked)
+        else:
+            self._told(gateway, said, asked)
+
+    def _told(self, gateway: str, said: SessionSummary, now: float) -> None:
+        self.collector.ended(gateway, said)
+        self.observed.told(said, now)
+
+    async def _seal(self, ref: Ref, outcome: Any) -> None:
+        gateway = self.handles[ref.name][0]
+        client = self.gateways[gateway].client
+        try:
+            await seal(client, ref.name, outcome)
+            said = await client.get(ref.name)
+        except NotFound:
+            self.observed.vanished(ref, time.time())
+            return
+        seen = self.observed.sessions.get(ref.name)
+        self._told(gateway, said, time.time())
+        if seen is not None:
+            self.tell(self.meter.ended(seen, said, outcome))
+
+
+async def _until(event: asyncio.Event) -> None:
+    await event.wait()

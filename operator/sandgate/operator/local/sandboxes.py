@@ -1,0 +1,263 @@
+"""Agents and verifiers as local processes: containers of the manifest, run without containers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sandgate.contract.errors import BadManifest, FailureReason, Unsupported
+from sandgate.contract.exits import last_words, one_line
+from sandgate.contract.job import RolloutJob, Task
+from sandgate.contract.kinds import bytes_of
+from sandgate.contract.session import SessionHandle, TerminationMessage, parse_termination
+from sandgate.operator.local.folder import Folder
+from sandgate.operator.local.supervise import OFFLINE
+from sandgate.operator.observed.job import Observed
+from sandgate.operator.plan.actions import Exit, Ref, Running
+from sandgate.sandbox.agents import (
+    agent_env,
+    agents_document,
+    container_env,
+    expand_all,
+    result_document,
+    task_document,
+    verifier_env,
+)
+from sandgate.sandbox.process import (
+    Guard,
+    ProcessExit,
+    ProcessSpec,
+    ProgramMissing,
+    SandboxProcess,
+    StartFailed,
+)
+
+Container = Mapping[str, Any]
+Spawn = Callable[[Coroutine[Any, Any, None]], None]
+
+
+@dataclass(slots=True)
+class Sandboxes:
+    """What runs now. Facts go to `observed`; the planner decides what they mean."""
+
+    job: RolloutJob
+    manifest_dir: Path
+    folder: Folder
+    guard: Guard
+    observed: Observed
+    spawn: Spawn
+    """Run a coroutine beside; its error ends the run."""
+    agents: dict[str, SandboxProcess] = field(default_factory=dict)
+    verifiers: dict[str, SandboxProcess] = field(default_factory=dict)
+    left: dict[str, ProcessExit] = field(default_factory=dict)
+    """How agents ended, for their verifiers."""
+
+    @property
+    def running(self) -> list[SandboxProcess]:
+        """Agents and verifiers."""
+        return [*self.agents.values(), *self.verifiers.values()]
+
+    async def start_agent(self, ref: Ref, handle: SessionHandle, task: Task) -> None:
+        """Idempotent. A program that cannot be started is a fact (AgentMissing, StartFailed), not an error."""
+        if ref.name in self.agents:
+            return
+        agent = self.job.spec.agent
+        scratch = self.folder.scratch(ref.name)
+        document = agents_document(task.uid, task.prompt, task.data, ref.sample)
+        home = await asyncio.to_thread(_furnish, scratch, "agent", {"task.json": document})
+        env = agent_env(
+            handle,
+            model=self.job.spec.model.name,
+            prompt=task.prompt,
+            delivery=agent.task_delivery.value,
+            task_path=str(home / "task.json"),
+            termination_path=str(home / "termination-log"),
+        )
+        container = agent.template["spec"]["containers"][0]
+        spec = self._process(container, env, home, f"{ref.name}.log", handle)
+        await self._run(ref, spec, self.agents, self.observed.sandbox, self._agent_ended)
+
+    async def start_verifier(self, ref: Ref, handle: SessionHandle, task: Task) -> None:
+        """The same for the verifier, which sees the task and what the agent left."""
+        verifier = self.job.spec.reward.verifier
+        if ref.name in self.verifiers or verifier is None:
+            return
+        ended = self.left.get(ref.name)
+        message = parse_termination(ended.message) if ended else TerminationMessage()
+        files = {
+            "task.json": task_document(task.uid, task.prompt, task.data, ref.sample),
+            "result.json": result_document(ended.code if ended else None, message),
+        }
+        home = await asyncio.to_thread(_furnish, self.folder.scratch(ref.name), "verifier", files)
+        env = verifier_env(
+            handle,
+            model=self.job.spec.model.name,
+            task_path=str(home / "task.json"),
+            result_path=str(home / "result.json"),
+            termination_path=str(home / "termination-log"),
+        )
+        spec = self._process(verifier.container, env, home, f"{ref.name}.verifier.log", handle)
+        await self._run(ref, spec, self.verifiers, self.observed.verifier, self._verifier_ended)
+
+    def stop_agent(self, ref: Ref) -> None:
+        """SIGTERM now, SIGKILL later; its end is told when it comes."""
+        if (process := self.agents.get(ref.name)) is not None:
+            self.spawn(_stop(process))
+
+    def kill_agent(self, ref: Ref) -> None:
+        """SIGKILL, now."""
+        if (process := self.agents.get(ref.name)) is not None:
+            process.kill()
+
+    def stop_verifier(self, ref: Ref) -> None:
+        """The same."""
+        if (process := self.verifiers.get(ref.name)) is not None:
+            self.spawn(_stop(process))
+
+    def kill_verifier(self, ref: Ref) -> None:
+        """SIGKILL, now."""
+        if (process := self.verifiers.get(ref.name)) is not None:
+            process.kill()
+
+    async def forget(self, ref: Ref) -> None:
+        """Its folder goes."""
+        self.left.pop(ref.name, None)
+        await asyncio.to_thread(shutil.rmtree, self.folder.scratch(ref.name), ignore_errors=True)
+
+    async def kill_all(self) -> None:
+        """At once."""
+        running = self.running
+        for process in running:
+            process.kill()
+        for process in running:
+            await process.wait()
+
+    def _process(
+        self,
+        container: Container,
+        env: Mapping[str, str],
+        home: Path,
+        log: str,
+        handle: SessionHandle,
+    ) -> ProcessSpec:
+        whole = container_env(container.get("env") or [], base_env(home), env)
+        memory = ((container.get("resources") or {}).get("limits") or {}).get("memory")
+        argv = expand_all([*container["command"], *(container.get("args") or [])], whole)
+        return ProcessSpec(
+            argv=argv,
+            env=whole,
+            cwd=(self.manifest_dir / container.get("workingDir", ".")).resolve(),
+            log=self.folder.logs / log,
+            secrets=(handle.api_key, handle.reward_key),
+            # Not the session's id: another run of the same job, elsewhere on this machine, has the same ones.
+            mark=f"SANDGATE_TERMINATION_LOG={home / 'termination-log'}",
+            memory_bytes=None if memory is None else bytes_of(str(memory)),
+            termination=home / "termination-log",
+        )
+
+    async def _run(
+        self,
+        ref: Ref,
+        spec: ProcessSpec,
+        held: dict[str, SandboxProcess],
+        report: Callable[[Ref, Running], None],
+        ended: Callable[[Ref, ProcessExit], Exit],
+    ) -> None:
+        asked = time.time()
+        try:
+            process = await SandboxProcess.start(spec, self.guard)
+        except StartFailed as error:
+            missing = isinstance(error, ProgramMissing)
+            reason = FailureReason.AGENT_MISSING if missing else FailureReason.START_FAILED
+            exit_ = Exit(at=time.time(), reason=reason, detail=one_line(str(error)))
+            report(ref, Running(asked, None, exit_))
+            return
+        held[ref.name] = process
+        report(ref, Running(asked, process.started_at))
+
+        async def follow() -> None:
+            end = await process.wait()
+            held.pop(ref.name, None)
+            report(ref, Running(asked, process.started_at, ended(ref, end)))
+
+        self.spawn(follow())
+
+    def _agent_ended(self, ref: Ref, end: ProcessExit) -> Exit:
+        self.left[ref.name] = end
+        return exit_of(end)
+
+    def _verifier_ended(self, ref: Ref, end: ProcessExit) -> Exit:
+        return exit_of(end)
+
+
+async def _stop(process: SandboxProcess) -> None:
+    await process.stop()
+
+
+def exit_of(end: ProcessExit) -> Exit:
+    """What the planner is told."""
+    last = last_words(end.errors or end.tail)
+    reason, detail = None, last.line
+    if end.escaped:
+        reason, detail = FailureReason.ESCAPED, "something of it may still run: nothing that it left is taken"
+    elif end.oom:
+        reason, detail = FailureReason.OOM_KILLED, "more memory than resources.limits.memory"
+    elif end.machine_oom:
+        reason, detail = FailureReason.NODE_PRESSURE, "killed while this machine ran out of memory"
+    message = parse_termination(end.message)
+    return Exit(end.at, end.code, end.signal, reason, detail, message, last.traceback)
+
+
+def base_env(home: Path) -> dict[str, str]:
+    """What a program finds beside its own variables: a PATH that begins with our interpreter's folder, so that
+    `python` is the one that has the user's packages, a home of its own, and no hub. Nothing else of our environment."""
+    path = os.environ.get("PATH", os.defpath)
+    return {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{path}",
+        "HOME": str(home / "home"),
+        "TMPDIR": str(home / "tmp"),
+        "LANG": os.environ.get("LANG", "C.UTF-8"),
+        "PYTHONUNBUFFERED": "1",
+        **OFFLINE,
+    }
+
+
+def _furnish(scratch: Path, who: str, files: Mapping[str, bytes]) -> Path:
+    home = scratch / who
+    if home.is_symlink() or home.is_file():  # the agent's doing: beside its own folder
+        home.unlink()
+    shutil.rmtree(home, ignore_errors=True)
+    for part in ("home", "tmp"):
+        (home / part).mkdir(parents=True)
+    scratch.chmod(0o700)
+    for name, content in files.items():
+        (home / name).write_bytes(content)
+    return home.resolve()
+
+
+def check(job: RolloutJob) -> None:
+    """Can this job's containers run as local processes? Raises BadManifest, Unsupported naming the field."""
+    containers = [
+        ("spec.agent.template.spec.containers[0]", job.spec.agent.template["spec"]["containers"][0])
+    ]
+    if job.spec.reward.verifier is not None:
+        containers.append(("spec.reward.verifier.container", job.spec.reward.verifier.container))
+    for path, container in containers:
+        if not container.get("command"):
+            raise BadManifest(
+                f"{path}.command: is missing; without a cluster there is no image whose entrypoint could be used",
+                field=f"{path}.command",
+            )
+        for index, one in enumerate(container.get("env") or []):
+            if "valueFrom" in one:
+                where = f"{path}.env[{index}].valueFrom"
+                raise Unsupported(f"{where}: there is nothing to refer to without a cluster", field=where)
+    if job.spec.suspend:
+        raise Unsupported("spec.suspend: a suspended job does not run", field="spec.suspend")

@@ -1,0 +1,193 @@
+"""The trainers of a local run: what they say is taken in, what they left is given back, and the end waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+from sandgate.contract.attach import RunInfo, RunState
+from sandgate.contract.errors import Conflict, NotFound
+from sandgate.contract.job import RolloutJob, TrainerSpec
+from sandgate.contract.trajectory import Json
+from sandgate.operator.local.attendance import Attendance, Seen, look, waits
+from sandgate.operator.local.folder import Folder
+from sandgate.operator.local.folder import replace as put
+from sandgate.operator.local.gateways import LocalGateway
+from sandgate.operator.local.progress import Problem, Tell, TrainerNews
+from sandgate.operator.observed.job import JOB_KEY, Observed
+
+LOOK_S = 0.5
+"""Between looks at the trainers' files and the gateways' statuses: a few small answers."""
+BEATS = 4
+"""Signs of life within `trainer.heartbeatSeconds`, so that a lost one is not missed."""
+BEAT_S = 30.0
+"""At most between two."""
+
+
+@dataclass(slots=True)
+class Desk:
+    """Where trainers find the run: see `contract.attach`."""
+
+    folder: Folder
+    said: RunInfo
+
+    @classmethod
+    def of(cls, folder: Folder, job: RolloutJob) -> Desk:
+        """For a run that starts; tells so."""
+        beat = min(BEAT_S, (job.spec.trainer or TrainerSpec()).heartbeat_seconds / BEATS)
+        desk = cls(folder, RunInfo(job=job.metadata.name, state=RunState.STARTING, heartbeat_s=beat))
+        desk.say()
+        return desk
+
+    def say(self, **changes: Json) -> None:
+        """From now on this stands there."""
+        self.said = replace(self.said, **changes)
+        put(self.folder.attach, self.said.text())
+
+    def close(self) -> None:
+        """Its gateways are gone. A run that was not over has stopped."""
+        state = self.said.state if self.said.state is RunState.OVER else RunState.STOPPED
+        self.say(state=state, gateways={})
+
+
+@dataclass(slots=True)
+class Trainers:
+    """Of one run."""
+
+    job: RolloutJob
+    desk: Desk
+    gateways: Mapping[str, LocalGateway]
+    observed: Observed
+    tell: Tell
+    seen: Attendance = field(default_factory=Attendance)
+    ever: bool = False
+    """One was here."""
+    expected: bool = False
+    """One is here, or may come back."""
+    _left_at: float = 0.0
+    """When the last one left with a word: what was heard before is over."""
+    _given_back: set[str] = field(default_factory=set)
+    """Dead trainers whose leases were."""
+    _said: str = ""
+    """What is waited for, without its numbers: told once."""
+    _on_hold: bool = False
+    _looking: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def patience(self) -> TrainerSpec:
+        """How long silence is borne."""
+        return self.job.spec.trainer or TrainerSpec()
+
+    @property
+    def needed(self) -> bool:
+        """Without a trainer nothing of this job would ever run."""
+        return self.job.spec.tasks.queue is not None
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            await self.look()
+            await asyncio.sleep(LOOK_S)
+
+    async def look(self) -> None:
+        """Take in how things stand now."""
+        async with self._looking:
+            files = dict(await asyncio.to_thread(lambda: list(look(self.desk.folder.trainers))))
+            said = [await one.client.status() for one in self.gateways.values()]
+            now = time.time()
+            self._attended(files, now)
+            for one in said:
+                self.observed.version(int(one["policy_version"]))
+            heard = max((float(one["trainer_seen_at"] or 0.0) for one in said), default=0.0)
+            owed = sum(int(one["groups"]["owed"]) for one in said)
+            self.seen = Attendance(
+                trainers=files,
+                heard_at=heard if heard > self._left_at else None,
+                owed=owed,
+                leased=sum(int(one["groups"]["leased"]) for one in said),
+                progress_at=self.seen.progress_at if owed == self.seen.owed else now,
+            )
+            if self.seen.heard_at is not None:
+                self.observed.heard(self.seen.heard_at, now)
+            await self._bury(files)
+            self._hold_told(any(one["paused"] for one in said))
+            expected = self.needed or self.seen.expected(self.patience, now)
+            self.ever = self.ever or bool(files) or self.seen.heard_at is not None
+            if expected != self.expected:
+                self.expected = expected
+                self.observed.changed(JOB_KEY)
+
+    def _attended(self, files: Mapping[str, Seen], now: float) -> None:
+        """Who came, who left, who died."""
+        before = self.seen.trainers
+        for name, one in files.items():
+            if one.held and name not in before:
+                self.tell(TrainerNews(text=f"a trainer is attached (process {name.split('-')[0]})"))
+            elif not one.held and name in before and before[name].held:
+                self.tell(TrainerNews(text=f"the trainer (process {name.split('-')[0]}) died"))
+        gone = [name for name, one in before.items() if one.held and name not in files]
+        for name in gone:
+            self.tell(TrainerNews(text=f"the trainer (process {name.split('-')[0]}) left"))
+        if gone and not files:
+            self._left_at = now
+            if not self.needed and self.observed.heard_at is not None:
+                self.observed.heard_at = None  # the run goes on without one
+                self.observed.changed(JOB_KEY)
+
+    async def _bury(self, files: Mapping[str, Seen]) -> None:
+        """What the dead were working on is offered again, at once. Their files go when another takes their place."""
+        others = any(one.held for one in files.values())
+        for name, one in files.items():
+            if one.held:
+                continue
+            if name not in self._given_back:
+                for lease in one.leases:
+                    await self._give_back(lease)
+                self._given_back.add(name)
+            if others:
+                with suppress(FileNotFoundError):
+                    (self.desk.folder.trainers / name).unlink()
+
+    async def _give_back(self, lease: str) -> None:
+        for gateway in self.gateways.values():
+            with suppress(NotFound, Conflict):  # of another gateway, or never made
+                await gateway.client.nack(lease)
+
+    def _hold_told(self, paused: bool) -> None:
+        stuck = paused and not self.seen.here
+        if stuck and not self._on_hold:
+            what = "agents are on hold: a trainer went in the middle of a weight update; the next one makes it again"
+            self.tell(Problem(text=what))
+        self._on_hold = stuck
+
+    async def hand_over(self, stop: asyncio.Event, *, complete: bool) -> None:
+        """Nothing runs any more: wait for the trainers, within bounds. Told to stop, then or meanwhile, it waits for
+        what they work on, ACK_S from then on."""
+        drained, over_at = stop.is_set(), time.time()
+        while True:
+            await self.look()
+            if not drained and not self.seen.owed and self.desk.said.state is not RunState.OVER:
+                self.desk.say(state=RunState.OVER, complete=complete)
+            why = waits(self.seen, self.patience, time.time(), over_at=over_at, drained=drained)
+            if not why:
+                return
+            if (kind := re.sub(r"\d+ groups?", "", why)) != self._said:
+                self._said = kind
+                self.tell(TrainerNews(text=why))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await (asyncio.Event() if drained else stop).wait()
+                drained, over_at = True, time.time()
+
+    def problems(self) -> tuple[str, ...]:
+        """What a person should know of them at the end."""
+        if not self.ever or not self.seen.owed:
+            return ()
+        many = "1 group was" if self.seen.owed == 1 else f"{self.seen.owed} groups were"
+        return (
+            f"{many} not acknowledged by the trainer; run it again with the trainer attached to have them",
+        )

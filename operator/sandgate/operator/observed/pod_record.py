@@ -1,0 +1,77 @@
+"""What is kept of a sandbox pod, and what the planner is told of it. (pure)"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from sys import intern
+from typing import Any
+
+from sandgate.contract.errors import FailureReason
+from sandgate.contract.labels import GROUP, JOB, ROLE, SESSION
+from sandgate.operator.observed.pod_failure import OVER, PodStatus, map_of, unix
+from sandgate.operator.plan.actions import Exit, Running
+
+Body = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodSeen:
+    """What is kept of a pod; well below 2.5 KiB."""
+
+    name: str
+    namespace: str
+    uid: str
+    job: str
+    session: str
+    group: str
+    role: str
+    node: str = ""
+    running: Running
+    deleting: bool = False
+    """It has a deletionTimestamp."""
+    over: bool = False
+    """No container of it runs or will run. An exit without it: somebody has to stop the pod."""
+    waiting: str = ""
+    """Why the deciding container has not started: the scheduler's or the kubelet's words."""
+    again_at: float | None = None
+    """Look at the same status again then: patience ends, and no event may tell."""
+
+
+def pod_seen(body: Body, now: float, before: PodSeen | None = None) -> PodSeen:
+    """Understand a pod. Never raises for a pod that an API server accepted; what is absent is taken as not yet said.
+
+    `before`: what was understood of the same pod. Its exit stands, for later statuses may tell less: a stuck pod that
+    was then deleted, a deletion whose second step (grace 0) begins after the container has ended.
+    """
+    meta = map_of(body, "metadata")
+    marks = map_of(meta, "labels")
+    pod = PodStatus(body, now)
+    known = before is not None and before.uid == meta.get("uid")
+    exit_ = before.running.exit if before is not None and known else None
+    exit_ = exit_ or pod.exit()
+    waiting, again = ("", None) if exit_ is not None else pod.waiting()
+    return PodSeen(
+        name=str(meta.get("name", "")),
+        namespace=intern(str(meta.get("namespace", ""))),
+        uid=str(meta.get("uid", "")),
+        job=intern(str(marks.get(JOB, ""))),
+        session=str(marks.get(SESSION, "")),
+        group=intern(str(marks.get(GROUP, ""))),
+        role=intern(str(marks.get(ROLE, ""))),
+        node=intern(str(map_of(body, "spec").get("nodeName") or "")),
+        running=Running(unix(meta.get("creationTimestamp")) or now, pod.started_at, exit_),
+        deleting=pod.deleted_at is not None,
+        over=pod.phase in OVER,
+        waiting=waiting,
+        again_at=again,
+    )
+
+
+def pod_gone(seen: PodSeen, now: float) -> PodSeen:
+    """The same pod, no longer there. Without an exit of its own somebody deleted it: infrastructure. (A DELETED event
+    carries the last status: understand that first.)"""
+    end = seen.running.exit or Exit(now, reason=FailureReason.EVICTED, detail="the pod was deleted")
+    return replace(
+        seen, running=replace(seen.running, exit=end), deleting=True, over=True, waiting="", again_at=None
+    )

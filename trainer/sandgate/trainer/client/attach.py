@@ -1,0 +1,293 @@
+"""A trainer attaches to a run of this machine, `sandgate run JOB.yaml --out out/mine`, by its folder.
+
+async with sandgate.trainer.local("out/mine") as fleet:
+    async for group in fleet.groups():
+        async with group:
+            await train(group.trajectories)
+
+It may come before the run, in the middle of it, or when everything ended and the run is started again: every group that
+no trainer has acknowledged is offered. The run is followed: one that was killed or stopped and goes on has other ports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import secrets
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from sandgate.contract.attach import ATTACH, JOB, LOCK, SECRET, TRAINERS, RunInfo, RunState
+from sandgate.contract.keys import Key, Scope, mint
+from sandgate.gateway.client import Lease
+from sandgate.trainer.client import lease_call
+from sandgate.trainer.client.calls import NoRun
+from sandgate.trainer.client.fleet import AWAY_S, PATIENT, AsyncFleet
+from sandgate.trainer.client.rollout_client import AsyncRolloutClient
+
+log = logging.getLogger(__name__)
+
+WAIT_S = 120.0
+"""How long a trainer waits where no run is. One that starts is waited for as long as it takes: its engine may load."""
+LOOK_S = 0.2
+"""Between looks for one."""
+
+
+@dataclass(slots=True)
+class RunPlace:
+    """The folder of a run, seen from outside."""
+
+    out: Path
+    wait_s: float = WAIT_S
+    presence: Presence | None = None
+    _read: tuple[tuple[int, int], RunInfo] | None = None
+    """What the file said, and which file that was."""
+    _away_since: float | None = None
+    """On the loop's clock; None: a run is here."""
+    _said: str = ""
+
+    @classmethod
+    def at(cls, out: str | os.PathLike[str], wait_s: float, presence: Presence) -> RunPlace:
+        """Wherever the trainer's working directory will be."""
+        return cls(Path(os.path.abspath(out)), wait_s, presence)
+
+    def alive(self) -> bool:
+        """A run uses the folder."""
+        try:
+            handle = os.open(self.out / LOCK, os.O_RDONLY)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(handle)
+        return False
+
+    def says(self) -> RunInfo | None:
+        """What the last run says, or said; None if it said nothing. Raises NewerRecord, CorruptRecord."""
+        path = self.out / ATTACH
+        try:
+            found = path.stat()
+            which = found.st_mtime_ns, found.st_ino
+            if self._read is None or self._read[0] != which:
+                self._read = which, RunInfo.of(path.read_text("utf-8"))
+        except FileNotFoundError:
+            return None
+        return self._read[1]
+
+    def key(self, job: str) -> str:
+        """Scope trainer, of this job."""
+        return mint(bytes.fromhex((self.out / SECRET).read_text().strip()), Key(Scope.TRAINER, job=job))
+
+    async def here(self, gateway: str = "") -> RunInfo:
+        """The run, once its gateways answer (or this one). One that is not there is waited for; NoRun says what was
+        found instead."""
+        while True:
+            self._attend()
+            said, alive = self.says(), self.alive()
+            if alive and said is not None and (gateway in said.gateways if gateway else said.gateways):
+                self._away_since, self._said = None, ""
+                return said
+            self._wait(said, alive=alive, gone=bool(gateway))
+            await asyncio.sleep(LOOK_S)
+
+    def _attend(self) -> None:
+        """Be seen by a run that is about to begin: it will not end without this trainer."""
+        if self.presence is not None and (self.out / JOB).exists():
+            self.presence.enter(self.out / TRAINERS)
+
+    def _wait(self, said: RunInfo | None, *, alive: bool, gone: bool) -> None:
+        """Raises NoRun if it is too long. `gone`: somebody was attached to it."""
+        now = asyncio.get_running_loop().time()
+        if alive:
+            self._away_since = None
+            self._tell(f"the run in {self.out} is starting, or ending; waiting for its gateways")
+            return
+        why = self._why(said)
+        self._away_since = now if self._away_since is None else self._away_since
+        ended = gone and said is not None and said.state is RunState.OVER
+        if ended or now >= self._away_since + self.wait_s:
+            raise NoRun(f"{why}; start it with: sandgate run JOB.yaml --out {self.out}")
+        self._tell(f"{why}; waiting {self.wait_s:g} s for: sandgate run JOB.yaml --out {self.out}")
+
+    def _why(self, said: RunInfo | None) -> str:
+        if not self.out.exists():
+            return f"no run in {self.out}: no such folder"
+        if said is None:
+            return f"no run in {self.out}"
+        if said.state is RunState.OVER:
+            gaps = f", {said.missing} groups missing" if said.missing else ""
+            end = "complete" if said.complete else f"failed{gaps}"
+            return f"the run in {self.out} is over: {end}, {said.owed} groups not acknowledged by a trainer"
+        how = "was stopped" if said.state is RunState.STOPPED else "was killed"
+        return f"the run in {self.out} {how} before it was over"
+
+    def tell(self, said: RunInfo | None) -> None:
+        """Log what is there."""
+        self._tell(self._why(said))
+
+    def _tell(self, text: str) -> None:
+        if text != self._said:
+            self._said = text
+            log.warning("%s", text)
+
+
+@dataclass(slots=True)
+class Presence:
+    """This trainer's file in the folder: locked as long as it lives, gone when it left with a word."""
+
+    name: str = field(default_factory=lambda: f"{os.getpid()}-{secrets.token_hex(4)}")
+    leases: tuple[str, ...] = ()
+    _path: Path | None = None
+    _handle: int = -1
+
+    def enter(self, folder: Path) -> None:
+        """Be there. Idempotent; again if the folder was made anew. A file is seen by others once it is locked."""
+        if self._path is not None and self._path.exists():
+            return
+        self.leave()
+        folder.mkdir(mode=0o700, exist_ok=True)
+        part = folder / f".{self.name}"
+        self._handle = os.open(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        fcntl.flock(self._handle, fcntl.LOCK_EX)
+        self._path = folder / self.name
+        self.hold(self.leases)
+        part.replace(self._path)
+
+    def hold(self, leases: Iterable[str]) -> None:
+        """These are offered again if it dies. Also a sign of life."""
+        self.leases = tuple(leases)
+        if self._handle >= 0:
+            text = "".join(f"{one}\n" for one in self.leases).encode()
+            os.pwrite(self._handle, text, 0)
+            os.ftruncate(self._handle, len(text))
+            os.utime(self._handle)
+
+    def leave(self) -> None:
+        """Idempotent."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+            os.close(self._handle)
+            self._path, self._handle = None, -1
+
+
+@contextmanager
+def _present() -> Iterator[Presence]:
+    presence = Presence()
+    try:
+        yield presence
+    finally:
+        presence.leave()
+
+
+class Following(httpx.AsyncBaseTransport):
+    """To one gateway of a run, wherever it listens now. A request that cannot be sent waits until there is a run."""
+
+    def __init__(self, place: RunPlace, gateway: str) -> None:
+        self._place, self._gateway = place, gateway
+        self._http = httpx.AsyncHTTPTransport()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Raises NoRun."""
+        while True:
+            run = await self._place.here(self._gateway)
+            origin = httpx.URL(run.gateways[self._gateway])
+            request.url = request.url.copy_with(scheme=origin.scheme, host=origin.host, port=origin.port)
+            with suppress(httpx.ConnectError):
+                return await self._http.handle_async_request(request)
+            await asyncio.sleep(LOOK_S)
+
+    async def aclose(self) -> None:
+        """Its connections."""
+        await self._http.aclose()
+
+
+class LocalFleet(AsyncFleet):
+    """The gateways of a run on this machine. `groups()` ends when the run is over and every group was handed out."""
+
+    def __init__(self, place: RunPlace, run: RunInfo, stack: AsyncExitStack, options: dict[str, Any]) -> None:
+        """`stack` closes the clients."""
+        self._place, self._stack, self._options = place, stack, options
+        self._asked: set[str] = set()
+        clients = {name: self._client(name, run.job) for name in run.gateways}
+        super().__init__(clients, job=run.job, away_s=min(AWAY_S, place.wait_s))
+
+    def _client(self, gateway: str, job: str) -> AsyncRolloutClient:
+        following = Following(self._place, gateway)
+        client = AsyncRolloutClient(
+            f"http://{gateway}", self._place.key(job), transport=following, **self._options
+        )
+        self._stack.push_async_callback(client.aclose)
+        return client
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """URLs of the engines, for `weight_update(..., engines=fleet.engines)`."""
+        said = self._place.says()
+        return () if said is None else said.engines
+
+    def over(self) -> bool:
+        """No group will ever come again."""
+        said = self._place.says()
+        if said is None or said.state is not RunState.OVER:
+            return False
+        if said.owed:
+            self._place.tell(said)
+        return True
+
+    async def lease(self, *, lease_id: str = "", **asked: Any) -> Lease | None:
+        """See AsyncFleet. Should this process die, its groups are offered again at once."""
+        lease_id = lease_id or lease_call.new_id()
+        self._grow()
+        self._asked.add(lease_id)
+        self._hold()
+        try:
+            return await super().lease(lease_id=lease_id, **asked)
+        finally:
+            self._asked.discard(lease_id)
+
+    def _grow(self) -> None:
+        """A run that was started again may have more gateways."""
+        said = self._place.says()
+        for name in said.gateways if said is not None else ():
+            if name not in self.clients:
+                self.clients[name] = self._client(name, self.job)
+                self._order.append(name)
+
+    def _hold(self) -> None:
+        assert self._place.presence is not None
+        self._place.presence.hold(sorted(self._asked | self._leased.keys()))
+
+    async def heartbeat(self) -> None:
+        """See AsyncFleet."""
+        self._hold()
+        await super().heartbeat()
+
+
+@asynccontextmanager
+async def attach(
+    out: str | os.PathLike[str], *, wait_s: float = WAIT_S, **options: Any
+) -> AsyncIterator[LocalFleet]:
+    """The gateways of the run in the folder `out`, found from there with their key. Signs of life are sent as long as
+    the block runs, and the run does not end meanwhile.
+
+    `wait_s`: how long it is waited for where there is no run, at the start and whenever it went; what is waited for is
+    logged. `options`: of AsyncRolloutClient. Raises NoRun (an Unavailable), saying what to do."""
+    async with AsyncExitStack() as stack:
+        presence = stack.enter_context(_present())
+        place = RunPlace.at(out, wait_s, presence)
+        run = await place.here()
+        options.setdefault("retries", PATIENT)
+        clients = await stack.enter_async_context(AsyncExitStack())
+        fleet = await stack.enter_async_context(LocalFleet(place, run, clients, options))
+        await stack.enter_async_context(fleet.beating(run.heartbeat_s))
+        yield fleet

@@ -1,0 +1,490 @@
+"""All gateways of a job as one: groups from whichever has them, weight updates that reach every one or none.
+
+async with cluster_fleet("shop") as fleet:
+    async for group in fleet.groups():
+        async with group:
+            await train(group.trajectories)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from weakref import WeakSet
+
+from sandgate.contract.errors import Conflict, NotFound, SandgateError, Unavailable
+from sandgate.contract.job import Task
+from sandgate.contract.names import short_hash
+from sandgate.contract.trajectory import Json
+from sandgate.gateway.client import Lease
+from sandgate.trainer.client import lease_call, weight_update
+from sandgate.trainer.client.calls import NoRun
+from sandgate.trainer.client.cluster import ClusterPlace, job_gateways
+from sandgate.trainer.client.counters import Counters
+from sandgate.trainer.client.groups import Group
+from sandgate.trainer.client.lease_renewal import Keeper
+from sandgate.trainer.client.rollout_client import AsyncRolloutClient, Retries
+from sandgate.trainer.client.streaming import POLL_S, Ahead, Groups
+from sandgate.trainer.client.trained import Entry, Note, TrainedGroups, entries
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+HEARTBEAT_S = 30.0
+"""Between two signs of life; the shortest sensible `trainer.heartbeatSeconds` is a few of these."""
+ASK = Retries(attempts=2)
+"""Requests for one lease at one gateway: another may have groups while this one restarts."""
+AWAY_S = 90.0
+"""A gateway that drains and starts again is back in half of that; so long may none of them answer."""
+PATIENT = Retries(attempts=15)
+"""For the rest, about as long: an acknowledgement that is given up makes a group be trained on twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Sums over a job's gateways, now."""
+
+    gateways: int
+    away: tuple[str, ...]
+    """Gateways that do not answer; they are in no sum."""
+    paused: tuple[str, ...]
+    """Gateways on hold. Outside of a weight update: left so by a trainer that died in one; make the update again."""
+    sessions: int
+    """That the gateways hold, ended ones included."""
+    sessions_open: int
+    generations: int
+    """In the engines, for these gateways."""
+    tasks_waiting: int
+    """Pushed, and not finished."""
+    policy_version: int
+    """The newest that a gateway was told."""
+
+
+class AsyncFleet:
+    """Several gateways. A lease belongs to the gateway it came from, a task to one of them; the rest goes to all.
+
+    Everything here needs the event loop: leases are not renewed while a step blocks it. Train in a thread
+    (`asyncio.to_thread`), or use `blocking.Fleet`, which has a loop of its own.
+    """
+
+    def __init__(
+        self,
+        clients: Mapping[str, AsyncRolloutClient],
+        *,
+        job: str = "",
+        away_s: float = AWAY_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`clients`: by gateway name. They are not closed. `away_s`: how long a lease waits while none answers.
+        `clock`: seconds."""
+        if not clients:
+            raise Unavailable("the job has no gateway yet", retry_after=5.0)
+        self.clients, self.job, self._away_s = dict(clients), job, away_s
+        self.counters = Counters()
+        self.keeper = Keeper(self, clock, self.counters)
+        self._order = list(clients)
+        self._leased: dict[str, str] = {}
+        """Lease id -> gateway."""
+        self._ledger = TrainedGroups()
+        self._streams: WeakSet[Groups] = WeakSet()
+        self._version: int | None = None
+        self._updating = asyncio.Lock()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Give back what was leased ahead, and renew no more; the clients stay open. What was handed out and is not
+        settled is offered again when its lease ends."""
+        await asyncio.gather(*(stream.aclose() for stream in list(self._streams)))
+        await self.keeper.aclose()
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """URLs of the engines, where they are known: of a run on this machine."""
+        return ()
+
+    def over(self) -> bool:
+        """It is known that no group will ever come again."""
+        return False
+
+    # -- groups -------------------------------------------------------------------------------------------------------
+
+    def groups(
+        self,
+        *,
+        job: str | None = None,
+        ttl_s: float = lease_call.TTL_S,
+        idle_s: float | None = None,
+        ahead: Ahead | None = None,
+        max_behind: int | None = None,
+        on_stale: Callable[[Group], None] | None = None,
+        poll_s: float = POLL_S,
+    ) -> Groups:
+        """See `AsyncRolloutClient.groups`. A gateway that is away is passed over until it is back; its groups wait in
+        its journal.
+
+        `max_behind`: a group with a token that an older policy version than the trainer's minus this has sampled is
+        never handed out: it is acknowledged unseen, counted in `counters.stale`, and `on_stale` is told (push its task
+        again, if you want it). Groups of the note given to `resume_from` are not handed out again, either.
+        """
+
+        async def admit(group: Group) -> bool:
+            if not await self._first_time(group):
+                return False
+            if max_behind is None or not await self._stale(group, max_behind):
+                return True
+            await self._discard(group)
+            self.counters.stale += 1
+            if on_stale is not None:
+                on_stale(group)
+            return False
+
+        stream = Groups(
+            self,
+            self.keeper,
+            job=job or self.job or None,
+            ttl_s=ttl_s,
+            idle_s=idle_s,
+            ahead=ahead or Ahead(),
+            admit=admit,
+            over=self.over,
+            poll_s=poll_s,
+        )
+        self._streams.add(stream)
+        return stream
+
+    async def _first_time(self, group: Group) -> bool:
+        rows = self._ledger.fresh(group.trajectories)
+        if len(rows) == len(group.trajectories):
+            return True
+        if rows:  # a sample was tried again since: its new attempt is all that is new
+            group.trajectories = rows
+            return True
+        await self._discard(group)
+        self._ledger.forget(group.lease.sessions)
+        self.counters.repeated += 1
+        return False
+
+    async def _discard(self, group: Group) -> None:
+        """Acknowledged, and not as something that was trained on now."""
+        await self.ack(group.lease)
+        group.settled = group.hold.over = True
+
+    async def _stale(self, group: Group, max_behind: int) -> bool:
+        from sandgate.trainer.client.lag import oldest  # loads Arrow
+
+        seen = oldest(group.trajectories)
+        return seen is not None and await self.version() - seen > max_behind
+
+    async def lease(
+        self,
+        *,
+        job: str | None = None,
+        max_groups: int = 1,
+        max_tokens: int | None = None,
+        ttl_s: float = lease_call.TTL_S,
+        lease_id: str = "",
+    ) -> Lease | None:
+        """Of the first gateway, in turn, that has any. Raises Unavailable only if none answers for a while. `lease_id`:
+        a new id (`leasing.new_id`), for whoever must know it even if the answer never arrives."""
+        asked = lease_call.lease(job or self.job or None, max_groups, max_tokens, ttl_s, lease_id)
+        clock = asyncio.get_running_loop().time
+        give_up = clock() + self._away_s
+        while True:
+            away: list[str] = []
+            for name in tuple(self._order):
+                self._order.remove(name)
+                self._order.append(name)
+                try:
+                    found = await self.clients[name].call(asked, ASK)
+                except NoRun:
+                    if self.over():
+                        return None
+                    raise
+                except Unavailable as error:
+                    away.append(f"{name}: {error}")
+                    continue
+                if found is not None:
+                    self._leased[found.lease_id] = name
+                    return found
+            if len(away) < len(self.clients):
+                return None
+            if clock() >= give_up:
+                raise Unavailable("no gateway answers: " + "; ".join(away))
+            await asyncio.sleep(POLL_S)
+
+    async def renew(self, lease_id: str, ttl_s: float) -> None:
+        """See `AsyncRolloutClient.renew`."""
+        await self._client_of(lease_id).renew(lease_id, ttl_s)
+
+    async def ack(self, lease: Lease) -> None:
+        """Trained on, or stored. Raises NotFound for a lease of another fleet."""
+        await self._client_of(lease.lease_id).ack(lease)
+        self._settled(lease.lease_id)
+
+    async def nack(self, lease: Lease) -> None:
+        """Offer it again at once."""
+        await self._client_of(lease.lease_id).nack(lease)
+        self._settled(lease.lease_id)
+
+    def _settled(self, lease_id: str) -> None:
+        self._leased.pop(lease_id, None)
+        self._ledger.drop(lease_id)
+
+    def _client_of(self, lease_id: str) -> AsyncRolloutClient:
+        if (name := self._leased.get(lease_id)) is None:
+            raise NotFound(f"lease {lease_id}: not of this fleet, or settled")
+        return self.clients[name]
+
+    # -- the trainer's checkpoint -------------------------------------------------------------------------------------
+
+    def trained(self, *groups: Group) -> None:
+        """The weights have learned from these. They stay leased, and are acknowledged by `commit` once a checkpoint has
+        them. Raises Conflict for one whose lease was lost: then leave it out of the step."""
+        for group in groups:
+            self._ledger.add(group, self._leased[group.lease.lease_id])
+
+    async def checkpoint(self) -> Note:
+        """What belongs into the trainer's checkpoint beside the weights: JSON, and what `commit` wants. Its groups are
+        this trainer's for the whole time of their leases from now; within it, write the checkpoint and commit.
+
+        Raises Conflict if a lease was lost since its group was `trained`: another trainer may have learned from it,
+        too, so write no checkpoint, and go back to the last one. Raises Unavailable if a gateway does not answer."""
+        holds = self._ledger.unnoted()
+        said = await asyncio.gather(*map(self.keeper.renew, holds), return_exceptions=True)
+        for hold, kept in zip(holds, said, strict=True):
+            if isinstance(kept, BaseException):
+                raise kept
+            if not kept:
+                raise Conflict(
+                    f"lease {hold.lease_id} was lost: another trainer may have trained on its group"
+                )
+        return self._ledger.note(await self.version())
+
+    async def commit(self, note: Note) -> None:
+        """The checkpoint with this note is durable: acknowledge its groups, and no others. Raises Unavailable if a
+        gateway does not answer; its groups stay in the next note."""
+        for error in await self._commit_all(note):
+            raise error
+
+    async def _commit_all(self, note: Note) -> list[BaseException]:
+        """What the gateways said to those that are not acknowledged now."""
+        mine = [one for one in entries(note) if one.lease in self._ledger.entries]
+        said = await asyncio.gather(*map(self._commit, mine), return_exceptions=True)
+        self.counters.acked += said.count(True)
+        return [error for error in said if isinstance(error, BaseException)]
+
+    async def _commit(self, entry: Entry) -> bool:
+        if entry.lease not in self._leased:
+            log.warning("lease %s is of gateway %s, which is not here", entry.lease, entry.gateway)
+            return False
+        try:
+            await self.ack(Lease(entry.lease, 0.0, entry.sessions, ()))
+            return True
+        except NotFound:  # acknowledged, and forgotten by its gateway
+            self._settled(entry.lease)
+        except Conflict as error:
+            log.warning("lease %s was trained on, but is not acknowledged: %s", entry.lease, error)
+        return False
+
+    async def resume_from(self, note: Note) -> None:
+        """First thing after a restart, with the note of the checkpoint that was loaded: what it holds is acknowledged,
+        and never handed out again. A gateway that is away gets its acknowledgements when it offers the groups again.
+
+        Next make a weight update with the checkpoint's weights, under a version that was never used (`version()` + 1):
+        engines may have newer weights than the checkpoint, and gateways may be on hold. Raises NewerRecord,
+        CorruptRecord."""
+        for entry in entries(note):
+            self._ledger.entries[entry.lease] = entry
+            if entry.gateway in self.clients:
+                self._leased[entry.lease] = entry.gateway
+        before = self.counters.acked
+        for error in await self._commit_all(note):
+            log.warning("what the checkpoint holds is acknowledged later: %s", error)
+        self.counters.repeated += self.counters.acked - before
+        self.counters.acked = before
+
+    # -- tasks --------------------------------------------------------------------------------------------------------
+
+    async def push_tasks(self, tasks: Sequence[Task], *, last: bool = False) -> None:
+        """See `AsyncRolloutClient.push_tasks`. Tasks are spread over the gateways by uid, each of which holds up to
+        `tasks.queue.capacity`; `last` is told to all of them, once all tasks are there.
+
+        Where one gateway is away or full, the others have taken their part: push the same again. A task is run once,
+        however often it was pushed, and wherever."""
+        parts: dict[str, list[Task]] = {}
+        names = sorted(self.clients)
+        for task in tasks:
+            parts.setdefault(names[int(short_hash(task.uid), 16) % len(names)], []).append(task)
+        await self._push(parts)
+        if last:
+            await self._push({name: [] for name in names}, last=True)
+
+    async def _push(self, parts: Mapping[str, Sequence[Task]], *, last: bool = False) -> None:
+        """All are tried; raises the first error."""
+        said = await asyncio.gather(
+            *(self.clients[name].push_tasks(part, last=last, job=self.job) for name, part in parts.items()),
+            return_exceptions=True,
+        )
+        for error in said:
+            if isinstance(error, BaseException):
+                raise error
+
+    # -- weights ------------------------------------------------------------------------------------------------------
+
+    async def version(self) -> int:
+        """Policy version of the trainer's weights: of the last weight update here, or the newest that a gateway was
+        told. A rank that makes no updates is told by `told_version`."""
+        if self._version is None:
+            said = await self._all(lambda one: one.status())
+            self.told_version(max(int(one["policy_version"]) for one in said))
+        assert self._version is not None
+        return self._version
+
+    def told_version(self, version: int) -> None:
+        """Somebody else updated the weights that this process trains."""
+        self._version = self.counters.version = version
+
+    @asynccontextmanager
+    async def weight_update(
+        self,
+        version: int,
+        *,
+        mode: weight_update.Mode = "keep",
+        engines: Iterable[str] = (),
+        drain_s: float = weight_update.DRAIN_S,
+    ) -> AsyncIterator[weight_update.Update]:
+        """Pause every gateway; swap the weights inside the block; then all carry `version` and go on.
+
+        `engines`: URLs of vLLM servers that are paused too, labelled with the version, and have their prefix caches
+        cleared; the trainer must reach them. `mode`: what becomes of running generations (see `weights.Mode`).
+
+        A gateway or engine that cannot be paused is an error before the block, with the others let go again. If the
+        block raises, the old weights must still be there: the version stays, and turns go on. What fails afterwards is
+        a `weights.HalfUpdated`. Updates wait for one another.
+        """
+        async with self._updating, weight_update.controls(engines) as controls:
+            began = self.keeper.clock()
+            try:
+                async with weight_update.weight_update(
+                    self.clients, version, mode=mode, engines=controls, drain_s=drain_s
+                ) as update:
+                    yield update
+                    self.told_version(version)
+                    self.counters.weight_updates += 1
+            finally:
+                self.counters.paused_s += self.keeper.clock() - began
+
+    # -- the rest -----------------------------------------------------------------------------------------------------
+
+    async def heartbeat(self) -> None:
+        """A sign of life, so that the job is not suspended while a trainer only computes. At least one must hear."""
+        said = await asyncio.gather(
+            *(one.heartbeat() for one in self.clients.values()), return_exceptions=True
+        )
+        errors = [error for error in said if isinstance(error, BaseException)]
+        if len(errors) == len(said):
+            raise errors[0]
+
+    @asynccontextmanager
+    async def beating(self, every_s: float = HEARTBEAT_S) -> AsyncIterator[None]:
+        """Heartbeats while the block runs."""
+
+        async def beat() -> None:
+            while True:
+                try:
+                    await self.heartbeat()
+                except SandgateError as error:
+                    log.warning("heartbeat: %s", error)
+                await asyncio.sleep(every_s)
+
+        task = asyncio.get_running_loop().create_task(beat())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def status(self) -> dict[str, dict[str, Json]]:
+        """By gateway. Raises Unavailable if one does not answer."""
+        return dict(zip(self.clients, await self._all(lambda one: one.status()), strict=True))
+
+    async def progress(self) -> Progress:
+        """How the job stands; gateways that do not answer are named."""
+        names = list(self.clients)
+        said = await asyncio.gather(*(one.status() for one in self.clients.values()), return_exceptions=True)
+        away = [name for name, one in zip(names, said, strict=True) if isinstance(one, Exception)]
+        here = {name: one for name, one in zip(names, said, strict=True) if isinstance(one, dict)}
+
+        def total(*path: str) -> int:
+            return sum(
+                int(one[path[0]] if len(path) == 1 else one[path[0]][path[1]]) for one in here.values()
+            )
+
+        return Progress(
+            gateways=len(names),
+            away=tuple(away),
+            paused=tuple(name for name, one in here.items() if one["paused"]),
+            sessions=total("sessions"),
+            sessions_open=total("sessions_open"),
+            generations=sum(engine["in_flight"] for one in here.values() for engine in one["engines"]),
+            tasks_waiting=total("tasks", "held"),
+            policy_version=max((int(one["policy_version"]) for one in here.values()), default=0),
+        )
+
+    async def sessions(self, *, state: str | None = None) -> AsyncIterator[dict[str, Json]]:
+        """Of all gateways, one after another."""
+        for one in self.clients.values():
+            async for session in one.sessions(state=state, job=self.job or None):
+                yield session
+
+    async def _all(self, ask: Callable[[AsyncRolloutClient], Awaitable[T]]) -> list[T]:
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(_one(ask(client))) for client in self.clients.values()]
+        return [task.result() for task in running]
+
+
+async def _one(asked: Awaitable[T]) -> T:
+    return await asked
+
+
+@asynccontextmanager
+async def fleet(
+    origins: Mapping[str, str], key: str, *, job: str = "", **options: Any
+) -> AsyncIterator[AsyncFleet]:
+    """Gateways by name -> origin. `options`: of AsyncRolloutClient. Closes its connections."""
+    options.setdefault("retries", PATIENT)
+    async with AsyncExitStack() as stack:
+        clients = {
+            name: await stack.enter_async_context(AsyncRolloutClient(origin, key, **options))
+            for name, origin in origins.items()
+        }
+        yield await stack.enter_async_context(AsyncFleet(clients, job=job))
+
+
+@asynccontextmanager
+async def cluster_fleet(
+    job: str,
+    place: ClusterPlace = ClusterPlace(),  # noqa: B008 - frozen
+    **options: Any,
+) -> AsyncIterator[AsyncFleet]:
+    """The gateways of a RolloutJob, found through the API server. Raises NotFound, Forbidden, Unavailable."""
+    with contextlib.ExitStack() as stack:
+        found = await asyncio.to_thread(stack.enter_context, job_gateways(job, place))
+        async with fleet(found.origins, found.key, job=job, **options) as all_of_them:
+            yield all_of_them

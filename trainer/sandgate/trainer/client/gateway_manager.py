@@ -1,0 +1,165 @@
+"""Several gateways as one, for a driver of sessions: each session lives at one gateway, new ones go where room is."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+from sandgate.contract.errors import Conflict, NotFound, Unavailable
+from sandgate.contract.session import SessionHandle, finite
+from sandgate.contract.trajectory import Json, Trajectory
+from sandgate.trainer.client.rollout_client import AsyncRolloutClient
+
+Policy = Literal["least_loaded", "round_robin"]
+UPLOADED = ("reward", "score")
+"""Keys of an agent's reward_info that are the session's reward, in this order."""
+
+
+class SessionGateway(Protocol):
+    """One gateway, wherever it runs."""
+
+    async def create_session(self, session_id: str, **spec: Json) -> SessionHandle:
+        """Raises Unavailable if the gateway does not answer."""
+        ...
+
+    async def finalize_session(self, session_id: str, reward: float | None = None) -> list[Trajectory]:
+        """Seal it; its trajectories by their ids. `reward`: of the session; else what the agent gave to /complete."""
+        ...
+
+    async def abort_session(self, session_id: str) -> None: ...
+    async def wait_for_completion(self, session_id: str, timeout: float) -> bool:
+        """Has the agent called /complete, `timeout` seconds from now at the latest?"""
+        ...
+
+
+def uploaded(info: Mapping[str, Json] | None) -> float | None:
+    """The reward in an agent's reward_info, if it is a finite number."""
+    for name in UPLOADED:
+        if info is not None and (number := finite(info.get(name))) is not None:
+            return number
+    return None
+
+
+class HttpGateway:
+    """A gateway by its control API. The client's key needs scope trainer or admin.
+
+    The gateway keeps what it gave and also offers it for lease, as to every trainer: acknowledge it there, or give it a
+    journal that may go."""
+
+    def __init__(self, client: AsyncRolloutClient) -> None:
+        self.client = client
+
+    async def create_session(self, session_id: str, **spec: Json) -> SessionHandle:
+        """See Gateway."""
+        return await self.client.create_session(session_id=session_id, **spec)
+
+    async def finalize_session(self, session_id: str, reward: float | None = None) -> list[Trajectory]:
+        """See Gateway."""
+        info = (await self.client.session(session_id)).get("complete_info") or {}
+        given = uploaded(info) if reward is None else reward
+        body: dict[str, Json] = {} if given is None else {"reward": given, "reward_info": info}
+        return await self.client.finalize(session_id, **body)
+
+    async def abort_session(self, session_id: str) -> None:
+        """See Gateway."""
+        await self.client.abort(session_id)
+
+    async def wait_for_completion(self, session_id: str, timeout: float) -> bool:
+        """See Gateway."""
+        return await self.client.wait(session_id, timeout) is not None
+
+
+class GatewayManager:
+    """Routes sessions. Belongs to one event loop.
+
+    A place is reserved before the gateway is asked and given back if that fails, so that sessions created at once
+    spread evenly; it is freed when the session is finalized or aborted. A gateway that does not answer a creation is
+    passed over while another one answers.
+    """
+
+    def __init__(self, gateways: Sequence[SessionGateway], *, policy: Policy = "least_loaded") -> None:
+        """Raises Unavailable without any gateway."""
+        if not gateways:
+            raise Unavailable("there is no gateway to create sessions at")
+        self.gateways, self.policy = list(gateways), policy
+        self.load = [0] * len(self.gateways)
+        """Sessions at each gateway."""
+        self._routes: dict[str, int] = {}
+        self._down: set[int] = set()
+        self._turn = itertools.count()
+
+    async def create_session(self, session_id: str, **spec: Json) -> SessionHandle:
+        """At the gateway that is chosen for it. Raises Conflict for an id that is in use here, Unavailable if no
+        gateway answers, and what the gateway says."""
+        if session_id in self._routes:
+            raise Conflict(f"session {session_id} is already open")
+        tried: set[int] = set()
+        while True:
+            at = self._reserve(session_id, tried)
+            try:
+                handle = await self.gateways[at].create_session(session_id, **spec)
+            except Unavailable:
+                self._release(session_id)
+                self._down.add(at)
+                tried.add(at)
+                if len(tried) == len(self.gateways):
+                    raise
+            except BaseException:
+                self._release(session_id)
+                raise
+            else:
+                self._down.discard(at)
+                return handle
+
+    async def finalize_session(self, session_id: str, reward: float | None = None) -> list[Trajectory]:
+        """Its trajectories. If that fails it may be tried again, or aborted. Raises NotFound."""
+        rows = await self._gateway_of(session_id).finalize_session(session_id, reward)
+        self._release(session_id)
+        return rows
+
+    async def abort_session(self, session_id: str) -> None:
+        """Discard it. Harmless for a session that is not here."""
+        if session_id in self._routes:
+            try:
+                await self._gateway_of(session_id).abort_session(session_id)
+            finally:
+                self._release(session_id)
+
+    async def wait_for_completion(self, session_id: str, timeout: float) -> bool:
+        """Has the agent called /complete, `timeout` seconds from now at the latest? Raises NotFound."""
+        return await self._gateway_of(session_id).wait_for_completion(session_id, timeout)
+
+    def gateway_of(self, session_id: str) -> int:
+        """Index of the gateway that the session is pinned to. Raises NotFound."""
+        if session_id not in self._routes:
+            raise NotFound(f"session {session_id} is not open here")
+        return self._routes[session_id]
+
+    def _gateway_of(self, session_id: str) -> SessionGateway:
+        return self.gateways[self.gateway_of(session_id)]
+
+    def _reserve(self, session_id: str, tried: set[int]) -> int:
+        """Synchronous on purpose: nothing may come between the choice and the count."""
+        open_ones = [at for at in range(len(self.gateways)) if at not in tried]
+        choice = [at for at in open_ones if at not in self._down] or open_ones
+        if self.policy == "round_robin":
+            at = choice[next(self._turn) % len(choice)]
+        else:
+            at = min(choice, key=self.load.__getitem__)
+        self._routes[session_id] = at
+        self.load[at] += 1
+        return at
+
+    def _release(self, session_id: str) -> None:
+        at = self._routes.pop(session_id, None)
+        if at is not None:
+            self.load[at] -= 1
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy in another process has the same gateways and no sessions."""
+        return type(self)._made, (self.gateways, self.policy)
+
+    @classmethod
+    def _made(cls, gateways: Sequence[SessionGateway], policy: Policy) -> GatewayManager:
+        return GatewayManager(gateways, policy=policy)

@@ -1,0 +1,132 @@
+"""Leases that this trainer works on, renewed until they are settled: while a group waits in the buffer, while it is
+trained on, and until the checkpoint that holds it is written."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+from weakref import WeakSet
+
+from sandgate.contract.errors import Conflict, NotFound, SandgateError
+from sandgate.trainer.client.counters import Counters
+
+log = logging.getLogger(__name__)
+
+RENEWALS_A_LEASE = 3
+"""A lease is renewed when a third of it is over, so that a gateway may be away for the other two."""
+AT_ONCE = 16
+"""Renewals under way; each is an fsync at its gateway, and these share one."""
+RETRY_S = 1.0
+"""After a renewal that no gateway answered."""
+
+
+class Renewer(Protocol):
+    """What is needed of a client."""
+
+    async def renew(self, lease_id: str, ttl_s: float) -> None: ...
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class RenewedLease:
+    """A lease of this trainer."""
+
+    lease_id: str
+    ttl_s: float
+    until: float
+    """On the keeper's clock; counted from before the request was sent, so never later than what the gateway says."""
+    lost: bool = False
+    """It is another trainer's now, or could be."""
+    over: bool = False
+    """Acknowledged or given back."""
+
+
+@dataclass(slots=True)
+class Keeper:
+    """Renews in the background from the first hold on. Whoever drops a hold lets its lease run out; a trainer that is
+    killed, stopped, or busy without its event loop for that long, too."""
+
+    client: Renewer
+    clock: Callable[[], float]
+    """Seconds, monotonic."""
+    counters: Counters = field(default_factory=Counters)
+    holds: WeakSet[RenewedLease] = field(default_factory=WeakSet)
+    task: asyncio.Task[None] | None = None
+
+    def hold(self, lease_id: str, ttl_s: float, asked_at: float) -> RenewedLease:
+        """From now on. `asked_at`: when the request was sent."""
+        found = RenewedLease(lease_id, ttl_s, asked_at + ttl_s)
+        self.holds.add(found)
+        if self.task is None or self.task.done():
+            self.task = asyncio.get_running_loop().create_task(self._run(), name="renew leases")
+        return found
+
+    async def renew(self, hold: RenewedLease) -> bool:
+        """Now. False if it is lost; raises what the gateway says if it is not known to be (Unavailable)."""
+        asked_at = self.clock()
+        try:
+            await self.client.renew(hold.lease_id, hold.ttl_s)
+        except (Conflict, NotFound) as error:
+            self._lose(hold, error)
+            return False
+        hold.until = asked_at + hold.ttl_s
+        self.counters.renewals += 1
+        return True
+
+    async def sure(self, hold: RenewedLease) -> bool:
+        """Is it still this trainer's? Asks only if the lease is over by the clock: the trainer slept."""
+        if hold.lost:
+            return False
+        if self.clock() < hold.until:
+            return True
+        try:
+            return await self.renew(hold)
+        except SandgateError as error:
+            self._lose(hold, error)
+            return False
+
+    def _lose(self, hold: RenewedLease, error: SandgateError) -> None:
+        if not hold.over and not hold.lost:
+            log.warning("lease %s is lost: %s", hold.lease_id, error)
+            hold.lost = True
+            self.counters.lost += 1
+
+    async def renew_due(self) -> float | None:
+        """Renew what is due; seconds until the next is, None if nothing is held."""
+        due = [hold for hold in self._live() if self._due_in(hold) <= 0]
+        turns = asyncio.Semaphore(AT_ONCE)
+        failed = 0
+
+        async def one(hold: RenewedLease) -> None:
+            nonlocal failed
+            async with turns:
+                try:
+                    await self.renew(hold)
+                except SandgateError as error:
+                    failed += 1
+                    log.warning("lease %s is not renewed: %s", hold.lease_id, error)
+
+        await asyncio.gather(*map(one, due))
+        waits = [self._due_in(hold) for hold in self._live()]
+        return max(min(waits), RETRY_S if failed else 0.0) if waits else None
+
+    def _live(self) -> Iterable[RenewedLease]:
+        return [hold for hold in self.holds if not hold.over and not hold.lost]
+
+    def _due_in(self, hold: RenewedLease) -> float:
+        return hold.until - hold.ttl_s * (1 - 1 / RENEWALS_A_LEASE) - self.clock()
+
+    async def _run(self) -> None:
+        while True:
+            wait = await self.renew_due()
+            if wait is None:
+                return
+            await asyncio.sleep(wait)
+
+    async def aclose(self) -> None:
+        """Renew no more."""
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.gather(self.task, return_exceptions=True)

@@ -1,0 +1,93 @@
+"""What was trained on and is not acknowledged yet. The note of it belongs into the trainer's own checkpoint, so that a
+crash between the checkpoint and the acknowledgement trains nothing twice, and one before the checkpoint loses nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from sandgate.contract.errors import Conflict, CorruptRecord, NewerRecord
+from sandgate.contract.trajectory import Json, Trajectory
+from sandgate.trainer.client.groups import Group
+from sandgate.trainer.client.lease_renewal import RenewedLease
+
+FORMAT = 1
+"""Of a note."""
+
+Note: TypeAlias = dict[str, Json]
+"""JSON: {"format", "version", "trained": [{"gateway", "lease", "sessions"}]}. Its size is that of the groups trained on
+since the last checkpoint: about 40 bytes a session."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A group that was trained on."""
+
+    gateway: str
+    lease: str
+    sessions: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class TrainedGroups:
+    """Grows with each group that is trained on, shrinks with each that is acknowledged."""
+
+    entries: dict[str, Entry] = field(default_factory=dict)
+    """By lease."""
+    holds: dict[str, RenewedLease] = field(default_factory=dict)
+    """Kept so that they are renewed until they are acknowledged."""
+    noted: set[str] = field(default_factory=set)
+    """Leases that a note has: from then on nothing can be taken back."""
+
+    def add(self, group: Group, gateway: str) -> None:
+        """Raises Conflict for a group whose lease was lost: another trainer may train on it, too."""
+        if group.lost:
+            raise Conflict(f"group {group.uid}: its lease ended, and another trainer may have it")
+        self.entries[group.lease.lease_id] = Entry(gateway, group.lease.lease_id, group.lease.sessions)
+        self.holds[group.lease.lease_id] = group.hold
+
+    def drop(self, lease: str) -> None:
+        """It is acknowledged, or given back."""
+        self.entries.pop(lease, None)
+        self.noted.discard(lease)
+        if (hold := self.holds.pop(lease, None)) is not None:
+            hold.over = True
+
+    def forget(self, sessions: Iterable[str]) -> None:
+        """These were acknowledged under another lease."""
+        gone = set(sessions)
+        for entry in [one for one in self.entries.values() if gone.issuperset(one.sessions)]:
+            self.drop(entry.lease)
+
+    def fresh(self, rows: Iterable[Trajectory]) -> tuple[Trajectory, ...]:
+        """Those that were not trained on yet, by id."""
+        known = {session for entry in self.entries.values() for session in entry.sessions}
+        return tuple(row for row in rows if row.session_id not in known)
+
+    def unnoted(self) -> list[RenewedLease]:
+        """Of groups that are in no note yet."""
+        return [hold for lease, hold in self.holds.items() if lease not in self.noted]
+
+    def note(self, version: int) -> Note:
+        """As of now."""
+        self.noted |= self.entries.keys()
+        rows = [
+            {"gateway": one.gateway, "lease": one.lease, "sessions": list(one.sessions)}
+            for one in self.entries.values()
+        ]
+        return {"format": FORMAT, "version": version, "trained": rows}
+
+
+def entries(note: Note) -> list[Entry]:
+    """What a note holds. Raises NewerRecord, CorruptRecord."""
+    try:
+        if (seen := int(note["format"])) > FORMAT:
+            raise NewerRecord(seen=seen, known=FORMAT)
+        return [
+            Entry(str(one["gateway"]), str(one["lease"]), tuple(map(str, one["sessions"])))
+            for one in note["trained"]
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptRecord(f"not a note of what was trained on: {error!r}") from error

@@ -1,0 +1,185 @@
+"""New weights in running engines, over many gateways: who is paused when, and what a failure in the middle means.
+
+    gateways hold new turns -> engines pause (or turns drain) -> the swap -> engines are labelled, caches cleared
+    -> gateways are told the version -> engines go on -> gateways go on
+
+A failure before the swap undoes all of it. A swap that raises leaves the version as it was: the old weights must be
+there still; engines on which `Update.reload` had succeeded carry the new ones, and are labelled so. After the swap
+there is no way back: whoever answers is brought to the new version and goes on, and `HalfUpdated` names the others.
+What they do meanwhile is safe: a gateway is on hold until somebody tells it, through restarts too; an engine that was
+not labelled stays paused. Repeating the update with the same version is harmless: it is what brings back an engine that
+restarted. Gateways that were told of labelled weights do not use one whose label is that of its start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from sandgate.contract.errors import InvalidBody, Unavailable
+from sandgate.contract.trajectory import Json
+
+log = logging.getLogger(__name__)
+
+Mode = Literal["keep", "abort", "wait"]
+"""What becomes of generations that run. keep: they freeze, and go on with the new weights. abort: the engine ends them,
+and the gateway takes each up again after its last token. wait: they end first."""
+VERSION_MAX = 2**31 - 1
+DRAIN_S = 600.0
+"""How long `wait` waits for the longest generation."""
+DRAIN_POLL_S = 0.1
+
+
+class PausableGateway(Protocol):
+    """What is needed of a gateway's client."""
+
+    async def pause(self) -> None: ...
+    async def resume(self) -> None: ...
+    async def policy_version(self, version: int, *, labelled: bool | None = None) -> None: ...
+    async def status(self) -> dict[str, Json]: ...
+
+
+class UpdatableEngine(Protocol):
+    """What is needed of an inference server's control."""
+
+    async def pause(self, mode: Mode = ...) -> None: ...
+    async def resume(self) -> None: ...
+    async def update_weight_version(self, version: int | str) -> None: ...
+    async def reset_prefix_cache(self) -> None: ...
+    async def reload_weights(self, path: str) -> None: ...
+
+
+class HalfUpdated(Unavailable):
+    """The weights are swapped, but not everybody was told. Repeat the update with the same version once they answer, or
+    take them out."""
+
+    def __init__(self, version: int, missed: Mapping[str, Exception]) -> None:
+        """`missed`: by gateway name or engine URL, what it said."""
+        said = "; ".join(f"{name}: {error}" for name, error in missed.items())
+        super().__init__(f"version {version} did not reach all: {said}")
+        self.missed = dict(missed)
+
+
+@dataclass(slots=True)
+class Update:
+    """A weight update that is under way."""
+
+    version: int
+    engines: Mapping[str, UpdatableEngine]
+    """By URL; empty if the trainer swaps without our help."""
+    loaded: set[str] = field(default_factory=set)
+    """Engines that have the new weights. A swap of your own that may fail half-way adds to it."""
+
+    async def reload(self, path: str) -> None:
+        """Every engine loads a checkpoint folder that it can read. All are tried; raises an ExceptionGroup if one did
+        not, and then the others have the new weights."""
+        errors = await _each(self.engines, lambda one: one.reload_weights(path))
+        self.loaded |= self.engines.keys() - errors.keys()
+        if errors:
+            raise ExceptionGroup(f"{', '.join(errors)}: {path} is not loaded", list(errors.values()))
+
+
+@asynccontextmanager
+async def weight_update(
+    gateways: Mapping[str, PausableGateway],
+    version: int,
+    *,
+    mode: Mode = "keep",
+    engines: Mapping[str, UpdatableEngine] | None = None,
+    drain_s: float = DRAIN_S,
+) -> AsyncIterator[Update]:
+    """See the module. Without `engines`, `keep` and `abort` are the swap's own business, and `wait` waits until no
+    gateway has a generation in an engine. Raises InvalidBody, an ExceptionGroup of what the gateways and engines said,
+    and HalfUpdated."""
+    if not 0 <= version <= VERSION_MAX:
+        raise InvalidBody(f"version: {version} is not in 0..{VERSION_MAX}", field="version")
+    update, done = Update(version, dict(engines or {})), False
+    missed: dict[str, Exception] = {}
+    try:
+        await _all("pause", gateways, lambda one: one.pause())
+        if mode == "wait":
+            await _drained(gateways, drain_s)
+        await _all("pause", update.engines, lambda one: one.pause(mode))
+        yield update
+        done = True
+    finally:
+        going = asyncio.ensure_future(_go_on(gateways, update, missed, done=done))
+        await _carried_through(going)
+    if missed:
+        raise HalfUpdated(version, missed)
+
+
+async def _go_on(
+    gateways: Mapping[str, PausableGateway], update: Update, missed: dict[str, Exception], *, done: bool
+) -> None:
+    """Tell whoever has the new weights, then let everybody go on who is as he should be."""
+    new = update.loaded or (set(update.engines) if done else set())
+    fresh = {name: one for name, one in update.engines.items() if name in new}
+    missed |= await _each(fresh, lambda one: _label(one, update.version))
+    if done:
+        labelled = True if update.engines else None
+        missed |= await _each(gateways, lambda one: one.policy_version(update.version, labelled=labelled))
+    well = {name: one for name, one in update.engines.items() if name not in missed}
+    missed |= await _each(well, lambda one: one.resume())
+    told = {name: one for name, one in gateways.items() if name not in missed}
+    missed |= await _each(told, lambda one: one.resume())
+    for name, error in missed.items():
+        log.warning("weight update %d: %s: %s", update.version, name, error)
+
+
+async def _label(engine: UpdatableEngine, version: int) -> None:
+    await engine.update_weight_version(version)
+    await engine.reset_prefix_cache()
+
+
+async def _drained(gateways: Mapping[str, PausableGateway], seconds: float) -> None:
+    """No gateway has a generation in an engine any more. Raises Unavailable."""
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                said = await asyncio.gather(*(one.status() for one in gateways.values()))
+                if not sum(engine["in_flight"] for one in said for engine in one["engines"]):
+                    return
+                await asyncio.sleep(DRAIN_POLL_S)
+    except TimeoutError:
+        raise Unavailable(f"generations still run after {seconds:g} s; the weights are not swapped") from None
+
+
+async def _each(those: Mapping[str, Any], ask: Callable[[Any], Awaitable[None]]) -> dict[str, Exception]:
+    """All are asked at once; who failed, and why."""
+    said = await asyncio.gather(*(ask(one) for one in those.values()), return_exceptions=True)
+    for error in said:
+        if isinstance(error, BaseException) and not isinstance(error, Exception):
+            raise error
+    return {name: error for name, error in zip(those, said, strict=True) if isinstance(error, Exception)}
+
+
+async def _all(what: str, those: Mapping[str, Any], ask: Callable[[Any], Awaitable[None]]) -> None:
+    if errors := await _each(those, ask):
+        raise ExceptionGroup(f"{what}: {', '.join(errors)}", list(errors.values()))
+
+
+async def _carried_through(task: asyncio.Future[None]) -> None:
+    """A cancelled trainer must not leave agents on hold: it is told so afterwards."""
+    cancelled = False
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            cancelled = True
+    task.result()
+    if cancelled:
+        raise asyncio.CancelledError
+
+
+@asynccontextmanager
+async def controls(urls: Iterable[str], api_key: str = "") -> AsyncIterator[dict[str, UpdatableEngine]]:
+    """vLLM servers (VLLM_SERVER_DEV_MODE=1) by URL; each is asked alone, so that it is known which one failed."""
+    from sandgate.gateway.engine.control import EngineControl
+
+    async with AsyncExitStack() as stack:
+        yield {url: await stack.enter_async_context(EngineControl([url], api_key=api_key)) for url in urls}

@@ -1,0 +1,192 @@
+"""Where looks come from: a job in a cluster, a gateway, or the --out directory of a run. The same questions for all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from sandgate.contract.errors import InvalidBody, NotFound
+from sandgate.contract.session import SessionState
+from sandgate.contract.trajectory import Json, Trajectory
+from sandgate.trainer.client import calls
+from sandgate.trainer.client.cluster import (
+    ClusterPlace,
+    JobGateways,
+    agent_session,
+    agent_sessions,
+    job_gateways,
+)
+from sandgate.trainer.runs import folder
+from sandgate.trainer.runs.trees import Tree
+
+if TYPE_CHECKING:
+    from sandgate.trainer.client.rollout_client import RolloutClient
+
+CANDIDATES = 6
+"""Sessions that are named when the beginning of an id is not enough."""
+ATTEMPTS = 2
+"""A person is waiting: say soon that nobody answers."""
+
+
+class Source(Protocol):
+    """Answers about sessions."""
+
+    def sessions(self, job: str) -> Iterator[dict[str, Json]]:
+        """Summaries in id order, of one job or ("") of all."""
+        ...
+
+    def tree(self, session_id: str, *, text: bool) -> Tree:
+        """Raises NotFound."""
+        ...
+
+    def named(self, beginning: str, limit: int) -> list[str]:
+        """Ids of sessions that begin like that, in order, at most `limit`."""
+        ...
+
+    def trajectories(self, job: str) -> Iterator[Trajectory]:
+        """Rows of sessions that are finalized, by session id. Looking takes no lease."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """A gateway."""
+
+    url: str
+    key: str
+
+    def sessions(self, job: str) -> Iterator[dict[str, Json]]:
+        with self.client() as client:
+            yield from client.sessions(job=job or None)
+
+    def tree(self, session_id: str, *, text: bool) -> Tree:
+        with self.client() as client:
+            return client.tree(session_id, text=text)
+
+    def named(self, beginning: str, limit: int) -> list[str]:
+        with self.client() as client:  # ids come in order: those that begin with the last one follow it
+            page, _ = client.call(calls.sessions(None, None, beginning))
+        found = [one["session_id"] for one in page if one["session_id"].startswith(beginning)]
+        return found[:limit]
+
+    def trajectories(self, job: str) -> Iterator[Trajectory]:
+        with self.client() as client:
+            for one in client.sessions(state=SessionState.FINALIZED.value, job=job or None):
+                yield from client.finalize(one["session_id"])  # the first outcome stands: this only reads
+
+    def client(self) -> RolloutClient:
+        from sandgate.trainer.client.rollout_client import (  # loaded by the command that needs it
+            Retries,
+            RolloutClient,
+        )
+
+        return RolloutClient(self.url, self.key, retries=Retries(attempts=ATTEMPTS))
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The directory of a run."""
+
+    out: Path
+    tokenizer: str = ""
+
+    def sessions(self, job: str) -> Iterator[dict[str, Json]]:
+        from sandgate.gateway import offline  # loads the gateway; asking one over HTTP does not need it
+
+        return offline.sessions(self.out, job)
+
+    def tree(self, session_id: str, *, text: bool) -> Tree:
+        from sandgate.gateway import offline
+
+        tokenizer = self.tokenizer or folder.used_tokenizer(self.out)
+        return offline.tree(self.out, session_id, text=text, tokenizer=tokenizer)
+
+    def named(self, beginning: str, limit: int) -> list[str]:
+        from sandgate.gateway import offline
+
+        return offline.named(self.out, beginning, limit)
+
+    def trajectories(self, job: str) -> Iterator[Trajectory]:
+        return (one for one in folder.trajectories(self.out) if not job or one.job == job)
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The gateways of a RolloutJob."""
+
+    place: ClusterPlace
+
+    def sessions(self, job: str) -> Iterator[dict[str, Json]]:
+        with self._gateways(job) as found:
+            for live in _each(found):
+                yield from live.sessions(job)
+
+    def trajectories(self, job: str) -> Iterator[Trajectory]:
+        with self._gateways(job) as found:
+            for live in _each(found):
+                yield from live.trajectories(job)
+
+    def tree(self, session_id: str, *, text: bool) -> Tree:
+        """By its AgentSession, which knows job and gateway."""
+        spec = agent_session(session_id, self.place)["spec"]
+        with self.gateway(str(spec["jobName"]), str(spec["gateway"])) as live:
+            return live.tree(session_id, text=text)
+
+    def named(self, beginning: str, limit: int) -> list[str]:
+        return agent_sessions(beginning, limit, self.place)
+
+    @contextmanager
+    def _gateways(self, job: str) -> Iterator[JobGateways]:
+        if not job:
+            raise InvalidBody("say which job; or where to look: --out DIR or --url URL", field="JOB")
+        with job_gateways(job, self.place) as found:
+            yield found
+
+    @contextmanager
+    def gateway(self, job: str, name: str) -> Iterator[Live]:
+        """One of them. Raises NotFound."""
+        with job_gateways(job, self.place) as found:
+            if name not in found.origins:
+                raise NotFound(f"job {job} has no gateway {name}; it has {', '.join(found.origins)}")
+            yield Live(found.origins[name], found.key)
+
+
+def tree_of(where: Source, session: str) -> Tree:
+    """The tree, with text, of a session, by its id or by the beginning of it, if no other session begins like that.
+    Raises NotFound, InvalidBody (several do: the first are named)."""
+    if not session:
+        raise InvalidBody("is empty; say a session's id or the beginning of one", field="SESSION")
+    try:
+        return where.tree(session, text=True)
+    except NotFound:
+        found = where.named(session, CANDIDATES + 1)
+        if not found:
+            raise
+    if len(found) > 1:
+        more = ", ... and more" if len(found) > CANDIDATES else ""
+        listed = ", ".join(found[:CANDIDATES]) + more
+        raise InvalidBody(f"several sessions begin with {session!r}: {listed}", field="SESSION")
+    return where.tree(found[0], text=True)
+
+
+def _each(found: JobGateways) -> Iterator[Live]:
+    for origin in found.origins.values():
+        yield Live(origin, found.key)
+
+
+def source(
+    out: Path | None, url: str | None, key: str | None, tokenizer: str = "", place: ClusterPlace | None = None
+) -> Source:
+    """`out`, `url` or, without both, the cluster at `place`. Raises InvalidBody."""
+    if out is not None and url is not None:
+        raise InvalidBody("say where to look once: --out DIR or --url URL", field="--out")
+    if url is not None:
+        if not url.startswith(("http://", "https://")):
+            raise InvalidBody(f"{url!r} is not an http URL", field="--url")
+        return Live(url, key or "")
+    if out is None:
+        return Cluster(place or ClusterPlace())
+    return Stored(out, tokenizer)
