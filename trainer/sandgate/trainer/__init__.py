@@ -55,7 +55,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """PEP 562: the module that has `name`, loaded now. `blocking` is one: the same names for programs without a loop."""
+    """PEP 562: `name` from its module, loaded now. `blocking` is a module: the same for programs without a loop."""
     if name == "blocking":
         return import_module("sandgate.trainer.client.blocking")
     if name not in _HOMES:
