@@ -20,7 +20,8 @@ from sandgate.contract.session import SessionOutcome
 from sandgate.gateway import client as module
 from sandgate.gateway.client import GatewayClient
 from sandgate.trainer.client import bounded_answers
-from sandgate.trainer.client.rollout_client import AsyncRolloutClient, Retries, RolloutClient
+from sandgate.trainer.client.blocking_client import RolloutClient
+from sandgate.trainer.client.rollout_client import AsyncRolloutClient, Retries
 from tests.support.waiting import paced
 
 MIB = 1 << 20

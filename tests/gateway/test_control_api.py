@@ -234,6 +234,22 @@ async def test_finalize_is_idempotent_the_first_outcome_stands(g: Running) -> No
     assert late.status_code == 410
 
 
+async def test_the_rows_of_a_session_are_read_without_ending_it(g: Running) -> None:
+    agent = await g.session()
+    await agent.ask("hi")
+    path = f"/v1/sessions/{agent.id}/trajectories"
+    early = await g.admin.get(path)
+    assert (early.status_code, early.headers["x-sandgate-reason"]) == (409, "Conflict")
+    assert (await g.admin.get(f"/v1/sessions/{agent.id}")).json()["state"] == "open"
+    rows = await g.finalize(agent, reward=1.0)
+    assert (await g.admin.get(path)).json()["trajectories"] == rows
+    as_agent = await g.admin.get(path, headers=bearer(agent.handle["api_key"]))
+    assert as_agent.status_code == 403, "an agent reads no rewards"
+    other = await g.session()
+    await g.admin.post(f"/v1/sessions/{other.id}/abort")
+    assert (await g.admin.get(f"/v1/sessions/{other.id}/trajectories")).status_code == 410
+
+
 async def test_the_row_holds_exactly_what_the_engine_sampled(g: Running) -> None:
     agent = await g.session(uid="q1", sample_index=3)
     answer = await agent.post("hi")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -27,8 +26,9 @@ from sandgate.contract.trajectory import to_json
 from sandgate.gateway.client import Lease
 from sandgate.trainer.client import calls, streaming
 from sandgate.trainer.client import rollout_client as client_module
+from sandgate.trainer.client.blocking_client import RolloutClient
 from sandgate.trainer.client.calls import ARROW, ApiAnswer
-from sandgate.trainer.client.rollout_client import AsyncRolloutClient, Retries, RolloutClient
+from sandgate.trainer.client.rollout_client import AsyncRolloutClient, Retries
 from sandgate.trainer.export.arrow import to_ipc
 from tests.trainer.trajectories import exact, trajectory
 
@@ -68,7 +68,11 @@ class Gateway:
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds that were waited between attempts, instead of waiting."""
     found: list[float] = []
-    monkeypatch.setattr(time, "sleep", found.append)
+
+    async def noted(seconds: float) -> None:
+        found.append(seconds)
+
+    monkeypatch.setattr(client_module, "sleep", noted)
     return found
 
 
@@ -267,6 +271,7 @@ def test_listing_follows_the_pages() -> None:
 
 
 ROWS = [trajectory(0), trajectory(1)]
+LEASED = {"content-type": ARROW, "x-sandgate-lease": "l1", "x-sandgate-lease-until": "9.0"}
 LEASES: dict[str, httpx.Response] = {
     "JSON": answer(
         200,
@@ -275,7 +280,7 @@ LEASES: dict[str, httpx.Response] = {
     "Arrow": httpx.Response(
         200,
         content=to_ipc(ROWS),
-        headers={"content-type": ARROW, "x-sandgate-lease": "l1", "x-sandgate-lease-until": "9.0"},
+        headers=LEASED,
     ),
 }
 
@@ -311,6 +316,32 @@ def test_an_answer_that_was_not_agreed_is_a_corrupt_record(
 def test_a_session_without_a_name_is_refused_by_the_pure_call() -> None:
     with pytest.raises(InvalidBody, match="session_id"):
         calls.create({"uid": "q1"})
+
+
+UNKNOWN: dict[str, tuple[Callable[[RolloutClient], Any], type[Exception], str]] = {
+    "a field of a new session": (
+        lambda c: c.create_session(session_id="s", smpling={}),
+        InvalidBody,
+        "smpling",
+    ),
+    "a field of one of many": (
+        lambda c: c.create_sessions([{"session_id": "s", "grp": 1}]),
+        InvalidBody,
+        "grp",
+    ),
+    "a field of an end": (lambda c: c.finalize("s", rewrd=1.0), TypeError, "rewrd"),  # type: ignore[call-arg]
+}
+
+
+@pytest.mark.parametrize(("ask", "kind", "names"), UNKNOWN.values(), ids=UNKNOWN)
+def test_a_misspelt_keyword_is_refused_before_anything_is_sent(
+    ask: Callable[[RolloutClient], Any], kind: type[Exception], names: str
+) -> None:
+    """A gateway ignores fields that it does not know: a reward under another name would be lost."""
+    gateway = Gateway()
+    with sync(gateway) as client, pytest.raises(kind, match=names):
+        ask(client)
+    assert not gateway.seen
 
 
 def test_an_error_made_from_numbers_is_made_without_them() -> None:
@@ -396,6 +427,18 @@ async def test_an_explicit_ack_is_the_only_one() -> None:
     assert offers.log == ["ack l1"]
 
 
+def test_the_blocking_client_gives_groups_too() -> None:
+    gateway = Gateway(
+        httpx.Response(200, content=to_ipc([trajectory(0)]), headers=LEASED), *[answer(200)] * 2
+    )
+    with sync(gateway) as client:
+        for group in client.groups(ttl_s=60.0):
+            with group:
+                assert [row.sample_index for row in group.trajectories] == [0]
+            break
+    assert [request.url.path for request in gateway.seen][:2] == ["/v1/leases", "/v1/leases/l1/ack"]
+
+
 async def test_the_async_client_makes_the_same_calls() -> None:
     gateway = Gateway(UNSENT, answer(201, HANDLE), answer(200, {"lease_id": None}), *[answer(200)] * 3)
     async with AsyncRolloutClient("http://gateway", "key", transport=httpx.MockTransport(gateway)) as client:
@@ -411,5 +454,5 @@ def test_both_clients_have_the_same_calls() -> None:
     def public(kind: type) -> set[str]:
         return {name for name in vars(kind) if not name.startswith("_")}
 
-    assert public(AsyncRolloutClient) - public(RolloutClient) == {"aclose", "groups"}
+    assert public(AsyncRolloutClient) - public(RolloutClient) == {"aclose"}
     assert public(RolloutClient) - public(AsyncRolloutClient) == {"close"}

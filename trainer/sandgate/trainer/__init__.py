@@ -11,12 +11,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import os
+    from contextlib import AbstractAsyncContextManager
+
     from sandgate.trainer.client import blocking
-    from sandgate.trainer.client.attach import attach as local
+    from sandgate.trainer.client.attach import LocalFleet
+    from sandgate.trainer.client.blocking_client import RolloutClient
     from sandgate.trainer.client.cluster import ClusterPlace, submit
     from sandgate.trainer.client.fleet import AsyncFleet, cluster_fleet, fleet
     from sandgate.trainer.client.groups import Group
-    from sandgate.trainer.client.rollout_client import AsyncRolloutClient, Retries, RolloutClient
+    from sandgate.trainer.client.rollout_client import AsyncRolloutClient, Retries
     from sandgate.trainer.client.streaming import Ahead, groups
     from sandgate.trainer.client.weight_update import weight_update
 
@@ -44,11 +48,10 @@ _HOMES = {
     "ClusterPlace": "cluster",
     "Group": "groups",
     "Retries": "rollout_client",
-    "RolloutClient": "rollout_client",
+    "RolloutClient": "blocking_client",
     "cluster_fleet": "fleet",
     "fleet": "fleet",
     "groups": "streaming",
-    "local": "attach",
     "submit": "cluster",
     "weight_update": "weight_update",
 }
@@ -60,5 +63,11 @@ def __getattr__(name: str) -> Any:
         return import_module("sandgate.trainer.client.blocking")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = import_module(f"sandgate.trainer.client.{_HOMES[name]}")
-    return getattr(module, {"local": "attach"}.get(name, name))
+    return getattr(import_module(f"sandgate.trainer.client.{_HOMES[name]}"), name)
+
+
+def local(out: str | os.PathLike[str], **options: Any) -> AbstractAsyncContextManager[LocalFleet]:
+    """Attach to a run of this machine: `sandgate run JOB.yaml --out OUT`. See `client.attach.attach`."""
+    from sandgate.trainer.client.attach import attach  # loads the client
+
+    return attach(out, **options)

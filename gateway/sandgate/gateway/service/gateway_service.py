@@ -173,14 +173,29 @@ class GatewayService:
                 raise Gone(f"session {session.session_id} was aborted")
             if not session.ended:
                 await self._seal(session, self._sealed(body))
-        out: dict[str, Json] = {"session_id": session.session_id, "state": session.phase.value}
         if body.trajectories:
-            rows = await self._rows([session], as_json)
-            if rows.failed:
-                raise Conflict(f"session {session.session_id} has no rows: {rows.failed[session.session_id]}")
-            out["trajectories"] = orjson.Fragment(rows.rows)
+            return await self.trajectories(session)
         session.evict()
-        return out
+        return {"session_id": session.session_id, "state": session.phase.value}
+
+    async def trajectories(self, session: Session) -> dict[str, Json]:
+        """The rows of a finalized session; reading changes nothing. Raises Gone if it was aborted, Conflict if it has
+        not ended or has no rows that can be given."""
+        if session.phase is SessionPhase.ABORTED:
+            raise Gone(f"session {session.session_id} was aborted")
+        if not session.ended:
+            raise Conflict(
+                f"session {session.session_id} has not ended: its trajectories are made at its end"
+            )
+        rows = await self._rows([session], as_json)
+        if rows.failed:
+            raise Conflict(f"session {session.session_id} has no rows: {rows.failed[session.session_id]}")
+        session.evict()
+        return {
+            "session_id": session.session_id,
+            "state": session.phase.value,
+            "trajectories": orjson.Fragment(rows.rows),
+        }
 
     def _sealed(self, body: Finalize) -> Sealed:
         outcome = body.outcome

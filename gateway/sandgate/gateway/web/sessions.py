@@ -119,6 +119,12 @@ async def finalize(core: Front, key: Controller, session_id: str, body: Finalize
     return JsonBody(await core.finalize(own(core, key, session_id), body or Finalize()))
 
 
+@router.get("/{session_id}/trajectories")
+async def trajectories(core: Front, key: Controller, session_id: str) -> Any:
+    """The trajectories of a finalized session; 409 while it has not ended. Reads only: they stay to be leased."""
+    return JsonBody(await core.trajectories(own(core, key, session_id)))
+
+
 @router.post("/{session_id}/abort")
 async def abort(core: Front, key: Controller, session_id: str) -> Any:
     """Cancel in-flight engine calls and discard; siblings are untouched. Idempotent."""

@@ -57,12 +57,3 @@ async def fetch(http: httpx.AsyncClient, request: dict[str, Any]) -> tuple[httpx
         except TimeoutError:
             raise taken.slow() from None
         return response, taken.all()
-
-
-def fetch_now(http: httpx.Client, request: dict[str, Any]) -> tuple[httpx.Response, bytes]:
-    """The same without an event loop."""
-    with http.stream(**request) as response:
-        taken = _Taken(response)
-        for chunk in response.iter_bytes():
-            taken.take(chunk)
-        return response, taken.all()

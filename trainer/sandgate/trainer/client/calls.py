@@ -6,7 +6,7 @@ One function per endpoint gives a `ApiCall`; the sync and the async client only 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
@@ -19,7 +19,7 @@ from sandgate.contract.errors import (
     Unavailable,
 )
 from sandgate.contract.job import Task
-from sandgate.contract.session import SessionHandle
+from sandgate.contract.session import SessionHandle, SessionSpec
 from sandgate.contract.trajectory import Json, Trajectory, from_json
 from sandgate.gateway.client import error_of
 
@@ -80,9 +80,14 @@ def create_many(specs: Sequence[Mapping[str, Json]]) -> ApiCall[list[SessionHand
     )
 
 
+SESSION_FIELDS = tuple(field.name for field in fields(SessionSpec))
+
+
 def _named(spec: Mapping[str, Json]) -> None:
     if not spec.get("session_id"):
         raise InvalidBody("session_id is missing", field="session_id")
+    for name in spec.keys() - set(SESSION_FIELDS):  # a gateway ignores what a newer client may say
+        raise InvalidBody(f"{name}: no field of a session; there are {', '.join(SESSION_FIELDS)}", field=name)
 
 
 def session(session_id: str) -> ApiCall[dict[str, Json]]:
@@ -125,12 +130,12 @@ def reward(
 
 def finalize(session_id: str, body: Mapping[str, Json]) -> ApiCall[list[Trajectory]]:
     """Seal the session; its trajectories. Idempotent: the first outcome stands."""
-    return ApiCall(
-        method="POST",
-        path=f"{_of(session_id)}/finalize",
-        json=dict(body),
-        read=lambda answer: [from_json(one) for one in answer.json.get("trajectories", ())],
-    )
+    return ApiCall(method="POST", path=f"{_of(session_id)}/finalize", json=dict(body), read=_rows)
+
+
+def trajectories(session_id: str) -> ApiCall[list[Trajectory]]:
+    """Those of a finalized session; only reads."""
+    return ApiCall(method="GET", path=f"{_of(session_id)}/trajectories", read=_rows)
 
 
 def abort(session_id: str) -> ApiCall[dict[str, Json]]:
@@ -206,6 +211,10 @@ def _of(session_id: str) -> str:
 
 def _json(answer: ApiAnswer) -> Any:
     return answer.json
+
+
+def _rows(answer: ApiAnswer) -> list[Trajectory]:
+    return [from_json(row) for row in answer.json.get("trajectories", ())]
 
 
 def read(call: ApiCall[T], answer: ApiAnswer) -> T:

@@ -1,4 +1,4 @@
-"""Typed clients of the control API, sync and async; the same calls, the same errors.
+"""A typed client of the control API. `blocking_client` has the same for programs without an event loop.
 
 Every call is sent again, a bounded number of times, when its answer was lost or the gateway said 429 or 503 (its
 Retry-After is kept): all of them are idempotent.
@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import time
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from asyncio import sleep
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -26,7 +26,7 @@ from sandgate.contract.session import SessionHandle
 from sandgate.contract.trajectory import Json, Trajectory
 from sandgate.gateway.client import Lease
 from sandgate.trainer.client import calls, lease_call
-from sandgate.trainer.client.bounded_answers import PLAIN, fetch, fetch_now
+from sandgate.trainer.client.bounded_answers import PLAIN, fetch
 from sandgate.trainer.client.calls import ApiAnswer, ApiCall
 from sandgate.trainer.client.streaming import Ahead, Groups, groups
 
@@ -136,10 +136,10 @@ class AsyncRolloutClient:
             delay = retries.delay(attempt, error, random.random()) if again else None
             if delay is None:
                 raise error
-            await asyncio.sleep(delay)
+            await sleep(delay)
 
-    async def create_session(self, **spec: Json) -> SessionHandle:
-        """Fields of api.md: session_id, uid, sample_index, group_size, job, attempt, sampling, limits, task, ..."""
+    async def create_session(self, /, **spec: Json) -> SessionHandle:
+        """`spec`: the fields of contract.session.SessionSpec; another one is an InvalidBody that names it."""
         return await self.call(calls.create(_spec(spec)))
 
     async def create_sessions(self, specs: Sequence[Mapping[str, Json]]) -> list[SessionHandle]:
@@ -175,9 +175,26 @@ class AsyncRolloutClient:
         """Reward one turn; default: the last. Raises Gone once the session is finalized."""
         await self.call(calls.reward(session_id, reward, interaction_id, reward_info or {}))
 
-    async def finalize(self, session_id: str, **body: Json) -> list[Trajectory]:
-        """Seal the session (`outcome`, `reward`, `reward_info`, `discount`). The first call's outcome stands."""
-        return await self.call(calls.finalize(session_id, body))
+    async def finalize(
+        self,
+        session_id: str,
+        *,
+        outcome: Mapping[str, Json] | None = None,
+        reward: float | None = None,
+        reward_info: Mapping[str, Json] | None = None,
+        discount: float | None = None,
+        trajectories: bool = True,
+    ) -> list[Trajectory]:
+        """Seal the session, and give its trajectories (none with `trajectories` False). The first call's outcome
+        stands."""
+        body = {"outcome": outcome, "reward": reward, "reward_info": reward_info, "discount": discount}
+        given = {name: value for name, value in body.items() if value is not None}
+        return await self.call(calls.finalize(session_id, given | {"trajectories": trajectories}))
+
+    async def trajectories(self, session_id: str) -> list[Trajectory]:
+        """Those of a finalized session. Reads only: they stay to be leased. Raises Conflict while it has not ended,
+        Gone if it was aborted."""
+        return await self.call(calls.trajectories(session_id))
 
     async def abort(self, session_id: str) -> None:
         """Cancel what is in flight, discard. Siblings are untouched."""
@@ -273,155 +290,3 @@ class AsyncRolloutClient:
             await self.policy_version(version)
         finally:
             await asyncio.shield(self.resume())  # a cancelled trainer must not leave agents on hold
-
-
-class RolloutClient:
-    """`AsyncRolloutClient` for programs without an event loop; see there. Use as `with`, or call `close`."""
-
-    def __init__(
-        self,
-        base_url: str,
-        key: str = "",
-        *,
-        timeout_s: float = TIMEOUT_S,
-        retries: Retries | None = None,
-        transport: httpx.BaseTransport | None = None,
-    ) -> None:
-        self._http = httpx.Client(**_options(base_url, key, transport))
-        self._timeout_s, self._retries = timeout_s, retries or Retries()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close connections."""
-        self._http.close()
-
-    def call(self, call: ApiCall[T]) -> T:
-        """Carry out one call, with retries. Raises SandgateError."""
-        attempt = 0
-        while True:
-            attempt += 1
-            try:
-                return calls.read(call, _answer(fetch_now(self._http, _request(call, self._timeout_s))))
-            except httpx.HTTPError as lost:
-                error: SandgateError = _lost(call, lost)
-                again = True
-            except SandgateError as said:
-                error, again = said, calls.may_retry(said)
-            delay = self._retries.delay(attempt, error, random.random()) if again else None
-            if delay is None:
-                raise error
-            time.sleep(delay)
-
-    def create_session(self, **spec: Json) -> SessionHandle:
-        """See `AsyncRolloutClient.create_session`."""
-        return self.call(calls.create(_spec(spec)))
-
-    def create_sessions(self, specs: Sequence[Mapping[str, Json]]) -> list[SessionHandle]:
-        """Many in one request; handles in the order of `specs`."""
-        return self.call(calls.create_many([_spec(spec) for spec in specs]))
-
-    def session(self, session_id: str) -> dict[str, Json]:
-        """State, turns, tokens, forks. Raises NotFound."""
-        return self.call(calls.session(session_id))
-
-    def sessions(self, *, state: str | None = None, job: str | None = None) -> Iterator[dict[str, Json]]:
-        """All of them in id order, page by page."""
-        after: str | None = ""
-        while after is not None:
-            page, after = self.call(calls.sessions(state, job, after))
-            yield from page
-
-    def wait(self, session_id: str, timeout_s: float = 60.0) -> dict[str, Json] | None:
-        """The session's state once it is complete or ended; None if it is still open after `timeout_s`."""
-        return self.call(calls.wait(session_id, timeout_s))
-
-    def reward(
-        self,
-        session_id: str,
-        reward: float,
-        *,
-        interaction_id: str | None = None,
-        reward_info: Mapping[str, Json] | None = None,
-    ) -> None:
-        """Reward one turn; default: the last."""
-        self.call(calls.reward(session_id, reward, interaction_id, reward_info or {}))
-
-    def finalize(self, session_id: str, **body: Json) -> list[Trajectory]:
-        """Seal the session (`outcome`, `reward`, `reward_info`, `discount`). The first call's outcome stands."""
-        return self.call(calls.finalize(session_id, body))
-
-    def abort(self, session_id: str) -> None:
-        """Cancel what is in flight, discard."""
-        self.call(calls.abort(session_id))
-
-    def tree(self, session_id: str, *, text: bool = True) -> dict[str, Json]:
-        """Turns, parents, fork reasons, spans; `text`: decoded too."""
-        return self.call(calls.tree(session_id, text=text))
-
-    def lease(
-        self,
-        *,
-        job: str | None = None,
-        max_groups: int = 1,
-        max_tokens: int | None = None,
-        ttl_s: float = lease_call.TTL_S,
-    ) -> Lease | None:
-        """Whole groups that are ready, or None if there are none now."""
-        return self.call(lease_call.lease(job, max_groups, max_tokens, ttl_s))
-
-    def renew(self, lease_id: str, ttl_s: float) -> None:
-        """See `AsyncRolloutClient.renew`."""
-        self.call(calls.renew(lease_id, ttl_s))
-
-    def ack(self, lease: Lease) -> None:
-        """Never offered again. Idempotent."""
-        self.call(calls.ack(lease.lease_id))
-
-    def nack(self, lease: Lease) -> None:
-        """Give them back at once."""
-        self.call(calls.nack(lease.lease_id))
-
-    def push_tasks(self, tasks: Sequence[Task], *, last: bool = False, job: str = "") -> None:
-        """See `AsyncRolloutClient.push_tasks`."""
-        self.call(calls.push_tasks(tasks, last=last, job=job))
-
-    def close_group(self, uid: str, *, job: str = "") -> None:
-        """No more sessions count for this task: what is there is its group."""
-        self.call(calls.close_group(job, uid))
-
-    def policy_version(self, version: int, *, labelled: bool | None = None) -> None:
-        """See `AsyncRolloutClient.policy_version`."""
-        self.call(calls.policy_version(version, labelled))
-
-    def pause(self) -> None:
-        """Hold turns that have not reached the engine."""
-        self.call(calls.pause())
-
-    def resume(self) -> None:
-        """Let held turns go on."""
-        self.call(calls.resume())
-
-    def heartbeat(self) -> None:
-        """See `AsyncRolloutClient.heartbeat`."""
-        self.call(calls.heartbeat())
-
-    def status(self) -> dict[str, Json]:
-        """Load, pause, versions, journal, engines."""
-        return self.call(calls.status())
-
-    @contextmanager
-    def weight_update(self, version: int) -> Iterator[None]:
-        """See `AsyncRolloutClient.weight_update`."""
-        self.pause()
-        try:
-            yield
-            self.policy_version(version)
-        finally:
-            self.resume()

@@ -23,7 +23,7 @@ from sandgate.trainer.runs import folder
 from sandgate.trainer.runs.trees import Tree
 
 if TYPE_CHECKING:
-    from sandgate.trainer.client.rollout_client import RolloutClient
+    from sandgate.trainer.client.blocking_client import RolloutClient
 
 CANDIDATES = 6
 """Sessions that are named when the beginning of an id is not enough."""
@@ -75,13 +75,11 @@ class Live:
     def trajectories(self, job: str) -> Iterator[Trajectory]:
         with self.client() as client:
             for one in client.sessions(state=SessionState.FINALIZED.value, job=job or None):
-                yield from client.finalize(one["session_id"])  # the first outcome stands: this only reads
+                yield from client.trajectories(one["session_id"])
 
     def client(self) -> RolloutClient:
-        from sandgate.trainer.client.rollout_client import (  # loaded by the command that needs it
-            Retries,
-            RolloutClient,
-        )
+        from sandgate.trainer.client.blocking_client import RolloutClient
+        from sandgate.trainer.client.rollout_client import Retries
 
         return RolloutClient(self.url, self.key, retries=Retries(attempts=ATTEMPTS))
 

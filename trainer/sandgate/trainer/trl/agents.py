@@ -202,8 +202,7 @@ class Inline:
         outcome: dict[str, Json] = {"complete": why is None, "detail": detail[:1000]}
         if why is not None:
             outcome |= {"failure_class": FAILURE_CLASS[why].value, "failure_reason": why.value}
-        body = {} if reward is None else {"reward": reward}
-        await client.finalize(session.session_id, outcome=outcome, trajectories=False, **body)
+        await client.finalize(session.session_id, outcome=outcome, reward=reward, trajectories=False)
         return why
 
     async def _run(self, session: SessionHandle, task: Task, sample: int) -> Any:

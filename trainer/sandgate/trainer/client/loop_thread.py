@@ -1,0 +1,151 @@
+"""An event loop in a thread, for programs that have none: coroutines, streams and blocks, as calls that block."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
+from functools import wraps
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+
+T = TypeVar("T")
+A = TypeVar("A")
+P = ParamSpec("P")
+
+
+class LoopThread:
+    """An event loop in a thread. Any thread may `run` something on it."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="sandgate client", daemon=True)
+        self._thread.start()
+
+    def run(self, doing: Coroutine[Any, Any, T]) -> T:
+        """Its result. If the caller is interrupted (Ctrl-C) it is cancelled."""
+        future = asyncio.run_coroutine_threadsafe(doing, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    @property
+    def closed(self) -> bool:
+        return self._loop.is_closed()
+
+    def close(self) -> None:
+        """Cancel what is left, and end the thread. Idempotent."""
+        if not self._loop.is_closed():
+            self.run(_cancel_all())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+
+async def _cancel_all() -> None:
+    left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+
+
+class Blocking(Generic[A]):
+    """Something asynchronous, and the loop on which its methods run."""
+
+    def __init__(self, inner: A, loop: LoopThread) -> None:
+        self.inner, self._loop = inner, loop
+
+
+def blocking(
+    method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Blocking[A], P], T]:
+    """A coroutine method of the inner object, as a method that blocks: same parameters, same words."""
+
+    @wraps(method)
+    def call(self: Blocking[A], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._loop.run(method(self.inner, *args, **kwargs))
+
+    return call
+
+
+def blocking_stream(
+    method: Callable[Concatenate[A, P], AsyncIterator[T]],
+) -> Callable[Concatenate[Blocking[A], P], Generator[T, None, None]]:
+    """What the inner object gives one by one. When the loop over it ends, the stream is closed."""
+
+    @wraps(method)
+    def each(self: Blocking[A], /, *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
+        async def begin() -> Any:
+            return method(self.inner, *args, **kwargs)
+
+        stream = self._loop.run(begin())
+        try:
+            while found := self._loop.run(_next(stream)):
+                yield found[0]
+        finally:
+            self._loop.run(stream.aclose())
+
+    return each
+
+
+def blocking_block(
+    method: Callable[Concatenate[A, P], AbstractAsyncContextManager[T]],
+) -> Callable[Concatenate[Blocking[A], P], AbstractContextManager[T]]:
+    """An `async with` of the inner object, as `with`."""
+
+    @wraps(method)
+    def block(self: Blocking[A], /, *args: P.args, **kwargs: P.kwargs) -> AbstractContextManager[T]:
+        return entered(method(self.inner, *args, **kwargs), self._loop)
+
+    return block
+
+
+async def _next(stream: AsyncIterator[T]) -> tuple[T] | None:
+    async for found in stream:
+        return (found,)
+    return None
+
+
+@contextmanager
+def entered(manager: AbstractAsyncContextManager[T], loop: LoopThread) -> Iterator[T]:
+    """An async context manager whose block is in another thread. It is entered and left in one task: locks and
+    timeouts want that."""
+    begun: asyncio.Future[T] = loop.run(_future())
+    left: asyncio.Future[BaseException | None] = loop.run(_future())
+
+    async def hold() -> None:
+        async with manager as found:
+            begun.set_result(found)
+            if (error := await left) is not None:
+                raise error
+
+    async def begin() -> tuple[asyncio.Task[None], T]:
+        task = asyncio.get_running_loop().create_task(hold())
+        both: list[asyncio.Future[Any]] = [task, begun]
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if not begun.done():
+            await task
+        return task, begun.result()
+
+    async def end(task: asyncio.Task[None], error: BaseException | None) -> None:
+        left.set_result(error)
+        await asyncio.wait([task])
+        if error is None:
+            task.result()
+        elif not task.cancelled():
+            task.exception()  # it is told as the block's own
+
+    task, found = loop.run(begin())
+    try:
+        yield found
+    except BaseException as error:
+        # What is no Exception would end the loop's thread, too: there it is a cancellation.
+        loop.run(end(task, error if isinstance(error, Exception) else asyncio.CancelledError()))
+        raise
+    loop.run(end(task, None))
+
+
+async def _future() -> asyncio.Future[Any]:
+    return asyncio.get_running_loop().create_future()
