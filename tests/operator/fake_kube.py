@@ -1,4 +1,4 @@
-"""An API server in memory: the verbs of `Kube`, resource versions, owners' garbage collection, news for watchers.
+"""An API server in memory: the verbs of `KubeClient`, resource versions, owners' garbage collection, news for watchers.
 
 What it does is held against a real API server by test_fake_kube.py.
 """

@@ -11,8 +11,12 @@ from sandgate.contract.errors import BadRequest, InvalidBody, NotFound, Sandgate
 from sandgate.gateway.service.areal import Areal
 from sandgate.gateway.service.completion import INTERNAL
 from sandgate.gateway.service.gateway_service import GatewayService
+from sandgate.gateway.service.schemas import SessionBody
 from sandgate.gateway.web import areal, leases, process, sessions, tasks
 from sandgate.gateway.web.dependencies import Controller, JsonBody
+
+UNION = ("body", SessionBody.__name__, f"list[{SessionBody.__name__}]")
+"""What pydantic puts before a field's own name, where a body may be one session or many."""
 
 
 def build(core: GatewayService) -> FastAPI:
@@ -77,7 +81,7 @@ def misfit(error: RequestValidationError) -> InvalidBody:
     found = max(error.errors(), key=lambda one: len(one["loc"]))
     if found["type"] == "json_invalid":
         return InvalidBody("body: not JSON", field="body")
-    parts = [str(part) for part in found["loc"] if part not in ("body", "SessionSpec", "list[SessionSpec]")]
+    parts = [str(part) for part in found["loc"] if part not in UNION]
     where = ".".join(parts) or "body"
     return InvalidBody(f"{where}: {found['msg']}", field=where)
 

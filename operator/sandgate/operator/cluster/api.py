@@ -12,7 +12,7 @@ Items = list[Json]
 
 
 class Api(Protocol):
-    """The verbs of operator.kube.Kube that the driver uses; errors are those of contract.errors."""
+    """The verbs of operator.kubernetes.client.KubeClient that the driver uses; errors are those of contract.errors."""
 
     async def apply(self, body: Json, *, force: bool = True) -> Json: ...
 
