@@ -1,4 +1,4 @@
-"""The Kubernetes objects of a job: pure functions of job and settings, for `KubeClient.apply` and `KubeClient.create`. (pure)
+"""The Kubernetes objects of a job: pure functions of job and settings, for `KubeClient.apply` and `.create`. (pure)
 
 All objects of a job are `gateway_objects` + `engine_objects`, to be applied in their order: policies come before the
 pods they are about. `check_cluster` says first whether the job can run in a cluster at all.
