@@ -175,7 +175,8 @@ class Config(_Strict, frozen=True, kw_only=True):
     metrics: bool = True
     """Serve /metrics, without a key either: counts of this process, and nothing of a session."""
     lossy_echo: bool = True
-    """Rule N10: recognise an assistant turn by its call ids though its text was dropped or its arguments repaired."""
+    """Recognise an assistant turn by its call ids though its text was dropped or its arguments repaired
+    ([rule N10](matching.md))."""
     shared_nodes: Literal["once", "every"] = "once"
     log_level: str = "INFO"
 
