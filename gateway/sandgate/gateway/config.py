@@ -125,7 +125,7 @@ class Limits(_Strict, frozen=True, kw_only=True):
     pause_hold_s: float = 240.0
     """How long a weight update may hold a new turn; JS SDKs give up at 300 s."""
     keepalive_s: float = 8.0
-    """Silence on a stream before a real no-op event; api.md promises one every 10 s."""
+    """Silence on a stream before a real no-op event: an agent may count on one every 10 s."""
     linger_s: float = 10.0
     """A generation whose client vanished goes on this long, so that its retry joins it; SDK back-off is <= 8 s."""
     retire_s: float = 0.0

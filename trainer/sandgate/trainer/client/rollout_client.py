@@ -139,7 +139,7 @@ class AsyncRolloutClient:
             await asyncio.sleep(delay)
 
     async def create_session(self, **spec: Json) -> SessionHandle:
-        """Fields of api.md: session_id, uid, sample_index, group_size, job, attempt, sampling, limits, task, ..."""
+        """Fields as in /openapi.json: session_id, uid, sample_index, group_size, job, attempt, sampling, limits, ..."""
         return await self.call(calls.create(_spec(spec)))
 
     async def create_sessions(self, specs: Sequence[Mapping[str, Json]]) -> list[SessionHandle]:
