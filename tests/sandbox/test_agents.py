@@ -1,4 +1,4 @@
-"""What agents and verifiers find in their environment: api.md section 5."""
+"""What agents and verifiers find in their environment: docs/agents.md."""
 
 from __future__ import annotations
 

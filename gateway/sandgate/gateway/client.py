@@ -1,4 +1,4 @@
-"""THE FRONT DOOR for other rooms: a typed client of a gateway's control API (api.md section 2).
+"""THE FRONT DOOR for other rooms: a typed client of a gateway's control API (docs/reference/gateway.md).
 
 Every call may be repeated: sessions are created by id, rewards and outcomes are set, a lease whose answer was lost
 runs out. So the client repeats by itself, on a broken connection, 429 and 503, until its deadline: a gateway that

@@ -125,7 +125,7 @@ class Limits(_Strict, frozen=True, kw_only=True):
     pause_hold_s: float = 240.0
     """How long a weight update may hold a new turn; JS SDKs give up at 300 s."""
     keepalive_s: float = 8.0
-    """Silence on a stream before a real no-op event; api.md promises one every 10 s."""
+    """Silence on a stream before a real no-op event: an agent may count on one every 10 s."""
     linger_s: float = 10.0
     """A generation whose client vanished goes on this long, so that its retry joins it; SDK back-off is <= 8 s."""
     retire_s: float = 0.0
@@ -175,7 +175,8 @@ class Config(_Strict, frozen=True, kw_only=True):
     metrics: bool = True
     """Serve /metrics, without a key either: counts of this process, and nothing of a session."""
     lossy_echo: bool = True
-    """Rule N10: recognise an assistant turn by its call ids though its text was dropped or its arguments repaired."""
+    """Recognise an assistant turn by its call ids though its text was dropped or its arguments repaired
+    ([rule N10](matching.md))."""
     shared_nodes: Literal["once", "every"] = "once"
     log_level: str = "INFO"
 

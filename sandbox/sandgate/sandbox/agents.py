@@ -1,4 +1,4 @@
-"""What an agent and a verifier find in their environment (api.md section 5), in pods and locally. (pure)
+"""What an agent and a verifier find in their environment (docs/agents.md), in pods and locally. (pure)
 
 Every agent in our tests is pointed at the gateway by its own documented variables; nothing of ours is installed
 beside it.

@@ -92,7 +92,7 @@ class SessionUrls:
 
     @classmethod
     def of(cls, origin: str, session: str) -> SessionUrls:
-        """As a gateway at `origin` makes them (api.md section 1)."""
+        """As a gateway at `origin` makes them (docs/agents.md)."""
         base = f"{origin}/sessions/{session}"
         return cls(
             session_id=session,

@@ -1,4 +1,5 @@
-"""N1 to N13: what a client may do to the history without losing its place, and what it may not."""
+"""The rules of docs/reference/matching.md: what a client may do to the history without losing its place, and what it
+may not. A case's name begins with its rule."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from sandgate.contract.errors import ForkReason
 from sandgate.gateway.conversation.ids import call_id
 from sandgate.gateway.conversation.matching import Level, MatchPolicy
 from sandgate.gateway.conversation.messages import ImagePart, Message, TextPart, Tool, ToolCall, TurnRequest
+from sandgate.gateway.conversation.rules import RULES
 from sandgate.gateway.journal.reply import Reply
 from tests.gateway.conversation.talk import (
     BUY,
@@ -332,6 +334,11 @@ def test_n12_of_several_siblings(one: Reply, two: Reply, echoed: Callable[[], Me
     talk.say(asked, one)
     talk.say(asked, two)
     assert talk.find(after(echoed())).parent == parent
+
+
+def test_every_rule_of_the_table_has_cases() -> None:
+    assert {rule.cited for rule in RULES} == {"N12"} | {name.split()[0] for name in CASES}
+    assert [rule.number for rule in RULES] == list(range(1, len(RULES) + 1))
 
 
 def test_n12_a_sibling_that_was_gone_on_from_is_found_again_below() -> None:

@@ -1,6 +1,6 @@
 """A session's turns as a forest: which turn does a request continue? (pure)
 
-Hashes find, tokens decide: `find` follows the request's keys (see `sameness`) from its head, and at every assistant
+Hashes find, tokens decide: `find` follows the request's keys (see `canonical`) from its head, and at every assistant
 message looks up the turns that were sampled for exactly the chain so far. `confirm` then compares ids.
 """
 

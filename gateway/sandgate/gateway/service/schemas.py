@@ -1,4 +1,4 @@
-"""Bodies of the control API (api.md section 2), validated by pydantic so that the OpenAPI document is true."""
+"""Bodies of the control API (docs/reference/gateway.md), validated by pydantic so that the OpenAPI document is true."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ RewardInfo = Annotated[dict[str, Any], AfterValidator(_storable_info)]
 
 
 class _Body(BaseModel):
-    """Unknown fields are ignored on purpose (api.md); known ones are checked strictly."""
+    """Unknown fields are ignored on purpose: a client may be newer. Known ones are checked strictly."""
 
     model_config = ConfigDict(extra="ignore", strict=False)
 

@@ -1,4 +1,4 @@
-"""Control API (api.md section 2) on FastAPI: errors in one shape, routers, OpenAPI."""
+"""Control API (docs/reference/gateway.md) on FastAPI: errors in one shape, routers, OpenAPI."""
 
 from __future__ import annotations
 

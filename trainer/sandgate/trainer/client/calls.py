@@ -1,4 +1,4 @@
-"""The control API (api.md section 2) as data: what to send, and how to read what comes back. No I/O.
+"""The control API (docs/reference/gateway.md) as data: what to send, and how to read what comes back. No I/O.
 
 One function per endpoint gives a `ApiCall`; the sync and the async client only carry calls out.
 """
