@@ -142,7 +142,6 @@ PAIRS: dict[str, Pair | Status] = {
     **stays("spec.engine.managed", (("spec.engine.managed.replicas", 2),), UNMANAGED, MANAGED),
     **stays("spec.group.quorum", (("spec.group.retry.infra", 9),), (("spec.group.quorum", GONE),)),
     **fixed("spec.model", {"name": "other", "tokenizer": "/models/tiny"}),
-    **fixed("spec.engine.kind", "sglang"),
     **fixed("spec.engine.model", "other"),
     **fixed("spec.engine.logprobsMode", "raw_logprobs"),
     **fixed("spec.engine.selector", {"matchLabels": {"app": "other"}}, SELECTOR),

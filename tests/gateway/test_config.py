@@ -52,7 +52,19 @@ def test_origin_and_journal_are_expanded_and_nothing_else(tmp_path: Path) -> Non
 BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "an unset variable": ({"journal": "/data/$(NOBODY)"}, "journal", "NOBODY"),
     "no engine, and nothing to wait for": ({"engine": {"urls": []}}, "engine.urls", "engine.wait"),
-    "an engine of another kind": ({"engine": {"urls": ["u"], "kind": "x"}}, "engine.kind", "'x'"),
+    "an engine that is not served": (
+        {"engine": {"urls": ["u"], "kind": "sglang"}},
+        "engine.kind",
+        "engine.kind: Invalid enum value 'sglang'; it may be vllm$",
+    ),
+    "an engine in no mode that there is": (
+        {"engine": {"urls": ["u"], "logprobs_mode": "raw"}},
+        "engine.logprobs_mode",
+        "'raw'; it may be processed_logprobs, raw_logprobs$",
+    ),
+    "a key that nobody knows": ({"engine": {"url": "u"}}, "engine", "engine: .*`url`$"),
+    "no object at all": ({"engine": ["u"]}, "engine", "Expected `object`, got `array`$"),
+    "no text in a list": ({"engine": {"urls": [5]}}, "engine.urls[0]", "Expected `str`, got `int`$"),
 }
 
 

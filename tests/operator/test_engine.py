@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sandgate.contract.errors import Unavailable, Unsupported
+from sandgate.contract.errors import Unavailable
 from sandgate.contract.job import ManagedEngineSpec, RolloutJobSpec
 from sandgate.operator.local import engine
 from sandgate.operator.local.folder import Folder
@@ -113,13 +113,6 @@ async def test_what_it_leaves_of_its_sockets_is_cleared_away(tmp_path: Path) -> 
         guard.close()
     with pytest.raises(FileNotFoundError):
         os.listdir(base)
-
-
-async def test_sglang_needs_a_command(tmp_path: Path) -> None:
-    wanted = spec(engine={"kind": "sglang", "managed": {"gpus": 1}})
-    assert wanted.engine.managed is not None
-    with pytest.raises(Unsupported, match=r"managed\.command"):
-        await engine.command(wanted, wanted.engine.managed, tmp_path, 81)
 
 
 async def test_the_interpreter_is_looked_for_in_order(

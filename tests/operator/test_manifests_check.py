@@ -24,21 +24,10 @@ BAD: dict[str, tuple[type[Exception], str, list[tuple[str, Any]]]] = {
         "spec.agent.backend",
         [("spec.agent.backend", "Process")],
     ),
-    "a claim on another operator": (
-        Unsupported,
-        "spec.agent.backend",
-        [("spec.agent.backend", "SandboxClaim")],
-    ),
-    "warm pods": (Unsupported, "spec.agent.pool.size", [("spec.agent.pool", {"size": 2})]),
     "files beside nothing": (
         BadManifest,
         "spec.output.parquet.url",
         [("spec.output", {"parquet": {"url": "out/files"}})],
-    ),
-    "sglang without its command line": (
-        Unsupported,
-        "spec.engine.managed.command",
-        [("spec.engine", {"kind": "sglang", "managed": {}})],
     ),
     "beside engines that are anywhere": (
         Unsupported,
@@ -106,7 +95,6 @@ GOOD: dict[str, list[tuple[str, Any]]] = {
     "the image's own folder": [(f"{AGENT}.workingDir", "."), (f"{JUDGE}.workingDir", "./")],
     "an absolute folder": [(f"{AGENT}.workingDir", "/app")],
     "tasks from a ConfigMap": [("spec.tasks", {"configMap": {"name": "tasks"}})],
-    "sglang with its command line": [("spec.engine", {"kind": "sglang", "managed": {"command": ["serve"]}})],
     "a relative tokenizer": [("spec.model.tokenizer", "tiny/v1")],
     "a database as journal": [("spec.gateway.journal", {"postgres": {"secretRef": {"name": "db"}}})],
     "weights from a hub": [("spec.engine", {"managed": {"model": "Qwen/Qwen3-0.6B"}})],

@@ -149,6 +149,24 @@ async def test_a_folder_of_a_version_that_kept_less_goes_on_and_is_guarded(
     assert said.count("spec.sampling.temperature 1 (now 0.3)") == 1
 
 
+async def test_a_folder_whose_manifests_name_a_pool_goes_on(up: Rig) -> None:
+    """Commit bd89231 wrote `agent.pool`, a field that is gone, into every manifest that it kept."""
+    first = job("a 1 tea")
+    assert (await up.run(first)).complete
+
+    def with_pool(path: Path, *under: str) -> None:
+        said = json.loads(path.read_text())
+        manifest = said[under[0]] if under else said
+        manifest["spec"]["agent"]["pool"] = {"size": 0}
+        path.write_text(json.dumps(said))
+
+    with_pool(up.out / "job.json")
+    (kept,) = (up.out / "manifests").glob("*.json")
+    with_pool(kept, "manifest")
+    assert (await up.run(job("a 1 tea", "b 2 tea"))).complete
+    assert sorted(row.uid for row in up.rows()) == ["a", "b"]
+
+
 async def test_a_tokenizer_may_move_and_not_change(up: Rig) -> None:
     there = up.folder / "there"
     shutil.copytree(MODEL, there)

@@ -26,6 +26,7 @@ SHELL = (
     "gateway.delivery.storage",
     "gateway.web.*",
     "gateway.engine.vllm",
+    "gateway.engine.factory",
     "gateway.engine.transport",
     "gateway.engine.health",
     "gateway.engine.facts",

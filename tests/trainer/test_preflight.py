@@ -138,9 +138,9 @@ WRONG: dict[str, tuple[list[tuple[str, str]], str]] = {
         [managed('command: [PYTHON, agent.py]')],
         "error: spec.engine.managed.command: has no $(PORT)",
     ),
-    "an SGLang without a command": (
+    "an engine that is not served": (
         [("{managed: {gpus: 0}}", "{kind: sglang, managed: {gpus: 0}}")],
-        "error: spec.engine.managed.command: is needed for sglang",
+        "error: spec.engine.kind: must be vllm, not 'sglang' (DIR/job.yaml:6)",
     ),
 }  # fmt: skip
 

@@ -28,8 +28,6 @@ class EngineKind(StrEnum):
 
     VLLM = "vllm"
     """vLLM."""
-    SGLANG = "sglang"
-    """SGLang."""
 
 
 class LogprobsMode(StrEnum):
@@ -57,8 +55,6 @@ class BackendKind(StrEnum):
 
     POD = "Pod"
     """A pod of its own."""
-    SANDBOX_CLAIM = "SandboxClaim"
-    """A claim on kubernetes-sigs/agent-sandbox."""
     PROCESS = "Process"
     """A local process of the driver: no isolation from the user's account, files and network."""
 

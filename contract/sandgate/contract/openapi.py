@@ -225,13 +225,16 @@ def immutable(path: str) -> Json:
 
 
 def transition(slot: Slot, path: str) -> Json | None:
-    """The rule that holds a field of a spec; None where it may change, or its fields have their own."""
+    """The rule that holds a field of a spec; None where it may change, cannot, or its fields have their own."""
     for rule in slot.rules:
         if isinstance(rule, Mutable):
             return None
         if isinstance(rule, Grows):
             made = Cel("self >= oldSelf", f"{path} may only grow: {rule.because}")
             return rule_schema(made) | {"reason": FORBIDDEN}
+    hint = slot.hint
+    if isinstance(hint, type) and issubclass(hint, Enum) and len(hint) == 1:
+        return None  # there is nothing that it could change to
     return None if changes_within(slot) else immutable(path)
 
 

@@ -214,7 +214,8 @@ def _choice(hint: type[Enum], value: Any, path: str) -> Enum:
     meant = next(
         (f"; did you mean {one.value}?" for one in hint if near and str(one.value).lower() == near[0]), ""
     )
-    raise bad(path, f"must be one of {listed}, not {says(value)}{meant}")
+    one_of = "one of " if len(hint) > 1 else ""
+    raise bad(path, f"must be {one_of}{listed}, not {says(value)}{meant}")
 
 
 def _key(name: Any, path: str) -> str:

@@ -92,13 +92,6 @@ class LimitsSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PoolSpec:
-    """Warm sandboxes."""
-
-    size: Annotated[NonNegative, Doc("How many wait.")] = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSpec:
     """The program that talks to the model; it knows nothing of Sandgate."""
 
@@ -120,7 +113,6 @@ class AgentSpec:
     backend: Annotated[BackendKind, Doc("What runs it; `sandgate run` always uses processes.")] = (
         BackendKind.POD
     )
-    pool: Annotated[PoolSpec, Doc("Warm sandboxes.")] = field(default_factory=PoolSpec)
     task_delivery: Annotated[TaskDelivery, Doc("How the task reaches the agent.")] = TaskDelivery.ENV
     completion: Annotated[Completion, Doc("What ends a session well.")] = Completion.EXIT
     isolation: Annotated[Isolation, Doc("What keeps a sandbox pod to its gateway; not used locally.")] = (

@@ -30,7 +30,7 @@ from sandgate.contract.errors import BadManifest, SandgateError
 from sandgate.gateway.config import DATABASES, Config, load, read_secret
 from sandgate.gateway.delivery.file_output import FileOutput
 from sandgate.gateway.engine.api import Engine, Labelled
-from sandgate.gateway.engine.vllm import VllmEngine
+from sandgate.gateway.engine.factory import ENGINES
 from sandgate.gateway.journal.sqlite import SqliteStore
 from sandgate.gateway.journal.store import Store
 from sandgate.gateway.metrics import GatewayMetrics
@@ -95,7 +95,7 @@ async def gateway(
         sessions.replay()
         await sessions.keep_doubts()
         if engine is None:
-            engine = await VllmEngine.connect(
+            engine = await ENGINES[config.engine.kind](
                 config.engine.urls if sessions.engines is None else sessions.engines,
                 model=config.engine.model or config.model.name,
                 logprobs_mode=config.engine.logprobs_mode,

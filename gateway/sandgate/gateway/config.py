@@ -6,12 +6,14 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from enum import Enum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_type_hints
 from urllib.parse import urlsplit
 
 import msgspec
 
+from sandgate.contract.choices import EngineKind
 from sandgate.contract.errors import BadManifest
 from sandgate.contract.keys import SECRET_BYTES_MIN
 
@@ -37,7 +39,8 @@ class EngineConfig(_Strict, frozen=True, kw_only=True):
     wait: bool = False
     """Start without an engine, and be ready while none answers: turns get 503 until one does. For gateways that are
     told of their engines later, and must take sessions before."""
-    kind: Literal["vllm", "sglang"] = "vllm"
+    kind: EngineKind = EngineKind.VLLM
+    """Whose API they speak; `vllm` is what is served."""
     logprobs_mode: Literal["processed_logprobs", "raw_logprobs"] = "processed_logprobs"
     """As the engine was started; recorded beside the data. It is measured before a replica's first turn, and one
     that is in another mode is not used."""
@@ -236,9 +239,23 @@ def _read(path: Path) -> Config:
         return msgspec.json.decode(path.read_bytes(), type=Config)
     except msgspec.ValidationError as error:
         text, _, where = str(error).partition(" - at `$")
-        raise BadManifest(f"{path}: {text}", field=where.strip("`.")) from error
+        field = where.strip("`.")
+        at = f"{field}: " if field else ""
+        raise BadManifest(f"{path}: {at}{text}{_choices(field)}", field=field) from error
     except (OSError, msgspec.DecodeError, json.JSONDecodeError) as error:
         raise BadManifest(f"{path}: {error}") from error
+
+
+def _choices(field: str) -> str:
+    """What may stand there, where that is a list: msgspec says only what may not."""
+    hint: Any = Config
+    for name in field.split("."):
+        hint = get_type_hints(hint).get(name) if isinstance(hint, type) else None
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        values: tuple[Any, ...] = tuple(one.value for one in hint)
+    else:
+        values = tuple(one for one in get_args(hint) if isinstance(one, str))
+    return f"; it may be {', '.join(values)}" if values else ""
 
 
 def read_secret(path: Path) -> bytes:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandgate.contract.errors import Unavailable, Unsupported
-from sandgate.contract.job import EngineKind, ManagedEngineSpec, RolloutJobSpec
+from sandgate.contract.job import ManagedEngineSpec, RolloutJobSpec
 from sandgate.operator.local.folder import Folder
 from sandgate.operator.local.progress import EngineReady, EngineStarting, ProcessRestarted, Tell
 from sandgate.operator.local.supervise import Supervised, log_path, own_env
@@ -33,7 +33,6 @@ NO_ENGINE = (
     " or give --engine-url"
 )
 NO_PODS = "spec.engine.selector: there are no pods without a cluster; use --engine-url, endpoints or managed"
-NEEDS_COMMAND = "spec.engine.managed.command: is needed for sglang"
 STOP_S = 10.0
 """vLLM's own children need a few seconds to go."""
 CPU_THREADS = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 2) // 2))}
@@ -100,8 +99,6 @@ async def command(
         names = command_names(spec, model, "127.0.0.1", port)
         env["PATH"] = own_path()
         return expand_all((*managed.command, *managed.args), {**env, **names}), env | managed.env
-    if spec.engine.kind is not EngineKind.VLLM:
-        raise Unsupported(NEEDS_COMMAND, field="spec.engine.managed.command")
     python = await interpreter()
     if python != sys.executable:  # what our interpreter is told would break another one
         env = {name: value for name, value in env.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}

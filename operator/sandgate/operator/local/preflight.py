@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sandgate.contract.errors import BadRequest, Conflict
-from sandgate.contract.job import EngineKind, ManagedEngineSpec, RolloutJob, Task
+from sandgate.contract.job import ManagedEngineSpec, RolloutJob, Task
 from sandgate.operator.driver.tasks import load_tasks
 from sandgate.operator.local import engine
 from sandgate.operator.local.folder import claimable
@@ -166,8 +166,6 @@ def own_engine(job: RolloutJob, manifest_dir: Path) -> Iterator[Obstacle]:
         yield Obstacle(field="spec.engine.selector", text=engine.NO_PODS)
     elif spec.managed.command:
         yield from _command(spec.managed, manifest_dir)
-    elif spec.kind is not EngineKind.VLLM:
-        yield Obstacle(field=f"{MANAGED}.command", text=engine.NEEDS_COMMAND)
     else:
         yield from _vllm(spec.managed)
 

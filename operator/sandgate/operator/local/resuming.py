@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sandgate.contract.errors import BadManifest, Conflict, FailureClass, NotFound, SandgateError
 from sandgate.contract.job import RolloutJob, Task
@@ -124,13 +125,21 @@ class _Before:
 def _before(root: Path) -> _Before | None:
     try:
         said = json.loads((root / "job.json").read_text("utf-8"))
-        return _Before(decode(RolloutJob, said), _object(root / MADE))
+        return _Before(_understood(said), _object(root / MADE))
     except FileNotFoundError:
         return None
     except (ValueError, BadManifest) as error:
         raise Conflict(
             f"{root}: its job.json cannot be read ({error}), so nobody can tell what its rows are; {HELP}"
         ) from error
+
+
+def _understood(manifest: dict[str, Any]) -> RolloutJob:
+    """A manifest that a run wrote down, of an earlier version too: those wrote `agent.pool` into each, and no row
+    differs by it. Raises BadManifest."""
+    with suppress(AttributeError, KeyError, TypeError):  # decode says what is wrong with it
+        manifest["spec"]["agent"].pop("pool", None)
+    return decode(RolloutJob, manifest)
 
 
 def _complete(root: Path, made: Mapping[str, Json]) -> None:
@@ -192,7 +201,7 @@ def _kept(root: Path, digest: str) -> Part:
     """What decided, by the manifest of that digest, in the words of this version."""
     try:
         said = _object(_manifest(root, digest), strict=True)
-        job = decode(RolloutJob, said["manifest"])
+        job = _understood(said["manifest"])
         return rows.deciding(job, str(said["deciding"][rows.TOKENIZER]))
     except (OSError, ValueError, KeyError, TypeError, BadManifest) as error:
         raise Conflict(

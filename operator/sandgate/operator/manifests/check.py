@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from sandgate.contract.errors import BadManifest, Unsupported
-from sandgate.contract.job import BackendKind, Beside, EngineKind, RolloutJob
+from sandgate.contract.job import BackendKind, Beside, RolloutJob
 from sandgate.contract.schema import bad
 from sandgate.operator.manifests import engines, gateways
 from sandgate.operator.manifests.models import is_hub_name, leads_out
@@ -36,11 +36,6 @@ def _unsupported(job: RolloutJob) -> Iterator[tuple[str, str]]:
         )
     if spec.agent.backend is not BackendKind.POD:
         yield "spec.agent.backend", f"{spec.agent.backend.value} does not run in a cluster; use Pod"
-    if spec.agent.pool.size:
-        yield "spec.agent.pool.size", "there are no warm pods; use 0"
-    managed = spec.engine.managed
-    if managed is not None and not managed.command and spec.engine.kind is not EngineKind.VLLM:
-        yield "spec.engine.managed.command", f"is needed for {spec.engine.kind.value}"
     if spec.engine.endpoints is not None and spec.gateway.beside is Beside.REQUIRED:
         yield "spec.gateway.beside", "where URLs lead to is not known; use Preferred or Anywhere"
 

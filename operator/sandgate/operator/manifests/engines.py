@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sandgate.contract.errors import Unsupported
-from sandgate.contract.job import EngineKind, ManagedEngineSpec, RolloutJob
+from sandgate.contract.job import ManagedEngineSpec, RolloutJob
 from sandgate.contract.labels import ENGINE
 from sandgate.contract.names import engines_name
 from sandgate.operator.manifests.base import (
@@ -56,7 +55,7 @@ PATH: Final = "spec.engine.managed.template"
 
 def engine_objects(job: RolloutJob, settings: Settings, *, running: bool = True) -> list[Json]:
     """The managed engine; nothing for others. Not `running`: no pods. Raises BadManifest for a template that would
-    break it, Unsupported."""
+    break it."""
     managed = job.spec.engine.managed
     if managed is None:
         return []
@@ -136,11 +135,8 @@ def _command(job: RolloutJob, managed: ManagedEngineSpec, settings: Settings) ->
     if managed.command:
         argv = [*managed.command, *managed.args]
         env |= command_names(job.spec, model, EVERYWHERE, HTTP_PORT)
-    elif job.spec.engine.kind is EngineKind.VLLM:
-        argv = vllm_argv(job.spec, managed, "python3", model, HTTP_PORT, EVERYWHERE)
     else:
-        field = "spec.engine.managed.command"
-        raise Unsupported(f"{field}: is needed for {job.spec.engine.kind.value}", field=field)
+        argv = vllm_argv(job.spec, managed, "python3", model, HTTP_PORT, EVERYWHERE)
     listed: list[Any] = [{"name": name, "value": value} for name, value in env.items()]
     if not managed.gpus and "OMP_NUM_THREADS" not in env:
         # Threads that wait for each other are 5 times slower: as many as were asked for, not as the node has.
