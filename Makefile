@@ -63,7 +63,7 @@ check-format: ; $(BIN)/ruff format --check
 check-types: ; $(BIN)/mypy
 check-layers: ; $(BIN)/lint-imports --no-logo --cache-dir .venv/.import-linter
 check-generated: ; $(BIN)/python scripts/generate.py --check
-check-tidy: ; $(BIN)/pytest -q -p no:cacheprovider tests/tidy
+check-tidy: ; $(BIN)/pytest -q -p no:cacheprovider tests/tidy && $(BIN)/python -m tests.tidy.long_files
 
 ## make fix                 what tools can mend: lint, format, generated files
 .PHONY: fix

@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 from statistics import median
 
+from tests.tidy.long_files import lines
 from tests.tidy.source import ROOMS, ROOT, parse, python_below, tracked
 
-FILE_LINES_MAX = 500
 FILE_LINES_MEDIAN = 150
 """Of the rooms' own modules."""
 FUNCTION_LINES_MAX = 60
 FILE_BYTES_MAX = 5_000_000
-
-
-def lines(path: Path) -> int:
-    return path.read_text("utf-8").count("\n")
-
-
-def test_no_python_file_is_too_long() -> None:
-    files = [path for path in tracked() if path.suffix == ".py"]
-    long = {str(path.relative_to(ROOT)): lines(path) for path in files if lines(path) > FILE_LINES_MAX}
-    assert not long, f"over {FILE_LINES_MAX} lines; would two modules be clearer? {long}"
 
 
 def test_most_modules_fit_on_a_screen_or_two() -> None:
