@@ -46,7 +46,7 @@ GOOD: Manifest = {
         "ttlSecondsAfterFinished": 3600,
     },
 }
-"""Every field of api.md section 4."""
+"""Every field of docs/reference/rolloutjob.md."""
 
 GONE = object()
 """As a value: remove the field."""

@@ -1,4 +1,4 @@
-"""RolloutJob and AgentSession (`sandgate.dev/v1alpha1`) as frozen dataclasses: api.md section 4. (pure)
+"""RolloutJob and AgentSession (`sandgate.dev/v1alpha1`) as frozen dataclasses. (pure)
 
 Fields are snake_case here and camelCase in manifests. Types, bounds, documentation, CEL rules and printer columns are
 metadata on the fields (contract.rules); `contract.schema` decodes by them, and contract.crd makes the CRDs of them.

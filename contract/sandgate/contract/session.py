@@ -1,7 +1,7 @@
 """What is said about a session through the doors: create it, its handle, how it stands, how it ended. (pure)
 
-snake_case JSON of the control API (api.md section 2). Reading is lenient about further fields (a newer gateway may
-say more) and strict about those named here.
+snake_case JSON of the control API (docs/reference/gateway.md). Reading is lenient about further fields (a newer
+gateway may say more) and strict about those named here.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class Turn:
     resumed: int
     notes: tuple[str, ...]
     top: tuple[bytes, ...]
-    """Per token the top alternatives, packed (see alternatives), if they were asked for. Never in the tree, which would
+    """Per token the top alternatives, packed (journal.top_logprobs), if asked for. Never in the tree, which would
     hold megabytes a turn: only whoever tells this turn has them, from the engine or read back from the journal."""
     pieces: bytes
     at: float

@@ -45,7 +45,7 @@ class Delta:
     ids: Ids
     logprobs: Floats
     top: tuple[bytes, ...] = ()
-    """Aligned too, if alternatives were asked for; packed (see alternatives)."""
+    """Aligned too, if alternatives were asked for; packed (see journal.top_logprobs)."""
     version: int = 0
     """As told when it was asked for; what the engine itself reports comes with the sample."""
 
@@ -75,7 +75,7 @@ class GenerationResult:
     """Which replica; its URL."""
     cached_tokens: int = 0
     top: tuple[bytes, ...] = ()
-    """Per token the top alternatives, packed (see alternatives), if asked for."""
+    """Per token the top alternatives, packed (see journal.top_logprobs), if asked for."""
     resumed: int = 0
     """How often an aborted generation was taken up again."""
 

@@ -36,7 +36,7 @@ class Generation:
     ids: Ids = field(default_factory=lambda: array("i"))
     logprobs: Floats = field(default_factory=lambda: array("f"))
     top: list[bytes] = field(default_factory=list)
-    """Packed (see alternatives)."""
+    """Packed (see journal.top_logprobs)."""
     spans: list[VersionSpan] = field(default_factory=list)
     finish: Finish | None = None
     stop_reason: str | int | None = None

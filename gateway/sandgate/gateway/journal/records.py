@@ -87,7 +87,7 @@ class TurnCommitted(_Record, frozen=True, kw_only=True, tag="turn"):
     notes: tuple[str, ...] = ()
     """How an echo was recognised where it was lossy (rule N10)."""
     top: msgspec.Raw = NONE
-    """Per token the top alternatives (id, logprob), if the client asked for them (see alternatives)."""
+    """Per token the top alternatives (id, logprob), if the client asked for them (see journal.top_logprobs)."""
     pieces: bytes = b""
     """int32 LE: how many tokens came at once, if it was streamed; a replay is cut the same way."""
     spelt: int = 0

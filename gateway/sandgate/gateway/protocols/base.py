@@ -35,7 +35,7 @@ class TokenLogprobs:
     ids: Ids
     logprobs: Floats
     top: tuple[bytes, ...] = ()
-    """Per id the alternatives, packed (see alternatives); empty if none were asked for."""
+    """Per id the alternatives, packed (see journal.top_logprobs); empty if none were asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

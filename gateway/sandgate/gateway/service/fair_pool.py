@@ -1,4 +1,4 @@
-"""Threads for what would stall the event loop: sessions take turns in them (see fairness)."""
+"""Threads for what would stall the event loop: sessions take turns in them (see fair_queue)."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class FairPool(Executor):
             self.spend(name, time.thread_time() - before)
 
     async def fair(self, name: str) -> None:
-        """Until the session may make us work again: at once, unless it wasted too much (see fairness.Waste). Raises
+        """Until the session may make us work again: at once, unless it wasted too much (see fair_queue.Waste). Raises
         Overloaded if too many of its requests wait already."""
         while (seconds := self._wait_s(name)) > 0 and not self._over.is_set():
             if self._waiting[name] >= WAITING_MAX:

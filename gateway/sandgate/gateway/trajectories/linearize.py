@@ -27,7 +27,7 @@ SharedNodes = Literal["once", "every"]
 
 
 class TurnLike(Protocol):
-    """What is needed of a turn (`conversation.turns.Turn` is one). Arrays are read, never kept."""
+    """What is needed of a turn (`conversation.turn.Turn` is one). Arrays are read, never kept."""
 
     @property
     def id(self) -> str: ...

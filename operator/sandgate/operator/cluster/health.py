@@ -25,7 +25,7 @@ LEASE_AGE_S_MAX = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorHealth:
-    """What the hub says about itself. Ages are seconds; None: there was none yet."""
+    """What the job controller says about itself. Ages are seconds; None: there was none yet."""
 
     queue_length: int = 0
     """Keys that wait to be planned."""

@@ -37,7 +37,7 @@ BLIND_S = 10.0
 
 
 class Leading(Protocol):
-    """What leads: operator.cluster.hub."""
+    """What leads: `cluster.job_controller.JobController`."""
 
     def saw(self, kind: str, event: str | None, body: Mapping[str, Json]) -> None: ...
 
@@ -134,7 +134,7 @@ class OperatorReplica:
         return 0 if well else 1
 
     async def _drain(self, hub: Leading, tasks: set[asyncio.Task[None]]) -> bool:
-        """Let the hub finish, as long as this replica leads."""
+        """Let the job controller finish, as long as this replica leads."""
         draining = asyncio.create_task(hub.drain(), name="drain")
         needed = {draining, *(one for one in tasks if one.get_name() in ("lease", "watches"))}
         done, _ = await asyncio.wait(needed, timeout=DRAIN_S, return_when=asyncio.FIRST_COMPLETED)

@@ -371,11 +371,11 @@ class AsyncFleet:
         """Pause every gateway; swap the weights inside the block; then all carry `version` and go on.
 
         `engines`: URLs of vLLM servers that are paused too, labelled with the version, and have their prefix caches
-        cleared; the trainer must reach them. `mode`: what becomes of running generations (see `weights.Mode`).
+        cleared; the trainer must reach them. `mode`: what becomes of running generations (see `weight_update.Mode`).
 
         A gateway or engine that cannot be paused is an error before the block, with the others let go again. If the
         block raises, the old weights must still be there: the version stays, and turns go on. What fails afterwards is
-        a `weights.HalfUpdated`. Updates wait for one another.
+        a `weight_update.HalfUpdated`. Updates wait for one another.
         """
         async with self._updating, weight_update.controls(engines) as controls:
             began = self.keeper.clock()
