@@ -14,7 +14,6 @@ from sandgate.contract.names import (
     LABEL_MAX,
     LABEL_PATTERN,
     SAMPLES_MAX,
-    engine_name,
     gateway_name,
     group_name,
     pod_name,
@@ -47,9 +46,8 @@ def test_every_derived_name_is_a_dns_label(job: str, uid: str, sample: int, atte
 
 
 @given(job=job_names, index=st.integers(0, 99))
-def test_gateways_and_engines_are_named_by_their_job(job: str, index: int) -> None:
+def test_gateways_are_named_by_their_job(job: str, index: int) -> None:
     assert is_label(gateway_name(job, index))
-    assert is_label(engine_name(job, index))
 
 
 @given(

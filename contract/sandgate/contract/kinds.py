@@ -11,7 +11,6 @@ Json: TypeAlias = Any
 JsonObject: TypeAlias = dict[str, Any]
 
 INT32_MAX = 2**31 - 1
-Int32: TypeAlias = Annotated[int, Bounds(-INT32_MAX - 1, INT32_MAX)]
 NonNegative: TypeAlias = Annotated[int, Bounds(0, INT32_MAX)]
 Positive: TypeAlias = Annotated[int, Bounds(1, INT32_MAX)]
 Seconds: TypeAlias = Annotated[int, Bounds(1, INT32_MAX)]

@@ -12,10 +12,6 @@ import re
 from functools import lru_cache
 from typing import NewType
 
-JobName = NewType("JobName", str)
-"""metadata.name of a RolloutJob."""
-TaskUid = NewType("TaskUid", str)
-"""A task's own name, free text of up to 256 characters, unique in its job."""
 GroupName = NewType("GroupName", str)
 """A DNS label for (job, task): names its Parquet file and labels its sessions."""
 SessionId = NewType("SessionId", str)
@@ -85,11 +81,6 @@ def pod_name(session: str) -> str:
 def gateway_name(job: str, index: int) -> GatewayName:
     """One of the job's gateways."""
     return GatewayName(f"{job}-gateway-{index}")
-
-
-def engine_name(job: str, index: int) -> str:
-    """One replica of a managed engine."""
-    return f"{job}-engine-{index}"
 
 
 def gateways_name(job: str) -> str:

@@ -64,20 +64,6 @@ def test_arrays_are_the_journals() -> None:
     assert turn.logprobs == array("f", [-0.5, -0.25, 0.0])
 
 
-CONFIRM = {
-    "the path and more": ([0, 1, 2, 3, 4, 7], None),
-    "the path alone": ([0, 1, 2, 3, 4], None),
-    "one id differs": ([0, 1, 2, 9, 4, 7], ForkReason.TOKENS_DIFFER),
-    "shorter than the path": ([0, 1, 2, 3], ForkReason.TOKENS_DIFFER),
-    "nothing": ([], ForkReason.TOKENS_DIFFER),
-}
-
-
-@pytest.mark.parametrize(("prompt", "why"), CONFIRM.values(), ids=CONFIRM)
-def test_confirm(prompt: list[int], why: ForkReason | None) -> None:
-    assert forked().tree.confirm("t0", array("i", prompt)) is why
-
-
 FIND_IDS = {
     "the deepest turn": ([0, 1, 2, 3, 4, 10, 11, 12, 13, 14, 7], "t1"),
     "of several children": ([0, 1, 2, 3, 4, 20, 21, 22, 23, 24], "t2"),

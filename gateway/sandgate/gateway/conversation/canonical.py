@@ -156,9 +156,6 @@ def system_key(messages: Sequence[Message]) -> bytes:
     return chain(b"system", [b"", *(block for message in messages for block in block_keys(message, ""))])
 
 
-NO_SYSTEM = system_key(())
-
-
 def head_length(messages: Sequence[Message]) -> int:
     """How many leading messages are system or developer ones."""
     for at, message in enumerate(messages):

@@ -1,7 +1,7 @@
 """A session's turns as a forest: which turn does a request continue? (pure)
 
 Hashes find, tokens decide: `find` follows the request's keys (see `canonical`) from its head, and at every assistant
-message looks up the turns that were sampled for exactly the chain so far. `confirm` then compares ids.
+message looks up the turns that were sampled for exactly the chain so far. Who renders the prompt compares its ids.
 """
 
 from __future__ import annotations
@@ -141,11 +141,6 @@ class Tree:
                     best, deepest = (end, turn.number), turn
                 waiting += [(end, child) for child in self._children.get(turn.id, ())]
         return deepest
-
-    def confirm(self, parent: str, prompt: Ids) -> ForkReason | None:
-        """None if the parent's whole path is, id for id, the head of `prompt`; else TOKENS_DIFFER."""
-        path = self.path_ids(parent)
-        return None if prompt[: len(path)] == path else ForkReason.TOKENS_DIFFER
 
     # --- reading
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -78,11 +77,6 @@ class GenerationResult:
     """Per token the top alternatives, packed (see journal.top_logprobs), if asked for."""
     resumed: int = 0
     """How often an aborted generation was taken up again."""
-
-
-def empty_ids() -> Ids:
-    """array('i')."""
-    return array("i")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
 from urllib.parse import urlsplit
@@ -180,12 +180,6 @@ class ObjectTable(Generic[T]):
         if before is None or (uid and before.uid != uid):
             return None
         return self.held.pop(name)
-
-    def absent(self, known: Mapping[str, str], listed: Callable[[str], bool]) -> Iterator[tuple[str, str]]:
-        """Of what was held (name -> uid) before a list was asked for: what that list did not have."""
-        for name, uid in known.items():
-            if not listed(uid):
-                yield name, uid
 
     def uids(self) -> dict[str, str]:
         """Name -> uid of all that is held now."""

@@ -199,8 +199,3 @@ class JobResult:
     restarts: int = 0
     """Of gateways and engines."""
     problems: tuple[str, ...] = ()
-
-    @property
-    def mean_reward(self) -> float | None:
-        """Over the samples that have one."""
-        return sum(self.rewards) / len(self.rewards) if self.rewards else None
