@@ -174,7 +174,7 @@ def test_one_condition_of_a_type(api: Api) -> None:
 def test_what_sandgate_crds_prints_changes_nothing_after_crds_was_applied(api: Api) -> None:
     from typer.testing import CliRunner
 
-    from sandgate.trainer.cli import app
+    from sandgate.trainer.cli.command import app
 
     told = CliRunner().invoke(app, ["crds"])
     assert told.exit_code == 0

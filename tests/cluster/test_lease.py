@@ -54,7 +54,7 @@ def lease(kube: KubeClient, namespace: str, name: str, identity: str) -> LeaderL
 
 
 async def stored(kube: KubeClient, namespace: str, name: str) -> Json:
-    spec: Json = (await kube.get("LeaderLease", namespace, name))["spec"]
+    spec: Json = (await kube.get("Lease", namespace, name))["spec"]
     return spec
 
 
@@ -103,7 +103,7 @@ async def test_a_silent_holder_is_replaced_after_its_duration_and_not_before(
 async def test_a_holder_ends_when_it_sees_another(kube: KubeClient, namespace: str) -> None:
     one = lease(kube, namespace, "usurped", "one")
     await one.acquire()
-    await kube.patch("LeaderLease", namespace, "usurped", {"spec": {"holderIdentity": "two"}})
+    await kube.patch("Lease", namespace, "usurped", {"spec": {"holderIdentity": "two"}})
     with pytest.raises(LeaseLost, match="held by two"):
         await one.hold()
     await one.release()
@@ -117,7 +117,7 @@ async def test_a_holder_s_clock_is_not_believed(kube: KubeClient, namespace: str
         "leaseDurationSeconds": 2,
     }
     meta = {"name": "skewed", "namespace": namespace}
-    body = {"apiVersion": "coordination.k8s.io/v1", "kind": "LeaderLease", "metadata": meta, "spec": spec}
+    body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta, "spec": spec}
     await kube.create(body)
     clock = asyncio.get_running_loop().time
     start = clock()
@@ -136,9 +136,9 @@ async def test_the_same_pod_need_not_wait_for_its_last_life(kube: KubeClient, na
 
 async def test_a_lease_that_the_chart_left_empty_is_taken(kube: KubeClient, namespace: str) -> None:
     meta = {"name": "empty", "namespace": namespace, "labels": {"helm": "yes"}}
-    await kube.create({"apiVersion": "coordination.k8s.io/v1", "kind": "LeaderLease", "metadata": meta})
+    await kube.create({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta})
     await lease(kube, namespace, "empty", "one").acquire()
-    body = await kube.get("LeaderLease", namespace, "empty")
+    body = await kube.get("Lease", namespace, "empty")
     assert (body["spec"]["holderIdentity"], body["metadata"]["labels"]) == ("one", {"helm": "yes"})
 
 
@@ -147,12 +147,12 @@ async def test_a_stranger_s_change_of_its_labels_does_not_end_a_holder(
 ) -> None:
     one = lease(kube, namespace, "touched", "one")
     await one.acquire()
-    await kube.patch("LeaderLease", namespace, "touched", {"metadata": {"labels": {"upgraded": "yes"}}})
+    await kube.patch("Lease", namespace, "touched", {"metadata": {"labels": {"upgraded": "yes"}}})
     holding = asyncio.create_task(one.hold())
     done, _ = await asyncio.wait({holding}, timeout=2 * WITHIN_S)
     assert not done
-    assert (await kube.get("LeaderLease", namespace, "touched"))["metadata"]["labels"]["upgraded"] == "yes"
-    await kube.delete("LeaderLease", namespace, "touched")
+    assert (await kube.get("Lease", namespace, "touched"))["metadata"]["labels"]["upgraded"] == "yes"
+    await kube.delete("Lease", namespace, "touched")
     with pytest.raises(LeaseLost, match="deleted"):
         await holding
 

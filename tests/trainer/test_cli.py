@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from sandgate.trainer.cli import app, output
+from sandgate.trainer.cli import output
+from sandgate.trainer.cli.command import app
 from sandgate.trainer.cli.inspect import session_row
 from sandgate.trainer.cli.show import rendered
 from sandgate.trainer.export.arrow import read_parquet, write_parquet

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from sandgate.trainer.cli import main
+from sandgate.trainer.cli.command import main
 from tests.contract.manifests import spoilt
 
 SHOP = Path(__file__).parents[2] / "examples" / "shop" / "job.yaml"

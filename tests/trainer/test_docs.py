@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sandgate.contract.names import session_id
-from sandgate.trainer.cli import app
+from sandgate.trainer.cli.command import app
 from sandgate.trainer.tinymodel import write_tiny_model
 from tests.trainer.jobs import MANIFEST
 from tests.trainer.runs import LINEAR, SPOKEN, write_run

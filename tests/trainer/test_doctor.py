@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from sandgate.gateway.tokens.load import load_codec
-from sandgate.trainer.cli import app
 from sandgate.trainer.cli import doctor as command
+from sandgate.trainer.cli.command import app
 from sandgate.trainer.doctor.findings import Finding
 from tests.gateway.tokens.lab import CHATML, QWEN_PLAIN, train, write_model
 from tests.support.vllm import Vllm

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from sandgate.contract.errors import CorruptRecord, InvalidBody
 from sandgate.contract.trajectory import Trajectory
-from sandgate.trainer.cli import app
+from sandgate.trainer.cli.command import app
 from sandgate.trainer.cli.tensor_files import padded
 from sandgate.trainer.export.ipc import read_arrow, write_arrow
 from sandgate.trainer.export.packed import unpack

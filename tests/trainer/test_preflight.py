@@ -17,7 +17,7 @@ from sandgate.operator.local.job import ignore
 from sandgate.operator.local.manifest import parse_job
 from sandgate.operator.local.serve import serve_local
 from sandgate.trainer import tinymodel
-from sandgate.trainer.cli import app
+from sandgate.trainer.cli.command import app
 from sandgate.trainer.runs import preflight
 from tests.trainer.jobs import AGENT, MANIFEST, lab
 

@@ -17,7 +17,7 @@ from sandgate.contract.trajectory import Ids
 from sandgate.gateway.engine.scripted.script import Gate, Reply
 from sandgate.operator.local.manifest import parse_job
 from sandgate.trainer import tinymodel
-from sandgate.trainer.cli import app
+from sandgate.trainer.cli.command import app
 from sandgate.trainer.export.arrow import read_parquet
 from sandgate.trainer.runs import preflight
 from sandgate.trainer.runs.finished import identity

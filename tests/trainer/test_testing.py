@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from sandgate.contract.errors import NotFound, Unavailable
 from sandgate.gateway.tokens.load import load_codec, read_checkpoint
 from sandgate.trainer import tinymodel
-from sandgate.trainer.cli import app
+from sandgate.trainer.cli.command import app
 from sandgate.trainer.testing import RunningGateway, gateway
 
 TEXTS = [

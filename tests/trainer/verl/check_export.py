@@ -17,7 +17,7 @@ from verl.trainer.ppo.core_algos import (  # type: ignore[import-not-found]
 )
 
 from sandgate.trainer.areal import to_tensor_dict
-from sandgate.trainer.cli import app
+from sandgate.trainer.cli.command import app
 from sandgate.trainer.export.arrow import read_parquet, write_parquet
 from sandgate.trainer.export.trl import to_rollout
 from tests.trainer.verl.rows import row, short

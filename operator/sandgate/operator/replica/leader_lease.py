@@ -118,7 +118,7 @@ class LeaderLease:
         """Look once, and take it if nobody has it. Raises Conflict if another was faster."""
         started = self.clock()
         try:
-            self._body = await self.kube.get("LeaderLease", self.namespace, self.name)
+            self._body = await self.kube.get("Lease", self.namespace, self.name)
         except NotFound:
             meta = {
                 "name": self.name,
@@ -126,7 +126,7 @@ class LeaderLease:
                 "labels": {MANAGED_BY: MANAGER},
             }
             self._body = await self.kube.create(
-                {"apiVersion": "coordination.k8s.io/v1", "kind": "LeaderLease", "metadata": meta}
+                {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta}
             )
         self._alive_at = started
         if self._holder not in ("", self.identity) and not self._ran_out(started):
@@ -153,7 +153,7 @@ class LeaderLease:
     async def _look(self, why: Exception) -> None:
         """Somebody wrote it: an upgrade of the chart touches its labels, but another holder ends us."""
         try:
-            self._body = await self.kube.get("LeaderLease", self.namespace, self.name)
+            self._body = await self.kube.get("Lease", self.namespace, self.name)
         except NotFound:
             raise LeaseLost("somebody deleted it") from why
         if self._holder != self.identity:
