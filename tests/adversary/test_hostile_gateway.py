@@ -15,13 +15,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from sandgate.contract import control_api
 from sandgate.contract.errors import InvalidBody, SandgateError, Unavailable
 from sandgate.contract.session import SessionOutcome
-from sandgate.gateway import client as module
-from sandgate.gateway.client import GatewayClient
-from sandgate.trainer.client import bounded_answers
+from sandgate.gateway.client import GatewayClient, Retries, control_client
 from sandgate.trainer.client.blocking_client import RolloutClient
-from sandgate.trainer.client.rollout_client import AsyncRolloutClient, Retries
+from sandgate.trainer.client.rollout_client import AsyncRolloutClient
 from tests.support.waiting import paced
 
 MIB = 1 << 20
@@ -93,7 +92,7 @@ async def test_no_answer_is_read_without_end(
     call: Callable[[GatewayClient], Awaitable[Any]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "PAGE_BYTES_MAX", 8 * MIB)
+    monkeypatch.setattr(control_client, "PAGE_BYTES_MAX", 8 * MIB)
     async with answering(handler) as client:
         tracemalloc.start()
         try:
@@ -120,7 +119,7 @@ async def test_a_trainer_reads_no_answer_without_end(
     call: Callable[[AsyncRolloutClient], Awaitable[Any]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bounded_answers, "ROWS_BYTES_MAX", 8 * MIB)
+    monkeypatch.setattr(control_api, "ROWS_BYTES_MAX", 8 * MIB)
     async with answering(handler) as there, AsyncRolloutClient(there.origin, "key") as trainer:
         tracemalloc.start()
         try:
@@ -134,7 +133,7 @@ async def test_a_trainer_reads_no_answer_without_end(
 
 
 async def test_nor_does_one_without_an_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded_answers, "ROWS_BYTES_MAX", 8 * MIB)
+    monkeypatch.setattr(control_api, "ROWS_BYTES_MAX", 8 * MIB)
 
     def ask(origin: str) -> None:
         with RolloutClient(origin, "key") as trainer:
@@ -146,7 +145,7 @@ async def test_nor_does_one_without_an_event_loop(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_a_trainer_gives_up_an_answer_that_drips(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded_answers, "BODY_S", 0.3)
+    monkeypatch.setattr(control_client, "BODY_S", 0.3)
 
     async def drip(request: web.Request) -> web.StreamResponse:
         answer = web.StreamResponse()
@@ -160,7 +159,7 @@ async def test_a_trainer_gives_up_an_answer_that_drips(monkeypatch: pytest.Monke
         once = AsyncRolloutClient(there.origin, "key", retries=Retries(attempts=1))
         async with once as trainer:
             with pytest.raises(Unavailable, match="did not end within"):
-                await trainer.session("s")
+                await trainer.trajectories("s")
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
@@ -203,28 +202,27 @@ ENDLESS = {
 
 @pytest.mark.parametrize("cursors", ENDLESS.values(), ids=ENDLESS)
 async def test_a_listing_without_end_is_given_up(cursors: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PAGES_MAX", 50)
+    monkeypatch.setattr(control_client, "PAGES_MAX", 50)
     async with answering(_pages(*cursors)) as client:
         with pytest.raises(InvalidBody, match="does not end"):
             await _all(client)
 
 
 async def test_all_pages_of_a_listing_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LISTED_BYTES_MAX", 20_000)
+    monkeypatch.setattr(control_client, "LISTED_BYTES_MAX", 20_000)
     async with answering(_pages(*[f"{n:09}" for n in range(100)])) as client:
         with pytest.raises(InvalidBody, match="more than"):
             await _all(client)
 
 
 async def test_a_listing_that_is_slow_on_every_page_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LISTING_S", 0.0)
+    monkeypatch.setattr(control_client, "LISTING_S", 0.0)
     async with answering(_pages("a", "b", None)) as client:
         with pytest.raises(InvalidBody, match="does not end"):
             await _all(client)
 
 
-async def test_an_answer_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ATTEMPT_S", 0.05)
+async def test_an_answer_that_drips_is_given_up() -> None:
     over = asyncio.Event()
 
     async def drip(request: web.Request) -> web.StreamResponse:
@@ -234,7 +232,7 @@ async def test_an_answer_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch)
         await over.wait()
         return answer
 
-    async with answering(drip, deadline_s=0.0) as client:
+    async with answering(drip, timeout_s=0.05, deadline_s=0.0) as client:
         with pytest.raises(Unavailable):
             await client.status()
         over.set()

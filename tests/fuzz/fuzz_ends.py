@@ -15,6 +15,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from sandgate.contract import control_api
+from sandgate.contract.control_call import ControlAnswer, outcome
 from sandgate.contract.errors import SandgateError
 from sandgate.contract.session import SessionSummary, parse_termination
 from sandgate.contract.trajectory import to_json
@@ -24,8 +26,7 @@ from sandgate.gateway.service.schemas import Finalize
 from sandgate.operator.observed.pod_record import pod_seen
 from sandgate.operator.plan.actions import Exit
 from sandgate.operator.plan.outcome import reward_of
-from sandgate.trainer.client import calls, lease_call
-from sandgate.trainer.client.calls import ApiAnswer
+from sandgate.trainer.client import lease_call
 from tests.adversary.messages import HOSTILE, NO_REWARD
 from tests.fuzz.fuzz_protocols import edited
 from tests.fuzz.fuzz_records import TRAJECTORY
@@ -114,17 +115,17 @@ def _spoil(value: Any, chance: random.Random) -> None:
 
 def told(chance: random.Random) -> str:
     """What a gateway answers to its trainer and its operator."""
-    lease: Any = lease_call.lease("job", 1, None, 60.0)
+    lease: Any = lease_call.lease(job="job", ttl_s=60.0)
     good, read = chance.choice(
         (
-            (LEASED, lambda answer: calls.read(lease, answer)),
-            ({"trajectories": [ROW]}, lambda answer: calls.read(calls.finalize("s", {}), answer)),
+            (LEASED, lambda answer: outcome(lease, answer)),
+            ({"trajectories": [ROW]}, lambda answer: outcome(control_api.finalize("s", {}), answer)),
             (SUMMARY, lambda answer: SessionSummary.of(answer.json)),
         )
     )
     value = mutated(good, chance)
     try:
-        read(ApiAnswer(200, {"content-type": "application/json"}, b"", value))
+        read(ControlAnswer(200, {"content-type": "application/json"}, json.dumps(value).encode()))
     except SandgateError:
         return "refused"
     return "read"

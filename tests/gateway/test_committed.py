@@ -10,7 +10,8 @@ import pytest
 
 from sandgate.contract.errors import NotFound
 from sandgate.contract.keys import Scope
-from sandgate.gateway.client import GatewayClient, Lease
+from sandgate.contract.lease import Lease
+from sandgate.gateway.client import GatewayClient
 from sandgate.gateway.journal.memory import MemoryDisk, MemoryStore
 from tests.support.gateway import Running, admin_key, bearer, gateway
 

@@ -12,8 +12,10 @@ import pytest
 from aiohttp import web
 
 from sandgate.contract import errors
+from sandgate.contract.control_call import error_of
 from sandgate.contract.errors import (
     Conflict,
+    CorruptRecord,
     FailureReason,
     Forbidden,
     Gone,
@@ -26,8 +28,7 @@ from sandgate.contract.errors import (
     Unavailable,
 )
 from sandgate.contract.session import SessionOutcome, SessionSpec, SessionState
-from sandgate.gateway import client as module
-from sandgate.gateway.client import GatewayClient, error_of
+from sandgate.gateway.client import GatewayClient, gateway_client, retries
 from tests.support import gateway as support
 from tests.support.gateway import Running, admin_key
 
@@ -93,7 +94,7 @@ async def test_a_session_from_its_creation_to_its_acknowledgement(up: Running, c
 async def test_many_sessions_at_once_and_page_by_page(
     client: GatewayClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "CREATE_BATCH", 3)
+    monkeypatch.setattr(gateway_client, "CREATE_BATCH", 3)
     specs = [spec(f"s{index}", sample_index=index, group_size=8) for index in range(8)]
     handles = await client.create_many(specs)
     assert [one.session_id for one in handles] == [one.session_id for one in specs]
@@ -233,9 +234,11 @@ class Flaky:
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)
         self.seen: list[str] = []
+        self.peers: set[object] = set()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.seen.append(await request.text())
+        self.peers.add(request.transport and request.transport.get_extra_info("peername"))
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if answer == "cut":
             assert request.transport is not None
@@ -266,7 +269,7 @@ async def serving(flaky: Flaky, deadline_s: float = 5.0) -> AsyncIterator[Gatewa
 
 @pytest.fixture
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BACKOFF_S", (0.0,))
+    monkeypatch.setattr(retries, "BACKOFF_S", 0.0)
 
 
 @pytest.mark.usefixtures("_at_once")
@@ -305,16 +308,19 @@ async def test_nobody_listens() -> None:
             await client.status()
 
 
-async def test_an_answer_that_is_not_json_is_no_answer() -> None:
+async def test_an_answer_that_was_not_agreed_is_a_corrupt_record() -> None:
     async with serving(Flaky({"a": 1}), deadline_s=0.05) as client:
-        with pytest.raises(Unavailable, match="not a list"):
+        with pytest.raises(CorruptRecord, match="not a list"):
             await client.create_many([spec()])
-        with pytest.raises(InvalidBody):
+        with pytest.raises(CorruptRecord, match="session_id"):
             await client.create(spec())
 
 
-async def test_calls_of_one_client_share_its_connections(up: Running, client: GatewayClient) -> None:
-    await asyncio.gather(*(client.status() for _ in range(20)))
-    assert client._http is not None
-    assert client._http.connector is not None
-    assert not client._http.closed
+async def test_calls_of_one_client_share_its_connections() -> None:
+    flaky = Flaky({"paused": False})
+    async with serving(flaky) as client:
+        for _ in range(20):
+            await client.status()
+        assert len(flaky.peers) == 1
+        await asyncio.gather(*(client.status() for _ in range(20)))
+    assert 1 < len(flaky.peers) <= 20

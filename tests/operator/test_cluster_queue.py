@@ -14,9 +14,9 @@ import pytest
 from sandgate.contract.errors import Overloaded
 from sandgate.contract.job import Task
 from sandgate.contract.keys import Key, Scope, mint
+from sandgate.gateway.client import Retries
 from sandgate.gateway.engine.scripted.script import Gate, Reply
 from sandgate.trainer.client.fleet import AsyncFleet, fleet
-from sandgate.trainer.client.rollout_client import Retries
 from tests.operator.cluster_rig import World, hurry, manifest, world
 from tests.operator.test_cluster import is_so, so
 from tests.support.gateway import SECRET

@@ -12,6 +12,7 @@ SHELL = (
     "gateway.__main__",
     "gateway.config",
     "gateway.client",
+    "gateway.client.*",
     "gateway.service.turn_records",
     "gateway.offline",
     "gateway.service.gateway_service",
@@ -60,6 +61,7 @@ SHELL = (
 """Modules that act: they may do I/O, read the clock, draw numbers, use asyncio."""
 
 PURE_IN_SHELL = (
+    "gateway.client.retries",
     "trainer.trl.names",
     "trainer.trl.rows",
     "operator.cluster.health",
@@ -124,12 +126,13 @@ SIDE_DOORS = {
 HOMES = {
     "kopf": ("operator.cluster.watches",),
     "aiohttp": (
-        "gateway.client",
+        "gateway.client.control_client",
         "gateway.engine.transport",
         "gateway.engine.scripted.server",
         "operator.kubernetes.client",
         "operator.replica.probes",
     ),
+    "httpx_aiohttp": ("gateway.client.control_client",),
     "fastapi": ("gateway.web.*", "gateway.app"),
     "starlette": ("gateway.web.*", "gateway.app"),
     "uvicorn": ("gateway.web.*", "gateway.app"),

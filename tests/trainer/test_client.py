@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from sandgate.contract import errors
+from sandgate.contract import control_api, errors
+from sandgate.contract.control_call import ControlAnswer, outcome
 from sandgate.contract.errors import (
     Conflict,
     CorruptRecord,
@@ -22,13 +23,14 @@ from sandgate.contract.errors import (
     Unavailable,
 )
 from sandgate.contract.job import Task
+from sandgate.contract.lease import ARROW, Lease
 from sandgate.contract.trajectory import to_json
-from sandgate.gateway.client import Lease
-from sandgate.trainer.client import calls, streaming
-from sandgate.trainer.client import rollout_client as client_module
+from sandgate.gateway.client import Retries
+from sandgate.gateway.client import control_client as client_module
+from sandgate.gateway.client.retries import BACKOFF_MAX_S
+from sandgate.trainer.client import streaming
 from sandgate.trainer.client.blocking_client import RolloutClient
-from sandgate.trainer.client.calls import ARROW, ApiAnswer
-from sandgate.trainer.client.rollout_client import AsyncRolloutClient, Retries
+from sandgate.trainer.client.rollout_client import AsyncRolloutClient
 from sandgate.trainer.export.arrow import to_ipc
 from tests.trainer.trajectories import exact, trajectory
 
@@ -196,7 +198,7 @@ def test_retry_after_is_kept_and_waits_grow(waits: list[float]) -> None:
 def test_an_absurd_retry_after_is_bounded(waits: list[float]) -> None:
     with sync(Gateway(refusal(Unavailable, retry_after="86400"), answer(200))) as client:
         client.status()
-    assert waits == [client_module.BACKOFF_MAX_S]
+    assert waits == [BACKOFF_MAX_S]
 
 
 HANDLE = {
@@ -315,7 +317,7 @@ def test_an_answer_that_was_not_agreed_is_a_corrupt_record(
 
 def test_a_session_without_a_name_is_refused_by_the_pure_call() -> None:
     with pytest.raises(InvalidBody, match="session_id"):
-        calls.create({"uid": "q1"})
+        control_api.create({"uid": "q1"})
 
 
 UNKNOWN: dict[str, tuple[Callable[[RolloutClient], Any], type[Exception], str]] = {
@@ -349,7 +351,7 @@ def test_an_error_made_from_numbers_is_made_without_them() -> None:
     body = {"error": {"message": "too long", "param": "messages"}}
     headers = httpx.Headers({"X-Sandgate-Reason": "PromptTooLong"})
     with pytest.raises(PromptTooLong) as caught:
-        calls.read(calls.status(), ApiAnswer(400, headers, json.dumps(body).encode(), body))
+        outcome(control_api.status(), ControlAnswer(400, headers, json.dumps(body).encode()))
     found = caught.value
     assert (str(found), found.field, found.status) == ("too long", "messages", 400)
 
@@ -452,7 +454,7 @@ async def test_the_async_client_makes_the_same_calls() -> None:
 
 def test_both_clients_have_the_same_calls() -> None:
     def public(kind: type) -> set[str]:
-        return {name for name in vars(kind) if not name.startswith("_")}
+        return {name for name in dir(kind) if not name.startswith("_")}
 
     assert public(AsyncRolloutClient) - public(RolloutClient) == {"aclose"}
     assert public(RolloutClient) - public(AsyncRolloutClient) == {"close"}

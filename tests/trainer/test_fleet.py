@@ -11,9 +11,10 @@ from openai import AsyncOpenAI
 
 from sandgate.contract.errors import Conflict, NotFound, SandgateError, Unavailable
 from sandgate.contract.job import Task
-from sandgate.gateway.client import GatewayClient, Lease
+from sandgate.contract.lease import Lease
+from sandgate.gateway.client import GatewayClient, Retries
 from sandgate.trainer.client.fleet import AsyncFleet
-from sandgate.trainer.client.rollout_client import AsyncRolloutClient, Retries
+from sandgate.trainer.client.rollout_client import AsyncRolloutClient
 from sandgate.trainer.testing import RunningGateway, gateway
 from tests.support.waiting import until
 

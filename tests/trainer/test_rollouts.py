@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sandgate.contract.errors import Conflict, CorruptRecord, NewerRecord, Unavailable
-from sandgate.gateway.client import Lease
+from sandgate.contract.lease import Lease
 from sandgate.trainer.client.fleet import AsyncFleet
 from sandgate.trainer.client.groups import Group
 from sandgate.trainer.client.lag import oldest

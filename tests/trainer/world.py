@@ -12,10 +12,11 @@ from typing import Any
 import httpx
 
 from sandgate.gateway import app
+from sandgate.gateway.client import Retries
 from sandgate.gateway.journal.memory import MemoryDisk, MemoryStore
 from sandgate.gateway.service.gateway_service import GatewayService
 from sandgate.trainer.client.fleet import AsyncFleet
-from sandgate.trainer.client.rollout_client import AsyncRolloutClient, Retries
+from sandgate.trainer.client.rollout_client import AsyncRolloutClient
 from tests.support.gateway import admin_key, codec, config_in, engine
 
 JOB = "shop-job"

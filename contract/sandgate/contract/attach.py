@@ -10,12 +10,16 @@ import json
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
-from sandgate.contract.errors import CorruptRecord, NewerRecord
+from sandgate.contract.errors import CorruptRecord, NewerRecord, Unavailable
 
 FORMAT = 1
 ATTACH, LOCK, SECRET, TRAINERS, JOB = "attach.json", ".lock", "secret", "trainers", "job.json"
 """In the folder of a run: what it says, what it locks while it lives, what signs its keys, who trains on it, and what
 it was asked for."""
+
+
+class NoRun(Unavailable):
+    """The run of this machine that is talked to is not there, and was waited for: asking again at once is no use."""
 
 
 class RunState(StrEnum):

@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     import os
     from contextlib import AbstractAsyncContextManager
 
+    from sandgate.gateway.client import Retries
     from sandgate.trainer.client import blocking
     from sandgate.trainer.client.attach import LocalFleet
     from sandgate.trainer.client.blocking_client import RolloutClient
     from sandgate.trainer.client.cluster import ClusterPlace, submit
     from sandgate.trainer.client.fleet import AsyncFleet, cluster_fleet, fleet
     from sandgate.trainer.client.groups import Group
-    from sandgate.trainer.client.rollout_client import AsyncRolloutClient, Retries
+    from sandgate.trainer.client.rollout_client import AsyncRolloutClient
     from sandgate.trainer.client.streaming import Ahead, groups
     from sandgate.trainer.client.weight_update import weight_update
 
@@ -47,7 +48,6 @@ _HOMES = {
     "AsyncRolloutClient": "rollout_client",
     "ClusterPlace": "cluster",
     "Group": "groups",
-    "Retries": "rollout_client",
     "RolloutClient": "blocking_client",
     "cluster_fleet": "fleet",
     "fleet": "fleet",
@@ -61,6 +61,8 @@ def __getattr__(name: str) -> Any:
     """PEP 562: `name` from its module, loaded now. `blocking` is a module: the same for programs without a loop."""
     if name == "blocking":
         return import_module("sandgate.trainer.client.blocking")
+    if name == "Retries":
+        return import_module("sandgate.gateway.client").Retries
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"sandgate.trainer.client.{_HOMES[name]}"), name)

@@ -28,10 +28,11 @@ from pathlib import Path
 
 from sandgate.contract.errors import SandgateError, Unavailable
 from sandgate.contract.keys import Key, Scope, mint
+from sandgate.gateway.client import Retries
 from sandgate.gateway.engine.scripted.engine import Player, Reply, Script
 from sandgate.gateway.engine.scripted.server import ScriptedServer
 from sandgate.trainer import tinymodel
-from sandgate.trainer.client.rollout_client import AsyncRolloutClient, Retries
+from sandgate.trainer.client.rollout_client import AsyncRolloutClient
 
 MODEL = "tiny"
 START_S = 30.0

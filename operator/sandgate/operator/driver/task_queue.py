@@ -7,9 +7,9 @@ from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from sandgate.contract.control_api import TaskPage
 from sandgate.contract.errors import NotFound
 from sandgate.contract.job import Task
-from sandgate.gateway.client import TaskPage
 
 log = logging.getLogger(__name__)
 

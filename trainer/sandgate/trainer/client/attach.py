@@ -24,11 +24,10 @@ from typing import Any
 
 import httpx
 
-from sandgate.contract.attach import ATTACH, JOB, LOCK, SECRET, TRAINERS, RunInfo, RunState
+from sandgate.contract.attach import ATTACH, JOB, LOCK, SECRET, TRAINERS, NoRun, RunInfo, RunState
 from sandgate.contract.keys import Key, Scope, mint
-from sandgate.gateway.client import Lease
-from sandgate.trainer.client import lease_call
-from sandgate.trainer.client.calls import NoRun
+from sandgate.contract.lease import Lease
+from sandgate.gateway.client import gateway_transport, new_lease_id
 from sandgate.trainer.client.fleet import AWAY_S, PATIENT, AsyncFleet
 from sandgate.trainer.client.rollout_client import AsyncRolloutClient
 
@@ -194,7 +193,7 @@ class Following(httpx.AsyncBaseTransport):
 
     def __init__(self, place: RunPlace, gateway: str) -> None:
         self._place, self._gateway = place, gateway
-        self._http = httpx.AsyncHTTPTransport()
+        self._http = gateway_transport()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Raises NoRun."""
@@ -246,7 +245,7 @@ class LocalFleet(AsyncFleet):
 
     async def lease(self, *, lease_id: str = "", **asked: Any) -> Lease | None:
         """See AsyncFleet. Should this process die, its groups are offered again at once."""
-        lease_id = lease_id or lease_call.new_id()
+        lease_id = lease_id or new_lease_id()
         self._grow()
         self._asked.add(lease_id)
         self._hold()

@@ -16,8 +16,9 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from typing import Any
 
+from sandgate.contract.lease import LEASE_TTL_S
 from sandgate.trainer.client import fleet as asynchronous
-from sandgate.trainer.client import lease_call, weight_update
+from sandgate.trainer.client import weight_update
 from sandgate.trainer.client.attach import WAIT_S, attach
 from sandgate.trainer.client.blocking_client import Group as Group
 from sandgate.trainer.client.cluster import ClusterPlace
@@ -54,7 +55,7 @@ class Fleet(Blocking[AsyncFleet]):
         self,
         *,
         job: str | None = None,
-        ttl_s: float = lease_call.TTL_S,
+        ttl_s: float = LEASE_TTL_S,
         idle_s: float | None = None,
         ahead: Ahead | None = AHEAD,
         max_behind: int | None = None,

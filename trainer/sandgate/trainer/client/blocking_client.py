@@ -8,8 +8,9 @@ from typing import Self
 
 import httpx
 
+from sandgate.contract.lease import LEASE_TTL_S
 from sandgate.contract.trajectory import Trajectory
-from sandgate.trainer.client import lease_call
+from sandgate.gateway.client import TIMEOUT_S, Retries
 from sandgate.trainer.client.groups import Group as AsyncGroup
 from sandgate.trainer.client.loop_thread import (
     Blocking,
@@ -18,7 +19,7 @@ from sandgate.trainer.client.loop_thread import (
     blocking_block,
     blocking_stream,
 )
-from sandgate.trainer.client.rollout_client import TIMEOUT_S, AsyncRolloutClient, Retries
+from sandgate.trainer.client.rollout_client import AsyncRolloutClient
 from sandgate.trainer.client.streaming import Ahead
 
 
@@ -93,7 +94,7 @@ class RolloutClient(Blocking[AsyncRolloutClient]):
         self,
         *,
         job: str | None = None,
-        ttl_s: float = lease_call.TTL_S,
+        ttl_s: float = LEASE_TTL_S,
         idle_s: float | None = None,
         ahead: Ahead | None = None,
     ) -> Generator[Group, None, None]:

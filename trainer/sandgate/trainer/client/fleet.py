@@ -19,18 +19,19 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 from weakref import WeakSet
 
+from sandgate.contract.attach import NoRun
 from sandgate.contract.errors import Conflict, NotFound, SandgateError, Unavailable
 from sandgate.contract.job import Task
+from sandgate.contract.lease import LEASE_TTL_S, Lease
 from sandgate.contract.names import short_hash
 from sandgate.contract.trajectory import Json
-from sandgate.gateway.client import Lease
+from sandgate.gateway.client import Retries
 from sandgate.trainer.client import lease_call, weight_update
-from sandgate.trainer.client.calls import NoRun
 from sandgate.trainer.client.cluster import ClusterPlace, job_gateways
 from sandgate.trainer.client.counters import Counters
 from sandgate.trainer.client.groups import Group
 from sandgate.trainer.client.lease_renewal import Keeper
-from sandgate.trainer.client.rollout_client import AsyncRolloutClient, Retries
+from sandgate.trainer.client.rollout_client import AsyncRolloutClient
 from sandgate.trainer.client.streaming import POLL_S, Ahead, Groups
 from sandgate.trainer.client.trained import Entry, Note, TrainedGroups, entries
 
@@ -127,7 +128,7 @@ class AsyncFleet:
         self,
         *,
         job: str | None = None,
-        ttl_s: float = lease_call.TTL_S,
+        ttl_s: float = LEASE_TTL_S,
         idle_s: float | None = None,
         ahead: Ahead | None = None,
         max_behind: int | None = None,
@@ -196,12 +197,18 @@ class AsyncFleet:
         job: str | None = None,
         max_groups: int = 1,
         max_tokens: int | None = None,
-        ttl_s: float = lease_call.TTL_S,
+        ttl_s: float = LEASE_TTL_S,
         lease_id: str = "",
     ) -> Lease | None:
         """Of the first gateway, in turn, that has any. Raises Unavailable only if none answers for a while. `lease_id`:
         a new id (`leasing.new_id`), for whoever must know it even if the answer never arrives."""
-        asked = lease_call.lease(job or self.job or None, max_groups, max_tokens, ttl_s, lease_id)
+        asked = lease_call.lease(
+            job=job or self.job or None,
+            max_groups=max_groups,
+            max_tokens=max_tokens,
+            ttl_s=ttl_s,
+            lease_id=lease_id,
+        )
         clock = asyncio.get_running_loop().time
         give_up = clock() + self._away_s
         while True:

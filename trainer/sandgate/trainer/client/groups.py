@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from sandgate.contract.errors import Conflict
+from sandgate.contract.lease import Lease
 from sandgate.contract.trajectory import ARRAY_FIELDS, Trajectory
-from sandgate.gateway.client import Lease
 from sandgate.trainer.client.lease_renewal import Keeper, RenewedLease
 
 

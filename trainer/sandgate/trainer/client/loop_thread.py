@@ -10,7 +10,7 @@ from functools import wraps
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 T = TypeVar("T")
-A = TypeVar("A")
+A_co = TypeVar("A_co", covariant=True)
 P = ParamSpec("P")
 
 
@@ -51,32 +51,32 @@ async def _cancel_all() -> None:
     await asyncio.gather(*left, return_exceptions=True)
 
 
-class Blocking(Generic[A]):
+class Blocking(Generic[A_co]):
     """Something asynchronous, and the loop on which its methods run."""
 
-    def __init__(self, inner: A, loop: LoopThread) -> None:
+    def __init__(self, inner: A_co, loop: LoopThread) -> None:
         self.inner, self._loop = inner, loop
 
 
 def blocking(
-    method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[Blocking[A], P], T]:
+    method: Callable[Concatenate[A_co, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Blocking[A_co], P], T]:
     """A coroutine method of the inner object, as a method that blocks: same parameters, same words."""
 
     @wraps(method)
-    def call(self: Blocking[A], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def call(self: Blocking[A_co], /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._loop.run(method(self.inner, *args, **kwargs))
 
     return call
 
 
 def blocking_stream(
-    method: Callable[Concatenate[A, P], AsyncIterator[T]],
-) -> Callable[Concatenate[Blocking[A], P], Generator[T, None, None]]:
+    method: Callable[Concatenate[A_co, P], AsyncIterator[T]],
+) -> Callable[Concatenate[Blocking[A_co], P], Generator[T, None, None]]:
     """What the inner object gives one by one. When the loop over it ends, the stream is closed."""
 
     @wraps(method)
-    def each(self: Blocking[A], /, *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
+    def each(self: Blocking[A_co], /, *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
         async def begin() -> Any:
             return method(self.inner, *args, **kwargs)
 
@@ -91,12 +91,12 @@ def blocking_stream(
 
 
 def blocking_block(
-    method: Callable[Concatenate[A, P], AbstractAsyncContextManager[T]],
-) -> Callable[Concatenate[Blocking[A], P], AbstractContextManager[T]]:
+    method: Callable[Concatenate[A_co, P], AbstractAsyncContextManager[T]],
+) -> Callable[Concatenate[Blocking[A_co], P], AbstractContextManager[T]]:
     """An `async with` of the inner object, as `with`."""
 
     @wraps(method)
-    def block(self: Blocking[A], /, *args: P.args, **kwargs: P.kwargs) -> AbstractContextManager[T]:
+    def block(self: Blocking[A_co], /, *args: P.args, **kwargs: P.kwargs) -> AbstractContextManager[T]:
         return entered(method(self.inner, *args, **kwargs), self._loop)
 
     return block

@@ -8,83 +8,18 @@ Errors are the contract's: `BadRequest` and below for what the caller did, `Unav
 from __future__ import annotations
 
 import asyncio
-import json
-import random
 import uuid
-from asyncio import sleep
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self, TypeVar
 
-import httpx
-
-from sandgate.contract.errors import SandgateError, Unavailable
+from sandgate.contract import control_api
 from sandgate.contract.job import Task
+from sandgate.contract.lease import LEASE_TTL_S, Lease
 from sandgate.contract.session import SessionHandle
 from sandgate.contract.trajectory import Json, Trajectory
-from sandgate.gateway.client import Lease
-from sandgate.trainer.client import calls, lease_call
-from sandgate.trainer.client.bounded_answers import PLAIN, fetch
-from sandgate.trainer.client.calls import ApiAnswer, ApiCall
+from sandgate.gateway.client import ControlClient
+from sandgate.trainer.client import lease_call
 from sandgate.trainer.client.streaming import Ahead, Groups, groups
-
-T = TypeVar("T")
-
-TIMEOUT_S = 30.0
-"""For an answer that is not held back on purpose; finalizing a session of 100k tokens takes well under one."""
-CONNECT_S = 5.0
-BACKOFF_S = 0.2
-"""First wait; doubles, with jitter, so that many trainers do not come back together."""
-BACKOFF_MAX_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Retries:
-    """Bounds on trying again."""
-
-    attempts: int = 6
-    """Requests sent for one call, the first included."""
-
-    def delay(self, attempt: int, error: SandgateError, chance: float) -> float | None:
-        """Seconds until the next attempt, None if that was the last. `attempt` counts from 1; `chance` is in [0, 1)."""
-        if attempt >= self.attempts:
-            return None
-        wait: float = min(BACKOFF_MAX_S, BACKOFF_S * 2 ** (attempt - 1)) * (0.5 + chance / 2)
-        return max(wait, min(error.retry_after or 0.0, BACKOFF_MAX_S))
-
-
-def _request(call: ApiCall[Any], timeout_s: float) -> dict[str, Any]:
-    found: dict[str, Any] = {"method": call.method, "url": call.path, "headers": call.headers}
-    if call.params:
-        found["params"] = call.params
-    if call.json is not None:
-        found["json"] = call.json
-    return found | {"timeout": httpx.Timeout(timeout_s + call.wait_s, connect=CONNECT_S)}
-
-
-def _answer(found: tuple[httpx.Response, bytes]) -> ApiAnswer:
-    response, body = found
-    is_json = response.headers.get("content-type", "").startswith("application/json")
-    try:
-        value = json.loads(body) if is_json and body else None
-    except ValueError:  # a proxy's idea of JSON; what is read from it decides
-        value = None
-    return ApiAnswer(response.status_code, response.headers, body, value)
-
-
-def _lost(call: ApiCall[Any], error: httpx.HTTPError) -> Unavailable:
-    return Unavailable(f"{call.method} {call.path}: {str(error) or type(error).__name__}", retry_after=0.0)
-
-
-def _options(base_url: str, key: str, transport: Any) -> dict[str, Any]:
-    return {
-        "base_url": base_url.rstrip("/"),
-        "headers": PLAIN | ({"authorization": f"Bearer {key}"} if key else {}),
-        "transport": transport,
-        "trust_env": False,  # a proxy of the environment has no business between trainer and gateway
-    }
 
 
 def _spec(spec: Mapping[str, Json]) -> dict[str, Json]:
@@ -93,76 +28,31 @@ def _spec(spec: Mapping[str, Json]) -> dict[str, Json]:
     return {"session_id": f"s-{uuid.uuid4().hex[:24]}"} | given
 
 
-class AsyncRolloutClient:
+class AsyncRolloutClient(ControlClient):
     """Talks to one gateway. Use as `async with`, or call `aclose`."""
-
-    def __init__(
-        self,
-        base_url: str,
-        key: str = "",
-        *,
-        timeout_s: float = TIMEOUT_S,
-        retries: Retries | None = None,
-        transport: httpx.AsyncBaseTransport | None = None,
-    ) -> None:
-        """`base_url`: the gateway's origin. `key`: scope trainer or admin."""
-        self._http = httpx.AsyncClient(**_options(base_url, key, transport))
-        self._timeout_s, self._retries = timeout_s, retries or Retries()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-    async def aclose(self) -> None:
-        """Close connections. Leases that were not acked are offered again when they expire."""
-        await self._http.aclose()
-
-    async def call(self, call: ApiCall[T], retries: Retries | None = None) -> T:
-        """Carry out one call, with retries (of its own, or the client's). Raises SandgateError."""
-        attempt, retries = 0, retries or self._retries
-        while True:
-            attempt += 1
-            try:
-                return calls.read(call, _answer(await fetch(self._http, _request(call, self._timeout_s))))
-            except httpx.HTTPError as lost:
-                error: SandgateError = _lost(call, lost)
-                again = True
-            except SandgateError as said:
-                error, again = said, calls.may_retry(said)
-            delay = retries.delay(attempt, error, random.random()) if again else None
-            if delay is None:
-                raise error
-            await sleep(delay)
 
     async def create_session(self, /, **spec: Json) -> SessionHandle:
         """`spec`: the fields of contract.session.SessionSpec; another one is an InvalidBody that names it."""
-        return await self.call(calls.create(_spec(spec)))
+        return await self.call(control_api.create(_spec(spec)))
 
     async def create_sessions(self, specs: Sequence[Mapping[str, Json]]) -> list[SessionHandle]:
         """Many in one request; handles in the order of `specs`."""
-        return await self.call(calls.create_many([_spec(spec) for spec in specs]))
+        return await self.call(control_api.create_many([_spec(spec) for spec in specs]))
 
     async def session(self, session_id: str) -> dict[str, Json]:
         """State, turns, tokens, forks. Raises NotFound."""
-        return await self.call(calls.session(session_id))
+        return await self.call(control_api.session(session_id))
 
     async def sessions(
         self, *, state: str | None = None, job: str | None = None
     ) -> AsyncIterator[dict[str, Json]]:
         """All of them in id order, page by page."""
-        after: str | None = ""
-        while after is not None:
-            page, after = await self.call(calls.sessions(state, job, after))
-            for one in page:
-                yield one
+        async for session in self._pages(state=state or "", job=job or ""):
+            yield session
 
     async def wait(self, session_id: str, timeout_s: float = 60.0) -> dict[str, Json] | None:
         """The session's state once it is complete or ended; None if it is still open after `timeout_s`."""
-        return await self.call(calls.wait(session_id, timeout_s))
+        return await self.call(control_api.wait(session_id, timeout_s))
 
     async def reward(
         self,
@@ -173,7 +63,7 @@ class AsyncRolloutClient:
         reward_info: Mapping[str, Json] | None = None,
     ) -> None:
         """Reward one turn; default: the last. Raises Gone once the session is finalized."""
-        await self.call(calls.reward(session_id, reward, interaction_id, reward_info or {}))
+        await self.call(control_api.reward(session_id, reward, interaction_id, reward_info or {}))
 
     async def finalize(
         self,
@@ -189,20 +79,20 @@ class AsyncRolloutClient:
         stands."""
         body = {"outcome": outcome, "reward": reward, "reward_info": reward_info, "discount": discount}
         given = {name: value for name, value in body.items() if value is not None}
-        return await self.call(calls.finalize(session_id, given | {"trajectories": trajectories}))
+        return await self.call(control_api.finalize(session_id, given | {"trajectories": trajectories}))
 
     async def trajectories(self, session_id: str) -> list[Trajectory]:
         """Those of a finalized session. Reads only: they stay to be leased. Raises Conflict while it has not ended,
         Gone if it was aborted."""
-        return await self.call(calls.trajectories(session_id))
+        return await self.call(control_api.trajectories(session_id))
 
     async def abort(self, session_id: str) -> None:
         """Cancel what is in flight, discard. Siblings are untouched."""
-        await self.call(calls.abort(session_id))
+        await self.call(control_api.abort(session_id))
 
     async def tree(self, session_id: str, *, text: bool = True) -> dict[str, Json]:
         """Turns, parents, fork reasons, spans, as the viewer gets them; `text`: decoded too."""
-        return await self.call(calls.tree(session_id, text=text))
+        return await self.call(control_api.tree(session_id, text=text))
 
     async def lease(
         self,
@@ -210,28 +100,30 @@ class AsyncRolloutClient:
         job: str | None = None,
         max_groups: int = 1,
         max_tokens: int | None = None,
-        ttl_s: float = lease_call.TTL_S,
+        ttl_s: float = LEASE_TTL_S,
     ) -> Lease | None:
         """Whole groups that are ready, or None if there are none now. They are ours for `ttl_s` seconds."""
-        return await self.call(lease_call.lease(job, max_groups, max_tokens, ttl_s))
+        return await self.call(
+            lease_call.lease(job=job, max_groups=max_groups, max_tokens=max_tokens, ttl_s=ttl_s)
+        )
 
     async def renew(self, lease_id: str, ttl_s: float) -> None:
         """Keep a lease: `ttl_s` seconds from now on. Raises Conflict (another trainer was given it), NotFound."""
-        await self.call(calls.renew(lease_id, ttl_s))
+        await self.call(control_api.renew(lease_id, ttl_s))
 
     async def ack(self, lease: Lease) -> None:
         """These are trained on, or stored: never offered again. Idempotent."""
-        await self.call(calls.ack(lease.lease_id))
+        await self.call(control_api.ack(lease.lease_id))
 
     async def nack(self, lease: Lease) -> None:
         """Give them back at once."""
-        await self.call(calls.nack(lease.lease_id))
+        await self.call(control_api.nack(lease.lease_id))
 
     def groups(
         self,
         *,
         job: str | None = None,
-        ttl_s: float = lease_call.TTL_S,
+        ttl_s: float = LEASE_TTL_S,
         idle_s: float | None = None,
         ahead: Ahead | None = None,
     ) -> Groups:
@@ -249,34 +141,34 @@ class AsyncRolloutClient:
         no more will come, and the job ends with these. The same again changes nothing. Raises Conflict (a uid that
         waits with another prompt or data, or a new one after the last) and Overloaded: the gateway still holds as many
         unfinished tasks as `tasks.queue.capacity` says, after all attempts."""
-        await self.call(calls.push_tasks(tasks, last=last, job=job))
+        await self.call(control_api.push_tasks(tasks, last=last, job=job))
 
     async def close_group(self, uid: str, *, job: str = "") -> None:
         """No more sessions count for this task: what is there is its group (quorum reached, stragglers cut)."""
-        await self.call(calls.close_group(job, uid))
+        await self.call(control_api.close_group(job, uid))
 
     async def policy_version(self, version: int, *, labelled: bool | None = None) -> None:
         """Tokens sampled from now on carry this version, where the engine itself reports none. `labelled`: every
         engine's weights are labelled with their version (`/update_weight_version`); then an engine whose label has no
         number has lost its weights, and is not used until it has one. False: labels say nothing (any more). None: as
         was told or seen before."""
-        await self.call(calls.policy_version(version, labelled))
+        await self.call(control_api.policy_version(version, labelled))
 
     async def pause(self) -> None:
         """Hold turns that have not reached the engine; their clients get heartbeats."""
-        await self.call(calls.pause())
+        await self.call(control_api.pause())
 
     async def resume(self) -> None:
         """Let held turns go on."""
-        await self.call(calls.resume())
+        await self.call(control_api.resume())
 
     async def heartbeat(self) -> None:
         """A sign of life, for jobs with `trainer.heartbeatSeconds`; every other call is one too."""
-        await self.call(calls.heartbeat())
+        await self.call(control_api.heartbeat())
 
     async def status(self) -> dict[str, Json]:
         """Load, pause, versions, journal, engines."""
-        return await self.call(calls.status())
+        return await self.call(control_api.status())
 
     @asynccontextmanager
     async def weight_update(self, version: int) -> AsyncIterator[None]:

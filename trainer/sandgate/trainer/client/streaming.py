@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from sandgate.gateway.client import Lease
+from sandgate.contract.lease import Lease
 from sandgate.trainer.client.groups import Group, Leaser
 from sandgate.trainer.client.lease_renewal import Keeper
 

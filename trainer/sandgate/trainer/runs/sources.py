@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from sandgate.contract import control_api
 from sandgate.contract.errors import InvalidBody, NotFound
 from sandgate.contract.session import SessionState
 from sandgate.contract.trajectory import Json, Trajectory
-from sandgate.trainer.client import calls
 from sandgate.trainer.client.cluster import (
     ClusterPlace,
     JobGateways,
@@ -68,8 +68,8 @@ class Live:
 
     def named(self, beginning: str, limit: int) -> list[str]:
         with self.client() as client:  # ids come in order: those that begin with the last one follow it
-            page, _ = client.call(calls.sessions(None, None, beginning))
-        found = [one["session_id"] for one in page if one["session_id"].startswith(beginning)]
+            page = client.call(control_api.sessions(after=beginning))
+        found = [one["session_id"] for one in page.sessions if one["session_id"].startswith(beginning)]
         return found[:limit]
 
     def trajectories(self, job: str) -> Iterator[Trajectory]:
@@ -78,8 +78,8 @@ class Live:
                 yield from client.trajectories(one["session_id"])
 
     def client(self) -> RolloutClient:
+        from sandgate.gateway.client import Retries
         from sandgate.trainer.client.blocking_client import RolloutClient
-        from sandgate.trainer.client.rollout_client import Retries
 
         return RolloutClient(self.url, self.key, retries=Retries(attempts=ATTEMPTS))
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from sandgate.contract.errors import Conflict, NotFound, Unavailable
 from sandgate.contract.job import Task
+from sandgate.contract.lease import Lease
 from sandgate.contract.trajectory import Trajectory
-from sandgate.gateway.client import Lease
-from sandgate.trainer.client import lease_call
+from sandgate.gateway.client import new_lease_id
 from sandgate.trainer.client.fleet import AsyncFleet
 from sandgate.trainer.client.lease_renewal import RenewedLease
 from sandgate.trainer.trl.agents import Driver
@@ -201,7 +201,7 @@ class Rounds:
                 if (
                     not name
                 ):  # written first: a trainer that is killed before the answer has leased all the same
-                    name = lease_call.new_id()
+                    name = new_lease_id()
                     self._leases.change(add=name)
                 asked_at = self._fleet.keeper.clock()
                 lease = await self._fleet.lease(job=self._job, max_groups=1, ttl_s=self._ttl_s, lease_id=name)

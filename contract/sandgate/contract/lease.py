@@ -1,0 +1,50 @@
+"""A lease: whole groups of trajectories on loan to a trainer, until it acknowledges them or the time is over. (pure)"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sandgate.contract.trajectory import Trajectory, from_json
+
+LEASE_TTL_S: Final = 300.0
+"""How long a trainer has unless it says otherwise: a step on one batch of groups, with room."""
+ARROW: Final = "application/vnd.apache.arrow.stream"
+"""Media type of a lease's rows as columns; the other is JSON."""
+LEASE_HEADER: Final = "x-sandgate-lease"
+"""Where an Arrow answer says the lease's id; without it there was nothing to lease."""
+UNTIL_HEADER: Final = "x-sandgate-lease-until"
+"""Where it says `until`."""
+FAILED_HEADER: Final = "x-sandgate-lease-failed"
+"""Where it names the sessions whose rows it is without, because they cannot be given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Whole groups on loan: acknowledge them, or they are offered again after `until` (unix seconds)."""
+
+    lease_id: str
+    until: float
+    sessions: tuple[str, ...]
+    """All of them; one that never took a turn has no trajectory."""
+    trajectories: tuple[Trajectory, ...]
+    """By group, sample and trajectory id."""
+
+    @classmethod
+    def of(cls, answer: Any) -> Lease | None:
+        """From the gateway's JSON; None if there was nothing to lease. Raises what missing or wrong fields raise."""
+        if answer["lease_id"] is None:
+            return None
+        return cls(
+            str(answer["lease_id"]),
+            float(answer["until"]),
+            tuple(str(session) for session in answer["sessions"]),
+            tuple(from_json(row) for row in answer["trajectories"]),
+        )
+
+    def groups(self) -> dict[tuple[str, str], list[Trajectory]]:
+        """(job, task uid) -> its rows. A session without a task is a group of its own, named by its id."""
+        groups: dict[tuple[str, str], list[Trajectory]] = {}
+        for row in self.trajectories:
+            groups.setdefault((row.job, row.uid or row.session_id), []).append(row)
+        return groups
