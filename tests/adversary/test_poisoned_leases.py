@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from sandgate.contract.lease import ARROW
 from sandgate.contract.trajectory import Trajectory, from_json
 from sandgate.gateway.config import OutputConfig
 from sandgate.gateway.journal.records import Completed, Record, Rewarded, Sealed
-from sandgate.gateway.web.leases import ARROW, JSON
+from sandgate.gateway.web.leases import JSON
 from sandgate.trainer.export.arrow import from_ipc, read_parquet
 from tests.support.gateway import Agent, Running, gateway
 from tests.support.waiting import until

@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandgate.contract.errors import InvalidBody
+from sandgate.contract.lease import ARROW
 from sandgate.contract.trajectory import Trajectory, from_json
 from sandgate.gateway.delivery import arrow
 from sandgate.gateway.web import leases
-from sandgate.gateway.web.leases import ARROW, JSON, wanted
+from sandgate.gateway.web.leases import JSON, wanted
 from sandgate.trainer.client.rollout_client import AsyncRolloutClient
 from sandgate.trainer.export import schema as trainers
 from sandgate.trainer.export.arrow import from_ipc, to_table

@@ -79,6 +79,7 @@ HEARTBEAT = Endpoint("POST", "/v1/heartbeat")
 STATUS = Endpoint("GET", "/v1/status")
 HEALTHZ = Endpoint("GET", "/healthz")
 READYZ = Endpoint("GET", "/readyz")
+METRICS = Endpoint("GET", "/metrics")
 
 ENDPOINTS: Final = tuple(value for value in list(globals().values()) if isinstance(value, Endpoint))
 """All of them; a test holds that a gateway serves these and no others under /v1."""

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 import orjson
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from sandgate.contract.lease import LEASE_TTL_S
 from sandgate.gateway.trajectories.credit import REWARD_MAX
 
 SESSION_ID = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?$"
@@ -155,7 +156,7 @@ class LeaseBody(_Body):
     job: str | None = None
     max_groups: int = Field(default=1, ge=1, le=100_000)
     max_tokens: int | None = Field(default=None, ge=1)
-    ttl_s: LeaseSeconds = 300.0
+    ttl_s: LeaseSeconds = LEASE_TTL_S
     whole_groups: bool = True
     lease_id: str | None = Field(default=None, pattern=SESSION_ID)
     """Chosen by the trainer, new for each lease: asking again with it, because the answer was lost, gives the same."""
@@ -164,7 +165,7 @@ class LeaseBody(_Body):
 class RenewBody(_Body):
     """Body of POST /v1/leases/{id}/renew."""
 
-    ttl_s: LeaseSeconds = 300.0
+    ttl_s: LeaseSeconds = LEASE_TTL_S
     """From now on."""
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import orjson
-from fastapi import Depends, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.types import DecoratedCallable
 
+from sandgate.contract.endpoints import Endpoint
 from sandgate.contract.keys import Key
 from sandgate.gateway.service import auth
 from sandgate.gateway.service.gateway_service import GatewayService
@@ -38,6 +41,13 @@ async def _admin(request: Request) -> Key:
     key = await _any(request)
     auth.admin(key)
     return key
+
+
+def serves(
+    router: APIRouter, endpoint: Endpoint, status_code: int = 200
+) -> Callable[[DecoratedCallable], DecoratedCallable]:
+    """The decorated function answers this endpoint of the contract."""
+    return router.api_route(endpoint.path, methods=[endpoint.method], status_code=status_code)
 
 
 class JsonBody(Response):

@@ -13,24 +13,23 @@ from fastapi import APIRouter, Header
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
+from sandgate.contract import endpoints
 from sandgate.contract.errors import Conflict
+from sandgate.contract.lease import ARROW, FAILED_HEADER, LEASE_HEADER, UNTIL_HEADER
 from sandgate.contract.trajectory import Trajectory
 from sandgate.gateway.service import auth
 from sandgate.gateway.service.rows import as_json
 from sandgate.gateway.service.schemas import CloseGroupBody, LeaseBody, RenewBody
-from sandgate.gateway.web.dependencies import Controller, Front, JsonBody
+from sandgate.gateway.web.dependencies import Controller, Front, JsonBody, serves
 
-ARROW, JSON = "application/vnd.apache.arrow.stream", "application/json"
-LEASE_HEADER, UNTIL_HEADER = "x-sandgate-lease", "x-sandgate-lease-until"
-"""Where an Arrow answer says what JSON says in its body; without the first there was nothing to lease."""
+JSON = "application/json"
+FAILED_SAID = 32
+"""So many ids of failed sessions in an Arrow answer's header: it stays short."""
 
-FAILED_HEADER, FAILED_SAID = "x-sandgate-lease-failed", 32
-"""Ids of sessions that an Arrow answer is without; so many that the header stays short."""
-
-router = APIRouter(prefix="/v1", tags=["leases"])
+router = APIRouter(tags=["leases"])
 
 
-@router.post("/leases")
+@serves(router, endpoints.LEASE)
 async def lease(
     core: Front, key: Controller, body: LeaseBody | None = None, accept: Annotated[str, Header()] = "*/*"
 ) -> Response:
@@ -95,26 +94,26 @@ def wanted(accept: str, forms: list[str]) -> str | None:
     return forms[found.index(best)] if best > 0 else None
 
 
-@router.post("/leases/{lease_id}/renew")
+@serves(router, endpoints.RENEW)
 async def renew(core: Front, _: Controller, lease_id: str, body: RenewBody | None = None) -> Any:
     """It is still worked on: `ttl_s` seconds from now on, if nobody else was given any of it (409). `until` null: all
     of it was acknowledged."""
     return await core.renew(lease_id, (body or RenewBody()).ttl_s)
 
 
-@router.post("/leases/{lease_id}/ack")
+@serves(router, endpoints.ACK)
 async def ack(core: Front, _: Controller, lease_id: str) -> Any:
     """The trainer has them for good. 409 if the lease expired and another trainer was given them. Idempotent."""
     return await core.ack(lease_id)
 
 
-@router.post("/leases/{lease_id}/nack")
+@serves(router, endpoints.NACK)
 async def nack(core: Front, _: Controller, lease_id: str) -> Any:
     """Give them back; they are offered again at once. Idempotent."""
     return await core.nack(lease_id)
 
 
-@router.post("/groups/close")
+@serves(router, endpoints.CLOSE_GROUP)
 async def close(core: Front, key: Controller, body: CloseGroupBody) -> Any:
     """No more sessions count for this task (quorum reached, stragglers cut). Idempotent."""
     auth.control(key, job=body.job or None)

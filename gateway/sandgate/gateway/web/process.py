@@ -8,14 +8,15 @@ from fastapi import APIRouter, Query
 from fastapi.responses import Response
 from prometheus_client import generate_latest
 
+from sandgate.contract import endpoints
 from sandgate.contract.errors import NotFound
 from sandgate.gateway.service.schemas import EnginesBody, VersionBody
-from sandgate.gateway.web.dependencies import WAIT_S_MAX, Admin, Controller, Front, JsonBody
+from sandgate.gateway.web.dependencies import WAIT_S_MAX, Admin, Controller, Front, JsonBody, serves
 
-router = APIRouter(prefix="/v1", tags=["process"])
+router = APIRouter(tags=["process"])
 
 
-@router.get("/events")
+@serves(router, endpoints.EVENTS)
 async def events(
     core: Front, key: Controller, after: int = 0, wait_s: Annotated[float, Query(ge=0, le=WAIT_S_MAX)] = 30.0
 ) -> Any:
@@ -24,21 +25,21 @@ async def events(
     return await core.events(after, wait_s, job=key.job)
 
 
-@router.post("/pause")
+@serves(router, endpoints.PAUSE)
 async def pause(core: Front, _: Controller) -> Any:
     """Hold turns that have not reached the engine; a restart of the gateway does not let them go."""
     await core.pause()
     return core.status()
 
 
-@router.post("/resume")
+@serves(router, endpoints.RESUME)
 async def resume(core: Front, _: Controller) -> Any:
     """Let held turns go on."""
     await core.resume()
     return core.status()
 
 
-@router.put("/policy-version")
+@serves(router, endpoints.POLICY_VERSION)
 async def version(core: Front, _: Controller, body: VersionBody) -> Any:
     """The trainer's weights advanced; tokens sampled from now on carry this version, or the number in the label of
     their engine's weights. `labelled`: engines are labelled with versions, so one whose label has no number is not
@@ -47,7 +48,7 @@ async def version(core: Front, _: Controller, body: VersionBody) -> Any:
     return core.status()
 
 
-@router.put("/engines")
+@serves(router, endpoints.ENGINES)
 async def engines(core: Front, _: Admin, body: EnginesBody) -> Any:
     """Replace the engine's replicas. Answers when the new ones were asked what they are; running generations end where
     they are. Survives a restart."""
@@ -55,13 +56,13 @@ async def engines(core: Front, _: Admin, body: EnginesBody) -> Any:
     return core.status()
 
 
-@router.post("/heartbeat")
+@serves(router, endpoints.HEARTBEAT)
 async def heartbeat(core: Front, _: Controller) -> Any:
     """A trainer says that it lives; every other call with a trainer's key says so, too."""
     return {"trainer_seen_at": core.gate.heartbeat()}
 
 
-@router.get("/status")
+@serves(router, endpoints.STATUS)
 async def status(core: Front, _: Controller) -> Any:
     """Load, pause, versions, journal, engines."""
     return core.status()
@@ -70,21 +71,21 @@ async def status(core: Front, _: Controller) -> Any:
 probes = APIRouter(tags=["probes"])
 
 
-@probes.get("/healthz")
+@serves(probes, endpoints.HEALTHZ)
 async def healthz(core: Front) -> Response:
     """Alive, and able to make turns durable. (Served before it gets here; this is for the OpenAPI document.)"""
     status, said = core.health()
     return JsonBody(said, status)
 
 
-@probes.get("/readyz")
+@serves(probes, endpoints.READYZ)
 async def readyz(core: Front) -> Response:
     """Takes turns: not draining, journal healthy, an engine answers (or it was told to wait for one)."""
     ready, detail = core.readiness()
     return JsonBody({"ready": ready, "detail": detail}, 200 if ready else 503)
 
 
-@probes.get("/metrics")
+@serves(probes, endpoints.METRICS)
 async def metrics(core: Front) -> Response:
     """Prometheus. 404 where the settings say so."""
     if not core.config.metrics:

@@ -8,18 +8,28 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Query
 from fastapi.responses import Response
 
+from sandgate.contract import endpoints
 from sandgate.contract.errors import NotFound
 from sandgate.contract.keys import Scope
 from sandgate.contract.session import agents_task
 from sandgate.gateway.service import auth
 from sandgate.gateway.service.schemas import Complete, Finalize, RewardBody, SessionBody
 from sandgate.gateway.service.session import SessionPhase
-from sandgate.gateway.web.dependencies import PAGE, WAIT_S_MAX, AnyKey, Controller, Front, JsonBody, own
+from sandgate.gateway.web.dependencies import (
+    PAGE,
+    WAIT_S_MAX,
+    AnyKey,
+    Controller,
+    Front,
+    JsonBody,
+    own,
+    serves,
+)
 
-router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
+router = APIRouter(tags=["sessions"])
 
 
-@router.post("", status_code=201)
+@serves(router, endpoints.CREATE_SESSIONS, status_code=201)
 async def create(
     core: Front, key: Controller, body: Annotated[SessionBody | list[SessionBody], Body()]
 ) -> Response:
@@ -31,7 +41,7 @@ async def create(
     return JsonBody(handles if isinstance(body, list) else handles[0], 201 if fresh else 200)
 
 
-@router.get("")
+@serves(router, endpoints.LIST_SESSIONS)
 async def listing(
     core: Front,
     key: Controller,
@@ -53,13 +63,13 @@ async def listing(
     return {"sessions": page, "next": None}
 
 
-@router.get("/{session_id}")
+@serves(router, endpoints.SESSION)
 async def one(core: Front, key: Controller, session_id: str) -> Any:
     """State, turns, tokens, forks, in flight, timestamps."""
     return core.sessions.summary(own(core, key, session_id))
 
 
-@router.get("/{session_id}/wait")
+@serves(router, endpoints.WAIT)
 async def wait(
     core: Front,
     key: Controller,
@@ -79,7 +89,7 @@ async def wait(
     return core.sessions.summary(session)
 
 
-@router.get("/{session_id}/task")
+@serves(router, endpoints.SESSION_TASK)
 async def task(core: Front, key: AnyKey, session_id: str) -> Any:
     """The task that the session was created with; of its `data` an agent sees what is under `public`. 404 if it was
     created without."""
@@ -93,7 +103,7 @@ async def task(core: Front, key: AnyKey, session_id: str) -> Any:
     return JsonBody(found)
 
 
-@router.post("/{session_id}/reward")
+@serves(router, endpoints.REWARD)
 async def reward(core: Front, key: AnyKey, session_id: str, body: RewardBody) -> Any:
     """Set the reward of a turn (default: the last one)."""
     session = core.sessions.get(session_id)
@@ -107,25 +117,25 @@ async def reward(core: Front, key: AnyKey, session_id: str, body: RewardBody) ->
     return {"session_id": session_id, "interaction_id": turn, "reward": body.reward}
 
 
-@router.post("/{session_id}/complete")
+@serves(router, endpoints.COMPLETE)
 async def complete(core: Front, key: Controller, session_id: str, body: Complete | None = None) -> Any:
     """The same signal as the agent's /complete, for drivers."""
     return await core.complete(own(core, key, session_id), body or Complete())
 
 
-@router.post("/{session_id}/finalize")
+@serves(router, endpoints.FINALIZE)
 async def finalize(core: Front, key: Controller, session_id: str, body: Finalize | None = None) -> Any:
     """Seal the session's tree and linearize it. Idempotent: the first outcome stands."""
     return JsonBody(await core.finalize(own(core, key, session_id), body or Finalize()))
 
 
-@router.get("/{session_id}/trajectories")
+@serves(router, endpoints.TRAJECTORIES)
 async def trajectories(core: Front, key: Controller, session_id: str) -> Any:
     """The trajectories of a finalized session; 409 while it has not ended. Reads only: they stay to be leased."""
     return JsonBody(await core.trajectories(own(core, key, session_id)))
 
 
-@router.post("/{session_id}/abort")
+@serves(router, endpoints.ABORT)
 async def abort(core: Front, key: Controller, session_id: str) -> Any:
     """Cancel in-flight engine calls and discard; siblings are untouched. Idempotent."""
     session = own(core, key, session_id)
@@ -133,7 +143,7 @@ async def abort(core: Front, key: Controller, session_id: str) -> Any:
     return core.sessions.summary(session)
 
 
-@router.get("/{session_id}/tree")
+@serves(router, endpoints.TREE)
 async def tree(core: Front, key: Controller, session_id: str, text: bool = True) -> Any:
     """Turns, parents, fork reasons, per-token spans."""
     return JsonBody(await core.tree(own(core, key, session_id), text=text))

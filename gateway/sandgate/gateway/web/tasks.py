@@ -7,14 +7,15 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from fastapi.responses import Response
 
+from sandgate.contract import endpoints
 from sandgate.gateway.service import auth
 from sandgate.gateway.service.schemas import ForgetTasks, PushTasks
-from sandgate.gateway.web.dependencies import WAIT_S_MAX, Admin, Controller, Front, JsonBody
+from sandgate.gateway.web.dependencies import WAIT_S_MAX, Admin, Controller, Front, JsonBody, serves
 
-router = APIRouter(prefix="/v1/tasks", tags=["tasks"])
+router = APIRouter(tags=["tasks"])
 
 
-@router.post("")
+@serves(router, endpoints.PUSH_TASKS)
 async def push(core: Front, key: Controller, body: PushTasks) -> Any:
     """Push tasks to the job, all of them or none; durable when answered. The same again changes nothing; a uid with
     another prompt or data is 409, as is any task where the job has no queue. 429 while as many tasks are unfinished as
@@ -23,7 +24,7 @@ async def push(core: Front, key: Controller, body: PushTasks) -> Any:
     return await core.push_tasks(body, key)
 
 
-@router.get("")
+@serves(router, endpoints.TASKS)
 async def look(
     core: Front,
     _: Admin,
@@ -34,7 +35,7 @@ async def look(
     return JsonBody(await core.tasks(after, wait_s))
 
 
-@router.post("/forget")
+@serves(router, endpoints.FORGET_TASKS)
 async def forget(core: Front, _: Admin, body: ForgetTasks) -> Any:
     """Tasks up to this number are finished: their places are free. Idempotent."""
     return await core.forget_tasks(body.upto)

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Final
 
+from sandgate.contract import endpoints
 from sandgate.contract.job import Beside, RolloutJob
 from sandgate.contract.keys import Key, Scope, mint
 from sandgate.contract.labels import GATEWAY, labels
@@ -227,9 +228,9 @@ def _template(job: RolloutJob, settings: Settings, config: Json) -> Json:
         "env": env,
         "ports": [{"name": HTTP, "containerPort": HTTP_PORT, "protocol": "TCP"}],
         "resources": settings.gateway_resources,
-        "startupProbe": probe("/healthz", period=2, failures=START_S // 2),
-        "livenessProbe": probe("/healthz", period=10, failures=LIVE_S // 10),
-        "readinessProbe": probe("/readyz", period=5, failures=2),
+        "startupProbe": probe(endpoints.HEALTHZ.path, period=2, failures=START_S // 2),
+        "livenessProbe": probe(endpoints.HEALTHZ.path, period=10, failures=LIVE_S // 10),
+        "readinessProbe": probe(endpoints.READYZ.path, period=5, failures=2),
         "securityContext": container_security() | {"readOnlyRootFilesystem": True},
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": mounts,
