@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from sandgate.operator.manifests.example import pod_defaults
+from sandgate.operator.manifests.pod_hardening import limit
 from sandgate.operator.settings import Settings
-from sandgate.sandbox.harden import limit
-from tests.sandbox.pods import POD, agent, verifier
+from tests.operator.sandbox_pods import POD, agent, verifier
 
 DEFAULTS = Settings().sandbox_resources
 MEMORY, DISK = DEFAULTS["limits"]["memory"], DEFAULTS["limits"]["ephemeral-storage"]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.cluster.harness.api import Api
 from tests.cluster.harness.rest import Refused
-from tests.sandbox.pods import MAIN, POD, Json, agent, verifier
+from tests.operator.sandbox_pods import MAIN, POD, Json, agent, verifier
 
 RUNTIME = "gvisor"
 STRICT, LENIENT = "pods-restricted", "pods-privileged"

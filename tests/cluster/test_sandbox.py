@@ -13,15 +13,16 @@ from sandgate.contract.errors import FailureReason
 from sandgate.contract.job import RolloutJob, Task
 from sandgate.contract.labels import GATEWAY, labels
 from sandgate.contract.names import gateway_name, gateways_name
+from sandgate.contract.session_urls import SessionUrls
 from sandgate.operator.manifests.policies import sandbox_policies
+from sandgate.operator.manifests.sandbox_pods import FETCHER, PodDefaults, agent_pod, verifier_pod
 from sandgate.operator.observed.pod_record import PodSeen, pod_seen
 from sandgate.operator.settings import Settings
-from sandgate.sandbox.pod import FETCHER, PodDefaults, SessionUrls, agent_pod, verifier_pod
 from tests.cluster import pods
 from tests.cluster.harness.cluster import Cluster
 from tests.cluster.harness.images import PYTHON
 from tests.images.ours import build, tag
-from tests.sandbox.pods import MAIN, job
+from tests.operator.sandbox_pods import MAIN, job
 from tests.support.waiting import until_now
 
 Json = dict[str, Any]

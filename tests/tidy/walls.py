@@ -87,7 +87,7 @@ IMPURE_CALLS = frozenset(
 
 FRONT_DOORS = {
     "gateway": ("gateway.client", "gateway.offline"),
-    "sandbox": ("sandbox.pod", "sandbox.agents", "sandbox.process"),
+    "sandbox": ("sandbox.agents", "sandbox.process"),
     "operator": (
         "operator.driver.reconcile",
         "operator.manifests",

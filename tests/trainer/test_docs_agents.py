@@ -11,24 +11,26 @@ from typing import Any
 import pytest
 import yaml
 
+from sandgate.contract import session_urls
 from sandgate.contract.errors import FAILURE_CLASS, FailureReason, SandgateError
 from sandgate.contract.session import OUTCOME_BYTES_MAX
 from sandgate.gateway.config import Limits
 from sandgate.operator.cluster.remote_sessions import ELSEWHERE
 from sandgate.operator.local.sandboxes import base_env
+from sandgate.operator.manifests import sandbox_pods
 from sandgate.operator.plan.actions import Exit
 from sandgate.operator.plan.outcome import failure, reward_of
-from sandgate.sandbox import agents, pod, process
+from sandgate.sandbox import agents, process
 from sandgate.trainer import tinymodel
 from sandgate.trainer.export.arrow import read_parquet
 from tests.operator import plans
-from tests.sandbox import pods
+from tests.operator import sandbox_pods as pods
 from tests.trainer.jobs import MANIFEST, lab
 
 PAGE = (Path(__file__).parents[2] / "docs" / "agents.md").read_text("utf-8")
 SAMPLES = re.findall(r"```yaml\n(.*?)```.*?```python\n# (\w+\.py)(.*?)```", PAGE, re.DOTALL)
 """(part of a spec, name of its program, the program)."""
-HANDLE = pod.SessionUrls.of("http://127.0.0.1:1", "s").handle()
+HANDLE = session_urls.SessionUrls.of("http://127.0.0.1:1", "s").handle()
 
 # -- what it finds ----------------------------------------------------------------------------------------------------
 
@@ -72,10 +74,10 @@ def test_agents_elsewhere_lack_what_the_page_says() -> None:
 
 NUMBERS = {
     f"beyond {agents.ENV_BYTES_MAX:,} bytes": "the longest variable",
-    f"a file beyond {pod.PROMPT_BYTES_MAX:,} bytes": "the longest variable of a pod",
+    f"a file beyond {sandbox_pods.PROMPT_BYTES_MAX:,} bytes": "the longest variable of a pod",
     f"{OUTCOME_BYTES_MAX:,} bytes count": "a termination message",
     f"SIGKILL {process.GRACE_S:.0f} s later": "the grace of a process",
-    f"SIGKILL {pod.GRACE_S} s later": "the grace of a pod",
+    f"SIGKILL {sandbox_pods.GRACE_S} s later": "the grace of a pod",
     f"`{agents.TASK_PATH}`": "the task's file in a pod",
     f"`{agents.TERMINATION_PATH}`": "the result's file in a pod",
     f"at most {signature(process.ProcessSpec).parameters['log_bytes'].default >> 20} MiB": "a log",

@@ -12,10 +12,10 @@ from sandgate.gateway.client import GatewayClient
 from sandgate.operator.cluster.api import Api
 from sandgate.operator.cluster.gateway_monitor import GatewayMonitor
 from sandgate.operator.cluster.object_store import ObjectTable, PodKept, SessionSeen
+from sandgate.operator.manifests.sandbox_pods import PodDefaults
 from sandgate.operator.observed.job import Observed
 from sandgate.operator.plan.actions import Ref
 from sandgate.operator.settings import Settings
-from sandgate.sandbox.pod import PodDefaults
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ from sandgate.contract.keys import Key, Scope, mint
 from sandgate.contract.names import remote_keys_name, remote_verifier_name
 from sandgate.contract.schema import encode
 from sandgate.contract.session import SessionSpec
+from sandgate.contract.session_urls import SessionUrls
 from sandgate.contract.status import SessionReason
 from sandgate.operator.cluster.api import Api, Json
 from sandgate.operator.cluster.job_state import JobState
@@ -26,7 +27,6 @@ from sandgate.operator.manifests import remote_secret, remote_verifier_secret
 from sandgate.operator.observed.remotes import METADATA
 from sandgate.operator.plan.actions import Ref
 from sandgate.sandbox.agents import agent_env
-from sandgate.sandbox.pod import SessionUrls
 
 KEY_MARGIN_S = 86_400.0
 """Keys outlive their session's longest life by this: a gateway may be away."""

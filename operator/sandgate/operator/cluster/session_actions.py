@@ -21,6 +21,7 @@ from sandgate.contract.job import Task
 from sandgate.contract.names import KEYS_PER_SECRET, pod_name, verifier_name
 from sandgate.contract.schema import encode
 from sandgate.contract.session import SessionOutcome, SessionSpec
+from sandgate.contract.session_urls import SessionUrls
 from sandgate.operator.cluster.api import Json
 from sandgate.operator.cluster.gateway_monitor import GatewayMonitor
 from sandgate.operator.cluster.job_state import JobState
@@ -37,12 +38,12 @@ from sandgate.operator.cluster.remote_sessions import RemoteActs
 from sandgate.operator.cluster.session_status import session_status
 from sandgate.operator.driver.sealing import seal
 from sandgate.operator.manifests import keys_secret, session_object
+from sandgate.operator.manifests.sandbox_pods import RESULT_BYTES_MAX, agent_pod, verifier_pod
 from sandgate.operator.observed.job import Observed
 from sandgate.operator.observed.pod_record import pod_gone
 from sandgate.operator.plan.actions import Exit, Outage, Ref, Running, SessionObserved, Stop, Told
 from sandgate.operator.plan.outcome import in_words
 from sandgate.sandbox.agents import result_document, task_document
-from sandgate.sandbox.pod import RESULT_BYTES_MAX, SessionUrls, agent_pod, verifier_pod
 
 log = logging.getLogger(__name__)
 

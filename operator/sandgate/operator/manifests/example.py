@@ -9,15 +9,16 @@ from sandgate.contract.agent_session import AgentSession
 from sandgate.contract.job import RolloutJob, Task
 from sandgate.contract.names import API_VERSION, gateway_name, group_name, keys_name
 from sandgate.contract.session import TerminationMessage
+from sandgate.contract.session_urls import SessionUrls
 from sandgate.operator.manifests.base import Json, gateway_origin
 from sandgate.operator.manifests.check import check_cluster
 from sandgate.operator.manifests.engines import engine_objects
 from sandgate.operator.manifests.gateways import gateway_objects
+from sandgate.operator.manifests.sandbox_pods import PodDefaults, agent_pod, verifier_pod
 from sandgate.operator.manifests.sessions import keys_secret, session_object
 from sandgate.operator.plan.actions import Ref
 from sandgate.operator.settings import Settings
 from sandgate.sandbox.agents import result_document
-from sandgate.sandbox.pod import PodDefaults, SessionUrls, agent_pod, verifier_pod
 
 NO_UID: Final = "00000000-0000-0000-0000-000000000000"
 NO_SECRET: Final = "00" * 32

@@ -10,20 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandgate.sandbox.agents import ENV_BYTES_MAX, agent_env, verifier_env
-from sandgate.sandbox.expand import expand
-from sandgate.sandbox.pod import (
+from sandgate.contract.session_urls import SessionUrls
+from sandgate.operator.manifests.sandbox_pods import (
     DEADLINE_MARGIN_S,
     FETCHER,
     PROMPT_BYTES_MAX,
     RESULT_BYTES_MAX,
     PodDefaults,
-    SessionUrls,
     agent_pod,
     plain,
     verifier_pod,
 )
-from tests.sandbox.pods import (
+from sandgate.sandbox.agents import ENV_BYTES_MAX, agent_env, verifier_env
+from sandgate.sandbox.expand import expand
+from tests.operator.sandbox_pods import (
     GROUP,
     LOOK,
     MAIN,

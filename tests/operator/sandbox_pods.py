@@ -6,7 +6,8 @@ from typing import Any
 
 from sandgate.contract.job import RolloutJob, Task
 from sandgate.contract.schema import decode
-from sandgate.sandbox.pod import PodDefaults, SessionUrls, agent_pod, verifier_pod
+from sandgate.contract.session_urls import SessionUrls
+from sandgate.operator.manifests.sandbox_pods import PodDefaults, agent_pod, verifier_pod
 from tests.contract.manifests import spoilt
 
 Json = Any

@@ -16,7 +16,8 @@ from typing import Any, Final
 from sandgate.contract.job import Isolation, RolloutJob, Task, TaskDelivery
 from sandgate.contract.labels import AGENT, SHARD, VERIFIER, labels
 from sandgate.contract.names import pod_name, verifier_name
-from sandgate.contract.session import SessionHandle
+from sandgate.contract.session_urls import SessionUrls
+from sandgate.operator.manifests.pod_hardening import containers, harden, limit
 from sandgate.sandbox.agents import (
     ENV_BYTES_MAX,
     RESULT_PATH,
@@ -26,7 +27,6 @@ from sandgate.sandbox.agents import (
     prompt_text,
     verifier_env,
 )
-from sandgate.sandbox.harden import containers, harden, limit
 
 Json = Any
 
@@ -76,50 +76,6 @@ class PodDefaults:
     """How long a pod stays bound to a node that does not answer."""
     probe: tuple[str, ...] = ()
     """Further `host:port` that an agent must not reach, beside the API server."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionUrls:
-    """A session's addresses: its handle without the keys, which travel in a Secret."""
-
-    session_id: str
-    origin: str
-    """Of its gateway, without a slash at the end."""
-    base_url: str
-    anthropic_base_url: str
-    complete_url: str
-    reward_url: str
-
-    @classmethod
-    def of(cls, origin: str, session: str) -> SessionUrls:
-        """As a gateway at `origin` makes them (docs/agents.md)."""
-        base = f"{origin}/sessions/{session}"
-        return cls(
-            session_id=session,
-            origin=origin,
-            base_url=f"{base}/v1",
-            anthropic_base_url=base,
-            complete_url=f"{base}/complete",
-            reward_url=f"{origin}/v1/sessions/{session}/reward",
-        )
-
-    @property
-    def task_url(self) -> str:
-        """Where the task document is; how much of it is told is the key's affair."""
-        return f"{self.origin}/v1/sessions/{self.session_id}/task"
-
-    def handle(self) -> SessionHandle:
-        """With empty keys: nothing that is made of it can hold one."""
-        return SessionHandle(
-            session_id=self.session_id,
-            base_url=self.base_url,
-            anthropic_base_url=self.anthropic_base_url,
-            complete_url=self.complete_url,
-            reward_url=self.reward_url,
-            api_key="",
-            reward_key="",
-            expires_at=0.0,
-        )
 
 
 def agent_pod(
