@@ -35,6 +35,8 @@ def decode(ids: Sequence[int]) -> str:
 TRIES = 24
 """A generation of some thousand tokens takes a second, and on a busy machine its server says nothing until it is done;
 that it is always missed is no accident any more."""
+METRICS_S = 60.0
+"""A busy engine on a busy machine was seen to take more than 10 s for them."""
 
 T = TypeVar("T")
 
@@ -149,7 +151,7 @@ async def _client(url: str, model: str) -> AsyncIterator[Subject]:
     http = Transport()
 
     async def running() -> int:
-        text = (await http.ask("GET", f"{url}/metrics")).body.decode()
+        text = (await http.ask("GET", f"{url}/metrics", timeout_s=METRICS_S)).body.decode()
         lines = [line for line in text.splitlines() if line.startswith("vllm:num_requests_running")]
         return int(sum(float(line.rsplit(" ", 1)[1]) for line in lines))
 
