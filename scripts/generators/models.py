@@ -32,6 +32,8 @@ assistant turn.
   `bridge`, our proof over the template itself; `refused` where nothing is additive (`renderer: template` runs it all
   the same, and every later turn forks). A family has its own rules; its `exact` is its own bridge, checked to leave the
   path as it is.
+* **tools**: whether a model with this template can be given tools: they are in its prompt, and a call as the template
+  writes it is read back equal. Where not, a request with `tools` is refused with 400; the reasons are below.
 * **calls**, **reasoning**: the markup that is read from the sampled ids. `own`: read by the family when the turn ends.
 * **keeps thoughts**: whether the template leaves the reasoning of earlier turns as it was when a user speaks again.
   Where not, `historyPolicy: template` forks there (`history_rewritten_by_template`); `sampled`, the default, keeps
@@ -50,7 +52,7 @@ it comes.
 
 def generate() -> dict[str, str]:
     reasons: dict[str, int] = {}
-    columns = ("template", "codec", "calls", "reasoning", *TAIL_SHAPES, "keeps thoughts")
+    columns = ("template", "codec", "tools", "calls", "reasoning", *TAIL_SHAPES, "keeps thoughts")
     rows = [columns, tuple("---" for _ in columns), *(row(specimen, reasons) for specimen in zoo().values())]
     table = "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
     notes = "\n".join(f"{number}. {reason}" for reason, number in reasons.items())
@@ -69,7 +71,9 @@ def row(specimen: Specimen, reasons: dict[str, int]) -> tuple[str, ...]:
     codec = f"renderers/{family.family}" if family else "bridge"
     if not family and not any(cell == "exact" for cell in cells):
         codec = "refused"
-    return (specimen.name, codec, *markup(grammar), *cells, thoughts(family or bridge))
+    why = (family or bridge).no_tools
+    tools = str(reasons.setdefault(why, len(reasons) + 1)) if why else "yes"
+    return (specimen.name, codec, tools, *markup(grammar), *cells, thoughts(family or bridge))
 
 
 def confirmed_family(specimen: Specimen) -> FamilyCodec | None:

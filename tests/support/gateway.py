@@ -29,6 +29,7 @@ from sandgate.gateway.engine.scripted.engine import Gate, Reply, Script, Scripte
 from sandgate.gateway.journal.memory import MemoryStore
 from sandgate.gateway.journal.store import Store
 from sandgate.gateway.service.gateway_service import GatewayService
+from sandgate.gateway.tokens.api import Codec
 from sandgate.gateway.tokens.codec import TemplateCodec
 from sandgate.gateway.tokens.load import load_codec, read_checkpoint
 
@@ -321,9 +322,11 @@ async def gateway(
     store: Store | None = None,
     folder: Path | None = None,
     now: Callable[[], float] | None = None,
+    model: Codec | None = None,
     **settings: Any,
 ) -> AsyncIterator[Running]:
-    """Serve on a free port of loopback, in this event loop. `settings`: of `config_in`."""
+    """Serve on a free port of loopback, in this event loop. `model`: another than the shop example's. `settings`: of
+    `config_in`."""
     async with AsyncExitStack() as stack:
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -337,7 +340,7 @@ async def gateway(
         origin = f"http://127.0.0.1:{sock.getsockname()[1]}"
         clock = {} if now is None else {"now": now}
         running = await stack.enter_async_context(
-            app.gateway(config, origin=origin, engine=source, store=store, codec=codec(), **clock)
+            app.gateway(config, origin=origin, engine=source, store=store, codec=model or codec(), **clock)
         )
         server = app.web_server(running.app)
         server.config.load()

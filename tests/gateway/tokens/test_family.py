@@ -84,7 +84,7 @@ def test_long_prompts_are_not_copied_for_a_bridge(name: str) -> None:
 @pytest.mark.parametrize("name", EQUAL)
 def test_sampled_history_bridges_users_and_tools(name: str) -> None:
     codec = family(name)
-    tools_too = ("a tool answer",) if codec.grammar else ()  # Gemma wants to see a call before an answer
+    tools_too = () if "gemma" in name else ("a tool answer",)  # Gemma wants to see a call before an answer
     for conversation in ("talk", "a thought", *tools_too):
         messages, tools = CONVERSATIONS[conversation]
         before, _, tail = split(messages)
@@ -110,6 +110,10 @@ TURNS = (
     "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Bonn</arg_value>\n<arg_key>days</arg_key>\n"
     "<arg_value>2</arg_value>\n</tool_call>",
     "<think>cut",
+    "<|channel>thought\nHm.\n<channel|>Hello.",
+    '<|tool_call>call:weather{city:<|"|>Bonn<|"|>,days:2}<tool_call|>',
+    '<|channel>thought\nI look.\n<channel|>I look. <|tool_call>call:weather{city:<|"|>12<|"|>}<tool_call|>'
+    '<|tool_call>call:weather{city:<|"|>{"a": [1,2]}<|"|>,days:-3}<tool_call|>',
 )
 
 
@@ -135,8 +139,9 @@ def test_our_parser_reads_what_the_familys_own_reads(name: str, said: str) -> No
         assert reply.text.strip() == own.content.strip()
 
 
-def test_a_family_with_its_own_grammar_is_read_at_the_end_of_the_turn() -> None:
+def test_a_family_whose_markup_is_not_known_here_is_read_at_the_end_of_the_turn() -> None:
     codec = family("trl/gemma4_v5")
+    codec.grammar = None
     prompt = codec.render((user("Hi"),), TOOLS)
     said = codec.vocab.encode('<|tool_call>call:weather{city:<|"|>Bonn<|"|>}<tool_call|>')
     parser = codec.parser(prompt, TOOLS)

@@ -46,6 +46,8 @@ MARKS = (
         "<arg_key>",
         "</arg_key>",
     ),
+    *("<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>", "<tool_calls>", "</tool_calls>"),
+    *("<|START_ACTION|>", "<|END_ACTION|>", "<|tool_call_start|>", "<|tool_call_end|>"),
 )
 BY_ID = lab.vocab("qwen", (*lab.CHATML, *MARKS), lab.QWEN_PLAIN)
 """Every marker is an added token."""
@@ -65,6 +67,7 @@ class Case:
     stopped_on: str | None = None
     tools: tuple[Tool, ...] = TOOLS
     bare: bool = False
+    think: tuple[str, str] = THINK
 
 
 def call(name: str = "buy", arguments: str = '{"item": "kiwi", "n": 7}') -> ReplyCall:
@@ -266,11 +269,123 @@ CASES: dict[str, Case] = {
         Reply("Ok.", tool_calls=(call(arguments='{"n": 7}'),)),
         form="phi4",
     ),
+    "command a": Case(
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "buy", "parameters": {"n": 7}}\n]<|END_ACTION|>',
+        Reply(tool_calls=(call(arguments='{"n": 7}'),)),
+        form="cohere",
+    ),
+    "jamba": Case(
+        ' <tool_calls>[\n    {"name": "buy", "arguments": {"n": 7}}\n]</tool_calls>',
+        Reply(tool_calls=(call(arguments='{"n": 7}'),)),
+        form="jamba",
+    ),
+    "gemma 4, every kind of value, in the order it was sampled": Case(
+        'Ok.<|tool_call>call:buy{n:7,item:<|"|>ki,w}i: "a"<|"|>,to:{<|"|>a b<|"|>:[true,null,-1.5,<|"|>x<|"|>,[]]}}'
+        "<tool_call|>",
+        Reply(
+            "Ok.",
+            tool_calls=(
+                call(arguments='{"n":7,"item":"ki,w}i: \\"a\\"","to":{"a b":[true,null,-1.5,"x",[]]}}'),
+            ),
+        ),
+        form="gemma4",
+    ),
+    "gemma 4, a bare value where the schema says string": Case(
+        "<|tool_call>call:buy{item:12,n:12}<tool_call|>",
+        Reply(tool_calls=(call(arguments='{"item":"12","n":12}'),)),
+        form="gemma4",
+    ),
+    "gemma 4, two calls, one without its prefix and without arguments": Case(
+        "<|tool_call>call:buy{n:7}<tool_call|><|tool_call>:sell{}<tool_call|>",
+        Reply(tool_calls=(call(arguments='{"n":7}'), call("sell", "{}"))),
+        form="gemma4",
+    ),
+    "gemma 4, cut inside a string": Case(
+        '<|tool_call>call:buy{item:<|"|>ki',
+        Reply('<|tool_call>call:buy{item:<|"|>ki', malformed=('<|tool_call>call:buy{item:<|"|>ki',)),
+        form="gemma4",
+    ),
+    "gemma 4, nesting without end is malformed, not a crash": Case(
+        "<|tool_call>call:buy{n:" + "[" * 50_000,
+        Reply(
+            "<|tool_call>call:buy{n:" + "[" * 50_000, malformed=("<|tool_call>call:buy{n:" + "[" * 50_000,)
+        ),
+        form="gemma4",
+    ),
+    "gemma 4's label is no thought": Case(
+        "<|channel>thought\nHm, thought\n<channel|>Yes.",
+        Reply("Yes.", reasoning="Hm, thought"),
+        form="gemma4",
+        think=("<|channel>", "<channel|>"),
+    ),
+    "gemma 4, an empty thought is none": Case(
+        "<|channel>thought\n<channel|>Yes.",
+        Reply("Yes."),
+        form="gemma4",
+        think=("<|channel>", "<channel|>"),
+    ),
+    "gemma 4, a thought that only begins like the label": Case(
+        "<|channel>though<channel|>Yes.",
+        Reply("Yes.", reasoning="though"),
+        form="gemma4",
+        think=("<|channel>", "<channel|>"),
+    ),
+    "gemma 4, cut inside the label": Case(
+        "<|channel>tho",
+        Reply(reasoning="tho"),
+        form="gemma4",
+        think=("<|channel>", "<channel|>"),
+    ),
+    "lfm2, every kind of value": Case(
+        "<|tool_call_start|>[buy(item='ki\"wi', n=7), sell(to={\"a\": [True, false, None, null, -1.5, ('x',)]})]"
+        "<|tool_call_end|>",
+        Reply(
+            tool_calls=(
+                call(arguments='{"item":"ki\\"wi","n":7}'),
+                call("sell", '{"to":{"a":[true,false,null,null,-1.5,["x"]]}}'),
+            )
+        ),
+        form="lfm2",
+    ),
+    "lfm2, a line break inside a string": Case(
+        "<|tool_call_start|>[buy(item='a\nb\\'c')]<|tool_call_end|>",
+        Reply(tool_calls=(call(arguments='{"item":"a\\nb\'c"}'),)),
+        form="lfm2",
+    ),
+    "lfm2, a backslash that escapes nothing is one": Case(
+        r"<|tool_call_start|>[buy(item='\d+\\n\'')]<|tool_call_end|>",
+        Reply(tool_calls=(call(arguments=json.dumps({"item": "\\d+\\n'"}, separators=(",", ":"))),)),
+        form="lfm2",
+    ),
+    "lfm2, anything but literals is no call": Case(
+        "<|tool_call_start|>[buy(item=open('x'))]<|tool_call_end|>",
+        Reply(
+            "<|tool_call_start|>[buy(item=open('x'))]<|tool_call_end|>",
+            malformed=("<|tool_call_start|>[buy(item=open('x'))]<|tool_call_end|>",),
+        ),
+        form="lfm2",
+    ),
+    "lfm2, nesting without end is malformed, not a crash": Case(
+        "<|tool_call_start|>[buy(n=" + "[" * 50_000,
+        Reply(
+            "<|tool_call_start|>[buy(n=" + "[" * 50_000,
+            malformed=("<|tool_call_start|>[buy(n=" + "[" * 50_000,),
+        ),
+        form="lfm2",
+    ),
+    "lfm2, a number beyond float64 is no call": Case(
+        "<|tool_call_start|>[buy(n=1e999)]<|tool_call_end|>",
+        Reply(
+            "<|tool_call_start|>[buy(n=1e999)]<|tool_call_end|>",
+            malformed=("<|tool_call_start|>[buy(n=1e999)]<|tool_call_end|>",),
+        ),
+        form="lfm2",
+    ),
 }
 
 
 def parser_of(vocab: Vocab, case: Case) -> TurnParser:
-    grammar = Grammar(FORM[case.form], THINK, bare_json=case.bare)
+    grammar = Grammar(FORM[case.form], case.think, bare_json=case.bare)
     return TurnParser(vocab, grammar, case.tools, case.stop, reasoning=case.reasoning)
 
 

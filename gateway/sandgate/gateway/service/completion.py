@@ -31,7 +31,7 @@ from sandgate.gateway.service.call import ModelCall, Step
 from sandgate.gateway.service.fair_pool import FairPool, lane
 from sandgate.gateway.service.fair_queue import TOO_LONG
 from sandgate.gateway.service.partial import PartialChoice
-from sandgate.gateway.service.prompts import Prepared, Prompts, constraint_of, off_loop
+from sandgate.gateway.service.prompts import Prepared, Prompts, constraint_of, off_loop, refuse_tools
 from sandgate.gateway.service.session import Session
 from sandgate.gateway.service.sessions import Sessions
 from sandgate.gateway.service.turn_records import GenerationRequest, records_of, stop_string
@@ -251,6 +251,7 @@ class Completions:
         session, request = call.session, call.request
         job = sampling.job_sampling(self.config_sampling, session.spec.get("sampling"))
         want = sampling.effective(request.sampling, job)
+        refuse_tools(self.codec, request)
         constraint = constraint_of(self.codec, request)
         try:
             prepared = await self.prompts.prepare(session.tree, request, self.window, session.session_id)

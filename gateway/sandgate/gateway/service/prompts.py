@@ -145,6 +145,15 @@ def _said(fork: ForkReason | None) -> str | None:
     return fork.value if fork else None
 
 
+def refuse_tools(codec: Codec, request: TurnRequest) -> None:
+    """Raises Unsupported for tools that this model would never see, or never be read to have called."""
+    if request.tools and codec.no_tools:
+        raise Unsupported(
+            f"tools: this model cannot be given tools: {codec.no_tools}; `sandgate doctor --model` says more",
+            field="tools",
+        )
+
+
 def constraint_of(codec: Codec, request: TurnRequest) -> dict[str, Any] | None:
     """vLLM's `structured_outputs` for tool_choice and response_format. Raises Unsupported where it has no form."""
     choice, form = request.tool_choice, request.response_format

@@ -80,6 +80,11 @@ class Codec(Protocol):
         """Ids in [0, vocab_size) exist."""
         ...
 
+    @property
+    def no_tools(self) -> str:
+        """Why this model cannot be given tools; "" if it can."""
+        ...
+
     def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Ids:
         """Full prompt ids, generation prompt included. Raises BadRequest where the template refuses the messages."""
         ...

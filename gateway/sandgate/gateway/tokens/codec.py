@@ -17,6 +17,7 @@ from sandgate.gateway.tokens.history_check import History, rewritten
 from sandgate.gateway.tokens.parse import TurnParser, opens_reasoning, starts_thinking
 from sandgate.gateway.tokens.probe_conversations import TAIL_SHAPES, ProbeConversation, answers_of, known_pair
 from sandgate.gateway.tokens.template import ChatTemplate
+from sandgate.gateway.tokens.tool_support import probe
 from sandgate.gateway.tokens.vocab import Vocab
 
 
@@ -41,6 +42,7 @@ class TemplateCodec:
         self.words = ClientText(vocab, template.source, self._stop_ids, special_text)
         self._marking = template.marking(self.words)
         self._thinks = starts_thinking(self, self.vocab, self.grammar)
+        self.tool_support = probe(self, self._conversation)
         self.prover = TailProver(self._marking, vocab, frozenset(self._stop_ids), self.words)
 
     @property
@@ -59,8 +61,15 @@ class TemplateCodec:
     def vocab_size(self) -> int:
         return self.vocab.size
 
+    @property
+    def no_tools(self) -> str:
+        return self.tool_support.why_not
+
     def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Ids:
         return self.words.encode(self._marking.render(messages, tools))
+
+    def _conversation(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Ids:
+        return self.words.encode(self._marking.render(messages, tools, generation_prompt=False))
 
     def bridge(
         self, prompt: Ids, response: Ids, tail: Sequence[Message], tools: Sequence[Tool], *, closed: bool

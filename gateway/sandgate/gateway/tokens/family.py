@@ -26,6 +26,7 @@ from sandgate.gateway.tokens.parse import TurnParser, opens_reasoning, starts_th
 from sandgate.gateway.tokens.probe_conversations import assistant, example_call, user
 from sandgate.gateway.tokens.roles import Roles, find_roles
 from sandgate.gateway.tokens.template import message_dict, tools_json
+from sandgate.gateway.tokens.tool_support import probe
 from sandgate.gateway.tokens.vocab import Vocab
 
 SUFFIX_IDS = 256
@@ -97,6 +98,7 @@ class FamilyCodec:
         self.grammar: Grammar | None = self._find_grammar()
         self._thinks = self.grammar is not None and starts_thinking(self, vocab, self.grammar)
         self._suffix = SUFFIX_IDS
+        self.tool_support = probe(self, self._conversation)
         if not self._suffix_suffices():
             self._suffix = 0
 
@@ -116,13 +118,23 @@ class FamilyCodec:
     def vocab_size(self) -> int:
         return self.vocab.size
 
+    @property
+    def no_tools(self) -> str:
+        return self.tool_support.why_not
+
     def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Ids:
+        return self._render(messages, tools, generation_prompt=True)
+
+    def _conversation(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Ids:
+        return self._render(messages, tools, generation_prompt=False)
+
+    def _render(self, messages: Sequence[Message], tools: Sequence[Tool], *, generation_prompt: bool) -> Ids:
         dicts = [message_dict(message) for message in self._roles.adapt(messages)]
         try:
             ids = self._renderer.render_ids(
                 [self.words.message(one) for one in dicts],
                 tools=self.words.tools(tools, tools_json(tools)),
-                add_generation_prompt=True,
+                add_generation_prompt=generation_prompt,
             )
         except Exception as error:
             raise BadRequest(

@@ -152,6 +152,15 @@ def _array(begin: str, end: str = "") -> Callable[[Sequence[Tool], bool], Format
     return build
 
 
+def _cohere(tools: Sequence[Tool], one: bool) -> Format:
+    tags = []
+    for tool in tools:
+        number = {"type": "regex", "pattern": r"\d+"}
+        named = f'", "tool_name": {json.dumps(tool.name)}, "parameters": '
+        tags.append(_tag('{"tool_call_id": "', _sequence(number, _text(named), _json(tool)), "}"))
+    return _tag("<|START_ACTION|>[", _some(tags, one=one, separator=", "), "]<|END_ACTION|>")
+
+
 def _mistral_v11(tools: Sequence[Tool], one: bool) -> Format:
     tags = [_tag(f"[TOOL_CALLS]{tool.name}[ARGS]", _json(tool), "") for tool in tools]
     return _some(tags, one=one)
@@ -174,7 +183,10 @@ FORMS: dict[str, Callable[[Sequence[Tool], bool], Format]] = {
     "mistral-v11": _mistral_v11,
     "phi4": _array("<|tool_call|>", "<|/tool_call|>"),
     "granite": _array("<|tool_call|>"),
+    "cohere": _cohere,
+    "jamba": _array("<tool_calls>", "</tool_calls>"),
     "llama3": _llama,
     "bare": _llama,
 }
-"""By the name of the family's `CallFormat`."""
+"""By the name of the family's `CallFormat`. Gemma's notation and Python's calls are no JSON, and xgrammar has no style
+for them: `required` and a named function are refused there."""

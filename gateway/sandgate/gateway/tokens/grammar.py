@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from sandgate.gateway.tokens import tool_calls
+from sandgate.gateway.tokens import literal_calls, tool_calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,22 @@ FORMATS: tuple[tuple[tuple[str, ...], CallFormat], ...] = (
         CallFormat("phi4", "<|tool_call|>", "<|/tool_call|>", tool_calls.json_calls),
     ),
     (("<|tool_call|>",), CallFormat("granite", "<|tool_call|>", "", tool_calls.json_calls)),
+    (
+        ("<|tool_call>", "<tool_call|>"),
+        CallFormat("gemma4", "<|tool_call>", "<tool_call|>", literal_calls.gemma, (literal_calls.QUOTE,)),
+    ),
+    (
+        ("<|START_ACTION|>",),
+        CallFormat("cohere", "<|START_ACTION|>", "<|END_ACTION|>", tool_calls.cohere),
+    ),
+    (
+        ("<tool_calls>", "</tool_calls>"),
+        CallFormat("jamba", "<tool_calls>", "</tool_calls>", tool_calls.json_calls),
+    ),
+    (
+        ("<|tool_call_start|>[",),
+        CallFormat("lfm2", "<|tool_call_start|>", "<|tool_call_end|>", literal_calls.python_calls),
+    ),
     (("<|python_tag|>",), CallFormat("llama3", "<|python_tag|>", "", tool_calls.json_calls)),
 )
 """What a template must mention -> its format; the first that fits."""
@@ -92,7 +108,11 @@ THINK = (
     ("[THINK]", "[/THINK]"),
     ("<seed:think>", "</seed:think>"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<|channel>", "<channel|>"),
 )
+
+LABELS = {"<|channel>": "thought\n"}
+"""What a family writes behind the marker that opens its reasoning; it is no part of the thought."""
 
 LLAMA_JSON = '{"name": function name, "parameters":'
 """How Llama 3 templates ask for bare JSON calls."""

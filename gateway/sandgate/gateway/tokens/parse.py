@@ -13,7 +13,7 @@ from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.messages import Tool
 from sandgate.gateway.journal.reply import Reply, ReplyCall
 from sandgate.gateway.tokens.api import Codec, ParseDelta
-from sandgate.gateway.tokens.grammar import CallFormat, Grammar
+from sandgate.gateway.tokens.grammar import LABELS, CallFormat, Grammar
 from sandgate.gateway.tokens.lexer import Lexer
 from sandgate.gateway.tokens.pieces import Marker, Piece, pieces
 from sandgate.gateway.tokens.probe_conversations import user
@@ -41,6 +41,8 @@ class TurnParser:
         self._bare = grammar.bare_json and bool(tools)
         self._tools = tuple(tools)
         self._think = grammar.think or ("", "")
+        self._label = LABELS.get(self._think[0], "")
+        """What may still come of the label at the beginning of the reasoning."""
         markers = grammar.markers if tools else (grammar.think or ())
         self._pieces = pieces(vocab, markers)
         self._lexer = Lexer([marker for marker in markers if marker not in vocab.ids], stop)
@@ -73,7 +75,9 @@ class TurnParser:
                 self._piece(piece)
         if self._block is not None:
             self._end_block(closed="")
-        if not self._reasoning and not self._out.calls:
+        if self._reasoning:
+            self._unlabelled()
+        elif not self._out.calls:
             self._out.text(self._space)
         return self._out.take(), self._out.reply()
 
@@ -93,6 +97,7 @@ class TurnParser:
         opens, closes = self._think
         if self._reasoning:
             if marker.text == closes:
+                self._unlabelled()
                 self._reasoning, self._space = False, ""
                 self._fresh = self._after_reasoning = True
             elif self._format is not None and marker.text == self._format.open:
@@ -157,12 +162,22 @@ class TurnParser:
 
     def _reason(self, text: str) -> None:
         if self._fresh:
-            text = text.lstrip("\n")
-            self._fresh = not text
+            text = (self._space + text).lstrip("\n")
+            self._space = ""
+            if self._label.startswith(text):  # too short to say
+                self._space = text
+                return
+            text = text.removeprefix(self._label).lstrip("\n")
+            self._label, self._fresh = "", not text
         text = self._space + text
         told = text.rstrip("\n")
         self._space = text[len(told) :]
         self._out.reasoning(told)
+
+    def _unlabelled(self) -> None:
+        """The reasoning ends: what was held as the beginning of a label, and is none, was thought."""
+        if self._fresh and self._space.strip() != self._label.strip():
+            self._out.reasoning(self._space)
 
     def _say(self, text: str) -> None:
         if self._fresh and self._after_reasoning:

@@ -22,10 +22,10 @@ _ARGUMENT_KEYS = ("arguments", "parameters")
 """Hermes, Mistral and Kimi say `arguments`, Llama says `parameters`; models mix them up."""
 
 
-def one_json_call(text: str, at: int = 0) -> tuple[ReplyCall, int]:
+def one_json_call(text: str, at: int = 0, key_of_name: str = "name") -> tuple[ReplyCall, int]:
     """The call object at `at`; its arguments are the raw slice of the text. Raises ValueError."""
     found, end = members(text, at)
-    name, _ = found.get("name", (None, ""))
+    name, _ = found.get(key_of_name, (None, ""))
     if not isinstance(name, str) or not name or not sayable(name):
         raise ValueError("no name")
     for key in _ARGUMENT_KEYS:
@@ -46,15 +46,15 @@ def json_call(body: str, tools: Sequence[Tool]) -> Found:
     return [call] if ends(body, end) else None
 
 
-def json_calls(body: str, tools: Sequence[Tool]) -> Found:
-    """Mistral up to v3, Granite, Phi, Llama: an array of objects, or objects in a row (`;` or `,` between)."""
+def json_calls(body: str, tools: Sequence[Tool], key_of_name: str = "name") -> Found:
+    """Mistral up to v3, Granite, Phi, Llama, Jamba: an array of objects, or objects in a row (`;` or `,` between)."""
     at = skip_space(body, 0)
     in_array = body[at : at + 1] == "["
     at = skip_space(body, at + 1) if in_array else at
     calls: list[ReplyCall | str] = []
     while at < len(body) and body[at] != "]":
         try:
-            call, at = one_json_call(body, at)
+            call, at = one_json_call(body, at, key_of_name)
         except ValueError:
             return None
         calls.append(call)
@@ -64,6 +64,11 @@ def json_calls(body: str, tools: Sequence[Tool]) -> Found:
     if in_array:
         at += 1
     return calls if calls and ends(body, at) and (not in_array or body[at - 1] == "]") else None
+
+
+def cohere(body: str, tools: Sequence[Tool]) -> Found:
+    """Command R7B, Command A: `[{"tool_call_id": "0", "tool_name": "f", "parameters": {...}}]`."""
+    return json_calls(body, tools, "tool_name")
 
 
 def bare_calls(body: str, tools: Sequence[Tool]) -> Found:
@@ -186,7 +191,7 @@ def _tagged(name: str, pattern: re.Pattern[str], text: str, tools: Sequence[Tool
     name = name.strip()
     if not _NAME.fullmatch(name):
         return None
-    declared = _properties(name, tools)
+    declared = properties(name, tools)
     arguments: dict[str, Any] = {}
     at = 0
     while at < len(text):
@@ -201,7 +206,7 @@ def _tagged(name: str, pattern: re.Pattern[str], text: str, tools: Sequence[Tool
     return ReplyCall(name, json.dumps(arguments, ensure_ascii=False, separators=(",", ":")))
 
 
-def _properties(name: str, tools: Sequence[Tool]) -> dict[str, Any]:
+def properties(name: str, tools: Sequence[Tool]) -> dict[str, Any]:
     for tool in tools:
         if tool.name == name and isinstance(tool.schema, dict):
             properties = tool.schema.get("properties")

@@ -52,10 +52,23 @@ def check_model(model: CheckedModel) -> Iterator[Finding]:
     codec = model.codec
     yield ok("tokenizer", f"{codec.vocab_size:,} ids, digest {codec.tokenizer_digest[:16]}")
     yield ok("codec", codec.name)
+    yield tools(codec)
     yield tails(codec)
     yield stop_ids(model, codec)
     yield tied_embeddings(model)
     yield window(model)
+
+
+def tools(codec: Codec) -> Finding:
+    """Can it be given tools?"""
+    if not codec.no_tools:
+        return ok("tools", "shown to the model; a call as the template writes it is read back equal")
+    return warn(
+        "tools",
+        codec.no_tools,
+        "requests with `tools` are refused with 400; use a chat template that shows tools and keeps calls, or describe "
+        "tools in the prompt and read calls from the text",
+    )
 
 
 def tails(codec: Codec) -> Finding:
