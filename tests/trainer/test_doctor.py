@@ -20,8 +20,10 @@ from tests.gateway.tokens.lab import CHATML, QWEN_PLAIN, train, write_model
 from tests.support.vllm import Vllm
 
 CHATML_TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 LOGITS = {5: 3.0, 6: 2.0, 7: 1.0, 8: 0.5, 9: 0.0}
 """What the fake engine's model thinks of five tokens; of the others nothing."""
@@ -196,9 +198,19 @@ def with_json(name: str, **values: Any) -> Callable[[Path], object]:
     return lambda folder: (folder / name).write_text(json.dumps(values))
 
 
+def with_template(source: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / "chat_template.jinja").write_text(source)
+
+
 FOLDERS: dict[str, tuple[Callable[[Path], object], str, str, str]] = {
     "no tokenizer": (without("tokenizer.json"), "tokenizer", "fail", "save_pretrained"),
     "no chat template": (without("chat_template.jinja"), "codec", "fail", "chat_template.jinja"),
+    "a template that shows no tools": (
+        with_template(CHATML_TEMPLATE.replace("if tools", "if false")), "tools", "warn", "shows tools",
+    ),
+    "a template that writes calls as nobody else does": (
+        with_template(CHATML_TEMPLATE.replace("tool_call>", "do>")), "tools", "warn", "keeps calls",
+    ),
     "a broken tokenizer": (with_json("tokenizer.json", x=1), "codec", "fail", ""),
     "no generation config": (without("generation_config.json"), "stop ids", "warn", "eos_token_id"),
     "another end of turn": (with_json("generation_config.json", eos_token_id=0), "stop ids", "warn", "eos_token_id"),
