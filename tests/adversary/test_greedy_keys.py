@@ -13,7 +13,7 @@ import pytest
 
 from sandgate.contract.errors import BadRequest, SandgateError
 from sandgate.gateway.web import connections
-from sandgate.gateway.web.connections import Crowd, places
+from sandgate.gateway.web.connections import ConnectionTable, places
 from sandgate.gateway.web.server import parse_complete
 from tests.adversary.victim import Wires, head, status_of
 from tests.support.gateway import Agent, Wire, eventually, gated, gateway, user
@@ -102,7 +102,7 @@ async def test_idle_connections_of_a_key_are_as_many_as_it_may_have() -> None:
         async with Wires(g.origin) as wires:
             for _ in range(12):
                 assert await wires.status(head("GET", "/v1/models", agent.handle["api_key"])) == 200
-            assert len(g.front.crowd.of[agent.id]) == 4
+            assert len(g.front.connections.of[agent.id]) == 4
             await eventually(lambda: len(g.connections) <= 4 + 2, "the older ones are cut")
             assert (await other.post("hi")).status_code == 200
 
@@ -159,7 +159,7 @@ class Someone:
 
 
 def test_whoever_shows_no_key_makes_room_first() -> None:
-    full = Crowd(most=connections.SPARE + 2, most_of_one=9)
+    full = ConnectionTable(most=connections.SPARE + 2, most_of_one=9)
     mine, busy = Someone(), Someone(busy=True)
     for one in (mine, busy):
         full.enter(one)
@@ -172,7 +172,7 @@ def test_whoever_shows_no_key_makes_room_first() -> None:
 
 
 def test_who_has_a_key_makes_room_when_idle_and_never_when_busy() -> None:
-    full = Crowd(most=2, most_of_one=9)
+    full = ConnectionTable(most=2, most_of_one=9)
     idle, busy, new, late = Someone(), Someone(busy=True), Someone(busy=True), Someone()
     for one in (busy, idle):
         full.enter(one)
@@ -183,10 +183,10 @@ def test_who_has_a_key_makes_room_when_idle_and_never_when_busy() -> None:
     full.enter(late)
     with pytest.raises(SandgateError):
         full.show(late, "u", bounded=False)
-    assert list(full.strangers) == [late]
+    assert list(full.without_key) == [late]
     for one in (busy, idle, new, late):
         full.leave(one)
-    assert (full.names, full.of, full.strangers) == ({}, {}, {})
+    assert (full.names, full.of, full.without_key) == ({}, {}, {})
 
 
 FILES: dict[str, Any] = {

@@ -15,8 +15,8 @@ from sandgate.gateway.protocols.base import Context
 from sandgate.gateway.protocols.openai_chat_out import ChatStream
 from sandgate.gateway.tokens.api import TextDelta
 from sandgate.gateway.web import header_limits, server
-from sandgate.gateway.web.connections import Crowd
-from sandgate.gateway.web.header_limits import Guarded
+from sandgate.gateway.web.connections import ConnectionTable
+from sandgate.gateway.web.header_limits import LimitedConnection
 from tests.adversary.victim import PATIENCE_S, Victim, Wires, chat, head, victim
 from tests.support.gateway import WITHIN_S, eventually, gateway, user
 from tests.support.waiting import until
@@ -164,8 +164,10 @@ def test_an_idle_connection_that_left_an_answer_unread_is_not_closed_politely() 
     assert (transport.cut, transport.closed) == (True, False)
 
 
-def guarded(transport: Any, timers: Any) -> Guarded:
+def guarded(transport: Any, timers: Any) -> LimitedConnection:
     config = uvicorn.Config(lambda scope: None, log_config=None)
-    one = Guarded(Crowd(9, 9), 60.0, config=config, server_state=ServerState(), app_state={}, _loop=timers)
+    one = LimitedConnection(
+        ConnectionTable(9, 9), 60.0, config=config, server_state=ServerState(), app_state={}, _loop=timers
+    )
     one.transport, one.flow = transport, FlowControl(transport)
     return one

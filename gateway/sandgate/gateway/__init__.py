@@ -1,1 +1,1 @@
-"""What was said, token for token: agents' LLM endpoint, token truth, journal, leases."""
+"""The gateway: the LLM endpoint of agents, which keeps every sampled token and leases trajectories to trainers."""

@@ -42,7 +42,7 @@ from sandgate.gateway.service.task_queue import TaskQueue
 from sandgate.gateway.tokens.api import Codec
 from sandgate.gateway.tokens.load import load_codec
 from sandgate.gateway.web.connections import places
-from sandgate.gateway.web.header_limits import Guarded
+from sandgate.gateway.web.header_limits import LimitedConnection
 from sandgate.gateway.web.server import AsgiApp
 
 KEEP_ALIVE_S = 75
@@ -233,7 +233,7 @@ async def serve(config: Config) -> None:
     host, port = sock.getsockname()[:2]
     origin = config.origin or f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
     async with gateway(config, origin=origin.rstrip("/")) as running:
-        running.app.crowd.most = places(config.limits.connections, config.limits.in_flight)
+        running.app.connections.most = places(config.limits.connections, config.limits.in_flight)
         server = web_server(running.app)
         if stop.is_set():
             return
@@ -251,7 +251,7 @@ async def serve(config: Config) -> None:
 
 def web_server(app: AsgiApp) -> uvicorn.Server:
     """The HTTP server of a gateway; give its `serve` a bound socket."""
-    guarded = partial(Guarded, app.crowd, app.core.config.limits.write_s)
+    guarded = partial(LimitedConnection, app.connections, app.core.config.limits.write_s)
     return _Server(
         uvicorn.Config(
             app,

@@ -1,4 +1,4 @@
-"""Prometheus names, units and bounded labels. Nothing per token, nothing per session."""
+"""Prometheus metrics of the gateway: names, units and bounded labels. Nothing per token, nothing per session."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LATENCY_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5,
 
 
 class GatewayMetrics:
-    """One registry per process, so that tests can hold several gateways."""
+    """The metrics of one gateway, in a registry of its own, so that tests can have several gateways."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -71,5 +71,5 @@ class GatewayMetrics:
         self.healthy = Gauge("sandgate_journal_healthy", "1 if turns can be made durable", registry=registry)
 
     def error(self, reason: str) -> None:
-        """Count one refusal; `reason` is a code of contract.errors, never a message."""
+        """Counts one refusal; `reason` is a code of contract.errors, never a message."""
         self._errors.labels(reason).inc()

@@ -42,7 +42,7 @@ async def test_an_engine_says_what_it_is() -> None:
         777,
         ["scripted"],
     )
-    assert (found.facts.logprobs_mode, found.door, found.notes) == (
+    assert (found.facts.logprobs_mode, found.endpoint, found.notes) == (
         "raw_logprobs",
         GenerateEndpoint.GENERATE,
         [],
@@ -52,7 +52,7 @@ async def test_an_engine_says_what_it_is() -> None:
 
 async def test_a_closed_door_is_noted_with_the_flag_that_opens_it() -> None:
     found = await _probe(Player([[1]]), generate_open=False)
-    assert found.door is GenerateEndpoint.COMPLETIONS
+    assert found.endpoint is GenerateEndpoint.COMPLETIONS
     assert "--enable-scale-out" in found.notes[0]
 
 
@@ -145,7 +145,7 @@ async def test_vllm_says_what_it_is(vllm: Vllm) -> None:
     http = Transport()
     found = await probe(http, vllm.url, model=vllm.model, logprobs_mode="processed_logprobs")
     await http.aclose()
-    assert (found.door, found.notes, found.facts.max_model_len) == (
+    assert (found.endpoint, found.notes, found.facts.max_model_len) == (
         GenerateEndpoint.GENERATE,
         [],
         vllm.max_model_len,

@@ -1,0 +1,1 @@
+"""Trajectories leave the gateway: Arrow streams for trainers, Parquet files in a folder or bucket."""

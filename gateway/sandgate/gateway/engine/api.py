@@ -1,4 +1,4 @@
-"""What the gateway asks of an engine: token ids in, sampled ids and logprobs out. (pure)"""
+"""The engine interface: Prompt, Delta, GenerationResult, Engine. Token ids in, sampled ids and logprobs out. (pure)"""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ class Prompt:
     constraint: dict[str, Any] | None = None
     """In vLLM's `structured_outputs` form: {"json": ...}, {"regex": ...} or {"structural_tag": ...}."""
     top_logprobs: int = 0
-    """0 = of the sampled token only."""
+    """Logprobs of so many likely tokens are asked for; 0 = of the sampled token only."""
     affinity: str = ""
-    """Requests with the same value share a prefix (the group); an engine pool keeps them on one replica."""
+    """Requests of one group have the same value, because they share a prefix; they go to one replica."""
     model: str = ""
     version: int = 0
-    """The policy version the trainer last told; used where the engine reports none."""
+    """The policy version last set by the trainer; used where the engine reports none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What arrived in one step: aligned ids and logprobs, at least one."""
+    """The tokens that arrived in one step, at least one: aligned ids and logprobs."""
 
     ids: Ids
     logprobs: Floats
     top: tuple[bytes, ...] = ()
-    """Aligned too, if alternatives were asked for; packed (see journal.top_logprobs)."""
+    """Aligned top logprobs, if they were asked for; packed (see journal.top_logprobs)."""
     version: int = 0
-    """As told when it was asked for; what the engine itself reports comes with the sample."""
+    """The policy version when the tokens were asked for; the engine's own report comes with the sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +71,12 @@ class GenerationResult:
     stop_reason: str | int | None = None
     """The stop string or id that ended it, if not the model's own end."""
     engine: str = ""
-    """Which replica; its URL."""
+    """URL of the replica."""
     cached_tokens: int = 0
     top: tuple[bytes, ...] = ()
-    """Per token the top alternatives, packed (see journal.top_logprobs), if asked for."""
+    """The top logprobs of each token, packed (see journal.top_logprobs), if they were asked for."""
     resumed: int = 0
-    """How often an aborted generation was taken up again."""
+    """How often the generation was resumed after an abort."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +97,8 @@ class Engine(Protocol):
     async def generate(
         self, prompt: Prompt, on_delta: Callable[[Delta], None] | None = None
     ) -> GenerationResult:
-        """Sample once. With `on_delta`, it is called synchronously for each step as it arrives; their concatenation
-        is the sample. Cancelling the task aborts the generation in the engine.
+        """Samples once. `on_delta` is called synchronously for each step as it arrives; the steps together are the
+        sample. Cancelling the task aborts the generation in the engine.
 
         Raises EngineUnavailable (no replica took it; nothing was sampled), EngineFailed (bad answer),
         PromptTooLong, Overloaded. A generation that the engine aborts (weight update) is resumed with prompt + partial
@@ -111,7 +111,7 @@ class Engine(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Close connections; running generations are aborted."""
+        """Closes connections; running generations are aborted."""
         ...
 
 
@@ -120,8 +120,8 @@ class Replaceable(Protocol):
     """An engine whose replicas may change while it runs."""
 
     async def set_urls(self, urls: Sequence[str]) -> None:
-        """These from now on. Returns when the new ones were asked what they are; one that did not answer is down until
-        it does. Running generations end where they are."""
+        """Replaces the replicas. Returns when the new ones were asked what they are; one that did not answer is down
+        until it does. Running generations end on the replica where they are."""
         ...
 
 
@@ -132,14 +132,14 @@ class Labelled(Protocol):
     labels: Labels
 
     async def version_told(self) -> None:
-        """The trainer told a version, or whether labels carry versions: look at every replica's label again. A replica
-        without a number that needs one is not used until it has one."""
+        """Reads every replica's label again, because the trainer set a version, or whether labels carry versions. A
+        replica whose label needs a number and has none is not used until it has one."""
         ...
 
 
 @dataclass(slots=True)
 class EngineFacts:
-    """What was learned about an engine at start-up; goes into every record."""
+    """What an engine reported about itself at start-up; goes into every record."""
 
     name: str = "vllm"
     version: str = ""

@@ -1,4 +1,4 @@
-"""The weight-update controls of vLLM servers (VLLM_SERVER_DEV_MODE=1), on all replicas at once.
+"""Weight updates of vLLM servers (VLLM_SERVER_DEV_MODE=1): pause, reload, label, resume, on all replicas at once.
 
 A swap, measured at 0.06-0.09 s for a tiny model, in the middle of a generation too:
 
@@ -20,7 +20,7 @@ from sandgate.gateway.engine.transport import Lost, Transport
 from sandgate.gateway.engine.wire import words_of
 
 CONTROL_S = 300.0
-"""Seconds one step may take: `wait` drains long generations, and weights of hundreds of GB take minutes to load."""
+"""Time-out of one step in seconds: `wait` drains long generations, and hundreds of GB take minutes to load."""
 
 
 class _Paused(msgspec.Struct):
@@ -48,36 +48,36 @@ class EngineControl:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close connections."""
+        """Closes connections."""
         await self._http.aclose()
 
     async def pause(self, mode: Literal["abort", "wait", "keep"] = "keep") -> None:
-        """abort: running generations end now (the gateway takes them up again); wait: they end first; keep: they
-        freeze, and go on after `resume` with the new weights."""
+        """Pauses generation. Mode abort: running generations end now (the gateway resumes them); wait: they finish
+        first; keep: they freeze, and go on after `resume` with the new weights."""
         await self._all("POST", "/pause", params={"mode": mode})
 
     async def resume(self) -> None:
-        """Generate again."""
+        """Lets the engines generate again."""
         await self._all("POST", "/resume")
 
     async def is_paused(self) -> list[bool]:
-        """One entry per replica."""
-        return [each.is_paused for each in await self._told("/is_paused", _Paused)]
+        """Whether each replica is paused."""
+        return [each.is_paused for each in await self._get("/is_paused", _Paused)]
 
     async def update_weight_version(self, version: int | str) -> None:
-        """Label tokens sampled from now on; the engine does not derive it from the weights."""
+        """Sets the label of tokens that are sampled from now on; the engine does not derive it from the weights."""
         await self._all("POST", "/update_weight_version", {"new_version": str(version)})
 
     async def weight_versions(self) -> list[str]:
         """The label of each replica."""
-        return [each.weight_version for each in await self._told("/weight_info", _Info)]
+        return [each.weight_version for each in await self._get("/weight_info", _Info)]
 
     async def reset_prefix_cache(self) -> None:
-        """Forget what old weights computed. Needed after every swap, unless cache salts tell versions apart."""
+        """Drops what old weights computed. Needed after every swap, unless cache salts tell versions apart."""
         await self._all("POST", "/reset_prefix_cache")
 
     async def reload_weights(self, path: str) -> None:
-        """Load a checkpoint folder that every replica can read.
+        """Loads a checkpoint folder that every replica can read.
 
         On CPU with tied embeddings vLLM 0.32 leaves the output head at the old weights, silently.
         """
@@ -85,7 +85,7 @@ class EngineControl:
             "POST", "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}}
         )
 
-    async def _told(self, path: str, kind: type[Any]) -> list[Any]:
+    async def _get(self, path: str, kind: type[Any]) -> list[Any]:
         try:
             return [msgspec.json.decode(body, type=kind) for body in await self._all("GET", path)]
         except msgspec.DecodeError as error:

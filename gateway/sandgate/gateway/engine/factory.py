@@ -1,4 +1,4 @@
-"""How an engine of each `engine.kind` is reached. Another kind is one more value of `EngineKind`, and its row here."""
+"""Engine kinds: how an engine of each `engine.kind` is made. A new kind: a value of `EngineKind` and a row here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sandgate.gateway.engine.vllm import VllmEngine
 
 
 class Connect(Protocol):
-    """What a row is called with; see `VllmEngine.connect`."""
+    """The arguments that each row is called with; see `VllmEngine.connect`."""
 
     async def __call__(
         self,
@@ -29,4 +29,4 @@ class Connect(Protocol):
 
 
 ENGINES: Final[Mapping[EngineKind, Connect]] = {EngineKind.VLLM: VllmEngine.connect}
-"""Every kind has its row: what is not served is refused before, where settings and manifests are read."""
+"""Every kind has its row: other kinds are refused before, where settings and manifests are read."""

@@ -1,4 +1,4 @@
-"""What an engine says about itself at start-up."""
+"""Probes an engine at start-up: version, models, window, open endpoint; reads the label of its weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from sandgate.gateway.engine.transport import Lost, Transport
 from sandgate.gateway.engine.wire import GenerateEndpoint, is_shut, words_of
 
 LABEL_S = 5.0
-"""The engine's core answers this, between two steps, in milliseconds; a trainer that told a version waits for it."""
+"""Time-out of reading a label in seconds. The engine's core answers in milliseconds, between two steps; a trainer that
+sets a version waits for it."""
 
 T = TypeVar("T")
 
@@ -33,34 +34,35 @@ class _Version(msgspec.Struct):
 
 
 @dataclass(slots=True)
-class Found:
-    """One replica's answers."""
+class ProbeResult:
+    """What one replica answered."""
 
     facts: EngineFacts
-    door: GenerateEndpoint
+    endpoint: GenerateEndpoint
     notes: list[str] = field(default_factory=list)
-    """What an operator should know or fix, one sentence each; `sandgate doctor` prints them."""
+    """Warnings for the engine's operator, one sentence each; `sandgate doctor` prints them."""
 
 
-async def probe(http: Transport, url: str, *, model: str, logprobs_mode: str) -> Found:
-    """Ask one replica. Raises EngineUnavailable if it does not answer, EngineFailed if it is no vLLM server."""
+async def probe(http: Transport, url: str, *, model: str, logprobs_mode: str) -> ProbeResult:
+    """Asks one replica what it is. Raises EngineUnavailable if it does not answer, EngineFailed if it is no vLLM
+    server."""
     version = await _get(http, f"{url}/version", _Version)
     models = await _get(http, f"{url}/v1/models", _Models)
     facts = EngineFacts(
         version=version.version, logprobs_mode=logprobs_mode, models=[each.id for each in models.data]
     )
     served = next((each for each in models.data if not model or each.id == model), None)
-    found = Found(facts, await _door(http, url))
+    replica = ProbeResult(facts, await _generate_endpoint(http, url))
     if served is not None:
         facts.max_model_len = served.max_model_len or 0
     else:
-        found.notes.append(f"model {model!r} is not served; there are {facts.models}")
-    if found.door is GenerateEndpoint.COMPLETIONS:
-        found.notes.append(
+        replica.notes.append(f"model {model!r} is not served; there are {facts.models}")
+    if replica.endpoint is GenerateEndpoint.COMPLETIONS:
+        replica.notes.append(
             "/inference/v1/generate is closed: start vLLM with --enable-scale-out; "
             "until then /v1/completions is used, without weight versions and aborts by id"
         )
-    return found
+    return replica
 
 
 class _Weights(msgspec.Struct):
@@ -68,8 +70,8 @@ class _Weights(msgspec.Struct):
 
 
 async def label_of(http: Transport, url: str) -> str | None:
-    """The label of a replica's weights; None if this server does not tell it (vLLM before 0.32, or without
-    VLLM_SERVER_DEV_MODE=1). Raises EngineUnavailable if no answer came: an engine that loads weights is slow to."""
+    """The label of a replica's weights; None if this server does not report it (vLLM before 0.32, or without
+    VLLM_SERVER_DEV_MODE=1). Raises EngineUnavailable if no answer came: an engine that loads weights is slow."""
     try:
         answer = await http.ask("GET", f"{url}/weight_info", timeout_s=LABEL_S)
     except Lost as error:
@@ -87,10 +89,11 @@ async def label_of(http: Transport, url: str) -> str | None:
 NO_MODEL = orjson.dumps(
     {"token_ids": [0], "sampling_params": {"max_tokens": 1}, "model": "sandgate-asks-whether-this-is-open"}
 )
-"""Refused at the first check, for one line in the engine's log; nothing is sampled."""
+"""A request that shows whether the endpoint is open. The engine refuses it at the first check, with one line in its
+log; nothing is sampled."""
 
 
-async def _door(http: Transport, url: str) -> GenerateEndpoint:
+async def _generate_endpoint(http: Transport, url: str) -> GenerateEndpoint:
     status, body = await _ask(http, "POST", url + GenerateEndpoint.GENERATE.value, NO_MODEL)
     return GenerateEndpoint.COMPLETIONS if is_shut(status, body) else GenerateEndpoint.GENERATE
 

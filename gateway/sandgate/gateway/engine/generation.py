@@ -1,4 +1,4 @@
-"""One generation, across every attempt it takes: what is sampled so far, what is left to ask for. (pure)"""
+"""Generation: one generation across retries and resumes: what is sampled so far, what is left to ask for. (pure)"""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ from sandgate.gateway.engine.responses import Step, Unlabelled, spans_of
 from sandgate.gateway.journal.top_logprobs import packed
 
 RESUMES_MAX = 16
-"""Pieces a generation may be cut into. A long one lives through a few weight updates; more is a loop."""
+"""Limit of resumes of one generation. A long one lives through a few weight updates; more is a loop."""
 
 
 @dataclass(slots=True)
 class Generation:
-    """What was sampled is kept exactly: a cut generation goes on after its last id, it is never sampled again.
+    """One generation. Sampled tokens are kept exactly: a cut generation goes on after its last id, and nothing is
+    sampled again.
 
-    One exception: a grammar (`constraint`) cannot be taken up in the middle, so such a generation starts again,
-    or fails if parts of it were told already.
+    One exception: a grammar (`constraint`) cannot be resumed in the middle. Such a generation starts again, or fails if
+    parts of it were streamed already.
     """
 
     prompt: Prompt
     told: int
     """Policy version for tokens whose version the engine does not report."""
     streams: bool
-    """Steps are told as they arrive, so nothing told can be taken back."""
+    """Steps are streamed as they arrive, so none can be taken back."""
     numbered: bool = False
-    """Labels must carry versions in what is asked for next (see engine.labels)."""
+    """Labels must carry versions in the next piece (see engine.labels)."""
     labelled: bool = False
-    """A label with a number was among the answers."""
+    """An answer had a label with a number."""
     ids: Ids = field(default_factory=lambda: array("i"))
     logprobs: Floats = field(default_factory=lambda: array("f"))
     top: list[bytes] = field(default_factory=list)
@@ -43,16 +44,16 @@ class Generation:
     cached_tokens: int = 0
     resumed: int = 0
     _piece: int = 0
-    """Where the piece in the making starts, in sampled tokens."""
+    """Sampled tokens before the piece in the making."""
 
     def asks(self) -> tuple[Ids, int]:
-        """(ids to send, tokens still wanted)."""
+        """What to ask for next: (ids to send, tokens still wanted)."""
         if not self.ids:
             return self.prompt.ids, self.prompt.max_tokens
         return self.prompt.ids + self.ids, self.prompt.max_tokens - len(self.ids)
 
     def take(self, step: Step) -> Delta | None:
-        """Add what arrived. Returns what to tell, None for a step without tokens."""
+        """Adds a step. Returns what to stream; None for a step without tokens."""
         if self.finish is not None and step.ids:
             raise EngineFailed("the engine sent tokens after the end of the generation")
         self.ids.extend(step.ids)
@@ -78,9 +79,9 @@ class Generation:
         self._piece = len(self.ids)
 
     def cut(self, why: str, *, told: int) -> bool:
-        """The attempt ended early (aborted, connection lost). True if there is more to ask for.
+        """The attempt ended early (aborted, connection lost). Returns whether there is more to ask for.
 
-        Raises EngineUnavailable if it cannot go on: cut too often, or a grammar that was told in part.
+        Raises EngineUnavailable if it cannot go on: it was cut too often, or it has a grammar and was streamed in part.
         """
         if self.finish is None:
             self._end_piece(None)  # the spans come with the end of an answer, and this one has none
@@ -102,8 +103,8 @@ class Generation:
         return True
 
     def forget(self, error: Unlabelled) -> None:
-        """The piece in the making is of unknown weights: as if it had not been asked for. Raises `error` if parts of
-        it were told."""
+        """Drops the piece in the making, because its weights are unknown. Raises `error` if parts of it were
+        streamed."""
         if self.streams and len(self.ids) > self._piece:
             raise error
         del self.ids[self._piece :], self.logprobs[self._piece :], self.top[self._piece :]
@@ -114,7 +115,7 @@ class Generation:
         self.spans.clear()
 
     def sample(self, engine: str) -> GenerationResult:
-        """The whole, once `finish` is known."""
+        """The whole sample, once `finish` is known."""
         assert self.finish is not None, "asked for before the end"
         return GenerationResult(
             ids=self.ids,
@@ -130,7 +131,7 @@ class Generation:
 
 
 def _merged(spans: list[VersionSpan]) -> tuple[VersionSpan, ...]:
-    """Pieces of one version are one span."""
+    """The spans, neighbours of one version merged."""
     out: list[VersionSpan] = []
     for span in spans:
         if out and out[-1].version == span.version:

@@ -1,4 +1,4 @@
-"""Watches replicas: asks each `/health` now and then, and tells the routing table."""
+"""Health probes of engine replicas: interval, time-out; results go to the routing table."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ log = logging.getLogger("sandgate.gateway.engine")
 
 
 class Probe(NamedTuple):
-    """What one probe found."""
+    """The result of one health probe."""
 
     failure: str | None
-    """None = healthy."""
+    """Why the replica is not healthy; None = it is."""
     dead: bool = False
-    """Nothing listens there."""
+    """Nothing listens at its address."""
 
 
 async def check(http: Transport, url: str) -> Probe:
-    """One probe."""
+    """Asks a replica's `/health` once."""
     try:
         answer = await http.ask("GET", f"{url}/health", timeout_s=PROBE_TIMEOUT_S)
     except Lost as error:
@@ -47,7 +47,7 @@ async def watch(
     every_s: float = PROBE_S,
     on_up: Callable[[str], Awaitable[None]],
 ) -> None:
-    """Probe all replicas for ever. `on_up` is awaited for one that just came up, before the next round."""
+    """Probes all replicas for ever. `on_up` is awaited for each that just came up, before the next round."""
     while True:
         await asyncio.sleep(every_s)
         urls = list(table.replicas)
@@ -60,6 +60,6 @@ async def watch(
 
 
 def none_up(seen: Sequence[EngineStatus]) -> EngineUnavailable:
-    """No replica takes a turn, and why not."""
+    """The error where no replica takes a turn: it says why."""
     why = "; ".join(f"{each.url}: {each.detail}" for each in seen) or "none is known yet"
     return EngineUnavailable(f"no engine is up ({why[:500]})", retry_after=PROBE_S)

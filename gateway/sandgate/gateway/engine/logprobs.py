@@ -1,5 +1,4 @@
-"""Of which distribution an engine's logprobs are: no answer says it, so one token is asked for whose answer shows it.
-(pure)"""
+"""Logprobs mode of an engine (raw, processed, logits), judged by one sampled token whose answer shows it. (pure)"""
 
 from __future__ import annotations
 
@@ -15,16 +14,16 @@ from sandgate.gateway.engine.wire import GenerateEndpoint, body_of
 from sandgate.gateway.journal.top_logprobs import Top
 
 ASKS = "sandgate-measures-"
-"""Before the request id of each measuring generation, so that an engine's log, or a scripted engine, can tell them."""
+"""Prefix of the request ids of measuring generations, by which an engine's log, or a scripted engine, knows them."""
 
 ALTERNATIVES = 4
-"""Asked for beside the sampled token: five in all, which servers allow that allow any."""
+"""Top logprobs asked for beside the sampled token: five in all, which servers allow that allow any."""
 
 TOLERANCE = 1e-2
-"""Of a sum of probabilities, and of a log-probability that may not be above 0."""
+"""Tolerance for a sum of probabilities over 1, and for a log-probability over 0."""
 
 PROMPTS = ((5, 6, 7), (7, 5, 11, 6), (11, 3, 8, 5, 9))
-"""Ids that every vocabulary has. The next one is asked where an answer does not tell."""
+"""Prompts of ids that every vocabulary has. The next one is tried where an answer is unclear."""
 
 Kind = Literal["raw", "processed", "logits", "unclear"]
 
@@ -32,7 +31,7 @@ MODES: dict[str, Kind] = {"raw_logprobs": "raw", "processed_logprobs": "processe
 
 
 def kind_of(listed: Top) -> Kind:
-    """Judge by the five most likely tokens of one position that was sampled with `top_k` 1.
+    """The kind of an engine's logprobs, by the five most likely tokens of one position that was sampled with `top_k` 1.
 
     processed: all but the best (and what ties with it) were filtered out, so they have no logprob; raw: the filter does
     not show; logits: no probabilities. Unlike a comparison of two temperatures this does not mistake the noise of a
@@ -48,7 +47,7 @@ def kind_of(listed: Top) -> Kind:
     return "unclear" if max(real) - min(real) == 0.0 else "raw"
 
 
-def measuring_request(door: GenerateEndpoint, model: str, ids: Sequence[int]) -> bytes:
+def measuring_request(endpoint: GenerateEndpoint, model: str, ids: Sequence[int]) -> bytes:
     """The request whose answer `alternatives_of` reads."""
     prompt = Prompt(
         request_id="",
@@ -58,17 +57,17 @@ def measuring_request(door: GenerateEndpoint, model: str, ids: Sequence[int]) ->
         top_logprobs=ALTERNATIVES,
         model=model,
     )
-    return body_of(door, prompt, prompt.ids, max_tokens=1)
+    return body_of(endpoint, prompt, prompt.ids, max_tokens=1)
 
 
-def alternatives_of(body: bytes, door: GenerateEndpoint) -> Top:
-    """What `kind_of` judges; empty if the engine told no alternatives. Raises EngineFailed."""
-    top = read(body, door, top=ALTERNATIVES + 1, allow_positive=True).top
+def alternatives_of(body: bytes, endpoint: GenerateEndpoint) -> Top:
+    """The top logprobs that `kind_of` judges; empty if the engine gave none. Raises EngineFailed."""
+    top = read(body, endpoint, top=ALTERNATIVES + 1, allow_positive=True).top
     return top[0] if top else ()
 
 
 def against(kind: Kind, mode: str) -> str:
-    """Why a replica with these logprobs must not be used by whoever was told `mode`; empty if it may be."""
+    """Why a replica with logprobs of this kind must not be used where the settings say `mode`; empty if it may be."""
     if kind == "unclear" or MODES.get(mode, kind) == kind:
         return ""
     if kind == "logits":

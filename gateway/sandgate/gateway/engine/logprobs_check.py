@@ -1,4 +1,4 @@
-"""Measures a replica's logprobs before its first turn, and keeps turns away from one in another mode than was told."""
+"""Measures each replica's logprobs mode before its first turn; a replica in another mode than the job's is not used."""
 
 from __future__ import annotations
 
@@ -26,52 +26,56 @@ from sandgate.gateway.engine.transport import Lost, Transport
 from sandgate.gateway.engine.wire import GenerateEndpoint, words_of
 
 MEASURE_S = 1800.0
-"""A measuring generation waits in the engine's queue as turns do, and through its weight updates."""
+"""Time-out of a measuring generation in seconds: it waits in the engine's queue as turns do, and through weight
+updates."""
 
 SETTLE_S = 10.0
-"""How long a gateway waits at its start for what is being measured; turns wait longer."""
+"""Seconds that a gateway waits at its start for measurements; turns wait longer."""
 
 BETWEEN_S = 0.05
-"""Between the moment when a replica comes up and its measurement, in which it is asked what it is."""
+"""Seconds to wait while a replica that came up is asked what it is, before its measurement starts."""
 
 NOT_YET = "its logprobs are not measured yet"
 
 log = logging.getLogger("sandgate.gateway.engine")
 
 
-async def measure(http: Transport, url: str, door: GenerateEndpoint, *, model: str) -> Kind:
-    """Which kind of logprobs a replica reports. Raises EngineFailed if it refuses the question or its answer cannot be
-    read, EngineUnavailable if it cannot answer now."""
+async def measure(http: Transport, url: str, endpoint: GenerateEndpoint, *, model: str) -> Kind:
+    """The kind of a replica's logprobs. Raises EngineFailed if it refuses the request or its answer cannot be read,
+    EngineUnavailable if it cannot answer now."""
     kind: Kind = "unclear"
     for ids in PROMPTS:
         kind = kind_of(
-            alternatives_of(await _ask(http, url, door, measuring_request(door, model, ids)), door)
+            alternatives_of(
+                await _ask(http, url, endpoint, measuring_request(endpoint, model, ids)), endpoint
+            )
         )
         if kind != "unclear":
             break
     return kind
 
 
-async def _ask(http: Transport, url: str, door: GenerateEndpoint, body: bytes) -> bytes:
+async def _ask(http: Transport, url: str, endpoint: GenerateEndpoint, body: bytes) -> bytes:
     try:
         async with asyncio.timeout(MEASURE_S):
-            async with http.post(url + door.value, body, request_id=ASKS + uuid.uuid4().hex) as answer:
-                status, told = answer.status, await answer.body()
+            async with http.post(url + endpoint.value, body, request_id=ASKS + uuid.uuid4().hex) as answer:
+                status, content = answer.status, await answer.body()
     except (Lost, TimeoutError) as error:
-        raise EngineUnavailable(f"{url}{door.value}: {error}") from error
+        raise EngineUnavailable(f"{url}{endpoint.value}: {error}") from error
     if status in (408, 425, 429) or status >= 500:
-        raise EngineUnavailable(f"{url}{door.value} answers {status}: {words_of(told)}")
+        raise EngineUnavailable(f"{url}{endpoint.value} answers {status}: {words_of(content)}")
     if status != 200:
-        raise EngineFailed(f"{url}{door.value} answers {status}: {words_of(told)}")
-    return told
+        raise EngineFailed(f"{url}{endpoint.value} answers {status}: {words_of(content)}")
+    return content
 
 
 async def why_not(url: str, *, model: str, mode: str) -> str:
-    """Why a gateway that was told `mode` would not use this engine; empty if it would. Raises as `measure` does."""
+    """Why a gateway with logprobs mode `mode` would not use this engine; empty if it would. Raises as `measure`
+    does."""
     http, url = Transport(), url.rstrip("/")
     try:
-        door = (await probe(http, url, model=model, logprobs_mode=mode)).door
-        return against(await measure(http, url, door, model=model), mode)
+        endpoint = (await probe(http, url, model=model, logprobs_mode=mode)).endpoint
+        return against(await measure(http, url, endpoint, model=model), mode)
     finally:
         await http.aclose()
 
@@ -80,37 +84,37 @@ async def why_not(url: str, *, model: str, mode: str) -> str:
 class LogprobsCheck:
     """Measures each replica of a set once, in the background, and says which may be used.
 
-    A replica is not used before it was measured: what it answered until then could be recorded as what it is not. One
-    that refuses the question is used, as its turns will be refused in the same words.
+    A replica is not used before it was measured: its logprobs could be recorded under the wrong mode. A replica that
+    refuses the measurement is used, as its turns will be refused in the same words.
     """
 
     http: Transport
     mode: str
-    """What the gateway was told; a mode that cannot be measured is believed."""
+    """The mode of the gateway's settings; a mode that cannot be measured is believed."""
     model: str
     table: ReplicaTable
-    """Is told what may be used."""
+    """The routing table, which gets the results."""
     _fit: set[str] = field(default_factory=set)
     _running: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     wrong: dict[str, str] = field(default_factory=dict)
-    """Replicas that are in another mode, and the sentence that says so."""
+    """Replicas that are in another mode -> the sentence that says so."""
 
     def expect(self, url: str) -> None:
-        """It is in the set, and not used before it was measured."""
+        """Keeps a replica of the set from being used before it was measured."""
         if self.mode in MODES and url not in self._fit:
             self.table.measured(url, unmeasured=NOT_YET)
 
-    def start(self, url: str, door: GenerateEndpoint) -> None:
-        """Measure it, unless that is done or under way."""
+    def start(self, url: str, endpoint: GenerateEndpoint) -> None:
+        """Starts to measure a replica, unless that is done or under way."""
         if self.mode not in MODES or url in self._fit or url in self._running:
             return
         self.expect(url)
-        task = asyncio.create_task(self._until_known(url, door))
+        task = asyncio.create_task(self._until_known(url, endpoint))
         self._running[url] = task
         task.add_done_callback(lambda done: self._ended(url, done))
 
     def forget(self, url: str) -> None:
-        """It left, or its process ended: what comes up there next may be in another mode."""
+        """A replica left, or its process ended: the next process at its address may be in another mode."""
         self._fit.discard(url)
         self.wrong.pop(url, None)
         self.expect(url)
@@ -119,12 +123,12 @@ class LogprobsCheck:
             task.cancel()
 
     async def settle(self) -> None:
-        """Until nothing is being measured, or for some time."""
+        """Waits until nothing is being measured, SETTLE_S at most."""
         if self._running:
             await asyncio.wait(list(self._running.values()), timeout=SETTLE_S)
 
     async def next_of(self, urls: Sequence[str]) -> bool:
-        """Until one of these replicas is measured, or for some time. False if there are none."""
+        """Waits until one of these replicas is measured, PROBE_S at most. False if `urls` is empty."""
         tasks = [self._running[url] for url in urls if url in self._running]
         if tasks:
             await asyncio.wait(tasks, timeout=PROBE_S, return_when=asyncio.FIRST_COMPLETED)
@@ -133,7 +137,7 @@ class LogprobsCheck:
         return bool(urls)
 
     async def aclose(self) -> None:
-        """Stop measuring."""
+        """Stops measuring."""
         tasks = list(self._running.values())
         for task in tasks:
             task.cancel()
@@ -149,9 +153,9 @@ class LogprobsCheck:
                 log.error("engine %s: its logprobs could not be measured", url, exc_info=error)
                 self.table.measured(url, wrong=f"its logprobs could not be measured: {error!r}")
 
-    async def _until_known(self, url: str, door: GenerateEndpoint) -> None:
+    async def _until_known(self, url: str, endpoint: GenerateEndpoint) -> None:
         while True:
-            kind = await self._measured(url, door)
+            kind = await self._measured(url, endpoint)
             if kind is not None:
                 break
             await asyncio.sleep(PROBE_S)
@@ -165,10 +169,10 @@ class LogprobsCheck:
                 log.warning("engine %s: its logprobs are taken for %s, unmeasured", url, self.mode)
         self.table.measured(url, wrong=why)
 
-    async def _measured(self, url: str, door: GenerateEndpoint) -> Kind | None:
-        """None if it has to be asked again."""
+    async def _measured(self, url: str, endpoint: GenerateEndpoint) -> Kind | None:
+        """The kind of a replica's logprobs; None if it has to be asked again."""
         try:
-            return await measure(self.http, url, door, model=self.model)
+            return await measure(self.http, url, endpoint, model=self.model)
         except EngineUnavailable as error:
             self.table.measured(url, unmeasured=f"{NOT_YET}: {error}")
             return None

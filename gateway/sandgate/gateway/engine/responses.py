@@ -1,4 +1,4 @@
-"""What a vLLM server answers, JSON or one SSE event, as packed arrays; what cannot be trusted is refused. (pure)
+"""Decodes answers of vLLM, JSON or SSE events, into packed arrays; refuses values that cannot be trusted. (pure)
 
 Both logprob shapes are read: integer `token_id` (0.32 and later) and `token: "token_id:N"` (up to 0.31).
 """
@@ -61,7 +61,7 @@ class _ContentTop(msgspec.Struct):
 
 
 class _Columns(msgspec.Struct):
-    """The completions shape."""
+    """Logprobs as /v1/completions has them."""
 
     token_logprobs: list[float | None] = []
     top_logprobs: list[dict[str, float] | None] | None = None
@@ -124,7 +124,7 @@ class Step:
     finish: Finish | None = None
     stop_reason: str | int | None = None
     labels: tuple[tuple[str | int, int, int], ...] | None = None
-    """(weight version label, start, end), as told; None if the engine does not report them."""
+    """(weight version label, start, end), as reported; None if the engine does not report them."""
     cached_tokens: int = 0
 
     def check(self, vocab_size: int = 0) -> None:
@@ -134,19 +134,19 @@ class Step:
 
 def read(
     body: bytes | memoryview,
-    door: GenerateEndpoint,
+    endpoint: GenerateEndpoint,
     *,
     top: int = 0,
     vocab_size: int = 0,
     allow_positive: bool = False,
 ) -> Step:
-    """Decode and check. `vocab_size` 0 = unknown; `allow_positive` is for finding out about logits modes.
+    """Decodes an answer and checks it. `vocab_size` 0 = unknown; `allow_positive` is for recognising logits modes.
 
-    Raises EngineFailed naming what is wrong.
+    Raises EngineFailed, which names what is wrong.
 
     256 tokens (35 kB of JSON) take 0.08 ms, most of it skipping fields that nobody asked for.
     """
-    decoder = _COLUMNS if door is GenerateEndpoint.COMPLETIONS else _TOP if top else _PLAIN
+    decoder = _COLUMNS if endpoint is GenerateEndpoint.COMPLETIONS else _TOP if top else _PLAIN
     try:
         answer = decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -166,23 +166,23 @@ def _step(choice: _Choice, top: int, vocabulary: int | None) -> Step:
     ids = choice.token_ids or []
     alternatives: tuple[Top, ...] = ()
     if logprobs is None:
-        told: Sequence[float | None] = ()
+        numbers: Sequence[float | None] = ()
     elif isinstance(logprobs, _Columns):
-        told = logprobs.token_logprobs
+        numbers = logprobs.token_logprobs
         if top and logprobs.top_logprobs:
             alternatives = tuple(_best_of(row or {}, top) for row in logprobs.top_logprobs)
     else:
         content: Sequence[_Entry] = logprobs.content or ()
-        told = [entry.logprob for entry in content]
+        numbers = [entry.logprob for entry in content]
         _same_ids(ids, content)
         if top:
             alternatives = tuple(_best(cast(_EntryTop, entry).top_logprobs, top) for entry in content)
     if vocabulary is not None:
-        _check(ids, told, vocabulary)  # before packing: an array would box every number anew
+        _check(ids, numbers, vocabulary)  # before packing: an array would box every number anew
     try:
-        packed_ids, packed = array("i", ids), array("f", cast(Sequence[float], told))
+        packed_ids, packed = array("i", ids), array("f", cast(Sequence[float], numbers))
     except (OverflowError, TypeError):
-        raise EngineFailed(_culprit(ids, told)) from None
+        raise EngineFailed(_culprit(ids, numbers)) from None
     spans = choice.weight_versions
     return Step(
         ids=packed_ids,
@@ -201,10 +201,10 @@ def _same_ids(ids: Sequence[int], content: Sequence[_Entry]) -> None:
     if content and content[0].token_id < 0:
         named = [_id_of(entry.token) for entry in content]
     if len(named) != len(ids):
-        return  # told with the counts, by the caller
-    for at, (mine, theirs) in enumerate(zip(ids, named, strict=True)):
+        return  # the caller refuses it, and names the counts
+    for position, (mine, theirs) in enumerate(zip(ids, named, strict=True)):
         if mine != theirs:
-            raise EngineFailed(f"token {at}: the id is {mine}, but its logprob is of id {theirs}")
+            raise EngineFailed(f"token {position}: the id is {mine}, but its logprob is of id {theirs}")
 
 
 def _id_of(token: str) -> int:
@@ -225,19 +225,19 @@ def _best_of(row: dict[str, float], top: int) -> Top:
 FINISHES: dict[str | None, Finish | None] = {None: None, "stop": "stop", "length": "length", "abort": "abort"}
 
 
-def _finish(told: str | None) -> Finish | None:
-    if told not in FINISHES:
-        raise EngineFailed(f"the engine ended with {told!r}, which is none of stop, length, abort")
-    return FINISHES[told]
+def _finish(reason: str | None) -> Finish | None:
+    if reason not in FINISHES:
+        raise EngineFailed(f"the engine ended with {reason!r}, which is none of stop, length, abort")
+    return FINISHES[reason]
 
 
-def _check(ids: Sequence[int], told: Sequence[float | None], vocab_size: int) -> None:
-    """Sentinels, NaN, infinities, positive logprobs, missing ones, ids that do not exist."""
-    if len(told) != len(ids):
-        raise EngineFailed(f"the engine answered {len(ids)} ids and {len(told)} logprobs")
+def _check(ids: Sequence[int], numbers: Sequence[float | None], vocab_size: int) -> None:
+    """Raises EngineFailed for sentinels, NaN, infinities, positive or missing logprobs, and ids that do not exist."""
+    if len(numbers) != len(ids):
+        raise EngineFailed(f"the engine answered {len(ids)} ids and {len(numbers)} logprobs")
     if not ids:
         return
-    logprobs = cast(Sequence[float], told)
+    logprobs = cast(Sequence[float], numbers)
     try:
         # A sum is NaN as soon as one of its terms is: passes in C instead of one in Python.
         good = isfinite(sum(logprobs)) and min(logprobs) > SENTINEL and max(logprobs) <= POSITIVE_MAX
@@ -245,32 +245,30 @@ def _check(ids: Sequence[int], told: Sequence[float | None], vocab_size: int) ->
         good = False
     if not good or min(ids) < 0 or max(ids) > VERSION_MAX or (vocab_size and max(ids) >= vocab_size):
         foreign = good and min(ids) >= 0 and max(ids) <= VERSION_MAX  # ids that another vocabulary has
-        raise (TokenizerMismatch if foreign else EngineFailed)(_culprit(ids, told, vocab_size))
+        raise (TokenizerMismatch if foreign else EngineFailed)(_culprit(ids, numbers, vocab_size))
 
 
 def _culprit(ids: Sequence[int], logprobs: Sequence[float | None], vocab_size: int = 0) -> str:
-    """Which token cannot be trusted, and why. Of equally many."""
-    for at, (token, logprob) in enumerate(zip(ids, logprobs, strict=True)):
+    """Which token cannot be trusted, and why. There are as many ids as logprobs."""
+    for index, (token, logprob) in enumerate(zip(ids, logprobs, strict=True)):
         if logprob is None or not isfinite(logprob):
-            return f"token {at} (id {token}): its logprob is {logprob}"
+            return f"token {index} (id {token}): its logprob is {logprob}"
         if logprob <= SENTINEL:
-            return f"token {at} (id {token}): logprob {logprob:g} is the engine's mark for a missing or NaN logprob"
+            return f"token {index} (id {token}): logprob {logprob:g} is the engine's mark for a missing or NaN logprob"
         if logprob > POSITIVE_MAX:
-            return (
-                f"token {at} (id {token}): logprob {logprob:g} is positive; is --logprobs-mode a logits mode?"
-            )
+            return f"token {index} (id {token}): logprob {logprob:g} is positive; is --logprobs-mode a logits mode?"
         if not 0 <= token < (vocab_size or VERSION_MAX):
-            return f"token {at}: id {token} is outside the vocabulary [0, {vocab_size or VERSION_MAX})"
+            return f"token {index}: id {token} is outside the vocabulary [0, {vocab_size or VERSION_MAX})"
     return "ids or logprobs are out of range"
 
 
 class Unlabelled(EngineFailed):
-    """Tokens were sampled under a label without a number, by an engine whose label should have one: nobody knows of
-    which version they are. (reason EngineFailed)"""
+    """Tokens were sampled under a label without a number, by an engine whose label should have one: their version is
+    unknown. (reason EngineFailed)"""
 
 
 def version_of(label: str | int, told: int) -> int:
-    """The number of a label; without one it is what the trainer `told`."""
+    """The version in a label; for a label without a number, the version that the trainer set (`told`)."""
     number = number_of(label)
     version = told if number is None else number
     if not 0 <= version <= VERSION_MAX:
@@ -286,36 +284,37 @@ def spans_of(
     offset: int = 0,
     numbered: bool = False,
 ) -> tuple[VersionSpan, ...]:
-    """Spans that cover [offset, offset + count): as the engine reported them for `count` tokens, else one of `told`.
+    """Spans that cover [offset, offset + count): as the engine reported them for `count` tokens, else one span of the
+    version `told`.
 
     `numbered`: labels had to carry versions when this was asked for. Neighbours of one version are merged. Raises
-    EngineFailed for spans with gaps or overlaps, Unlabelled for a label without a number if `numbered`, or after one
-    with a number: before the first, it is from before the first weight update.
+    EngineFailed for spans with gaps or overlaps; Unlabelled for a label without a number if `numbered`, or behind a
+    label with a number. In front of the first numbered label it is from before the first weight update.
     """
     if count == 0:
         return ()
     if not labels:
         return (VersionSpan(told, offset, offset + count),)
     spans: list[VersionSpan] = []
-    at, before = 0, labels[0][0]
+    covered, previous = 0, labels[0][0]
     for label, start, end in labels:
         end = min(end, count)
         if start >= end:
             continue
-        if start != at:
+        if start != covered:
             raise EngineFailed(
-                f"weight_versions: a span starts at token {start}, the one before ends at {at}"
+                f"weight_versions: a span starts at token {start}, the one before ends at {covered}"
             )
-        if number_of(label) is None and (numbered or (spans and number_of(before) is not None)):
+        if number_of(label) is None and (numbered or (spans and number_of(previous) is not None)):
             raise Unlabelled(
                 f"tokens {offset + start}:{offset + end} were sampled by weights labelled {label!r}, which is no "
                 f"version, but version {told} was told and labels carry versions"
             )
-        version, at, before = version_of(label, told), end, label
+        version, covered, previous = version_of(label, told), end, label
         if spans and spans[-1].version == version:
             spans[-1] = VersionSpan(version, spans[-1].start, offset + end)
         else:
             spans.append(VersionSpan(version, offset + start, offset + end))
-    if at != count:
-        raise EngineFailed(f"weight_versions cover {at} of {count} tokens")
+    if covered != count:
+        raise EngineFailed(f"weight_versions cover {covered} of {count} tokens")
     return tuple(spans)

@@ -1,4 +1,4 @@
-"""Which replica takes a generation: sticky per group, least in flight for new groups, none that is down. (pure)"""
+"""Routing of generations to replicas: a group stays on one; a new group goes to the least busy that is up. (pure)"""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from sandgate.gateway.engine.api import EngineStatus
 
 HOMES_MAX = 20_000
-"""Groups remembered; the least recently used is forgotten, and then only its prefix cache is lost."""
+"""Limit of groups whose replica is remembered; the least recently used is forgotten, which costs its prefix cache."""
 
 FAILURES_MAX = 2
 """Failed probes in a row until a replica is down: one may be a busy event loop in the engine's API server."""
@@ -21,26 +21,26 @@ class Replica:
 
     url: str
     healthy: bool = True
-    """Until the contrary is seen; a replica that is not up yet costs one refused connection."""
+    """True until a probe fails; a replica that is not up yet costs one refused connection."""
     in_flight: int = 0
     homes: int = 0
-    """Groups that live here."""
+    """Groups that go to this replica."""
     failures: int = 0
-    """Probes failed in a row."""
+    """Failed probes in a row."""
     detail: str = ""
     doubt: str = ""
-    """Why its weights are of no known version; nothing new goes there. Whether it is healthy is another matter."""
+    """Why the version of its weights is unknown; it gets no new generation. Its health is another matter."""
     unmeasured: str = ""
-    """Why its logprobs are not known yet to be of the mode that records name; what is new waits for that."""
+    """Why its logprobs mode is not measured yet; new generations wait for that."""
     wrong: str = ""
-    """Why they are known not to be; nothing new goes there."""
+    """Why its logprobs are of the wrong mode; it gets no new generation."""
     leaving: bool = False
-    """Removed from the set: takes nothing new, and goes with its last generation."""
+    """Removed from the set: it gets no new generation, and is dropped with its last one."""
 
 
 @dataclass(slots=True)
 class ReplicaTable:
-    """Replicas, and where each group lives. Counts are reserved before the caller awaits anything."""
+    """Replicas, and the replica of each group. Counts are reserved before the caller awaits anything."""
 
     replicas: dict[str, Replica]
     _homes: OrderedDict[str, str] = field(default_factory=OrderedDict)
@@ -51,9 +51,10 @@ class ReplicaTable:
         return ReplicaTable({url: Replica(url) for url in urls})
 
     def reserve(self, affinity: str, avoid: Set[str] = frozenset()) -> str | None:
-        """The URL of the replica that takes one more, counted as in flight; None if none is up outside of `avoid`.
+        """The URL of the replica that takes one more generation, counted as in flight; None if no replica outside of
+        `avoid` is up.
 
-        The caller must `release` it. A group whose replica is down or avoided moves, and stays where it moved.
+        The caller must `release` it. A group whose replica is down or avoided moves to another, and stays there.
         """
         able = [
             r
@@ -85,7 +86,7 @@ class ReplicaTable:
             self.replicas[url].homes -= 1
 
     def release(self, url: str) -> None:
-        """One less in flight."""
+        """A generation has ended: one less in flight."""
         replica = self.replicas[url]
         assert replica.in_flight > 0, f"{url} was released more often than reserved"
         replica.in_flight -= 1
@@ -93,16 +94,16 @@ class ReplicaTable:
             del self.replicas[url]
 
     def join(self, url: str) -> bool:
-        """Into the set, unless it is there: down until a probe says otherwise. True if it was not known at all."""
-        known = self.replicas.get(url)
-        if known is not None:
-            known.leaving = False
+        """Adds a replica to the set; a new one is down until a probe says otherwise. Returns whether it is new."""
+        replica = self.replicas.get(url)
+        if replica is not None:
+            replica.leaving = False
             return False
         self.replicas[url] = Replica(url, healthy=False, detail="not asked yet", failures=FAILURES_MAX)
         return True
 
     def leave(self, url: str) -> None:
-        """Out of the set: its groups move with their next turns, its running generations end where they are."""
+        """Removes a replica from the set: its groups move with their next turns, its running generations end there."""
         for affinity in [group for group, home in self._homes.items() if home == url]:
             self._leave(self._homes.pop(affinity))
         self.replicas[url].leaving = True
@@ -114,7 +115,8 @@ class ReplicaTable:
         return [replica.url for replica in self.replicas.values() if not replica.leaving]
 
     def doubt(self, url: str, why: str) -> bool:
-        """Its weights are of no known version, or (empty) they are. True if that is news."""
+        """Sets why the version of the replica's weights is unknown (empty: it is known). Returns whether that is
+        news."""
         replica = self.replicas.get(url)
         if replica is None or replica.doubt == why:
             return False
@@ -122,7 +124,7 @@ class ReplicaTable:
         return True
 
     def measured(self, url: str, *, unmeasured: str = "", wrong: str = "") -> None:
-        """Its logprobs are of the right mode; or that is not known yet, or they are not, and why."""
+        """Sets what is known of the replica's logprobs mode: it is right (both empty), not measured yet, or wrong."""
         replica = self.replicas.get(url)
         if replica is not None:
             replica.unmeasured, replica.wrong = unmeasured, wrong
@@ -136,8 +138,8 @@ class ReplicaTable:
         ]
 
     def probed(self, url: str, failure: str | None, *, dead: bool = False) -> bool:
-        """Note a health probe: None = fine, else what went wrong; `dead`: nothing listens there, so one such probe is
-        enough. True if the replica just came up or went down."""
+        """Takes note of a health probe. `failure`: None = healthy; `dead`: nothing listens there, so that one probe is
+        enough. Returns whether the replica just came up or went down."""
         replica = self.replicas.get(url)
         if replica is None:  # it left meanwhile
             return False
@@ -151,15 +153,15 @@ class ReplicaTable:
         return replica.healthy != before
 
     def down(self, url: str, detail: str) -> None:
-        """Seen dead (connection refused or reset): nothing new goes there until a probe says otherwise."""
+        """A connection was refused or reset: the replica gets no new generation until a probe says otherwise."""
         replica = self.replicas.get(url)
         if replica is not None:
             replica.healthy, replica.detail = False, detail
             replica.failures = max(replica.failures, FAILURES_MAX)
 
     def status(self) -> list[EngineStatus]:
-        """One entry per replica of the set, in the order in which they joined. One that is being measured is healthy:
-        turns wait for that, as they would in its queue."""
+        """One entry per replica of the set, in the order in which they joined. A replica that is being measured is
+        healthy: turns wait for the measurement, as they would in its queue."""
         return [
             EngineStatus(
                 r.url,

@@ -1,11 +1,11 @@
-"""Server-sent events, as engines write them: bytes in any pieces -> the `data:` of each event. (pure)"""
+"""Parses server-sent events of engines: bytes in any pieces -> the `data:` of each event; size limit. (pure)"""
 
 from __future__ import annotations
 
 from sandgate.contract.errors import EngineFailed
 
 EVENT_BYTES_MAX = 8 * 1024 * 1024
-"""One step of one generation is some kB, more with top logprobs; beyond this the engine talks nonsense."""
+"""Size limit of one event. A step of a generation is some kB, more with top logprobs."""
 
 
 class Events:
@@ -16,7 +16,7 @@ class Events:
     def __init__(self) -> None:
         self._rest = b""
         self.done = False
-        """[DONE] was seen: the stream is whole."""
+        """`[DONE]` was seen: the stream is whole."""
 
     def feed(self, data: bytes) -> list[bytes]:
         """The payloads of the events that are complete now. Comments and other fields are skipped.

@@ -1,4 +1,4 @@
-"""HTTP to engines: one aiohttp session, tuned for many long answers from few hosts."""
+"""HTTP client for engines (aiohttp): connect time-out, keep-alive, dead peers; many long answers from few hosts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DEAD_PEER = (
 silent. The last one is for a request that it never acknowledged: Linux sends no probes then, and resends for 15 min."""
 
 REFUSAL_BYTES_MAX = 64 * 1024
-"""Bytes read of an error body; the words that are passed on are far shorter."""
+"""Limit of bytes read of an error body; the text that is passed on is far shorter."""
 
 
 class Lost(Exception):
@@ -59,18 +59,18 @@ class Streamed:
         self.retry_after = response.headers.get("Retry-After")
 
     async def body(self) -> bytes:
-        """All of it; of a refusal the first 64 kB."""
+        """The whole body; of a refusal the first 64 kB."""
         if self.status == 200:
             return await self._response.read()
         return await self._response.content.read(REFUSAL_BYTES_MAX)
 
     def chunks(self) -> AsyncIterator[bytes]:
-        """As they arrive, cut anywhere."""
+        """The body's bytes as they arrive, cut anywhere."""
         return self._response.content.iter_any()
 
 
 class Transport:
-    """Make one inside a running loop; `aclose` it."""
+    """The HTTP client. Make it inside a running loop; `aclose` it."""
 
     def __init__(self, *, api_key: str = "") -> None:
         headers = {"Content-Type": "application/json"}
@@ -90,12 +90,12 @@ class Transport:
         )
 
     async def aclose(self) -> None:
-        """Close every connection."""
+        """Closes every connection."""
         await self._session.close()
 
     @asynccontextmanager
     async def post(self, url: str, body: bytes, *, request_id: str) -> AsyncIterator[Streamed]:
-        """Send, and give the answer as soon as its headers are here. Leaving early closes the connection.
+        """Sends a request, and gives the answer as soon as its headers are here. Leaving early closes the connection.
 
         Raises Lost, also from inside the block when reading breaks.
         """

@@ -1,4 +1,4 @@
-"""vLLM over HTTP: several replicas; generations survive weight updates and lost hosts; sampled ids are the truth."""
+"""VllmEngine: vLLM over HTTP: several replicas, retries, resumes after weight updates and lost hosts, aborts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from sandgate.gateway.engine.transport import Lost, Streamed, Transport
 from sandgate.gateway.engine.wire import GenerateEndpoint
 
 ABORT_S = 2.0
-"""Seconds a cancelled caller waits for the engine to take the abort; the closed connection ends the generation too."""
+"""Seconds that a cancelled caller waits for the engine to take the abort; the closed connection ends the generation,
+too."""
 
 LOSSES_MAX = 2
 """Connections to one replica that one generation may lose: the first can be a kept-alive one that was just closed."""
@@ -29,7 +30,7 @@ PAUSED_WAITS_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 """Seconds between tries while the engine refuses new requests because of a weight update; the last one repeats."""
 
 PAUSED_MAX_S = 240.0
-"""How long a weight update may keep a generation out; JS SDKs give up at 300 s."""
+"""Seconds that a weight update may keep a generation out; JS SDKs give up at 300 s."""
 
 log = logging.getLogger("sandgate.gateway.engine")
 
@@ -37,11 +38,11 @@ OnDelta = Callable[[Delta], None]
 
 
 class _Shut(Exception):
-    """This replica has no /inference/v1/generate."""
+    """A replica does not serve /inference/v1/generate."""
 
 
 class _PausedNow(Exception):
-    """This replica takes no new requests during a weight update."""
+    """A replica takes no new requests during a weight update."""
 
 
 class VllmEngine:
@@ -62,9 +63,10 @@ class VllmEngine:
         version_now: Callable[[], int] | None = None,
         labels: Labels | None = None,
     ) -> None:
-        """`vocab_size`: ids at or above it are refused; 0 = unknown. `version_now`: the policy version last told, for
-        what is sampled after a cut by an engine that reports none; default: the prompt's. `labels`: what is known of
-        their labels already."""
+        """`vocab_size`: ids at or above it are refused; 0 = unknown. `version_now`: gives the policy version last set,
+        for
+        tokens that are sampled after a cut by an engine that reports none; default: the prompt's. `labels`: what is
+        known of the engines' labels already."""
         self.table = ReplicaTable.of(_plain(urls))
         self.facts = EngineFacts(logprobs_mode=logprobs_mode)
         self._known: dict[str, EngineFacts] = {}
@@ -72,20 +74,20 @@ class VllmEngine:
         self._model, self._timeout_s, self._vocab_size = model, timeout_s, vocab_size
         self._version_now = version_now
         self._latest = 0
-        """The version of the latest prompt: the last told, where nobody tells `version_now`."""
+        """The version of the latest prompt, which counts as the last set where there is no `version_now`."""
         self.labels = labels or Labels()
         self._http = Transport(api_key=api_key)
         self._logprobs = LogprobsCheck(self._http, logprobs_mode, model, self.table)
         for url in self.table.members():
             self._logprobs.expect(url)
-        self._doors: dict[str, GenerateEndpoint] = {}
+        self._endpoints: dict[str, GenerateEndpoint] = {}
         self._running: set[asyncio.Task[object]] = set()
         self._cut: set[asyncio.Task[object]] = set()
         self._aborts: set[asyncio.Task[None]] = set()
         self._watch: asyncio.Task[None] | None = None
         self._closed = False
         self._empty = asyncio.Event()
-        """Nothing is running; only looked at while closing."""
+        """Set when nothing is running; awaited only while closing."""
 
     @classmethod
     async def connect(
@@ -102,10 +104,11 @@ class VllmEngine:
         probe_s: float = health.PROBE_S,
         patient: bool = False,
     ) -> VllmEngine:
-        """Ask every replica what it is, and watch them from now on. A replica that does not answer yet is down until
-        it does; if none answers, or there is none, `facts` stay unknown until one comes up. Raises EngineFailed for
-        what is no vLLM, or reports logprobs of another mode than `logprobs_mode`, unless `patient`: then that replica
-        is not used, and its status says why."""
+        """Makes an engine: asks every replica what it is, and watches it from now on. A replica that does not answer
+        yet
+        is down until it does; if none answers, or there is none, `facts` stay unknown until one comes up. Raises
+        EngineFailed for a server that is no vLLM, or reports logprobs of another mode than `logprobs_mode`. Not if
+        `patient`: then that replica is not used, and its status says why."""
         engine = cls(
             urls,
             model=model,
@@ -123,7 +126,7 @@ class VllmEngine:
             if engine._logprobs.wrong and not patient:
                 url, why = next(iter(engine._logprobs.wrong.items()))
                 raise EngineFailed(f"{url}: {why}")
-            if engine.labels.demanded(engine._now()):  # as the last one asked may have shown
+            if engine.labels.demanded(engine._version()):  # as the last one asked may have shown
                 await engine.version_told()
         except BaseException:
             await engine.aclose()
@@ -135,27 +138,27 @@ class VllmEngine:
 
     async def _learn(self, url: str) -> None:
         try:
-            found = await facts.probe(
+            replica = await facts.probe(
                 self._http, url, model=self._model, logprobs_mode=self.facts.logprobs_mode
             )
         except EngineUnavailable as error:
             self.table.down(url, str(error))
             return
-        self._doors[url] = found.door
-        for note in found.notes:
+        self._endpoints[url] = replica.endpoint
+        for note in replica.notes:
             log.warning("engine %s: %s", url, note)
-        self._known[url] = found.facts
-        self._logprobs.start(url, found.door)
+        self._known[url] = replica.facts
+        self._logprobs.start(url, replica.endpoint)
         self._choose_facts()
-        await self._look([url], fresh=True)
+        await self._read_labels([url], fresh=True)
         self.table.probed(url, None)
 
     def _choose_facts(self) -> None:
-        """The smallest window is the one that every replica takes. Of a set that is all new, nothing is known yet:
-        then the old facts stay, because records of what was sampled carry them."""
-        found = [self._known[url] for url in self.table.members() if url in self._known]
-        if found:
-            self.facts = min(found, key=lambda facts: facts.max_model_len or sys.maxsize)
+        """Takes the facts of the replica with the smallest window, which every replica takes. While no replica of the
+        set has answered, the old facts stay, because records of what was sampled carry them."""
+        candidates = [self._known[url] for url in self.table.members() if url in self._known]
+        if candidates:
+            self.facts = min(candidates, key=lambda facts: facts.max_model_len or sys.maxsize)
 
     async def _learn_quietly(self, url: str) -> None:
         try:
@@ -164,21 +167,22 @@ class VllmEngine:
             self.table.down(url, str(error))
 
     async def _probe(self, url: str) -> health.Probe:
-        """Before a replica counts as up, its label is known to carry a version, where one is needed."""
-        up = any(one.url == url and one.healthy for one in self.table.replicas.values())
-        found = await health.check(self._http, url)
-        if found.dead:
+        """Probes a replica's health, and reads its label before it counts as up where the label needs a version."""
+        up = any(replica.url == url and replica.healthy for replica in self.table.replicas.values())
+        result = await health.check(self._http, url)
+        if result.dead:
             self._logprobs.forget(url)
-        if found.failure is None and self.labels.demanded(self._now()):
-            await self._look([url], fresh=not up)
-        return found
+        if result.failure is None and self.labels.demanded(self._version()):
+            await self._read_labels([url], fresh=not up)
+        return result
 
     async def version_told(self) -> None:
         """See `Labelled.version_told`."""
-        await self._look(self.table.members())
+        await self._read_labels(self.table.members())
 
-    async def _look(self, urls: Sequence[str], *, fresh: bool = False) -> None:
-        """At labels. A replica that does not answer keeps its standing; a `fresh` one has none."""
+    async def _read_labels(self, urls: Sequence[str], *, fresh: bool = False) -> None:
+        """Reads replicas' labels. A replica that does not answer stays as usable as it was; a `fresh` one is not
+        used."""
         labels = await asyncio.gather(
             *(facts.label_of(self._http, url) for url in urls), return_exceptions=True
         )
@@ -187,12 +191,12 @@ class VllmEngine:
                 self.labels.heed(label)
         for url, label in zip(urls, labels, strict=True):
             if isinstance(label, str):
-                self._doubt(url, self.labels.against(label, self._now()))
-            elif label is None:  # then its answers say it, or nobody does
+                self._doubt(url, self.labels.against(label, self._version()))
+            elif label is None:  # then only its answers can report a version
                 self._doubt(url, "")
             elif not isinstance(label, EngineUnavailable):
                 raise label
-            elif fresh and self.labels.demanded(self._now()):
+            elif fresh and self.labels.demanded(self._version()):
                 self._doubt(url, f"the version of its weights is not known yet: {label}")
 
     def _doubt(self, url: str, why: str) -> None:
@@ -200,8 +204,8 @@ class VllmEngine:
             log.warning("engine %s is %s", url, f"not used: {why}" if why else "used again")
 
     async def set_urls(self, urls: Sequence[str]) -> None:
-        """Replace the replicas. New ones are asked what they are before the old ones leave, so that turns find an
-        engine all the while; what runs on a replica that leaves ends there. Returns when the new set is in force."""
+        """Replaces the replicas. New ones are asked what they are before the old ones leave, so that turns find an
+        engine all the while. Generations on a replica that leaves end there. Returns when the new set is in force."""
         wanted = _plain(urls)
         async with self._changing:
             fresh = [url for url in wanted if self.table.join(url)]
@@ -212,9 +216,9 @@ class VllmEngine:
                 self.table.leave(url)
             for url in self._known.keys() - self.table.replicas.keys():
                 self._logprobs.forget(url)
-            for known in (self._known, self._doors):
-                for url in known.keys() - self.table.replicas.keys():
-                    del known[url]
+            for by_url in (self._known, self._endpoints):
+                for url in by_url.keys() - self.table.replicas.keys():
+                    del by_url[url]
             self._choose_facts()
         log.info("engines: %s", ", ".join(wanted) or "none")
 
@@ -223,7 +227,7 @@ class VllmEngine:
         return self.table.status()
 
     async def aclose(self) -> None:
-        """Abort what runs, stop watching, close connections. Idempotent."""
+        """Aborts running generations, stops watching, closes connections. Idempotent."""
         self._closed = True
         self._cut |= self._running
         for task in (*self._running, self._watch):
@@ -267,7 +271,7 @@ class VllmEngine:
         made = Generation(prompt, told=prompt.version, streams=on_delta is not None)
         tries = _Tries()
         while True:
-            made.told = self._told(prompt)  # a pause that was waited out may have brought new weights
+            made.told = self._version_for(prompt)  # a pause that was waited out may have brought new weights
             made.numbered = self.labels.demanded(made.told)
             url = self.table.reserve(prompt.affinity, tries.out)
             if url is None and await self._logprobs.next_of(self.table.unmeasured(tries.out)):
@@ -287,7 +291,7 @@ class VllmEngine:
                 tries.refused(url, error)
                 continue
             except _Shut:
-                self._doors[url] = GenerateEndpoint.COMPLETIONS
+                self._endpoints[url] = GenerateEndpoint.COMPLETIONS
                 continue
             except _PausedNow:
                 await tries.wait_out_pause()
@@ -296,36 +300,36 @@ class VllmEngine:
                 self.table.release(url)
             self.labels.known = self.labels.known or made.labelled
             if made.finish == "abort":
-                made.cut("the engine aborted it", told=self._told(prompt))
+                made.cut("the engine aborted it", told=self._version_for(prompt))
             if made.finish is not None:
                 return made.sample(url)
 
     async def _lost(self, url: str, made: Generation, tries: _Tries, error: Lost) -> None:
-        """The connection broke. What had arrived is kept; the rest is asked for next, maybe elsewhere."""
+        """The connection broke. Tokens that had arrived are kept; the rest is asked for next, maybe elsewhere."""
         if tries.lost(url, error):
             self.table.down(url, str(error))
             if error.refused:
                 self._logprobs.forget(url)
         elif made.numbered:  # it may be up again already, with the weights of its start
-            await self._look([url], fresh=True)
+            await self._read_labels([url], fresh=True)
         if made.ids and made.finish in (None, "abort"):
-            made.cut(str(error), told=self._told(made.prompt))
+            made.cut(str(error), told=self._version_for(made.prompt))
 
-    def _now(self) -> int:
+    def _version(self) -> int:
         return self._latest if self._version_now is None else self._version_now()
 
-    def _told(self, prompt: Prompt) -> int:
+    def _version_for(self, prompt: Prompt) -> int:
         self._latest = prompt.version
         return prompt.version if self._version_now is None else max(prompt.version, self._version_now())
 
     async def _attempt(self, url: str, made: Generation, tries: _Tries, on_delta: OnDelta | None) -> None:
-        """Ask one replica for the rest. Returns when the answer is complete; cancelled or failed on our side, the
-        engine is told to stop."""
-        door = self._doors.get(url, GenerateEndpoint.GENERATE)
+        """Asks one replica for the rest of a generation. Returns when the answer is complete. If the call is cancelled
+        or fails on our side, the engine is asked to abort."""
+        endpoint = self._endpoints.get(url, GenerateEndpoint.GENERATE)
         prompt = made.prompt
         ids, max_tokens = made.asks()
         body = wire.body_of(
-            door,
+            endpoint,
             prompt,
             ids,
             max_tokens=max_tokens,
@@ -335,16 +339,16 @@ class VllmEngine:
         )
         request_id = tries.name(prompt.request_id)
         working = True
-        """The engine may be sampling, for all we know."""
+        """The engine may be sampling."""
         try:
-            async with self._http.post(url + door.value, body, request_id=request_id) as answer:
+            async with self._http.post(url + endpoint.value, body, request_id=request_id) as answer:
                 working = answer.status == 200
                 if not working:
-                    await self._refuse(answer, door, len(ids))
+                    await self._refuse(answer, endpoint, len(ids))
                 elif on_delta is None:
-                    await self._whole(answer, door, made)
+                    await self._whole(answer, endpoint, made)
                 else:
-                    await self._stream(answer, door, made, on_delta)
+                    await self._stream(answer, endpoint, made, on_delta)
         except Lost:
             raise
         except BaseException:
@@ -352,27 +356,27 @@ class VllmEngine:
                 await self._stop(url, request_id)
             raise
 
-    async def _refuse(self, answer: Streamed, door: GenerateEndpoint, prompt_tokens: int) -> None:
+    async def _refuse(self, answer: Streamed, endpoint: GenerateEndpoint, prompt_tokens: int) -> None:
         body = await answer.body()
-        if door is GenerateEndpoint.GENERATE and wire.is_shut(answer.status, body):
+        if endpoint is GenerateEndpoint.GENERATE and wire.is_shut(answer.status, body):
             raise _Shut
         if wire.says_paused(answer.status, body):
             raise _PausedNow
         raise wire.refusal(answer.status, body, answer.retry_after, prompt_tokens=prompt_tokens)
 
-    async def _whole(self, answer: Streamed, door: GenerateEndpoint, made: Generation) -> None:
-        step = read(await answer.body(), door, top=made.prompt.top_logprobs, vocab_size=self._vocab_size)
+    async def _whole(self, answer: Streamed, endpoint: GenerateEndpoint, made: Generation) -> None:
+        step = read(await answer.body(), endpoint, top=made.prompt.top_logprobs, vocab_size=self._vocab_size)
         if step.finish is None:
             raise EngineFailed("the engine's answer has no choice with a finish_reason")
         made.take(step)
 
     async def _stream(
-        self, answer: Streamed, door: GenerateEndpoint, made: Generation, on_delta: OnDelta
+        self, answer: Streamed, endpoint: GenerateEndpoint, made: Generation, on_delta: OnDelta
     ) -> None:
         events = Events()
         async for chunk in answer.chunks():
             for payload in events.feed(chunk):
-                step = read(payload, door, top=made.prompt.top_logprobs, vocab_size=self._vocab_size)
+                step = read(payload, endpoint, top=made.prompt.top_logprobs, vocab_size=self._vocab_size)
                 delta = made.take(step)
                 if delta is not None:
                     on_delta(delta)
@@ -380,14 +384,14 @@ class VllmEngine:
             raise Lost("the stream ended before the generation did", refused=False)
 
     async def _stop(self, url: str, request_id: str) -> None:
-        """Tell the engine to abort. Bounded, and goes on behind a caller that is cancelled again."""
+        """Asks the engine to abort, within ABORT_S; goes on if the caller is cancelled again."""
         task = asyncio.create_task(self._abort(url, request_id))
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
         await asyncio.shield(task)
 
     async def _abort(self, url: str, request_id: str) -> None:
-        if self._doors.get(url) is GenerateEndpoint.COMPLETIONS:
+        if self._endpoints.get(url) is GenerateEndpoint.COMPLETIONS:
             return  # no such endpoint; the closed connection ends it
         try:
             await self._http.ask(
@@ -401,7 +405,7 @@ class VllmEngine:
 
 
 class _Tries:
-    """What happened to one generation so far: which replicas are out, and what to say when none is left."""
+    """The attempts at one generation so far: which replicas are out, and the error when none is left."""
 
     def __init__(self) -> None:
         self.out: set[str] = set()
@@ -417,7 +421,7 @@ class _Tries:
         return request_id if self._count == 1 else f"{request_id}-r{self._count - 1}"
 
     def lost(self, url: str, error: Lost) -> bool:
-        """True if the replica counts as down now."""
+        """A connection was lost. Returns whether the replica counts as down now."""
         self._losses[url] = self._losses.get(url, 0) + 1
         if not error.refused and self._losses[url] < LOSSES_MAX:
             return False
@@ -426,12 +430,12 @@ class _Tries:
         return True
 
     def refused(self, url: str, error: SandgateError) -> None:
-        """Overloaded or unavailable: the next replica may take it."""
+        """The replica is overloaded or unavailable: the next one may take the generation."""
         self.out.add(url)
         self._last = error
 
     async def wait_out_pause(self) -> None:
-        """Some time between two tries; EngineUnavailable when it was too much in all."""
+        """Waits between two tries. Raises EngineUnavailable after PAUSED_MAX_S in all."""
         if self._paused_s >= PAUSED_MAX_S:
             raise EngineUnavailable(f"the engine was paused for over {PAUSED_MAX_S:g} s", retry_after=5.0)
         seconds = PAUSED_WAITS_S[min(self._pauses, len(PAUSED_WAITS_S) - 1)]
@@ -440,12 +444,12 @@ class _Tries:
         await asyncio.sleep(seconds)
 
     def verdict(self, table: ReplicaTable) -> SandgateError:
-        """No replica is left."""
+        """The error where no replica is left."""
         if self._last is not None:
             return self._last
         return health.none_up(table.status())
 
 
 def _plain(urls: Sequence[str]) -> tuple[str, ...]:
-    """Each once, without a slash at the end."""
+    """The URLs, each once, without a slash at the end."""
     return tuple(dict.fromkeys(url.rstrip("/") for url in urls))

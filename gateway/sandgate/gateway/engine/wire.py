@@ -1,6 +1,6 @@
-"""What is said to a vLLM server, and how its refusals are read. (pure)
+"""Request bodies for vLLM, and what its refusals (HTTP errors) mean. (pure)
 
-Two doors of the same engine: `/inference/v1/generate` (0.32: --enable-scale-out) and `/v1/completions` (fallback).
+The engine has two endpoints: `/inference/v1/generate` (0.32: --enable-scale-out) and `/v1/completions` (fallback).
 Both gave the same ids and bit-equal logprobs for a seed (tests/gateway/engine/test_conformance.py).
 """
 
@@ -32,24 +32,24 @@ WORDS_MAX = 500
 """Characters of an engine's error that are passed on; its validation errors can repeat a whole prompt."""
 
 TOP_LOGPROBS_MAX = 20
-"""vLLM's default --max-logprobs; more is refused by it."""
+"""vLLM's default --max-logprobs; it refuses more."""
 
 RETRY_AFTER_S_MAX = 60.0
-"""Seconds; an engine that asks for more is down for all that callers care."""
+"""Longest Retry-After that is passed on, in seconds; an engine that asks for more is as good as down."""
 
 ABORT_PREFIX = "generate-tokens-"
 """vLLM puts this before X-Request-Id; an abort of the bare id answers 200 and does nothing."""
 
 
 class GenerateEndpoint(Enum):
-    """Where ids are exchanged for samples."""
+    """The endpoints that take token ids and return samples."""
 
     GENERATE = "/inference/v1/generate"
     COMPLETIONS = "/v1/completions"
 
 
 def body_of(
-    door: GenerateEndpoint,
+    endpoint: GenerateEndpoint,
     prompt: Prompt,
     ids: Ids,
     *,
@@ -58,12 +58,12 @@ def body_of(
     stream: bool = False,
     salt: str = "",
 ) -> bytes:
-    """The request: sample at most `max_tokens` after `ids` (the prompt, and what was sampled of it so far).
+    """The request body: sample at most `max_tokens` after `ids` (the prompt, and what was sampled so far).
 
-    `piece` > 0: the generation is taken up again after an abort. A fixed seed is then moved by `piece`: the engine's
-    generator starts anew, and the same seed would draw the same numbers a second time.
+    `piece` > 0: the generation is resumed after an abort. A fixed seed is then moved by `piece`: the engine's generator
+    starts anew, and the same seed would draw the same numbers a second time.
     """
-    head = _generate_head(prompt, max_tokens, piece) if door is GenerateEndpoint.GENERATE else None
+    head = _generate_head(prompt, max_tokens, piece) if endpoint is GenerateEndpoint.GENERATE else None
     if head is None:
         head = _completions_head(prompt, max_tokens, piece)
     if prompt.model:
@@ -73,7 +73,7 @@ def body_of(
     if stream:
         head["stream"] = True
         head["stream_options"] = {"include_usage": True}
-    field = b"token_ids" if door is GenerateEndpoint.GENERATE else b"prompt"
+    field = b"token_ids" if endpoint is GenerateEndpoint.GENERATE else b"prompt"
     # numpy writes 5k ids in 18 us; a list of Python ints takes 68 us and makes 5k objects.
     packed = orjson.dumps(np.frombuffer(ids, dtype=np.int32), option=orjson.OPT_SERIALIZE_NUMPY)
     return b"".join((b'{"', field, b'":', packed, b",", _json(head)[1:]))
@@ -106,10 +106,14 @@ def _sampling(prompt: Prompt, max_tokens: int, piece: int) -> dict[str, Any]:
     return chosen
 
 
-def _constraint(told: dict[str, Any]) -> dict[str, Any]:
+def _constraint(constraint: dict[str, Any]) -> dict[str, Any]:
     """vLLM wants `structural_tag` as text, `json` as either."""
-    tag = told.get("structural_tag")
-    return told if tag is None or isinstance(tag, str) else {**told, "structural_tag": _json(tag).decode()}
+    tag = constraint.get("structural_tag")
+    return (
+        constraint
+        if tag is None or isinstance(tag, str)
+        else {**constraint, "structural_tag": _json(tag).decode()}
+    )
 
 
 def _generate_head(prompt: Prompt, max_tokens: int, piece: int) -> dict[str, Any]:
@@ -140,12 +144,12 @@ class _Refusal(msgspec.Struct):
 
 
 def words_of(body: bytes) -> str:
-    """What an error body says, at most 500 characters, in one line."""
+    """The text of an error body, at most 500 characters, in one line."""
     text = ""
     try:
-        told = msgspec.json.decode(body, type=_Refusal)
-        text = told.error.message if isinstance(told.error, _Words) else told.error or ""
-        text = text or bytes(told.detail).decode("utf-8", "replace").strip('"')
+        refusal = msgspec.json.decode(body, type=_Refusal)
+        text = refusal.error.message if isinstance(refusal.error, _Words) else refusal.error or ""
+        text = text or bytes(refusal.detail).decode("utf-8", "replace").strip('"')
     except (msgspec.DecodeError, UnicodeDecodeError):
         pass
     text = " ".join((text or body[: 4 * WORDS_MAX].decode("utf-8", "replace")).split())
@@ -157,24 +161,24 @@ TOO_LONG = re.compile(
     r"|longer than the maximum model length of (?P<b>\d+)"
     r"|longer than the maximum\s+model length of (?P<c>\d+)"
 )
-"""vLLM 0.32's ways to say it: renderers/params.py, v1/engine/input_processor.py."""
+"""vLLM 0.32's texts for a prompt that is too long: renderers/params.py, v1/engine/input_processor.py."""
 
 NO_SUCH_MODEL = re.compile(r"\bmodel\b.*\bdoes not exist\b", re.IGNORECASE | re.DOTALL)
 """vLLM's 404 for a name that it does not serve. A 404 in other words may be a proxy whose engine is starting."""
 
 NO_SUCH_TOKEN = re.compile(r"token id \d+ is out of vocabulary", re.IGNORECASE)
-"""v1/engine/input_processor.py, of ids in a prompt."""
+"""vLLM's text for an id in a prompt that its vocabulary lacks: v1/engine/input_processor.py."""
 
 PAUSED = re.compile(r"generation is paused", re.IGNORECASE)
 """0.33's answer to a new request while paused in abort mode; 0.32 lets it wait instead."""
 
 
 def refusal(status: int, body: bytes, retry_after: str | None, *, prompt_tokens: int) -> SandgateError:
-    """What a status other than 200 means."""
+    """The error that an engine's answer with a status other than 200 means."""
     words = words_of(body)
     if status in (400, 413, 422):
-        if found := TOO_LONG.search(words):
-            return PromptTooLong(tokens=prompt_tokens, limit=int(found[found.lastgroup or "a"]))
+        if too_long := TOO_LONG.search(words):
+            return PromptTooLong(tokens=prompt_tokens, limit=int(too_long[too_long.lastgroup or "a"]))
         if NO_SUCH_TOKEN.search(words):
             return TokenizerMismatch(
                 f"the engine refused the request ({status}): {words}; is spec.model.tokenizer its model's?"
@@ -190,13 +194,13 @@ def refusal(status: int, body: bytes, retry_after: str | None, *, prompt_tokens:
 
 
 def says_paused(status: int, body: bytes) -> bool:
-    """A 503 that means: wait for the weight update to end."""
+    """Whether an answer is the 503 that means: wait for the weight update to end."""
     return status == 503 and PAUSED.search(words_of(body)) is not None
 
 
 def is_shut(status: int, body: bytes) -> bool:
-    """/inference/v1/generate is not served: 403 without --enable-scale-out, 404 or 405 by older servers. A 404 in other
-    words is about the model."""
+    """Whether an answer means that /inference/v1/generate is not served: 403 without --enable-scale-out, 404 or 405 by
+    older servers. A 404 with another text is about the model."""
     return status in (403, 405) or (status == 404 and words_of(body) in ("Not Found", "404: Not Found"))
 
 

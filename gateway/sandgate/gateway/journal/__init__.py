@@ -1,0 +1,1 @@
+"""Durable records of sessions: SQLite, Postgres or memory; group commit, checksums, record kinds."""

@@ -1,4 +1,4 @@
-"""What callers queue and what the writer tells them: one group is one transaction and one fsync. (pure)"""
+"""CommitRequest and CommitBatch of a group commit: one transaction, one fsync; what a failed write refuses. (pure)"""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Waiter(Protocol):
-    """The part of asyncio.Future that is needed to tell a caller."""
+    """The part of asyncio.Future that a waiting caller is answered by."""
 
     def done(self) -> bool: ...
     def set_result(self, result: None, /) -> None: ...
@@ -17,18 +17,19 @@ class Waiter(Protocol):
 
 @dataclass(eq=False, slots=True)
 class CommitRequest:
-    """A change of the journal: first `forget` these sessions' records, then append `bodies` to `session`.
+    """A change of the journal: first the records of the sessions in `forget` go, then `bodies` are appended to
+    `session`.
 
-    Nothing in either: a probe, which only proves that the disk takes writes.
+    If both are empty it is a probe, which only proves that the disk takes writes.
     """
 
     session: str = ""
     bodies: tuple[bytes, ...] = ()
     forget: tuple[str, ...] = ()
     epoch: int = 0
-    """How many failures its caller could know of."""
+    """Failures that its caller could know of."""
     sync: bool = True
-    """False: nobody waits; kept over a failure where order allows."""
+    """False: no caller waits; the request is kept over a failure where order allows."""
     told: Waiter | None = None
 
     @property
@@ -39,24 +40,24 @@ class CommitRequest:
 
 @dataclass(slots=True)
 class CommitBatch:
-    """What became of the jobs taken together."""
+    """The outcome of requests that were committed together."""
 
     epoch: int
     records: int
-    """In the journal now."""
+    """Records in the journal now."""
     done: list[CommitRequest] = field(default_factory=list)
     refused: list[CommitRequest] = field(default_factory=list)
     error: str = ""
     kept: int = 0
-    """Unsynced records that wait for the next group."""
+    """Unsynced records that wait for the next group commit."""
     last: bool = False
 
 
 def after_failure(jobs: Iterable[CommitRequest]) -> tuple[list[CommitRequest], list[CommitRequest]]:
-    """(refused, kept) of what was queued when a write failed.
+    """(refused, kept) of the requests that were queued when a write failed.
 
-    Who waits is refused. What asked for no sync is kept, in order, unless something before it in its session
-    was refused: it may rest on that.
+    Requests whose callers wait are refused. Those without sync are kept, in order, unless an earlier request of their
+    session was refused: they may rest on it.
     """
     refused: list[CommitRequest] = []
     kept: list[CommitRequest] = []

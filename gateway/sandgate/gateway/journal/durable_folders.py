@@ -1,4 +1,4 @@
-"""Folders whose changes survive a power cut: a file that was synced is not there while its folder's entry is not."""
+"""Makes and fsyncs folders, so that changes survive a power cut: a synced file is lost if its folder's entry is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def sync(folder: Path) -> None:
-    """Files that were made, renamed or removed in it are so for good. Raises OSError."""
+    """Makes durable that files in the folder were made, renamed or removed. Raises OSError."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -16,7 +16,7 @@ def sync(folder: Path) -> None:
 
 
 def make(folder: Path) -> None:
-    """It and what is missing above it, for good. Raises OSError."""
+    """Makes the folder, and missing folders above it, durably. Raises OSError."""
     if folder.is_dir():
         return
     make(folder.parent)

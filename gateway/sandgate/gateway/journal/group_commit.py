@@ -1,7 +1,8 @@
-"""One writer thread, many callers per transaction: what every journal on a real disk shares.
+"""Group commit: one writer thread, many callers per transaction and fsync; shared by the journals on disk.
 
-The event loop encodes and queues; the writer takes everything queued as one transaction, so that one fsync serves
-all, and wakes the loop once per group. The writer alone owns the backend, the loop all the rest: no locks.
+The event loop encodes and queues. The writer takes everything queued as one transaction, so that one fsync serves all,
+and wakes the loop once per group. Only the writer touches the backend and only the loop the rest, so there are no
+locks.
 """
 
 from __future__ import annotations
@@ -24,41 +25,43 @@ from sandgate.gateway.journal.store import StoreStatus
 log = logging.getLogger(__name__)
 
 LINGER_S = 0.005
-"""Seconds a note may wait for a write that somebody waits for: far less than a generation takes, so that a killed
-process still knows what it had begun."""
+"""Seconds that an unsynced record may wait for a synced one to share its fsync: far less than a generation takes, so
+that a killed process still knows what it had begun."""
 GROUP_BYTES_MAX = 16 << 20
-"""Of one transaction, so that in a burst the first callers do not wait for the last."""
+"""Size limit of one transaction, so that in a burst the first callers do not wait for the last."""
 FORGET_CHUNK = 32
-"""Sessions forgotten per transaction: appends get in between."""
+"""Limit of sessions forgotten per transaction: appends get in between."""
 
 Clock = Callable[[], float]
 
 
 class NotWritten(Exception):
-    """Nothing of the group was made durable; the text says why."""
+    """No part of the group was made durable; the text says why."""
 
 
 class CommitStore(Protocol):
-    """Where groups become durable. All but `hurry` and `release` are called by the writer alone."""
+    """The backend that makes groups durable. All but `hurry` and `release` are called by the writer alone."""
 
     records: int
-    """In the journal now."""
+    """Records in the journal now."""
 
     def commit(self, jobs: Sequence[CommitRequest]) -> None:
-        """One transaction, of all jobs in order; durable when it returns. Raises NotWritten. A job with nothing in it
+        """Commits all requests in order as one transaction; durable when it returns. Raises NotWritten. An empty
+        request
         only proves that writes are taken."""
         ...
 
     def close(self) -> None:
-        """The last commit was made. Raises nothing."""
+        """Closes the backend after the last commit. Raises nothing."""
         ...
 
     def hurry(self) -> None:
-        """By the loop: the process wants to end; a commit that waits for something to come back need not wait on."""
+        """Called by the loop: the process wants to end, so a commit that waits for its database need not wait
+        longer."""
         ...
 
     def release(self) -> None:
-        """By the loop, after `close`: somebody else may have the journal."""
+        """Called by the loop after `close`: another process may have the journal."""
         ...
 
 
@@ -77,7 +80,7 @@ class WriterStore(ABC):
         self._closed: asyncio.Future[None] | None = None
         self._released = False
         self.transactions = 0
-        """Committed since it was opened; records appended / transactions = how well groups form."""
+        """Transactions since the journal was opened; records appended / transactions = how well groups form."""
         self._jobs: queue.SimpleQueue[CommitRequest | None] = queue.SimpleQueue()
         writer = Writer(backend, self._jobs, self._tell)
         threading.Thread(target=writer.run, name=f"journal {name}", daemon=True).start()
@@ -89,12 +92,12 @@ class WriterStore(ABC):
         await self.aclose()
 
     async def append(self, session: str, *records: Record, sync: bool = True) -> None:
-        """See `Store.append`. Order is the order of calls.
+        """See `Store.append`. Records are written in the order of calls.
 
-        After a failure everything queued behind it is refused too; only what asked for no sync is kept and written
-        with the next group, unless an earlier record of its session was refused. While unhealthy, one call per
-        second is tried and the others are refused at once. Beyond QUEUE_BYTES_MAX waiting: JournalUnavailable.
-        Raises TooLarge (a record over RECORD_BYTES_MAX), InvalidBody (a session id that is not Unicode).
+        After a failure everything queued behind it is refused, too. Only records without sync are kept and written with
+        the next group, unless an earlier record of their session was refused. While the journal is unhealthy, one call
+        per second is tried and the others are refused at once. Raises JournalUnavailable, also while QUEUE_BYTES_MAX
+        wait; TooLarge (a record over RECORD_BYTES_MAX); InvalidBody (a session id that is not Unicode).
         """
         if records:
             await self._submit(CommitRequest(session, bodies(session, records), sync=sync))
@@ -105,15 +108,16 @@ class WriterStore(ABC):
 
     async def retire(self, sessions: list[str]) -> None:
         """See `Store.retire`. A few sessions per transaction; nothing may be appended to them from this call on."""
-        for at in range(0, len(sessions), FORGET_CHUNK):
-            await self._submit(CommitRequest(forget=tuple(sessions[at : at + FORGET_CHUNK])))
+        for start in range(0, len(sessions), FORGET_CHUNK):
+            await self._submit(CommitRequest(forget=tuple(sessions[start : start + FORGET_CHUNK])))
 
     async def replace(self, session: str, *records: Record) -> None:
-        """Forget the session's records and append these instead, in one transaction: how a long log is compacted."""
+        """Replaces the session's records in one transaction: how a long log is compacted."""
         await self._submit(CommitRequest(session, bodies(session, records), forget=(session,)))
 
     def status(self) -> StoreStatus:
-        """While unhealthy, asking has a probe written once a second: readiness heals without traffic."""
+        """The journal's health. While it is unhealthy, this call queues a probe write once a second, so that readiness
+        heals without traffic."""
         if not self._health.good and self._closed is None and self._health.due(self._now()):
             self._put(CommitRequest())
         return StoreStatus(self._health.good, self._health.detail, self._records, self._cut)
@@ -142,9 +146,9 @@ class WriterStore(ABC):
         if not job.sync:
             self._put(job)
             return
-        job.told = told = self._loop.create_future()
+        job.told = committed = self._loop.create_future()
         self._put(job)
-        await told
+        await committed
 
     def _put(self, job: CommitRequest) -> None:
         job.epoch = self._epoch
@@ -152,14 +156,12 @@ class WriterStore(ABC):
         self._jobs.put(job)
 
     def _tell(self, group: CommitBatch) -> None:
-        """In the writer: one wake-up per group."""
-        with contextlib.suppress(
-            RuntimeError
-        ):  # the loop was closed before the store: nobody is left to tell
+        """Called by the writer: wakes the loop once per group."""
+        with contextlib.suppress(RuntimeError):  # the loop was closed before the store: no caller is left
             self._loop.call_soon_threadsafe(self._settle, group)
 
     def _settle(self, group: CommitBatch) -> None:
-        """On the loop: what became of a group."""
+        """Called on the loop: answers the callers of a group."""
         self._epoch, self._records, self._kept = group.epoch, group.records, group.kept
         self._queued -= sum(job.size for job in (*group.done, *group.refused))
         if group.error:
@@ -197,7 +199,7 @@ class Writer:
         self.kept: list[CommitRequest] = []
 
     def run(self) -> None:
-        """Until None is queued. Whatever happens, everybody who waits is told."""
+        """Writes until None is queued. Whatever happens, every caller that waits gets an answer."""
         last, taken = False, list[CommitRequest]()
         try:
             while not last:
@@ -212,10 +214,10 @@ class Writer:
             self.tell(self.refuse(taken, "the writer stopped" if taken or not last else "", last=True))
 
     def gather(self) -> tuple[list[CommitRequest], bool]:
-        """Everything queued by now, at least one job, up to GROUP_BYTES_MAX; and whether it is the last.
+        """The requests queued by now, at least one, up to GROUP_BYTES_MAX; and whether they are the last.
 
-        Jobs that nobody waits for get company for LINGER_S: usually the turn they belong to, and one fsync for both.
-        """
+        Requests without sync wait for others for LINGER_S: usually for the turn they belong to, so that one fsync
+        serves both."""
         jobs: list[CommitRequest] = []
         size = 0
         urgent = False
@@ -232,7 +234,7 @@ class Writer:
         return jobs, False
 
     def attempt(self, jobs: list[CommitRequest]) -> CommitBatch:
-        """One transaction: what was kept, then these."""
+        """Commits the kept requests, then these, in one transaction."""
         if any(job.epoch < self.epoch for job in jobs):
             return self.refuse(jobs, "queued behind a write that failed")
         pending = self.kept + jobs

@@ -167,13 +167,13 @@ class MemoryStore:
         self._waiting.append(job)
         if not job.sync:
             return
-        job.told = told = _Told()
+        job.told = committed = _Told()
         if self._gate is not None:
             await self._gate()
-        if not told.done():
+        if not committed.done():
             self._commit()
-        if told.error is not None:
-            raise told.error
+        if committed.error is not None:
+            raise committed.error
 
     def _commit(self) -> None:
         """Everything that waits, as one group."""

@@ -1,13 +1,14 @@
-"""A journal in Postgres, for clusters where a volume cannot follow its pod: the same records, checksums and groups.
+"""PostgresStore: a journal in Postgres, for clusters where a volume cannot follow its pod.
 
-Many gateways share one database; each has the journal of its own name, and is the only one who writes it. Two things
-hold that. The writer's session has an advisory lock: a second process of the same name is refused at its start. And
-each start counts up the journal's epoch, which every transaction checks before it commits: who lost the lock with its
-connection, and was replaced meanwhile, can write no more.
+Records, checksums and group commits are those of every journal. Many gateways share one database; each has the journal
+of its own name, and is the only one that writes it. Two things ensure that. The writer's session has an advisory lock:
+a second process of the same name is refused at its start. And each start counts up the journal's epoch, which every
+transaction checks before it commits: a process that lost the lock with its connection, and was replaced meanwhile, can
+write no more.
 
-A connection lost in the middle of a COMMIT leaves open what became of it. Nobody is told anything then, until a new
-session holds the lock (so the old one is over) and has looked. Needs the extra `gateway-postgres`, and a connection to
-the server itself or to a pooler in session mode.
+A connection lost in the middle of a COMMIT leaves its outcome open. Callers then wait until a new session holds the
+lock (so that the old one is over) and has read the outcome. Needs the extra `gateway-postgres`, and a connection to the
+server itself or to a pooler in session mode.
 """
 
 from __future__ import annotations
@@ -32,18 +33,19 @@ from sandgate.gateway.journal.rows import RETRY_S, checksum, cut_from, read
 log = logging.getLogger(__name__)
 
 SCHEMA = 1
-"""Of the tables; records carry their own."""
+"""Schema version of the tables; records carry their own."""
 CONNECT_S = 10
 """Seconds for a new connection, TLS and login included."""
 STATEMENT_MS = 60_000
-"""A write that waits this long for a lock or a standby fails, and is told so."""
+"""Milliseconds after which a write that waits for a lock or a standby fails."""
 SCAN_ROWS = 128
-"""Read at once."""
+"""Rows read at once."""
 READERS_KEPT = 4
-"""Idle connections for scans; one costs the server a process."""
+"""Limit of idle connections for scans; one costs the server a process."""
 LOCK_TRIES, LOCK_PAUSE_S = 6, 0.1
-"""At the start: the server notices in milliseconds that a killed process is gone, not at once. A machine that went with
-its gateway holds the lock for 30 s (SETTINGS); whoever starts us tries again."""
+"""Tries for the lock at the start, and seconds between them: the server notices in milliseconds that a killed process
+is gone. A machine that vanished with its gateway holds the lock for 30 s (SETTINGS); then whoever starts us tries
+again."""
 CHECK = "sandgate_check"
 """Name of a cursor."""
 
@@ -55,14 +57,14 @@ TABLES = (
     "CREATE INDEX IF NOT EXISTS sandgate_records_by_session ON sandgate_records (journal, session, seq)",
 )
 TABLES_LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('sandgate tables', 0))"
-"""Two gateways that make the tables at once would fail each other."""
+"""A lock while tables are made: two gateways that make them at the same time would fail each other."""
 LOCK = "SELECT pg_try_advisory_lock(hashtextextended('sandgate journal ' || %s, 0))"
 UNLOCK = "SELECT pg_advisory_unlock_all()"
 REGISTER = "INSERT INTO sandgate_journals VALUES (%s, %s, 0, 0, 0) ON CONFLICT (name) DO NOTHING"
 BEGIN_LIFE = (
     "UPDATE sandgate_journals SET epoch = epoch + 1 WHERE name = %s RETURNING schema, epoch, commits, seq"
 )
-LOOK = "SELECT epoch, commits FROM sandgate_journals WHERE name = %s"
+READ_COMMITS = "SELECT epoch, commits FROM sandgate_journals WHERE name = %s"
 COUNT = "SELECT count(*) FROM sandgate_records WHERE journal = %s"
 CLAIM = "UPDATE sandgate_journals SET commits = commits + 1, seq = %s WHERE name = %s AND epoch = %s AND commits = %s"
 INSERT = "INSERT INTO sandgate_records VALUES (%s, %s, %s, %s, %s)"
@@ -99,7 +101,7 @@ class PostgresStore(WriterStore):
 
     @classmethod
     async def open(cls, dsn: str, name: str, *, now: Clock = time.monotonic) -> Self:
-        """Lock, check and open the journal `name`, made if absent, and the tables too.
+        """Locks, checks and opens the journal `name`, made if absent, and the tables, too.
 
         Reads every record's checksum. A damaged tail is cut and reported by `status().cut`. Raises Conflict (another
         process has it), CorruptRecord (damage before the end), NewerRecord, JournalUnavailable (the database does not
@@ -109,24 +111,25 @@ class PostgresStore(WriterStore):
         try:
             cut = await asyncio.to_thread(writer.open)
         except psycopg.Error as error:
-            raise JournalUnavailable(f"journal {name}: {_said(error)}") from error
+            raise JournalUnavailable(f"journal {name}: {_first_line(error)}") from error
         return cls(writer, cut, now)
 
     def scan(self, session: str | None = None) -> Iterator[tuple[int, str, Record]]:
-        """See `Store.scan`: what was durable when the scan began. By a connection of its own; it blocks."""
+        """See `Store.scan`: the records that were durable when the scan began. It has a connection of its own, and
+        blocks."""
         name = self._name
         with self._reader() as db:
             (upto,) = db.execute(NEWEST, (name,)).fetchone()
-            at = 0
+            seq = 0
             while True:
                 if session is None:
-                    rows = db.execute(PAGE, (name, at, upto, SCAN_ROWS)).fetchall()
+                    rows = db.execute(PAGE, (name, seq, upto, SCAN_ROWS)).fetchall()
                 else:
-                    rows = db.execute(PAGE_OF_SESSION, (name, at, upto, session, SCAN_ROWS)).fetchall()
+                    rows = db.execute(PAGE_OF_SESSION, (name, seq, upto, session, SCAN_ROWS)).fetchall()
                 if not rows:
                     return
                 yield from map(read, rows)
-                at = rows[-1][0]
+                seq = rows[-1][0]
 
     @contextlib.contextmanager
     def _reader(self) -> Iterator[Any]:
@@ -142,7 +145,7 @@ class PostgresStore(WriterStore):
                 db.close()
                 raise
         except psycopg.Error as error:
-            raise JournalUnavailable(f"journal {self._name}: {_said(error)}") from error
+            raise JournalUnavailable(f"journal {self._name}: {_first_line(error)}") from error
         if len(self._readers) < READERS_KEPT:
             self._readers.append(db)
         else:
@@ -157,12 +160,12 @@ class PostgresStore(WriterStore):
                 self._readers.pop().close()
 
     def _doubt(self, detail: str) -> None:
-        """In the writer: what became of a commit is not known yet."""
+        """Called by the writer: the outcome of a commit is not known yet."""
         self._loop.call_soon_threadsafe(lambda: self._health.fail(detail, self._now()))
 
 
 class _Writer:
-    """The session that holds the lock, and writes."""
+    """The database session that holds the lock, and writes."""
 
     def __init__(self, dsn: str, name: str) -> None:
         self.dsn, self.name = dsn, name
@@ -176,7 +179,9 @@ class _Writer:
     # -- start ----------------------------------------------------------------------------------------------------
 
     def open(self) -> int:
-        """How many damaged records were cut. Raises psycopg.Error, and what PostgresStore.open says."""
+        """Opens the journal. Returns how many damaged records were cut. Raises psycopg.Error, and what
+        PostgresStore.open
+        says."""
         db = _connect(self.dsn)
         try:
             db.execute(TABLES_LOCK)
@@ -220,36 +225,36 @@ class _Writer:
     # -- groups ---------------------------------------------------------------------------------------------------
 
     def commit(self, jobs: Sequence[CommitRequest]) -> None:
-        """See `Backend.commit`."""
+        """See `CommitStore.commit`."""
         try:
             db, (seq, records) = self._written(jobs)
         except (psycopg.Error, MemoryError) as error:
             self._roll_back()
-            raise NotWritten(_said(error)) from error
+            raise NotWritten(_first_line(error)) from error
         try:
             db.commit()
         except psycopg.Error as error:
             if not db.closed:
                 self._roll_back()
-                raise NotWritten(_said(error)) from error
-            self._find_out(_said(error))
+                raise NotWritten(_first_line(error)) from error
+            self._find_out(_first_line(error))
         self.commits, self.seq, self.records = self.commits + 1, seq, records
 
     def _written(self, jobs: Sequence[CommitRequest]) -> tuple[Any, tuple[int, int]]:
-        """The session, and what `_write` says. Once more on a new session if the old one was gone: it may have been
-        idle when the database was restarted."""
-        known = self.db is not None and not self.db.closed
+        """The session, and the result of `_write`. Tries a second time, on a new session, if the old one was gone: it
+        may have been idle when the database was restarted."""
+        reused = self.db is not None and not self.db.closed
         db = self._session()
         try:
             return db, self._write(db, jobs)
         except psycopg.Error:
-            if not known or not db.closed:
+            if not reused or not db.closed:
                 raise
         db = self._session()
         return db, self._write(db, jobs)
 
     def _write(self, db: Any, jobs: Sequence[CommitRequest]) -> tuple[int, int]:
-        """Everything but the commit: (sequence, records) as they then are."""
+        """Does everything but the commit. Returns (sequence, records) as they are after it."""
         seq, records = self.seq, self.records
         with db.cursor() as cursor:
             for job in jobs:
@@ -269,7 +274,7 @@ class _Writer:
         return seq, records
 
     def _session(self) -> Any:
-        """The connection with the lock, made anew if it was lost. Raises NotWritten, psycopg.Error."""
+        """The connection that has the lock, made anew if it was lost. Raises NotWritten, psycopg.Error."""
         if self.fenced:
             raise NotWritten(self.fenced)
         if self.db is None or self.db.closed:
@@ -277,14 +282,14 @@ class _Writer:
         return self.db
 
     def _again(self) -> int:
-        """A new session; how many commits the journal has seen. Raises NotWritten, psycopg.Error."""
+        """Makes a new session. Returns how many commits the journal has seen. Raises NotWritten, psycopg.Error."""
         db = _connect(self.dsn)
         try:
             if not self._locked(db):
                 raise NotWritten(
                     "the database still holds the lost session, or another process has the journal"
                 )
-            epoch, commits = db.execute(LOOK, (self.name,)).fetchone() or (None, 0)
+            epoch, commits = db.execute(READ_COMMITS, (self.name,)).fetchone() or (None, 0)
             if epoch != self.epoch:
                 self._fence()
                 raise NotWritten(self.fenced)
@@ -297,8 +302,8 @@ class _Writer:
         return int(commits)
 
     def _find_out(self, error: str) -> None:
-        """Returns if the commit whose connection was lost was made. Raises NotWritten if it was not, or if the process
-        wants to end before the database answers."""
+        """Finds out whether a commit whose connection was lost was made, and returns if it was. Raises NotWritten if it
+        was not, or if the process wants to end before the database answers."""
         while True:
             self.on_doubt(f"the connection was lost in a commit: {error}")
             try:
@@ -326,7 +331,7 @@ class _Writer:
     # -- end ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """See `Backend.close`. The lock is given back in words: a session ends a moment after its connection."""
+        """See `CommitStore.close`. Unlocks explicitly, because a session ends a moment after its connection."""
         if self.db is not None:
             with contextlib.suppress(psycopg.Error):
                 self.db.execute(UNLOCK)
@@ -334,16 +339,16 @@ class _Writer:
                 self.db.close()
 
     def hurry(self) -> None:
-        """See `Backend.hurry`."""
+        """See `CommitStore.hurry`."""
         self.hurried.set()
 
     def release(self) -> None:
-        """See `Backend.release`: the lock went with the session."""
+        """See `CommitStore.release`: the lock ended with the session."""
 
 
 def _connect(dsn: str, *, autocommit: bool = False) -> Any:
-    """Raises psycopg.Error. What is said in the DSN goes over what is said here."""
-    told = psycopg.conninfo.conninfo_to_dict(dsn)
+    """A connection. Settings in the DSN win over those made here. Raises psycopg.Error."""
+    given = psycopg.conninfo.conninfo_to_dict(dsn)
     ours: dict[str, Any] = {
         "application_name": "sandgate gateway",
         "connect_timeout": CONNECT_S,
@@ -352,7 +357,7 @@ def _connect(dsn: str, *, autocommit: bool = False) -> Any:
         "keepalives_count": 3,
         "tcp_user_timeout": 30_000,
     }
-    db = psycopg.connect(psycopg.conninfo.make_conninfo("", **(ours | told)), autocommit=True)
+    db = psycopg.connect(psycopg.conninfo.make_conninfo("", **(ours | given)), autocommit=True)
     try:
         for setting in SETTINGS:
             db.execute(setting)
@@ -364,6 +369,6 @@ def _connect(dsn: str, *, autocommit: bool = False) -> Any:
     return db
 
 
-def _said(error: BaseException) -> str:
-    """The first line: the others are hints, positions and statements."""
+def _first_line(error: BaseException) -> str:
+    """The first line of an error's text; the others are hints, positions and statements."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,6 +1,7 @@
-"""Journal records: the truth about sessions; memory is a cache of their fold. (pure)
+"""Journal records, one class per kind, and their encoding (msgpack, schema version). (pure)
 
-Encoded as msgpack maps with a type tag and a schema number. Old versions stay readable; newer ones are refused.
+Records are the truth about sessions; memory is a cache of their fold. They are encoded as msgpack maps with a type tag
+and a schema number. Old versions stay readable; newer ones are refused.
 Token arrays are packed little-endian: int32 ids, float32 logprobs.
 """
 
@@ -15,13 +16,13 @@ from sandgate.gateway.journal.reply import Reply
 from sandgate.gateway.journal.top_logprobs import NONE
 
 SCHEMA = 6
-"""The newest known. A record carries the first schema that knew its kind, so a journal without new kinds stays readable
-for older gateways."""
+"""The newest schema. A record carries the first schema that knew its kind, so that a journal without new kinds stays
+readable for older gateways."""
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     schema: int = 1
-    """Absent in the bytes: 1."""
+    """1 if the bytes have none."""
     at: float
     """Unix seconds."""
 
@@ -31,13 +32,13 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Opened(_Record, frozen=True, kw_only=True, tag="opened"):
-    """A session exists. `spec` is the body of POST /v1/sessions after defaults."""
+    """A session was created. `spec` is the body of POST /v1/sessions after defaults."""
 
     spec: dict[str, Any]
 
 
 class Intent(_Record, frozen=True, kw_only=True, tag="intent"):
-    """A generation is about to be asked of the engine. Not fsynced: nobody was told anything yet."""
+    """The engine is about to be asked for a generation. Not fsynced: nothing was sent to the client yet."""
 
     turn: str
     digest: bytes
@@ -55,13 +56,13 @@ class TurnCommitted(_Record, frozen=True, kw_only=True, tag="turn"):
     fork: str | None
     """ForkReason, if this turn starts a later root or leaves its branch."""
     digest: bytes
-    """Of the request (see TurnRequest.digest)."""
+    """Digest of the request (see TurnRequest.digest)."""
     index: int = 0
     """Which of the request's n choices."""
     context: bytes
-    """int32 LE: ids this turn adds before sampling."""
+    """int32 LE: ids that this turn adds before sampling."""
     ids: bytes
-    """int32 LE: sampled."""
+    """int32 LE: sampled ids."""
     logprobs: bytes
     """float32 LE: one per sampled id."""
     versions: tuple[tuple[int, int, int], ...]
@@ -87,13 +88,13 @@ class TurnCommitted(_Record, frozen=True, kw_only=True, tag="turn"):
     notes: tuple[str, ...] = ()
     """How an echo was recognised where it was lossy (rule N10)."""
     top: msgspec.Raw = NONE
-    """Per token the top alternatives (id, logprob), if the client asked for them (see journal.top_logprobs)."""
+    """Top logprobs of each token, if the client asked for them (see journal.top_logprobs)."""
     pieces: bytes = b""
     """int32 LE: how many tokens came at once, if it was streamed; a replay is cut the same way."""
     spelt: int = 0
     """Control tokens that the client's text spells, in what this turn adds (`model.specialTokensInText`)."""
     created: int = 0
-    """Unix seconds: what the answer says as `created`, so that a replay says it too."""
+    """Unix seconds: `created` in the answer, so that a replay has the same."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -102,19 +103,19 @@ class TurnCommitted(_Record, frozen=True, kw_only=True, tag="turn"):
                 f"turn {self.turn}: {len(self.ids)} bytes of ids, {len(self.logprobs)} of logprobs, "
                 f"{len(self.context)} of context"
             )
-        at = 0
+        covered = 0
         for _, start, end in self.versions:
-            if start != at or end < start:
-                raise CorruptRecord(f"turn {self.turn}: version spans leave a gap at {at}")
-            at = end
-        if at != len(self.ids) // 4:
-            raise CorruptRecord(f"turn {self.turn}: versions cover {at} of {len(self.ids) // 4} ids")
+            if start != covered or end < start:
+                raise CorruptRecord(f"turn {self.turn}: version spans leave a gap at {covered}")
+            covered = end
+        if covered != len(self.ids) // 4:
+            raise CorruptRecord(f"turn {self.turn}: versions cover {covered} of {len(self.ids) // 4} ids")
 
 
 CUT = "cut"
-"""`finish` of a turn that nobody waited for to its end: its client let go of the stream, or the session ended. Its ids
-are what had been sampled; whoever reads it may have seen them. It answers no request: a retry is sampled anew. Its
-versions are those told when it was asked: an engine's own report comes with the end of an answer."""
+"""`finish` of a turn whose client let go of the stream, or whose session ended, before its end. Its ids are those that
+had been sampled; the client may have seen them. It answers no request: a retry is sampled anew. Its versions are those
+set when it was asked for: an engine's own report comes with the end of an answer."""
 
 
 class Delivered(_Record, frozen=True, kw_only=True, tag="delivered"):
@@ -122,8 +123,9 @@ class Delivered(_Record, frozen=True, kw_only=True, tag="delivered"):
 
     turn: str
     unsure: bool = False
-    """Maybe: a kill took the note of it, if there was one. Written by the next life of the process, so that later ones
-    know it too; a retry still gets the same answer."""
+    """It may have been: a kill lost the record of it, if there was one. Written by the next life of the process, so
+    that
+    later ones know it, too; a retry still gets the same answer."""
 
 
 class Rewarded(_Record, frozen=True, kw_only=True, tag="rewarded"):
@@ -141,7 +143,7 @@ class Completed(_Record, frozen=True, kw_only=True, tag="completed"):
 
 
 class Sealed(_Record, frozen=True, kw_only=True, tag="sealed"):
-    """The session ended; its tree is final. `aborted`: nothing of it is ever trained on."""
+    """The session ended; its tree is final. `aborted`: none of it is ever trained on."""
 
     aborted: bool = False
     failure_class: str | None = None
@@ -163,14 +165,14 @@ class Leased(_Record, frozen=True, kw_only=True, tag="leased"):
 
 
 class Acked(_Record, frozen=True, kw_only=True, tag="acked"):
-    """The trainer has these for good."""
+    """A trainer acknowledged these sessions of a lease: it keeps them for good."""
 
     lease: str
     sessions: tuple[str, ...]
 
 
 class Nacked(_Record, frozen=True, kw_only=True, tag="nacked"):
-    """The trainer gives them back."""
+    """A trainer gave a lease back."""
 
     lease: str
 
@@ -197,7 +199,8 @@ class _Second(_Record, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class EnginesSet(_Second, frozen=True, kw_only=True, tag="engines"):
-    """These replicas from now on, instead of the configured ones. Session field of the row is the empty string."""
+    """The engine's replicas from now on, instead of the configured ones. Session field of the row is the empty
+    string."""
 
     urls: tuple[str, ...]
 
@@ -206,18 +209,18 @@ class TaskRow(msgspec.Struct, frozen=True, array_like=True):
     """One pushed task."""
 
     number: int
-    """From 1, in the order of pushing; not given twice."""
+    """Numbers start at 1, in the order of pushing; none is given twice."""
     uid: str
     prompt: Any
     data: Any
 
 
 class TasksPushed(_Second, frozen=True, kw_only=True, tag="pushed"):
-    """The trainer's tasks. Session field of the row is TASKS."""
+    """Tasks that the trainer pushed. Session field of the row is TASKS."""
 
     tasks: tuple[TaskRow, ...]
     last: bool = False
-    """No more will come."""
+    """No more tasks will come."""
 
 
 class TasksForgotten(_Second, frozen=True, kw_only=True, tag="forgotten"):
@@ -259,8 +262,8 @@ class _Fifth(_Record, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class EnginesLabelled(_Fifth, frozen=True, kw_only=True, tag="labelled"):
-    """Do the labels of the engines' weights carry versions? A later life of the gateway must know: it may meet engines
-    that restarted, too. Session field of the row is the empty string."""
+    """Whether the labels of the engines' weights carry versions. A later life of the gateway must know it: engines may
+    have restarted, too. Session field of the row is the empty string."""
 
     labelled: bool
 
@@ -272,14 +275,14 @@ class _Sixth(_Record, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class LetGo(_Sixth, frozen=True, kw_only=True, tag="let_go"):
-    """The client let go of a generation of which nothing had been told. What was sampled of it is not known; it counts
-    as a turn where turns are limited."""
+    """The client let go of a generation before any of its tokens was sent. How much of it was sampled is unknown; it
+    counts as a turn where turns are limited."""
 
     turn: str
 
 
 TASKS = "~tasks"
-"""A log of its own, because it is compacted by itself; no session can have this id."""
+"""Session field of the task queue's log, which is compacted by itself; no session can have this id."""
 
 
 Record = Union[  # noqa: UP007 - msgspec wants the union as a value
@@ -316,12 +319,12 @@ _VERSION: msgspec.msgpack.Decoder[_Version] = msgspec.msgpack.Decoder(_Version)
 
 
 def encode(record: Record) -> bytes:
-    """The bytes that are journalled."""
+    """The record as bytes of the journal."""
     return _ENCODER.encode(record)
 
 
 def size(record: Record) -> int:
-    """Bytes that are journalled."""
+    """Bytes that the record takes in the journal."""
     return len(encode(record))
 
 

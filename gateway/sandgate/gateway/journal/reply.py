@@ -1,4 +1,4 @@
-"""What an assistant message says, as it was parsed from sampled ids and as a turn's record keeps it. (pure)"""
+"""Reply: an assistant message (text, reasoning, tool calls) as parsed from sampled ids and kept in a turn. (pure)"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class ReplyCall(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the sampled ids say. `text` excludes reasoning, tool-call markup and the closer."""
+    """An assistant message. `text` excludes reasoning, tool-call markup and the closer."""
 
     text: str = ""
     reasoning: str = ""

@@ -1,4 +1,4 @@
-"""What every store does the same way: checksums, what a refused group takes with it, when to try again. (pure)"""
+"""Rows of every journal: checksums, damaged tails, size limits, retries after a failed write. (pure)"""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from sandgate.gateway.journal.records import Record, decode, encode
 
 MIB = 1 << 20
 RECORD_BYTES_MAX = 64 * MIB
-"""Of one record. A turn is 8 bytes a sampled token plus its reply: a million tokens is about 12 MiB."""
+"""Size limit of one record. A turn is 8 bytes a sampled token plus its reply: a million tokens are about 12 MiB."""
 QUEUE_BYTES_MAX = 256 * MIB
-"""What may wait for the disk. A disk that is slower than this much of turns is not coming back by itself soon."""
+"""Limit of bytes that wait for the disk. A disk that lags further behind does not catch up by itself soon."""
 RETRY_S = 1.0
-"""Seconds between two attempts at a journal that failed, and the Retry-After of what is refused meanwhile."""
+"""Seconds between two attempts at a journal that failed, and the Retry-After of calls that are refused meanwhile."""
 assert RECORD_BYTES_MAX < QUEUE_BYTES_MAX, "any record fits an empty queue"
 
 Row = tuple[int, Any, Any, Any]
@@ -33,13 +33,13 @@ def checksum(seq: int, session: str, body: bytes) -> int:
 
 
 def sound(row: Row) -> bool:
-    """Is the row what was written?"""
+    """Whether the row is as it was written."""
     seq, session, body, crc = row
     return isinstance(session, str) and isinstance(body, bytes) and checksum(seq, session, body) == crc
 
 
 def read(row: Row) -> tuple[int, str, Record]:
-    """(sequence, session, record). Raises CorruptRecord naming the sequence, NewerRecord."""
+    """(sequence, session, record) of a row. Raises CorruptRecord, which names the sequence, and NewerRecord."""
     if not sound(row):
         raise CorruptRecord(f"record {row[0]}: the checksum does not hold")
     try:
@@ -49,9 +49,9 @@ def read(row: Row) -> tuple[int, str, Record]:
 
 
 def cut_from(rows: Iterable[Row]) -> int | None:
-    """First sequence of a damaged tail, None if all rows are sound; rows come in order.
+    """The first sequence of a damaged tail; None if all rows are sound. Rows come in order.
 
-    Raises CorruptRecord if a sound row follows a damaged one: that is no torn write, and what is lost is not the end.
+    Raises CorruptRecord if a sound row follows a damaged one: that is no torn write, and more than the end is lost.
     """
     first: int | None = None
     for row in rows:
@@ -65,7 +65,7 @@ def cut_from(rows: Iterable[Row]) -> int | None:
 
 
 def bodies(session: str, records: tuple[Record, ...]) -> tuple[bytes, ...]:
-    """Encoded. Raises InvalidBody for a session name that is not text, TooLarge."""
+    """The records' encoded bytes. Raises InvalidBody for a session name that is not text, TooLarge."""
     if not session.isascii():
         try:
             session.encode()
@@ -80,10 +80,10 @@ def bodies(session: str, records: tuple[Record, ...]) -> tuple[bytes, ...]:
 
 @dataclass(slots=True)
 class JournalHealth:
-    """Does the journal take writes? After a failure one attempt per RETRY_S is let through; the rest is refused."""
+    """Whether the journal takes writes. After a failure one attempt per RETRY_S is let through; others are refused."""
 
     detail: str = ""
-    """Why not; empty when healthy."""
+    """Why the journal takes no writes; empty when it does."""
     retry_at: float = field(default=0.0)
 
     @property
@@ -91,7 +91,7 @@ class JournalHealth:
         return not self.detail
 
     def due(self, now: float) -> bool:
-        """May an attempt be made? Claims it: the next one is due RETRY_S later."""
+        """Whether an attempt may be made. If so, claims it: the next one is due RETRY_S later."""
         if self.good:
             return True
         if now < self.retry_at:

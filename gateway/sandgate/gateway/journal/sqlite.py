@@ -1,4 +1,4 @@
-"""The default journal: one SQLite file in WAL mode, one writer thread, many turns per fsync."""
+"""SqliteStore, the default journal: one SQLite file in WAL mode, one writer thread, many turns per fsync."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from sandgate.gateway.journal.wal_damage import frames_kept, lost_commits
 log = logging.getLogger(__name__)
 
 SCHEMA = 1
-"""Of the tables; records carry their own."""
+"""Schema version of the tables; records carry their own."""
 APPLICATION_ID = 0x53474A31
 """'SGJ1' in the file's header: tells a journal from any other SQLite file."""
 WAL_BYTES_KEPT = 64 << 20
@@ -37,9 +37,9 @@ WAL_BYTES_KEPT = 64 << 20
 VACUUM_PAGES = 4096
 """Free pages (4 KiB each) given back to the file system with each chunk."""
 READERS_KEPT = 4
-"""Idle connections; scans run in the two threads of the turns, and now and then beside them."""
+"""Limit of idle connections for scans, which run in the two threads of the turns, and now and then beside them."""
 SCAN_ROWS = 128
-"""Read at once: a scan holds no snapshot for long, so the -wal can be reused."""
+"""Rows read at once: a scan holds no snapshot for long, so that the -wal can be reused."""
 
 TABLES = (
     "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
@@ -65,7 +65,7 @@ class SqliteStore(WriterStore):
 
     @classmethod
     async def open(cls, path: str | Path, *, now: Clock = time.monotonic) -> Self:
-        """Lock, check and open the journal at `path`, made if absent (mode 0600; its directory must exist).
+        """Locks, checks and opens the journal at `path`, made if absent (mode 0600; its directory must exist).
 
         Reads every record's checksum. A damaged tail is cut and reported by `status().cut`. Raises Conflict (another
         process has it), CorruptRecord (damage before the end, or not a journal), NewerRecord, JournalUnavailable
@@ -81,22 +81,23 @@ class SqliteStore(WriterStore):
         return cls(path, lock, start, now)
 
     def scan(self, session: str | None = None) -> Iterator[tuple[int, str, Record]]:
-        """See `Store.scan`: what was durable when the scan began. By a connection of its own, kept for the next scan;
-        it blocks on the disk."""
+        """See `Store.scan`: the records that were durable when the scan began. It uses a connection of its own, kept
+        for
+        the next scan; it blocks on the disk."""
         where, args = ("", ()) if session is None else (" AND session = ?", (session,))
         with self._reading() as db:
             (upto,) = db.execute("SELECT coalesce(max(seq), 0) FROM records").fetchone()
             page = f"{SELECT} WHERE seq > ? AND seq <= ?{where} ORDER BY seq LIMIT {SCAN_ROWS}"
-            at, count = 0, SCAN_ROWS
+            seq, count = 0, SCAN_ROWS
             while count == SCAN_ROWS:
-                rows = db.execute(page, (at, upto, *args)).fetchall()
+                rows = db.execute(page, (seq, upto, *args)).fetchall()
                 yield from map(read, rows)
                 count = len(rows)
-                at = rows[-1][0] if rows else at
+                seq = rows[-1][0] if rows else seq
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        """A connection that nobody else uses; opening one takes as long as reading a session. Errors as ours."""
+        """A connection for one reader; opening one takes as long as reading a session. SQLite's errors become ours."""
         with _naming_damage(self._path):
             try:
                 db = self._readers.pop()
@@ -171,7 +172,7 @@ class _File:
 
 
 class _Start:
-    """What start-up found. `seq`: the last sequence ever given."""
+    """The state of the journal at start. `seq`: the last sequence ever given."""
 
     def __init__(self, db: sqlite3.Connection, cut: int) -> None:
         self.db, self.cut = db, cut
@@ -180,7 +181,8 @@ class _Start:
 
 
 def _lock(path: Path) -> int:
-    """Held as long as the descriptor is open: a killed process holds nothing."""
+    """Locks the journal and returns the lock's descriptor. The lock lasts while the descriptor is open, so a killed
+    process holds none."""
     try:
         fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
@@ -194,7 +196,7 @@ def _lock(path: Path) -> int:
 
 
 def _open(path: Path) -> _Start:
-    """Check everything, cut a damaged tail, leave a connection that is ready to write."""
+    """Checks everything, cuts a damaged tail, and returns a connection that is ready to write."""
     log_path = Path(f"{path}-wal")
     with _naming_damage(path):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
@@ -229,7 +231,7 @@ def _connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
 
 
 def _is_new(db: sqlite3.Connection, path: Path) -> bool:
-    """Without tables. Raises CorruptRecord for another program's database."""
+    """Whether the file has no tables. Raises CorruptRecord for another program's database."""
     (application,) = db.execute("PRAGMA application_id").fetchone()
     (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if tables and application != APPLICATION_ID:
@@ -238,7 +240,7 @@ def _is_new(db: sqlite3.Connection, path: Path) -> bool:
 
 
 def _prepare(db: sqlite3.Connection, path: Path, *, new: bool) -> None:
-    """Settings, and tables if it is new. Raises NewerRecord."""
+    """Makes the settings, and the tables of a new file. Raises NewerRecord."""
     if new:
         db.execute("PRAGMA auto_vacuum = INCREMENTAL")
     if db.execute("PRAGMA journal_mode = WAL").fetchone() != ("wal",):
@@ -270,8 +272,8 @@ def _check_structure(db: sqlite3.Connection, path: Path) -> None:
 
 
 def _problem(db: sqlite3.Connection, check: str) -> str | None:
-    (found,) = db.execute(f"PRAGMA {check}(1)").fetchone()
-    return None if found == "ok" else str(found)
+    (result,) = db.execute(f"PRAGMA {check}(1)").fetchone()
+    return None if result == "ok" else str(result)
 
 
 def _cut_tail(db: sqlite3.Connection, path: Path) -> int:
@@ -286,7 +288,8 @@ def _cut_tail(db: sqlite3.Connection, path: Path) -> int:
 
 @contextlib.contextmanager
 def _naming_damage(path: Path) -> Iterator[None]:
-    """SQLite's and the system's errors as ours: damage is CorruptRecord, the rest may pass: JournalUnavailable."""
+    """Turns errors of SQLite and the system into ours: damage is CorruptRecord; the rest may pass, and is
+    JournalUnavailable."""
     try:
         yield
     except SandgateError:

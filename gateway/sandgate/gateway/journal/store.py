@@ -1,4 +1,4 @@
-"""What the core asks of a journal. One conformance suite runs on every implementation."""
+"""Store: the interface of a journal: append, scan, retire, replace. One conformance suite runs on every journal."""
 
 from __future__ import annotations
 
@@ -24,27 +24,28 @@ class Store(Protocol):
     """An append-only log of (session, record), in one total order."""
 
     async def append(self, session: str, *records: Record, sync: bool = True) -> None:
-        """All of them or none. With `sync` it returns when they are durable (one fsync serves many callers);
-        without, at once: they become durable with the next group, in order, or never if the process dies first.
+        """Appends all records or none. With `sync` it returns when they are durable (one fsync serves many callers).
+        Without, it returns at once: they become durable with the next group, in order, or never if the process dies
+        first.
 
-        Raises JournalUnavailable: then nothing of it was made durable, and nothing that was durable is lost.
+        Raises JournalUnavailable: then none of them was made durable, and nothing durable is lost.
         """
         ...
 
     def scan(self, session: str | None = None) -> Iterator[tuple[int, str, Record]]:
-        """(sequence, session, record) in order; of one session or of all. Raises CorruptRecord, NewerRecord."""
+        """Yields (sequence, session, record) in order, of one session or of all. Raises CorruptRecord, NewerRecord."""
         ...
 
     async def retire(self, sessions: list[str]) -> None:
-        """Forget these sessions' records (acked and past their time)."""
+        """Forgets the records of these sessions (acknowledged long enough ago)."""
         ...
 
     async def replace(self, session: str, *records: Record) -> None:
-        """Forget the session's records and append these instead, all in one: how a long log is compacted."""
+        """Replaces the session's records, all at once: how a long log is compacted."""
         ...
 
     def status(self) -> StoreStatus: ...
 
     async def aclose(self) -> None:
-        """Everything appended is durable when this returns."""
+        """Closes the journal; everything appended is durable when this returns."""
         ...

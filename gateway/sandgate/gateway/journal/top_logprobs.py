@@ -1,5 +1,7 @@
-"""What a token might have been, as a client asked for it with `top_logprobs`: packed as in the journal, 15 bytes for
-each, where tuples of Python's numbers would take a hundred. (pure)"""
+"""Top logprobs of tokens (OpenAI's `top_logprobs`), packed as in the journal. (pure)
+
+An alternative takes 15 bytes, where tuples of Python's numbers would take a hundred.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import msgspec
 from sandgate.contract.errors import CorruptRecord
 
 Top = tuple[tuple[int, float], ...]
-"""Of one token: (id, logprob), best first."""
+"""The alternatives of one token: (id, logprob), best first."""
 
 _ONE: msgspec.msgpack.Decoder[Top] = msgspec.msgpack.Decoder(Top)
 _ALL: msgspec.msgpack.Decoder[tuple[msgspec.Raw, ...]] = msgspec.msgpack.Decoder(tuple[msgspec.Raw, ...])
@@ -18,7 +20,7 @@ NONE = msgspec.Raw(msgspec.msgpack.encode(()))
 
 
 def packed(top: Top) -> bytes:
-    """Of one token."""
+    """The alternatives of one token as bytes."""
     return msgspec.msgpack.encode(top)
 
 
@@ -28,7 +30,7 @@ def unpacked(raw: bytes) -> Top:
 
 
 def joined(tops: Sequence[bytes]) -> msgspec.Raw:
-    """Of all tokens of a turn, as its record has them."""
+    """The packed alternatives of all tokens of a turn, as its record has them."""
     return msgspec.Raw(msgspec.msgpack.encode([msgspec.Raw(top) for top in tops])) if tops else NONE
 
 

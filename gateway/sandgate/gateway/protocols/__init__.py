@@ -1,0 +1,1 @@
+"""API dialects of agents: OpenAI chat requests, answers, streams and errors as bytes. (pure)"""

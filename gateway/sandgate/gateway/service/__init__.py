@@ -1,0 +1,1 @@
+"""Sessions and model calls behind HTTP: admission, prompts, sampling, keys, task queue, fair threads."""

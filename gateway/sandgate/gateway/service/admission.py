@@ -1,4 +1,4 @@
-"""May this turn start? (load, pause, limits) -> yes, or why not and when to come back. (pure)"""
+"""Admission of turns: limits on generations in flight, per process and per session; none while draining. (pure)"""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sandgate.contract.errors import Draining, Overloaded
 
 RETRY_AFTER_S = 1.0
-"""A turn takes about a second on a busy engine; sooner only adds load."""
+"""Seconds until a refused client may ask again: a turn takes about a second on a busy engine; sooner only adds load."""
 
 
 @dataclass(slots=True)

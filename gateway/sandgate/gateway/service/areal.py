@@ -1,7 +1,7 @@
-"""What AReaL's proxy endpoints do, in no HTTP terms: grant, start, reward, end, export.
+"""AReaL's proxy endpoints behind HTTP: granted capacity, sessions with a trainer's own keys, rewards, export.
 
-A session of AReaL's is one of ours whose spec says `areal`: its agent rewards itself with its own key, asks for any
-model, and may have been given a key of the trainer's choosing. It is committed when it is exported.
+A session of AReaL's is a session whose spec says `areal`. Its agent rewards itself with its own key, may ask for any
+model, and may have been given a key of the trainer's choosing. The session is committed when it is exported.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from sandgate.gateway.service.session import Session, SessionPhase
 from sandgate.gateway.trajectories.interactions import Interaction, check, in_order, interactions
 
 STALE_S = 3600.0
-"""AReaL's own: a session nobody touched this long lost its client (a failed agent is ended, never exported)."""
+"""Seconds without a change after which a session has lost its client (a failed agent is ended, never exported). The
+value is AReaL's own."""
 SWEEP_S = 60.0
-"""AReaL's own: between two looks for such sessions."""
+"""Seconds between two searches for such sessions. The value is AReaL's own."""
 NAME_CHARS = 64
-"""Of a task id in the names of its sessions."""
+"""So many characters of a task id stand in the names of its sessions."""
 
 
 @dataclass(slots=True)
 class Areal:
-    """One per process, beside `core`."""
+    """AReaL's sessions of one process, beside `core`."""
 
     core: GatewayService
     swept_at: float = 0.0
@@ -46,21 +47,21 @@ class Areal:
                 self._bind(session, bytes.fromhex(given))
 
     def admin(self, text: str) -> Key | None:
-        """The key of an AReaL trainer that was configured with one of its own choosing."""
+        """An admin's key, if `text` is the key that an AReaL trainer was configured with; else None."""
         own = self.core.config.areal_admin_key
         if own and hmac.compare_digest(own.encode(), text.encode("utf-8", "surrogatepass")):
             return Key(Scope.ADMIN)
         return None
 
     async def grant(self) -> int:
-        """One more session may start; how many now may. Never more than can be open at once."""
+        """Lets one more session start, up to as many as can be open at once. Returns how many may start now."""
         if self.core.sessions.capacity < self.core.config.limits.sessions:
             await self.core.sessions.change_capacity(1)
         return self.core.sessions.capacity
 
     async def start(self, task_id: str, given: str, key: Key) -> dict[str, Json]:
-        """A session for the task, and its key: `given`, else a new one. Raises Overloaded: nothing granted is left;
-        Conflict: the given key is an active session's; BadRequest: it is no session's key at all."""
+        """Opens a session for the task. Its key is `given`, else a new one. Raises Overloaded where no granted capacity
+        is left, Conflict where the given key is an active session's, BadRequest where it is no session's key."""
         await self._sweep()
         sessions = self.core.sessions
         if sessions.capacity < 1:
@@ -113,7 +114,7 @@ class Areal:
             raise Conflict(f"api_key: it is session {session.session_id}'s, which is active")
 
     async def _sweep(self) -> None:
-        """Abort sessions whose clients are gone."""
+        """Aborts sessions whose clients are gone."""
         now = self.core.sessions.now()
         if now - self.swept_at < SWEEP_S:
             return
@@ -125,7 +126,7 @@ class Areal:
                 self.core.gate.unbind(session.session_id)
 
     async def reward(self, session: Session, reward: float, interaction_id: str | None) -> None:
-        """Of the interaction, or the last one. Raises Gone; InvalidBody if there is no such interaction."""
+        """Rewards the interaction, or the last one. Raises Gone; InvalidBody if there is no such interaction."""
         if interaction_id is None and not session.ended:
             if not session.turns:
                 raise InvalidBody("no interactions in this session", field="interaction_id")
@@ -134,25 +135,27 @@ class Areal:
         await self.core.reward(session, body, by_agent=True)
 
     async def wait_ended(self, session: Session, timeout_s: float) -> None:
-        """Until its agent ended it. Raises TimeoutError; Draining when this process ends before."""
+        """Waits until the session's agent ended it. Raises TimeoutError; Draining when this process ends before."""
         async with asyncio.timeout(timeout_s):
             while session.phase is SessionPhase.OPEN:
                 self.core.turns.refuse_if_draining()
                 await self.core.sessions.changed.wait()
 
     async def export(self, session: Session, discount: float, style: str) -> list[Interaction]:
-        """Of a session that its agent ended: sealed, then committed. The same again until the session is retired.
+        """The interactions of a session that its agent ended. Seals the session, then commits it. A repeated call gives
+        the same until the session is retired.
 
-        Raises Gone if it was aborted; what `check` raises, before anything is changed, and what `interactions` raises.
+        Raises Gone if the session was aborted; what `check` raises, before anything is changed; what `interactions`
+        raises.
         """
         check(discount, style)
         if session.phase is SessionPhase.ABORTED:
             raise Gone(f"session {session.session_id} was aborted")
         await self.core.finalize(session, Finalize(discount=discount, trajectories=False))
-        still = copy.copy(session)
+        snapshot = copy.copy(session)
 
         def work() -> list[Interaction]:
-            whole = self.core.sessions.restored(still)
+            whole = self.core.sessions.restored(snapshot)
             return interactions(
                 whole.tree.turns,
                 delivered=whole.delivered,
@@ -163,8 +166,8 @@ class Areal:
                 cut=whole.spec.get("cut_turns", CutTurns.TRAIN),
             )
 
-        found = await off_loop(self.core.exports, work)
+        exported = await off_loop(self.core.exports, work)
         if "areal" in session.spec:
             await self.core.hand_over(session)
             self.core.gate.unbind(session.session_id)
-        return found
+        return exported

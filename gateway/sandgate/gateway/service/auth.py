@@ -1,4 +1,7 @@
-"""Who calls, and may they? Keys are verified without a lookup and never logged."""
+"""Authentication and permissions: verifies keys, mints session keys, says which scope may do what.
+
+Keys are verified without a lookup and never logged.
+"""
 
 from __future__ import annotations
 
@@ -10,45 +13,45 @@ from sandgate.contract.errors import Forbidden, Unauthorized
 from sandgate.contract.keys import Key, Scope, mint, verify
 
 CACHE_MAX = 8_192
-"""Verified keys kept (an HMAC and a JSON parse each); then the cache starts anew."""
+"""Verified keys in the cache, each of which saves an HMAC and a JSON parse; a full cache starts anew."""
 
 RawHeaders = Iterable[tuple[bytes, bytes]]
 
 
 def bearer(headers: RawHeaders) -> str:
     """The key in `Authorization: Bearer` or `x-api-key`. Raises Unauthorized if there is none."""
-    found = ""
+    key = ""
     for name, value in headers:
         if name == b"authorization" and value[:7].lower() == b"bearer ":
             return value[7:].strip().decode("latin-1")
         if name == b"x-api-key":
-            found = value.strip().decode("latin-1")
-    if not found:
+            key = value.strip().decode("latin-1")
+    if not key:
         raise Unauthorized("no key: send Authorization: Bearer or x-api-key")
-    return found
+    return key
 
 
 def digest(text: str) -> bytes:
-    """What is kept of a text that somebody else chose as a key."""
+    """The hash that is kept of a text that somebody else chose as a key."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
 @dataclass(slots=True)
 class Gate:
-    """Verifies and mints with the job's secret."""
+    """Verifies and mints keys with the job's secret."""
 
     secret: bytes = field(repr=False)
     now: Callable[[], float]
     job: str = ""
-    """Whose gateway this is. Keys of another job's trainer may bear the same signature; empty = any job's."""
+    """The job of this gateway; empty = any job. Keys of another job's trainer may bear the same signature."""
     cache: dict[str, Key] = field(default_factory=dict, repr=False)
     bound: dict[bytes, Key] = field(default_factory=dict, repr=False)
-    """Digest of a text that stands for a session's key, whatever it says itself -> that key."""
+    """Session keys by the digest of a text that stands for them, whatever the text itself says."""
     trainer_seen_at: float | None = None
     """Unix seconds of the last call with a trainer's key; None = not in this life of the process."""
 
     def key(self, headers: RawHeaders) -> Key:
-        """What the caller's key says. Raises Unauthorized; Forbidden if it is to control another job."""
+        """The caller's verified key. Raises Unauthorized; Forbidden for a trainer's or admin's key of another job."""
         text = bearer(headers)
         now = self.now()
         key = self.cache.get(text)
@@ -65,12 +68,12 @@ class Gate:
         return key
 
     def read(self, text: str) -> Key:
-        """What this text says. Raises Unauthorized."""
+        """The key that this text stands for. Raises Unauthorized."""
         bound = self.bound.get(digest(text)) if self.bound else None
         return bound or verify(self.secret, text, self.now())
 
     def bind(self, name: bytes, key: Key) -> None:
-        """From now on the text with this digest is this key."""
+        """From now on the text with the digest `name` stands for this key."""
         self.bound[name] = key
         self.cache.clear()
 
@@ -81,7 +84,7 @@ class Gate:
             self.cache.clear()
 
     def heartbeat(self) -> float:
-        """A trainer lives, whatever key it uses; unix seconds."""
+        """Notes that a trainer lives, whatever key it uses. Returns the time in unix seconds."""
         self.trainer_seen_at = now = self.now()
         return now
 
@@ -91,7 +94,8 @@ class Gate:
 
 
 def agent_session(key: Key, named: str | None) -> str:
-    """The session an agent endpoint is about: the path's, which the key must be for. Raises Forbidden."""
+    """The session that a call to an agent endpoint is about. Raises Forbidden if the key is not for the session that
+    the path names (`named`)."""
     if key.scope is Scope.AGENT:
         if named is not None and named != key.session:
             raise Forbidden("this key is for another session")
@@ -102,13 +106,13 @@ def agent_session(key: Key, named: str | None) -> str:
 
 
 def of_job(key: Key, job: str) -> None:
-    """A session's key is for one of this job: another job may have a session of the same name. Raises Forbidden."""
+    """Raises Forbidden if a session's key is of another job, which may have a session of the same name."""
     if key.scope in (Scope.AGENT, Scope.REWARD) and key.job != job:
         raise Forbidden("this key is for another job")
 
 
 def control(key: Key, *, job: str | None = None) -> None:
-    """Control API: admin, or trainer of that job. Raises Forbidden."""
+    """Raises Forbidden unless the key opens the control API: an admin's, or a trainer's of that job."""
     if key.scope is Scope.ADMIN:
         return
     if key.scope is not Scope.TRAINER:
@@ -118,7 +122,8 @@ def control(key: Key, *, job: str | None = None) -> None:
 
 
 def may_read_task(key: Key, session: str, *, job: str) -> None:
-    """Agent (a part of it), reward and task scope of that session, trainer, admin. Raises Forbidden."""
+    """Raises Forbidden unless the key may read the session's task. Keys of scope agent (which are given a part of it),
+    reward and task of that session may, a trainer's, and an admin's."""
     if key.scope in (Scope.AGENT, Scope.REWARD, Scope.TASK):
         if key.session != session:
             raise Forbidden("this key is for another session")
@@ -128,13 +133,14 @@ def may_read_task(key: Key, session: str, *, job: str) -> None:
 
 
 def admin(key: Key) -> None:
-    """Raises Forbidden."""
+    """Raises Forbidden unless the key is an admin's."""
     if key.scope is not Scope.ADMIN:
         raise Forbidden(f"keys of scope {key.scope.value} do not administer this gateway")
 
 
 def may_reward(key: Key, session: str, *, job: str, reward_source: str) -> None:
-    """Reward scope of that session, trainer, admin; an agent only where the job says so. Raises Forbidden."""
+    """Raises Forbidden unless the key may reward the session: of its reward scope, a trainer's, an admin's; its agent's
+    only where the job says so."""
     of_job(key, job)
     if key.scope is Scope.REWARD and key.session == session:
         return

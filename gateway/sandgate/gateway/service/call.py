@@ -1,4 +1,4 @@
-"""A model call in the making, detached from the connection that asked for it: retries join it, streams follow it."""
+"""ModelCall: one request in the making, apart from its connection; retries join it, streams follow it (keep-alive)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from sandgate.gateway.service.session import Session
 from sandgate.gateway.tokens.api import ParseDelta
 
 Step = tuple[int, list[ParseDelta], TokenLogprobs | None]
-"""(choice index, what it said, the tokens that arrived with it if logprobs were asked for)."""
+"""(choice index, deltas of its reply, the tokens that arrived with them if logprobs were asked for)."""
 
 
 @dataclass(slots=True, eq=False)
 class ModelCall:
-    """One request's n generations. `done` resolves when they are durable; nothing is told before."""
+    """One request's n generations. `done` resolves when they are durable; the whole answer is not sent before."""
 
     session: Session
     request: TurnRequest
@@ -30,20 +30,20 @@ class ModelCall:
     """Unix seconds; the answer's `created`, streamed or not, now or in a replay."""
     done: asyncio.Future[list[Turn]]
     prepared: asyncio.Future[None]
-    """The prompt is rendered and admitted: from here on headers may go out."""
+    """Resolves when the prompt is rendered and admitted; from then on headers may go out."""
     task: asyncio.Task[None] | None = None
     fork: str | None = None
     listeners: int = 0
     steps: list[Step] = field(default_factory=list)
-    """What was said so far, if it is streamed: a joiner starts from the first."""
+    """The answer so far, if it is streamed: a retry that joins starts from the first step."""
     pieces: list[list[int]] = field(default_factory=list)
-    """Per choice how many tokens came at once, while it is streamed: a replay is cut the same way."""
+    """For each choice, while it is streamed, how many tokens came at once: a replay is cut into the same pieces."""
     heard: dict[int, PartialChoice] = field(default_factory=dict)
-    """Per choice what has arrived of it, while it is streamed."""
+    """What has arrived of each choice, while it is streamed."""
     doomed: bool = False
-    """Cancelled or failed: whoever asks now gets a call of its own."""
+    """Cancelled or failed: the same request gets a new call now."""
     committing: bool = False
-    """Its turns are being made durable: too late to cancel."""
+    """Its turns are being made durable: it is too late to cancel."""
     linger: asyncio.TimerHandle | None = None
     _waiters: set[asyncio.Future[None]] = field(default_factory=set)
 
@@ -51,28 +51,28 @@ class ModelCall:
         self.pieces = [[] for _ in self.turns]
 
     def say(self, index: int, deltas: list[ParseDelta], tokens: TokenLogprobs | None = None) -> None:
-        """More of choice `index`; wakes the followers."""
+        """Adds a step to choice `index`, and wakes the followers."""
         if deltas or tokens is not None:
             self.steps.append((index, deltas, tokens))
             self.wake()
 
     def wake(self) -> None:
-        """Something changed."""
+        """Wakes the followers: the call changed."""
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
 
     def cancel(self) -> None:
-        """Abort it in the engine, unless it has its answer already."""
+        """Aborts the call in the engine, unless its turns are being made durable already."""
         if self.task is not None and not self.committing:
             self.doomed = True
             self.task.cancel()
 
     async def follow(self, keepalive_s: float, gone: asyncio.Future[Any]) -> AsyncIterator[list[Step]]:
-        """New steps as they come; an empty list after `keepalive_s` of silence. Ends when the call is durable, or
-        as soon as `gone` is done (the client's connection broke); raises what the call raised."""
+        """Yields new steps as they come, and an empty list after `keepalive_s` without one. Ends when the call is
+        durable, or as soon as `gone` is done (the client's connection broke). Raises what the call raised."""
         loop = asyncio.get_running_loop()
-        at, heard = 0, loop.time()
+        sent, yielded_at = 0, loop.time()
         waiter: asyncio.Future[None] = loop.create_future()
 
         def poke(_: object = None) -> None:
@@ -80,23 +80,23 @@ class ModelCall:
                 waiter.set_result(None)
 
         gone.add_done_callback(poke)
-        timer = loop.call_at(heard + keepalive_s, poke)
+        timer = loop.call_at(yielded_at + keepalive_s, poke)
         try:
             while not gone.done():
-                if at < len(self.steps):
-                    fresh, at = self.steps[at:], len(self.steps)
-                    heard = loop.time()
+                if sent < len(self.steps):
+                    fresh, sent = self.steps[sent:], len(self.steps)
+                    yielded_at = loop.time()
                     yield fresh
                     continue
                 if self.done.done():
                     self.done.result()
                     return
-                if loop.time() >= heard + keepalive_s:
-                    heard = loop.time()
+                if loop.time() >= yielded_at + keepalive_s:
+                    yielded_at = loop.time()
                     yield []
                     continue
                 if timer.cancelled() or timer.when() <= loop.time():  # one timer, moved on only when it fired
-                    timer = loop.call_at(heard + keepalive_s, poke)
+                    timer = loop.call_at(yielded_at + keepalive_s, poke)
                 waiter = loop.create_future()
                 self._waiters.add(waiter)
                 try:

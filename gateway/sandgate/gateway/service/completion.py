@@ -1,4 +1,4 @@
-"""One completion, top to bottom: find, admit, render, hold, generate, commit, tell."""
+"""Completions, the pipeline of a model call: retries, admission, prompt, hold, engine, parser, journal, answer."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ from sandgate.gateway.service.turn_records import GenerationRequest, records_of,
 from sandgate.gateway.tokens.api import Codec, Parser
 
 OFF_LOOP_IDS = 4_096
-"""Samples beyond this are parsed in a thread."""
+"""Samples of more tokens are parsed in a thread."""
 INTERNAL = "internal error; the gateway's log has the details"
 """All that a client is told of a bug."""
 CANCELLED = "the call was cancelled"
 WINDOW_FALLBACK = 4_096
-"""Tokens, where neither the job nor the engine tells."""
+"""Tokens of prompt + answer, where neither the job nor the engine says how many."""
 
 log = logging.getLogger("sandgate.gateway")
 
 
 @dataclass(slots=True)
 class Completions:
-    """Makes turns. Holds no state of its own but the calls in flight."""
+    """Makes turns of requests. Its only state of its own are the calls in flight."""
 
     config: Config
     sessions: Sessions
@@ -83,13 +83,13 @@ class Completions:
         for call in calls:
             if call.listeners == 0:
                 return self._join(call)
-        told = session.replayable(request.digest, retry=False, n=request.n)
-        if told is not None and all(told[0].id not in call.turns for call in calls):
-            return self._replay(session, request, told)
+        answer = session.replayable(request.digest, retry=False, n=request.n)
+        if answer is not None and all(answer[0].id not in call.turns for call in calls):
+            return self._replay(session, request, answer)
         if retry and calls:  # its own connection may be dead without our knowing yet
             return self._join(calls[0])
-        if retry and (told := session.replayable(request.digest, retry=True, n=request.n)) is not None:
-            return self._replay(session, request, told)
+        if retry and (answer := session.replayable(request.digest, retry=True, n=request.n)) is not None:
+            return self._replay(session, request, answer)
         return self._fresh(session, request)
 
     def _fresh(self, session: Session, request: TurnRequest) -> ModelCall:
@@ -116,19 +116,19 @@ class Completions:
         self.metrics.joined.inc()
         return call
 
-    def _replay(self, session: Session, request: TurnRequest, told: list[Turn]) -> ModelCall:
+    def _replay(self, session: Session, request: TurnRequest, answer: list[Turn]) -> ModelCall:
         self.metrics.replays.inc()
-        call = self._call(session, request, tuple(turn.id for turn in told), float(told[0].created))
-        call.fork = told[0].fork
+        call = self._call(session, request, tuple(turn.id for turn in answer), float(answer[0].created))
+        call.fork = answer[0].fork
         call.prepared.set_result(None)
         if request.top_logprobs:
-            return self._begun(call, lambda call: self._reread(call, told))
-        call.done.set_result(told)
+            return self._begun(call, lambda call: self._reread(call, answer))
+        call.done.set_result(answer)
         return call
 
-    async def _reread(self, call: ModelCall, told: list[Turn]) -> list[Turn]:
+    async def _reread(self, call: ModelCall, answer: list[Turn]) -> list[Turn]:
         session_id = call.session.session_id
-        return await off_loop(lane(self.pool, session_id), self.sessions.whole, session_id, told)
+        return await off_loop(lane(self.pool, session_id), self.sessions.whole, session_id, answer)
 
     def _start(self, session: Session, request: TurnRequest) -> ModelCall:
         turns = tuple(self.new_id() for _ in range(request.n))
@@ -154,7 +154,7 @@ class Completions:
         return call
 
     def _forget(self, call: ModelCall) -> None:
-        """Durable and told, or failed: nobody can join it any more."""
+        """Drops a call that nobody can join any more: it is durable and answered, or failed."""
         key = (call.session.session_id, call.request.digest)
         self.calls[key].remove(call)
         if not self.calls[key]:
@@ -168,8 +168,8 @@ class Completions:
             call.linger = None
 
     def detach(self, call: ModelCall) -> None:
-        """The connection got its answer, or is gone. A call that nobody waits for lingers for the client's retry,
-        then is aborted in the engine."""
+        """A connection got its answer, or is gone. A call that no connection waits for lingers for the client's retry;
+        then it is aborted in the engine."""
         call.listeners -= 1
         if call.listeners:
             return
@@ -180,7 +180,8 @@ class Completions:
             call.linger = loop.call_later(self.config.limits.linger_s, call.cancel)
 
     async def delivered(self, call: ModelCall) -> None:
-        """The answer was written in full. Noted without an fsync: if the note is lost, a retry gets the same answer."""
+        """The answer was sent in full. The record of it waits for no fsync: if it is lost, a retry gets the same
+        answer."""
         session = call.session
         fresh = [turn for turn in call.turns if turn not in session.delivered]
         if fresh and not session.ended and not session.closing:
@@ -191,7 +192,7 @@ class Completions:
                 session.unsure.update(fresh)  # a retry gets the same answer, as it may; the seal will note it
 
     async def cancel(self, session: Session) -> None:
-        """Abort everything this session has in flight; returns when the engine calls are gone."""
+        """Aborts every call that this session has in flight; returns when the engine calls are gone."""
         running = [
             call
             for (session_id, _), calls in self.calls.items()
@@ -230,7 +231,7 @@ class Completions:
                 future.exception()  # retrieved here: a call nobody waits for any more is no warning
 
     def _ended(self, call: ModelCall) -> None:
-        """A task that is cancelled before its first step never enters its `try`."""
+        """Fails and releases a call whose task was cancelled before its first step, and so never entered its `try`."""
         if not call.done.done():
             self._fail(call, Gone(CANCELLED))
             self._release(call)
@@ -296,8 +297,8 @@ class Completions:
                 call.pieces[index].append(len(delta.ids))
                 call.say(index, parser.feed(delta.ids))
                 return
-            for at in range(len(delta.ids)):  # each token with its logprob
-                call.say(index, parser.feed(delta.ids[at : at + 1]), _token(delta, at))
+            for token in range(len(delta.ids)):  # each token with its logprob
+                call.say(index, parser.feed(delta.ids[token : token + 1]), _token(delta, token))
 
         prompt = Prompt(
             request_id=f"{call.turns[index]}-{self.new_id()[:8]}",
@@ -333,8 +334,8 @@ class Completions:
         await self.sessions.keep_labels()
         session.refuse_if_ended()
         call.fork = fork = self._fork_now(call, asked.prepared)
-        whole = [(index, *one) for index, one in enumerate(made)]
-        records = records_of(call, asked, whole, fork=fork, at=self.sessions.now())
+        whole = [(index, *sample_and_parser) for index, sample_and_parser in enumerate(made)]
+        records = records_of(call, asked, whole, fork=fork, now=self.sessions.now())
         call.committing = True
         with self.metrics.commit_s.time():
             await self.sessions.record(session, *records)
@@ -344,17 +345,18 @@ class Completions:
         return [replace(turn, top=top) if top else turn for turn, top in zip(turns, tops, strict=True)]
 
     async def _keep_cut(self, call: ModelCall, asked: GenerationRequest, why: BaseException) -> None:
-        """Nobody waits for it any more, or it failed in the middle. What had been sampled may have been seen: it is in
-        the tree, and counts. Of what nobody can have seen, a call that was let go of counts as a turn."""
+        """Keeps what there is of a call that nobody waits for any more, or that failed in the middle. Tokens that were
+        streamed may have been seen: they go into the tree as a cut turn. If nobody can have seen any, a call that was
+        let go of is counted as a turn, and a failed one is not."""
         session = call.session
-        told = [
+        streamed = [
             (index, heard.sample(), heard.parser) for index, heard in sorted(call.heard.items()) if heard.ids
         ]
         call.committing = True
         try:
-            if told:
+            if streamed:
                 fork = self._fork_now(call, asked.prepared)
-                records = records_of(call, asked, told, fork=fork, at=self.sessions.now(), finish=CUT)
+                records = records_of(call, asked, streamed, fork=fork, now=self.sessions.now(), finish=CUT)
                 await self.sessions.keep_labels()
                 await self.sessions.record(session, *records)
                 self._count(records, asked.prepared)
@@ -365,7 +367,8 @@ class Completions:
             log.warning("turn %s was cut, and what there was of it is lost: %s", call.turns[0], error)
 
     def _fork_now(self, call: ModelCall, prepared: Prepared) -> str | None:
-        """Other turns may have been committed since the prompt was made: a sibling, or a second branch."""
+        """The fork reason at commit: other turns may have been committed since the prompt was made, a sibling or a
+        second branch."""
         tree = call.session.tree
         if prepared.fork is not None or len(tree) == prepared.tree_size:
             return prepared.fork
@@ -373,7 +376,7 @@ class Completions:
         return again.fork.value if again.fork and again.parent == prepared.parent else None
 
     async def retell(self, call: ModelCall) -> list[Step]:
-        """A durable answer as the steps that it was, or would have been, streamed in."""
+        """The steps in which a durable answer was, or would have been, streamed."""
         turns, request = call.done.result(), call.request
         prompts = [call.session.tree.prompt_ids(turn) for turn in turns]
 
@@ -384,8 +387,8 @@ class Completions:
                 parser = self.codec.parser(prompt, request.tools, request.sampling.stop)
                 start = 0
                 for end in _piece_ends(turn, request):  # as it was streamed: the same answer, byte for byte
-                    told = _token(turn, start) if request.logprobs else None
-                    steps.append((index, parser.feed(turn.ids[start:end]), told))
+                    logprobs = _token(turn, start) if request.logprobs else None
+                    steps.append((index, parser.feed(turn.ids[start:end]), logprobs))
                     start = end
                 ends.append((index, parser.finish(stopped_on=stop_string(turn.stop_reason))[0], None))
             return steps + ends
@@ -407,12 +410,12 @@ class Completions:
 
     @property
     def window(self) -> int:
-        """Tokens of prompt + answer that the model takes: the smaller of what the job and the engine say."""
+        """Tokens of prompt + answer that the model takes: the smaller of the job's and the engine's limit."""
         facts = getattr(self.engine, "facts", None)
-        known = facts.max_model_len if facts is not None else 0
-        if self.told_window and known:
-            return min(self.told_window, known)
-        return self.told_window or known or WINDOW_FALLBACK
+        engine_len = facts.max_model_len if facts is not None else 0
+        if self.told_window and engine_len:
+            return min(self.told_window, engine_len)
+        return self.told_window or engine_len or WINDOW_FALLBACK
 
     # -- pause, limits ------------------------------------------------------------------------------------------
 
@@ -425,7 +428,8 @@ class Completions:
         }
 
     async def _hold(self) -> None:
-        """Wait out a weight update; raises Paused when it takes too long, Draining when this process ends before."""
+        """Waits until a weight update is over. Raises Paused when it takes longer than `pause_hold_s`, Draining when
+        this process ends before."""
         if self.resumed.is_set():
             return
         try:
@@ -437,24 +441,24 @@ class Completions:
             self.refuse_if_draining()
 
     def refuse_if_draining(self) -> None:
-        """Raises Draining."""
+        """Raises Draining while this process ends."""
         if self.load.draining:
             raise Draining("the gateway is shutting down", retry_after=2.0)
 
     def pause(self) -> None:
-        """Hold turns that have not reached the engine."""
+        """Holds turns that have not reached the engine."""
         self.load.paused = True
         if not self.load.draining:
             self.resumed.clear()
 
     def resume(self) -> None:
-        """Let them go on."""
+        """Lets held turns go on."""
         self.load.paused = False
         self.resumed.set()
 
     async def drain(self, seconds: float) -> bool:
-        """Take no new turns; True if the running ones finished in time. Those that a weight update holds are refused:
-        the engine was not asked yet."""
+        """Takes no new turns. Returns whether the running ones finished in time. Turns that a weight update holds are
+        refused, because the engine was not asked yet."""
         self.load.draining = True
         self.pool.let_in()
         self.resumed.set()
@@ -470,8 +474,8 @@ class Completions:
 async def _all(
     making: list[Coroutine[Any, Any, tuple[GenerationResult, Parser]]],
 ) -> list[tuple[GenerationResult, Parser]]:
-    """All or the first error, unwrapped; the others are then cancelled, and gone when this returns."""
-    tasks = [asyncio.ensure_future(one) for one in making]
+    """All results, or the first error, unwrapped; the others are then cancelled, and gone when this returns."""
+    tasks = [asyncio.ensure_future(sampling) for sampling in making]
     try:
         return list(await asyncio.gather(*tasks))
     finally:
@@ -480,13 +484,15 @@ async def _all(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _token(said: Delta | Turn, at: int) -> TokenLogprobs:
+def _token(sampled: Delta | Turn, index: int) -> TokenLogprobs:
     """One token with its logprob and, if the engine gave them, its alternatives."""
-    return TokenLogprobs(said.ids[at : at + 1], said.logprobs[at : at + 1], said.top[at : at + 1])
+    return TokenLogprobs(
+        sampled.ids[index : index + 1], sampled.logprobs[index : index + 1], sampled.top[index : index + 1]
+    )
 
 
 def _piece_ends(turn: Turn, request: TurnRequest) -> Iterable[int]:
-    """Where the pieces end in which a turn is told: token by token with logprobs, else as the engine gave it."""
+    """The ends of the pieces in which a turn is streamed: each token with logprobs, else as the engine gave them."""
     if request.logprobs or not turn.pieces:
         return range(1, len(turn.ids) + 1)
     ends: Iterable[int] = itertools.accumulate(unpack_ids(turn.pieces))

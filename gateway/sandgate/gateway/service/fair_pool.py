@@ -1,4 +1,4 @@
-"""Threads for what would stall the event loop: sessions take turns in them (see fair_queue)."""
+"""FairPool: threads for work that would stall the event loop; sessions take turns in them (see fair_queue)."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 WORKERS = 2
-"""Most of the work holds the interpreter's lock; tokenizers do not."""
+"""Threads. Most of the work holds the interpreter's lock; tokenizers do not."""
 
 WAITING_MAX = 16
-"""Requests of one session that wait until it may be served again; their clients may be gone."""
+"""Limit of requests of one session that wait until it may be served again; their clients may be gone."""
 
 REFUSED_AFTER_S = 1.0
-"""A client that is refused because too many wait is told so after a second: it may ask again at once."""
+"""Seconds until a client that is refused because too many wait gets its answer: it may ask again at once."""
 
 TOLD_S = 1.0
-"""A session that waits longer than this is named in the log."""
+"""Seconds: a session that waits longer is named in the log."""
 
 log = logging.getLogger("sandgate.gateway")
 
 
 class FairPool(Executor):
-    """An executor whose `of(name)` are executors, too: what waits in one of them does not hold up the others."""
+    """An executor whose `of(name)` are executors, too: work that waits in one of them does not hold up the others."""
 
     def __init__(self, workers: int = WORKERS, name: str = "render") -> None:
-        """One name has all workers but one at most."""
+        """Work of one name uses all workers but one at most."""
         self._threads = ThreadPoolExecutor(workers, name)
         self._queue: FairQueue[tuple[Future[Any], Callable[[], Any]]] = FairQueue(max(1, workers - 1))
         self._lock = Lock()
@@ -48,15 +48,15 @@ class FairPool(Executor):
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def of(self, name: str) -> Lane:
-        """For the work of one session."""
+        """The executor for the work of one session."""
         return Lane(self, name)
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """For nobody in particular."""
+        """Queues work that is no session's."""
         return self.put("", fn, *args, **kwargs)
 
     def put(self, name: str, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """As `submit`, for `name`."""
+        """Queues work of the session `name`."""
         future: Future[T] = Future()
         with self._lock:
             self._queue.put(name, (future, lambda: fn(*args, **kwargs)))
@@ -64,30 +64,31 @@ class FairPool(Executor):
         return future
 
     def _work(self) -> None:
-        """What may run now, until nothing may: whatever was held back when its name had enough is taken here."""
+        """Runs queued work until none may run now. Work that was held back because its name had enough workers is taken
+        here, too."""
         done = None
         while True:
             with self._lock:
                 if done is not None:
                     self._queue.done(done)
-                found = self._queue.take()
-            if found is None:
+                next_item = self._queue.take()
+            if next_item is None:
                 return
-            done, (future, work) = found
+            done, (future, work) = next_item
             _run(future, work)
 
     def spend(self, name: str, seconds: float = REFUSED_S) -> None:
-        """A session used so much of a core for what may come to nothing."""
+        """Charges a session for seconds of a core that may lead to no prompt."""
         with self._lock:
             self._waste.spend(name, seconds, time.monotonic())
 
     def earn(self, name: str, tokens: int) -> None:
-        """A prompt of so many tokens goes to the engine: what was done for it was not for nothing."""
+        """Credits a session with a prompt of so many tokens that goes to the engine: the work for it was not wasted."""
         with self._lock:
             self._waste.earn(name, tokens, time.monotonic())
 
     def charged(self, name: str, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Done here and now; what it takes of a core counts as waste until a prompt goes to the engine."""
+        """Calls `fn` here and now. The core time that it takes counts as waste until a prompt goes to the engine."""
         before = time.thread_time()
         try:
             return fn(*args, **kwargs)
@@ -95,8 +96,8 @@ class FairPool(Executor):
             self.spend(name, time.thread_time() - before)
 
     async def fair(self, name: str) -> None:
-        """Until the session may make us work again: at once, unless it wasted too much (see fair_queue.Waste). Raises
-        Overloaded if too many of its requests wait already."""
+        """Waits until the session may be served again: at once, unless it wasted too much (see fair_queue.Waste).
+        Raises Overloaded if too many of its requests wait already."""
         while (seconds := self._wait_s(name)) > 0 and not self._over.is_set():
             if self._waiting[name] >= WAITING_MAX:
                 await self._pause(min(seconds, REFUSED_AFTER_S))
@@ -119,11 +120,12 @@ class FairPool(Executor):
                 await self._over.wait()
 
     def let_in(self) -> None:
-        """Nobody waits any more: the process ends, and says so to each."""
+        """Lets every waiting request go on: the process ends, and refuses each of them."""
         self._over.set()
 
     def turn(self, name: str) -> asyncio.Lock:
-        """Held by whoever does the first work for a request: the next is let in when it is known what that cost."""
+        """The session's lock for the first work on a request: the next request starts when the cost of this one is
+        charged."""
         return self._turns.setdefault(name, asyncio.Lock())
 
     def _wait_s(self, name: str) -> float:
@@ -131,7 +133,7 @@ class FairPool(Executor):
             return self._waste.wait_s(name, time.monotonic())
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """What waits is cancelled, or done first."""
+        """Ends the threads. Waiting work is done first, or cancelled."""
         if cancel_futures:
             with self._lock:
                 for mine in self._queue.waiting.values():
@@ -147,7 +149,7 @@ class Lane(Executor):
         self._pool, self._name = pool, name
 
     async def charged(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """As the pool's, but in a thread. It does not wait: a request that was let in is finished."""
+        """As the pool's `charged`, but in a thread. It does not wait: a request that was let in is finished."""
 
         def work() -> T:
             return self._pool.charged(self._name, fn, *args, **kwargs)
@@ -155,7 +157,8 @@ class Lane(Executor):
         return await asyncio.get_running_loop().run_in_executor(self, work)
 
     async def admitted(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """The first work for a request: charged, one at a time, and once the session may. Raises Overloaded."""
+        """The first work for a request: charged, one at a time, and not before the session may be served. Raises
+        Overloaded."""
         async with self._pool.turn(self._name):
             await self._pool.fair(self._name)
             return await self.charged(fn, *args, **kwargs)
@@ -174,5 +177,5 @@ def _run(future: Future[Any], work: Callable[[], Any]) -> None:
 
 
 def lane(pool: Executor, session: str) -> Executor:
-    """Of this session, where the pool has lanes."""
+    """The session's lane, where the pool has lanes; else the pool."""
     return pool.of(session) if isinstance(pool, FairPool) else pool

@@ -1,4 +1,4 @@
-"""What the endpoints do, in no HTTP terms: open, complete, reward, seal, look, pause. One per process."""
+"""GatewayService: what the endpoints do, behind HTTP: sessions, rewards, leases, tasks, pause, events, status."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ from sandgate.gateway.trajectories.linearize import APART, Facts
 T = TypeVar("T")
 
 AGENT_REWARDS_MAX = 10_000
-"""Rewards that a session's own agent may set, one after another: ten for each of a thousand turns."""
+"""Limit of rewards that a session's own agent may set, one after another: ten for each of a thousand turns."""
 LEFT_OUT_SAID = 10
-"""Sessions that the status names."""
+"""Limit of left-out sessions that the status names."""
 
 log = logging.getLogger("sandgate.gateway")
 
 
 @dataclass(slots=True, repr=False)
 class GatewayService:
-    """Composed by app.py; the web layer knows nothing else."""
+    """All operations of a gateway. app.py composes it; it is all that the web layer uses."""
 
     config: Config
     gate: Gate
@@ -73,33 +73,35 @@ class GatewayService:
     metrics: GatewayMetrics
     origin: str
     epoch: str
-    """Of this life of the process; event cursors of another life are void."""
+    """Id of this life of the process; event cursors of another life are void."""
     writing: Callable[[], dict[str, Json]] | None = None
-    """What to say of files that trajectories are written to; None: trainers lease them."""
+    """The state of the files that trajectories are written to; None: trainers lease them."""
     left_out: dict[str, str] = field(default_factory=dict)
-    """Session -> why a trainer is not given its rows."""
+    """Session -> why its rows are not given to trainers."""
     exports: Executor = field(default_factory=lambda: ThreadPoolExecutor(1, "export"))
-    """For whole trees, rows and tables: one at a time, and turns do not wait for them."""
+    """The thread for whole trees, rows and tables: one at a time, and turns do not wait for them."""
     ending: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
-    """Sessions that are being completed, finalized or aborted; whoever does or waits holds the lock."""
+    """Locks of sessions that are being completed, finalized or aborted."""
 
     async def open(self, spec: SessionBody, key: Key, **more: Json) -> tuple[dict[str, Json], bool]:
-        """SessionHandle and whether it was created now. `more`: kept in the spec beside what its creator may say."""
+        """Opens a session: its SessionHandle, and whether it was created now. `more` is kept in the spec beside what
+        the
+        creator may set."""
         if key.job and spec.job and spec.job != key.job:
             raise Forbidden("this key is for another job")
         sampling.job_sampling(spec.sampling)
-        said = spec.model_dump(exclude_defaults=False) | more | {APART: True}
-        session_id = said.pop("session_id") or f"s-{self.turns.new_id()}"
-        said["job"] = said["job"] or key.job or self.config.job
-        if said["model"] and said["model"] not in (self.config.model.name, self.config.engine.model):
+        members = spec.model_dump(exclude_defaults=False) | more | {APART: True}
+        session_id = members.pop("session_id") or f"s-{self.turns.new_id()}"
+        members["job"] = members["job"] or key.job or self.config.job
+        if members["model"] and members["model"] not in (self.config.model.name, self.config.engine.model):
             raise NotFound(
-                f"model {said['model']!r} is not served here; this gateway serves {self.config.model.name!r}"
+                f"model {members['model']!r} is not served here; this gateway serves {self.config.model.name!r}"
             )
-        session, created = await self.sessions.open(session_id, said)
+        session, created = await self.sessions.open(session_id, members)
         return self.handle(session), created
 
     def handle(self, session: Session) -> dict[str, Json]:
-        """The same session gives the same handle, keys included."""
+        """The session's SessionHandle. One session always gives the same handle, keys included."""
         base = f"{self.origin}/sessions/{session.session_id}"
         expires = float(int(session.opened_at + self.config.key_ttl_s))
         job = session.spec.get("job", "")
@@ -115,7 +117,7 @@ class GatewayService:
         }
 
     async def complete(self, session: Session, body: Complete) -> dict[str, Json]:
-        """The agent is done. Idempotent: the first one stands. Its reward counts only with reward_source agent."""
+        """The agent is done. Idempotent: the first call counts. Its reward counts only with reward_source agent."""
         async with self._alone(session):
             if session.phase is SessionPhase.ABORTED:
                 raise Gone(f"session {session.session_id} was aborted")
@@ -129,7 +131,7 @@ class GatewayService:
 
     @asynccontextmanager
     async def _alone(self, session: Session) -> AsyncIterator[None]:
-        """No other ending of this session meanwhile: the first one stands, the second sees it."""
+        """Keeps other endings of this session waiting: the first one counts, and the second sees it."""
         lock = self.ending.get(session.session_id)
         if lock is None:
             lock = self.ending[session.session_id] = asyncio.Lock()
@@ -137,7 +139,8 @@ class GatewayService:
             yield
 
     async def _seal(self, session: Session, sealed: Sealed) -> None:
-        """Cancel what is in flight, then end it. Reserved first: nothing is recorded behind a seal."""
+        """Cancels the session's calls in flight, then seals it. `closing` is set first, so that nothing is recorded
+        behind the seal."""
         session.closing = True
         try:
             await self.turns.cancel(session)
@@ -149,12 +152,12 @@ class GatewayService:
             session.closing = False
 
     async def reward(self, session: Session, body: RewardBody, *, by_agent: bool = False) -> str | None:
-        """Reward a turn; returns its id (None = whichever is last when the session ends). `by_agent`: by the session's
-        own agent, who can ask for this as often as it likes."""
+        """Rewards a turn and returns its id (None = the turn that is last when the session ends). `by_agent`: the
+        session's own agent asks, which it can do as often as it likes."""
         if session.ended or session.closing:
             raise Gone(f"session {session.session_id} has ended; its rewards are final")
         if by_agent:
-            _refuse_chatter(session, body.reward_info)
+            _refuse_too_many_rewards(session, body.reward_info)
         turn = None
         if body.interaction_id is not None:
             turn = body.interaction_id.rpartition("-")[2]
@@ -167,7 +170,7 @@ class GatewayService:
         return turn
 
     async def finalize(self, session: Session, body: Finalize) -> dict[str, Json]:
-        """Seal it (stragglers are cancelled) and give its trajectories. The first outcome stands."""
+        """Seals the session (calls in flight are cancelled) and returns its trajectories. The first outcome counts."""
         async with self._alone(session):
             if session.phase is SessionPhase.ABORTED:
                 raise Gone(f"session {session.session_id} was aborted")
@@ -179,8 +182,8 @@ class GatewayService:
         return {"session_id": session.session_id, "state": session.phase.value}
 
     async def trajectories(self, session: Session) -> dict[str, Json]:
-        """The rows of a finalized session; reading changes nothing. Raises Gone if it was aborted, Conflict if it has
-        not ended or has no rows that can be given."""
+        """The rows of a finalized session; reading changes nothing. Raises Gone if the session was aborted, Conflict if
+        it has not ended or its rows are invalid."""
         if session.phase is SessionPhase.ABORTED:
             raise Gone(f"session {session.session_id} was aborted")
         if not session.ended:
@@ -212,32 +215,35 @@ class GatewayService:
         )
 
     async def abort(self, session: Session) -> None:
-        """Cancel what is in flight and discard. Idempotent; a finalized session stays finalized."""
+        """Cancels the session's calls in flight and discards it. Idempotent; a finalized session stays finalized."""
         async with self._alone(session):
             if not session.ended:
                 await self._seal(session, Sealed(at=self.sessions.now(), aborted=True, complete=False))
         session.evict()
 
     async def leased_rows(self, record: Leased | None, shape: Callable[[Iterable[Trajectory]], T]) -> Rows[T]:
-        """The trajectories of a lease, by group, sample and trajectory id, as `shape` gives them."""
-        return await self._rows([self.sessions.get(one) for one in record.sessions] if record else [], shape)
+        """The trajectories of a lease in the form of `shape`, by group, sample and trajectory id."""
+        return await self._rows(
+            [self.sessions.get(session_id) for session_id in record.sessions] if record else [], shape
+        )
 
     async def _rows(self, sessions: list[Session], shape: Callable[[Iterable[Trajectory]], T]) -> Rows[T]:
-        """Trajectories of ended sessions, made and shaped in a thread: whole trees may have to be read back from the
-        journal. A session that cannot be shaped is named, and left out."""
+        """Trajectories of ended sessions, made and shaped in a thread, because whole trees may have to be read back
+        from
+        the journal. A session with invalid rows is left out, and named in the log and the status."""
         facts = self.record_facts()
-        still = [copy.copy(one) for one in sessions]  # one may be evicted meanwhile
+        snapshots = [copy.copy(session) for session in sessions]  # one may be evicted meanwhile
 
         def work() -> Rows[T]:
-            return shaped(still, lambda one: self.sessions.trajectories(one, facts), shape)
+            return shaped(snapshots, lambda session: self.sessions.trajectories(session, facts), shape)
 
-        found = await off_loop(self.exports, work)
-        for session_id, why in found.failed.items():
+        rows = await off_loop(self.exports, work)
+        for session_id, why in rows.failed.items():
             if session_id not in self.left_out:
                 log.error("session %s is left out of what trainers are given: %s", session_id, why)
                 self.metrics.left_out.inc()
                 self.left_out[session_id] = why
-        return found
+        return rows
 
     def record_facts(self) -> Facts:
         """What is recorded beside every trajectory."""
@@ -251,13 +257,14 @@ class GatewayService:
         )
 
     async def lease(self, body: LeaseBody, key: Key) -> Leased | None:
-        """Whole groups for a trainer, oldest first, durably its own until then; None if there are none. With the id
-        of a lease that it has already: that one."""
-        if body.lease_id and (known := self.sessions.book.again(body.lease_id, self.sessions.now())):
-            for one in known.sessions:
-                auth.control(key, job=self.sessions.get(one).spec.get("job"))
+        """Leases whole groups to a trainer, oldest first, durably until the lease ends; None if there are none. The id
+        of
+        a lease that the trainer has already gives that lease."""
+        if body.lease_id and (lease := self.sessions.book.again(body.lease_id, self.sessions.now())):
+            for member in lease.sessions:
+                auth.control(key, job=self.sessions.get(member).spec.get("job"))
             return Leased(
-                at=self.sessions.now(), lease=known.lease, sessions=known.sessions, until=known.until
+                at=self.sessions.now(), lease=lease.lease, sessions=lease.sessions, until=lease.until
             )
         record = self.sessions.book.lease(
             body.lease_id or self.turns.new_id(),
@@ -273,7 +280,7 @@ class GatewayService:
         return record
 
     async def renew(self, lease: str, ttl_s: float) -> dict[str, Json]:
-        """The trainer still works on it: it is its own that much longer, durably."""
+        """Prolongs a lease by `ttl_s` from now, durably: the trainer still works on it."""
         record = self.sessions.book.renew(lease, self.sessions.now(), ttl_s=ttl_s)
         await self.sessions.settle(record)
         if record is None:
@@ -281,12 +288,13 @@ class GatewayService:
         return {"lease_id": lease, "state": "leased", "until": record.until}
 
     async def ack(self, lease: str) -> dict[str, Json]:
-        """The trainer has it for good. Idempotent."""
+        """Acknowledges a lease: the trainer keeps its groups for good. Idempotent."""
         await self.sessions.settle(self.sessions.book.ack(lease, self.sessions.now()))
         return {"lease_id": lease, "state": "acked"}
 
     async def hand_over(self, session: Session) -> None:
-        """The trainer was given this ended session otherwise: acknowledged, as by a lease of its own. Idempotent."""
+        """Acknowledges an ended session that the trainer was given without a lease, as by a lease of its own.
+        Idempotent."""
         if not self.sessions.committed(session):
             lease, now = self.turns.new_id(), self.sessions.now()
             mine = Leased(at=now, lease=lease, sessions=(session.session_id,), until=now)
@@ -294,27 +302,28 @@ class GatewayService:
             await self.ack(lease)
 
     async def nack(self, lease: str) -> dict[str, Json]:
-        """The trainer gives it back. Idempotent."""
+        """The trainer gives a lease back. Idempotent."""
         await self.sessions.settle(self.sessions.book.nack(lease, self.sessions.now()))
         return {"lease_id": lease, "state": "nacked"}
 
     async def close_group(self, body: CloseGroupBody, key: Key) -> dict[str, Json]:
-        """No more sessions count for this task: what is sealed and good now is its group. Idempotent."""
+        """Closes a task's group: no more sessions count for it, and it is made of the good sessions sealed by now.
+        Idempotent."""
         job = body.job or key.job or self.config.job
         await self.sessions.settle(self.sessions.book.close(job, body.uid, self.sessions.now()))
         return {"job": job, "uid": body.uid, "state": "closed"}
 
     async def tree(self, session: Session, *, text: bool) -> dict[str, Json]:
-        """For viewers: turns, parents, fork reasons, spans."""
-        still = copy.copy(session)
+        """The session's tree for viewers: turns, parents, fork reasons, spans."""
+        snapshot = copy.copy(session)
 
         def work() -> dict[str, Json]:
-            return tree_view(self.sessions.restored(still), self.turns.codec if text else None)
+            return tree_view(self.sessions.restored(snapshot), self.turns.codec if text else None)
 
         return await off_loop(self.exports, work)
 
     async def events(self, after: int, wait_s: float, job: str = "") -> dict[str, Json]:
-        """State changes after the cursor, waiting up to `wait_s` for the first."""
+        """State changes of sessions after the cursor; waits up to `wait_s` for the first."""
         log = self.sessions
         if after > log.cursor or 0 < after < log.first_cursor:
             return {"events": [], "cursor": log.cursor, "epoch": self.epoch, "reset": True}
@@ -325,22 +334,23 @@ class GatewayService:
         except TimeoutError:
             pass
         reset = bool(log.events) and 0 < after < log.events[0].cursor - 1
-        found = [
+        events = [
             {"cursor": event.cursor, "session_id": event.session_id, "state": event.state}
             for event in log.events
             if event.cursor > after and (not job or event.job == job)
         ]
-        return {"events": found, "cursor": log.cursor, "epoch": self.epoch, "reset": reset}
+        return {"events": events, "cursor": log.cursor, "epoch": self.epoch, "reset": reset}
 
     async def set_engines(self, urls: tuple[str, ...]) -> None:
-        """These replicas from now on: durable, then so. Raises Unsupported where the engine is part of this process."""
+        """Replaces the engine's replicas: first durably, then in fact. Raises Unsupported where the engine is part of
+        this process."""
         if not isinstance(self.engine, Replaceable):
             raise Unsupported("this gateway's engine cannot be replaced while it runs")
         await self.sessions.set_engines(urls)
         await self.engine.set_urls(urls)
 
     async def push_tasks(self, body: PushTasks, key: Key) -> dict[str, Json]:
-        """To the job's queue: durable when this returns. Raises what TaskQueue.push raises."""
+        """Adds tasks to the job's queue; they are durable when this returns. Raises what TaskQueue.push raises."""
         self._only_job(body.job or key.job)
         tasks = [(task.uid, task.prompt, task.data) for task in body.tasks]
         await self.sessions.push(tasks, last=body.last)
@@ -348,7 +358,8 @@ class GatewayService:
         return {"held": len(queue.held), "cursor": queue.pushed, "last": queue.ended}
 
     async def tasks(self, after: int, wait_s: float) -> dict[str, Json]:
-        """A page of the queue beyond number `after`, waiting up to `wait_s` for the first, or for the end."""
+        """A page of the queue beyond number `after`; waits up to `wait_s` for the first task, or for the queue's
+        end."""
         queue = self.sessions.tasks
         try:
             async with asyncio.timeout(wait_s):
@@ -375,7 +386,7 @@ class GatewayService:
             raise NotFound(f"this gateway has no job {job!r}; it serves {self.config.job!r}")
 
     async def pause(self) -> None:
-        """Hold turns that have not reached the engine, through a restart too."""
+        """Holds turns that have not reached the engine, through a restart too."""
         self.turns.pause()
         try:
             await self.sessions.set_paused(True)
@@ -385,26 +396,27 @@ class GatewayService:
             raise
 
     async def resume(self) -> None:
-        """Let held turns go on."""
+        """Lets held turns go on."""
         await self.sessions.set_paused(False)
         self.turns.resume()
 
     async def set_version(self, version: int, labelled: bool | None = None) -> None:
-        """Never backwards by accident: the trainer says what its weights are. Returns when it is durable and engines
-        were looked at: one whose label has no version, and should have one, is not used."""
+        """Sets the policy version to what the trainer says its weights are. Returns when that is durable and the
+        engines
+        were checked: an engine whose label has no version, and should have one, is not used."""
         await self.sessions.set_version(version, labelled)
         if isinstance(self.engine, Labelled):
             await self.engine.version_told()
             await self.sessions.keep_labels()
 
     def health(self) -> tuple[int, dict[str, Json]]:
-        """Alive, and able to make turns durable: (200 or 503, what /healthz says)."""
+        """The answer of /healthz: 200 or 503, and its body. Healthy = alive, and able to make turns durable."""
         store = self.sessions.store.status()
         return (200 if store.healthy else 503), {"healthy": store.healthy, "detail": store.detail}
 
     def readiness(self) -> tuple[bool, str]:
-        """Is this process to be sent sessions, and what it has to say. Without an engine it takes no turns; it is ready
-        all the same where it was told to wait for one."""
+        """Whether sessions may be sent to this process, and why not. Without an engine it takes no turns; it is ready
+        all the same where its settings say to wait for one."""
         if self.turns.load.draining:
             return False, "draining"
         store = self.sessions.store.status()
@@ -417,11 +429,11 @@ class GatewayService:
         return True, ""
 
     def measure(self) -> None:
-        """Refresh gauges before a scrape."""
+        """Refreshes the gauges before a scrape."""
         self.metrics.in_flight.set(self.turns.load.in_flight)
         self.metrics.sessions.set(self.sessions.open_count)
         self.metrics.version.set(self.sessions.version)
-        self.metrics.unlabelled.set(sum(one.unlabelled for one in self.engine.status()))
+        self.metrics.unlabelled.set(sum(engine.unlabelled for engine in self.engine.status()))
         self.metrics.healthy.set(self.sessions.store.status().healthy)
 
     def status(self) -> dict[str, Json]:
@@ -452,29 +464,35 @@ class GatewayService:
             "output": self.writing() if self.writing else None,
             "left_out": dict(islice(self.left_out.items(), LEFT_OUT_SAID)),
             "engines": [
-                {"url": one.url, "healthy": one.healthy, "in_flight": one.in_flight, "detail": one.detail}
-                for one in self.engine.status()
+                {
+                    "url": engine.url,
+                    "healthy": engine.healthy,
+                    "in_flight": engine.in_flight,
+                    "detail": engine.detail,
+                }
+                for engine in self.engine.status()
             ],
         }
 
 
-def _refuse_chatter(session: Session, info: dict[str, Json]) -> None:
-    """Raises LimitReached: an agent's rewards are kept, so all of them are bounded as each is."""
+def _refuse_too_many_rewards(session: Session, info: dict[str, Json]) -> None:
+    """Raises LimitReached where a session's agent has set too many rewards, or too large ones: all of them are kept."""
     if len(session.rewards) >= AGENT_REWARDS_MAX:
         raise LimitReached("rewards", used=len(session.rewards), limit=AGENT_REWARDS_MAX)
     if info:
-        used = sum(len(orjson.dumps(one.info)) for one in session.rewards if one.info)
+        used = sum(len(orjson.dumps(reward.info)) for reward in session.rewards if reward.info)
         if used + len(orjson.dumps(info)) > REWARD_INFO_BYTES_MAX:
             raise LimitReached("reward_info", used=used, limit=REWARD_INFO_BYTES_MAX)
 
 
 def _own_reward(session: Session, body: Complete) -> float | None:
-    """What the agent gives itself by /complete, where the job lets it. Raises InvalidBody if it is no number."""
-    said = body.reward_info.get("reward")
-    if session.spec.get("reward_source") != "agent" or said is None:
+    """The reward that an agent gives itself by /complete, where the job lets it. Raises InvalidBody if it is no
+    number."""
+    reward = body.reward_info.get("reward")
+    if session.spec.get("reward_source") != "agent" or reward is None:
         return None
-    if isinstance(said, bool) or not isinstance(said, int | float) or not abs(said) <= REWARD_MAX:
+    if isinstance(reward, bool) or not isinstance(reward, int | float) or not abs(reward) <= REWARD_MAX:
         raise InvalidBody(
             "reward_info.reward: must be a number that float32 holds", field="reward_info.reward"
         )
-    return float(said)
+    return float(reward)

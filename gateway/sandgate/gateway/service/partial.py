@@ -1,4 +1,4 @@
-"""What has arrived of a generation that is not over."""
+"""PartialChoice: the tokens of a streamed choice that have arrived so far."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class PartialChoice:
     top: list[bytes] = field(default_factory=list)
     spans: list[VersionSpan] = field(default_factory=list)
     whole: GenerationResult | None = None
-    """Once the engine is done."""
+    """The whole sample, once the engine is done."""
 
     def take(self, delta: Delta) -> None:
-        """More of it."""
+        """Appends a delta of the engine."""
         start, end = len(self.ids), len(self.ids) + len(delta.ids)
         self.ids.extend(delta.ids)
         self.logprobs.extend(delta.logprobs)
@@ -33,7 +33,8 @@ class PartialChoice:
         self.spans.append(VersionSpan(delta.version, start, end))
 
     def sample(self) -> GenerationResult:
-        """So far. Versions are those that had been told: an engine says its own with the end of an answer."""
+        """The whole sample, or what has arrived of it. Then versions are those known at the time: an engine reports its
+        own at the end of an answer."""
         return self.whole or GenerationResult(
             ids=self.ids,
             logprobs=self.logprobs,

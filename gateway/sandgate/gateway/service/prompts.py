@@ -1,4 +1,4 @@
-"""A request's prompt ids: the parent's path and the bridged tail, or a full render; long work off the event loop."""
+"""Prompt ids of a request: the parent's path and the bridged tail, or a full render. Long work goes to threads."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from sandgate.gateway.service.fair_pool import Lane, lane
 from sandgate.gateway.tokens.api import Codec
 
 OFF_LOOP_CHARS = 6_000
-"""Text beyond this is rendered in a thread: encoding runs at ~0.6 ms per 1,000 tokens and must not stall the loop."""
+"""Longer text is rendered in a thread: encoding runs at ~0.6 ms per 1,000 tokens and must not stall the event loop."""
 
 TOKEN_CHARS_MAX = 256
-"""No vocabulary has a longer token; those of 128 are runs of spaces and dashes. What has more text than a window of
-such tokens is refused before it is rendered."""
+"""Characters of the longest token of any vocabulary; those of 128 are runs of spaces and dashes. A request with more
+text than a window of such tokens is refused before it is rendered."""
 
 OFF_LOOP_KEYS = 100_000
-"""The same for keying a request's blocks, which takes 0.3 ms for so many characters."""
+"""A request with more characters has its blocks keyed in a thread: that takes 0.3 ms for so many characters."""
 
 T = TypeVar("T")
 Rendered = tuple[Ids, int]
@@ -36,23 +36,23 @@ Rendered = tuple[Ids, int]
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A prompt, and where it hangs in the tree."""
+    """A prompt, and its place in the tree."""
 
     match: Match
     parent: str | None
     fork: str | None
     ids: Ids
     known: int
-    """How many of `ids` are the parent's path; the rest is this turn's context."""
+    """So many of `ids` are the parent's path; the rest is this turn's context."""
     tree_size: int
     """Turns in the tree when it was searched."""
     spelt: int = 0
-    """Control tokens that the text of what was rendered spells."""
+    """Control tokens that the rendered text spells."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Reads trees, changes nothing."""
+    """Makes prompts from requests and trees; it changes neither."""
 
     codec: Codec
     policy: MatchPolicy
@@ -60,8 +60,8 @@ class Prompts:
     pool: Executor
 
     async def prepare(self, tree: Tree, request: TurnRequest, window: int, session: str = "") -> Prepared:
-        """Hashes find the parent, tokens decide. Raises BadRequest where the template refuses the messages,
-        PromptTooLong where no tokenizer could make them fit."""
+        """The request's prompt. Hashes of messages find the parent; token ids decide whether it is one. Raises
+        BadRequest where the template refuses the messages, PromptTooLong where no tokenizer could make them fit."""
         length, given = sum(map(chars, request.messages)), tools_chars(request.tools)
         if length > window * TOKEN_CHARS_MAX:
             _refuse_hopeless(request.messages, window)
@@ -75,13 +75,13 @@ class Prompts:
                 if not isinstance(added, ForkReason):
                     path, (ids, spelt) = tree.path_ids(match.parent), added
                     return Prepared(
-                        match, match.parent, _said(match.fork), path + ids, len(path), size, spelt
+                        match, match.parent, _value(match.fork), path + ids, len(path), size, spelt
                     )
                 why = added
 
             def work() -> Rendered:
-                said = request.messages, request.tools
-                return self.codec.render(*said), self.codec.spelt(*said)
+                conversation = request.messages, request.tools
+                return self.codec.render(*conversation), self.codec.spelt(*conversation)
 
             made = await _sized(pool, length + given, work)
         return self._confirmed(tree, match, why, made, size)
@@ -90,20 +90,20 @@ class Prompts:
         self, tree: Tree, match: Match, why: ForkReason | None, made: Rendered, size: int
     ) -> Prepared:
         ids, spelt = made
-        found = tree.find_ids(ids)
-        if found is None:
-            return Prepared(match, None, _said(why), ids, 0, size, spelt)
-        if found.id == match.parent:
+        parent = tree.find_ids(ids)
+        if parent is None:
+            return Prepared(match, None, _value(why), ids, 0, size, spelt)
+        if parent.id == match.parent:
             why = match.fork
-        elif not tree.children(found.id):
+        elif not tree.children(parent.id):
             why = None  # other messages, but the very ids: no branch is left
-        return Prepared(match, found.id, _said(why), ids, len(tree.path_ids(found.id)), size, spelt)
+        return Prepared(match, parent.id, _value(why), ids, len(tree.path_ids(parent.id)), size, spelt)
 
     async def _bridge(
         self, tree: Tree, parent: Turn, request: TurnRequest, start: int, given: int, pool: Executor
     ) -> Rendered | ForkReason:
-        """With the messages from `start` on. Tools are rendered with them once and then known, so that only very long
-        ones, `given` in characters, count."""
+        """The bridge from the parent to the messages from `start` on. Tools are rendered once and then remembered, so
+        only very long ones count as work; `given` is their length in characters."""
         path, tail, tools = tree.path_ids(parent.id), request.messages[start:], request.tools
         cut = len(path) - len(parent.ids)
         closed = parent.finish == "stop" and len(parent.ids) > 0 and parent.ids[-1] in self.codec.stop_ids
@@ -120,7 +120,7 @@ async def _sized(pool: Executor, size: int, work: Callable[[], T], most: int = O
 
 
 def chars(message: Message) -> int:
-    """All of it that a template may show."""
+    """Characters of a message that a template may show."""
     size = len(message.text) + len(message.reasoning or "") + len(message.name or "")
     for call in message.tool_calls:
         size += len(call.id) + len(call.name) + len(call.arguments)
@@ -128,20 +128,21 @@ def chars(message: Message) -> int:
 
 
 def _refuse_hopeless(messages: Sequence[Message], window: int) -> None:
-    """What a template may drop, such as the reasoning of earlier turns, does not count."""
+    """Raises PromptTooLong where the text alone is too long. What a template may drop, such as the reasoning of earlier
+    turns, does not count."""
     least = sum(len(message.text) for message in messages) // TOKEN_CHARS_MAX
     if least > window:
         raise PromptTooLong(tokens=least, limit=window)
 
 
 async def off_loop(pool: Executor, work: Callable[..., T], *args: Any) -> T:
-    """In a thread: what may take more than a few ms. A session is charged for it."""
+    """Does work that may take more than a few ms in a thread. A session is charged for it."""
     if isinstance(pool, Lane):
         return await pool.charged(work, *args)
     return await asyncio.get_running_loop().run_in_executor(pool, work, *args)
 
 
-def _said(fork: ForkReason | None) -> str | None:
+def _value(fork: ForkReason | None) -> str | None:
     return fork.value if fork else None
 
 

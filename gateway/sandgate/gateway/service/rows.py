@@ -1,6 +1,7 @@
-"""Sessions -> rows that a trainer can be given, each by itself: one that cannot takes no others along. (pure)
+"""Rows of several sessions for a trainer, as JSON or Arrow; a session with invalid rows is left out alone. (pure)
 
-The doors refuse what has no place in a row. A journal may hold it all the same: of an older gateway, or damaged.
+The endpoints refuse values that JSON or Arrow cannot carry. A journal may have them all the same, from an older gateway
+or because it is damaged.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from sandgate.gateway.service.session import Session
 T = TypeVar("T")
 
 WHY_CHARS_MAX = 300
-"""Of the reason that is told for a session."""
+"""Characters of the reason why a session is left out."""
 INT32 = 2**31
 
 
 @dataclass(frozen=True, slots=True)
 class Rows(Generic[T]):
-    """Rows in some form, and who is missing."""
+    """Rows in some form, and the sessions that are missing in them."""
 
     rows: T
     failed: dict[str, str] = field(default_factory=dict)
-    """Session -> why none of its rows is here."""
+    """Session -> why none of its rows is included."""
 
 
 def shaped(
@@ -38,8 +39,8 @@ def shaped(
     rows_of: Callable[[Session], Iterable[Trajectory]],
     shape: Callable[[Iterable[Trajectory]], T],
 ) -> Rows[T]:
-    """All rows of all sessions that have such, in order; `shape` is given them one by one, so that it need not hold
-    them all. Raises JournalUnavailable: nothing is wrong with any session then."""
+    """The rows of all sessions whose rows are valid, in order. `shape` gets them one by one, so that it need not keep
+    them all. Raises JournalUnavailable: that is no session's fault."""
     failed: dict[str, str] = {}
 
     def good() -> Iterator[Trajectory]:
@@ -59,7 +60,7 @@ def shaped(
 
 
 def refuse_unsayable(row: Trajectory) -> None:
-    """What JSON and Arrow both can carry. Raises InvalidBody or CorruptRecord that names the field."""
+    """Raises InvalidBody or CorruptRecord, which names the field, unless both JSON and Arrow can carry the row."""
     for name in row.__dataclass_fields__:
         value = getattr(row, name)
         match value:
@@ -69,7 +70,7 @@ def refuse_unsayable(row: Trajectory) -> None:
                 raise CorruptRecord(f"{name} is beyond 32 bits")
             case float() if not math.isfinite(value):
                 raise InvalidBody(f"{name} is no finite number", field=name)
-            case tuple() if any(isinstance(one, float) and not math.isfinite(one) for one in value):
+            case tuple() if any(isinstance(number, float) and not math.isfinite(number) for number in value):
                 raise InvalidBody(f"{name} holds no finite number", field=name)
             case dict():
                 _refuse_unspeakable(value, name)
@@ -83,13 +84,13 @@ def _refuse_unspeakable(value: Json, name: str) -> None:
 
 
 def as_json(rows: Iterable[Trajectory]) -> bytes:
-    """A JSON array of rows that `refuse_unsayable` took."""
+    """A JSON array of rows that `refuse_unsayable` accepted."""
     return b"[" + b",".join(map(_row_json, rows)) + b"]"
 
 
 def _row_json(row: Trajectory) -> bytes:
-    said = to_json(row)
+    row_dict = to_json(row)
     try:
-        return orjson.dumps(said)
+        return orjson.dumps(row_dict)
     except TypeError:  # deeper than its 254 levels
-        return json.dumps(said, allow_nan=False, separators=(",", ":")).encode()
+        return json.dumps(row_dict, allow_nan=False, separators=(",", ":")).encode()

@@ -1,4 +1,4 @@
-"""Whose sampling parameters win, and how long an answer may be. (pure)"""
+"""Sampling parameters: the job's against the agent's, defaults, bounds, and how long an answer may be. (pure)"""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sandgate.contract.errors import InvalidBody, PromptTooLong
 from sandgate.gateway.conversation.messages import SamplingParams
 
 NAMES = tuple(name for name in SamplingParams.__struct_fields__ if name not in ("stop", "max_tokens"))
-"""What shapes the distribution; `stop` is how the agent works and always its own."""
+"""Parameters that shape the distribution. `stop` is part of how the agent works, and always the agent's own."""
 
 ALIASES = {"maxTokens": "max_tokens", "topP": "top_p", "topK": "top_k", "minP": "min_p"}
 """Manifests say camelCase, JSON bodies snake_case; both arrive here."""
@@ -28,11 +28,12 @@ BOUNDS: dict[str, tuple[type, float, float]] = {
     "seed": (int, -(2**63), 2**63 - 1),
     "max_tokens": (int, 1, 2**31 - 1),
 }
-"""As the dialects bound them for agents."""
+"""Type, lowest and highest value of each parameter: the same as the dialects have for agents."""
 
 
 def job_sampling(*layers: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Job-side parameters, later layers first; unknown names refused. Keys: Sampling's, and `override`."""
+    """The job's parameters, of which a later layer's win. Keys are those of Sampling, and `override`. Raises
+    InvalidBody for unknown names and values out of bounds."""
     out: dict[str, Any] = {}
     for layer in layers:
         for raw, value in (layer or {}).items():
@@ -57,9 +58,9 @@ def _check(field: str, name: str, value: Any) -> None:
 
 
 def effective(asked: SamplingParams, job: Mapping[str, Any]) -> SamplingParams:
-    """What the engine is told. With `override` the job's parameters replace the agent's altogether (an agent's
-    top_p beside the job's temperature would be neither's policy); else the job's fill what the agent left open.
-    Temperature and top_p are always said, so that no default of the engine's own can slip in unrecorded."""
+    """The parameters that the engine gets. With `override` the job's parameters replace the agent's altogether (an
+    agent's top_p beside the job's temperature would be neither's policy); else the job's fill what the agent left open.
+    Temperature and top_p are always set, so that no default of the engine's own can slip in unrecorded."""
     values: dict[str, Any] = {}
     for name in (*NAMES, "max_tokens"):
         own, jobs = getattr(asked, name), job.get(name)
@@ -73,7 +74,7 @@ def effective(asked: SamplingParams, job: Mapping[str, Any]) -> SamplingParams:
 
 
 def clamp(asked: int | None, *, prompt: int, window: int) -> int:
-    """Tokens that may be sampled: what was asked for, never past the window (agents ask for 128000).
+    """Tokens that may be sampled: as many as asked for, never past the window (agents ask for 128000).
 
     Raises PromptTooLong if not a single one fits.
     """
@@ -84,9 +85,9 @@ def clamp(asked: int | None, *, prompt: int, window: int) -> int:
 
 
 def recorded(sampling: SamplingParams, max_tokens: int) -> dict[str, Any]:
-    """For records: the engine's names, only what was said."""
-    said = msgspec.structs.asdict(sampling)
-    out = {name: value for name, value in said.items() if value is not None and value != ()}
+    """The parameters as a turn's record has them: under the engine's names, and only those that were set."""
+    given = msgspec.structs.asdict(sampling)
+    out = {name: value for name, value in given.items() if value is not None and value != ()}
     out["max_tokens"] = max_tokens
     if sampling.stop:
         out["stop"] = list(sampling.stop)

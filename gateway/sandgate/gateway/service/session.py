@@ -1,4 +1,4 @@
-"""One live session: its spec, tree, phase and what a retry needs. State is the fold of its records. (pure)"""
+"""Session: spec, phase, tree, counts, limits and rewards of one session, folded from its records. (pure)"""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from sandgate.gateway.journal.records import (
 )
 
 ERROR_CHARS_MAX = 512
-"""Of the engine's words, in each summary of the session."""
+"""Characters of an engine's error in each summary of the session."""
 
 
 class SessionPhase(StrEnum):
-    """Where a session stands."""
+    """The phases of a session."""
 
     OPEN = "open"
     COMPLETE = "complete"
@@ -49,7 +49,7 @@ class SessionPhase(StrEnum):
 
 @dataclass(slots=True)
 class Session:
-    """The law: `apply` is the only way state changes, live and in replay alike."""
+    """One session. `apply` is the only way in which its recorded state changes, live and in replay alike."""
 
     session_id: str
     spec: dict[str, Any] = field(default_factory=dict)
@@ -60,9 +60,10 @@ class Session:
     answers: dict[bytes, list[str]] = field(default_factory=dict)
     """Request digest -> its newest committed turn ids, in choice order."""
     cut: int = 0
-    """Turns of the tree that nobody waited for to their end."""
+    """Cut turns in the tree."""
     let_go: int = 0
-    """Calls that were let go of before anything of them was told: not in the tree, counted where turns are limited."""
+    """Calls that were let go of before any of their tokens was sent: not in the tree, but they count as turns where
+    turns are limited."""
     intents: dict[bytes, str] = field(default_factory=dict)
     """Digest -> turn id of a generation that was begun and is not committed."""
     delivered: set[str] = field(default_factory=set)
@@ -71,35 +72,35 @@ class Session:
     sealed: Sealed | None = None
     turns: int = 0
     evicted: bool = False
-    """The tree was let go; the journal still has it."""
+    """The tree was dropped from memory; the journal still has it."""
     tokens: int = 0
     """Unique tokens in the tree: contexts + samples."""
     sampled: int = 0
     journalled: int = 0
-    """Bytes of its records."""
+    """Bytes of the session's records."""
     forks: dict[str, int] = field(default_factory=dict)
     spelt: int = 0
-    """Control tokens that its clients' text spelt."""
+    """Control tokens that the clients' text spelt."""
     limit_reached: str = ""
     engine_errors: int = 0
     engine_failing: int = 0
-    """Of them, those since its last turn."""
+    """Engine errors since the session's last turn."""
     engine_error: tuple[str, str] = "", ""
-    """(reason, text) of the last of them."""
+    """(reason, text) of the last engine error."""
     turned_at: float = 0.0
-    """Of its last turn."""
+    """When the last turn was committed."""
     restarted_at: float = 0.0
-    """When this life of the gateway took it over from the journal; 0: it was opened here."""
+    """When this life of the gateway read the session from the journal; 0: it was opened in this life."""
     asked_again_at: float = 0.0
-    """When its agent first asked for a turn after that."""
+    """When the agent first asked for a turn after `restarted_at`."""
     in_flight: int = 0
     closing: bool = False
-    """Its seal is being made durable: reserved before that await, so that nothing is recorded behind it."""
+    """The seal is being made durable. Set before that is awaited, so that nothing is recorded behind the seal."""
     unsure: set[str] = field(default_factory=set)
-    """Turns that may have been told just before a kill took the note of it."""
+    """Turns that may have been delivered just before a kill lost the record of it."""
 
     def apply(self, record: Record) -> None:
-        """Fold one record in. Idempotent for turns."""
+        """Folds one record in. Idempotent for turns."""
         self.changed_at = record.at
         self.journalled += size(record)
         match record:
@@ -152,7 +153,7 @@ class Session:
 
     @property
     def ended(self) -> bool:
-        """No more turns will ever be committed."""
+        """Whether no more turns can be committed."""
         return self.phase in (SessionPhase.FINALIZED, SessionPhase.ABORTED)
 
     def refuse_if_ended(self) -> None:
@@ -165,9 +166,9 @@ class Session:
     def refuse_over_limits(
         self, *, turns: int, total_tokens: int, journal_bytes: int, asked: int = 1
     ) -> None:
-        """Raises LimitReached, and remembers it as the likely reason of the session's end. 0 = no limit.
+        """Raises LimitReached, and remembers the limit as the likely reason of the session's end. 0 = no limit.
 
-        Turns in flight count: they are reserved.
+        Turns in flight count, too: they are reserved.
         """
         used = self.turns + self.let_go
         if turns and used + self.in_flight + asked > turns:
@@ -182,14 +183,14 @@ class Session:
             raise LimitReached("journalBytes", used=self.journalled, limit=journal_bytes)
 
     def asked(self, now: float) -> None:
-        """Its agent asks for a turn, whatever becomes of that."""
+        """The agent asks for a turn, whatever becomes of it."""
         if self.restarted_at and not self.asked_again_at:
             self.asked_again_at = now
 
     def call_failed(self, error: SandgateError, *, shaped: bool) -> None:
-        """Its engine's failure, unless the reason lies in the call: what the engine refuses (400) is the caller's
-        doing, and a wrong answer to a grammar that the caller chose (`shaped`) may be. An agent must not choose that
-        its engine failed."""
+        """Counts a failure of the engine, unless the reason lies in the call. What the engine refuses (400) is the
+        caller's doing, and a wrong answer to a grammar that the caller chose (`shaped`) may be: an agent must not be
+        able to make its engine fail."""
         if isinstance(error, PromptTooLong):
             self.limit_reached = self.limit_reached or "context"
         elif not isinstance(error, BadRequest) and not (shaped and _of_its_form(error)):
@@ -198,7 +199,8 @@ class Session:
             self.engine_error = error.reason, " ".join(str(error).split())[:ERROR_CHARS_MAX]
 
     def replayable(self, digest: bytes, *, retry: bool, n: int) -> list[Turn] | None:
-        """The committed answer that this request must get again, if it is a retry of one: it says so, or the
+        """The committed answer that this request must get again, if the request is a retry: it says so (`retry`), or
+        the
         answer was never delivered in full."""
         turns = self.answers.get(digest)
         if turns is None or len(turns) != n:
@@ -208,24 +210,25 @@ class Session:
         return None
 
     def was_cut(self, digest: bytes) -> bool:
-        """A generation for this request was begun and never committed (the process was killed under it)."""
+        """Whether a generation for this request was begun and never committed (the process was killed under it)."""
         return digest in self.intents
 
     def evict(self) -> None:
-        """Let the tree of an ended session go; counts stay. It can be folded again from the journal."""
+        """Drops the tree of an ended session from memory; counts stay. The journal can give it back."""
         if self.ended:
             self.tree, self.answers, self.delivered, self.evicted = Tree(), {}, set(), True
             self.intents, self.unsure = {}, set()
 
     def same_spec(self, spec: dict[str, Any]) -> None:
-        """Creating it again must mean the same. Raises Conflict."""
+        """Raises Conflict if a repeated creation of the session means another one."""
         for name in ("job", "uid", "sample_index", "attempt"):
             if spec.get(name) is not None and spec[name] != self.spec.get(name):
                 raise Conflict(f"session {self.session_id} exists with another {name}")
 
     def summary(self, *, whole: bool = True) -> dict[str, Any]:
-        """What GET /v1/sessions/{id} says. Not `whole`: what a listing says, of which no agent can grow a line."""
-        spec, said = self.spec, self.completed.info if self.completed else None
+        """The answer of GET /v1/sessions/{id}. Not `whole`: a line of a listing, without what an agent can make
+        long."""
+        spec, info = self.spec, self.completed.info if self.completed else None
         return {
             "session_id": self.session_id,
             "job": spec.get("job", ""),
@@ -251,8 +254,8 @@ class Session:
             "asked_again_at": self.asked_again_at or None,
             "created_at": self.opened_at,
             "changed_at": self.changed_at,
-            "complete_info": said if whole else None,
-            "has_complete_info": bool(said),
+            "complete_info": info if whole else None,
+            "has_complete_info": bool(info),
             "reward": self._final_reward(),
             "failure_class": self.sealed.failure_class if self.sealed else None,
             "failure_reason": self.sealed.failure_reason if self.sealed else None,
@@ -262,7 +265,7 @@ class Session:
         }
 
     def _crashed(self) -> bool:
-        """Its driver saw an exit with 1 and a traceback; what others say in `reward_info` does not count."""
+        """Whether the session's driver saw an exit with 1 and a traceback; `reward_info` of others does not count."""
         sealed = self.sealed
         wrong = sealed is not None and sealed.failure_reason == FailureReason.ANSWER_WRONG
         return wrong and sealed is not None and sealed.info.get("traceback") is True
@@ -274,5 +277,6 @@ class Session:
 
 
 def _of_its_form(error: SandgateError) -> bool:
-    """May a grammar have made an engine say this? Its 400 may repeat what stands in one; its 404 does not."""
+    """Whether a grammar may have caused this error of an engine. A 400 may repeat what stands in a grammar; a 404 does
+    not."""
     return isinstance(error, EngineFailed) and not isinstance(error, ModelNotServed)

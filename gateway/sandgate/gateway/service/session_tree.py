@@ -1,4 +1,4 @@
-"""A session's tree, for people and for trainers: the viewer's JSON, and the trajectories. (pure)"""
+"""A session's tree as JSON for the viewer, and as trajectories for trainers. (pure)"""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ from sandgate.gateway.tokens.api import Codec
 from sandgate.gateway.trajectories.linearize import Facts, linearize
 
 TEXT_CHARS_MAX = 200_000
-"""Of one span in the viewer; ids are always complete."""
+"""Characters of one span in the viewer; ids are always complete."""
 
 
 def tree_view(session: Session, codec: Codec | None) -> dict[str, Json]:
-    """Turns in commit order. Each has spans of (mask, ids, text): the context it added (0), what was sampled (1)."""
+    """The tree as JSON. Turns come in commit order. Each has spans of (mask, ids, text): the context that it added
+    (mask
+    0), and what was sampled (mask 1)."""
     return {**session.summary(), "turns": [_turn(session, turn, codec) for turn in session.tree.turns]}
 
 
@@ -44,7 +46,7 @@ def _turn(session: Session, turn: Turn, codec: Codec | None) -> dict[str, Json]:
         "stop_reason": turn.stop_reason,
         "prompt_tokens": turn.prompt_tokens,
         "sampled_tokens": len(turn.ids),
-        "versions": [list(one) for one in turn.versions],
+        "versions": [list(version_span) for version_span in turn.versions],
         "logprob_sum": sum(turn.logprobs),
         "delivered": turn.id in session.delivered,
         "resampled": turn.resampled,
@@ -59,7 +61,7 @@ def _turn(session: Session, turn: Turn, codec: Codec | None) -> dict[str, Json]:
 
 
 def trajectories_of(session: Session, facts: Facts) -> list[Trajectory]:
-    """One row per leaf of a finalized session, in order of each leaf's commit; none of any other."""
+    """One row per leaf of a finalized session, in order of each leaf's commit; no rows of any other session."""
     if session.phase is not SessionPhase.FINALIZED or session.sealed is None:
         return []
     return linearize(
@@ -76,7 +78,7 @@ def trajectories_of(session: Session, facts: Facts) -> list[Trajectory]:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """As much of a turn as its rows need."""
+    """The part of a turn that its rows need."""
 
     id: str
     parent: str | None
@@ -90,8 +92,8 @@ class _Turn:
 
 
 def trajectories_from(session_id: str, records: Iterable[Record], facts: Facts) -> list[Trajectory]:
-    """What `trajectories_of` gives of the session that these records fold to, without the tree that a living session
-    needs: in a third of the time."""
+    """The rows that `trajectories_of` gives for the session of these records, without building the tree that a live
+    session needs: in a third of the time."""
     turns: dict[str, _Turn] = {}
     delivered: set[str] = set()
     rewarded: list[Rewarded] = []

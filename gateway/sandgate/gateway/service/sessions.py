@@ -1,4 +1,7 @@
-"""Who is live: open, look up, seal, restore by replay. The only owner of Session objects."""
+"""Sessions: all sessions of a process over one journal: open, record, replay at start, evict, retire; events.
+
+It is the only owner of Session objects.
+"""
 
 from __future__ import annotations
 
@@ -41,18 +44,18 @@ from sandgate.gateway.trajectories.leases import LeaseBook
 from sandgate.gateway.trajectories.linearize import Facts
 
 UNSURE_S = 60.0
-"""A turn committed this long before the journal's last record, and told, would have its note there."""
+"""Seconds. A turn that was committed longer before the journal's last record, and delivered, has a Delivered record."""
 COMMITTED = "committed"
-"""What events call a session whose trajectories were all acknowledged."""
+"""The state that events give for a session whose trajectories were all acknowledged."""
 EVENTS_KEPT = 10_000
-"""State changes a slow poller may lag behind; beyond it the poller lists sessions again."""
+"""State changes that are kept for slow pollers; a poller that lags further behind lists the sessions again."""
 
 
 LIMITS = ("turns", "total_tokens", "journal_bytes")
-"""What a session's creator may say of it, instead of the gateway's own."""
+"""Limits that a session's creator may set, instead of the gateway's own."""
 
-_Said = PolicyVersion | EnginesSet | EnginesLabelled | TurnsHeld
-"""What a process is told, or finds out, beside its sessions."""
+_ProcessRecord = PolicyVersion | EnginesSet | EnginesLabelled | TurnsHeld
+"""Records of the process rather than of a session."""
 
 
 @dataclass(slots=True)
@@ -76,18 +79,18 @@ class Sessions:
     book: LeaseBook = field(default_factory=LeaseBook)
     tasks: TaskQueue = field(default_factory=TaskQueue)
     pushing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while the task queue is being changed."""
+    """The lock for changes of the task queue."""
     version: int = 0
     labels: Labels = field(default_factory=Labels)
-    """What is known of the engines' labels; the engine adds what it sees."""
+    """Whether the engines' labels carry versions; the engine adds what it sees."""
     labelled: bool = False
-    """Labels carry versions, and the journal says so."""
+    """The journal says that labels carry versions."""
     paused: bool = False
     """A weight update holds new turns."""
     capacity: int = 0
     """Sessions that AReaL's trainer granted and nobody started yet."""
     engines: tuple[str, ...] | None = None
-    """Where the engines are, if that was told after the start."""
+    """URLs of the engines, if they were set after the start."""
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))
     cursor: int = 0
     opening: dict[str, asyncio.Future[Session]] = field(default_factory=dict)
@@ -95,19 +98,19 @@ class Sessions:
     open_count: int = 0
     first_cursor: int = 0
     doubts: dict[str, list[str]] = field(default_factory=dict)
-    """Session -> turns that `replay` found to be unsure and the journal does not call so yet."""
+    """Session -> turns that `replay` found to be unsure and that the journal does not mark so yet."""
     compacted: int = 0
     """Tasks up to this number are gone from the journal, too."""
     tail: asyncio.Future[None] | None = None
     """Done when the newest synced append is folded into memory, or failed."""
     settling: int = 0
-    """Records of no session that are being written: not in the book yet, so its snapshot would lose them."""
+    """Records of the process that are being written: the lease book lacks them yet, so its snapshot would lose them."""
 
     def __post_init__(self) -> None:
         self.cursor = self.first_cursor = int(self.now() * CURSOR_STEPS_S)
 
     def replay(self) -> None:
-        """Fold the whole journal. Called once, before anything is served."""
+        """Folds the whole journal. Called once, before anything is served."""
         last = 0.0
         for _, session_id, record in self.store.scan():
             self._fold(session_id, record)
@@ -116,15 +119,15 @@ class Sessions:
             if not session.ended:
                 session.restarted_at = self.now()
                 self.open_count += 1
-                told = {turn.id for turn in session.tree.turns if turn.at >= last - UNSURE_S}
-                if fresh := told - session.delivered - session.unsure:
+                late = {turn.id for turn in session.tree.turns if turn.at >= last - UNSURE_S}
+                if fresh := late - session.delivered - session.unsure:
                     self.doubts[session.session_id] = sorted(fresh)
-                session.unsure |= told
+                session.unsure |= late
                 session.unsure -= session.delivered
 
     async def keep_doubts(self) -> None:
-        """After `replay`, before anything is served: what this replay is unsure of, later ones must be too. They could
-        not tell, as this life's records move the end of the journal away from the kill."""
+        """Marks the turns that `replay` is unsure of in the journal; called after it, before anything is served. Later
+        replays could not find them: this life's records move the end of the journal away from the kill."""
         doubts, self.doubts = self.doubts, {}
         for session_id, turns in doubts.items():
             notes = [Delivered(at=self.now(), turn=turn, unsure=True) for turn in turns]
@@ -156,21 +159,22 @@ class Sessions:
             self.book.fold(session_id, record)
 
     def get(self, session_id: str) -> Session:
-        """Raises NotFound."""
+        """The session with this id. Raises NotFound."""
         session = self.live.get(session_id)
         if session is None:
             raise NotFound(f"no session {session_id[:200]!r}")
         return session
 
     async def open(self, session_id: str, spec: dict[str, Any]) -> tuple[Session, bool]:
-        """Create it, or return the same one again: (session, created). Raises Conflict, Overloaded.
+        """Creates a session, or returns the one that was created before: (session, created). Raises Conflict,
+        Overloaded.
 
-        Reserved before the await and rolled back on failure, so that concurrent creations of one id are one.
+        The id is reserved before the await and released on failure, so that concurrent creations of one id are one.
         """
-        known = self.live.get(session_id)
-        if known is not None:
-            known.same_spec(spec)
-            return known, False
+        existing = self.live.get(session_id)
+        if existing is not None:
+            existing.same_spec(spec)
+            return existing, False
         if (pending := self.opening.get(session_id)) is not None:
             session = await asyncio.shield(pending)
             session.same_spec(spec)
@@ -183,8 +187,8 @@ class Sessions:
             session = Session(session_id)
             await self.record(session, Opened(at=self.now(), spec=spec))
         except BaseException as error:
-            told = error if isinstance(error, SandgateError) else JournalUnavailable("not written")
-            done.set_exception(told)
+            failure = error if isinstance(error, SandgateError) else JournalUnavailable("not written")
+            done.set_exception(failure)
             done.exception()  # retrieved: whoever waits gets it, nobody is warned if none does
             raise
         finally:
@@ -193,7 +197,7 @@ class Sessions:
         return session, True
 
     async def record(self, session: Session, *records: Record) -> None:
-        """Make durable, then visible, then known to pollers. Raises JournalUnavailable; then nothing changed.
+        """Makes records durable, then visible, then wakes pollers. Raises JournalUnavailable; then nothing changed.
 
         Once begun it is carried through, even if the caller is cancelled: what is durable is visible.
         """
@@ -215,8 +219,8 @@ class Sessions:
             self.tell(session)
 
     async def _append(self, session_id: str, *records: Record) -> None:
-        """Durable when this returns, and in the journal's own order: what the caller folds right after it, without an
-        await between, is folded as a replay will fold it, whoever the store wakes first."""
+        """Makes records durable, and returns in the journal's own order, whichever caller the store wakes first. A
+        caller that folds them next, without an await between, folds them as a replay will."""
         before = self.tail
         mine = self.tail = asyncio.get_running_loop().create_future()
         try:
@@ -230,46 +234,48 @@ class Sessions:
                 mine.set_result(None)
 
     async def intend(self, session: Session, *intents: Intent) -> None:
-        """Begin generations: in the journal with the next group, so that a kill is known to have cut them."""
+        """Writes down that generations begin, with the next group commit: a replay then knows which of them a kill
+        cut."""
         await self.store.append(session.session_id, *intents, sync=False)
         session.journalled += sum(map(size, intents))
 
     async def note(self, session: Session, *records: Record) -> None:
-        """Visible now, durable with the next group: for what may be lost in a crash."""
+        """Makes records visible now and durable with the next group commit: for what may be lost in a crash."""
         await self.store.append(session.session_id, *records, sync=False)
         for record in records:
             session.apply(record)
 
     def tell(self, session: Session, news: str = "") -> None:
-        """Wake pollers: this session changed state, or has other `news`."""
+        """Adds an event and wakes pollers: the session changed its state, or has other `news`."""
         self.cursor += 1
         job = str(session.spec.get("job", ""))
         self.events.append(Event(self.cursor, session.session_id, news or session.phase.value, job))
         self.wake()
 
     def refuse_over_limits(self, session: Session, limits: SessionLimits, asked: int) -> None:
-        """Raises LimitReached for `asked` more turns, by the session's own limits or else these."""
+        """Raises LimitReached if `asked` more turns are too many for the session's own limits, or else for `limits`."""
         own = session.spec.get("limits") or {}
-        said = {name: getattr(limits, name) if own.get(name) is None else own[name] for name in LIMITS}
+        effective = {name: getattr(limits, name) if own.get(name) is None else own[name] for name in LIMITS}
         before = session.limit_reached
         try:
-            session.refuse_over_limits(asked=asked, **said)
+            session.refuse_over_limits(asked=asked, **effective)
         except LimitReached:
             if session.limit_reached and not before:  # once: pollers need not hear of every refusal
                 self.tell(session)
             raise
 
     def committed(self, session: Session) -> bool:
-        """Were all its trajectories acknowledged? Attempts that do not count for their group never are."""
+        """Whether all trajectories of the session were acknowledged. Attempts that do not count for their group never
+        are."""
         member = self.book.members.get(session.session_id)
         return member is not None and bool(member.acked)
 
     def summary(self, session: Session, *, whole: bool = True) -> dict[str, Any]:
-        """What GET /v1/sessions/{id} says; not `whole`: as a line of a listing."""
+        """The answer of GET /v1/sessions/{id}; not `whole`: a line of a listing."""
         return {**session.summary(whole=whole), "committed": self.committed(session)}
 
     def wake(self) -> None:
-        """Pollers look again."""
+        """Wakes pollers."""
         self.changed.set()
         self.changed = asyncio.Event()
 
@@ -283,7 +289,7 @@ class Sessions:
         return full
 
     def whole(self, session_id: str, turns: Sequence[Turn]) -> list[Turn]:
-        """Committed turns with the alternatives of their tokens, which only the journal has. Blocks."""
+        """Committed turns with the top logprobs of their tokens, which only the journal has. Blocks."""
         wanted, tops = {turn.id for turn in turns}, {}
         for _, _, record in self.store.scan(session_id):
             if isinstance(record, TurnCommitted) and record.turn in wanted:
@@ -291,35 +297,36 @@ class Sessions:
         return [replace(turn, top=tops[turn.id]) for turn in turns]
 
     def trajectories(self, session: Session, facts: Facts) -> list[Trajectory]:
-        """Rows of an ended session; from the journal if it was evicted."""
+        """Rows of an ended session, read from the journal if it was evicted."""
         if not session.evicted:
             return trajectories_of(session, facts)
         records = (record for _, _, record in self.store.scan(session.session_id))
         return trajectories_from(session.session_id, records, facts)
 
     async def set_version(self, version: int, labelled: bool | None = None) -> None:
-        """The trainer's weights advanced; durable, so that a restart does not mislabel tokens. `labelled`: the labels
-        of the engines' weights carry versions, or do not; None: as before."""
+        """Sets the policy version, durably, so that a restart does not mislabel tokens. `labelled`: whether the labels
+        of the engines' weights carry versions; None: as before."""
         now = self.now()
-        said: list[_Said] = [PolicyVersion(at=now, version=version)]
+        records: list[_ProcessRecord] = [PolicyVersion(at=now, version=version)]
         if labelled is not None and (labelled, labelled) != (self.labelled, self.labels.known):
-            said.append(EnginesLabelled(at=now, labelled=labelled))
-        await _carried_through(self._told(*said))
+            records.append(EnginesLabelled(at=now, labelled=labelled))
+        await _carried_through(self._fold_durably(*records))
 
     async def keep_labels(self) -> None:
-        """If labels were seen to carry versions: durable, before anything that was sampled under one."""
+        """Makes durable that labels carry versions, once that was seen, before anything that was sampled under one."""
         if self.labels.known and not self.labelled:
-            await _carried_through(self._told(EnginesLabelled(at=self.now(), labelled=True)))
+            await _carried_through(self._fold_durably(EnginesLabelled(at=self.now(), labelled=True)))
 
     async def set_paused(self, paused: bool) -> None:
-        """Turns are held, or go on; durable, so that a restart in the middle of a weight update holds them too."""
-        await _carried_through(self._told(TurnsHeld(at=self.now(), paused=paused)))
+        """Holds turns, or lets them go on: durably, so that a restart in the middle of a weight update holds them,
+        too."""
+        await _carried_through(self._fold_durably(TurnsHeld(at=self.now(), paused=paused)))
 
     async def set_engines(self, urls: tuple[str, ...]) -> None:
-        """Where the engines are from now on; durable, so that a restart finds them without being told again."""
-        await _carried_through(self._told(EnginesSet(at=self.now(), urls=urls)))
+        """Sets the engines' URLs, durably, so that a restart finds them without being told again."""
+        await _carried_through(self._fold_durably(EnginesSet(at=self.now(), urls=urls)))
 
-    async def _told(self, *records: _Said) -> None:
+    async def _fold_durably(self, *records: _ProcessRecord) -> None:
         self.settling += 1
         try:
             await self._append("", *records)
@@ -329,7 +336,8 @@ class Sessions:
             self.settling -= 1
 
     async def change_capacity(self, by: int) -> None:
-        """In memory at once, so that two never take the same place; durable when this returns, undone if it fails."""
+        """Changes AReaL's granted capacity: in memory at once, so that two never take the same place. Durable when this
+        returns, undone if it fails."""
         self.capacity += by
         await _carried_through(self._change_capacity(by))
 
@@ -344,13 +352,14 @@ class Sessions:
             self.settling -= 1
 
     async def push(self, tasks: Sequence[Pushed], *, last: bool) -> None:
-        """To the task queue, durably (see TaskQueue.push)."""
+        """Adds tasks to the task queue, durably (see TaskQueue.push)."""
         async with self.pushing:
             if (record := self.tasks.push(tasks, self.now(), last=last)) is not None:
                 await _carried_through(self._queue(record))
 
     async def forget_tasks(self, upto: int) -> None:
-        """See TaskQueue.forget. The log is compacted when half of it is dead."""
+        """Forgets finished tasks (see TaskQueue.forget). The log is compacted when half of it is about finished
+        tasks."""
         async with self.pushing:
             if (record := self.tasks.forget(upto, self.now())) is not None:
                 await _carried_through(self._queue(record))
@@ -364,8 +373,8 @@ class Sessions:
         self.wake()
 
     async def settle(self, record: Record | None) -> None:
-        """A decision of the lease book: durable, then so; undone if it cannot be made durable. Carried through even if
-        the caller is cancelled."""
+        """Carries out a decision of the lease book: makes it durable, then folds it; undoes it if it cannot be made
+        durable. Carried through even if the caller is cancelled."""
         if record is not None:
             await _carried_through(self._settle(record))
 
@@ -385,12 +394,12 @@ class Sessions:
             self.settling -= 1
 
     async def retire(self, age_s: float) -> int:
-        """Forget sessions whose groups were acknowledged, sealed more than `age_s` ago; how many went.
+        """Forgets sessions whose groups were acknowledged and that were sealed more than `age_s` ago; returns how many.
 
         The log of leases is compacted with them, unless one of its records is being written just now.
         """
         now = self.now()
-        gone = [one for one in self.book.disposable() if self._sealed_before(one, now - age_s)]
+        gone = [session for session in self.book.disposable() if self._sealed_before(session, now - age_s)]
         if not gone:
             return 0
         await self.store.retire(gone)  # first: what a bad disk still has, is tried again
@@ -402,17 +411,17 @@ class Sessions:
         return len(gone)
 
     def _process(self, now: float) -> list[Record]:
-        """What the process was told, as records."""
-        said: list[Record] = [PolicyVersion(at=now, version=self.version)]
+        """The state of the process beside its sessions, as records."""
+        records: list[Record] = [PolicyVersion(at=now, version=self.version)]
         if self.labelled:
-            said.append(EnginesLabelled(at=now, labelled=True))
+            records.append(EnginesLabelled(at=now, labelled=True))
         if self.paused:
-            said.append(TurnsHeld(at=now, paused=True))
+            records.append(TurnsHeld(at=now, paused=True))
         if self.engines is not None:
-            said.append(EnginesSet(at=now, urls=self.engines))
+            records.append(EnginesSet(at=now, urls=self.engines))
         if self.capacity:
-            said.append(CapacityChanged(at=now, by=self.capacity))
-        return said
+            records.append(CapacityChanged(at=now, by=self.capacity))
+        return records
 
     def _sealed_before(self, session_id: str, when: float) -> bool:
         session = self.live.get(session_id)
@@ -428,7 +437,8 @@ class Sessions:
 
 
 async def _carried_through(change: Coroutine[Any, Any, None]) -> None:
-    """What is durable must be visible: a cancelled caller is told so only after the change is done."""
+    """Finishes a change even if the caller is cancelled, and raises CancelledError after it: what is durable must be
+    visible."""
     work = asyncio.ensure_future(change)
     cancelled = False
     while not work.done():

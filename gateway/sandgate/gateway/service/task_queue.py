@@ -1,7 +1,7 @@
 """Tasks that a trainer pushes while its job runs, until the operator says that they are finished. (pure)
 
-State is the fold of TasksPushed and TasksForgotten records, live and in replay alike. One push at a time: it is
-decided, made durable and folded before the next is looked at (`Sessions.push`).
+State is the fold of TasksPushed and TasksForgotten records, live and in replay alike. One push at a time: each is
+decided, made durable and folded before the next is decided (`Sessions.push`).
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from sandgate.contract.errors import Conflict, NotFound, Overloaded
 from sandgate.gateway.journal.records import Record, TaskRow, TasksForgotten, TasksPushed
 
 RETRY_AFTER_S = 5.0
-"""A place comes free when a group is finished; sooner only adds load."""
+"""Seconds until a refused push may be tried again: a place comes free when a group is finished."""
 NO_QUEUE = (
     "this job has no queue, and a task that is pushed would never run: its manifest gives its tasks; for"
     " tasks that a trainer pushes it says `tasks: {queue: {}}`"
 )
 SNAPSHOT_BYTES = 16 << 20
-"""About, of one record of a compacted log."""
+"""Size of one record of a compacted log, about."""
 PAGE_TASKS, PAGE_BYTES = 1_000, 8 << 20
-"""At most in one answer, so that it takes the event loop some ms; one task always fits."""
+"""Limits of one answer, so that it takes the event loop some ms; one task always fits."""
 
 Pushed = tuple[str, Any, Any]
 """uid, prompt, data."""
@@ -33,37 +33,37 @@ Pushed = tuple[str, Any, Any]
 
 @dataclass(slots=True)
 class TaskQueue:
-    """What was pushed and is not finished, in order."""
+    """The tasks that were pushed and are not finished, in order."""
 
     limit: int = 10_000
-    """Tasks held at once; 0: this job has no queue."""
+    """Limit of tasks held at once; 0: this job has no queue."""
     limit_bytes: int = 256 << 20
-    """Of their JSON."""
+    """Limit of the bytes of their JSON."""
     held: dict[int, TaskRow] = field(default_factory=dict)
     """Number -> task, in order of number."""
     numbers: dict[str, int] = field(default_factory=dict)
-    """uid -> number, of what is held."""
+    """uid -> number of each task in `held`."""
     sizes: dict[int, int] = field(default_factory=dict)
     """Number -> bytes of its JSON."""
     size: int = 0
     pushed: int = 0
     """The last number given."""
     forgotten: int = 0
-    """All up to this number are finished."""
+    """Tasks up to this number are finished."""
     ended: bool = False
-    """No more will come."""
+    """No more tasks will come."""
 
     def push(self, tasks: Sequence[Pushed], now: float, *, last: bool = False) -> TasksPushed | None:
-        """All of them or none; what is held already, word for word, is the repeat of a push whose answer was lost. None
-        if there is nothing new in it.
+        """Decides a push: all tasks or none. A task that is held already, word for word, is the repeat of a push whose
+        answer was lost. None if there is nothing new.
 
         Raises Conflict (a uid that is held with another prompt or data, anything new after the end, or in a job that
         has no queue), Overloaded.
         """
         fresh: dict[str, Pushed] = {}
         for task in tasks:
-            known = self.held[self.numbers[task[0]]] if task[0] in self.numbers else None
-            before = (known.uid, known.prompt, known.data) if known else fresh.get(task[0])
+            queued = self.held[self.numbers[task[0]]] if task[0] in self.numbers else None
+            before = (queued.uid, queued.prompt, queued.data) if queued else fresh.get(task[0])
             if before is None:
                 fresh[task[0]] = task
             elif _size(before) != _size(task) or before != task:
@@ -88,13 +88,15 @@ class TaskQueue:
             )
 
     def forget(self, upto: int, now: float) -> TasksForgotten | None:
-        """Tasks up to this number are finished. None if already so. Raises NotFound for a number not given yet."""
+        """Decides that tasks up to this number are finished; None if they are already. Raises NotFound for a number
+        that
+        no task has yet."""
         if upto > self.pushed:
             raise NotFound(f"no task has number {upto}; the last is {self.pushed}")
         return TasksForgotten(at=now, upto=upto) if upto > self.forgotten else None
 
     def after(self, number: int) -> tuple[list[TaskRow], bool]:
-        """The next tasks, a page of them; and whether these are the last of all."""
+        """The next page of tasks beyond `number`, and whether these are the last of all."""
         page: list[TaskRow] = []
         size = 0
         beyond = islice((row for row in self.held.values() if row.number > number), PAGE_TASKS)
@@ -103,13 +105,13 @@ class TaskQueue:
             if page and size > PAGE_BYTES:
                 break
             page.append(row)
-        at = (
+        reached = (
             page[-1].number if page else max(number, self.forgotten)
         )  # a reader may begin after all were finished
-        return page, self.ended and at >= self.pushed
+        return page, self.ended and reached >= self.pushed
 
     def fold(self, record: Record) -> None:
-        """One record in journal order; other kinds change nothing."""
+        """Folds one record, in journal order; records of other kinds change nothing."""
         match record:
             case TasksPushed():
                 for row in record.tasks:
@@ -127,7 +129,7 @@ class TaskQueue:
                     self.size -= self.sizes.pop(number)
 
     def snapshot(self, now: float) -> list[Record]:
-        """Records that fold to the same state: what may replace the log in the journal."""
+        """Records that fold to the same state, and so may replace the log in the journal."""
         out: list[Record] = [TasksForgotten(at=now, upto=self.forgotten)] if self.forgotten else []
         rows: list[TaskRow] = []
         size = 0

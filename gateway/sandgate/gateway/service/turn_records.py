@@ -1,4 +1,4 @@
-"""What was sampled for a call, on its way into the journal: whole samples, and what is there of one that was cut."""
+"""Journal records of the turns of a call: of whole samples, and of cut ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sandgate.gateway.tokens.api import Parser
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """What the engine was asked for."""
+    """The generation that the engine is asked for."""
 
     prepared: Prepared
     want: SamplingParams
@@ -39,11 +39,11 @@ def records_of(
     made: Iterable[tuple[int, GenerationResult, Parser]],
     *,
     fork: str | None,
-    at: float,
+    now: float,
     finish: str = "",
 ) -> list[TurnCommitted]:
-    """A record for each (choice index, its sample, the parser that read it). Tells followers what the parser held back.
-    `finish`: instead of the samples' own."""
+    """A record for each (choice index, sample, parser that read the sample). Followers of the call get what the parser
+    held back. `finish`: the finish reason, instead of the samples' own."""
     request, prepared, match = call.request, asked.prepared, asked.prepared.match
     records: list[TurnCommitted] = []
     for index, sample, parser in made:
@@ -52,7 +52,7 @@ def records_of(
             call.say(index, deltas)
         records.append(
             TurnCommitted(
-                at=at,
+                at=now,
                 turn=call.turns[index],
                 parent=prepared.parent,
                 fork=ForkReason.RETRY_RESAMPLED.value if records else fork,

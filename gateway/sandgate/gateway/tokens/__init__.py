@@ -1,0 +1,1 @@
+"""A checkpoint's tokens: tokenizer, chat templates, bridge, parsers of reasoning and tool calls."""

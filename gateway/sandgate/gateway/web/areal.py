@@ -1,7 +1,7 @@
-"""AReaL's proxy contract (PyPI `areal` 1.0.4, areal/experimental/openai/proxy), so that its client works unchanged.
+"""Endpoints of AReaL's proxy (PyPI `areal` 1.0.4, areal/experimental/openai/proxy): its client works unchanged.
 
-Paths without /v1; status codes as AReaL has them, because its client retries some for ever (408, 429, 502-504) and
-swallows others (400 of set_reward): a body that does not fit is 422, a wrong admin key 403, an unknown session key 401.
+Paths have no /v1. Status codes are AReaL's, because its client retries some for ever (408, 429, 502-504) and swallows
+others (400 of set_reward): a body that does not fit is 422, a wrong admin key 403, an unknown session key 401.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sandgate.gateway.web.dependencies import WAIT_S_MAX, Front, own
 
 
 class _Strict422(APIRoute):
-    """FastAPI's own status for a body that does not fit; elsewhere it is 400."""
+    """A route that answers 422, FastAPI's own status, to a body that does not fit; our other routes answer 400."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         inner = super().get_route_handler()
@@ -73,12 +73,12 @@ class ExportBody(BaseModel):
 
 
 async def _areal(request: Request) -> Areal:
-    found: Areal = request.app.state.areal
-    return found
+    areal: Areal = request.app.state.areal
+    return areal
 
 
 async def _admin(request: Request) -> Key:
-    """Admin or trainer, or the key that AReaL was configured with."""
+    """The caller's key: an admin's, a trainer's, or the one that AReaL was configured with. Raises Forbidden."""
     areal: Areal = request.app.state.areal
     text = auth.bearer(request.scope["headers"])
     if (own := areal.admin(text)) is not None:
@@ -92,7 +92,7 @@ async def _admin(request: Request) -> Key:
 
 
 async def _session(request: Request) -> Session:
-    """The session of the caller's key."""
+    """The session of the caller's key. Raises Forbidden, and Gone once the session has ended."""
     core = request.app.state.core
     key = core.gate.key(request.scope["headers"])
     if key.scope is not Scope.AGENT:
@@ -105,25 +105,25 @@ async def _session(request: Request) -> Session:
     return session
 
 
-Door = Annotated[Areal, Depends(_areal)]
+Service = Annotated[Areal, Depends(_areal)]
 Admin = Annotated[Key, Depends(_admin)]
 Own = Annotated[Session, Depends(_session)]
 
 
 @router.post("/grant_capacity")
-async def grant_capacity(areal: Door, _: Admin) -> Any:
+async def grant_capacity(areal: Service, _: Admin) -> Any:
     """One more session may start. Any body, of any type, also none."""
     return {"capacity": await areal.grant()}
 
 
 @router.post("/rl/start_session")
-async def start_session(areal: Door, key: Admin, body: StartBody) -> Any:
+async def start_session(areal: Service, key: Admin, body: StartBody) -> Any:
     """A session and its key. 429 without granted capacity; 409 if the given key is an active session's."""
     return await areal.start(body.task_id, body.api_key or "", key)
 
 
 @router.post("/rl/set_reward")
-async def set_reward(areal: Door, session: Own, body: SetRewardBody) -> Any:
+async def set_reward(areal: Service, session: Own, body: SetRewardBody) -> Any:
     """Reward of one interaction or the last one. 400 if there is none such; 410 if the session was exported."""
     if session.spec.get("reward_source") != "agent":
         raise Forbidden("this key may not set this session's reward")
@@ -139,7 +139,7 @@ async def end_session(core: Front, session: Own) -> Any:
 
 
 @router.post("/export_trajectories")
-async def export_trajectories(core: Front, areal: Door, key: Admin, body: ExportBody) -> Response:
+async def export_trajectories(core: Front, areal: Service, key: Admin, body: ExportBody) -> Response:
     """The session's interactions after discounting, in order of creation; waits for its end, 408 after 600 s.
 
     404 if there is no such session; 400 for a style or discount that cannot be; 413 if it is too large.
@@ -149,22 +149,22 @@ async def export_trajectories(core: Front, areal: Door, key: Admin, body: Export
         await areal.wait_ended(session, WAIT_S_MAX)
     except TimeoutError:
         raise HTTPException(408, f"session {session.session_id} was not ended") from None
-    found = await areal.export(session, body.discount, body.style)
-    return Response(await off_loop(core.exports, as_json, found), media_type="application/json")
+    interactions = await areal.export(session, body.discount, body.style)
+    return Response(await off_loop(core.exports, as_json, interactions), media_type="application/json")
 
 
-def as_json(found: Iterable[Interaction]) -> bytes:
-    """As AReaL's `deserialize_interactions` reads it; ids as its agents saw them."""
+def as_json(interactions: Iterable[Interaction]) -> bytes:
+    """The JSON that AReaL's `deserialize_interactions` reads; interactions have the ids that agents saw."""
     out: dict[str, Json] = {}
-    for one in found:
-        name = f"chatcmpl-{one.turn}"
-        tensors = {key: encoded(tensor) for key, tensor in one.tensors.items()}
-        out[name] = {"tensor_dict": tensors, "reward": one.reward, "interaction_id": name}
+    for interaction in interactions:
+        name = f"chatcmpl-{interaction.turn}"
+        tensors = {key: encoded(tensor) for key, tensor in interaction.tensors.items()}
+        out[name] = {"tensor_dict": tensors, "reward": interaction.reward, "interaction_id": name}
     return orjson.dumps({"interactions": out})
 
 
 def encoded(tensor: Tensor) -> dict[str, Json]:
-    """AReaL's SerializedTensor."""
+    """A tensor as AReaL's SerializedTensor."""
     return {
         "type": "tensor",
         "data": base64.b64encode(tensor.data).decode("ascii"),

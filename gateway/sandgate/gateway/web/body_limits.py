@@ -1,4 +1,4 @@
-"""Reading a request's body: with a deadline for all of it, and within what one key, and all together, may hold."""
+"""Request bodies: the deadline for reading one, and the limits on bytes in memory per body, per key and in all."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ AsgiScope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 SMALL_BYTES = 512 * 1024
-"""Of a body by which an agent or a verifier says how it went: 64 KiB of reward_info, if each character is an escape of
-six."""
+"""Size limit of a body by which an agent or a verifier reports its result: 64 KiB of reward_info, where each character
+may be an escape of six."""
 RETRY_S = 1.0
-"""When a client may send it again: bodies arrive in milliseconds."""
+"""Seconds until a refused client may send its body again: bodies arrive in milliseconds."""
 
 
 class ClientGone(Exception):
@@ -25,25 +25,26 @@ class ClientGone(Exception):
 
 @dataclass(slots=True)
 class Bodies:
-    """Bytes of bodies that were received and are not understood yet."""
+    """Counts the bytes of bodies that were received and are not decoded yet."""
 
     most: int
     most_of_one: int
-    """With one agent's key."""
+    """Bytes with one agent's key."""
     held: int = 0
     of: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class BodyHold:
-    """What one request holds of them. `name`: of its key; empty = bounded only with all."""
+    """The bytes that one request's body holds in `bodies`. `name`: its key's name; empty = only the limit on all bodies
+    together counts."""
 
     bodies: Bodies
     name: str
     size: int = 0
 
     def take(self, size: int) -> None:
-        """So many bytes more were received. Raises Overloaded."""
+        """Counts `size` bytes more that were received. Raises Overloaded."""
         bodies, mine = self.bodies, self.bodies.of.get(self.name, 0)
         if self.name and mine + size > bodies.most_of_one:
             raise Overloaded(f"{mine} bytes of bodies with this key are being read", retry_after=RETRY_S)
@@ -55,7 +56,7 @@ class BodyHold:
             bodies.of[self.name] = mine + size
 
     def release(self) -> None:
-        """They are understood, or dropped."""
+        """Counts them no longer: the body was decoded, or dropped."""
         self.bodies.held -= self.size
         if self.name and self.size:
             left = self.bodies.of.pop(self.name) - self.size
@@ -65,7 +66,7 @@ class BodyHold:
 
 
 def announced(scope: AsgiScope) -> int:
-    """Content-Length, 0 if there is none."""
+    """The request's Content-Length; 0 if there is none."""
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit():
             return int(value[:20])
@@ -102,14 +103,14 @@ async def _read(receive: Receive, limit: int, hold: BodyHold) -> bytes:
 
 
 def again(body: bytes, receive: Receive) -> Receive:
-    """`receive` for an app that reads the body itself; then what comes behind it."""
-    told = False
+    """A `receive` that gives an app the body once more, and then whatever comes behind it."""
+    given = False
 
     async def first() -> MutableMapping[str, Any]:
-        nonlocal told
-        if told:
+        nonlocal given
+        if given:
             return await receive()
-        told = True
+        given = True
         return {"type": "http.request", "body": body, "more_body": False}
 
     return first

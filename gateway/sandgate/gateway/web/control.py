@@ -1,4 +1,4 @@
-"""Control API (docs/reference/gateway.md) on FastAPI: errors in one shape, routers, OpenAPI."""
+"""The FastAPI app of the control API (docs/reference/gateway.md): its routers, its error bodies, its OpenAPI."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNION = ("body", SessionBody.__name__, f"list[{SessionBody.__name__}]")
 
 
 def build(core: GatewayService) -> FastAPI:
-    """The app; `core` is all it knows."""
+    """The app of one gateway."""
     app = FastAPI(
         title="Sandgate gateway",
         version="1",
@@ -77,17 +77,18 @@ def build(core: GatewayService) -> FastAPI:
 
 
 def misfit(error: RequestValidationError) -> InvalidBody:
-    """The deepest complaint: of "one or a list of them", the form that was meant."""
-    found = max(error.errors(), key=lambda one: len(one["loc"]))
-    if found["type"] == "json_invalid":
+    """The deepest of pydantic's complaints: where a body may be one session or a list, it is about the form that was
+    meant."""
+    deepest = max(error.errors(), key=lambda problem: len(problem["loc"]))
+    if deepest["type"] == "json_invalid":
         return InvalidBody("body: not JSON", field="body")
-    parts = [str(part) for part in found["loc"] if part not in UNION]
+    parts = [str(part) for part in deepest["loc"] if part not in UNION]
     where = ".".join(parts) or "body"
-    return InvalidBody(f"{where}: {found['msg']}", field=where)
+    return InvalidBody(f"{where}: {deepest['msg']}", field=where)
 
 
 def error_response(error: SandgateError) -> Response:
-    """Status, reason, field, and when to come back."""
+    """An error as an answer: status, reason, field, and when to come back."""
     headers = {"x-sandgate-reason": error.reason}
     if error.retry_after is not None:
         headers["retry-after"] = str(max(1, round(error.retry_after)))

@@ -1,4 +1,4 @@
-"""What control endpoints are given: the core, and a key that was checked for its scope."""
+"""FastAPI dependencies of the control API: the service, the caller's checked key; page size, longest long poll."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from sandgate.gateway.service.gateway_service import GatewayService
 from sandgate.gateway.service.session import Session
 
 WAIT_S_MAX = 600.0
-"""Long polls end here at the latest; proxies give up sooner or later anyway."""
+"""A long poll ends after so many seconds at the latest; proxies give up sooner or later anyway."""
 PAGE = 1_000
 """Sessions in one listing."""
 
 
 async def _core(request: Request) -> GatewayService:
-    found: GatewayService = request.app.state.core
-    return found
+    core: GatewayService = request.app.state.core
+    return core
 
 
 async def _any(request: Request) -> Key:
@@ -61,15 +61,15 @@ class JsonBody(Response):
 
 Front = Annotated[GatewayService, Depends(_core)]
 AnyKey = Annotated[Key, Depends(_any)]
-"""Verified; its scope is the endpoint's to check."""
+"""A verified key; the endpoint checks its scope."""
 Controller = Annotated[Key, Depends(_controller)]
-"""Admin or trainer."""
+"""A key of scope admin or trainer."""
 Admin = Annotated[Key, Depends(_admin)]
-"""The operator: admin only."""
+"""A key of scope admin, which is the operator's."""
 
 
 def own(core: GatewayService, key: Key, session_id: str) -> Session:
-    """The session, if the key is for its job. Raises NotFound, Forbidden."""
+    """The session, if the key is for the session's job. Raises NotFound, Forbidden."""
     session = core.sessions.get(session_id)
     auth.control(key, job=session.spec.get("job"))
     return session

@@ -74,8 +74,8 @@ probes = APIRouter(tags=["probes"])
 @serves(probes, endpoints.HEALTHZ)
 async def healthz(core: Front) -> Response:
     """Alive, and able to make turns durable. (Served before it gets here; this is for the OpenAPI document.)"""
-    status, said = core.health()
-    return JsonBody(said, status)
+    status, body = core.health()
+    return JsonBody(body, status)
 
 
 @serves(probes, endpoints.READYZ)

@@ -1,4 +1,4 @@
-"""Agent endpoints as plain ASGI (the hot path); everything else goes to the control app."""
+"""The gateway's ASGI app: agents' endpoints (chat completions, models, /complete); the rest goes to the control API."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from sandgate.gateway.service.schemas import REWARD_INFO_BYTES_MAX, Complete
 from sandgate.gateway.service.session import Session
 from sandgate.gateway.web import control
 from sandgate.gateway.web.body_limits import SMALL_BYTES, Bodies, BodyHold, ClientGone, again, read_body
-from sandgate.gateway.web.connections import Crowd
+from sandgate.gateway.web.connections import ConnectionTable
 from sandgate.gateway.web.header_limits import CONNECTION
 
 AsgiScope = MutableMapping[str, Any]
@@ -51,7 +51,8 @@ Headers = list[tuple[bytes, bytes]]
 OFF_LOOP_BYTES = 100_000
 """A longer body is decoded in a thread: 430 kB take 2 ms, and eight may come at once."""
 CHUNK_BYTES = 64 * 1024
-"""Of a stream, about: more is not encoded before the client has read most of it, however far behind it is."""
+"""About so many bytes of a stream are encoded at a time; the next are encoded when the client has read most of them,
+however far behind it is."""
 JSON_TYPE = (b"content-type", b"application/json")
 SSE_HEADERS: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -63,14 +64,14 @@ log = logging.getLogger("sandgate.gateway")
 
 
 class AsgiApp:
-    """The ASGI app of a gateway."""
+    """The ASGI app of a gateway. Agents' calls are plain ASGI, without FastAPI, because they are the hot path."""
 
     def __init__(self, core: GatewayService) -> None:
         limits = core.config.limits
         self.core = core
         self.control = control.build(core)
         self.areal: Areal = self.control.state.areal
-        self.crowd = Crowd(limits.connections, limits.connections_per_key)
+        self.connections = ConnectionTable(limits.connections, limits.connections_per_key)
         self.bodies = Bodies(limits.buffered_bytes, limits.buffered_bytes_per_key)
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
@@ -106,14 +107,14 @@ class AsgiApp:
         elif session_id is not None or path in ("/complete", "/v1/complete") or path.startswith("/v1/models"):
             await self._small(session_id, path, scope, receive, send)
         elif path == "/healthz" and scope["method"] == "GET":  # must answer when everything else is slow
-            status, said = self.core.health()
-            await respond(send, status, orjson.dumps(said))
+            status, body = self.core.health()
+            await respond(send, status, orjson.dumps(body))
         else:
             await self._control(scope, receive, send)
 
     async def _control(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
-        """Without a good key the app is shown no body: it reads whole bodies before it looks at the key."""
-        key = self._known(scope["headers"])
+        """Calls the control app. It gets no body without a good key, because it reads whole bodies before the key."""
+        key = self._key(scope["headers"])
         if key is None:
             await self.control(scope, again(b"", receive), send)
             return
@@ -131,8 +132,8 @@ class AsgiApp:
         finally:
             hold.release()
 
-    def _known(self, headers: Headers) -> Key | None:
-        """What the caller's key says; None if there is none, or a bad one."""
+    def _key(self, headers: Headers) -> Key | None:
+        """The caller's verified key; None if there is none, or a bad one."""
         try:
             return self.core.gate.key(headers)
         except (Unauthorized, Forbidden):
@@ -143,7 +144,7 @@ class AsgiApp:
             return None
 
     def _enter(self, scope: AsgiScope, key: Key) -> None:
-        """The connection holds a place in this key's name. Raises Overloaded."""
+        """Gives the connection a place in this key's name. Raises Overloaded."""
         if (connection := scope.get(CONNECTION)) is not None:
             connection.show(_name(key) or key.scope.value, bounded=bool(_name(key)))
 
@@ -230,7 +231,7 @@ class AsgiApp:
         if gone.done():
             return False
         try:
-            choices, usage = self._told(call)
+            choices, usage = self._outcome(call)
         except SandgateError as error:
             await self._refuse(adapter, error, send)
             return False
@@ -262,12 +263,12 @@ class AsgiApp:
         await send({"type": "http.response.body", "body": stream.start(), "more_body": True})
         try:
             async for steps in call.follow(self.core.config.limits.keepalive_s, gone):
-                await _say(chunks(stream, steps) if steps else [stream.keepalive()], gone, send)
+                await _send_all(chunks(stream, steps) if steps else [stream.keepalive()], gone, send)
             if gone.done():
                 return False
-            choices, usage = self._told(call)
+            choices, usage = self._outcome(call)
             untold = [] if call.steps else await self.core.turns.retell(call)
-            await _say(chunks(stream, untold), gone, send)
+            await _send_all(chunks(stream, untold), gone, send)
         except SandgateError as error:
             self.core.metrics.error(error.reason)
             await send({"type": "http.response.body", "body": stream.error(error)})
@@ -289,8 +290,8 @@ class AsgiApp:
     def _token_text(self, token: int) -> str:
         return self.core.turns.codec.decode(array("i", [token]))
 
-    def _told(self, call: ModelCall) -> tuple[list[Choice], Usage]:
-        """What the durable turns say."""
+    def _outcome(self, call: ModelCall) -> tuple[list[Choice], Usage]:
+        """The answer's choices and usage, from the durable turns."""
         turns = call.done.result()
         choices = [choice_of(turn, logprobs=call.request.logprobs) for turn in turns]
         sampled = sum(len(turn.ids) for turn in turns)
@@ -351,12 +352,13 @@ class AsgiApp:
 
 
 def _name(key: Key) -> str:
-    """Whose bodies and connections are counted together: a session's. Trainers and admins are trusted with theirs."""
+    """The name under which bodies and connections of a key are counted: its session. Empty for trainers and admins:
+    they are trusted, and have no limits of their own."""
     return key.session if key.scope in (Scope.AGENT, Scope.REWARD) else ""
 
 
 def encoded(stream: Stream, step: Step) -> bytes:
-    """One step as events."""
+    """One step of a call as server-sent events."""
     index, deltas, tokens = step
     if not deltas:
         return stream.tokens(tokens, index) if tokens is not None else b""
@@ -364,16 +366,16 @@ def encoded(stream: Stream, step: Step) -> bytes:
     return first + b"".join(stream.delta(delta, index) for delta in deltas[1:])
 
 
-async def _say(said: Iterable[bytes], gone: asyncio.Future[Any], send: Send) -> None:
-    """Each when the client has read most of the one before, until it is gone."""
-    for chunk in said:
+async def _send_all(pieces: Iterable[bytes], gone: asyncio.Future[Any], send: Send) -> None:
+    """Sends each piece when the client has read most of the one before; stops when the client is gone."""
+    for chunk in pieces:
         if gone.done():
             return
         await send({"type": "http.response.body", "body": chunk, "more_body": True})
 
 
 def chunks(stream: Stream, steps: Sequence[Step]) -> Iterator[bytes]:
-    """Steps as events, some CHUNK_BYTES at a time, encoded when they are asked for; never an empty one."""
+    """Steps as server-sent events, about CHUNK_BYTES at a time, each encoded when it is asked for; none is empty."""
     waiting, size = [], 0
     for step in steps:
         waiting.append(encoded(stream, step))
@@ -399,9 +401,9 @@ _COMPLETE = msgspec.json.Decoder(_Complete)
 
 
 def parse_complete(raw: bytes) -> Complete:
-    """Body of /complete; empty is fine. Raises InvalidBody, before it makes objects of what has no place in it."""
-    said = read(_COMPLETE, raw).reward_info if raw.strip() else b"{}"
-    info, field = bytes(said), "reward_info"
+    """The body of /complete; empty is fine. Raises InvalidBody, for too many values before they become objects."""
+    raw_info = read(_COMPLETE, raw).reward_info if raw.strip() else b"{}"
+    info, field = bytes(raw_info), "reward_info"
     limited(sum(map(info.count, (b",", b"[", b"{"))), REWARD_INFO_BYTES_MAX, "values", field)
     try:
         return Complete.model_validate({field: read(ANYTHING, info, field)})
@@ -412,8 +414,8 @@ def parse_complete(raw: bytes) -> Complete:
 
 
 def split(path: str) -> tuple[str | None, str]:
-    """(session named by the path or None, the rest): `/sessions/s1/v1/x` -> ("s1", "/v1/x"). A base URL that already
-    ends in /v1 makes Anthropic clients say /v1/v1."""
+    """The session that the path names (or None), and the rest of it: `/sessions/s1/v1/x` -> ("s1", "/v1/x"). /v1/v1
+    counts as /v1: Anthropic clients send it where the base URL already ends in /v1."""
     session = None
     if path.startswith("/sessions/"):
         session, _, rest = path[10:].partition("/")
@@ -424,7 +426,7 @@ def split(path: str) -> tuple[str | None, str]:
 
 
 def is_retry(headers: Headers) -> bool:
-    """The client says that it sends this again (Stainless SDKs: openai, anthropic)."""
+    """Whether the client says that it sends this request again (Stainless SDKs: openai, anthropic)."""
     for name, value in headers:
         if name == b"x-stainless-retry-count":
             return value.strip() not in (b"", b"0")
@@ -432,7 +434,7 @@ def is_retry(headers: Headers) -> bool:
 
 
 async def respond(send: Send, status: int, body: bytes, error: SandgateError | None = None) -> None:
-    """A JSON answer; for an error also its reason and when to come back."""
+    """Sends a JSON answer; for an error also its reason and when to come back, as headers."""
     headers: Headers = [JSON_TYPE, (b"content-length", str(len(body)).encode())]
     if error is not None:
         headers.append((b"x-sandgate-reason", error.reason.encode()))

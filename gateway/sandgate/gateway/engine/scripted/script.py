@@ -88,7 +88,7 @@ class Broken(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request, without its door."""
+    """One request, whichever endpoint it came to."""
 
     request_id: str
     ids: Ids
