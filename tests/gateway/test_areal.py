@@ -209,7 +209,7 @@ async def test_each_grant_starts_one_session(g: Running) -> None:
         assert (await g.admin.post("/grant_capacity")).json() == {"capacity": number}
     many = await asyncio.gather(*[g.admin.post("/rl/start_session", json=body) for _ in range(5)])
     assert sorted(one.status_code for one in many) == [200, 200, 429, 429, 429]
-    assert g.core.sessions.capacity == 0
+    assert g.core.sessions.process.capacity == 0
 
 
 async def test_no_more_is_granted_than_may_be_open() -> None:
@@ -223,7 +223,7 @@ async def test_a_start_that_fails_gives_its_place_back() -> None:
         await g.session()
         await g.admin.post("/grant_capacity")
         assert (await g.admin.post("/rl/start_session", json={"task_id": "5"})).status_code == 429
-        assert g.core.sessions.capacity == 1
+        assert g.core.sessions.process.capacity == 1
 
 
 async def test_a_grant_survives_the_process_and_a_start_uses_it_up_for_good(tmp_path: Path) -> None:
@@ -233,13 +233,13 @@ async def test_a_grant_survives_the_process_and_a_start_uses_it_up_for_good(tmp_
         for _ in range(2):
             await g.admin.post("/grant_capacity")
     async with MemoryStore(disk) as store, gateway(store=store, folder=tmp_path) as g:
-        assert g.core.sessions.capacity == 2
+        assert g.core.sessions.process.capacity == 2
         name = await ask(g, made["api_key"], "one")
         await post(g, "/rl/end_session", made["api_key"])
         assert list(await export(g, made["session_id"])) == [name]
         assert await g.core.sessions.retire(-1.0) == 1
     async with MemoryStore(disk) as store, gateway(store=store, folder=tmp_path) as g:
-        assert g.core.sessions.capacity == 2
+        assert g.core.sessions.process.capacity == 2
         said = [record for _, _, record in store.scan() if isinstance(record, CapacityChanged)]
         assert [record.by for record in said] == [2]
 
@@ -254,7 +254,7 @@ async def test_a_given_key_is_the_sessions_until_another_has_it(g: Running) -> N
     await ask(g, given, "one")
     await g.admin.post("/grant_capacity")
     bound = await g.admin.post("/rl/start_session", json={"task_id": "6", "api_key": given})
-    assert (bound.status_code, g.core.sessions.capacity) == (409, 1)
+    assert (bound.status_code, g.core.sessions.process.capacity) == (409, 1)
     await post(g, "/rl/end_session", given)
     second = await start(g, api_key=given)
     await ask(g, given, "two")
@@ -277,7 +277,7 @@ async def test_one_given_key_started_twice_at_once_is_one_session(g: Running) ->
     body = {"task_id": "5", "api_key": "sk-whatever"}
     both = await asyncio.gather(*[g.admin.post("/rl/start_session", json=body) for _ in range(2)])
     assert sorted(one.status_code for one in both) == [200, 409]
-    assert g.core.sessions.capacity == 1
+    assert g.core.sessions.process.capacity == 1
 
 
 @pytest.mark.parametrize("given", [OWN, admin_key(), admin_key(Scope.REWARD, session="5")])
@@ -285,7 +285,7 @@ async def test_a_key_that_opens_more_is_no_sessions(g: Running, given: str) -> N
     await g.admin.post("/grant_capacity")
     answer = await g.admin.post("/rl/start_session", json={"task_id": "5", "api_key": given})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "api_key")
-    assert g.core.sessions.capacity == 1
+    assert g.core.sessions.process.capacity == 1
 
 
 Asked = Callable[[Running], Awaitable[httpx.Response]]

@@ -202,7 +202,11 @@ async def test_a_trainer_that_labels_no_more_says_so(home: Home) -> None:
 async def test_what_was_told_of_labels_outlives_compaction(home: Home) -> None:
     async with home.life() as life:
         await life.tell(7, labelled=True)
-        kept = [record for record in life.core.sessions._process(1.0) if isinstance(record, EnginesLabelled)]
+        kept = [
+            record
+            for record in life.core.sessions.process.snapshot(1.0)
+            if isinstance(record, EnginesLabelled)
+        ]
         assert kept == [EnginesLabelled(at=1.0, labelled=True)]
 
 

@@ -55,7 +55,7 @@ async def test_only_what_is_acknowledged_and_old_enough_goes() -> None:
     await sessions.store.aclose()
     again = await world.start()
     assert set(again.live) == {waiting}
-    assert again.version == 7
+    assert again.process.version == 7
     await world.acked(again)
     assert again.book.lease("none-left", world.now, ttl_s=60.0) is None
 

@@ -95,14 +95,10 @@ def _same(world: World, live: Sessions, again: Sessions) -> None:
         for field, value in mine.items():
             if value != theirs[field]:
                 world.wrong(f"{name}.{field} is {value!r}, and by replay {theirs[field]!r}")
-    if live.version != again.version:
-        world.wrong(f"version {live.version}, by replay {again.version}")
-    if live.labelled != again.labelled:
-        world.wrong(f"labelled {live.labelled}, by replay {again.labelled}")
+    if live.process != again.process:
+        world.wrong(f"{live.process}, by replay {again.process}")
     if live.open_count != again.open_count:
         world.wrong(f"open_count {live.open_count}, by replay {again.open_count}")
-    if live.engines != again.engines:
-        world.wrong(f"engines {live.engines}, by replay {again.engines}")
     if live.tasks != again.tasks:
         world.wrong(f"task queue {live.tasks}, by replay {again.tasks}")
     book, other = live.book, again.book

@@ -189,10 +189,10 @@ class World:
         await sessions.keep_doubts()
         engine = await connect(
             self.fleet,
-            URLS if sessions.engines is None else sessions.engines,
+            URLS if sessions.process.engines is None else sessions.process.engines,
             logprobs_mode="processed_logprobs",
             vocab_size=codec().vocab_size,
-            version_now=lambda: sessions.version,
+            version_now=lambda: sessions.process.version,
             labels=sessions.labels,
         )
         pool = InlineExecutor(self.loop, self._fork())
@@ -205,7 +205,7 @@ class World:
             self._config, Gate(SECRET, now), sessions, turns, engine, metrics, "http://sim", self._new_id()
         )
         core.exports.shutdown(wait=False)
-        core.exports = pool
+        core.exports = core.leasing.exports = pool
         self.loop.create_task(store.write_behind(), name="write-behind")
         if self._config.limits.retire_s:
             self.loop.create_task(self._retire(sessions), name="retire")

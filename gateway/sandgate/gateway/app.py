@@ -96,12 +96,12 @@ async def gateway(
         await sessions.keep_doubts()
         if engine is None:
             engine = await ENGINES[config.engine.kind](
-                config.engine.urls if sessions.engines is None else sessions.engines,
+                config.engine.urls if sessions.process.engines is None else sessions.process.engines,
                 model=config.engine.model or config.model.name,
                 logprobs_mode=config.engine.logprobs_mode,
                 timeout_s=config.engine.timeout_s,
                 vocab_size=_vocabulary(config, codec),
-                version_now=lambda: sessions.version,
+                version_now=lambda: sessions.process.version,
                 labels=sessions.labels,
                 patient=config.engine.wait,
             )
@@ -110,7 +110,7 @@ async def gateway(
             engine.labels = sessions.labels
         metrics = GatewayMetrics()
         turns = Completions(config, sessions, engine, codec, metrics, _new_id, _window(config, engine))
-        if sessions.paused:
+        if sessions.process.paused:
             turns.pause()
         stack.callback(turns.pool.shutdown, wait=False, cancel_futures=True)
         gate = Gate(secret, now, config.job)
@@ -162,7 +162,7 @@ def _output(core: GatewayService, url: str) -> FileOutput:
             found.append(storage.storage(url))
         found[0].put(name, data)
 
-    return FileOutput(core, parquet.to_parquet, put)
+    return FileOutput(core.leasing, core.config.job, _new_id, parquet.to_parquet, put)
 
 
 async def _retire(sessions: Sessions, age_s: float) -> None:

@@ -14,13 +14,11 @@ from itertools import islice
 from typing import TypeVar
 
 from sandgate.contract.errors import JournalUnavailable
-from sandgate.contract.keys import Key, Scope
 from sandgate.contract.names import group_name
 from sandgate.contract.trajectory import Json, Trajectory
 from sandgate.gateway.journal.records import Leased
-from sandgate.gateway.service.gateway_service import GatewayService
+from sandgate.gateway.service.leasing import Leasing
 from sandgate.gateway.service.prompts import off_loop
-from sandgate.gateway.service.schemas import LeaseBody
 from sandgate.gateway.trajectories.leases import LeaseBook
 
 log = logging.getLogger(__name__)
@@ -43,14 +41,16 @@ class FileOutput:
 
     def __init__(
         self,
-        core: GatewayService,
+        leasing: Leasing,
+        job: str,
+        new_id: Callable[[], str],
         shape: Callable[[Iterable[Trajectory]], bytes],
         put: Callable[[str, bytes], None],
     ) -> None:
         """`put` blocks, and is called from one thread; when it returns, the file is durable."""
-        self._core, self._shape, self._put = core, shape, put
+        self._leasing, self._job, self._new_id, self._shape, self._put = leasing, job, new_id, shape, put
+        self._sessions, self._metrics = leasing.sessions, leasing.metrics
         self._thread = ThreadPoolExecutor(1, "output")
-        self._trainer = Key(Scope.TRAINER, core.config.job, "", 0)
         self.groups = 0
         """Written and acknowledged by this process."""
         self.problem = ""
@@ -69,10 +69,10 @@ class FileOutput:
 
     async def run(self) -> None:
         """For ever."""
-        for lease in unfinished(self._core.sessions.book):
-            await self._insist(lambda lease=lease: self._core.nack(lease))  # type: ignore[misc]
+        for lease in unfinished(self._sessions.book):
+            await self._insist(lambda lease=lease: self._leasing.nack(lease))  # type: ignore[misc]
         while True:
-            changed = self._core.sessions.changed
+            changed = self._sessions.changed
             if not await self._next():
                 try:
                     async with asyncio.timeout(POLL_S):
@@ -82,36 +82,35 @@ class FileOutput:
 
     async def _next(self) -> bool:
         """Was there a group?"""
-        if not self._core.sessions.book.whole:
+        if not self._sessions.book.whole:
             return False  # a lease looks at all leases there ever were, and this is asked at each session's change
         record = await self._insist(self._lease)
         if record is None:
             return False
-        name = file_name(self._core.sessions.book, record.sessions)
+        name = file_name(self._sessions.book, record.sessions)
         data = await self._insist(lambda: self._made(record, name))
         if data is not None:
             await self._insist(lambda: off_loop(self._thread, self._put, name, data))
-            await self._insist(lambda: self._core.ack(record.lease))
+            await self._insist(lambda: self._leasing.ack(record.lease))
             self.stuck.pop(name, None)
             self.groups += 1
-            self._core.metrics.written.inc()
+            self._metrics.written.inc()
         return True
 
     async def _made(self, record: Leased, name: str) -> bytes | None:
         """The file's bytes; None if it is stuck. Raises JournalUnavailable: it may be read later."""
         try:
-            return (await self._core.leased_rows(record, self._shape)).rows
+            return (await self._leasing.rows(record, self._shape)).rows
         except JournalUnavailable:
             raise
         except Exception as error:
             log.exception("output: %s cannot be made", name)
             self.stuck[name] = f"{type(error).__name__}: {error}"
-            self._core.metrics.unwritten.inc()
+            self._metrics.unwritten.inc()
             return None
 
     async def _lease(self) -> Leased | None:
-        body = LeaseBody(lease_id=f"{OURS}{self._core.turns.new_id()}", ttl_s=LEASE_S)
-        return await self._core.lease(body, self._trainer)
+        return await self._leasing.lease(f"{OURS}{self._new_id()}", job=self._job or None, ttl_s=LEASE_S)
 
     async def _insist(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Until it is done: a store that is away or full, or a journal, holds up everything and loses nothing."""
@@ -131,7 +130,7 @@ class FileOutput:
         if text != self.problem:
             log.warning("output: %s", text)
         self.problem = text
-        self._core.metrics.unwritten.inc()
+        self._metrics.unwritten.inc()
 
 
 def unfinished(book: LeaseBook) -> list[str]:

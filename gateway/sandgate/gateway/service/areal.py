@@ -55,16 +55,16 @@ class Areal:
 
     async def grant(self) -> int:
         """Lets one more session start, up to as many as can be open at once. Returns how many may start now."""
-        if self.core.sessions.capacity < self.core.config.limits.sessions:
+        if self.core.sessions.process.capacity < self.core.config.limits.sessions:
             await self.core.sessions.change_capacity(1)
-        return self.core.sessions.capacity
+        return self.core.sessions.process.capacity
 
     async def start(self, task_id: str, given: str, key: Key) -> dict[str, Json]:
         """Opens a session for the task. Its key is `given`, else a new one. Raises Overloaded where no granted capacity
         is left, Conflict where the given key is an active session's, BadRequest where it is no session's key."""
         await self._sweep()
         sessions = self.core.sessions
-        if sessions.capacity < 1:
+        if sessions.process.capacity < 1:
             raise Overloaded("no capacity is granted for another session", retry_after=1.0)
         name = digest(given) if given else b""
         if given:
@@ -168,6 +168,6 @@ class Areal:
 
         exported = await off_loop(self.core.exports, work)
         if "areal" in session.spec:
-            await self.core.hand_over(session)
+            await self.core.leasing.hand_over(session, self.core.turns.new_id())
             self.core.gate.unbind(session.session_id)
         return exported

@@ -310,7 +310,7 @@ class Completions:
             top_logprobs=request.top_logprobs,
             affinity=str(session.spec.get("uid") or session.session_id),
             model=self.config.engine.model or self.config.model.name,
-            version=self.sessions.version,
+            version=self.sessions.process.version,
         )
         try:
             with self.metrics.engine_s.time():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -25,7 +25,8 @@ from sandgate.contract.errors import (
     Unsupported,
 )
 from sandgate.contract.keys import Key, Scope
-from sandgate.contract.trajectory import Json, Trajectory
+from sandgate.contract.session_urls import SessionUrls
+from sandgate.contract.trajectory import Json
 from sandgate.gateway.config import Config
 from sandgate.gateway.engine.api import Engine, Labelled, Replaceable
 from sandgate.gateway.journal.records import Completed, Delivered, Leased, Record, Rewarded, Sealed
@@ -33,11 +34,11 @@ from sandgate.gateway.metrics import GatewayMetrics
 from sandgate.gateway.service import auth, sampling
 from sandgate.gateway.service.auth import Gate
 from sandgate.gateway.service.completion import Completions
+from sandgate.gateway.service.leasing import Leasing
 from sandgate.gateway.service.prompts import off_loop
-from sandgate.gateway.service.rows import Rows, as_json, shaped
+from sandgate.gateway.service.rows import as_json
 from sandgate.gateway.service.schemas import (
     REWARD_INFO_BYTES_MAX,
-    CloseGroupBody,
     Complete,
     Finalize,
     LeaseBody,
@@ -76,12 +77,14 @@ class GatewayService:
     """Id of this life of the process; event cursors of another life are void."""
     writing: Callable[[], dict[str, Json]] | None = None
     """The state of the files that trajectories are written to; None: trainers lease them."""
-    left_out: dict[str, str] = field(default_factory=dict)
-    """Session -> why its rows are not given to trainers."""
     exports: Executor = field(default_factory=lambda: ThreadPoolExecutor(1, "export"))
     """The thread for whole trees, rows and tables: one at a time, and turns do not wait for them."""
     ending: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
     """Locks of sessions that are being completed, finalized or aborted."""
+    leasing: Leasing = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.leasing = Leasing(self.sessions, self.metrics, self.record_facts, self.exports)
 
     async def open(self, spec: SessionBody, key: Key, **more: Json) -> tuple[dict[str, Json], bool]:
         """Opens a session: its SessionHandle, and whether it was created now. `more` is kept in the spec beside what
@@ -102,15 +105,15 @@ class GatewayService:
 
     def handle(self, session: Session) -> dict[str, Json]:
         """The session's SessionHandle. One session always gives the same handle, keys included."""
-        base = f"{self.origin}/sessions/{session.session_id}"
+        urls = SessionUrls.of(self.origin, session.session_id)
         expires = float(int(session.opened_at + self.config.key_ttl_s))
         job = session.spec.get("job", "")
         return {
             "session_id": session.session_id,
-            "base_url": f"{base}/v1",
-            "anthropic_base_url": base,
-            "complete_url": f"{base}/complete",
-            "reward_url": f"{self.origin}/v1/sessions/{session.session_id}/reward",
+            "base_url": urls.base_url,
+            "anthropic_base_url": urls.anthropic_base_url,
+            "complete_url": urls.complete_url,
+            "reward_url": urls.reward_url,
             "api_key": self.gate.session_key(Scope.AGENT, job, session.session_id, expires),
             "reward_key": self.gate.session_key(Scope.REWARD, job, session.session_id, expires),
             "expires_at": expires,
@@ -190,7 +193,7 @@ class GatewayService:
             raise Conflict(
                 f"session {session.session_id} has not ended: its trajectories are made at its end"
             )
-        rows = await self._rows([session], as_json)
+        rows = await self.leasing.rows_of([session], as_json)
         if rows.failed:
             raise Conflict(f"session {session.session_id} has no rows: {rows.failed[session.session_id]}")
         session.evict()
@@ -221,30 +224,6 @@ class GatewayService:
                 await self._seal(session, Sealed(at=self.sessions.now(), aborted=True, complete=False))
         session.evict()
 
-    async def leased_rows(self, record: Leased | None, shape: Callable[[Iterable[Trajectory]], T]) -> Rows[T]:
-        """The trajectories of a lease in the form of `shape`, by group, sample and trajectory id."""
-        return await self._rows(
-            [self.sessions.get(session_id) for session_id in record.sessions] if record else [], shape
-        )
-
-    async def _rows(self, sessions: list[Session], shape: Callable[[Iterable[Trajectory]], T]) -> Rows[T]:
-        """Trajectories of ended sessions, made and shaped in a thread, because whole trees may have to be read back
-        from
-        the journal. A session with invalid rows is left out, and named in the log and the status."""
-        facts = self.record_facts()
-        snapshots = [copy.copy(session) for session in sessions]  # one may be evicted meanwhile
-
-        def work() -> Rows[T]:
-            return shaped(snapshots, lambda session: self.sessions.trajectories(session, facts), shape)
-
-        rows = await off_loop(self.exports, work)
-        for session_id, why in rows.failed.items():
-            if session_id not in self.left_out:
-                log.error("session %s is left out of what trainers are given: %s", session_id, why)
-                self.metrics.left_out.inc()
-                self.left_out[session_id] = why
-        return rows
-
     def record_facts(self) -> Facts:
         """What is recorded beside every trajectory."""
         codec, engine = self.turns.codec, getattr(self.engine, "facts", None)
@@ -257,61 +236,20 @@ class GatewayService:
         )
 
     async def lease(self, body: LeaseBody, key: Key) -> Leased | None:
-        """Leases whole groups to a trainer, oldest first, durably until the lease ends; None if there are none. The id
-        of
-        a lease that the trainer has already gives that lease."""
-        if body.lease_id and (lease := self.sessions.book.again(body.lease_id, self.sessions.now())):
+        """Leases whole groups to a trainer, oldest first, until the lease ends; None if there are none. The id of a
+        lease that the trainer has already gives that lease."""
+        if body.lease_id and (lease := self.leasing.again(body.lease_id)):
             for member in lease.sessions:
                 auth.control(key, job=self.sessions.get(member).spec.get("job"))
-            return Leased(
-                at=self.sessions.now(), lease=lease.lease, sessions=lease.sessions, until=lease.until
-            )
-        record = self.sessions.book.lease(
+            return lease
+        return await self.leasing.lease(
             body.lease_id or self.turns.new_id(),
-            self.sessions.now(),
-            ttl_s=body.ttl_s,
-            size=lambda session_id: self.sessions.get(session_id).tokens,
             job=body.job or key.job or None,
             max_groups=body.max_groups,
             max_tokens=body.max_tokens,
+            ttl_s=body.ttl_s,
             whole_groups=body.whole_groups,
         )
-        await self.sessions.settle(record)
-        return record
-
-    async def renew(self, lease: str, ttl_s: float) -> dict[str, Json]:
-        """Prolongs a lease by `ttl_s` from now, durably: the trainer still works on it."""
-        record = self.sessions.book.renew(lease, self.sessions.now(), ttl_s=ttl_s)
-        await self.sessions.settle(record)
-        if record is None:
-            return {"lease_id": lease, "state": "acked", "until": None}
-        return {"lease_id": lease, "state": "leased", "until": record.until}
-
-    async def ack(self, lease: str) -> dict[str, Json]:
-        """Acknowledges a lease: the trainer keeps its groups for good. Idempotent."""
-        await self.sessions.settle(self.sessions.book.ack(lease, self.sessions.now()))
-        return {"lease_id": lease, "state": "acked"}
-
-    async def hand_over(self, session: Session) -> None:
-        """Acknowledges an ended session that the trainer was given without a lease, as by a lease of its own.
-        Idempotent."""
-        if not self.sessions.committed(session):
-            lease, now = self.turns.new_id(), self.sessions.now()
-            mine = Leased(at=now, lease=lease, sessions=(session.session_id,), until=now)
-            await self.sessions.settle(mine)
-            await self.ack(lease)
-
-    async def nack(self, lease: str) -> dict[str, Json]:
-        """The trainer gives a lease back. Idempotent."""
-        await self.sessions.settle(self.sessions.book.nack(lease, self.sessions.now()))
-        return {"lease_id": lease, "state": "nacked"}
-
-    async def close_group(self, body: CloseGroupBody, key: Key) -> dict[str, Json]:
-        """Closes a task's group: no more sessions count for it, and it is made of the good sessions sealed by now.
-        Idempotent."""
-        job = body.job or key.job or self.config.job
-        await self.sessions.settle(self.sessions.book.close(job, body.uid, self.sessions.now()))
-        return {"job": job, "uid": body.uid, "state": "closed"}
 
     async def tree(self, session: Session, *, text: bool) -> dict[str, Json]:
         """The session's tree for viewers: turns, parents, fork reasons, spans."""
@@ -391,7 +329,7 @@ class GatewayService:
         try:
             await self.sessions.set_paused(True)
         except BaseException:
-            if not self.sessions.paused:
+            if not self.sessions.process.paused:
                 self.turns.resume()
             raise
 
@@ -432,7 +370,7 @@ class GatewayService:
         """Refreshes the gauges before a scrape."""
         self.metrics.in_flight.set(self.turns.load.in_flight)
         self.metrics.sessions.set(self.sessions.open_count)
-        self.metrics.version.set(self.sessions.version)
+        self.metrics.version.set(self.sessions.process.version)
         self.metrics.unlabelled.set(sum(engine.unlabelled for engine in self.engine.status()))
         self.metrics.healthy.set(self.sessions.store.status().healthy)
 
@@ -449,7 +387,7 @@ class GatewayService:
             "sessions": len(self.sessions.live),
             "paused": self.turns.load.paused,
             "draining": self.turns.load.draining,
-            "policy_version": self.sessions.version,
+            "policy_version": self.sessions.process.version,
             "labelled": self.sessions.labels.known,
             "trainer_seen_at": self.gate.trainer_seen_at,
             "groups": {"owed": owed, "leased": leased},
@@ -462,7 +400,7 @@ class GatewayService:
                 "cut": store.cut,
             },
             "output": self.writing() if self.writing else None,
-            "left_out": dict(islice(self.left_out.items(), LEFT_OUT_SAID)),
+            "left_out": dict(islice(self.leasing.left_out.items(), LEFT_OUT_SAID)),
             "engines": [
                 {
                     "url": engine.url,

@@ -37,6 +37,7 @@ from sandgate.gateway.journal.records import (
 )
 from sandgate.gateway.journal.store import Store
 from sandgate.gateway.journal.top_logprobs import parted
+from sandgate.gateway.service.process_state import ProcessRecord, ProcessState
 from sandgate.gateway.service.session import Session, SessionPhase
 from sandgate.gateway.service.session_tree import trajectories_from, trajectories_of
 from sandgate.gateway.service.task_queue import Pushed, TaskQueue
@@ -53,9 +54,6 @@ EVENTS_KEPT = 10_000
 
 LIMITS = ("turns", "total_tokens", "journal_bytes")
 """Limits that a session's creator may set, instead of the gateway's own."""
-
-_ProcessRecord = PolicyVersion | EnginesSet | EnginesLabelled | TurnsHeld
-"""Records of the process rather than of a session."""
 
 
 @dataclass(slots=True)
@@ -80,17 +78,9 @@ class Sessions:
     tasks: TaskQueue = field(default_factory=TaskQueue)
     pushing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """The lock for changes of the task queue."""
-    version: int = 0
+    process: ProcessState = field(default_factory=ProcessState)
     labels: Labels = field(default_factory=Labels)
     """Whether the engines' labels carry versions; the engine adds what it sees."""
-    labelled: bool = False
-    """The journal says that labels carry versions."""
-    paused: bool = False
-    """A weight update holds new turns."""
-    capacity: int = 0
-    """Sessions that AReaL's trainer granted and nobody started yet."""
-    engines: tuple[str, ...] | None = None
-    """URLs of the engines, if they were set after the start."""
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))
     cursor: int = 0
     opening: dict[str, asyncio.Future[Session]] = field(default_factory=dict)
@@ -134,16 +124,10 @@ class Sessions:
             await self.store.append(session_id, *notes, sync=False)
 
     def _fold(self, session_id: str, record: Record) -> None:
-        if isinstance(record, PolicyVersion):
-            self.version = record.version
-        elif isinstance(record, EnginesLabelled):
-            self.labelled = self.labels.known = record.labelled
-        elif isinstance(record, TurnsHeld):
-            self.paused = record.paused
-        elif isinstance(record, EnginesSet):
-            self.engines = record.urls
-        elif isinstance(record, CapacityChanged):
-            self.capacity += record.by
+        if isinstance(record, ProcessRecord):
+            self.process = self.process.apply(record)
+            if isinstance(record, EnginesLabelled):
+                self.labels.known = record.labelled
         elif isinstance(record, TasksPushed | TasksForgotten):
             self.tasks.fold(record)
         elif session_id:
@@ -307,14 +291,14 @@ class Sessions:
         """Sets the policy version, durably, so that a restart does not mislabel tokens. `labelled`: whether the labels
         of the engines' weights carry versions; None: as before."""
         now = self.now()
-        records: list[_ProcessRecord] = [PolicyVersion(at=now, version=version)]
-        if labelled is not None and (labelled, labelled) != (self.labelled, self.labels.known):
+        records: list[ProcessRecord] = [PolicyVersion(at=now, version=version)]
+        if labelled is not None and (labelled, labelled) != (self.process.labelled, self.labels.known):
             records.append(EnginesLabelled(at=now, labelled=labelled))
         await _carried_through(self._fold_durably(*records))
 
     async def keep_labels(self) -> None:
         """Makes durable that labels carry versions, once that was seen, before anything that was sampled under one."""
-        if self.labels.known and not self.labelled:
+        if self.labels.known and not self.process.labelled:
             await _carried_through(self._fold_durably(EnginesLabelled(at=self.now(), labelled=True)))
 
     async def set_paused(self, paused: bool) -> None:
@@ -326,7 +310,7 @@ class Sessions:
         """Sets the engines' URLs, durably, so that a restart finds them without being told again."""
         await _carried_through(self._fold_durably(EnginesSet(at=self.now(), urls=urls)))
 
-    async def _fold_durably(self, *records: _ProcessRecord) -> None:
+    async def _fold_durably(self, *records: ProcessRecord) -> None:
         self.settling += 1
         try:
             await self._append("", *records)
@@ -338,15 +322,16 @@ class Sessions:
     async def change_capacity(self, by: int) -> None:
         """Changes AReaL's granted capacity: in memory at once, so that two never take the same place. Durable when this
         returns, undone if it fails."""
-        self.capacity += by
-        await _carried_through(self._change_capacity(by))
+        record = CapacityChanged(at=self.now(), by=by)
+        self.process = self.process.apply(record)
+        await _carried_through(self._change_capacity(record))
 
-    async def _change_capacity(self, by: int) -> None:
+    async def _change_capacity(self, record: CapacityChanged) -> None:
         self.settling += 1
         try:
-            await self._append("", CapacityChanged(at=self.now(), by=by))
+            await self._append("", record)
         except BaseException:
-            self.capacity -= by
+            self.process = self.process.apply(CapacityChanged(at=record.at, by=-record.by))
             raise
         finally:
             self.settling -= 1
@@ -407,21 +392,8 @@ class Sessions:
             self.live.pop(session_id, None)
         self.book.forget(gone)
         if not self.settling:
-            await self.store.replace("", *self._process(now), *self.book.snapshot(now))
+            await self.store.replace("", *self.process.snapshot(now), *self.book.snapshot(now))
         return len(gone)
-
-    def _process(self, now: float) -> list[Record]:
-        """The state of the process beside its sessions, as records."""
-        records: list[Record] = [PolicyVersion(at=now, version=self.version)]
-        if self.labelled:
-            records.append(EnginesLabelled(at=now, labelled=True))
-        if self.paused:
-            records.append(TurnsHeld(at=now, paused=True))
-        if self.engines is not None:
-            records.append(EnginesSet(at=now, urls=self.engines))
-        if self.capacity:
-            records.append(CapacityChanged(at=now, by=self.capacity))
-        return records
 
     def _sealed_before(self, session_id: str, when: float) -> bool:
         session = self.live.get(session_id)

@@ -48,13 +48,13 @@ async def lease(
         raise HTTPException(406, f"rows are given as {JSON}, or as {ARROW} with the extra gateway-arrow")
     record = await core.lease(body, key)
     if form == ARROW:
-        stream = await core.leased_rows(record, _as_arrow)
+        stream = await core.leasing.rows(record, _as_arrow)
         until = record.until if record else core.sessions.now()
         headers = {UNTIL_HEADER: repr(until)} | ({LEASE_HEADER: record.lease} if record else {})
         if stream.failed:
             headers[FAILED_HEADER] = ",".join(islice(stream.failed, FAILED_SAID))
         return Response(stream.rows, media_type=ARROW, headers=headers)
-    rows = await core.leased_rows(record, as_json)
+    rows = await core.leasing.rows(record, as_json)
     return JsonBody(
         {
             "lease_id": record.lease if record else None,
@@ -98,23 +98,28 @@ def wanted(accept: str, forms: list[str]) -> str | None:
 async def renew(core: Front, _: Controller, lease_id: str, body: RenewBody | None = None) -> Any:
     """It is still worked on: `ttl_s` seconds from now on, if nobody else was given any of it (409). `until` null: all
     of it was acknowledged."""
-    return await core.renew(lease_id, (body or RenewBody()).ttl_s)
+    until = await core.leasing.renew(lease_id, (body or RenewBody()).ttl_s)
+    return {"lease_id": lease_id, "state": "acked" if until is None else "leased", "until": until}
 
 
 @serves(router, endpoints.ACK)
 async def ack(core: Front, _: Controller, lease_id: str) -> Any:
     """The trainer has them for good. 409 if the lease expired and another trainer was given them. Idempotent."""
-    return await core.ack(lease_id)
+    await core.leasing.ack(lease_id)
+    return {"lease_id": lease_id, "state": "acked"}
 
 
 @serves(router, endpoints.NACK)
 async def nack(core: Front, _: Controller, lease_id: str) -> Any:
     """Give them back; they are offered again at once. Idempotent."""
-    return await core.nack(lease_id)
+    await core.leasing.nack(lease_id)
+    return {"lease_id": lease_id, "state": "nacked"}
 
 
 @serves(router, endpoints.CLOSE_GROUP)
 async def close(core: Front, key: Controller, body: CloseGroupBody) -> Any:
     """No more sessions count for this task (quorum reached, stragglers cut). Idempotent."""
     auth.control(key, job=body.job or None)
-    return await core.close_group(body, key)
+    job = body.job or key.job or core.config.job
+    await core.leasing.close_group(job, body.uid)
+    return {"job": job, "uid": body.uid, "state": "closed"}

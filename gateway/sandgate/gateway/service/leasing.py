@@ -1,0 +1,120 @@
+"""Leases: whole groups are lent to a trainer or to files, renewed, acknowledged, given back; and their rows."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from sandgate.contract.lease import LEASE_TTL_S
+from sandgate.contract.trajectory import Trajectory
+from sandgate.gateway.journal.records import Leased
+from sandgate.gateway.metrics import GatewayMetrics
+from sandgate.gateway.service.prompts import off_loop
+from sandgate.gateway.service.rows import Rows, shaped
+from sandgate.gateway.service.session import Session
+from sandgate.gateway.service.sessions import Sessions
+from sandgate.gateway.trajectories.linearize import Facts
+
+T = TypeVar("T")
+
+log = logging.getLogger("sandgate.gateway")
+
+
+@dataclass(slots=True, repr=False)
+class Leasing:
+    """One per process. A change is durable when its call returns. Raises what the lease book and the journal raise."""
+
+    sessions: Sessions
+    metrics: GatewayMetrics
+    facts: Callable[[], Facts]
+    """What is recorded beside every trajectory."""
+    exports: Executor
+    """Where rows are made: whole trees may have to be read back from the journal."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Session -> why a trainer is not given its rows."""
+
+    async def lease(
+        self,
+        lease_id: str,
+        *,
+        job: str | None = None,
+        max_groups: int = 1,
+        max_tokens: int | None = None,
+        ttl_s: float = LEASE_TTL_S,
+        whole_groups: bool = True,
+    ) -> Leased | None:
+        """Groups, oldest first; None if there are none."""
+        record = self.sessions.book.lease(
+            lease_id,
+            self.sessions.now(),
+            ttl_s=ttl_s,
+            size=lambda session_id: self.sessions.get(session_id).tokens,
+            job=job,
+            max_groups=max_groups,
+            max_tokens=max_tokens,
+            whole_groups=whole_groups,
+        )
+        await self.sessions.settle(record)
+        return record
+
+    def again(self, lease_id: str) -> Leased | None:
+        """The lease that has this id already, if it still holds."""
+        now = self.sessions.now()
+        lease = self.sessions.book.again(lease_id, now)
+        if lease is None:
+            return None
+        return Leased(at=now, lease=lease.lease, sessions=lease.sessions, until=lease.until)
+
+    async def renew(self, lease_id: str, ttl_s: float) -> float | None:
+        """Until when the trainer has it now (unix seconds); None if all of it was acknowledged."""
+        record = self.sessions.book.renew(lease_id, self.sessions.now(), ttl_s=ttl_s)
+        await self.sessions.settle(record)
+        return None if record is None else record.until
+
+    async def ack(self, lease_id: str) -> None:
+        """The trainer has its rows for good. Idempotent."""
+        await self.sessions.settle(self.sessions.book.ack(lease_id, self.sessions.now()))
+
+    async def nack(self, lease_id: str) -> None:
+        """The trainer gives its rows back. Idempotent."""
+        await self.sessions.settle(self.sessions.book.nack(lease_id, self.sessions.now()))
+
+    async def close_group(self, job: str, uid: str) -> None:
+        """No more sessions count for this task: what is sealed and good now is its group. Idempotent."""
+        await self.sessions.settle(self.sessions.book.close(job, uid, self.sessions.now()))
+
+    async def hand_over(self, session: Session, lease_id: str) -> None:
+        """Acknowledges an ended session that the trainer was given otherwise, as by a lease of its own. Idempotent."""
+        if not self.sessions.committed(session):
+            now = self.sessions.now()
+            await self.sessions.settle(
+                Leased(at=now, lease=lease_id, sessions=(session.session_id,), until=now)
+            )
+            await self.ack(lease_id)
+
+    async def rows(self, lease: Leased | None, shape: Callable[[Iterable[Trajectory]], T]) -> Rows[T]:
+        """The trajectories of a lease, by group, sample and trajectory id, as `shape` gives them."""
+        return await self.rows_of(
+            [self.sessions.get(name) for name in lease.sessions] if lease else [], shape
+        )
+
+    async def rows_of(self, sessions: list[Session], shape: Callable[[Iterable[Trajectory]], T]) -> Rows[T]:
+        """Trajectories of ended sessions, made and shaped in a thread. A session that cannot be shaped is named, and
+        left out."""
+        facts = self.facts()
+        copies = [copy.copy(session) for session in sessions]  # one may be evicted meanwhile
+
+        def work() -> Rows[T]:
+            return shaped(copies, lambda session: self.sessions.trajectories(session, facts), shape)
+
+        rows = await off_loop(self.exports, work)
+        for session_id, why in rows.failed.items():
+            if session_id not in self.left_out:
+                log.error("session %s is left out of what trainers are given: %s", session_id, why)
+                self.metrics.left_out.inc()
+                self.left_out[session_id] = why
+        return rows
