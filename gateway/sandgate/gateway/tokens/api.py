@@ -1,4 +1,4 @@
-"""The seam between the core and what knows a model's tokens: render, bridge, parse. (pure)
+"""Codec and Parser: the interface to a model's tokens: render, bridge, parse. (pure)
 
 Implementations: family renderers (`renderers` package) and the verified bridge over any chat template.
 All methods are CPU only, deterministic and thread-safe; the core calls the slow ones off the event loop.

@@ -1,4 +1,4 @@
-"""The generic bridge: what comes after a sampled turn, taken from the checkpoint's own template, and proved. (pure)
+"""The generic bridge: ids of new messages after a sampled turn, from the checkpoint's template, and proved. (pure)
 
 The tail is rendered after short known conversations. What follows the assistant's last words there is
 `gap + closer + rest`: the gap is the end of its own markup (nothing for text, ``"}}\\n</tool_call>`` for a call), the
@@ -55,7 +55,7 @@ class Tail:
 
 @dataclass(frozen=True, slots=True)
 class NotProved:
-    """Which rule failed, for people: docs/models.md and `sandgate doctor` show it."""
+    """Why a tail is not proved, for people: docs/models.md and `sandgate doctor` show it."""
 
     why: str
 
@@ -86,14 +86,14 @@ class TailProver:
 
     def prove(self, tail: Sequence[Message], tools: Sequence[Tool]) -> Tail | NotProved:
         """The ids of `tail` behind a closed assistant turn, closer and generation prompt included, or why not."""
-        found = self._both(tail, tools, with_calls=True)
+        proof = self._both(tail, tools, with_calls=True)
         if (
-            found is DROPS_CALLS
+            proof is DROPS_CALLS
         ):  # a template without tools: what it renders after an assistant that only talks
-            found = self._both(tail, tools, with_calls=False)
-        if isinstance(found, NotProved):
-            return found
-        closer, text = found
+            proof = self._both(tail, tools, with_calls=False)
+        if isinstance(proof, NotProved):
+            return proof
+        closer, text = proof
         if not self._vocab.segments.is_cut(closer):
             return NotProved(f"text cannot be cut at {closer!r} with this tokenizer")
         ids = self._words.encode(text)
@@ -104,7 +104,7 @@ class TailProver:
     def _both(
         self, tail: Sequence[Message], tools: Sequence[Tool], *, with_calls: bool
     ) -> tuple[str, str] | NotProved:
-        """(closer, closer + rest), if both known conversations give the same."""
+        """(closer, closer + rest), if both probe conversations give the same."""
         answers = answers_of(tail) if with_calls else ()
         knowns = known_pair(answers, with_system=self._with_system)
         plain = known_pair([""] * len(answers), with_system=self._with_system)
@@ -146,10 +146,10 @@ class TailProver:
         head = next((head for head in base.heads if whole.startswith(head)), None)
         if head is None:
             return NotProved("the template renders earlier messages differently once the tail is there")
-        at = whole.find(mark, len(head))
-        if at < 0:
+        start = whole.find(mark, len(head))
+        if start < 0:
             return DROPS_CALLS
-        after = whole[at + len(mark) :]
+        after = whole[start + len(mark) :]
         found = self._closer(after)
         if found is None:
             return NotProved("no stop token ends the assistant's turn")
@@ -164,7 +164,7 @@ class TailProver:
     def _closer(self, text: str) -> tuple[int, str] | None:
         """Where the first stop token is, and which."""
         found = [(text.find(stop), stop) for stop in self._stops]
-        return min(((at, stop) for at, stop in found if at >= 0), default=None)
+        return min(((start, stop) for start, stop in found if start >= 0), default=None)
 
     def _base(self, known: ProbeConversation, tools: Sequence[Tool]) -> _Base | NotProved:
         key = (known.messages, tools_key(tools), self._template.today())

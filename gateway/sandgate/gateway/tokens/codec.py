@@ -1,4 +1,4 @@
-"""The codec over a checkpoint's own chat template: renders, the verified bridge, its grammar's parser. (pure)"""
+"""The codec of a checkpoint's own chat template: render, proved bridge, parser of its grammar. (pure)"""
 
 from __future__ import annotations
 

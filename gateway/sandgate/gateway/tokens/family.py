@@ -1,4 +1,4 @@
-"""The codec over one family of the `renderers` package: hand-written render, bridge and parse. (pure)
+"""The codec of a model family of the `renderers` package: its hand-written render, bridge and parse. (pure)
 
 `renderers` is imported on first use only: it costs a second, and many checkpoints never need it.
 """
@@ -64,8 +64,8 @@ def family_of(names: Sequence[str]) -> str | None:
     """The family that `renderers` maps one of these hub names to."""
     if not any(name.count("/") == 1 and not name.startswith(("/", ".")) for name in names):
         return None
-    known: dict[str, str] = import_module("renderers.base").MODEL_RENDERER_MAP
-    return next((known[name] for name in names if name in known), None)
+    families: dict[str, str] = import_module("renderers.base").MODEL_RENDERER_MAP
+    return next((families[name] for name in names if name in families), None)
 
 
 class FamilyCodec:
@@ -190,9 +190,9 @@ class FamilyCodec:
         if not self._suffix or len(prompt) <= self._suffix:
             return prompt
         start = len(prompt) - self._suffix
-        for at in range(start, len(prompt)):
-            if prompt[at] in self.vocab.special_ids:
-                return prompt[at:]
+        for index in range(start, len(prompt)):
+            if prompt[index] in self.vocab.special_ids:
+                return prompt[index:]
         return prompt
 
     def _suffix_suffices(self) -> bool:

@@ -1,4 +1,4 @@
-"""Text and id markers -> text and markers, holding back what a later id could change. (pure)"""
+"""Lexer of a reply: finds markers in its text, and holds back text that a later id could change. (pure)"""
 
 from __future__ import annotations
 
@@ -65,18 +65,18 @@ class Lexer:
         stop = self._stop.search(text) if self._stop else None
         if stop is not None:
             limit = stop.start()
-        at = 0
+        index = 0
         if self._markers is not None:
             for match in self._markers.finditer(text, 0, limit):
-                self._emit(out, text[at : match.start()])
+                self._emit(out, text[index : match.start()])
                 out.append(Marker(match.group()))
-                at = match.end()
+                index = match.end()
         if stop is not None:
-            self._emit(out, text[at:limit])
+            self._emit(out, text[index:limit])
             self._held, self._after_stop = "", [text[limit:]]
             return
-        keep = _overlap(text[at:], self._words)
-        self._emit(out, text[at : len(text) - keep])
+        keep = _overlap(text[index:], self._words)
+        self._emit(out, text[index : len(text) - keep])
         self._held = text[len(text) - keep :] if keep else ""
 
     @staticmethod

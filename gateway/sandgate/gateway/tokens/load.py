@@ -1,4 +1,4 @@
-"""A model folder -> its codec: the family renderer where proved equal, else the verified bridge, else a refusal."""
+"""Loads the codec of a model folder: the family renderer where proved equal, else the proved bridge, else a refusal."""
 
 from __future__ import annotations
 
@@ -180,15 +180,15 @@ def _bridge(
 
 
 def find_folder(model: Path | str) -> Path:
-    """A folder as it is, or the newest local snapshot of a hub name. Raises BadManifest."""
+    """A folder as it is, or the newest local snapshot of a Hugging Face name. Raises BadManifest."""
     folder = Path(model)
     if (folder / "tokenizer.json").is_file():
         return folder
     if not folder.exists() and str(model).count("/") == 1:
         cached = hub_cache(os.environ) / ("models--" + str(model).replace("/", "--")) / "snapshots"
-        found = sorted(cached.glob("*/tokenizer.json"), key=lambda path: path.stat().st_mtime)
-        if found:
-            return found[-1].parent
+        tokenizers = sorted(cached.glob("*/tokenizer.json"), key=lambda path: path.stat().st_mtime)
+        if tokenizers:
+            return tokenizers[-1].parent
     raise BadManifest(
         f"{model}: no tokenizer.json there, and not in the local cache", field="spec.model.tokenizer"
     )
@@ -249,23 +249,23 @@ def _tokens(config: Mapping[str, Any], known: Mapping[str, Any] | None = None) -
 
 def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Name -> source. A file beats the entry in tokenizer_config.json, as in Hugging Face."""
-    found: dict[str, str] = {}
+    templates: dict[str, str] = {}
     entry = config.get("chat_template")
     if isinstance(entry, str):
-        found["default"] = entry
+        templates["default"] = entry
     elif isinstance(entry, list):
-        found |= {item["name"]: item["template"] for item in entry if isinstance(item, dict)}
+        templates |= {item["name"]: item["template"] for item in entry if isinstance(item, dict)}
     elif isinstance(entry, dict):
-        found |= {str(name): str(source) for name, source in entry.items()}
+        templates |= {str(name): str(source) for name, source in entry.items()}
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        found[path.stem] = path.read_text("utf-8")
+        templates[path.stem] = path.read_text("utf-8")
     if (folder / "chat_template.jinja").is_file():
-        found["default"] = (folder / "chat_template.jinja").read_text("utf-8")
+        templates["default"] = (folder / "chat_template.jinja").read_text("utf-8")
     elif (source := _json(folder / "chat_template.json").get("chat_template")) and isinstance(source, str):
-        found.setdefault("default", source)
-    if "default" not in found and "tool_use" in found:
-        found["default"] = found["tool_use"]
-    return found
+        templates.setdefault("default", source)
+    if "default" not in templates and "tool_use" in templates:
+        templates["default"] = templates["tool_use"]
+    return templates
 
 
 def _eos(vocab: Vocab, tokens: Mapping[str, str], *configs: Mapping[str, Any]) -> tuple[int, ...]:

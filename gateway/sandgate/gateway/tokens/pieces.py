@@ -1,4 +1,4 @@
-"""Sampled ids -> text and markers, as they arrive. (pure)
+"""Decodes sampled ids to text and markers, as they arrive. (pure)
 
 Text never ends in half a character: the bytes wait for the rest. Special tokens (the closer, padding) are not text;
 added tokens that a grammar names are markers; other added tokens are text.

@@ -1,4 +1,4 @@
-"""A checkpoint's tokenizer: text <-> ids, with what the rest needs to know about its added tokens. (pure)"""
+"""Vocab: a checkpoint's tokenizer: text to ids and back, and facts about its added tokens. (pure)"""
 
 from __future__ import annotations
 
