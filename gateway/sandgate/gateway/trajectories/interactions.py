@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar, get_args
+from typing import Literal, Protocol, TypeVar, get_args
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from sandgate.contract.choices import CutTurns
 from sandgate.contract.errors import InvalidBody, TooLarge
 from sandgate.gateway.journal.records import Rewarded
 from sandgate.gateway.trajectories.credit import REWARD_MAX, discounted, finite
-from sandgate.gateway.trajectories.linearize import TurnLike, leaves
+from sandgate.gateway.trajectories.linearize import TurnLike, leaves, path_to
 
 Style = Literal["individual", "concat"]
 BYTES_PER_TOKEN = 8 + 8 + 4 + 8 + 1
@@ -95,7 +95,7 @@ def interactions(
     if style == "individual":
         seen = {call.id for path in paths.values() for call in path}
         by_id: dict[str, TurnLike] = {call.id: call for call in calls}
-        paths = {call.id: _path(by_id, call) for call in order if call.id in seen}
+        paths = {call.id: path_to(by_id, call) for call in order if call.id in seen}
     tokens = sum(sum(len(call.context) + len(call.ids) for call in path) for path in paths.values())
     if tokens * BYTES_PER_TOKEN > BYTES_MAX:
         raise TooLarge(
@@ -161,11 +161,3 @@ def _own(
     if session is not None and order:
         own[order[-1].id] = session
     return own
-
-
-def _path(by_id: Mapping[str, Any], turn: TurnLike) -> list[TurnLike]:
-    path = [turn]
-    while (parent := path[-1].parent) is not None:
-        path.append(by_id[parent])
-    path.reverse()
-    return path

@@ -93,7 +93,7 @@ def leaves(
     if not ends:
         whole = [turn for turn in by_id.values() if turn.id in dropped and turn.finish not in ("abort", CUT)]
         ends = whole[-1:]
-    return [_path(by_id, turn) for turn in ends]
+    return [path_to(by_id, turn) for turn in ends]
 
 
 def _seen(turn: TurnLike, delivered: Collection[str], cut: str) -> bool:
@@ -102,8 +102,9 @@ def _seen(turn: TurnLike, delivered: Collection[str], cut: str) -> bool:
     return turn.finish != "abort" and turn.id in delivered
 
 
-def _path(by_id: Mapping[str, TurnLike], leaf: TurnLike) -> list[TurnLike]:
-    path = [leaf]
+def path_to(by_id: Mapping[str, TurnLike], turn: TurnLike) -> list[TurnLike]:
+    """The turns from the root to `turn`."""
+    path = [turn]
     while (parent := path[-1].parent) is not None:
         path.append(by_id[parent])
     path.reverse()
