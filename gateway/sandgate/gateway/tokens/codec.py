@@ -98,36 +98,36 @@ class TemplateCodec:
 def template_closers(template: ChatTemplate, vocab: Vocab, *, next_turn: bool) -> list[int]:
     """Ids of added tokens with which the template itself ends an assistant's turn.
 
-    That is the first added token right behind what the assistant says; where the template puts none there, it is the
-    special token that begins the next turn (GLM's ``<|user|>``, ``<|observation|>``: the model samples it to stop);
-    that is looked for only with `next_turn`, for checkpoints that name no end of their own.
+    It is the first added token right behind the assistant's text. Where the template puts none there, it is the special
+    token that begins the next turn (GLM's ``<|user|>``, ``<|observation|>``: the model samples it to stop). Such tokens
+    count only with `next_turn`, for checkpoints that name no end of their own.
     """
-    found: list[int] = []
-    for known, tail in _endings():
+    closers: list[int] = []
+    for probe, tail in _endings():
         try:
-            said = template.render(known.messages, generation_prompt=False).rpartition(known.mark)[2]
-            whole = template.render((*known.messages, *tail))
+            answered = template.render(probe.messages, generation_prompt=False).rpartition(probe.mark)[2]
+            whole = template.render((*probe.messages, *tail))
         except BadRequest:
             continue
-        after = whole.partition(known.mark)[2]
-        own = min(((said.find(text), text) for text in vocab.ids if text in said), default=None)
-        if own is not None and not said[: own[0]].strip() and not known.messages[-1].tool_calls:
-            found.append(vocab.ids[own[1]])
+        after = whole.partition(probe.mark)[2]
+        own = min(((answered.find(text), text) for text in vocab.ids if text in answered), default=None)
+        if own is not None and not answered[: own[0]].strip() and not probe.messages[-1].tool_calls:
+            closers.append(vocab.ids[own[1]])
         elif (
             next_turn
-            and after.startswith(said)
-            and not any(vocab.ids[text] in found for text in vocab.ids if text in said)
+            and after.startswith(answered)
+            and not any(vocab.ids[text] in closers for text in vocab.ids if text in answered)
         ):
-            begins = [text for text in vocab.ids if after.startswith(text, len(said))]
-            found += [
+            begins = [text for text in vocab.ids if after.startswith(text, len(answered))]
+            closers += [
                 vocab.ids[text]
                 for text in sorted(begins, key=len)[-1:]
                 if vocab.ids[text] in vocab.special_ids
             ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(closers))
 
 
 def _endings() -> list[tuple[ProbeConversation, Sequence[Message]]]:
-    """Known conversations with a tail, one for each way in which a turn may end."""
+    """Probe conversations with a tail, one for each way in which a turn may end."""
     shapes = [TAIL_SHAPES["user"], TAIL_SHAPES["tool"]]
     return [(known_pair(answers_of(tail), with_system=False)[0], tail) for tail in shapes]

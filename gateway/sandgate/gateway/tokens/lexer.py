@@ -23,7 +23,7 @@ class Lexer:
         self._after_stop: list[Piece] = []
 
     def feed(self, pieces: Iterable[Piece]) -> list[Piece]:
-        """What is certain now."""
+        """Takes pieces, returns those that no later id can change."""
         out: list[Piece] = []
         for piece in pieces:
             if self._after_stop:
@@ -35,7 +35,7 @@ class Lexer:
         return out
 
     def finish(self, pieces: Iterable[Piece], stopped_on: str | None) -> list[Piece]:
-        """The rest, cut before `stopped_on` (its last occurrence, if it is not where it was expected)."""
+        """The rest, cut before `stopped_on` (its last occurrence, if it is not at the expected place)."""
         out = self.feed(pieces)
         rest = [*self._after_stop] or ([self._held] if self._held else [])
         self._held, self._after_stop = "", []
@@ -102,7 +102,7 @@ def _overlap(text: str, words: Sequence[str]) -> int:
 
 
 def _cut(pieces: Sequence[Piece], stop: str) -> list[Piece]:
-    """Everything before `stop`; all of it if it is not there (then it was cut already)."""
+    """The pieces before `stop`; all pieces if it is not there (then it was cut already)."""
     texts = [piece.text if isinstance(piece, Marker) else piece for piece in pieces]
     where = "".join(texts).find(stop)
     if where < 0:

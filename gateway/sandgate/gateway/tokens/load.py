@@ -24,7 +24,7 @@ from sandgate.gateway.tokens.vocab import Vocab
 logger = logging.getLogger(__name__)
 
 TOKENIZER_BYTES_MAX = 512 * 1024 * 1024
-"""tokenizer.json of the largest vocabularies in use is 35 MB."""
+"""Size limit of tokenizer.json; that of the largest vocabularies in use is 35 MB."""
 
 TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """Special tokens that templates see by name, as Hugging Face passes them."""
@@ -32,21 +32,21 @@ TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a model folder says about its tokens."""
+    """A model folder's facts about its tokens."""
 
     vocab: Vocab
     template: str | None
     tokens: Mapping[str, str]
     eos_ids: tuple[int, ...]
     names: tuple[str, ...] = ()
-    """Names this checkpoint goes by, most specific first."""
+    """Names of this checkpoint, most specific first."""
     templates: Mapping[str, str] = field(default_factory=dict)
     """Named templates besides the default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a job says of its codec."""
+    """A job's settings for its codec."""
 
     history: History
     special_text: SpecialText
@@ -64,14 +64,13 @@ def load_codec(
     """The codec of a model folder (tokenizer.json, tokenizer_config.json, chat template, generation_config.json).
 
     `renderer`: `auto` (a family of the `renderers` package if it renders probe conversations exactly as the
-    checkpoint's own template does, else the verified bridge), `template` (the bridge, even if every turn will fork),
-    or a family's name (`qwen3`), which is then taken at its word. `history`: `sampled` or `template`. `special_text`:
-    `text` or `control`, what becomes of a control token that a client's text spells.
-    `template_kwargs`: extra template variables (`enable_thinking`). `model_name`: the hub name, if the folder's own is
-    not it.
+    checkpoint's own template does, else the proved bridge), `template` (the bridge, even if every turn will fork), or a
+    family's name (`qwen3`), which is then used without that check. `history`: `sampled` or `template`. `special_text`:
+    `text` or `control`: what becomes of a control token that a client's text spells. `template_kwargs`: extra template
+    variables (`enable_thinking`). `model_name`: the model's Hugging Face name, if the folder's own name is another.
 
-    A name that is no folder is looked up in the local Hugging Face cache; nothing is downloaded. Raises BadManifest
-    with everything that was tried and why it failed.
+    A name that is no folder is searched in the local Hugging Face cache; nothing is downloaded. Raises BadManifest,
+    which says what was tried and why it failed.
     """
     if history not in ("sampled", "template"):
         raise BadManifest(

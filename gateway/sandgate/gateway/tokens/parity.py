@@ -43,7 +43,7 @@ CONVERSATIONS: dict[str, tuple[tuple[Message, ...], tuple[Tool, ...]]] = {
     "a thought": ((user("One?"), assistant("Two.", reasoning="I think."), user("Three?")), ()),
     "a thought before a call": ((user("Weather?"), assistant("", (CALL,), "I look."), ANSWER), TOOLS),
 }
-"""Compared at start-up."""
+"""Conversations that are compared at start-up."""
 
 
 def difference(codec: Codec, template: ChatTemplate, vocab: Vocab) -> str:

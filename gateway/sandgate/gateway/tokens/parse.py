@@ -1,8 +1,7 @@
 """TurnParser: sampled ids to text, reasoning and tool calls, incrementally. (pure)
 
-A call is told as a whole when its block has closed and parsed: what was told is never taken back, and a block that
-does not parse is text. White space next to a call block belongs to the markup, not to the text.
-"""
+A call is streamed as a whole when its block has closed and parsed, because no delta can be taken back; a block that
+does not parse is text. White space next to a call block belongs to the markup, not to the text."""
 
 from __future__ import annotations
 
@@ -47,14 +46,14 @@ class TurnParser:
         self._out = ReplyBuilder()
         self._reasoning = reasoning
         self._fresh = True
-        """Nothing but newlines came since the reasoning or the content began; they are dropped there."""
+        """Only newlines came since the reasoning or the content began; they are dropped there."""
         self._after_reasoning = False
         self._space = ""
         """White space that may belong to markup that follows."""
         self._draft: list[Piece] | None = None
-        """From a call opener inside reasoning on: a draft if the reasoning is closed later, a call if it is not."""
+        """The pieces from a call opener inside reasoning on: a draft if the reasoning is closed later, else a call."""
         self._form: CallFormat | None = None
-        """Of the block that is open."""
+        """Format of the open block."""
         self._block: list[str] | None = None
 
     def feed(self, ids: Ids) -> list[ParseDelta]:

@@ -13,10 +13,10 @@ WORD = "zkheard"
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """What was found out about one template."""
+    """The roles that one template supports."""
 
     developer_as_system: bool = False
-    """The template knows no developer, but a system message: the one is given as the other."""
+    """The template has no developer messages, but system ones: developer messages are rendered as system."""
     dropped: frozenset[Role] = frozenset()
     """Roles whose messages it renders to nothing."""
 
@@ -38,7 +38,7 @@ class Roles:
 
 
 def find_roles(render: Callable[[Sequence[Message]], str]) -> Roles:
-    """Try each role. A template that refuses a role by itself is left to say so."""
+    """Tries each role. A role that the template itself refuses is not listed: the template says so."""
     heard = {role: _heard(render, role) for role in _KNOWN}
     as_system = not heard["developer"] and bool(heard["system"])
     dropped = {role for role, rendered in heard.items() if rendered is False}
