@@ -32,7 +32,7 @@ COSTLY: dict[str, Callable[[], bytes]] = {
     "a long name over many values and one that is no JSON": lambda: _with(
         **{KEY: "[" + "0," * 4_000 + "0]", "x": "NaN"}
     ),
-    "the same in a field that is read": lambda: _with(
+    "a long name over many values and one that is no JSON, in a field that is read": lambda: _with(
         tools=f'[{{"type":"function","function":{{"name":"f","parameters":{{"{KEY}":['
         + "0," * 4_000
         + "NaN]}}}]"
@@ -76,11 +76,11 @@ NAMED = {
     "infinity": (b'{"a":[Infinity]}', "a[0]"),
     "half a character": (b'{"a":{"b":"\\ud800"}}', "a.b"),
     "a name with half a character is named by what holds it": (b'{"a":{"\\ud800":1}}', "a"),
-    "the first of two": (b'{"a":1,"b":NaN,"c":NaN}', "b"),
+    "the first of two bad values is named": (b'{"a":1,"b":NaN,"c":NaN}', "b"),
     "a long name is cut": (b'{"' + b"k" * 5_000 + b'":NaN}', "k" * 77 + "..."),
     "many names are cut": (b'{"abcdefghi":' * 100 + b"NaN" + b"}" * 100, "abcdefghi." * 19 + "abcdef..."),
     "a body too long to be looked through": (b'{"a":"' + b"k" * MIB + b'","b":NaN}', "body"),
-    "what is only cut short": (b'{"a":[1', "body"),
+    "a body that is cut short has no place to name": (b'{"a":[1', "body"),
 }
 
 

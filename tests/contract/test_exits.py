@@ -67,9 +67,9 @@ def test_whatever_it_wrote_is_one_bounded_line_that_can_be_stored(output: str, t
 
 CRASHES = {
     "an exception": ("1 / 0", "ZeroDivisionError: division by zero"),
-    "without words": ("raise KeyError", "KeyError"),
-    "with lines of its own": ("raise ValueError('a\\nb')", "ValueError: a"),
-    "of another": (
+    "an exception without a text": ("raise KeyError", "KeyError"),
+    "an exception whose text has several lines": ("raise ValueError('a\\nb')", "ValueError: a"),
+    "an exception raised from another": (
         "try:\n 1 / 0\nexcept Exception as e:\n raise OSError('no disk') from e",
         "OSError: no disk",
     ),

@@ -102,16 +102,16 @@ async def test_an_agent_rewards_itself_only_where_the_job_says_so(g: Running) ->
 
 
 BAD_KEYS = {
-    "none": {},
-    "empty": {"x-api-key": ""},
-    "of another kind": {"authorization": "Basic dXNlcjpwYXNz"},
-    "not ours": {"authorization": "Bearer sk-proj-1234567890"},
-    "tampered payload": "payload",
-    "tampered signature": "signature",
+    "no key": {},
+    "an empty key": {"x-api-key": ""},
+    "a key of another kind": {"authorization": "Basic dXNlcjpwYXNz"},
+    "a key of another service": {"authorization": "Bearer sk-proj-1234567890"},
+    "a key with a tampered payload": "payload",
+    "a key with a tampered signature": "signature",
     "expired": "expired",
-    "of another secret": "secret",
-    "not ASCII": {"x-api-key": "sk-sg-ä".encode("latin-1")},
-    "very long": {"authorization": "Bearer sk-sg-" + "a" * 5000},
+    "a key of another secret": "secret",
+    "a key that is not ASCII": {"x-api-key": "sk-sg-ä".encode("latin-1")},
+    "a very long key": {"authorization": "Bearer sk-sg-" + "a" * 5000},
 }
 
 

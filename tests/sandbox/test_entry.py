@@ -244,7 +244,7 @@ def test_a_network_that_is_down_proves_nothing(gateway: Gateway, run: Run) -> No
 
 def test_the_api_server_is_where_the_kubelet_says() -> None:
     env = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
-    found = entry.doors("kubernetes,[fd00::1]:53,db:5432", env)
+    found = entry.forbidden_addresses("kubernetes,[fd00::1]:53,db:5432", env)
     assert found == [("10.96.0.1", 443), ("fd00::1", 53), ("db", 5432)]
 
 

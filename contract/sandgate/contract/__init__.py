@@ -1,1 +1,1 @@
-"""What crosses a door: the types that rooms share. Standard library only."""
+"""Types that gateway, operator, sandbox and trainer share: manifests, records, errors, keys. Standard library only."""

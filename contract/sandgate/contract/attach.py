@@ -62,18 +62,18 @@ class RunInfo:
     def of(cls, text: str) -> RunInfo:
         """Raises NewerRecord, CorruptRecord."""
         try:
-            said = json.loads(text)
-            if (seen := int(said["format"])) > FORMAT:
+            document = json.loads(text)
+            if (seen := int(document["format"])) > FORMAT:
                 raise NewerRecord(seen=seen, known=FORMAT)
             return cls(
-                job=str(said["job"]),
-                state=RunState(said["state"]),
-                complete=bool(said["complete"]),
-                gateways={str(name): str(origin) for name, origin in said["gateways"].items()},
-                engines=tuple(map(str, said["engines"])),
-                owed=int(said["owed"]),
-                missing=int(said.get("missing", 0)),
-                heartbeat_s=float(said["heartbeat_s"]),
+                job=str(document["job"]),
+                state=RunState(document["state"]),
+                complete=bool(document["complete"]),
+                gateways={str(name): str(origin) for name, origin in document["gateways"].items()},
+                engines=tuple(map(str, document["engines"])),
+                owed=int(document["owed"]),
+                missing=int(document.get("missing", 0)),
+                heartbeat_s=float(document["heartbeat_s"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CorruptRecord(f"{ATTACH}: {error!r}") from error

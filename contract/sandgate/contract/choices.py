@@ -1,4 +1,4 @@
-"""The enumerations of manifests: values are API, as written in YAML. (pure)"""
+"""Enumerations of manifest fields: their values are API, as written in YAML. (pure)"""
 
 from __future__ import annotations
 

@@ -332,11 +332,11 @@ def _events(answer: ControlAnswer) -> SessionEvents:
 
 def _task_page(answer: ControlAnswer) -> TaskPage:
     body = answer.json
-    found = (
+    rows = (
         (each["number"], Task(uid=each["uid"], prompt=each["prompt"], data=each["data"]))
         for each in body["tasks"]
     )
-    return TaskPage(int(body["cursor"]), bool(body["last"]), tuple(found))
+    return TaskPage(int(body["cursor"]), bool(body["last"]), tuple(rows))
 
 
 def _unready(answer: ControlAnswer) -> str:

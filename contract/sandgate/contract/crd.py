@@ -57,7 +57,7 @@ def version(kind: type[Any]) -> Json:
         "storage": True,
         "schema": {"openAPIV3Schema": root_schema(kind)},
         "subresources": {"status": {}} | scale,
-        "additionalPrinterColumns": [printer_column(one) for one in kind.COLUMNS],
+        "additionalPrinterColumns": [printer_column(column) for column in kind.COLUMNS],
         "selectableFields": [{"jsonPath": path} for path in kind.SELECTABLE],
     }
 
@@ -78,7 +78,7 @@ def root_schema(kind: type[Any]) -> Json:
             "spec": spec_schema(blocks["spec"]),
             "status": object_schema(blocks["status"], SchemaPlace("status", filled=False)),
         },
-        "x-kubernetes-validations": [rule_schema(one) for one in kind.RULES],
+        "x-kubernetes-validations": [rule_schema(rule) for rule in kind.RULES],
     }
 
 

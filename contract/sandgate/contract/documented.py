@@ -1,4 +1,4 @@
-"""What the contract's own docstrings say, for `kubectl explain` and the reference. (pure)"""
+"""Reads the contract's own docstrings, for `kubectl explain` and the reference pages. (pure)"""
 
 from __future__ import annotations
 

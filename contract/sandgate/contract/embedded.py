@@ -181,14 +181,14 @@ def _wrong_env(env: Any) -> Wrong:
         return "env", "must be a list of {name, value}"
     if len(env) > ENV_MAX:
         return "env", f"has {len(env)} entries; at most {ENV_MAX} are allowed"
-    for index, one in enumerate(env):
-        if not isinstance(one, dict) or not isinstance(one.get("name"), str) or not one["name"]:
+    for index, entry in enumerate(env):
+        if not isinstance(entry, dict) or not isinstance(entry.get("name"), str) or not entry["name"]:
             return f"env[{index}].name", "is missing"
-        if "=" in one["name"] or len(one["name"]) > ENV_NAME_MAX:
+        if "=" in entry["name"] or len(entry["name"]) > ENV_NAME_MAX:
             return f"env[{index}].name", f"must not hold =, nor more than {ENV_NAME_MAX} characters"
-        if "value" in one and not isinstance(one["value"], str):
-            return f"env[{index}].value", f"must be text; quote it ({one['value']!r})"
-        if (wrong := _wrong_text(one.get("value", ""), ENV_VALUE_MAX)) is not None:
+        if "value" in entry and not isinstance(entry["value"], str):
+            return f"env[{index}].value", f"must be text; quote it ({entry['value']!r})"
+        if (wrong := _wrong_text(entry.get("value", ""), ENV_VALUE_MAX)) is not None:
             return f"env[{index}].value", wrong
     return None
 

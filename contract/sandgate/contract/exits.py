@@ -1,4 +1,4 @@
-"""How a program's end is put into words: for the record, for a status, for people. (pure)
+"""Describes a program's end (exit code, signal, last line of a traceback) for records, statuses and people. (pure)
 
 What a program wrote goes into records, journals and terminals: only one line of it does, bounded, printable, keyless.
 """

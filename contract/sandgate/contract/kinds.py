@@ -1,4 +1,4 @@
-"""Types of manifest fields that are used more than once. (pure)"""
+"""Types that several manifest fields have: bounded numbers and texts, labels, env, URLs, quantities. (pure)"""
 
 from __future__ import annotations
 

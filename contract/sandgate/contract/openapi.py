@@ -55,18 +55,18 @@ class SchemaPlace:
 
 def object_schema(cls: type[Any], place: SchemaPlace = SchemaPlace()) -> Json:
     """Schema of a manifest class."""
-    known = slots(cls)
-    required = [slot.manifest for slot in known if slot.required]
+    field_slots = slots(cls)
+    required = [slot.manifest for slot in field_slots if slot.required]
     made: Json = {"type": "object", "description": summary(cls)}
     if required:
         made["required"] = required
     if (
-        known
+        field_slots
     ):  # an empty map is not stored: whoever applied it again would be in conflict with who applied it first
-        made["properties"] = {slot.manifest: property_schema(cls, slot, place) for slot in known}
+        made["properties"] = {slot.manifest: property_schema(cls, slot, place) for slot in field_slots}
     rules = [rule_schema(cel_of(cls, one)) for one in getattr(cls, "RULES", ())]
     if place.fixed:
-        rules += list(_kept(known, place))
+        rules += list(_kept(field_slots, place))
     return made | ({"x-kubernetes-validations": rules} if rules else {})
 
 
@@ -238,9 +238,9 @@ def transition(slot: Slot, path: str) -> Json | None:
     return None if changes_within(slot) else immutable(path)
 
 
-def _kept(known: tuple[Slot, ...], place: SchemaPlace) -> Iterator[Json]:
+def _kept(field_slots: tuple[Slot, ...], place: SchemaPlace) -> Iterator[Json]:
     """A field's own rule does not run when the field comes or goes: its parent's does."""
-    for slot in known:
+    for slot in field_slots:
         if slot.optional and not any(isinstance(rule, Mutable) for rule in slot.rules):
             rule = f"has(self.{slot.manifest}) == has(oldSelf.{slot.manifest})"
             yield rule_schema(

@@ -1,4 +1,4 @@
-"""What a manifest field must be, as metadata on its type: checked by contract.schema, printed into the CRDs. (pure)
+"""Rules of manifest fields, as metadata on their types: checked by contract.schema, printed into the CRDs. (pure)
 
 Field rules stand in `Annotated[type, ...]`; rules about several fields stand in the class's `RULES`, printer columns
 in its `COLUMNS`. One statement serves three readers: the decoder, the OpenAPI schema and `kubectl explain`.
@@ -110,8 +110,8 @@ class Unique:
 
     def find(self, value: Sequence[Any]) -> Wrong:
         seen = set()
-        for index, one in enumerate(value):
-            name = getattr(one, self.key)
+        for index, item in enumerate(value):
+            name = getattr(item, self.key)
             if name in seen:
                 return f"[{index}].{self.key}", f"{_short(str(name))} is there twice"
             seen.add(name)

@@ -1,4 +1,4 @@
-"""Manifest (dict) <-> dataclass, by the types and rules of the fields. (pure)
+"""Decodes and encodes manifests: dict to dataclass and back, by the types and rules of the fields. (pure)
 
 Every error is BadManifest; its `field` is the path in the manifest, its text begins with it and says what to do.
 Unknown fields are refused: a misspelt field that is silently ignored costs a cluster's night.
@@ -51,22 +51,22 @@ def slots(cls: type[Any]) -> tuple[Slot, ...]:
     """The fields of a manifest dataclass, in order."""
     if cls not in _SLOTS:
         hints = get_type_hints(cls, include_extras=True)
-        _SLOTS[cls] = tuple(_slot(one, hints[one.name]) for one in fields(cls))
+        _SLOTS[cls] = tuple(_slot(member, hints[member.name]) for member in fields(cls))
     return _SLOTS[cls]
 
 
-def _slot(one: Field[Any], hint: Any) -> Slot:
+def _slot(member: Field[Any], hint: Any) -> Slot:
     hint, rules = unwrap(hint)
     optional = False
     if get_origin(hint) in (Union, types.UnionType):
         inner = [arg for arg in get_args(hint) if arg is not type(None)]
-        assert len(inner) == 1, f"{one.name}: one type or None"
+        assert len(inner) == 1, f"{member.name}: one type or None"
         optional = True
         hint, more = unwrap(inner[0])
         rules = more + rules
-    named = next((rule.text for rule in rules if isinstance(rule, Name)), camel(one.name))
-    required = one.default is MISSING and one.default_factory is MISSING
-    return Slot(one.name, named, hint, optional, required, rules)
+    named = next((rule.text for rule in rules if isinstance(rule, Name)), camel(member.name))
+    required = member.default is MISSING and member.default_factory is MISSING
+    return Slot(member.name, named, hint, optional, required, rules)
 
 
 def unwrap(hint: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -85,20 +85,20 @@ def decode(cls: type[T], value: Any, path: str = "", *, ignore_unknown: bool = F
     """`value` as `cls`. Raises BadManifest. With `ignore_unknown` (this object only) further fields are let be."""
     if not isinstance(value, Mapping):
         raise bad(path, f"must be an object, not {says(value)}")
-    known = {slot.manifest: slot for slot in slots(cls)}
+    by_name = {slot.manifest: slot for slot in slots(cls)}
     if not ignore_unknown:
-        refuse_unknown(value, known, path)
-    found: dict[str, Any] = {}
-    for slot in known.values():
-        at = below(path, slot.manifest)
+        refuse_unknown(value, by_name, path)
+    values: dict[str, Any] = {}
+    for slot in by_name.values():
+        field_path = below(path, slot.manifest)
         given = value.get(slot.manifest)
         if given is None:
             # An explicit null is an absent field, as for the API server; only Json keeps null apart from nothing.
             if slot.required:
-                raise bad(at, "is missing")
+                raise bad(field_path, "is missing")
             continue
-        found[slot.python] = _value(slot.hint, given, at, slot.rules)
-    made = cls(**found)
+        values[slot.python] = _value(slot.hint, given, field_path, slot.rules)
+    made = cls(**values)
     for rule in getattr(cls, "RULES", ()):
         _hold(rule, cls, made, path)
     return made
@@ -111,8 +111,11 @@ def refuse_unknown(value: Mapping[Any, Any], known: Mapping[str, Slot], path: st
             continue
         if not isinstance(name, str):
             raise bad(below(path, str(name)), "is not a field: names are text")
-        near = difflib.get_close_matches(name.lower(), [one.lower() for one in known], n=1, cutoff=0.6)
-        hint = next((f"; did you mean {one}?" for one in known if near and one.lower() == near[0]), "")
+        near = difflib.get_close_matches(name.lower(), [other.lower() for other in known], n=1, cutoff=0.6)
+        hint = next(
+            (f"; did you mean {other}?" for other in known if near and other.lower() == near[0]),
+            "",
+        )
         listed = hint or (f"; there is {', '.join(known)}" if known else "; nothing belongs here")
         raise bad(below(path, name), f"is not a known field{listed}")
 

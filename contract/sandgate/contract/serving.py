@@ -1,4 +1,4 @@
-"""What serves a job: spec.model, spec.engine, spec.gateway and its journal. (pure)"""
+"""Manifest fields about serving a job: spec.model, spec.engine, spec.gateway and its journal. (pure)"""
 
 from __future__ import annotations
 

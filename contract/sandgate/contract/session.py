@@ -1,4 +1,4 @@
-"""What is said about a session through the doors: create it, its handle, how it stands, how it ended. (pure)
+"""Messages about a session between the rooms: its creation, its handle, its summary, its outcome. (pure)
 
 snake_case JSON of the control API (docs/reference/gateway.md). Reading is lenient about further fields (a newer
 gateway may say more) and strict about those named here.
@@ -75,10 +75,10 @@ class SessionSpec:
     def body(self) -> dict[str, Json]:
         """As JSON, without what is left to the gateway, and what an older one would refuse though it means nothing
         new."""
-        said = {name: value for name, value in asdict(self).items() if value not in ("", None, {})}
+        members = {name: value for name, value in asdict(self).items() if value not in ("", None, {})}
         if self.cut_turns == CutTurns.TRAIN:
-            del said["cut_turns"]
-        return said
+            del members["cut_turns"]
+        return members
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +100,8 @@ class SessionHandle:
         """From the gateway's answer. Raises InvalidBody."""
         value = _object(body, "session handle")
         names = ("session_id", "base_url", "anthropic_base_url", "complete_url", "reward_url")
-        said = {name: _text(value, name) for name in (*names, "api_key", "reward_key")}
-        return cls(**said, expires_at=_number(value, "expires_at"))
+        members = {name: _text(value, name) for name in (*names, "api_key", "reward_key")}
+        return cls(**members, expires_at=_number(value, "expires_at"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,15 +164,15 @@ class SessionSummary:
     def of(cls, body: Json) -> SessionSummary:
         """From the gateway's answer; absent fields have their defaults. Raises InvalidBody."""
         value = _object(body, "session")
-        known = {name: value[name] for name in cls.__dataclass_fields__ if value.get(name) is not None}
-        known["session_id"] = _text(value, "session_id")
+        members = {name: value[name] for name in cls.__dataclass_fields__ if value.get(name) is not None}
+        members["session_id"] = _text(value, "session_id")
         try:
-            known["state"] = SessionState(str(value.get("state")))
+            members["state"] = SessionState(str(value.get("state")))
         except ValueError as error:
             raise InvalidBody(
                 f"state: {value.get('state')!r} is not a session state", field="state"
             ) from error
-        return cls(**known)
+        return cls(**members)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

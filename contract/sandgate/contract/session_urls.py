@@ -13,7 +13,7 @@ class SessionUrls:
 
     session_id: str
     origin: str
-    """Of its gateway, without a slash at the end."""
+    """Origin of the session's gateway, without a slash at the end."""
     base_url: str
     anthropic_base_url: str
     complete_url: str
@@ -21,7 +21,7 @@ class SessionUrls:
 
     @classmethod
     def of(cls, origin: str, session: str) -> SessionUrls:
-        """As a gateway at `origin` makes them (docs/agents.md)."""
+        """The URLs that a gateway at `origin` has for a session (docs/agents.md)."""
         base = f"{origin}/sessions/{session}"
         return cls(
             session_id=session,
@@ -34,11 +34,11 @@ class SessionUrls:
 
     @property
     def task_url(self) -> str:
-        """Where the task document is; how much of it is told is the key's affair."""
+        """URL of the task document; how much of it the caller gets depends on the key."""
         return f"{self.origin}/v1/sessions/{self.session_id}/task"
 
     def handle(self) -> SessionHandle:
-        """With empty keys: nothing that is made of it can hold one."""
+        """The session's handle with empty keys, so that nothing made of it can have one."""
         return SessionHandle(
             session_id=self.session_id,
             base_url=self.base_url,

@@ -55,8 +55,8 @@ class Condition:
 def _final(kind: str, message: str) -> Cel:
     """A condition that was once True stays."""
     was, now = (
-        f"has({one}.conditions) && {one}.conditions.exists(c, c.type == '{kind}' && c.status == 'True')"
-        for one in ("oldSelf", "self")
+        f"has({state}.conditions) && {state}.conditions.exists(c, c.type == '{kind}' && c.status == 'True')"
+        for state in ("oldSelf", "self")
     )
     return Cel(f"!({was}) || ({now})", message, "conditions")
 

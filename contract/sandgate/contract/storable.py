@@ -24,15 +24,15 @@ def unstorable(value: Json) -> str:
     """Why `value` (as json.loads gives it) cannot be kept; nothing if it can. Does not recurse."""
     waiting = [(value, 1)]
     while waiting:
-        one, level = waiting.pop()
+        item, level = waiting.pop()
         if level > DEPTH_MAX:
             return f"is nested deeper than {DEPTH_MAX} levels"
-        if isinstance(one, dict):
-            for name, each in one.items():
+        if isinstance(item, dict):
+            for name, each in item.items():
                 waiting += ((name, level), (each, level + 1))
-        elif isinstance(one, list):
-            waiting += ((each, level + 1) for each in one)
-        elif why := _scalar(one):
+        elif isinstance(item, list):
+            waiting += ((each, level + 1) for each in item)
+        elif why := _scalar(item):
             return why
     size = len(encoded(value))
     return f"has {size} bytes, at most {BYTES_MAX}" if size > BYTES_MAX else ""

@@ -1,4 +1,4 @@
-"""What a job does: tasks, sampling, limits, agent, reward and groups. (pure)"""
+"""Manifest fields about a job's work: spec.tasks, sampling, limits, agent, reward and groups. (pure)"""
 
 from __future__ import annotations
 

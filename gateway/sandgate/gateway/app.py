@@ -1,4 +1,4 @@
-"""Composition root: the only place that opens clients, threads and files.
+"""Starts a gateway process from its settings: the only place that opens clients, threads and files.
 
 `python -m sandgate.gateway --config FILE` (see config.py).
 """
@@ -155,18 +155,18 @@ def _output(core: GatewayService, url: str) -> FileOutput:
             f"output.parquet: files need the extra gateway-arrow: {error}", field="output.parquet"
         ) from error
     storage.check(url)
-    found: list[storage.Storage] = []
+    opened: list[storage.Storage] = []
 
     def put(name: str, data: bytes) -> None:
-        if not found:
-            found.append(storage.storage(url))
-        found[0].put(name, data)
+        if not opened:
+            opened.append(storage.storage(url))
+        opened[0].put(name, data)
 
     return FileOutput(core.leasing, core.config.job, _new_id, parquet.to_parquet, put)
 
 
 async def _retire(sessions: Sessions, age_s: float) -> None:
-    """For ever: the journal and the memory of a long-lived gateway hold what somebody may still ask for."""
+    """Retires sessions for ever, so that journal and memory of a long-lived gateway keep only what may be asked for."""
     while True:
         await asyncio.sleep(min(age_s, RETIRE_EVERY_S))
         try:
@@ -184,23 +184,25 @@ def _new_id() -> str:
 def _vocabulary(config: Config, codec: Codec) -> int:
     """Ids the engine may sample: checkpoints pad their output layer beyond the tokenizer's ids."""
     try:
-        said = json.loads((Path(config.model.tokenizer) / "config.json").read_bytes())
-        padded = int(said.get("vocab_size") or said.get("text_config", {}).get("vocab_size") or 0)
+        checkpoint = json.loads((Path(config.model.tokenizer) / "config.json").read_bytes())
+        padded = int(checkpoint.get("vocab_size") or checkpoint.get("text_config", {}).get("vocab_size") or 0)
     except (OSError, ValueError, AttributeError):
         padded = 0
     return max(codec.vocab_size, padded)
 
 
 def _window(config: Config, engine: Engine) -> int:
-    """Told in the config, and not more than the engine takes, if that is known already; a later one may lower it."""
-    told = config.model.max_model_len
+    """The window of the settings, not more than the engine takes, if that is known already; a later engine may lower
+    it."""
+    configured = config.model.max_model_len
     facts = getattr(engine, "facts", None)
-    known = facts.max_model_len if facts is not None else 0
-    if told and known and told > known:
+    engine_len = facts.max_model_len if facts is not None else 0
+    if configured and engine_len and configured > engine_len:
         raise BadManifest(
-            f"model.max_model_len: {told} is more than the engine's {known}", field="model.max_model_len"
+            f"model.max_model_len: {configured} is more than the engine's {engine_len}",
+            field="model.max_model_len",
         )
-    return told
+    return configured
 
 
 def _socket(config: Config) -> socket.socket:

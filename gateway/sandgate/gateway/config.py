@@ -1,4 +1,4 @@
-"""Settings of one gateway process: one JSON file, unknown keys refused; each with unit, default and reason."""
+"""Settings of a gateway process: limits, time-outs, defaults, with units and reasons; read from one JSON file."""
 
 from __future__ import annotations
 
@@ -224,12 +224,12 @@ def expanded(text: str, env: Mapping[str, str], field: str) -> str:
     """`text` with its references replaced. Unlike in a container, an unset variable is an error: a session's URL would
     carry it. Raises BadManifest naming `field`."""
 
-    def value(found: re.Match[str]) -> str:
-        if found["escaped"]:
-            return found[0][1:]
-        if found["name"] not in env:
-            raise BadManifest(f"{field}: the environment has no {found['name']}", field=field)
-        return env[found["name"]]
+    def value(match: re.Match[str]) -> str:
+        if match["escaped"]:
+            return match[0][1:]
+        if match["name"] not in env:
+            raise BadManifest(f"{field}: the environment has no {match['name']}", field=field)
+        return env[match["name"]]
 
     return REFERENCE.sub(value, text)
 
@@ -240,21 +240,21 @@ def _read(path: Path) -> Config:
     except msgspec.ValidationError as error:
         text, _, where = str(error).partition(" - at `$")
         field = where.strip("`.")
-        at = f"{field}: " if field else ""
-        raise BadManifest(f"{path}: {at}{text}{_choices(field)}", field=field) from error
+        prefix = f"{field}: " if field else ""
+        raise BadManifest(f"{path}: {prefix}{text}{_choices(field)}", field=field) from error
     except (OSError, msgspec.DecodeError, json.JSONDecodeError) as error:
         raise BadManifest(f"{path}: {error}") from error
 
 
 def _choices(field: str) -> str:
-    """What may stand there, where that is a list: msgspec says only what may not."""
+    """The values that a field may have, where that is a list: msgspec names only the wrong one."""
     hint: Any = Config
     for name in field.split("."):
         hint = get_type_hints(hint).get(name) if isinstance(hint, type) else None
     if isinstance(hint, type) and issubclass(hint, Enum):
-        values: tuple[Any, ...] = tuple(one.value for one in hint)
+        values: tuple[Any, ...] = tuple(choice.value for choice in hint)
     else:
-        values = tuple(one for one in get_args(hint) if isinstance(one, str))
+        values = tuple(choice for choice in get_args(hint) if isinstance(choice, str))
     return f"; it may be {', '.join(values)}" if values else ""
 
 

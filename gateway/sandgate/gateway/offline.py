@@ -1,4 +1,4 @@
-"""Sessions of a run that is over, or of one that is going on: read from the journals in its --out directory.
+"""Reads the sessions of a run, over or going on, from the journals in its --out directory, without a gateway.
 
 Reads only, takes no lock and never repairs, so it may look while a gateway writes. What a session is, is the gateway's
 own fold of its records.
@@ -37,10 +37,10 @@ def journals(out: Path) -> list[Path]:
     if not out.is_dir():
         raise NotFound(f"{out}: no such directory")
     levels = ("/".join(["*"] * depth) for depth in range(1, DEPTH_MAX + 1))
-    found = sorted(path for level in levels for path in out.glob(level) if _is_journal(path))
-    if not found:
+    paths = sorted(path for level in levels for path in out.glob(level) if _is_journal(path))
+    if not paths:
         raise NotFound(f"{out}: no journal in it; is it the --out directory of a run?")
-    return found
+    return paths
 
 
 def sessions(out: Path, job: str = "") -> Iterator[dict[str, Json]]:
@@ -75,7 +75,7 @@ def tree(out: Path, session_id: str, *, text: bool = True, tokenizer: str = "") 
 
 def named(out: Path, beginning: str, limit: int) -> list[str]:
     """Ids of sessions that begin like that, in order, at most `limit`. Raises NotFound, CorruptRecord."""
-    found: set[str] = set()
+    sessions: set[str] = set()
     for path in journals(out):
         with _opened(path) as db:
             rows = db.execute(
@@ -83,8 +83,8 @@ def named(out: Path, beginning: str, limit: int) -> list[str]:
                 " ORDER BY session LIMIT ?",
                 (beginning, f"{beginning}{chr(sys.maxunicode)}", TASKS, limit),
             )
-            found.update(session for (session,) in rows)
-    return sorted(found)[:limit]
+            sessions.update(session for (session,) in rows)
+    return sorted(sessions)[:limit]
 
 
 def counting(out: Path) -> dict[str, str]:

@@ -1,1 +1,1 @@
-"""What the agent sees: pods, network walls, local processes. Standard library only."""
+"""Sandboxes of agents and verifiers: pods, network checks, local processes. Standard library only."""

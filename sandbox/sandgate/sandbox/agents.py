@@ -1,7 +1,6 @@
-"""What an agent and a verifier find in their environment (docs/agents.md), in pods and locally. (pure)
+"""Environment variables and files of agents and verifiers (docs/agents.md), in pods and locally. (pure)
 
-Every agent in our tests is pointed at the gateway by its own documented variables; nothing of ours is installed
-beside it.
+Every agent in our tests finds the gateway by its own documented variables; nothing of ours is installed beside it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ RESULT_PATH = "/sandgate/result.json"
 TERMINATION_PATH = "/dev/termination-log"
 """Kubernetes' own default of terminationMessagePath."""
 ENV_BYTES_MAX = 120_000
-"""Of one variable: Linux refuses a longer string than 128 KiB to execve."""
+"""Size limit of one variable: Linux refuses a longer string than 128 KiB to execve."""
 
 TASK_FILE = "File"
 """TaskDelivery.FILE, without importing manifests beside untrusted code."""
@@ -36,8 +35,8 @@ def agent_env(
     task_path: str = TASK_PATH,
     termination_path: str = TERMINATION_PATH,
 ) -> dict[str, str]:
-    """Variables of the agent. `delivery`: Env puts the prompt into SANDGATE_PROMPT (chat messages as JSON), File only
-    names the file. A prompt that no variable can hold is delivered as a file in any case."""
+    """The agent's variables. `delivery`: Env puts the prompt into SANDGATE_PROMPT (chat messages as JSON), File only
+    names the file. A prompt that is too long for a variable is delivered as a file in any case."""
     env = {
         "OPENAI_BASE_URL": handle.base_url,
         "OPENAI_API_BASE": handle.base_url,
@@ -63,7 +62,7 @@ def verifier_env(
     result_path: str = RESULT_PATH,
     termination_path: str = TERMINATION_PATH,
 ) -> dict[str, str]:
-    """Variables of the verifier: no model endpoint; a key that can set this session's reward and nothing else."""
+    """The verifier's variables: no model endpoint; a key that can set this session's reward and nothing else."""
     return {
         "SANDGATE_SESSION_ID": handle.session_id,
         "SANDGATE_MODEL": model,
@@ -76,26 +75,26 @@ def verifier_env(
 
 
 def prompt_text(prompt: Any) -> str:
-    """A prompt as a variable can hold it: text as it is, chat messages as JSON; no NUL, which ends a C string."""
+    """A prompt as the text of a variable: text as it is, chat messages as JSON; no NUL, which ends a C string."""
     text = prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False)
     return text.replace("\0", "")
 
 
 def task_document(uid: str, prompt: Any, data: Any, sample_index: int) -> bytes:
-    """Content of a verifier's SANDGATE_TASK_FILE."""
+    """The content of a verifier's SANDGATE_TASK_FILE."""
     return _json(task_of(uid, prompt, data, sample_index))
 
 
 def agents_document(uid: str, prompt: Any, data: Any, sample_index: int) -> bytes:
-    """Content of an agent's: what an agent may see of it."""
+    """The content of an agent's SANDGATE_TASK_FILE: the part of the task that an agent may see."""
     return _json(agents_task(task_of(uid, prompt, data, sample_index)) or {})
 
 
 def result_document(
     exit_code: int | None, message: TerminationMessage, bytes_max: int | None = None
 ) -> bytes:
-    """Content of SANDGATE_RESULT_FILE: `message` is what the agent left, parsed if it was JSON; `exit_code` null if it
-    was killed. A document beyond `bytes_max` has no message, and says so."""
+    """The content of SANDGATE_RESULT_FILE. `message`: the agent's termination message, parsed if it was JSON;
+    `exit_code`: null if the agent was killed. A document over `bytes_max` has no message, and says so."""
     result: dict[str, Any] = {"exit_code": exit_code, "message": message.value}
     raw = _json(result)
     if bytes_max is None or len(raw) <= bytes_max:

@@ -1,19 +1,19 @@
-"""The init container of a sandbox: is the wall up, does the gateway answer, here is your task.
+"""Init container of a sandbox pod: waits for the gateway, probes the network policy, fetches the task.
 
-One file of its own, standard library only, Python 3.8 and later: it is all that the fetcher's image holds. It is told
-by variables, and leaves `{"reason", "detail"}` as its termination message when it fails:
+It is one file, standard library only, for Python 3.8 and later: the fetcher's image has nothing else. When it fails its
+termination message is `{"reason", "detail"}`. Its settings are environment variables:
 
 SANDGATE_GATEWAY      origin of the session's gateway: it must answer before anything else
-SANDGATE_PROBE        comma separated; what must *not* answer: `kubernetes` (the API server) and `host:port`
+SANDGATE_PROBE        comma separated; addresses that must *not* answer: `kubernetes` (the API server) and `host:port`
 SANDGATE_TASK_URL     where the task document is ...
 SANDGATE_KEY          ... with this key ...
 SANDGATE_TASK_FILE    ... and where it goes
 SANDGATE_RESULT       text of the result document, written to ...
 SANDGATE_RESULT_FILE  ... this file
 
-Why the wall is probed: network policies come into force some time after a pod has its address (1.7 s were seen), and
-on a cluster whose network plugin ignores them, never. A closed door proves nothing while the whole network is still
-down, so the gateway must answer before *and* after the doors were seen closed.
+Why the policy is probed: network policies come into force some time after a pod has its address (1.7 s were seen), and
+never on a cluster whose network plugin ignores them. An address that does not answer proves nothing while the whole
+network is still down. So the gateway must answer before *and* after the addresses did not.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 PROBE_S = 30.0
-"""How long a wall may take to come up."""
+"""Seconds that the network policy may take to come into force."""
 GATEWAY_S = 120.0
-"""How long the gateway may be away: a pod that moves to another node with its volume."""
+"""Seconds that the gateway may be away: its pod may move to another node with its volume."""
 ATTEMPTS = 5
-"""In a row that must fail ..."""
+"""Attempts in a row that must fail ..."""
 ATTEMPT_S = 0.3
-"""... of this length each. A connection inside a cluster takes about a millisecond."""
+"""... seconds of each. A connection inside a cluster takes about a millisecond."""
 HTTP_S = 5.0
-"""Of one answer, between bytes."""
+"""Time-out between bytes of an answer, in seconds."""
 PAUSE_S = 0.25
-"""Between tries at the gateway."""
+"""Seconds between tries at the gateway."""
 TASK_BYTES_MAX = 32 * 1024 * 1024
 CHUNK_BYTES = 64 * 1024
 SAID_MAX = 1024
@@ -56,11 +56,11 @@ SETTINGS, POLICY, GATEWAY, TASK = (
 )
 EXIT_CODES = {SETTINGS: 2, POLICY: 3, GATEWAY: 4, TASK: 5}
 NOT_NOW = (408, 425, 429, 500, 502, 503, 504)
-"""Statuses that another try may mend."""
+"""HTTP statuses after which another try may succeed."""
 
 
 class Failed(Exception):
-    """It cannot go on. `reason` is one of EXIT_CODES."""
+    """The init container cannot go on. `reason` is one of EXIT_CODES."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
@@ -107,15 +107,16 @@ def get(url: str, headers: Mapping[str, str], sink: Callable[[bytes], object]) -
 
 
 def ask_gateway(origin: str) -> None:
-    """It answers. Raises Retry."""
+    """Raises TryAgain unless the gateway answers."""
     status = get(f"{origin}/healthz", {}, len)
     if status != 200:
         raise TryAgain(f"{urlsplit(origin).netloc} answers /healthz with status {status}")
 
 
 def patiently(ask: Callable[[], None], reason: str) -> float:
-    """Ask until it does not raise Retry; seconds that took. Raises Failed(reason) after GATEWAY_S."""
-    began, said = time.monotonic(), ""
+    """Calls `ask` until it does not raise TryAgain. Returns the seconds that took. Raises Failed(reason) after
+    GATEWAY_S."""
+    began, last = time.monotonic(), ""
     while True:
         try:
             ask()
@@ -123,32 +124,32 @@ def patiently(ask: Callable[[], None], reason: str) -> float:
         except TryAgain as error:
             if time.monotonic() - began > GATEWAY_S:
                 raise Failed(reason, f"{error}, {GATEWAY_S:.0f} s after the first try") from None
-            if str(error) != said:
-                said = str(error)
-                say(f"waiting: {said}")
+            if str(error) != last:
+                last = str(error)
+                say(f"waiting: {last}")
         time.sleep(PAUSE_S)
 
 
-# -- the wall ---------------------------------------------------------------------------------------------------------
+# -- the network policy -----------------------------------------------------------------------------------------------
 
 
-def doors(text: str, env: Mapping[str, str]) -> list[tuple[str, int]]:
-    """(host, port) of everything that must not answer. Raises Failed."""
-    found = []
-    for one in filter(None, text.split(",")):
-        if one == "kubernetes":  # the kubelet tells every container where the API server is
-            one = f"{env.get('KUBERNETES_SERVICE_HOST', '')}:{env.get('KUBERNETES_SERVICE_PORT', '443')}"
-        host, _, port = one.rpartition(":")
+def forbidden_addresses(text: str, env: Mapping[str, str]) -> list[tuple[str, int]]:
+    """(host, port) of every address that must not answer. Raises Failed."""
+    addresses = []
+    for address in filter(None, text.split(",")):
+        if address == "kubernetes":  # the kubelet tells every container where the API server is
+            address = f"{env.get('KUBERNETES_SERVICE_HOST', '')}:{env.get('KUBERNETES_SERVICE_PORT', '443')}"
+        host, _, port = address.rpartition(":")
         host = host.strip("[]")
         if not host or not port.isdigit():
-            raise Failed(SETTINGS, f"SANDGATE_PROBE: {one!r} is not host:port")
-        found.append((host, int(port)))
-    return found
+            raise Failed(SETTINGS, f"SANDGATE_PROBE: {address!r} is not host:port")
+        addresses.append((host, int(port)))
+    return addresses
 
 
 def answering(where: list[tuple[str, int]], seconds: float) -> list[str]:
-    """Those that accept a TCP connection within `seconds`; all are tried at once. Takes `seconds`, or less if one
-    does."""
+    """The addresses that accept a TCP connection within `seconds`; all are tried at once. Takes `seconds`, or less if
+    one accepts."""
     until = time.monotonic() + seconds
     with selectors.DefaultSelector() as waiting:
         try:
@@ -180,7 +181,7 @@ def answering(where: list[tuple[str, int]], seconds: float) -> list[str]:
 
 
 def resolve(host: str, port: int) -> list[tuple]:  # type: ignore[type-arg]
-    """Its addresses; none for a name that does not resolve, which cannot be reached either."""
+    """The addresses of a host; none for a name that does not resolve, which cannot be reached either."""
     try:
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except socket.gaierror:
@@ -188,16 +189,16 @@ def resolve(host: str, port: int) -> list[tuple]:  # type: ignore[type-arg]
 
 
 def probe(where: list[tuple[str, int]], gateway: Callable[[], None]) -> str:
-    """Wait until none of `where` answers ATTEMPTS times in a row, between two answers of the gateway. What was seen,
-    in words. Raises Failed."""
-    began, held, leaks = time.monotonic(), 0, 0
+    """Waits until none of `where` answers in ATTEMPTS attempts in a row, between two answers of the gateway. Returns a
+    sentence about it. Raises Failed."""
+    began, closed, leaks = time.monotonic(), 0, 0
     patiently(gateway, GATEWAY)
-    while held < ATTEMPTS:
+    while closed < ATTEMPTS:
         opened = answering(where, ATTEMPT_S)
         if not opened:
-            held += 1
+            closed += 1
         else:
-            held, leaks = 0, leaks + 1
+            closed, leaks = 0, leaks + 1
             if time.monotonic() - began > PROBE_S:
                 raise Failed(
                     POLICY,
@@ -205,8 +206,8 @@ def probe(where: list[tuple[str, int]], gateway: Callable[[], None]) -> str:
                     " no NetworkPolicy is enforced here",
                 )
             time.sleep(ATTEMPT_S / 3)
-        if held == ATTEMPTS and patiently(gateway, GATEWAY) > ATTEMPT_S:
-            held = 0  # the network was away: it proves nothing that the doors were closed
+        if closed == ATTEMPTS and patiently(gateway, GATEWAY) > ATTEMPT_S:
+            closed = 0  # the network was away: it proves nothing that no address answered
     seconds = time.monotonic() - began
     return f"{len(where)} forbidden addresses do not answer; open at first: {leaks} times; {seconds:.1f} s"
 
@@ -230,7 +231,7 @@ def whole(path: str) -> Iterator[Callable[[bytes], object]]:
 
 
 def fetch(url: str, key: str, path: str) -> int:
-    """The task document into `path`; its bytes. Raises Retry, Failed."""
+    """Writes the task document to `path`. Returns its bytes. Raises TryAgain, Failed."""
     size = 0
 
     def counted(chunk: bytes) -> None:
@@ -249,19 +250,19 @@ def fetch(url: str, key: str, path: str) -> int:
     return size
 
 
-# -- all of it --------------------------------------------------------------------------------------------------------
+# -- the whole --------------------------------------------------------------------------------------------------------
 
 
 def run(env: Mapping[str, str]) -> None:
-    """Everything that `env` asks for. Raises Failed."""
+    """Does everything that `env` asks for. Raises Failed."""
     origin = env.get("SANDGATE_GATEWAY", "").rstrip("/")
     if urlsplit(origin).scheme not in ("http", "https"):
         raise Failed(SETTINGS, f"SANDGATE_GATEWAY: {origin!r} is not an http:// or https:// origin")
-    walls = doors(env.get("SANDGATE_PROBE", ""), env)
+    forbidden = forbidden_addresses(env.get("SANDGATE_PROBE", ""), env)
     seconds = patiently(lambda: ask_gateway(origin), GATEWAY)
     say(f"the gateway {urlsplit(origin).netloc} answers ({seconds:.1f} s)")
-    if walls:
-        say(f"the wall is up: {probe(walls, lambda: ask_gateway(origin))}")
+    if forbidden:
+        say(f"the wall is up: {probe(forbidden, lambda: ask_gateway(origin))}")
     if url := env.get("SANDGATE_TASK_URL", ""):
         key, path = env.get("SANDGATE_KEY", "").strip(), wanted(env, "SANDGATE_TASK_FILE")
         if not key or not key.isascii() or not key.isprintable():  # http.client would quote it in its error
@@ -277,14 +278,14 @@ def run(env: Mapping[str, str]) -> None:
 
 
 def wanted(env: Mapping[str, str], name: str) -> str:
-    """Raises Failed."""
+    """The variable `name`. Raises Failed if it is missing or empty."""
     if not env.get(name):
         raise Failed(SETTINGS, f"{name}: is missing")
     return env[name]
 
 
 def main(env: Mapping[str, str]) -> int:
-    """Exit code: 0, or one of EXIT_CODES."""
+    """Runs, and returns the exit code: 0, or one of EXIT_CODES."""
     try:
         run(env)
         return 0

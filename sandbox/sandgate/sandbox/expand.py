@@ -1,4 +1,4 @@
-"""`$(NAME)` in command, args and env, exactly as Kubernetes expands it. (pure)
+"""Expands `$(NAME)` in command, args and env, exactly as Kubernetes does. (pure)
 
 Source of the rules: k8s.io/kubernetes/third_party/forked/golang/expansion. `$(NAME)` becomes the variable's value; of
 a name that is not set, or without its closing bracket, the text stays as it is; `$$` is a dollar sign that opens
@@ -16,9 +16,9 @@ _REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
 def expand(text: str, env: Mapping[str, str]) -> str:
     """`text` with its references replaced."""
 
-    def value(found: re.Match[str]) -> str:
-        name = found.group(1)
-        return "$" if name is None else env.get(name, found.group(0))
+    def value(match: re.Match[str]) -> str:
+        name = match.group(1)
+        return "$" if name is None else env.get(name, match.group(0))
 
     return _REFERENCE.sub(value, text)
 

@@ -1,4 +1,4 @@
-"""Kills what a driver started when the driver dies, by kill -9 too: a process of its own, told by lines on stdin.
+"""A process that kills a driver's sandboxes when the driver dies, also by kill -9; it reads them from stdin.
 
 PR_SET_PDEATHSIG reaches only direct children and needs code between fork and exec, which is not safe in a process
 with threads. This small process holds the read end of a pipe whose only write end is the driver's: whatever ends the
@@ -17,7 +17,7 @@ ROUNDS = 3
 
 
 def follow(lines: list[str], groups: dict[int, bytes]) -> None:
-    """Fold lines into what is to be killed."""
+    """Takes lines in: adds process groups that are to be killed, and drops those that ended."""
     for line in lines:
         number, _, mark = line[1:].partition(" ")
         if line[:1] == "+":
@@ -27,7 +27,7 @@ def follow(lines: list[str], groups: dict[int, bytes]) -> None:
 
 
 def main() -> None:
-    """Read until the pipe ends, then kill."""
+    """Reads until the pipe ends, then kills."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     groups: dict[int, bytes] = {}

@@ -1,12 +1,12 @@
-"""Stands over one sandbox: what its program starts stays below, however it hides, and is gone before its end is told.
+"""Parent process of one local sandbox: keeps every descendant of its program, and kills them before reporting its end.
 
-A process whose parent died goes to the nearest ancestor that asked for such (Linux, PR_SET_CHILD_SUBREAPER). This one
-asks. So a daemon with a session and an environment of its own is its child at last, and never init's. A keeper of its
-own for each program: orphans of two programs under one roof could not be told apart.
+A process whose parent died goes to the nearest ancestor that asked for orphans (Linux, PR_SET_CHILD_SUBREAPER). This
+one asks. So a daemon with a session and an environment of its own becomes its child, and never init's. Each program has
+a keeper of its own: the orphans of two programs could not be told apart.
 
-stdin is a pipe from the driver: when it ends, the driver has, and everything below is killed. What to run comes as JSON
-(`argv`, `env`, `cwd`) in the file `plan`; lines of JSON go to the pipe `tell`: `{"pid"}` or `{"failed", "errno"}`, then
-`{"code", "at", "alive"}`: like Popen's returncode, unix seconds, and how many processes would not end.
+stdin is a pipe from the driver: when it ends, the driver has ended, and all descendants are killed. The program comes
+as JSON (`argv`, `env`, `cwd`) in the file `plan`. Lines of JSON go to the pipe `tell`: `{"pid"}` or `{"failed",
+"errno"}`, then `{"code", "at", "alive"}`: like Popen's returncode, unix seconds, and how many processes would not end.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sandgate.sandbox.procfs import below
 SET_DUMPABLE, SET_CHILD_SUBREAPER = 4, 36
 """prctl(2)."""
 END_S = 10.0
-"""How long what is killed may take to go: one that waits for a disk goes when the disk answers."""
+"""Seconds that killed processes may take to end: one that waits for a disk ends when the disk answers."""
 PAUSE_S = 0.002
 DEFAULTS = (
     signal.SIGINT,
@@ -36,11 +36,12 @@ DEFAULTS = (
     signal.SIGPIPE,
     signal.SIGXFSZ,
 )
-"""What the program finds as any program does; we ignore some of them, and an ignored signal outlives exec."""
+"""Signals that the program gets with their default action: we ignore some of them, and an ignored signal outlives
+exec."""
 
 
 def main(plan: int, tell: int) -> None:
-    """Run the plan to its end."""
+    """Runs the plan's program to its end."""
     os.set_inheritable(tell, False)
     with os.fdopen(plan, "rb") as file:
         wanted = json.load(file)
@@ -68,29 +69,29 @@ def main(plan: int, tell: int) -> None:
 
 
 def say(tell: int, words: dict[str, Any]) -> None:
-    """One line; nobody may listen any more."""
+    """Writes one line; nobody may read it any more."""
     with suppress(BrokenPipeError):
         os.write(tell, json.dumps(words).encode() + b"\n")
 
 
 def start(wanted: dict[str, Any]) -> tuple[int, dict[str, Any] | None]:
-    """(pid, the word to say of it if it could not be started)."""
+    """Starts the program: (pid, the line to report if it could not be started)."""
     read, write = os.pipe()  # closed by a successful exec
     pid = os.fork()
     if pid == 0:
         become(wanted, write)
     os.close(write)
     with os.fdopen(read, "rb") as file:
-        said = file.read()
-    if not said:
+        failure = file.read()
+    if not failure:
         return pid, None
     os.waitpid(pid, 0)
-    failed: dict[str, Any] = json.loads(said)
+    failed: dict[str, Any] = json.loads(failure)
     return pid, failed
 
 
 def become(wanted: dict[str, Any], write: int) -> NoReturn:
-    """The program, or a word why not."""
+    """Becomes the program, or reports why not."""
     try:
         signal.set_wakeup_fd(-1)
         for number in DEFAULTS:
@@ -108,7 +109,8 @@ def become(wanted: dict[str, Any], write: int) -> NoReturn:
 
 
 def wait(pid: int, news: int) -> int:
-    """Its end, like Popen's returncode; those that it left are buried meanwhile. When the driver ends, so does it."""
+    """Waits for the program's end: its exit, like Popen's returncode. Reaps its orphans meanwhile, and kills everything
+    when the driver ends."""
     driver = 0
     watched = [driver, news]
     while (code := bury(pid)) is None:
@@ -123,27 +125,27 @@ def wait(pid: int, news: int) -> int:
 
 
 def bury(wanted: int) -> int | None:
-    """Every child that has ended; how `wanted` did, if it is one of them."""
-    found = None
+    """Reaps every child that has ended. Returns the exit of `wanted`, if it is one of them."""
+    code = None
     with suppress(ChildProcessError):
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 break
             if pid == wanted:
-                found = os.waitstatus_to_exitcode(status)
-    return found
+                code = os.waitstatus_to_exitcode(status)
+    return code
 
 
 def end_all() -> int:
-    """Kill everything below until nothing is left; how many would not go."""
+    """Kills all descendants until none is left. Returns how many would not end."""
     until = time.monotonic() + END_S
     while has_children():
         left = below(os.getpid())
         for number in (
             signal.SIGSTOP,
             signal.SIGKILL,
-        ):  # who is stopped makes no more while its siblings are killed
+        ):  # a stopped process starts no others while its siblings are killed
             for pid in left:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, number)
@@ -155,7 +157,7 @@ def end_all() -> int:
 
 
 def has_children() -> bool:
-    """Also such as have ended and are not buried."""
+    """Whether there are children, also such as have ended and are not reaped."""
     try:
         bury(0)
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

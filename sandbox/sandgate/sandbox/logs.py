@@ -1,4 +1,4 @@
-"""A program's output, kept in a file: bounded, and without secrets."""
+"""Log of a sandbox: a program's output in a file, bounded in size, and without secrets."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 CHUNK = 65536
 TAIL_BYTES = 600
-"""Kept for the detail of a failure: the last line or two of a traceback."""
+"""Bytes kept for the detail of a failure: the last line or two of a traceback."""
 ERRORS_BYTES = 4096
-"""Kept of stderr alone, whatever stdout says meanwhile: the end of a traceback of some depth."""
+"""Bytes kept of stderr alone, however much stdout has meanwhile: the end of a traceback of some depth."""
 HIDDEN = b"[key]"
 
 log = logging.getLogger("sandgate.sandbox")
@@ -22,12 +22,12 @@ class Redactor:
     """Replaces secrets in a stream of bytes, also those that two chunks share."""
 
     def __init__(self, secrets: Sequence[str]) -> None:
-        self._secrets = sorted((one.encode() for one in secrets if one), key=len, reverse=True)
-        self._keep = max((len(one) for one in self._secrets), default=1) - 1
+        self._secrets = sorted((secret.encode() for secret in secrets if secret), key=len, reverse=True)
+        self._keep = max((len(secret) for secret in self._secrets), default=1) - 1
         self._rest = b""
 
     def feed(self, chunk: bytes) -> bytes:
-        """What is certain by now."""
+        """Takes a chunk. Returns the bytes that cannot be part of a secret any more, with secrets replaced."""
         text = self._hide(self._rest + chunk)
         cut = max(0, len(text) - self._keep)
         # Only what could still become a secret is kept back.
@@ -37,7 +37,7 @@ class Redactor:
         return text[:cut]
 
     def end(self) -> bytes:
-        """The rest."""
+        """The rest of the stream."""
         rest, self._rest = self._rest, b""
         return rest
 
@@ -65,8 +65,8 @@ class Log:
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def follow(self, stdout: int, stderr: int = -1) -> None:
-        """Take over the read ends of one or two pipes, read as they become readable: lines of the two keep their order
-        but for those of one moment."""
+        """Takes over the read ends of one or two pipes, and reads them as they become readable. Lines of the two keep
+        their order, but for those of the same moment."""
         self._stderr = stderr
         for pipe in (stdout, stderr):
             if pipe >= 0:
@@ -94,7 +94,8 @@ class Log:
             self._keep(kept if self._left > 0 else kept + b"\n[log cut at %d bytes]\n" % self._limit)
 
     def _keep(self, text: bytes) -> None:
-        """On a full disk the log ends here, and its reader goes on: an agent whose pipe is full would wait for ever."""
+        """Writes to the file. On a full disk the log ends, and reading goes on: an agent whose pipe is full would wait
+        for ever."""
         try:
             self._file.write(text)
         except OSError as error:
@@ -111,23 +112,23 @@ class Log:
                 self._ended.set_result(None)
 
     def close(self) -> None:
-        """Close the file."""
+        """Closes the file."""
         self._file.close()
 
     async def drain(self, timeout_s: float) -> None:
-        """Until all is read; at most `timeout_s`, then the rest is lost."""
+        """Waits until all is read, `timeout_s` at most; then the rest is lost."""
         await asyncio.wait([self._ended], timeout=timeout_s)
         for pipe in list(self._pipes):
             self._end(pipe)
 
     @property
     def tail(self) -> str:
-        """The last of it, from the beginning of a line where there is one."""
+        """The end of the output, from the beginning of a line where there is one."""
         return _whole_lines(self._tail, TAIL_BYTES)
 
     @property
     def errors(self) -> str:
-        """The last of stderr, in the same way."""
+        """The end of stderr, from the beginning of a line where there is one."""
         return _whole_lines(self._errors, ERRORS_BYTES)
 
 

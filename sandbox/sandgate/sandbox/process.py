@@ -1,15 +1,16 @@
-"""A sandbox as a local process: the same environment, limits and results as in a pod, and none of the walls.
+"""A sandbox as a local process: the same environment, limits and results as in a pod, without its isolation.
 
-**No isolation**: the program runs with this user's rights, sees this machine's files and network, and can read what
-other processes of the user hold. Use it for agents you trust.
+**No isolation**: the program runs with this user's rights, sees this machine's files and network, and can read the
+memory of the user's other processes. Use it for agents you trust.
 
-Nothing outlives it: a keeper (keeper.py) stands over each program, and what the program left is only read when nothing
-that it started is left. Who kills the keeper is told apart (`escaped`): then nothing of it is taken.
+No process outlives its sandbox: a keeper (keeper.py) is the parent of each program, and the program's result is read
+only when all processes that it started have ended. If a program kills its keeper, its exit says so (`escaped`), and
+nothing that it left is read.
 
-Memory: the resident memory of all that it started is looked at every MEMORY_POLL_S; over the limit, all of it is killed
-and the exit says OOMKilled. Why not rlimits: they count reserved address space, which JavaScript and CUDA programs
-reserve by the hundreds of GB, hold for each process alone, and end in an exception in the agent, not in a fact of its
-sandbox. Why not cgroups: an ordinary user may not make them everywhere.
+Memory: the resident memory of all processes of a sandbox is read every MEMORY_POLL_S. Over the limit all of them are
+killed, and the exit says OOMKilled. Why not rlimits: they count reserved address space, of which JavaScript and CUDA
+programs reserve hundreds of GB; they bound each process alone; and they end in an exception in the agent, not in a fact
+of its sandbox. Why not cgroups: an ordinary user may not make them everywhere.
 """
 
 from __future__ import annotations
@@ -35,55 +36,55 @@ from sandgate.sandbox.logs import Log
 
 MEMORY_POLL_S: Final = 0.1
 GRACE_S: Final = 5.0
-"""Between SIGTERM and SIGKILL."""
+"""Seconds between SIGTERM and SIGKILL."""
 KEEPER_S: Final = 20.0
-"""A keeper that has not told the end this long after a kill is killed itself: somebody has stopped it."""
+"""Seconds after a kill until a keeper that has not reported the end is killed itself: it was stopped."""
 DRAIN_S: Final = 1.0
-"""How long output is still read after the process ended: something that left the group may hold the pipe."""
+"""Seconds that output is still read after the process ended: a process that left the group may hold the pipe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
-    """What to run. Nothing is inherited but what stands here."""
+    """The program to run. It inherits nothing but what is given here."""
 
     argv: Sequence[str]
     env: Mapping[str, str] = field(repr=False)
     cwd: Path
     log: Path
-    """Where stdout and stderr go."""
+    """File for stdout and stderr."""
     secrets: tuple[str, ...] = field(default=(), repr=False)
-    """Never written to the log."""
+    """Texts that are never written to the log."""
     mark: str = ""
-    """`NAME=value` of `env` that tells its processes apart, also those that leave the process group."""
+    """`NAME=value` of `env` that identifies the program's processes, also those that leave the process group."""
     memory_bytes: int | None = None
     termination: Path | None = None
-    """File in which it may leave a result."""
+    """File in which the program may leave a result."""
     log_bytes: int = 8 << 20
-    """Of the log; the rest is dropped, and the log says so."""
+    """Size limit of the log; the rest is dropped, and the log says so."""
     pass_fds: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessExit:
-    """How it ended."""
+    """How a program ended."""
 
     code: int | None
-    """None if a signal killed it."""
+    """Exit code; None if a signal killed the program."""
     signal: int | None
     oom: bool
-    """It held more than `memory_bytes`."""
+    """The sandbox had more than `memory_bytes`."""
     message: bytes
-    """Of the termination file; at most 4096 bytes, as Kubernetes keeps."""
+    """Content of the termination file; 4096 bytes at most, as in Kubernetes."""
     at: float
-    """Unix seconds."""
+    """When it ended, in unix seconds."""
     tail: str
-    """End of its output, for people; without secrets."""
+    """End of the output, for people; without secrets."""
     errors: str = ""
-    """End of what it wrote to stderr."""
+    """End of stderr."""
     escaped: bool = False
-    """Something of it may still run: it would not end, or its keeper was killed. Nothing that it left was read."""
+    """A process of the sandbox may still run: it would not end, or the keeper was killed. No result was read."""
     machine_oom: bool = False
-    """Killed while the kernel was killing for memory: this machine had no more."""
+    """Killed while the kernel was killing for memory: the machine had none left."""
 
 
 class StartFailed(Exception):
@@ -91,15 +92,16 @@ class StartFailed(Exception):
 
 
 class ProgramMissing(StartFailed):
-    """By no fault of this machine: not found, not executable, no such working directory. Another try would fail too."""
+    """The program is not found or not executable, or its working directory is missing. It is not this machine's fault:
+    another try would fail, too."""
 
 
 MACHINES_FAULT = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EIO})
-"""Errors of a start that says nothing of the program."""
+"""Errors of a start that are the machine's fault, not the program's."""
 
 
 class Guard:
-    """Holds the pipe whose end makes guard.py kill everything that was registered."""
+    """The guard process (guard.py): it kills all registered process groups when our pipe to it ends."""
 
     def __init__(self) -> None:
         # Without site-packages it is up in 20 ms and holds 8 MB.
@@ -115,11 +117,11 @@ class Guard:
         )
 
     def add(self, group: int, mark: str) -> None:
-        """Kill this process group when we die."""
+        """Registers a process group, which is killed when we die."""
         self._tell(f"+{group} {mark}\n")
 
     def remove(self, group: int) -> None:
-        """It ended."""
+        """Unregisters a process group that ended."""
         self._tell(f"-{group}\n")
 
     def _tell(self, line: str) -> None:
@@ -129,17 +131,17 @@ class Guard:
                 self._process.stdin.write(line.encode())
 
     def close(self) -> None:
-        """The guard kills what is still registered, and ends."""
+        """Ends the guard, which kills the process groups that are still registered."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
 
 
 class _Keeper:
-    """The keeper of one program (keeper.py): starts it, and tells how it ended."""
+    """The keeper process of one program (keeper.py): it starts the program and reports its end."""
 
     def __init__(self, argv: Sequence[str], spec: ProcessSpec, stdout: int, stderr: int) -> None:
-        """Raises OSError, ValueError."""
+        """Starts the keeper. Raises OSError, ValueError."""
         run = (
             "import sys; sys.path.insert(0, sys.argv[1]);"
             " from sandgate.sandbox.keeper import main; main(int(sys.argv[2]), int(sys.argv[3]))"
@@ -172,7 +174,7 @@ class _Keeper:
         self._rest = b""
 
     async def says(self) -> dict[str, Any] | None:
-        """Its next word; None if it is gone without one."""
+        """The keeper's next report; None if it ended without one."""
         while b"\n" not in self._rest:
             await _readable(self._told)
             chunk = os.read(self._told, 4096)
@@ -184,13 +186,13 @@ class _Keeper:
         return word
 
     async def gone(self) -> None:
-        """It has ended."""
+        """Waits until the keeper has ended."""
         await _exit_code(self.popen)
         self.close()
         os.close(self._told)
 
     def close(self) -> None:
-        """It ends everything that it stands over."""
+        """Makes the keeper kill all its descendants."""
         assert self.popen.stdin is not None
         self.popen.stdin.close()
 
@@ -209,7 +211,7 @@ class SandboxProcess:
 
     @classmethod
     async def start(cls, spec: ProcessSpec, guard: Guard | None = None) -> SandboxProcess:
-        """Raises StartFailed, saying why. Once it returns, the program's exec has succeeded."""
+        """Starts a program; when this returns, its exec has succeeded. Raises StartFailed, which says why."""
         argv = [resolve(spec.argv[0], spec.env, spec.cwd), *spec.argv[1:]]
         log = Log(spec.log, spec.secrets, spec.log_bytes)
         (read, write), (read_errors, write_errors) = _pipes(log)
@@ -225,25 +227,25 @@ class SandboxProcess:
             os.close(write_errors)
         log.follow(read, read_errors)
         try:
-            told = await keeper.says()
+            report = await keeper.says()
         except asyncio.CancelledError:  # nobody will ask for it
             keeper.close()
             await asyncio.shield(_let_go(keeper, log))
             raise
-        if told is None or "pid" not in told:
+        if report is None or "pid" not in report:
             await _let_go(keeper, log)
-            raise _not_started(spec.argv[0], told, log.tail)
+            raise _not_started(spec.argv[0], report, log.tail)
         if guard is not None:
-            guard.add(told["pid"], spec.mark)
-        return cls(spec, told["pid"], keeper, log, guard)
+            guard.add(report["pid"], spec.mark)
+        return cls(spec, report["pid"], keeper, log, guard)
 
     @property
     def keeper(self) -> int:
-        """Pid of what all of it is below."""
+        """Pid of the keeper, the ancestor of all processes of the sandbox."""
         return self._keeper.popen.pid
 
     async def wait(self) -> ProcessExit:
-        """Its end; everything it started is gone then, and its log is whole."""
+        """Waits for the end. All processes that the program started are gone then, and its log is whole."""
         return await asyncio.shield(self._ended)
 
     @property
@@ -251,7 +253,7 @@ class SandboxProcess:
         return self._ended.done()
 
     async def stop(self, grace_s: float = GRACE_S) -> ProcessExit:
-        """SIGTERM to the group, after `grace_s` SIGKILL. Repeating it is harmless."""
+        """Sends SIGTERM to the group, and SIGKILL after `grace_s`. Repeating it is harmless."""
         if not self._ended.done():
             procfs.kill_group(self.pid, signal.SIGTERM)
             try:
@@ -262,7 +264,7 @@ class SandboxProcess:
         return await self.wait()
 
     def kill(self) -> None:
-        """SIGKILL to the group; its keeper sees to the rest."""
+        """Sends SIGKILL to the group; the keeper kills the other descendants."""
         if not self._ended.done():
             procfs.kill_group(self.pid)
             asyncio.get_running_loop().call_later(KEEPER_S, self._no_word)
@@ -272,7 +274,7 @@ class SandboxProcess:
             self._keeper.popen.kill()
 
     def out_of_memory(self) -> None:
-        """The watch found it over its limit."""
+        """Kills the sandbox, which `watch_memory` found over its limit."""
         if not self._ended.done():
             self._oom = True
             self.kill()
@@ -285,12 +287,12 @@ class SandboxProcess:
             raise
 
     async def _end(self) -> ProcessExit:
-        told = await self._keeper.says()
-        at = time.time() if told is None else float(told["at"])
+        report = await self._keeper.says()
+        at = time.time() if report is None else float(report["at"])
         await self._keeper.gone()
-        code = -signal.SIGKILL if told is None else int(told["code"])
-        escaped = told is None or told["alive"] > 0
-        if escaped:  # what can still be found is ended
+        code = -signal.SIGKILL if report is None else int(report["code"])
+        escaped = report is None or report["alive"] > 0
+        if escaped:  # processes that can still be found are killed
             procfs.kill_group(self.pid)
             if self.spec.mark:
                 await asyncio.to_thread(procfs.kill_marked, [self.spec.mark.encode()])
@@ -312,7 +314,7 @@ class SandboxProcess:
 
 
 def _pipes(log: Log) -> tuple[tuple[int, int], tuple[int, int]]:
-    """For stdout and stderr, each (read, write). Raises StartFailed; then `log` is closed."""
+    """Pipes for stdout and stderr, each (read, write). Raises StartFailed; then `log` is closed."""
     made: list[tuple[int, int]] = []
     try:
         made += [os.pipe()]
@@ -324,12 +326,12 @@ def _pipes(log: Log) -> tuple[tuple[int, int], tuple[int, int]]:
         raise StartFailed(f"no pipe for its output: {error.strerror}") from error
 
 
-def _not_started(program: str, told: Mapping[str, Any] | None, tail: str) -> StartFailed:
-    """By the keeper's word; None: it died without one."""
-    if told is None:
+def _not_started(program: str, report: Mapping[str, Any] | None, tail: str) -> StartFailed:
+    """The error that the keeper's report means; None: the keeper died without one."""
+    if report is None:
         return StartFailed(f"{program}: {tail or 'it was killed'}")
-    kind = StartFailed if told["errno"] in MACHINES_FAULT else ProgramMissing
-    return kind(f"{program}: {told['failed']}")
+    kind = StartFailed if report["errno"] in MACHINES_FAULT else ProgramMissing
+    return kind(f"{program}: {report['failed']}")
 
 
 async def _let_go(keeper: _Keeper, log: Log) -> None:
@@ -348,7 +350,8 @@ async def _readable(pipe: int) -> None:
 
 
 async def _exit_code(popen: subprocess.Popen[bytes]) -> int:
-    """Wait without a thread (pidfd), or with one where the kernel has none. Like Popen: -N for signal N."""
+    """The exit code of a process, like Popen's: -N for signal N. Waits without a thread (pidfd), or with one where the
+    kernel has no pidfd."""
     loop = asyncio.get_running_loop()
     try:
         handle = os.pidfd_open(popen.pid)
@@ -362,7 +365,7 @@ async def _exit_code(popen: subprocess.Popen[bytes]) -> int:
 
 
 def resolve(program: str, env: Mapping[str, str], cwd: Path) -> str:
-    """The program's file: by its own PATH, not ours; a name with a slash is relative to `cwd`. Raises
+    """The path of a program, from its own PATH, not ours; a name with a slash is relative to `cwd`. Raises
     ProgramMissing."""
     if "/" in program:
         places = [str(cwd / program)]
@@ -376,8 +379,8 @@ def resolve(program: str, env: Mapping[str, str], cwd: Path) -> str:
 
 
 def read_termination(path: Path | None) -> bytes:
-    """What the program left, cut to what Kubernetes keeps. Nothing if it is not a plain file (a program may put a
-    link or a pipe there)."""
+    """The content of a termination file, cut to the 4096 bytes that Kubernetes keeps. Empty if it is not a plain file:
+    a program may put a link or a pipe there."""
     if path is None:
         return b""
     try:
@@ -397,16 +400,20 @@ def read_termination(path: Path | None) -> bytes:
 async def watch_memory(
     running: Callable[[], Sequence[SandboxProcess]], poll_s: float = MEMORY_POLL_S
 ) -> None:
-    """For ever: end those of `running` that hold more than their limit. One scan of /proc serves all."""
+    """Kills, for ever, those of `running` that have more memory than their limit. One scan of /proc serves all."""
     while True:
         await asyncio.sleep(poll_s)
-        limited = [(one, limit) for one in running() if (limit := one.spec.memory_bytes) and not one.exited]
+        limited = [
+            (sandbox, limit)
+            for sandbox in running()
+            if (limit := sandbox.spec.memory_bytes) and not sandbox.exited
+        ]
         if not limited:
             continue
-        held = await asyncio.to_thread(procfs.tree_memory, [one.keeper for one, _ in limited])
-        for one, limit in limited:
-            # The quick sum counts shared pages more than once: look closely before killing.
-            if held[one.keeper] > limit:
-                exact = await asyncio.to_thread(procfs.tree_memory_exact, one.keeper)
+        resident = await asyncio.to_thread(procfs.tree_memory, [sandbox.keeper for sandbox, _ in limited])
+        for sandbox, limit in limited:
+            # The quick sum counts shared pages more than once: measure exactly before killing.
+            if resident[sandbox.keeper] > limit:
+                exact = await asyncio.to_thread(procfs.tree_memory_exact, sandbox.keeper)
                 if exact > limit:
-                    one.out_of_memory()
+                    sandbox.out_of_memory()

@@ -1,4 +1,4 @@
-"""What Linux says of processes: who belongs to a sandbox, how much memory they hold. Empty answers elsewhere."""
+"""Reads Linux's /proc: which processes belong to a sandbox, how much memory they hold. Empty answers elsewhere."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 PROC = Path("/proc")
 PAGE = os.sysconf("SC_PAGE_SIZE")
 ENVIRON_BYTES_MAX = 1 << 20
-"""Of a process's environment that is looked at."""
+"""Bytes of a process's environment that are read."""
 
 
 def pids() -> Iterator[int]:
@@ -24,14 +24,14 @@ def pids() -> Iterator[int]:
 
 def parents() -> dict[int, tuple[int, int]]:
     """Process -> (its parent, its resident bytes)."""
-    found: dict[int, tuple[int, int]] = {}
+    processes: dict[int, tuple[int, int]] = {}
     for pid in pids():
         with suppress(OSError, ValueError, IndexError):
             raw = (PROC / str(pid) / "stat").read_bytes()
             # The command name, in brackets, may hold anything; after it the fields are numbers (proc(5)).
             fields = raw[raw.rindex(b")") + 2 :].split()
-            found[pid] = int(fields[1]), int(fields[21]) * PAGE
-    return found
+            processes[pid] = int(fields[1]), int(fields[21]) * PAGE
+    return processes
 
 
 def below(root: int) -> list[int]:
@@ -39,26 +39,26 @@ def below(root: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for pid, (parent, _) in parents().items():
         children.setdefault(parent, []).append(pid)
-    found, waiting = [], [root]
+    descendants, waiting = [], [root]
     while waiting:
         born = children.pop(waiting.pop(), [])
-        found += born
+        descendants += born
         waiting += born
-    return found
+    return descendants
 
 
 def tree_memory(roots: Collection[int]) -> dict[int, int]:
     """Each of `roots` -> resident bytes of its descendants. Shared pages count once for each: an upper bound."""
-    known, held = parents(), dict.fromkeys(roots, 0)
-    for pid, (parent, size) in known.items():
-        for _ in range(len(known)):
-            if parent in held:
-                held[parent] += size
+    processes, totals = parents(), dict.fromkeys(roots, 0)
+    for pid, (parent, size) in processes.items():
+        for _ in range(len(processes)):
+            if parent in totals:
+                totals[parent] += size
                 break
-            if parent not in known or parent == pid:
+            if parent not in processes or parent == pid:
                 break
-            parent = known[parent][0]
-    return held
+            parent = processes[parent][0]
+    return totals
 
 
 def tree_memory_exact(root: int) -> int:
@@ -75,7 +75,7 @@ def tree_memory_exact(root: int) -> int:
 def marked(marks: Iterable[bytes]) -> list[int]:
     """Processes (not this one) whose environment holds one of `marks` (`NAME=value`): also those that left their
     group, as daemons do."""
-    wanted, found = set(marks), []
+    wanted, matches = set(marks), []
     for pid in pids():
         if pid == os.getpid():
             continue
@@ -83,24 +83,24 @@ def marked(marks: Iterable[bytes]) -> list[int]:
             with open(PROC / str(pid) / "environ", "rb") as file:
                 environ = file.read(ENVIRON_BYTES_MAX)
             if not wanted.isdisjoint(environ.split(b"\0")):
-                found.append(pid)
-    return found
+                matches.append(pid)
+    return matches
 
 
 def kill_group(group: int, number: signal.Signals = signal.SIGKILL) -> None:
-    """Signal every process of the group; none is fine. Never our own group."""
+    """Sends a signal to every process of the group, which may have none. Never to our own group."""
     if group > 1 and group != os.getpgrp():
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(group, number)
 
 
 def kill_marked(marks: Iterable[bytes]) -> int:
-    """SIGKILL what `marked` finds; how many."""
-    found = marked(marks)
-    for pid in found:
+    """Sends SIGKILL to the processes that `marked` finds. Returns how many."""
+    targets = marked(marks)
+    for pid in targets:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
-    return len(found)
+    return len(targets)
 
 
 def oom_kills() -> int:

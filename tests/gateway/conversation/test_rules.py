@@ -313,17 +313,27 @@ def test_n8_a_renaming_is_kept_through_the_rest_of_the_history() -> None:
 
 
 N12: dict[str, tuple[Reply, Reply, Callable[[], Message], str]] = {
-    "the exact id": (CALL, CALL, lambda: called(ARGS), "t0"),
-    "the exact id of the other": (CALL, CALL, lambda: called(ARGS, call=call_id("t1", 0)), "t1"),
-    "the exact text": (says("It is done.\n"), PLAIN, lambda: assistant("It is done.\n"), "t0"),
-    "the exact arguments": (
+    "the exact call id wins": (CALL, CALL, lambda: called(ARGS), "t0"),
+    "the exact call id of the other sibling wins": (
+        CALL,
+        CALL,
+        lambda: called(ARGS, call=call_id("t1", 0)),
+        "t1",
+    ),
+    "the exact text wins": (says("It is done.\n"), PLAIN, lambda: assistant("It is done.\n"), "t0"),
+    "the exact arguments win": (
         says("", ("search", '{"n":1}')),
         says("", ("search", '{"n": 1}')),
         lambda: called('{"n":1}', call="x1"),
         "t0",
     ),
-    "the same reasoning": (THOUGHT, PLAIN, lambda: assistant("It is done.", reasoning="hm, yes"), "t0"),
-    "then the newest": (PLAIN, PLAIN, lambda: assistant("It is done."), "t1"),
+    "between equal siblings the same reasoning wins": (
+        THOUGHT,
+        PLAIN,
+        lambda: assistant("It is done.", reasoning="hm, yes"),
+        "t0",
+    ),
+    "between equal siblings the newest turn wins": (PLAIN, PLAIN, lambda: assistant("It is done."), "t1"),
 }
 
 

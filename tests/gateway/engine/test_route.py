@@ -13,15 +13,15 @@ A, B, C = "http://a", "http://b", "http://c"
 
 CASES: dict[str, tuple[list[str], list[str | None]]] = {
     "new groups go where least is in flight": (["g1", "g2", "g3"], [A, B, C]),
-    "a group stays": (["g1", "g2", "g1", "g1"], [A, B, A, A]),
+    "a group stays on its replica": (["g1", "g2", "g1", "g1"], [A, B, A, A]),
     "groups that rest count as homes": (
         ["g1", "-a", "g2", "-b", "g3", "-c", "g1"],
         [A, None, B, None, C, None, A],
     ),
     "without a group: least in flight": (["", "", ""], [A, B, C]),
     "a group whose home is down moves": (["g1", "!a", "g1"], [A, None, B]),
-    "and stays where it moved": (["g1", "!a", "g1", "+a", "g1"], [A, None, B, None, B]),
-    "nothing is up": (["!a", "!b", "!c", "g1"], [None, None, None, None]),
+    "a group that moved stays where it moved": (["g1", "!a", "g1", "+a", "g1"], [A, None, B, None, B]),
+    "no replica is up": (["!a", "!b", "!c", "g1"], [None, None, None, None]),
     "one is up again": (["!a", "!b", "!c", "+b", "g1"], [None, None, None, None, B]),
 }
 

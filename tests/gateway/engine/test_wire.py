@@ -128,9 +128,9 @@ def said(message: str) -> bytes:
 
 
 REFUSALS: dict[str, tuple[int, bytes, str | None, type[SandgateError], str, float | None]] = {
-    "too long, in vLLM's first words": (400, said(LONG_1), None, PromptTooLong, "5000 tokens; this model", None),
-    "too long, in its second": (400, said(LONG_2), None, PromptTooLong, "5000 tokens; this model", None),
-    "too long, in its third": (400, said(LONG_3), None, PromptTooLong, "5000 tokens; this model", None),
+    "prompt too long, in vLLM's 1st words": (400, said(LONG_1), None, PromptTooLong, "5000 tokens; this model", None),
+    "prompt too long, in vLLM's 2nd words": (400, said(LONG_2), None, PromptTooLong, "5000 tokens; this model", None),
+    "prompt too long, in vLLM's 3rd words": (400, said(LONG_3), None, PromptTooLong, "5000 tokens; this model", None),
     "another 400 is the caller's": (400, said("bad  regex\n here"), None, RefusedByEngine, ": bad regex here", None),
     "a model that is not served": (
         404,
@@ -150,11 +150,11 @@ REFUSALS: dict[str, tuple[int, bytes, str | None, type[SandgateError], str, floa
         None,
     ),
     "FastAPI's detail": (404, b'{"detail":"Not Found"}', None, EngineFailed, "answered 404: Not Found", None),
-    "overloaded, with its time": (429, said("queue full"), "7", Overloaded, "queue full", 7.0),
-    "unavailable, without": (503, b"", None, EngineUnavailable, "503", 1.0),
-    "a date is no number of seconds": (503, b"", "Wed, 21 Oct", EngineUnavailable, "503", 1.0),
-    "an hour is too long to tell anyone": (429, b"", "3600", Overloaded, "", 60.0),
-    "broken": (500, b"Internal Server Error", None, EngineFailed, "answered 500: Internal Server Error", None),
+    "an overloaded engine with Retry-After": (429, said("queue full"), "7", Overloaded, "queue full", 7.0),
+    "an unavailable engine without Retry-After": (503, b"", None, EngineUnavailable, "503", 1.0),
+    "Retry-After as a date counts as one second": (503, b"", "Wed, 21 Oct", EngineUnavailable, "503", 1.0),
+    "Retry-After of an hour is cut to a minute": (429, b"", "3600", Overloaded, "", 60.0),
+    "a broken engine": (500, b"Internal Server Error", None, EngineFailed, "answered 500: Internal Server Error", None),
 }  # fmt: skip
 
 

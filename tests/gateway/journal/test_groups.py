@@ -7,12 +7,16 @@ import pytest
 from sandgate.gateway.journal.commit_batch import CommitRequest, after_failure
 
 CASES = {
-    "who waits is refused": (["a sync"], "a", ""),
-    "who does not wait is kept": (["a later", "b later"], "", "a b"),
+    "a request whose caller waits is refused": (["a sync"], "a", ""),
+    "requests without sync are kept": (["a later", "b later"], "", "a b"),
     "later records of a refused session rest on a hole": (["a sync", "a later"], "a a", ""),
-    "earlier records of a refused session do not": (["a later", "a sync"], "a", "a"),
+    "earlier records of a refused session rest on no hole": (["a later", "a sync"], "a", "a"),
     "a hole in one session is none in another": (["a sync", "b later", "a later"], "a a", "b"),
-    "a hole grows": (["a sync", "a later", "a later", "b later"], "a a a", "b"),
+    "a hole grows with each refused record of its session": (
+        ["a sync", "a later", "a later", "b later"],
+        "a a a",
+        "b",
+    ),
 }
 
 

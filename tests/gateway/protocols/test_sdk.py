@@ -204,7 +204,7 @@ RAISES: dict[str, tuple[errors.SandgateError, type[openai.APIStatusError], str, 
         None,
         "request_too_large",
     ),
-    "too many": (
+    "too many requests": (
         errors.Overloaded("later"),
         openai.RateLimitError,
         "rate_limit_error",

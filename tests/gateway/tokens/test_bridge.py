@@ -44,7 +44,7 @@ UNPROVABLE = {
         + NEXT,
         "renders earlier messages differently",
     ),
-    "the tail counts the turns": (
+    "a tail whose text depends on the number of turns": (
         "{% for m in messages %}<|im_start|>{{ m.role }} {{ loop.index }}\n{{ m.content }}<|im_end|>\n"
         + NEXT,
         "renders differently after different conversations",

@@ -1,9 +1,8 @@
-"""When are two messages the same? Normal forms and their keys: rules N1-N9 for what is not sampled here. (pure)
+"""Canonical form of messages and the hash keys made of it: rules N1-N9, which differences do not count. (pure)
 
-A request becomes a chain of keys. The head (system messages, tools) gives the first; each *block* (a part of a user,
-tool or system message, or a run of assistant messages that nobody here sampled) hashes onto it; the echo of a committed
-turn replaces the chain by that turn's own key, so that what led to it need not be repeated by later rules.
-"""
+A request becomes a chain of keys. The head (system messages, tools) gives the first key. Each *block* (a part of a
+user, tool or system message, or a run of assistant messages that were not sampled here) is hashed onto it. The echo of
+a committed turn replaces the chain by that turn's own key, so that later rules need not repeat what led to it."""
 
 from __future__ import annotations
 
@@ -23,10 +22,11 @@ KEY_BYTES = 16
 """Two different conversations of one session meet with probability 2**-64 after 2**32 blocks."""
 
 USER, TOOL, SYSTEM, FOREIGN = b"u", b"t", b"s", b"a"
-"""First byte of a block's key: whose words they are. FOREIGN: an assistant's words that were not sampled here."""
+"""First byte of a block's key: whose words the block has. FOREIGN: words of an assistant that were not sampled here."""
 
 RUN_MAX = 8
-"""Most consecutive assistant messages read as one turn (Responses sends a turn as up to 1 + calls items)."""
+"""Limit of consecutive assistant messages that are read as one turn (Responses sends a turn as up to 1 + calls
+items)."""
 
 BILLING_HEADER = "x-anthropic-billing-header"
 """Claude Code's first system block; its `cch=` differs on every request, so it is no part of what was said (N1)."""
@@ -35,7 +35,7 @@ _PACK = msgspec.msgpack.Encoder()
 _JSON = msgspec.json.Encoder(order="sorted")
 _ANY = msgspec.json.Decoder()
 _REPRINTED = re.compile(rb"\d(?:\.\d|[eE])|\d{16}")
-"""May hold a number that `as_doubles` changes."""
+"""Finds JSON that may have a number that `as_doubles` changes."""
 _DOUBLE_EXACT = 2**53
 
 
@@ -48,7 +48,7 @@ def _block(kind: bytes, value: object) -> bytes:
 
 
 def chain(key: bytes, blocks: Sequence[bytes]) -> bytes:
-    """The key after these blocks; `chain(chain(k, a), b) == chain(k, a + b)`."""
+    """The key of the chain after these blocks; `chain(chain(k, a), b) == chain(k, a + b)`."""
     for block in blocks:
         key = blake2b(key + block, digest_size=KEY_BYTES).digest()
     return key
@@ -91,9 +91,10 @@ ARGUMENTS_CACHED_CHARS = 2048
 
 
 def normal_arguments(text: str) -> bytes:
-    """N7: arguments as parsed JSON, free of key order and number format; what does not parse stays as it is.
+    """N7: the normal form of a call's arguments: parsed JSON, without key order and number format. Text that does not
+    parse stays as it is.
 
-    Two texts have the same normal form exactly if they say the same.
+    Two texts have the same normal form exactly if they mean the same.
     """
     return _normal_short(text) if len(text) <= ARGUMENTS_CACHED_CHARS else _normal(text)
 
@@ -108,9 +109,9 @@ def _normal(text: str) -> bytes:
 _normal_short = lru_cache(maxsize=2048)(_normal)
 
 
-def same_arguments(one: str, other: str) -> bool:
-    """N7."""
-    return one == other or normal_arguments(one) == normal_arguments(other)
+def same_arguments(text: str, other: str) -> bool:
+    """Whether two texts are the same arguments by rule N7."""
+    return text == other or normal_arguments(text) == normal_arguments(other)
 
 
 # --- head (N1, N5)
@@ -126,12 +127,12 @@ _TOOLS_KEYS: ByteCache[int, tuple[tuple[Tool, ...], bytes, int]] = ByteCache(
 
 
 def tools_key(tools: tuple[Tool, ...]) -> bytes:
-    """Of names, descriptions and schemas as values; the order of tools counts, that of keys does not."""
+    """The key of names, descriptions and schemas as values; the order of tools counts, that of JSON keys does not."""
     return _tools_seen(tools)[1]
 
 
 def tools_chars(tools: tuple[Tool, ...]) -> int:
-    """About what they add to a prompt: their length as JSON."""
+    """About the characters that tools add to a prompt: their length as JSON."""
     return _tools_seen(tools)[2] if tools else 0
 
 
@@ -152,15 +153,15 @@ NO_TOOLS = tools_key(())
 
 
 def system_key(messages: Sequence[Message]) -> bytes:
-    """Of the leading system messages."""
+    """The key of the leading system messages."""
     return chain(b"system", [b"", *(block for message in messages for block in block_keys(message, ""))])
 
 
 def head_length(messages: Sequence[Message]) -> int:
     """How many leading messages are system or developer ones."""
-    for at, message in enumerate(messages):
+    for index, message in enumerate(messages):
         if message.role not in ("system", "developer"):
-            return at
+            return index
     return len(messages)
 
 
@@ -171,11 +172,11 @@ class Head:
     system: bytes
     tools: bytes
     length: int
-    """Leading messages it covers."""
+    """Leading messages that the head covers."""
 
     @property
     def key(self) -> bytes:
-        """As journalled."""
+        """The key as it is journalled."""
         return self.system + self.tools
 
 
@@ -196,38 +197,39 @@ def block_keys(message: Message, call: str) -> list[bytes]:
 
 
 def matters(part: TextPart | ImagePart, kind: bytes = USER) -> bool:
-    """Empty text says nothing (N3); neither does a billing header in a system message (N1)."""
+    """Whether a part counts: empty text does not (N3), nor does a billing header in a system message (N1)."""
     if isinstance(part, ImagePart):
         return True
     return part.text != "" and not (kind == SYSTEM and part.text.startswith(BILLING_HEADER))
 
 
 def part_form(part: TextPart | ImagePart) -> object:
-    """User and tool content stays exact (N13)."""
+    """A part as it is hashed: user and tool content stays exact (N13)."""
     return part.text if isinstance(part, TextPart) else ("image", part.url, part.detail)
 
 
 @dataclass(slots=True)
 class CallNames:
-    """N8: call ids as positions. A call is named by its place in the conversation, whatever the client calls it."""
+    """N8: call ids as positions. A call is named by its place in the conversation, whatever id the client gives it."""
 
     runs: int = 0
     names: dict[str, str] = field(default_factory=dict)
 
     def learn(self, run: Sequence[Message]) -> None:
-        """An assistant turn (one or more consecutive messages) was read."""
+        """Takes in an assistant turn (one or more consecutive messages)."""
         self.runs += 1
         calls = [call.id for message in run for call in message.tool_calls]
-        for at in range(len(calls) - 1, -1, -1):  # of calls with one id, the first counts
-            self.names[calls[at]] = f"{self.runs}.{at}"
+        for index in range(len(calls) - 1, -1, -1):  # of calls with one id, the first counts
+            self.names[calls[index]] = f"{self.runs}.{index}"
 
     def place(self, call: str | None) -> str:
-        """Assistant turns back, and which of its calls; an id that no call has stands for itself."""
+        """The name of a call: how many assistant turns back it is, and which of that turn's calls. An id that no call
+        has stands for itself."""
         name = self.names.get(call or "")
         if name is None:
             return f"?{call or ''}"
-        run, _, at = name.partition(".")
-        return f"{self.runs - int(run)}.{at}"
+        run, _, index = name.partition(".")
+        return f"{self.runs - int(run)}.{index}"
 
 
 # --- assistant turns
@@ -241,17 +243,20 @@ class Echo:
     calls: tuple[ToolCall, ...]
     reasoning: str
     plain: bool = True
-    """False if it holds what no turn of ours can say (an image)."""
+    """False if it has a part that no turn of ours can have (an image)."""
 
     @property
     def key(self) -> bytes:
-        """As a block that was not sampled here."""
+        """The key of these messages as a block that was not sampled here."""
         return foreign_key(self.text, [(call.name, call.arguments) for call in self.calls], self.plain)
 
 
 def foreign_key(text: str, calls: Sequence[tuple[str, str]], plain: bool = True) -> bytes:
-    """N6, N7, N8, N9: reasoning, argument format, call ids and outer white space do not count."""
-    return _block(FOREIGN, (text.strip(), [(name, normal_arguments(said)) for name, said in calls], plain))
+    """The key of an assistant's words that were not sampled here. N6, N7, N8, N9: reasoning, argument format, call ids
+    and outer white space do not count."""
+    return _block(
+        FOREIGN, (text.strip(), [(name, normal_arguments(arguments)) for name, arguments in calls], plain)
+    )
 
 
 def echo_of(run: Sequence[Message]) -> Echo:
@@ -265,12 +270,12 @@ def echo_of(run: Sequence[Message]) -> Echo:
             return Echo(parts[0].text, message.tool_calls, message.reasoning or "")
         plain = all(isinstance(part, TextPart) for part in parts)
         return Echo(message.text, message.tool_calls, message.reasoning or "", plain)
-    one = [echo_of([message]) for message in run]
+    echoes = [echo_of([message]) for message in run]
     return Echo(
-        text="".join(echo.text for echo in one),
-        calls=tuple(call for echo in one for call in echo.calls),
-        reasoning="".join(echo.reasoning for echo in one),
-        plain=all(echo.plain for echo in one),
+        text="".join(echo.text for echo in echoes),
+        calls=tuple(call for echo in echoes for call in echo.calls),
+        reasoning="".join(echo.reasoning for echo in echoes),
+        plain=all(echo.plain for echo in echoes),
     )
 
 
@@ -279,7 +284,7 @@ def echo_of(run: Sequence[Message]) -> Echo:
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """A request as keys. Index i speaks of `messages[i]`."""
+    """A request as keys. Index i of each field is about `messages[i]`."""
 
     messages: tuple[Message, ...]
     head: Head
@@ -288,21 +293,21 @@ class Outline:
     run_end: tuple[int, ...]
     """Per message: for an assistant message, the end of its run of assistant messages; else 0."""
 
-    def rest(self, at: int) -> list[bytes]:
+    def rest(self, index: int) -> list[bytes]:
         """The blocks from message `at` on, each run of assistant messages as one foreign block."""
         out: list[bytes] = []
-        while at < len(self.messages):
-            if end := self.run_end[at]:
-                out.append(echo_of(self.messages[at:end]).key)
-                at = end
+        while index < len(self.messages):
+            if end := self.run_end[index]:
+                out.append(echo_of(self.messages[index:end]).key)
+                index = end
             else:
-                out += self.blocks[at]
-                at += 1
+                out += self.blocks[index]
+                index += 1
         return out
 
 
 def outline(request: TurnRequest) -> Outline:
-    """Every message is read once; assistant messages are left for whoever knows what was sampled."""
+    """The outline of a request. Assistant messages get no key yet: whether they are echoes depends on the tree."""
     messages = request.messages
     length = head_length(messages)
     head = Head(
@@ -311,19 +316,19 @@ def outline(request: TurnRequest) -> Outline:
     blocks: list[tuple[bytes, ...]] = [()] * length
     run_end = [0] * len(messages)
     names = CallNames()
-    at = length
-    while at < len(messages):
-        message = messages[at]
+    index = length
+    while index < len(messages):
+        message = messages[index]
         if message.role == "assistant":
-            end = at + 1
+            end = index + 1
             while end < len(messages) and messages[end].role == "assistant":
                 end += 1
-            run_end[at:end] = [end] * (end - at)
-            blocks += [()] * (end - at)
-            names.learn(messages[at:end])
-            at = end
+            run_end[index:end] = [end] * (end - index)
+            blocks += [()] * (end - index)
+            names.learn(messages[index:end])
+            index = end
             continue
         call = names.place(message.tool_call_id) if message.role == "tool" else ""
         blocks.append(tuple(block_keys(message, call)))
-        at += 1
+        index += 1
     return Outline(messages, head, tuple(blocks), tuple(run_end))

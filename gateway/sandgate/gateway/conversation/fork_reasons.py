@@ -1,7 +1,7 @@
-"""Why does this request not simply go on? The one closed list of reasons, and how each is told. (pure)
+"""Fork reasons: why a request does not simply continue its branch (compaction, side call, edited history ...). (pure)
 
-The cold path: it runs once per fork. A request and every branch of the tree are laid side by side as lists of block
-keys (what was sampled here stands as what its echo would be); where they part, and what stands there, is the reason.
+This runs once per fork. The request and every branch of the tree are compared as lists of block keys, in which a turn
+stands as its echo would. Where they part, and what stands there, gives the reason.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ BRANCHES_MAX = 16
 """Newest branches a request is compared with: a fork's reason is a label, and this bounds its cost (1,000 turns in 16
 branches: about 5 ms)."""
 END_CHARS = 4096
-"""Of a long text's beginning and end the words are looked for: 430,000 characters would hold the event loop 40 ms."""
+"""Characters at the beginning and end of a long text that are searched: 430,000 would hold the event loop 40 ms."""
 SUMMARY_CHARS_MIN = 40
-"""A reply of at least this length that stands inside a later system or user message is a summary put to use."""
+"""Length from which a reply that stands inside a later system or user message counts as a summary put to use."""
 
 COMPACTION_ASKED = re.compile(
     r"detailed summary of (?:the|our|this) conversation"  # Claude Code
@@ -56,12 +56,12 @@ TITLE_ASKED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    """All that was said on the way to a tip, its answer included."""
+    """The block keys on the way to a tip, its answer included."""
 
     head: bytes
-    said: list[bytes]
+    blocks: list[bytes]
     answers: list[int]
-    """Indexes in `said` of the blocks that were sampled here; at least one."""
+    """Indexes in `blocks` of those that were sampled here; at least one."""
 
 
 def name(
@@ -72,32 +72,32 @@ def name(
     parent: Turn | None,
     rest: Sequence[bytes],
 ) -> ForkReason:
-    """The reason, given the deepest turn the request continues (if any) and its blocks from there on.
+    """The fork reason of a request, given the deepest turn that it continues (if any) and its blocks from there on.
 
-    Call it only when something was committed before and the request is not a plain continuation.
+    Call it only when a turn was committed before and the request is not a plain continuation.
     """
     if why := _by_words(request, head, turns, by_echo):
         return why
     keys: dict[str, bytes] = {}
     branches = [_branch(turn, by_echo, keys) for turn in _tips(turns, by_echo)[-BRANCHES_MAX:]]
-    echoed = _branch(parent, by_echo, keys).said if parent else []
+    echoed = _branch(parent, by_echo, keys).blocks if parent else []
     mine = [*echoed, *rest]
-    common, overlap, same_head, _, at = max(
+    common, overlap, same_head, _, number = max(
         (
-            shared := _common(one.said, mine),
-            _overlap(one.said, mine),
-            one.head == head,
-            len(one.said) > shared,
-            at,
+            shared := _common(candidate.blocks, mine),
+            _overlap(candidate.blocks, mine),
+            candidate.head == head,
+            len(candidate.blocks) > shared,
+            number,
         )
-        for at, one in enumerate(branches)
+        for number, candidate in enumerate(branches)
     )
     if not common and not overlap:
         known_head = any(branch.head == head for branch in branches)
         return ForkReason.NEW_ROOT if known_head else _beside(head, branches)
     if same_head:
-        return _by_blocks(branches[at], mine, common, len(echoed))
-    return _by_head(head, branches[at].head, branches)
+        return _by_blocks(branches[number], mine, common, len(echoed))
+    return _by_head(head, branches[number].head, branches)
 
 
 # --- by what the words say
@@ -120,7 +120,7 @@ def _by_words(
 
 
 def _ends(text: str) -> str:
-    """Where a client's own words stand, before or after what it quotes."""
+    """The beginning and end of a text, where a client's own words stand, before or after what it quotes."""
     return text if len(text) <= 2 * END_CHARS else f"{text[:END_CHARS]}\n{text[-END_CHARS:]}"
 
 
@@ -129,8 +129,8 @@ def _given(message: Message) -> bool:
 
 
 def _summary_used(opening: str, head: bytes, turns: Sequence[Turn], by_echo: Mapping[bytes, Turn]) -> bool:
-    """A reply stands where history was. It must sum up something (a judge also quotes): it came after other turns, or
-    from a call with a head of its own."""
+    """Whether a reply stands where history was. It counts only if it came after other turns, or from a call with a head
+    of its own: a judge quotes replies, too."""
     if all(turn.head_key != head for turn in turns):
         return False
     for turn in turns:
@@ -144,7 +144,7 @@ def _summary_used(opening: str, head: bytes, turns: Sequence[Turn], by_echo: Map
 
 
 def _by_head(head: bytes, other: bytes, branches: Sequence[_Branch]) -> ForkReason:
-    """The same history under another head."""
+    """The reason where the same history stands under another head."""
     if head[:KEY_BYTES] == other[:KEY_BYTES]:
         return ForkReason.TOOLS_CHANGED
     if head[KEY_BYTES:] == other[KEY_BYTES:]:
@@ -153,7 +153,8 @@ def _by_head(head: bytes, other: bytes, branches: Sequence[_Branch]) -> ForkReas
 
 
 def _beside(head: bytes, branches: Sequence[_Branch]) -> ForkReason:
-    """A head that was not seen before: a helper with its own system prompt and tools, or the next conversation."""
+    """The reason for a new head: it is of a helper with its own system prompt and tools, or of the next
+    conversation."""
     systems = {branch.head[:KEY_BYTES] for branch in branches}
     tools = {branch.head[KEY_BYTES:] for branch in branches}
     if head[KEY_BYTES:] in tools or tools == {NO_TOOLS}:
@@ -169,22 +170,23 @@ def _beside(head: bytes, branches: Sequence[_Branch]) -> ForkReason:
 
 
 def _by_blocks(near: _Branch, mine: Sequence[bytes], common: int, echoed: int) -> ForkReason:
-    """Both have the same head and `common` leading blocks; `echoed` of them were recognised as this branch."""
-    said = near.said
+    """The reason where request and branch have the same head and `common` leading blocks; `echoed` of them were
+    recognised as this branch."""
+    theirs = near.blocks
     if any(echoed <= answer < common for answer in near.answers):
         return ForkReason.ASSISTANT_EDITED  # an answer's words, under the call ids of another
     if common == len(mine):
         return ForkReason.HISTORY_TRUNCATED
-    places = {block: at for at, block in reversed(list(enumerate(said))) if at >= common}
-    again = next((at for at in range(common, len(mine)) if mine[at] in places), None)
+    places = {block: index for index, block in reversed(list(enumerate(theirs))) if index >= common}
+    again = next((index for index in range(common, len(mine)) if mine[index] in places), None)
     if again is None:  # nothing after the break was said before
-        if common == len(said):
+        if common == len(theirs):
             return ForkReason.USER_OR_TOOL_EDITED  # beside a branch too old to be compared with
-        if _sampled(said[common]):
+        if _sampled(theirs[common]):
             return ForkReason.ASSISTANT_EDITED if _sampled(mine[common]) else ForkReason.ASSISTANT_DROPPED
         # Without a shared answer, only the first prompts begin alike.
         return ForkReason.USER_OR_TOOL_EDITED if common > near.answers[0] else ForkReason.NEW_ROOT
-    added, skipped = mine[common:again], said[common : places[mine[again]]]
+    added, skipped = mine[common:again], theirs[common : places[mine[again]]]
     if not any(_sampled(block) for block in skipped):
         return ForkReason.USER_OR_TOOL_EDITED
     if any(_sampled(block) for block in added):
@@ -200,24 +202,24 @@ def _sampled(block: bytes) -> bool:
     return block[:1] == FOREIGN
 
 
-def _common(one: Sequence[bytes], other: Sequence[bytes]) -> int:
+def _common(first: Sequence[bytes], other: Sequence[bytes]) -> int:
     """Length of the common beginning."""
-    for at, (a, b) in enumerate(zip(one, other, strict=False)):
+    for index, (a, b) in enumerate(zip(first, other, strict=False)):
         if a != b:
-            return at
-    return min(len(one), len(other))
+            return index
+    return min(len(first), len(other))
 
 
-def _overlap(said: Sequence[bytes], mine: Sequence[bytes]) -> int:
-    """Assistant blocks of `said` that stand anywhere in `mine`."""
-    return len({block for block in said if _sampled(block)} & set(mine))
+def _overlap(theirs: Sequence[bytes], mine: Sequence[bytes]) -> int:
+    """How many assistant blocks of `theirs` stand anywhere in `mine`."""
+    return len({block for block in theirs if _sampled(block)} & set(mine))
 
 
 # --- branches
 
 
 def _tips(turns: Sequence[Turn], by_echo: Mapping[bytes, Turn]) -> list[Turn]:
-    """Turns whose echo no other turn's request holds."""
+    """Turns whose echo is in no other turn's request."""
     echoed = {before.id for turn in turns if (before := _before(turn, by_echo))}
     return [turn for turn in turns if turn.id not in echoed]
 
@@ -227,18 +229,18 @@ def _before(turn: Turn, by_echo: Mapping[bytes, Turn]) -> Turn | None:
 
 
 def _branch(turn: Turn, by_echo: Mapping[bytes, Turn], keys: dict[str, bytes]) -> _Branch:
-    """`keys`: those of answers already made, since branches share their trunk."""
+    """The branch that ends at `turn`. `keys`: keys of answers made already, since branches share their trunk."""
     way = [turn]
     while before := _before(way[-1], by_echo):
         way.append(before)
-    said: list[bytes] = []
+    blocks: list[bytes] = []
     answers: list[int] = []
-    for one in reversed(way):
-        said += one.blocks[1:]
-        answers.append(len(said))
-        key = keys.get(one.id)
+    for step in reversed(way):
+        blocks += step.blocks[1:]
+        answers.append(len(blocks))
+        key = keys.get(step.id)
         if key is None:
-            calls = [(call.name, call.arguments) for call in one.reply.tool_calls]
-            key = keys[one.id] = foreign_key(one.reply.text, calls)
-        said.append(key)
-    return _Branch(turn.head_key, said, answers)
+            calls = [(call.name, call.arguments) for call in step.reply.tool_calls]
+            key = keys[step.id] = foreign_key(step.reply.text, calls)
+        blocks.append(key)
+    return _Branch(turn.head_key, blocks, answers)

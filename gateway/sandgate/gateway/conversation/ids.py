@@ -1,4 +1,4 @@
-"""Ids that leave the gateway. (pure)
+"""Ids of tool calls that clients get, derived from turn ids. (pure)
 
 All are derived from the turn's id, never drawn: a replay after a crash answers with the same bytes. They have the
 forms that no known client rewrites: at most 40 characters of [A-Za-z0-9_-] (rule N8).

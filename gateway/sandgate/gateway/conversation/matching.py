@@ -1,4 +1,4 @@
-"""Is this assistant message the echo of that turn? Rules N6-N11, strictest first. (pure)"""
+"""Matching of echoes: whether an assistant message is the echo of a turn: rules N6-N11, strictest first. (pure)"""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from sandgate.gateway.conversation.ids import call_mark, mark_of
 from sandgate.gateway.journal.reply import Reply
 
 STOP_TAIL_CHARS = 64
-"""After a re-appended stop string clients add at most a closing `>` or a line break; longer is new text (N11)."""
+"""Characters after a re-appended stop string: clients add at most a closing `>` or a line break; more is new text
+(N11)."""
 TOOLS_SAID = "Calling tools:\n["
 """smolagents' CodeAgent retells the code it ran after the stop string; that tail may be as long as the code."""
 TOOLS_SAID_CHARS = 1024
-"""What that retelling adds around the code, escapes aside."""
+"""Characters that this adds around the code, escapes aside."""
 
 
 class Level(IntEnum):
@@ -56,14 +57,20 @@ _EXACT = Recognised(Level.EXACT, 0)
 
 
 def recognise(
-    echo: Echo, turn: str, reply: Reply, stop: str | int | None, known: dict[str, str], policy: MatchPolicy
+    echo: Echo,
+    turn: str,
+    reply: Reply,
+    stop: str | int | None,
+    turn_of_call: dict[str, str],
+    policy: MatchPolicy,
 ) -> Recognised | None:
-    """How `echo` is `turn`'s reply, or None if it is not. `known`: call mark -> turn, for the whole session."""
+    """How `echo` was recognised as `turn`'s reply; None if it is not. `turn_of_call`: call mark -> turn, for the whole
+    session."""
     if not echo.plain or len(echo.calls) != len(reply.tool_calls):
         return None
     if _exact(echo, turn, reply):
         return _EXACT
-    ids = _ids(echo, turn, known)
+    ids = _ids(echo, turn, turn_of_call)
     if ids is None or any(c.name != r.name for c, r in zip(echo.calls, reply.tool_calls, strict=True)):
         return None
     text, note = _text(echo.text, reply.text, stop, policy)
@@ -91,38 +98,40 @@ def recognise(
 
 
 def _exact(echo: Echo, turn: str, reply: Reply) -> bool:
-    """The common case, decided at once."""
+    """Whether the echo is exact, which is the common case."""
     if echo.text != reply.text or echo.reasoning != reply.reasoning:
         return False
-    for at, sampled in enumerate(reply.tool_calls):
-        call = echo.calls[at]
+    for index, sampled in enumerate(reply.tool_calls):
+        call = echo.calls[index]
         if (
             call.arguments != sampled.arguments
             or call.name != sampled.name
-            or mark_of(call.id) != call_mark(turn, at)
+            or mark_of(call.id) != call_mark(turn, index)
         ):
             return False
     return True
 
 
-def _ids(echo: Echo, turn: str, known: dict[str, str]) -> Level | None:
-    """N8: equal ids, or a consistent renaming. An id of another turn, or one id for two calls, is neither."""
+def _ids(echo: Echo, turn: str, turn_of_call: dict[str, str]) -> Level | None:
+    """N8: whether call ids are equal, or renamed consistently. With an id of another turn, or one id for two calls,
+    they
+    are neither."""
     marks = [mark_of(call.id) for call in echo.calls]
-    if all(mark == call_mark(turn, at) for at, mark in enumerate(marks)):
+    if all(mark == call_mark(turn, index) for index, mark in enumerate(marks)):
         return Level.EXACT
-    if len(set(marks)) != len(marks) or any(mark in known for mark in marks):
+    if len(set(marks)) != len(marks) or any(mark in turn_of_call for mark in marks):
         return None
     return Level.CALL_IDS
 
 
-def _text(said: str, sampled: str, stop: str | int | None, policy: MatchPolicy) -> tuple[Level | None, str]:
-    if said == sampled:
+def _text(echoed: str, sampled: str, stop: str | int | None, policy: MatchPolicy) -> tuple[Level | None, str]:
+    if echoed == sampled:
         return Level.EXACT, ""
-    said, sampled = said.strip(), sampled.strip()
-    if said == sampled:
+    echoed, sampled = echoed.strip(), sampled.strip()
+    if echoed == sampled:
         return Level.WHITESPACE, ""
-    if isinstance(stop, str) and stop and said.startswith(sampled):
-        rest = said[len(sampled) :].lstrip()
+    if isinstance(stop, str) and stop and echoed.startswith(sampled):
+        rest = echoed[len(sampled) :].lstrip()
         if rest.startswith(stop):
             tail = rest[len(stop) :]
             if len(tail) <= STOP_TAIL_CHARS:
@@ -145,7 +154,7 @@ def _arguments(echo: Echo, reply: Reply) -> Level | None:
 
 def _repaired(echo: Echo, reply: Reply) -> list[str]:
     return [
-        f"N10: arguments of call {at} differ"
-        for at, (call, sampled) in enumerate(zip(echo.calls, reply.tool_calls, strict=True))
+        f"N10: arguments of call {index} differ"
+        for index, (call, sampled) in enumerate(zip(echo.calls, reply.tool_calls, strict=True))
         if not same_arguments(call.arguments, sampled.arguments)
     ]

@@ -1,4 +1,4 @@
-"""The rules by which a message that comes back is recognised: the table behind docs/reference/matching.md. (pure)
+"""The matching rules N1-N13 as text: the table behind docs/reference/matching.md. (pure)
 
 `canonical`, `matching` and `search` follow them and cite them by number; each number has its cases in the tests.
 """
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class MatchingRule(NamedTuple):
-    """One rule. `same`: what counts as the same, and what does not. `why`: what clients do, as it was measured."""
+    """One rule. `same`: what counts as the same, and what does not. `why`: what clients were measured to do."""
 
     number: int
     name: str
@@ -18,7 +18,7 @@ class MatchingRule(NamedTuple):
 
     @property
     def cited(self) -> str:
-        """As code, tests and pages say it."""
+        """The rule's number as code, tests and pages cite it."""
         return f"N{self.number}"
 
 

@@ -1,8 +1,8 @@
-"""Following a request's keys through the tree, several ways at once. (pure)
+"""Search of the tree for the deepest turn that a request continues, over several readings at once. (pure)
 
-Siblings may have sampled the same text, and an assistant message may be read as a turn of ours or as the client's own
-words; so a frontier of states is carried along. A state whose key no committed request ever passed through leads
-nowhere deeper and is dropped: a plain continuation carries one state.
+Siblings may have sampled the same text, and an assistant message may be a turn of ours or the client's own words. So a
+frontier of readings is carried along. A reading whose key no committed request ever passed through leads nowhere deeper
+and is dropped: a plain continuation has one reading.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from sandgate.gateway.conversation.matching import Level, MatchPolicy, Recognise
 from sandgate.gateway.conversation.turn import Turn
 
 FRONTIER_MAX = 16
-"""States carried past one message. More equal siblings than this: the best 16 by rule N12 are followed."""
+"""Limit of readings carried past one message: of more equal siblings, the best 16 by rule N12 are followed."""
 
 
 @dataclass(slots=True)
 class Index:
-    """What the committed turns are found by."""
+    """Finds committed turns by keys."""
 
     by_prompt: dict[bytes, list[Turn]] = field(default_factory=dict)
     """Chain key of a whole request -> the turns sampled for it, in order of commit."""
@@ -30,15 +30,15 @@ class Index:
     known: set[bytes] = field(default_factory=set)
     """Chain keys that some committed request passed through."""
     foreign_from: set[bytes] = field(default_factory=set)
-    """Those of them after which came an assistant message that was not sampled here."""
+    """Keys in `known` that were followed by an assistant message that was not sampled here."""
     calls: dict[str, str] = field(default_factory=dict)
     """Call mark -> turn."""
 
     def learn(self, turn: Turn) -> None:
-        """`turn` was committed."""
+        """Adds a committed turn."""
         self.by_prompt.setdefault(turn.prompt_key, []).append(turn)
         self.by_echo[turn_key(turn.id)] = turn
-        self.calls.update((call_mark(turn.id, at), turn.id) for at in range(len(turn.reply.tool_calls)))
+        self.calls.update((call_mark(turn.id, index), turn.id) for index in range(len(turn.reply.tool_calls)))
         self.known.add(turn.prompt_key)
         if turn.blocks:
             key = turn.blocks[0]
@@ -60,13 +60,13 @@ class Reading:
     since: int = 0
     """Messages up to and including the echo of `turn`."""
     cost: int = 0
-    """Of all echoes read so far."""
+    """Cost of all echoes read so far."""
     level: Level = Level.EXACT
     notes: tuple[str, ...] = ()
 
     @property
     def rank(self) -> tuple[int, int, int]:
-        """N12: deepest, then exact ids, exact text, then the newest. Higher is better."""
+        """N12: the deepest reading is best, then exact ids, exact text, then the newest turn. Higher is better."""
         return self.since, -self.cost, self.turn.number if self.turn else -1
 
 
@@ -120,7 +120,7 @@ def _foremost(level: dict[bytes, Reading]) -> list[Reading]:
 
 
 def _readings(index: Index, seen: Outline, state: Reading, policy: MatchPolicy) -> Iterator[Reading]:
-    """What the assistant messages at `state.at` may be: echoes of turns sampled for this chain, or foreign words."""
+    """Readings of the assistant messages at `state.at`: echoes of turns sampled for this chain, or foreign words."""
     candidates = index.by_prompt.get(state.key, ())
     last = seen.run_end[state.at]
     ends = (

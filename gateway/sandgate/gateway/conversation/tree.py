@@ -1,7 +1,8 @@
-"""A session's turns as a forest: which turn does a request continue? (pure)
+"""Tree: a session's turns as a forest, and which turn a request continues. (pure)
 
-Hashes find, tokens decide: `find` follows the request's keys (see `canonical`) from its head, and at every assistant
-message looks up the turns that were sampled for exactly the chain so far. Who renders the prompt compares its ids.
+Hashes find, tokens decide. `find` follows the request's keys (see `canonical`) from its head, and at every assistant
+message looks up the turns that were sampled for exactly the chain so far. The caller, who renders the prompt, compares
+its ids.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Match:
     tail: int
     """Index of the first message after the parent's echo; 0 for a root."""
     fork: ForkReason | None
-    """Why this is not simply the next turn of its branch; None for that, and for a session's first turn."""
+    """Why this is not simply the next turn of its branch; None if it is, and for a session's first turn."""
     level: Level
     """How freely the parent's echo was read."""
     head_key: bytes
@@ -42,7 +43,7 @@ class Match:
 
 
 class Tree:
-    """Grows by `apply` only, live and in replay alike. `find` changes nothing."""
+    """A session's turns. The tree grows by `apply` only, live and in replay alike; `find` changes nothing."""
 
     def __init__(self) -> None:
         self._turns: dict[str, Turn] = {}
@@ -51,7 +52,7 @@ class Tree:
 
     @property
     def turns(self) -> list[Turn]:
-        """In order of commit."""
+        """All turns in order of commit."""
         return list(self._turns.values())
 
     def __len__(self) -> int:
@@ -65,7 +66,7 @@ class Tree:
         return self._turns[turn_id]
 
     def children(self, turn_id: str | None) -> list[Turn]:
-        """In order of commit; of None: the roots."""
+        """The turns that extend this turn, in order of commit; for None the roots."""
         return list(self._children.get(turn_id, ()))
 
     def leaves(self) -> list[Turn]:
@@ -75,7 +76,7 @@ class Tree:
     # --- growing
 
     def apply(self, record: TurnCommitted) -> Turn:
-        """Make a committed turn visible. A second time it changes nothing.
+        """Makes a committed turn visible. A second time it changes nothing.
 
         Raises CorruptRecord if the parent is unknown, or another turn has this id.
         """
@@ -127,16 +128,15 @@ class Tree:
         return fork_reasons.name(self.turns, self._index.by_echo, request, head_key, best.turn, rest)
 
     def find_ids(self, prompt: Ids) -> Turn | None:
-        """For requests that are token ids: the deepest turn whose prompt + response are the head of `prompt`; of twins
-        the newest."""
+        """The deepest turn whose prompt + response ids are the head of `prompt`; of twins the newest."""
         best: tuple[int, int] = (0, -1)
         deepest = None
         waiting = [(0, root) for root in self._children.get(None, ())]
         while waiting:
-            at, turn = waiting.pop()
-            middle = at + len(turn.context)
+            start, turn = waiting.pop()
+            middle = start + len(turn.context)
             end = middle + len(turn.ids)
-            if prompt[at:middle] == turn.context and prompt[middle:end] == turn.ids:
+            if prompt[start:middle] == turn.context and prompt[middle:end] == turn.ids:
                 if (end, turn.number) > best:
                     best, deepest = (end, turn.number), turn
                 waiting += [(end, child) for child in self._children.get(turn.id, ())]
@@ -145,24 +145,25 @@ class Tree:
     # --- reading
 
     def path(self, turn_id: str) -> list[Turn]:
-        """Root first, this turn last. Raises KeyError."""
+        """The path from the root to this turn. Raises KeyError."""
         out = []
-        at: str | None = turn_id
-        while at is not None:
-            turn = self._turns[at]
+        next_id: str | None = turn_id
+        while next_id is not None:
+            turn = self._turns[next_id]
             out.append(turn)
-            at = turn.parent
+            next_id = turn.parent
         out.reverse()
         return out
 
     def prompt_ids(self, turn: Turn) -> Ids:
-        """What `turn` was sampled after; only its own context if its parent is not here (the tree was let go)."""
+        """The ids that `turn` was sampled after; only its own context if its parent is not here (the tree was
+        evicted)."""
         if turn.parent is None or turn.parent not in self._turns:
             return turn.context
         return self.path_ids(turn.parent) + turn.context
 
     def path_ids(self, turn_id: str) -> Ids:
-        """Everything up to and including this turn's sampled ids: a fresh array, the caller's to keep.
+        """All ids up to and including this turn's sampled ids, as a new array that the caller may keep.
 
         One memory copy per turn of the path (100,000 ids in 50 turns: about 0.05 ms).
         """

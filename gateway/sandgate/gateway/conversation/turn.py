@@ -1,4 +1,4 @@
-"""A committed turn, as the tree keeps it: the journal's record with its arrays unpacked. (pure)"""
+"""Turn: a committed turn as the tree keeps it: the journal's record with its arrays unpacked. (pure)"""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def unpack_floats(raw: bytes) -> Floats:
 
 
 def pack(values: Ids | Floats) -> bytes:
-    """Inverse of both."""
+    """Inverse of `unpack_ids` and `unpack_floats`."""
     if _SWAP:
         values = values[:]
         values.byteswap()
@@ -70,8 +70,8 @@ class Turn:
     resumed: int
     notes: tuple[str, ...]
     top: tuple[bytes, ...]
-    """Per token the top alternatives, packed (journal.top_logprobs), if asked for. Never in the tree, which would
-    hold megabytes a turn: only whoever tells this turn has them, from the engine or read back from the journal."""
+    """The top logprobs of each token, packed (journal.top_logprobs), if they were asked for. Never in the tree, where
+    they would take megabytes a turn: only an answer has them, from the engine or read back from the journal."""
     pieces: bytes
     at: float
     created: int

@@ -1,7 +1,7 @@
 """Trajectories as an Arrow IPC stream: the same rows as the control API's JSON, without a Python object per token.
 
-Needs the extra `gateway-arrow`; imported where it is used. The schema follows from the record's own annotations, and is
-the one that trainers read (`sandgate.trainer.export.schema`, which a test holds it to).
+Needs the extra `gateway-arrow`; imported where it is used. The schema follows from the record's own annotations. It is
+the schema that trainers read (`sandgate.trainer.export.schema`; a test compares the two).
 """
 
 from __future__ import annotations
@@ -37,15 +37,16 @@ TYPES = {
     "tuple[float, ...]": pa.list_(pa.float64()),
     "dict[str, Json]": pa.string(),
 }
-"""Annotation of a field -> its column; token arrays are lists of VALUES. JSON is text, and its field says so."""
+"""Annotation of a field -> type of its column; token arrays are lists of VALUES. JSON is text, marked in the column's
+metadata."""
 JSON = "dict[str, Json]"
 
 
 def _field(name: str) -> Any:
-    said = str(Trajectory.__dataclass_fields__[name].type)
-    kind = pa.list_(VALUES[ARRAY_FIELDS[name]]) if name in ARRAY_FIELDS else TYPES[said]
-    metadata = {b"sandgate.encoding": b"json"} if said == JSON else None
-    return pa.field(name, kind, nullable=said.endswith("| None"), metadata=metadata)
+    annotation = str(Trajectory.__dataclass_fields__[name].type)
+    kind = pa.list_(VALUES[ARRAY_FIELDS[name]]) if name in ARRAY_FIELDS else TYPES[annotation]
+    metadata = {b"sandgate.encoding": b"json"} if annotation == JSON else None
+    return pa.field(name, kind, nullable=annotation.endswith("| None"), metadata=metadata)
 
 
 SCHEMA = pa.schema(
@@ -55,8 +56,8 @@ SCHEMA = pa.schema(
 
 
 def to_ipc(rows: Iterable[Trajectory]) -> bytes:
-    """An Arrow IPC stream (`application/vnd.apache.arrow.stream`); consumes its input batch by batch. Raises
-    InvalidBody naming the field whose value Arrow cannot carry."""
+    """The rows as an Arrow IPC stream (`application/vnd.apache.arrow.stream`); they are read batch by batch. Raises
+    InvalidBody, which names the field whose value Arrow cannot carry."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, SCHEMA) as writer:
         for batch in record_batches(rows):
@@ -65,7 +66,7 @@ def to_ipc(rows: Iterable[Trajectory]) -> bytes:
 
 
 def record_batches(rows: Iterable[Trajectory]) -> Iterator[Any]:
-    """RecordBatches of SCHEMA, of bounded size. Raises InvalidBody."""
+    """The rows as RecordBatches of SCHEMA, of bounded size. Raises InvalidBody."""
     for batch in _batches(rows):
         yield pa.RecordBatch.from_arrays([_column(f, batch) for f in SCHEMA], schema=SCHEMA)
 
@@ -103,7 +104,7 @@ def _plain(field: Any, values: list[Any]) -> list[Any]:
 
 
 def _text(value: Json) -> str:
-    """Compact JSON; half a surrogate pair, which agents do produce, as an escape."""
+    """The value as compact JSON; half a surrogate pair, which agents do produce, becomes an escape."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     try:
         text.encode()
@@ -113,7 +114,7 @@ def _text(value: Json) -> str:
 
 
 def _tokens(values: list[array[Any]], kind: Any) -> Any:
-    """Buffers end to end; one copy of the tokens."""
+    """A column of token arrays, made with one copy of the tokens."""
     offsets = array("i", accumulate(map(len, values), initial=0))
     flat = pa.Array.from_buffers(kind, offsets[-1], [None, pa.py_buffer(b"".join(values))])
     return pa.ListArray.from_arrays(pa.array(memoryview(offsets), pa.int32()), flat)

@@ -1,7 +1,7 @@
-"""Trajectories go to files, without a trainer: each whole group is leased, written, and acknowledged.
+"""Delivery of trajectories to files, without a trainer: each whole group is leased, written, and acknowledged.
 
-A kill at any moment loses nothing and doubles nothing: what the process before this one had leased is offered again,
-and a group's file has the same name and the same rows however often it is written.
+A kill at any moment loses no group and doubles none: groups that the process before this one had leased are offered
+again, and a group's file has the same name and the same rows however often it is written.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 OURS = "parquet-"
-"""Ids of our leases begin so."""
+"""Prefix of the ids of our leases."""
 LEASE_S = 3600.0
-"""A group that cannot be written as it is (see `stuck`) is tried again after that; all others are not waited for."""
+"""Seconds of a lease. A group that cannot be written (see `stuck`) is tried again after it; other groups do not
+wait."""
 STUCK_SAID = 10
-"""Groups that the status names."""
+"""Limit of stuck groups that the status names."""
 POLL_S = 1.0
-"""Groups that became whole without a session's change: closed by their driver."""
+"""Seconds between checks for groups that became whole without a session's change: their driver closed them."""
 RETRY_S, RETRY_MAX_S = 0.5, 30.0
 
 
 class FileOutput:
-    """One per process, under its only journal: no two write the same group at a time."""
+    """Writes groups to files. There is one per process and journal, so no two write the same group at a time."""
 
     def __init__(
         self,
@@ -52,23 +53,23 @@ class FileOutput:
         self._sessions, self._metrics = leasing.sessions, leasing.metrics
         self._thread = ThreadPoolExecutor(1, "output")
         self.groups = 0
-        """Written and acknowledged by this process."""
+        """Groups that this process wrote and acknowledged."""
         self.problem = ""
         """Why the group at hand is not written yet; empty: nothing is wrong."""
         self.stuck: dict[str, str] = {}
-        """Files that no retry will make, and why: what a group holds has no place in one. The others go on."""
+        """File -> why no retry will make it: its group has values that a file cannot hold. The other groups go on."""
 
     def status(self) -> dict[str, Json]:
-        """For GET /v1/status."""
+        """The state of the output, for GET /v1/status."""
         stuck: dict[str, Json] = dict(islice(self.stuck.items(), STUCK_SAID))
         return {"groups": self.groups, "problem": self.problem, "stuck": stuck}
 
     def close(self) -> None:
-        """No more is written; does not wait."""
+        """Stops writing; does not wait."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def run(self) -> None:
-        """For ever."""
+        """Writes groups for ever."""
         for lease in unfinished(self._sessions.book):
             await self._insist(lambda lease=lease: self._leasing.nack(lease))  # type: ignore[misc]
         while True:
@@ -81,9 +82,9 @@ class FileOutput:
                     pass
 
     async def _next(self) -> bool:
-        """Was there a group?"""
+        """Writes the next group. Returns whether there was one."""
         if not self._sessions.book.whole:
-            return False  # a lease looks at all leases there ever were, and this is asked at each session's change
+            return False  # a lease checks all leases there ever were, and this is called at each session's change
         record = await self._insist(self._lease)
         if record is None:
             return False
@@ -98,7 +99,7 @@ class FileOutput:
         return True
 
     async def _made(self, record: Leased, name: str) -> bytes | None:
-        """The file's bytes; None if it is stuck. Raises JournalUnavailable: it may be read later."""
+        """The bytes of a group's file; None if it is stuck. Raises JournalUnavailable: it may be read later."""
         try:
             return (await self._leasing.rows(record, self._shape)).rows
         except JournalUnavailable:
@@ -113,18 +114,19 @@ class FileOutput:
         return await self._leasing.lease(f"{OURS}{self._new_id()}", job=self._job or None, ttl_s=LEASE_S)
 
     async def _insist(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Until it is done: a store that is away or full, or a journal, holds up everything and loses nothing."""
+        """Repeats `ask` until it succeeds: a storage or journal that is away or full delays everything, and loses
+        nothing."""
         pause = RETRY_S
         while True:
             try:
-                found = await ask()
+                result = await ask()
             except Exception as error:  # noqa: BLE001 - stores raise what they like
                 self._trouble(f"{type(error).__name__}: {error}")
                 await asyncio.sleep(pause)
                 pause = min(RETRY_MAX_S, 2 * pause)
             else:
                 self.problem = ""
-                return found
+                return result
 
     def _trouble(self, text: str) -> None:
         if text != self.problem:
@@ -134,15 +136,15 @@ class FileOutput:
 
 
 def unfinished(book: LeaseBook) -> list[str]:
-    """Leases of ours that the process before this one did not settle."""
-    mine = (one for one in book.leases.values() if one.lease.startswith(OURS))
-    return [one.lease for one in mine if not one.over and not one.done]
+    """Ids of our leases that the process before this one neither acknowledged nor gave back."""
+    mine = (lease for lease in book.leases.values() if lease.lease.startswith(OURS))
+    return [lease.lease for lease in mine if not lease.over and not lease.done]
 
 
 def file_name(book: LeaseBook, sessions: Sequence[str]) -> str:
-    """Of a group's file: the same until these sessions are acknowledged. A group that got further samples later has a
-    further file."""
+    """The name of a group's file: the same until these sessions are acknowledged. A group that gets further samples
+    later has a further file."""
     key = book.members[sessions[0]].key
-    before = sum(bool(one.acked) for one in book.groups[key].members())
+    before = sum(bool(member.acked) for member in book.groups[key].members())
     stem = group_name(key.job, key.uid or key.session)
     return f"{stem}-{before}.parquet" if before else f"{stem}.parquet"

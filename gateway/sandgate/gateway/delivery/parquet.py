@@ -1,5 +1,7 @@
-"""Trajectories as a Parquet file, encoded as trainers encode it (`sandgate.trainer.export.parquet`; a test holds it to
-that). Needs the extra `gateway-arrow`; imported where it is used.
+"""Trajectories as a Parquet file.
+
+It is encoded as trainers encode it (`sandgate.trainer.export.parquet`; a test compares the two). Needs the extra
+`gateway-arrow`; imported where it is used.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ ENCODINGS = {"response_logprobs.list.element": "BYTE_STREAM_SPLIT"}
 
 
 def to_parquet(rows: Iterable[Trajectory]) -> bytes:
-    """A whole file. Raises InvalidBody naming the field whose value Arrow cannot carry."""
+    """The rows as a whole file. Raises InvalidBody, which names the field whose value Arrow cannot carry."""
     sink = pa.BufferOutputStream()
     how = {"compression": "zstd", "compression_level": 1, "write_page_checksum": True}
     with pq.ParquetWriter(sink, SCHEMA, use_dictionary=REPEATING, column_encoding=ENCODINGS, **how) as out:

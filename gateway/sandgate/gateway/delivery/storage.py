@@ -1,6 +1,7 @@
-"""A folder to put whole files into: of this machine, of S3, GCS or HDFS, or of whatever an installed fsspec knows.
+"""Storage of output files: a local folder, S3, GCS, HDFS, or any that an installed fsspec knows.
 
-Everything here blocks. Needs the extra `gateway-arrow`; imported where it is used. Credentials are the environment's.
+Everything here blocks. Needs the extra `gateway-arrow`; imported where it is used. Credentials come from the
+environment.
 """
 
 from __future__ import annotations
@@ -17,22 +18,23 @@ from sandgate.gateway.journal import durable_folders
 
 FIELD = "output.parquet"
 NATIVE = ("file", "s3", "gs", "gcs", "hdfs", "viewfs")
-"""Schemes that Arrow brings itself; an S3 that is not Amazon's is
+"""URL schemes that Arrow knows itself; an S3 that is not Amazon's is
 `s3://bucket/folder?endpoint_override=host:9000&scheme=http`."""
 
 
 class Storage(Protocol):
-    """What trajectories are written to."""
+    """A folder that trajectories are written to."""
 
     def put(self, name: str, data: bytes) -> None:
-        """When this returns, the file of that name is `data`, durably; until then it is what it was before, or absent.
+        """Writes a file. When this returns, the file is `data`, durably; until then it is what it was before, or
+        absent.
         Raises what the storage raises."""
 
 
 def check(url: str) -> None:
-    """Raises BadManifest for a URL that no retry can help: no kind that is known here, or a relative path."""
-    scheme, found, _ = url.partition("://")
-    if not found:
+    """Raises BadManifest for a URL that no retry can help: of an unknown scheme, or a relative path."""
+    scheme, separator, _ = url.partition("://")
+    if not separator:
         if not url.startswith("/"):
             raise BadManifest(f"{FIELD}: {url!r} is neither a URL nor an absolute path", field=FIELD)
     elif scheme not in NATIVE:
@@ -45,19 +47,22 @@ def check(url: str) -> None:
 
 
 def storage(url: str) -> Storage:
-    """Of a URL that `check` let pass. Raises what the storage raises: S3 is asked for the bucket's region."""
+    """The folder of a URL that `check` accepted. Raises what the storage raises: S3 is asked for the bucket's
+    region."""
     try:
-        found, folder = fs.FileSystem.from_uri(url)
+        system, folder = fs.FileSystem.from_uri(url)
     except ArrowException:
         import fsspec
 
         remote, folder = fsspec.core.url_to_fs(url)
-        found = fs.PyFileSystem(fs.FSSpecHandler(remote))
-    return LocalFolder(Path(folder)) if isinstance(found, fs.LocalFileSystem) else RemoteFolder(found, folder)
+        system = fs.PyFileSystem(fs.FSSpecHandler(remote))
+    return (
+        LocalFolder(Path(folder)) if isinstance(system, fs.LocalFileSystem) else RemoteFolder(system, folder)
+    )
 
 
 class LocalFolder:
-    """Of this machine: a volume of the pod. It is made if it is not there."""
+    """A folder of this machine: a volume of the pod. It is made if it is not there."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -80,7 +85,7 @@ class LocalFolder:
 
 
 class RemoteFolder:
-    """Where a file is there once it was closed, as objects of a store are."""
+    """A folder of a store whose files are there, whole, once they were closed, as objects are."""
 
     def __init__(self, system: Any, folder: str) -> None:
         """`system`: a pyarrow FileSystem; `folder`: the path in it."""

@@ -1,4 +1,4 @@
-"""A journal in memory over a disk that can be made to fail: for simulation and tests. (pure)
+"""MemoryStore: a journal in memory over a disk that can be made to fail, for simulation and tests. (pure)
 
 `MemoryDisk` is what survives a crash; `MemoryStore` is a process that has it open. The same conformance suite runs on
 this and on SQLite.

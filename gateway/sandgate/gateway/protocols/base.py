@@ -1,4 +1,4 @@
-"""What every dialect is to the web layer: bytes in, a TurnRequest; a turn out, bytes. (pure)"""
+"""Adapter and Stream: the interface of an API dialect: bytes to TurnRequest, turns to bytes. (pure)"""
 
 from __future__ import annotations
 
@@ -40,8 +40,9 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What is known of an answer before it exists. Everything in it is journalled, so that a replay is byte for byte
-    what was told before."""
+    """Facts of an answer that are known before it exists. All are journalled, so that a replay is byte for byte the
+    same
+    answer."""
 
     turns: tuple[str, ...]
     """One turn id per choice; the first one names the answer."""
@@ -62,18 +63,18 @@ class Choice:
     reply: Reply
     finish: Finish
     tokens: TokenLogprobs | None = None
-    """If logprobs were asked for."""
+    """Set if logprobs were asked for."""
 
 
 class Stream(Protocol):
     """Encodes one answer as events. Each method returns the bytes to write now."""
 
     def start(self) -> bytes:
-        """Before anything was sampled."""
+        """The events before the first token."""
         ...
 
     def delta(self, delta: ParseDelta, choice: int = 0, tokens: TokenLogprobs | None = None) -> bytes:
-        """More of a choice. `tokens`: those that arrived with it, if logprobs were asked for."""
+        """The events of a delta of a choice. `tokens`: those that arrived with it, if logprobs were asked for."""
         ...
 
     def tokens(self, tokens: TokenLogprobs, choice: int = 0) -> bytes:

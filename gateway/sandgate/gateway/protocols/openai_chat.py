@@ -1,4 +1,4 @@
-"""The OpenAI chat dialect. (pure)"""
+"""The adapter of OpenAI's chat completions: reads requests, writes answers, streams and errors. (pure)"""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sandgate.gateway.protocols.openai_errors import error_json
 
 
 class OpenAIChat:
-    """See `Adapter`."""
+    """OpenAI's chat completions as an `Adapter`."""
 
     name = "openai_chat"
 
     def decode(self, body: bytes, headers: Mapping[str, str]) -> TurnRequest:
-        """Headers say nothing in this dialect."""
+        """Decodes a request. Headers have no meaning in this dialect."""
         del headers
         return openai_chat_in.decode(body)
 

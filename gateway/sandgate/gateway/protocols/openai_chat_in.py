@@ -1,7 +1,7 @@
-"""POST /v1/chat/completions: bytes -> TurnRequest. (pure)
+"""Decodes the body of POST /v1/chat/completions: bytes -> TurnRequest; limits and bounds of its fields. (pure)
 
-What clients really send is in tests/golden/openai_chat. Unknown fields are ignored; a known one that would change
-what is sampled and cannot be honoured is refused by name.
+Bodies of real clients are in tests/golden/openai_chat. Unknown fields are ignored. A known field that would change what
+is sampled, and cannot be honoured, is refused by name.
 """
 
 from __future__ import annotations
@@ -166,41 +166,41 @@ _CANONICAL = msgspec.json.Encoder(order="deterministic")
 
 
 def decode(body: bytes) -> TurnRequest:
-    """Raises InvalidBody or Unsupported, whose `field` is the path of what is wrong."""
-    said = read(_DECODER, body)
-    if len(said.model) > MODEL_CHARS_MAX:
+    """The request in a body. Raises InvalidBody or Unsupported, whose `field` is the path of the wrong value."""
+    chat = read(_DECODER, body)
+    if len(chat.model) > MODEL_CHARS_MAX:
         raise InvalidBody(
-            f"model has {len(said.model)} characters; it must have at most {MODEL_CHARS_MAX}", field="model"
+            f"model has {len(chat.model)} characters; it must have at most {MODEL_CHARS_MAX}", field="model"
         )
     for field in _REFUSED:
-        if (raw := getattr(said, field)) is not _NONE:
+        if (raw := getattr(chat, field)) is not _NONE:
             unused(raw, field, _INSTEAD.get(field, ""))
-    if said.modalities and said.modalities != ["text"]:
+    if chat.modalities and chat.modalities != ["text"]:
         raise Unsupported("modalities: only text is generated here", field="modalities")
-    if not said.messages:
+    if not chat.messages:
         raise InvalidBody("messages is empty; at least one message is needed", field="messages")
-    limited(len(said.messages), MESSAGES_MAX, "messages", "messages")
-    tools = tools_of(said.tools)
+    limited(len(chat.messages), MESSAGES_MAX, "messages", "messages")
+    tools = tools_of(chat.tools)
     fields: dict[str, Any] = {
-        "model": said.model,
-        "messages": tuple([_message(message, at) for at, message in enumerate(said.messages)]),
+        "model": chat.model,
+        "messages": tuple([_message(message, index) for index, message in enumerate(chat.messages)]),
         "tools": tools,
-        "tool_choice": choice_of(said.tool_choice, tools),
-        "response_format": _format(said.response_format),
-        "sampling": _sampling(said),
-        "parallel_tool_calls": said.parallel_tool_calls is not False,
-        **_choices(said),
+        "tool_choice": choice_of(chat.tool_choice, tools),
+        "response_format": _format(chat.response_format),
+        "sampling": _sampling(chat),
+        "parallel_tool_calls": chat.parallel_tool_calls is not False,
+        **_choices(chat),
     }
     return TurnRequest(
         **fields,
-        stream=bool(said.stream),
-        include_usage=bool(said.stream_options and said.stream_options.include_usage),
+        stream=bool(chat.stream),
+        include_usage=bool(chat.stream_options and chat.stream_options.include_usage),
         digest=_digest(fields),
     )
 
 
 def _digest(fields: dict[str, Any]) -> bytes:
-    """Of what is asked, however it is spelt; not of how the answer is to travel."""
+    """The hash of what is asked, however it is spelt; it does not depend on how the answer is to be sent."""
     raw = _CANONICAL.encode({**fields, "tools": tools_key(fields["tools"]).hex()})
     return blake2b(raw, digest_size=16).digest()
 
@@ -232,7 +232,7 @@ def _message(said: _Message, at: int) -> Message:
 
 
 def _text(raw: msgspec.Raw, field: str) -> str | None:
-    """None unless it is text: some clients send OpenAI's object of settings by this name."""
+    """The reasoning; None unless it is text: some clients send OpenAI's object of settings by this name."""
     return read(_TEXT, raw, field) if bytes(memoryview(raw)[:1]) == b'"' else None
 
 

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: a turn -> JSON body or SSE chunks, as OpenAI's SDKs type them. (pure)"""
+"""Encodes answers of POST /v1/chat/completions: JSON body or SSE chunks, as OpenAI's SDKs type them. (pure)"""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOGPROB_MIN = -9999.0
 
 
 def response_id(context: Context) -> str:
-    """Names the first choice's turn."""
+    """The answer's id, which names the first choice's turn."""
     return f"chatcmpl-{context.turns[0]}"
 
 
@@ -108,11 +108,11 @@ def _logprobs(tokens: TokenLogprobs, context: Context) -> dict[str, Any]:
 
 
 def _token(token: int, logprob: float, text: Callable[[int], str]) -> dict[str, Any]:
-    said = text(token)
+    entry = text(token)
     raw = (
-        None if "\ufffd" in said else list(said.encode())
+        None if "\ufffd" in entry else list(entry.encode())
     )  # part of a character: its bytes are not known here
-    return {"token": said, "logprob": max(logprob, LOGPROB_MIN), "bytes": raw}
+    return {"token": entry, "logprob": max(logprob, LOGPROB_MIN), "bytes": raw}
 
 
 # --- streamed
@@ -147,15 +147,15 @@ class ChatStream:
         """One chunk."""
         match delta:
             case TextDelta(text):
-                said = b'{"content":' + text_json(text) + b"}"
+                content = b'{"content":' + text_json(text) + b"}"
             case ReasoningDelta(text):
                 raw = text_json(text)
-                said = b'{"reasoning_content":' + raw + b',"reasoning":' + raw + b"}"
+                content = b'{"reasoning_content":' + raw + b',"reasoning":' + raw + b"}"
             case CallDelta(index, name, arguments):
-                said = self._call(choice, index, name, text_json(arguments))
+                content = self._call(choice, index, name, text_json(arguments))
             case _:
                 assert_never(delta)
-        return self._heads[choice] + said + (self._tail_with(tokens) if tokens else self._tail)
+        return self._heads[choice] + content + (self._tail_with(tokens) if tokens else self._tail)
 
     def _call(self, choice: int, index: int, name: str | None, arguments: bytes) -> bytes:
         if name is None:
@@ -174,8 +174,8 @@ class ChatStream:
     def _tail_with(self, tokens: TokenLogprobs) -> bytes:
         if not self._context.logprobs:
             return self._tail
-        said = one_line(_encode(_logprobs(tokens, self._context)))
-        return b',"logprobs":' + said + b',"finish_reason":null}]' + self._usage + b"}\n\n"
+        logprobs = one_line(_encode(_logprobs(tokens, self._context)))
+        return b',"logprobs":' + logprobs + b',"finish_reason":null}]' + self._usage + b"}\n\n"
 
     def tokens(self, tokens: TokenLogprobs, choice: int = 0) -> bytes:
         """An empty delta that carries logprobs."""

@@ -1,4 +1,4 @@
-"""Errors as OpenAI words them; SDKs and agents read type and code, some even the text. (pure)"""
+"""Error bodies in OpenAI's form: message, type and code, which SDKs and agents read. (pure)"""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _KINDS: tuple[tuple[type[SandgateError], str, str | None], ...] = (
     (TooLarge, "invalid_request_error", "request_too_large"),
     (Overloaded, "rate_limit_error", "rate_limit_exceeded"),
 )
-"""The first that fits; other 4xx are invalid_request_error, 5xx server_error."""
+"""(error class, type, code): the first that fits counts; other 4xx are invalid_request_error, 5xx server_error."""
 
 
 def error_json(error: SandgateError) -> bytes:
     """`{"error": {"message", "type", "param", "code"}}`."""
     kind, code = "server_error" if error.status >= 500 else "invalid_request_error", None
-    for one, its_kind, its_code in _KINDS:
-        if isinstance(error, one):
+    for error_class, its_kind, its_code in _KINDS:
+        if isinstance(error, error_class):
             kind, code = its_kind, its_code
             break
     said = {"message": _words(error), "type": kind, "param": getattr(error, "field", None), "code": code}

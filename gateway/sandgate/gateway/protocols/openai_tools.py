@@ -1,4 +1,4 @@
-"""`tools` and `tool_choice`, as OpenAI's dialects spell them. (pure)
+"""Decodes `tools` and `tool_choice` of OpenAI's requests; their limits and cache. (pure)
 
 An agent sends the same tools with every turn, often most of the body: they are read once per spelling.
 """
@@ -51,13 +51,13 @@ _CHOICE: msgspec.json.Decoder[str | _Choice | None] = msgspec.json.Decoder(str |
 
 def tools_of(raw: msgspec.Raw) -> tuple[Tool, ...]:
     """The tools; their schemas are shared between requests and must not be changed."""
-    said = bytes(raw)
-    if not said:
+    list_json = bytes(raw)
+    if not list_json:
         return ()
-    limited(len(said), TOOLS_BYTES_MAX, "bytes", "tools")
-    if (known := _CACHED.get(said)) is None:
-        known = _tools(said)
-        _CACHED.put(said, known, len(said))
+    limited(len(list_json), TOOLS_BYTES_MAX, "bytes", "tools")
+    if (known := _CACHED.get(list_json)) is None:
+        known = _tools(list_json)
+        _CACHED.put(list_json, known, len(list_json))
     return known
 
 
@@ -89,8 +89,8 @@ def _tool(said: _Tool, field: str) -> Tool:
 
 def choice_of(raw: msgspec.Raw, tools: tuple[Tool, ...]) -> ToolChoice:
     """auto, none, required, or one of `tools` by name."""
-    said = read(_CHOICE, raw, "tool_choice") if bytes(raw) else None
-    match said:
+    choice = read(_CHOICE, raw, "tool_choice") if bytes(raw) else None
+    match choice:
         case None | "auto":
             return ToolChoice()
         case "none":
@@ -101,7 +101,7 @@ def choice_of(raw: msgspec.Raw, tools: tuple[Tool, ...]) -> ToolChoice:
             return ToolChoice("required")
         case str():
             raise InvalidBody(
-                f"tool_choice is {brief(said)}; it must be auto, none, required or a function",
+                f"tool_choice is {brief(choice)}; it must be auto, none, required or a function",
                 field="tool_choice",
             )
         case _Choice(type="function", function=_Named(name=name)):
@@ -112,5 +112,6 @@ def choice_of(raw: msgspec.Raw, tools: tuple[Tool, ...]) -> ToolChoice:
         case _Choice(type="function"):
             raise InvalidBody("tool_choice.function is missing", field="tool_choice.function")
     raise Unsupported(
-        f"tool_choice.type is {brief(said.type)}; only function can be forced here", field="tool_choice.type"
+        f"tool_choice.type is {brief(choice.type)}; only function can be forced here",
+        field="tool_choice.type",
     )

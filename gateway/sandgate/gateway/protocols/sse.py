@@ -1,4 +1,4 @@
-"""Server-sent events. (pure)"""
+"""Writes server-sent events for clients: one line of JSON each. (pure)"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which URL speaks which dialect. A new dialect is a new row. (pure)"""
+"""URL paths and their API dialects. A new dialect is a new row. (pure)"""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ ADAPTERS: dict[str, Adapter] = {
 """Path without `/v1` -> adapter."""
 
 FALLBACK: Adapter = ADAPTERS["/chat/completions"]
-"""Words the errors of paths that no dialect owns."""
+"""The adapter that words the errors of paths that belong to no dialect."""
 
 
 def adapter_for(path: str) -> Adapter | None:
-    """By the path below the session. `/v1` may be missing (AReaL's agents) or doubled (Anthropic's SDKs)."""
+    """The adapter of a path below the session. `/v1` may be missing (AReaL's agents) or doubled (Anthropic's SDKs)."""
     for _ in range(2):
         path = path.removeprefix("/v1")
     return ADAPTERS.get(path)

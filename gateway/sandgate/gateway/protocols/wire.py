@@ -1,4 +1,4 @@
-"""Reading a JSON body, and saying where it is wrong. Shared by all dialects. (pure)"""
+"""Reads JSON bodies with limits on depth and size, and names the field that is wrong; for all dialects. (pure)"""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ each byte. The strict one's message has the place of any, as a byte offset."""
 NAME_CHARS_MAX, PATH_CHARS_MAX = 80, 200
 """Of a client's names in the path of a field: one of them, and all."""
 ANYTHING: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
-"""Of a value that is read whatever it is."""
+"""Decodes any JSON value."""
 
 _AT = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$(?P<path>.*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"missing required field `(\w+)`")
@@ -116,8 +116,8 @@ def _is_unspeakable(value: Any) -> bool:
 
 def _path(way: Sequence[str | int]) -> str:
     """`.a[1].b`, with long names cut, and a long way as well."""
-    said = "".join(f"[{step}]" if isinstance(step, int) else f".{_cut(step, NAME_CHARS_MAX)}" for step in way)
-    return _cut(said, PATH_CHARS_MAX)
+    text = "".join(f"[{step}]" if isinstance(step, int) else f".{_cut(step, NAME_CHARS_MAX)}" for step in way)
+    return _cut(text, PATH_CHARS_MAX)
 
 
 def _cut(text: str, most: int) -> str:

@@ -1,4 +1,4 @@
-"""The seam between the core and what knows a model's tokens: render, bridge, parse. (pure)
+"""Codec and Parser: the interface to a model's tokens: render, bridge, parse. (pure)
 
 Implementations: family renderers (`renderers` package) and the verified bridge over any chat template.
 All methods are CPU only, deterministic and thread-safe; the core calls the slow ones off the event loop.
@@ -47,27 +47,27 @@ class Parser(Protocol):
     """Sampled ids of one turn -> message, incrementally. Markers that are special tokens are recognised by id."""
 
     def feed(self, ids: Ids) -> list[ParseDelta]:
-        """More ids arrived. Never yields text that a later id could turn into something else (half a character,
-        half a marker, half a stop string)."""
+        """Takes ids, returns the deltas that they complete. It returns no text that a later id could change (half a
+        character, half a marker, half a stop string)."""
         ...
 
     def finish(self, *, stopped_on: str | None = None) -> tuple[list[ParseDelta], Reply]:
-        """No more ids. The remaining deltas, and the whole reply. All deltas, concatenated, say what the reply says.
+        """Ends the turn: the remaining deltas, and the whole reply. All deltas, concatenated, are the reply.
         `stopped_on`: the stop string that ended generation; it is cut from the end of the text."""
         ...
 
 
 class Codec(Protocol):
-    """One model's messages <-> ids."""
+    """Translates one model's messages to ids and back."""
 
     @property
     def name(self) -> str:
-        """For records: `renderers/qwen3@0.1.12` or `bridge/<digest of the template>`."""
+        """The codec's name in records: `renderers/qwen3@0.1.12` or `bridge/<digest of the template>`."""
         ...
 
     @property
     def tokenizer_digest(self) -> str:
-        """Of tokenizer.json."""
+        """Digest of tokenizer.json."""
         ...
 
     @property
@@ -86,7 +86,8 @@ class Codec(Protocol):
         ...
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Ids:
-        """Full prompt ids, generation prompt included. Raises BadRequest where the template refuses the messages."""
+        """The full prompt's ids, generation prompt included. Raises BadRequest where the template refuses the
+        messages."""
         ...
 
     def bridge(
@@ -110,9 +111,10 @@ class Codec(Protocol):
         ...
 
     def decode(self, ids: Ids) -> str:
-        """Plain text, special tokens included (for viewers)."""
+        """The text of ids, special tokens included (for viewers)."""
         ...
 
     def spelt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> int:
-        """How many control tokens these spell in their text, whatever becomes of them (`model.specialTokensInText`)."""
+        """How many control tokens the text of messages and tools spells, whatever becomes of them
+        (`model.specialTokensInText`)."""
         ...

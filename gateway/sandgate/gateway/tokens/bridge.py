@@ -1,4 +1,4 @@
-"""The generic bridge: what comes after a sampled turn, taken from the checkpoint's own template, and proved. (pure)
+"""The generic bridge: ids of new messages after a sampled turn, from the checkpoint's template, and proved. (pure)
 
 The tail is rendered after short known conversations. What follows the assistant's last words there is
 `gap + closer + rest`: the gap is the end of its own markup (nothing for text, ``"}}\\n</tool_call>`` for a call), the
@@ -37,12 +37,13 @@ from sandgate.gateway.tokens.template import ChatTemplate, tools_key
 from sandgate.gateway.tokens.vocab import Vocab
 
 BASES_BYTES_MAX, BASE_BYTES_MAX = 32 << 20, 1 << 20
-"""Of renders without a tail, and of one. There is one for each (tools, shape) in use, of 1 to 50 kB; with the
-longest lists of tools, of 400."""
+"""Size limits of cached renders without a tail: of all, and of one. There is one for each (tools, shape) in use, of 1
+to
+50 kB; with the longest lists of tools, of 400."""
 
 
 ENTRY_BYTES = 4 << 10
-"""The messages of a known conversation, which are a part of its key."""
+"""Bytes that the messages of a probe conversation count, which are a part of its cache key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class Tail:
 
 @dataclass(frozen=True, slots=True)
 class NotProved:
-    """Which rule failed, for people: docs/models.md and `sandgate doctor` show it."""
+    """Why a tail is not proved, for people: docs/models.md and `sandgate doctor` show it."""
 
     why: str
 
@@ -65,7 +66,7 @@ DROPS_CALLS = NotProved("the template drops what the assistant said")
 
 @dataclass(frozen=True, slots=True)
 class _Base:
-    """A known conversation without a tail: its head (two forms), and what follows the mark."""
+    """The render of a probe conversation without a tail: its head (two forms), and the text behind the mark."""
 
     heads: tuple[str, str]
     after_mark: str
@@ -86,14 +87,14 @@ class TailProver:
 
     def prove(self, tail: Sequence[Message], tools: Sequence[Tool]) -> Tail | NotProved:
         """The ids of `tail` behind a closed assistant turn, closer and generation prompt included, or why not."""
-        found = self._both(tail, tools, with_calls=True)
+        proof = self._both(tail, tools, with_calls=True)
         if (
-            found is DROPS_CALLS
+            proof is DROPS_CALLS
         ):  # a template without tools: what it renders after an assistant that only talks
-            found = self._both(tail, tools, with_calls=False)
-        if isinstance(found, NotProved):
-            return found
-        closer, text = found
+            proof = self._both(tail, tools, with_calls=False)
+        if isinstance(proof, NotProved):
+            return proof
+        closer, text = proof
         if not self._vocab.segments.is_cut(closer):
             return NotProved(f"text cannot be cut at {closer!r} with this tokenizer")
         ids = self._words.encode(text)
@@ -104,56 +105,56 @@ class TailProver:
     def _both(
         self, tail: Sequence[Message], tools: Sequence[Tool], *, with_calls: bool
     ) -> tuple[str, str] | NotProved:
-        """(closer, closer + rest), if both known conversations give the same."""
+        """(closer, closer + rest), if both probe conversations give the same."""
         answers = answers_of(tail) if with_calls else ()
-        knowns = known_pair(answers, with_system=self._with_system)
+        probes = known_pair(answers, with_system=self._with_system)
         plain = known_pair([""] * len(answers), with_system=self._with_system)
-        found = []
-        for known, unnamed in zip(knowns, plain, strict=True):
-            after = self._tail_text(known, unnamed, tail, tools)
+        texts = []
+        for probe, unnamed in zip(probes, plain, strict=True):
+            after = self._tail_text(probe, unnamed, tail, tools)
             if isinstance(after, NotProved):
                 return after
-            found.append(after)
-        if found[0] != found[1]:
+            texts.append(after)
+        if texts[0] != texts[1]:
             return NotProved("the tail renders differently after different conversations")
-        return found[0]
+        return texts[0]
 
     def _tail_text(
         self,
-        known: ProbeConversation,
+        probe: ProbeConversation,
         unnamed: ProbeConversation,
         tail: Sequence[Message],
         tools: Sequence[Tool],
     ) -> tuple[str, str] | NotProved:
-        """(closer, closer + rest) for one known conversation.
+        """(closer, closer + rest) for one probe conversation.
 
-        Call ids are new at every turn, and few templates print them: the base of the same conversation under ids of
-        our own is kept, and evidence enough where it agrees. Where it does not, the base under the tail's ids decides.
+        Call ids are new at every turn, and few templates print them. So the base of the same conversation under ids of
+        our own is cached, and proof enough where it agrees. Where it does not, the base under the tail's ids decides.
         """
         try:
-            whole = self._template.render((*known.messages, *tail), tools)
+            whole = self._template.render((*probe.messages, *tail), tools)
         except BadRequest as error:
             return NotProved(str(error))
-        found = self._behind(self._base(unnamed, tools), whole, known.mark)
-        if isinstance(found, NotProved) and known != unnamed:
-            return self._behind(self._render_base(known, tools), whole, known.mark)
-        return found
+        tail_text = self._behind(self._base(unnamed, tools), whole, probe.mark)
+        if isinstance(tail_text, NotProved) and probe != unnamed:
+            return self._behind(self._render_base(probe, tools), whole, probe.mark)
+        return tail_text
 
     def _behind(self, base: _Base | NotProved, whole: str, mark: str) -> tuple[str, str] | NotProved:
-        """(closer, closer + rest) in a render, judged by what the conversation alone renders to."""
+        """(closer, closer + rest) in the render `whole`, compared with the render of the conversation alone."""
         if isinstance(base, NotProved):
             return base
         head = next((head for head in base.heads if whole.startswith(head)), None)
         if head is None:
             return NotProved("the template renders earlier messages differently once the tail is there")
-        at = whole.find(mark, len(head))
-        if at < 0:
+        start = whole.find(mark, len(head))
+        if start < 0:
             return DROPS_CALLS
-        after = whole[at + len(mark) :]
-        found = self._closer(after)
-        if found is None:
+        after = whole[start + len(mark) :]
+        first_stop = self._closer(after)
+        if first_stop is None:
             return NotProved("no stop token ends the assistant's turn")
-        where, closer = found
+        where, closer = first_stop
         end = where + len(closer)
         own = base.after_mark[:end] == after[:end]
         next_turn = where == len(base.after_mark) and after.startswith(base.after_mark)
@@ -162,31 +163,31 @@ class TailProver:
         return closer, after[where:]
 
     def _closer(self, text: str) -> tuple[int, str] | None:
-        """Where the first stop token is, and which."""
-        found = [(text.find(stop), stop) for stop in self._stops]
-        return min(((at, stop) for at, stop in found if at >= 0), default=None)
+        """The position of the first stop token, and its text."""
+        stops = [(text.find(stop), stop) for stop in self._stops]
+        return min(((start, stop) for start, stop in stops if start >= 0), default=None)
 
-    def _base(self, known: ProbeConversation, tools: Sequence[Tool]) -> _Base | NotProved:
-        key = (known.messages, tools_key(tools), self._template.today())
+    def _base(self, probe: ProbeConversation, tools: Sequence[Tool]) -> _Base | NotProved:
+        key = (probe.messages, tools_key(tools), self._template.today())
         base = self._bases.get(key)
         if base is None:
-            base = self._render_base(known, tools)
+            base = self._render_base(probe, tools)
             self._bases.put(key, base, _cost(key[1], base))
         return base
 
-    def _render_base(self, known: ProbeConversation, tools: Sequence[Tool]) -> _Base | NotProved:
+    def _render_base(self, probe: ProbeConversation, tools: Sequence[Tool]) -> _Base | NotProved:
         try:
-            before = known.messages[:-1]
+            before = probe.messages[:-1]
             bare = self._template.render(before, tools, generation_prompt=False)
             asked = self._template.render(before, tools, generation_prompt=True)
-            said = self._template.render(known.messages, tools, generation_prompt=False)
+            answered = self._template.render(probe.messages, tools, generation_prompt=False)
         except BadRequest as error:
             return NotProved(str(error))
-        at = said.rfind(known.mark)
-        if at < 0:
+        start = answered.rfind(probe.mark)
+        if start < 0:
             return DROPS_CALLS
         # The longer head is tried first: a template may end a prompt without generation prompt differently.
-        return _Base((asked, bare), said[at + len(known.mark) :])
+        return _Base((asked, bare), answered[start + len(probe.mark) :])
 
     def _takes(self, messages: Sequence[Message]) -> bool:
         try:
@@ -201,8 +202,8 @@ def _cost(tools: tuple[str, ...], base: _Base | NotProved) -> int:
 
 
 def append(prompt: Ids, response: Ids, tail: Tail, *, closed: bool) -> Ids | ForkReason:
-    """What to append to `prompt + response`: a sampled closer is not repeated, another end than the template's is
-    not taken for it."""
+    """The ids to append to `prompt + response`. A sampled closer is not repeated; another end than the template's does
+    not count as the closer."""
     if not closed:
         return array("i", tail.ids)
     last = response[-1] if response else prompt[-1] if prompt else -1
@@ -212,7 +213,7 @@ def append(prompt: Ids, response: Ids, tail: Tail, *, closed: bool) -> Ids | For
 
 
 def unbridgeable(tail: Sequence[Message]) -> ForkReason | None:
-    """Why no tail like this is ever bridged, if so."""
+    """The fork reason of a tail that can never be bridged; None for other tails."""
     if not tail:
         return ForkReason.TEMPLATE_NOT_ADDITIVE
     if any(message.role == "assistant" for message in tail):

@@ -1,4 +1,4 @@
-"""The parser of families whose grammar only `renderers` knows: everything is told when the turn has ended. (pure)"""
+"""Parser of families whose grammar only `renderers` knows: the reply comes when the turn has ended. (pure)"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client's text on its way through a template: it stays text, whatever it spells. (pure)
+"""Clients' text in a template: control tokens that it spells stay text; counts them. (pure)
 
 Before a template sees a client's words, they are marked where they spell a control token, or could with what stands
 beside them (`marks`, `controls`). What is a control token in the rendered text and has no mark was written by the
@@ -90,7 +90,7 @@ class ClientText:
 
     def count(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> int:
         """Control tokens that these spell."""
-        return sum(map(self._controls.count, _said(messages, tools)))
+        return sum(map(self._controls.count, _texts_of(messages, tools)))
 
     def _marked(self, value: Any) -> Any:
         if isinstance(value, str):
@@ -103,11 +103,11 @@ class ClientText:
         return value
 
     def _tool(self, tool: Tool, given: dict[str, Any]) -> Any:
-        found = self._tools.get(id(tool))
-        if found is None:  # an entry holds its tool, so that its id cannot become another's
-            found = (tool, self._marked(given))
-            self._tools.put(id(tool), found, len(repr(given)))
-        return found[1]
+        entry = self._tools.get(id(tool))
+        if entry is None:  # an entry holds its tool, so that its id cannot become another's
+            entry = (tool, self._marked(given))
+            self._tools.put(id(tool), entry, len(repr(given)))
+        return entry[1]
 
     def _named(self, text: str) -> tuple[SegmentEncoder, str, int]:
         """An encoder for this text; the text with private names for the template's tokens; how many they are."""
@@ -122,12 +122,12 @@ class ClientText:
         return encoder, self._pattern.sub(name, text), written
 
     def _encoder(self, lead: str) -> tuple[SegmentEncoder, Mapping[str, str]]:
-        found = self._encoders.get(lead)
-        if found is None:
+        encoder = self._encoders.get(lead)
+        if encoder is None:
             if len(self._encoders) >= LEADS_KEPT:
                 self._encoders.clear()
-            found = self._encoders[lead] = self._vocab.renamed(self._tokens, lead)
-        return found
+            encoder = self._encoders[lead] = self._vocab.renamed(self._tokens, lead)
+        return encoder
 
     def _in_pieces(self, encoder: SegmentEncoder, named: str) -> Ids:
         """Cut at the marks: no piece spells a token."""
@@ -151,7 +151,7 @@ def _lead(text: str) -> str:
     return lead
 
 
-def _said(messages: Sequence[Message], tools: Sequence[Tool]) -> list[str]:
+def _texts_of(messages: Sequence[Message], tools: Sequence[Tool]) -> list[str]:
     """All that a client says in them."""
     said: list[str] = []
     for message in messages:

@@ -1,4 +1,4 @@
-"""The codec over a checkpoint's own chat template: renders, the verified bridge, its grammar's parser. (pure)"""
+"""The codec of a checkpoint's own chat template: render, proved bridge, parser of its grammar. (pure)"""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sandgate.gateway.tokens.history_check import History, rewritten
 from sandgate.gateway.tokens.parse import TurnParser, opens_reasoning, starts_thinking
 from sandgate.gateway.tokens.probe_conversations import TAIL_SHAPES, ProbeConversation, answers_of, known_pair
 from sandgate.gateway.tokens.template import ChatTemplate
-from sandgate.gateway.tokens.tool_support import probe
+from sandgate.gateway.tokens.tool_support import probe_tools
 from sandgate.gateway.tokens.vocab import Vocab
 
 
@@ -42,7 +42,7 @@ class TemplateCodec:
         self.words = ClientText(vocab, template.source, self._stop_ids, special_text)
         self._marking = template.marking(self.words)
         self._thinks = starts_thinking(self, self.vocab, self.grammar)
-        self.tool_support = probe(self, self._conversation)
+        self.tool_support = probe_tools(self, self._conversation)
         self.prover = TailProver(self._marking, vocab, frozenset(self._stop_ids), self.words)
 
     @property
@@ -107,36 +107,36 @@ class TemplateCodec:
 def template_closers(template: ChatTemplate, vocab: Vocab, *, next_turn: bool) -> list[int]:
     """Ids of added tokens with which the template itself ends an assistant's turn.
 
-    That is the first added token right behind what the assistant says; where the template puts none there, it is the
-    special token that begins the next turn (GLM's ``<|user|>``, ``<|observation|>``: the model samples it to stop);
-    that is looked for only with `next_turn`, for checkpoints that name no end of their own.
+    It is the first added token right behind the assistant's text. Where the template puts none there, it is the special
+    token that begins the next turn (GLM's ``<|user|>``, ``<|observation|>``: the model samples it to stop). Such tokens
+    count only with `next_turn`, for checkpoints that name no end of their own.
     """
-    found: list[int] = []
-    for known, tail in _endings():
+    closers: list[int] = []
+    for probe, tail in _endings():
         try:
-            said = template.render(known.messages, generation_prompt=False).rpartition(known.mark)[2]
-            whole = template.render((*known.messages, *tail))
+            answered = template.render(probe.messages, generation_prompt=False).rpartition(probe.mark)[2]
+            whole = template.render((*probe.messages, *tail))
         except BadRequest:
             continue
-        after = whole.partition(known.mark)[2]
-        own = min(((said.find(text), text) for text in vocab.ids if text in said), default=None)
-        if own is not None and not said[: own[0]].strip() and not known.messages[-1].tool_calls:
-            found.append(vocab.ids[own[1]])
+        after = whole.partition(probe.mark)[2]
+        own = min(((answered.find(text), text) for text in vocab.ids if text in answered), default=None)
+        if own is not None and not answered[: own[0]].strip() and not probe.messages[-1].tool_calls:
+            closers.append(vocab.ids[own[1]])
         elif (
             next_turn
-            and after.startswith(said)
-            and not any(vocab.ids[text] in found for text in vocab.ids if text in said)
+            and after.startswith(answered)
+            and not any(vocab.ids[text] in closers for text in vocab.ids if text in answered)
         ):
-            begins = [text for text in vocab.ids if after.startswith(text, len(said))]
-            found += [
+            begins = [text for text in vocab.ids if after.startswith(text, len(answered))]
+            closers += [
                 vocab.ids[text]
                 for text in sorted(begins, key=len)[-1:]
                 if vocab.ids[text] in vocab.special_ids
             ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(closers))
 
 
 def _endings() -> list[tuple[ProbeConversation, Sequence[Message]]]:
-    """Known conversations with a tail, one for each way in which a turn may end."""
+    """Probe conversations with a tail, one for each way in which a turn may end."""
     shapes = [TAIL_SHAPES["user"], TAIL_SHAPES["tool"]]
     return [(known_pair(answers_of(tail), with_system=False)[0], tail) for tail in shapes]

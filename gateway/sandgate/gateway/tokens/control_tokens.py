@@ -1,4 +1,4 @@
-"""Which tokens of a checkpoint are control, and where a client's text would write one. (pure)
+"""Control tokens of a checkpoint: which they are, and where a client's text spells one. (pure)
 
 Control is what frames turns, thoughts, calls and media: every added token that the tokenizer marks special, what ends a
 turn, and of the others those of a frame's form (`<|…|>`), those that the chat template writes and those that one of the
@@ -86,21 +86,21 @@ class Controls:
     def _may_begin(self, end: str) -> bool:
         """Could a token go on behind this end of a text?"""
         return any(
-            end[at:] in self._prefixes
+            end[index:] in self._prefixes
             for first in self._firsts
             if first in end
-            for at in range(len(end))
-            if end[at] == first
+            for index in range(len(end))
+            if end[index] == first
         )
 
     def _may_end(self, head: str) -> bool:
         """Could a token, begun before it, end in this head of a text?"""
         return any(
-            head[: at + 1] in self._suffixes
+            head[: index + 1] in self._suffixes
             for last in self._lasts
             if last in head
-            for at in range(len(head))
-            if head[at] == last
+            for index in range(len(head))
+            if head[index] == last
         )
 
     def _only_normalized(self, text: str) -> bool:

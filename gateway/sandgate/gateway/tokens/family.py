@@ -1,4 +1,4 @@
-"""The codec over one family of the `renderers` package: hand-written render, bridge and parse. (pure)
+"""The codec of a model family of the `renderers` package: its hand-written render, bridge and parse. (pure)
 
 `renderers` is imported on first use only: it costs a second, and many checkpoints never need it.
 """
@@ -26,7 +26,7 @@ from sandgate.gateway.tokens.parse import TurnParser, opens_reasoning, starts_th
 from sandgate.gateway.tokens.probe_conversations import assistant, example_call, user
 from sandgate.gateway.tokens.roles import Roles, find_roles
 from sandgate.gateway.tokens.template import message_dict, tools_json
-from sandgate.gateway.tokens.tool_support import probe
+from sandgate.gateway.tokens.tool_support import probe_tools
 from sandgate.gateway.tokens.vocab import Vocab
 
 SUFFIX_IDS = 256
@@ -65,8 +65,8 @@ def family_of(names: Sequence[str]) -> str | None:
     """The family that `renderers` maps one of these hub names to."""
     if not any(name.count("/") == 1 and not name.startswith(("/", ".")) for name in names):
         return None
-    known: dict[str, str] = import_module("renderers.base").MODEL_RENDERER_MAP
-    return next((known[name] for name in names if name in known), None)
+    families: dict[str, str] = import_module("renderers.base").MODEL_RENDERER_MAP
+    return next((families[name] for name in names if name in families), None)
 
 
 class FamilyCodec:
@@ -98,7 +98,7 @@ class FamilyCodec:
         self.grammar: Grammar | None = self._find_grammar()
         self._thinks = self.grammar is not None and starts_thinking(self, vocab, self.grammar)
         self._suffix = SUFFIX_IDS
-        self.tool_support = probe(self, self._conversation)
+        self.tool_support = probe_tools(self, self._conversation)
         if not self._suffix_suffices():
             self._suffix = 0
 
@@ -202,9 +202,9 @@ class FamilyCodec:
         if not self._suffix or len(prompt) <= self._suffix:
             return prompt
         start = len(prompt) - self._suffix
-        for at in range(start, len(prompt)):
-            if prompt[at] in self.vocab.special_ids:
-                return prompt[at:]
+        for index in range(start, len(prompt)):
+            if prompt[index] in self.vocab.special_ids:
+                return prompt[index:]
         return prompt
 
     def _suffix_suffices(self) -> bool:

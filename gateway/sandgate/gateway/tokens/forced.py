@@ -39,8 +39,8 @@ def _thought(grammar: Grammar, *, opened: bool) -> list[Format]:
     if grammar.think is None:
         return []
     opens, closes = grammar.think
-    said = {"type": "any_text", "excludes": [opens, closes]}
-    thought = _sequence(_tag("" if opened else opens, said, closes), {"type": "regex", "pattern": r"\n{0,2}"})
+    text = {"type": "any_text", "excludes": [opens, closes]}
+    thought = _sequence(_tag("" if opened else opens, text, closes), {"type": "regex", "pattern": r"\n{0,2}"})
     return [thought if opened else {"type": "optional", "content": thought}]
 
 

@@ -1,4 +1,4 @@
-"""How a model family writes reasoning and tool calls: markers and who reads what is between them. (pure)"""
+"""Grammars of model families: markers of reasoning and tool calls, and their detection from a template. (pure)"""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class Grammar:
     @property
     def markers(self) -> tuple[str, ...]:
         """All markers, openers and closers."""
-        found = self.think or ()
+        present = self.think or ()
         if self.calls is not None:
-            found = (*found, self.calls.open, self.calls.close, *self.calls.inner)
-        return tuple(dict.fromkeys(marker for marker in found if marker))
+            present = (*present, self.calls.open, self.calls.close, *self.calls.inner)
+        return tuple(dict.fromkeys(marker for marker in present if marker))
 
 
 KIMI = ("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>")
@@ -122,9 +122,9 @@ def detect(template: str, added: Collection[str]) -> Grammar:
     """The grammar of a checkpoint, from what its template says and its added tokens are."""
     if "<|channel|>" in template and "<|message|>" in template:
         return Grammar(harmony=True)
-    found = next((form for words, form in FORMATS if all(word in template for word in words)), None)
+    grammar = next((form for words, form in FORMATS if all(word in template for word in words)), None)
     bare = LLAMA_JSON in template
-    if found is None and bare and "<|python_tag|>" in added:
-        found = next(form for _, form in FORMATS if form.name == "llama3")
+    if grammar is None and bare and "<|python_tag|>" in added:
+        grammar = next(form for _, form in FORMATS if form.name == "llama3")
     think = next((pair for pair in THINK if pair[1] in template or pair[1] in added), None)
-    return Grammar(calls=found, think=think, bare_json=bare)
+    return Grammar(calls=grammar, think=think, bare_json=bare)

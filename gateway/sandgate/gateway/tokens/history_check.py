@@ -1,4 +1,4 @@
-"""History policy `template`: does the template render the past, with this tail behind it, as it was sampled? (pure)
+"""History policy `template`: checks that the template renders the past, and this tail, as it was sampled. (pure)
 
 The codec sees ids, not the messages of the path. So the answer is "no" unless two things are shown: what earlier
 turns thought is still there, or still gone, when such a tail comes (on a known conversation), and the last turn, parsed

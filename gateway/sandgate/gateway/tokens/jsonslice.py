@@ -1,4 +1,4 @@
-"""Values of a JSON object as the raw text they were written in. (pure)"""
+"""Slices a JSON object: its values as the raw text in which they were written. (pure)"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text and id markers -> text and markers, holding back what a later id could change. (pure)"""
+"""Lexer of a reply: finds markers in its text, and holds back text that a later id could change. (pure)"""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Lexer:
         self._after_stop: list[Piece] = []
 
     def feed(self, pieces: Iterable[Piece]) -> list[Piece]:
-        """What is certain now."""
+        """Takes pieces, returns those that no later id can change."""
         out: list[Piece] = []
         for piece in pieces:
             if self._after_stop:
@@ -35,7 +35,7 @@ class Lexer:
         return out
 
     def finish(self, pieces: Iterable[Piece], stopped_on: str | None) -> list[Piece]:
-        """The rest, cut before `stopped_on` (its last occurrence, if it is not where it was expected)."""
+        """The rest, cut before `stopped_on` (its last occurrence, if it is not at the expected place)."""
         out = self.feed(pieces)
         rest = [*self._after_stop] or ([self._held] if self._held else [])
         self._held, self._after_stop = "", []
@@ -65,18 +65,18 @@ class Lexer:
         stop = self._stop.search(text) if self._stop else None
         if stop is not None:
             limit = stop.start()
-        at = 0
+        index = 0
         if self._markers is not None:
             for match in self._markers.finditer(text, 0, limit):
-                self._emit(out, text[at : match.start()])
+                self._emit(out, text[index : match.start()])
                 out.append(Marker(match.group()))
-                at = match.end()
+                index = match.end()
         if stop is not None:
-            self._emit(out, text[at:limit])
+            self._emit(out, text[index:limit])
             self._held, self._after_stop = "", [text[limit:]]
             return
-        keep = _overlap(text[at:], self._words)
-        self._emit(out, text[at : len(text) - keep])
+        keep = _overlap(text[index:], self._words)
+        self._emit(out, text[index : len(text) - keep])
         self._held = text[len(text) - keep :] if keep else ""
 
     @staticmethod
@@ -102,7 +102,7 @@ def _overlap(text: str, words: Sequence[str]) -> int:
 
 
 def _cut(pieces: Sequence[Piece], stop: str) -> list[Piece]:
-    """Everything before `stop`; all of it if it is not there (then it was cut already)."""
+    """The pieces before `stop`; all pieces if it is not there (then it was cut already)."""
     texts = [piece.text if isinstance(piece, Marker) else piece for piece in pieces]
     where = "".join(texts).find(stop)
     if where < 0:

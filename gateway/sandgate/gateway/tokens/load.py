@@ -1,4 +1,4 @@
-"""A model folder -> its codec: the family renderer where proved equal, else the verified bridge, else a refusal."""
+"""Loads the codec of a model folder: the family renderer where proved equal, else the proved bridge, else a refusal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sandgate.gateway.tokens.vocab import Vocab
 logger = logging.getLogger(__name__)
 
 TOKENIZER_BYTES_MAX = 512 * 1024 * 1024
-"""tokenizer.json of the largest vocabularies in use is 35 MB."""
+"""Size limit of tokenizer.json; that of the largest vocabularies in use is 35 MB."""
 
 TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """Special tokens that templates see by name, as Hugging Face passes them."""
@@ -32,21 +32,21 @@ TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a model folder says about its tokens."""
+    """A model folder's facts about its tokens."""
 
     vocab: Vocab
     template: str | None
     tokens: Mapping[str, str]
     eos_ids: tuple[int, ...]
     names: tuple[str, ...] = ()
-    """Names this checkpoint goes by, most specific first."""
+    """Names of this checkpoint, most specific first."""
     templates: Mapping[str, str] = field(default_factory=dict)
     """Named templates besides the default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a job says of its codec."""
+    """A job's settings for its codec."""
 
     history: History
     special_text: SpecialText
@@ -64,14 +64,13 @@ def load_codec(
     """The codec of a model folder (tokenizer.json, tokenizer_config.json, chat template, generation_config.json).
 
     `renderer`: `auto` (a family of the `renderers` package if it renders probe conversations exactly as the
-    checkpoint's own template does, else the verified bridge), `template` (the bridge, even if every turn will fork),
-    or a family's name (`qwen3`), which is then taken at its word. `history`: `sampled` or `template`. `special_text`:
-    `text` or `control`, what becomes of a control token that a client's text spells.
-    `template_kwargs`: extra template variables (`enable_thinking`). `model_name`: the hub name, if the folder's own is
-    not it.
+    checkpoint's own template does, else the proved bridge), `template` (the bridge, even if every turn will fork), or a
+    family's name (`qwen3`), which is then used without that check. `history`: `sampled` or `template`. `special_text`:
+    `text` or `control`: what becomes of a control token that a client's text spells. `template_kwargs`: extra template
+    variables (`enable_thinking`). `model_name`: the model's Hugging Face name, if the folder's own name is another.
 
-    A name that is no folder is looked up in the local Hugging Face cache; nothing is downloaded. Raises BadManifest
-    with everything that was tried and why it failed.
+    A name that is no folder is searched in the local Hugging Face cache; nothing is downloaded. Raises BadManifest,
+    which says what was tried and why it failed.
     """
     if history not in ("sampled", "template"):
         raise BadManifest(
@@ -180,15 +179,15 @@ def _bridge(
 
 
 def find_folder(model: Path | str) -> Path:
-    """A folder as it is, or the newest local snapshot of a hub name. Raises BadManifest."""
+    """A folder as it is, or the newest local snapshot of a Hugging Face name. Raises BadManifest."""
     folder = Path(model)
     if (folder / "tokenizer.json").is_file():
         return folder
     if not folder.exists() and str(model).count("/") == 1:
         cached = hub_cache(os.environ) / ("models--" + str(model).replace("/", "--")) / "snapshots"
-        found = sorted(cached.glob("*/tokenizer.json"), key=lambda path: path.stat().st_mtime)
-        if found:
-            return found[-1].parent
+        tokenizers = sorted(cached.glob("*/tokenizer.json"), key=lambda path: path.stat().st_mtime)
+        if tokenizers:
+            return tokenizers[-1].parent
     raise BadManifest(
         f"{model}: no tokenizer.json there, and not in the local cache", field="spec.model.tokenizer"
     )
@@ -249,23 +248,23 @@ def _tokens(config: Mapping[str, Any], known: Mapping[str, Any] | None = None) -
 
 def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Name -> source. A file beats the entry in tokenizer_config.json, as in Hugging Face."""
-    found: dict[str, str] = {}
+    templates: dict[str, str] = {}
     entry = config.get("chat_template")
     if isinstance(entry, str):
-        found["default"] = entry
+        templates["default"] = entry
     elif isinstance(entry, list):
-        found |= {item["name"]: item["template"] for item in entry if isinstance(item, dict)}
+        templates |= {item["name"]: item["template"] for item in entry if isinstance(item, dict)}
     elif isinstance(entry, dict):
-        found |= {str(name): str(source) for name, source in entry.items()}
+        templates |= {str(name): str(source) for name, source in entry.items()}
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        found[path.stem] = path.read_text("utf-8")
+        templates[path.stem] = path.read_text("utf-8")
     if (folder / "chat_template.jinja").is_file():
-        found["default"] = (folder / "chat_template.jinja").read_text("utf-8")
+        templates["default"] = (folder / "chat_template.jinja").read_text("utf-8")
     elif (source := _json(folder / "chat_template.json").get("chat_template")) and isinstance(source, str):
-        found.setdefault("default", source)
-    if "default" not in found and "tool_use" in found:
-        found["default"] = found["tool_use"]
-    return found
+        templates.setdefault("default", source)
+    if "default" not in templates and "tool_use" in templates:
+        templates["default"] = templates["tool_use"]
+    return templates
 
 
 def _eos(vocab: Vocab, tokens: Mapping[str, str], *configs: Mapping[str, Any]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Text that carries marks where it must not become a token, and shows templates none of them. (pure)
+"""Marked strings: text with marks where it must not become a control token, which templates do not see. (pure)
 
 A mark breaks a special token's text in two (`<` + mark + `|im_end|>`): it goes through a template with the words around
 it, and is taken out again before the text is encoded. A template that looks at a client's words (`'</think>' in
@@ -31,12 +31,12 @@ def is_marked(text: str) -> bool:
 
 def unmark(text: str) -> str:
     """The text without marks, as the template alone would have made it."""
-    return _MARKS.sub(lambda found: _BARE[found.group()], text) if is_marked(text) else text
+    return _MARKS.sub(lambda match: _BARE[match.group()], text) if is_marked(text) else text
 
 
 def printed(text: str) -> str:
     r"""Marks again what `repr` or JSON in ASCII wrote as `\ufdd0`."""
-    return _PRINTED.sub(lambda found: found.group(1) + chr(int(found.group(2), 16)), text)
+    return _PRINTED.sub(lambda match: match.group(1) + chr(int(match.group(2), 16)), text)
 
 
 def bare(text: str) -> str:
@@ -65,7 +65,7 @@ class Marked(str):
     def part(self, start: int, end: int) -> str:
         """From `start` to before `end` of the bare text, with the marks in it and at its ends."""
         inside = self.breaks[bisect_left(self.breaks, start) : bisect_right(self.breaks, end)]
-        return Marked(self.bare[start:end], [at - start for at in inside])
+        return Marked(self.bare[start:end], [index - start for index in inside])
 
     def _parts(self, parts: Iterable[str], gap: str | None) -> list[Any]:
         """Parts of the bare text in order, found again; between them `gap`, or white space."""
@@ -170,12 +170,12 @@ class Marked(str):
         return self._parts(self.bare.rsplit(sep, maxsplit), sep)
 
     def partition(self, sep: str) -> tuple[str, str, str]:
-        head, found, tail = self._parts(self.bare.partition(sep), "")
-        return head, found, tail
+        head, separator, tail = self._parts(self.bare.partition(sep), "")
+        return head, separator, tail
 
     def rpartition(self, sep: str) -> tuple[str, str, str]:
-        head, found, tail = self._parts(self.bare.rpartition(sep), "")
-        return head, found, tail
+        head, separator, tail = self._parts(self.bare.rpartition(sep), "")
+        return head, separator, tail
 
     def splitlines(self, keepends: bool = False) -> list[str]:
         lines = self._parts(self.bare.splitlines(keepends=True), "")
@@ -204,16 +204,16 @@ class Marked(str):
 
 def _written(text: str, breaks: Iterable[int]) -> str:
     """The bare text with its marks."""
-    out, at = [], 0
+    out, index = [], 0
     for where in breaks:
-        out.append(_escaped(text[at:where]))
+        out.append(_escaped(text[index:where]))
         out.append(BREAK)
-        at = where
-    return "".join((*out, _escaped(text[at:])))
+        index = where
+    return "".join((*out, _escaped(text[index:])))
 
 
 def _escaped(text: str) -> str:
-    return _OWN.sub(lambda found: _ESCAPED[found.group()], text) if is_marked(text) else text
+    return _OWN.sub(lambda match: _ESCAPED[match.group()], text) if is_marked(text) else text
 
 
 def parsed(text: str) -> Marked:
@@ -222,11 +222,11 @@ def parsed(text: str) -> Marked:
         return text
     breaks: list[int] = []
     pieces: list[str] = []
-    at = 0
+    index = 0
     for piece in text.split(BREAK):
         pieces.append(unmark(piece))
-        at += len(pieces[-1])
-        breaks.append(at)
+        index += len(pieces[-1])
+        breaks.append(index)
     return Marked("".join(pieces), breaks[:-1])
 
 
@@ -234,9 +234,9 @@ def _joined(parts: Iterable[str]) -> Marked:
     """One after another, each with its marks; what has none is a template's own."""
     breaks: list[int] = []
     pieces: list[str] = []
-    at = 0
+    index = 0
     for part in map(parsed, parts):
-        breaks += [at + where for where in part.breaks]
+        breaks += [index + where for where in part.breaks]
         pieces.append(part.bare)
-        at += len(part.bare)
+        index += len(part.bare)
     return Marked("".join(pieces), list(dict.fromkeys(breaks)))

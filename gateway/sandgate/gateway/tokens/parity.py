@@ -1,4 +1,4 @@
-"""Does a family renderer give, id for id, what the checkpoint's own template gives? (pure)"""
+"""Parity check: whether a family renderer gives the same ids as the checkpoint's own template. (pure)"""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CONVERSATIONS: dict[str, tuple[tuple[Message, ...], tuple[Tool, ...]]] = {
     "a thought": ((user("One?"), assistant("Two.", reasoning="I think."), user("Three?")), ()),
     "a thought before a call": ((user("Weather?"), assistant("", (CALL,), "I look."), ANSWER), TOOLS),
 }
-"""Compared at start-up."""
+"""Conversations that are compared at start-up."""
 
 
 def difference(codec: Codec, template: ChatTemplate, vocab: Vocab) -> str:
@@ -66,10 +66,10 @@ def difference(codec: Codec, template: ChatTemplate, vocab: Vocab) -> str:
 
 
 def _first_difference(ours: str, theirs: Sequence[str]) -> str:
-    at = next(
+    index = next(
         (n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs))
     )
-    around = slice(max(0, at - 20), at + 20)
-    if at == len(ours) == len(theirs):
+    around = slice(max(0, index - 20), index + 20)
+    if index == len(ours) == len(theirs):
         return "equal text, other ids"
     return f"it gives {ours[around]!r} where the template gives {theirs[around]!r}"

@@ -1,8 +1,7 @@
-"""Sampled ids -> text, reasoning and tool calls, incrementally. (pure)
+"""TurnParser: sampled ids to text, reasoning and tool calls, incrementally. (pure)
 
-A call is told as a whole when its block has closed and parsed: what was told is never taken back, and a block that
-does not parse is text. White space next to a call block belongs to the markup, not to the text.
-"""
+A call is streamed as a whole when its block has closed and parsed, because no delta can be taken back; a block that
+does not parse is text. White space next to a call block belongs to the markup, not to the text."""
 
 from __future__ import annotations
 
@@ -49,14 +48,14 @@ class TurnParser:
         self._out = ReplyBuilder()
         self._reasoning = reasoning
         self._fresh = True
-        """Nothing but newlines came since the reasoning or the content began; they are dropped there."""
+        """Only newlines came since the reasoning or the content began; they are dropped there."""
         self._after_reasoning = False
         self._space = ""
         """White space that may belong to markup that follows."""
         self._draft: list[Piece] | None = None
-        """From a call opener inside reasoning on: a draft if the reasoning is closed later, a call if it is not."""
+        """The pieces from a call opener inside reasoning on: a draft if the reasoning is closed later, else a call."""
         self._form: CallFormat | None = None
-        """Of the block that is open."""
+        """Format of the open block."""
         self._block: list[str] | None = None
 
     def feed(self, ids: Ids) -> list[ParseDelta]:
@@ -140,13 +139,13 @@ class TurnParser:
         assert block is not None
         self._form = self._block = None
         body = "".join(block)
-        found = None
+        calls = None
         if closed or form.ends_unclosed or not form.close:
-            found = form.read(body, self._tools)
-        if found is None:
+            calls = form.read(body, self._tools)
+        if calls is None:
             self._leave(form.open + body + closed, is_markup=bool(form.open))
             return
-        for item in found:
+        for item in calls:
             if isinstance(item, ReplyCall):
                 self._out.call(item)
                 self._space = ""
@@ -170,9 +169,9 @@ class TurnParser:
             text = text.removeprefix(self._label).lstrip("\n")
             self._label, self._fresh = "", not text
         text = self._space + text
-        told = text.rstrip("\n")
-        self._space = text[len(told) :]
-        self._out.reasoning(told)
+        fresh = text.rstrip("\n")
+        self._space = text[len(fresh) :]
+        self._out.reasoning(fresh)
 
     def _unlabelled(self) -> None:
         """The reasoning ends: what was held as the beginning of a label, and is none, was thought."""
@@ -184,14 +183,14 @@ class TurnParser:
             text = text.lstrip("\n")
             self._fresh = not text
         text = self._space + text
-        told = text.rstrip()
-        if self._bare and not self._out.spoke and told.lstrip().startswith("{"):
+        fresh = text.rstrip()
+        if self._bare and not self._out.spoke and fresh.lstrip().startswith("{"):
             self._form, self._block, self._space = BARE, [text], ""
             return
         if self._format is None:
-            told = text
-        self._space = text[len(told) :]
-        self._out.text(told)
+            fresh = text
+        self._space = text[len(fresh) :]
+        self._out.text(fresh)
 
 
 HEADER_IDS_MAX = 64
@@ -205,12 +204,12 @@ def opens_reasoning(vocab: Vocab, grammar: Grammar, prompt: Ids) -> bool:
     opens, closes = grammar.think
     tail = prompt[-HEADER_IDS_MAX:]
     start = 0
-    for at in range(len(tail) - 1, -1, -1):
-        text = vocab.texts.get(tail[at])
+    for index in range(len(tail) - 1, -1, -1):
+        text = vocab.texts.get(tail[index])
         if text in {opens, closes}:
             return text == opens
-        if tail[at] in vocab.special_ids:
-            start = at + 1
+        if tail[index] in vocab.special_ids:
+            start = index + 1
             break
     text = vocab.decode(tail[start:])
     return text.rfind(opens) > text.rfind(closes)

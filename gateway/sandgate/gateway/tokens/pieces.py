@@ -1,4 +1,4 @@
-"""Sampled ids -> text and markers, as they arrive. (pure)
+"""Decodes sampled ids to text and markers, as they arrive. (pure)
 
 Text never ends in half a character: the bytes wait for the rest. Special tokens (the closer, padding) are not text;
 added tokens that a grammar names are markers; other added tokens are text.
@@ -29,18 +29,18 @@ class Pieces(Protocol):
     """One turn's decoder."""
 
     def feed(self, ids: Ids) -> list[Piece]:
-        """What these ids add."""
+        """The pieces that these ids add."""
         ...
 
     def finish(self) -> list[Piece]:
-        """What waited for the rest of a character that never came."""
+        """The pieces that waited for the rest of a character that never came."""
         ...
 
 
 def pieces(vocab: Vocab, markers: Iterable[str]) -> Pieces:
     """A decoder that knows `markers`."""
-    known = {vocab.ids[marker]: Marker(marker) for marker in markers if marker in vocab.ids}
-    return BytePieces(vocab, known) if vocab.byte_level else WindowPieces(vocab, known)
+    marker_of = {vocab.ids[marker]: Marker(marker) for marker in markers if marker in vocab.ids}
+    return BytePieces(vocab, marker_of) if vocab.byte_level else WindowPieces(vocab, marker_of)
 
 
 class BytePieces:
@@ -89,9 +89,9 @@ class WindowPieces:
         self._markers = markers
         self._window: list[int] = []
         self._told = 0
-        """How many ids of the window were told."""
+        """How many ids of the window were returned as text."""
         self._prefix = ""
-        """Their text."""
+        """The text of those ids."""
 
     def feed(self, ids: Ids) -> list[Piece]:
         out: list[Piece] = []
@@ -120,7 +120,7 @@ class WindowPieces:
         return [new] if new else []
 
     def _advance(self, text: str) -> str:
-        """Everything in the window is told; the newest ids stay as context of the next."""
+        """Returns the rest of the window's text; the newest ids stay as context of the next."""
         new = text[len(self._prefix) :]
         self._window = self._window[self._told :]
         self._told = len(self._window)

@@ -1,4 +1,4 @@
-"""Short known conversations, on which the bridge proves that a tail renders on its own. (pure)
+"""Probe conversations: short known ones, on which the bridge proves that a tail renders on its own. (pure)
 
 The proof compares renders of *different* conversations before the same tail, so what differs between them is what the
 tail must not depend on: texts, call names, number of turns, presence of a system message.

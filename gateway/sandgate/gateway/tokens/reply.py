@@ -1,4 +1,4 @@
-"""A reply under construction: every delta goes through here, so the reply says exactly what the deltas say. (pure)"""
+"""Builds a reply from the deltas that are sent, so that the reply has exactly their text. (pure)"""
 
 from __future__ import annotations
 

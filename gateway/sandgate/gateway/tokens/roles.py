@@ -1,4 +1,4 @@
-"""Which roles a template has a place for: what it would drop without a word is refused, never lost. (pure)"""
+"""Roles that a template supports: a message that it would drop in silence is refused, never lost. (pure)"""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ WORD = "zkheard"
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """What was found out about one template."""
+    """The roles that one template supports."""
 
     developer_as_system: bool = False
-    """The template knows no developer, but a system message: the one is given as the other."""
+    """The template has no developer messages, but system ones: developer messages are rendered as system."""
     dropped: frozenset[Role] = frozenset()
     """Roles whose messages it renders to nothing."""
 
@@ -25,23 +25,23 @@ class Roles:
         if not self.developer_as_system and not self.dropped:
             return messages
         out = []
-        for at, message in enumerate(messages):
+        for index, message in enumerate(messages):
             if self.developer_as_system and message.role == "developer":
                 message = Message(role="system", parts=message.parts, name=message.name)
             if message.role in self.dropped:
                 raise Unsupported(
                     f"this model's chat template drops messages of role {message.role}",
-                    field=f"messages[{at}].role",
+                    field=f"messages[{index}].role",
                 )
             out.append(message)
         return out
 
 
 def find_roles(render: Callable[[Sequence[Message]], str]) -> Roles:
-    """Try each role. A template that refuses a role by itself is left to say so."""
+    """Tries each role. A role that the template itself refuses is not listed: the template says so."""
     heard = {role: _heard(render, role) for role in _KNOWN}
     as_system = not heard["developer"] and bool(heard["system"])
-    dropped = {role for role, found in heard.items() if found is False}
+    dropped = {role for role, rendered in heard.items() if rendered is False}
     return Roles(as_system, frozenset(dropped - {"developer"} if as_system else dropped))
 
 

@@ -1,4 +1,4 @@
-"""Encoding by segments: the text between added tokens is encoded once and remembered. (pure)
+"""Encoding by segments, with a cache: the text between added tokens is encoded once. (pure)
 
 Why this is exact: `tokenizers` first cuts the raw text at added tokens with `normalized=False` (leftmost, longest
 first), and normalises, pre-tokenises and merges each remaining piece on its own. So the ids of a text are the ids of

@@ -1,4 +1,4 @@
-"""A checkpoint's own Jinja chat template: canonical messages -> text, as Hugging Face renders it. (pure)"""
+"""ChatTemplate: a checkpoint's own Jinja chat template, rendered as Hugging Face does. (pure)"""
 
 from __future__ import annotations
 
@@ -325,12 +325,12 @@ _KEPT: ByteCache[int, tuple[Tool, dict[str, Any], str]] = ByteCache(KEPT_BYTES_M
 
 def _kept(tool: Tool) -> tuple[Tool, dict[str, Any], str]:
     """By identity: the entry holds the tool, so its id cannot become another's while it is kept."""
-    found = _KEPT.get(id(tool))
-    if found is None:
+    kept = _KEPT.get(id(tool))
+    if kept is None:
         key = repr((tool.name, tool.description, tool.schema, tool.strict))
-        found = (tool, tool_json(tool), key)
-        _KEPT.put(id(tool), found, len(key))
-    return found
+        kept = (tool, tool_json(tool), key)
+        _KEPT.put(id(tool), kept, len(key))
+    return kept
 
 
 def tools_key(tools: Sequence[Tool]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The bodies of tool-call blocks: text between a family's markers -> calls. (pure)
+"""Parsers of tool calls for each family: the text between its markers becomes calls. (pure)
 
 Each reader gets the whole body and gives, in order, a ReplyCall or, for a call that does not parse, its raw text;
 None says that nothing of the body is a call.
@@ -24,13 +24,13 @@ _ARGUMENT_KEYS = ("arguments", "parameters")
 
 def one_json_call(text: str, at: int = 0, key_of_name: str = "name") -> tuple[ReplyCall, int]:
     """The call object at `at`; its arguments are the raw slice of the text. Raises ValueError."""
-    found, end = members(text, at)
-    name, _ = found.get(key_of_name, (None, ""))
+    entries, end = members(text, at)
+    name, _ = entries.get(key_of_name, (None, ""))
     if not isinstance(name, str) or not name or not sayable(name):
         raise ValueError("no name")
     for key in _ARGUMENT_KEYS:
-        if key in found:
-            value, raw = found[key]
+        if key in entries:
+            value, raw = entries[key]
             if not isinstance(value, dict):
                 raise ValueError(f"{key} is not an object")
             return ReplyCall(name, raw), end
@@ -48,22 +48,22 @@ def json_call(body: str, tools: Sequence[Tool]) -> Found:
 
 def json_calls(body: str, tools: Sequence[Tool], key_of_name: str = "name") -> Found:
     """Mistral up to v3, Granite, Phi, Llama, Jamba: an array of objects, or objects in a row (`;` or `,` between)."""
-    at = skip_space(body, 0)
-    in_array = body[at : at + 1] == "["
-    at = skip_space(body, at + 1) if in_array else at
+    index = skip_space(body, 0)
+    in_array = body[index : index + 1] == "["
+    index = skip_space(body, index + 1) if in_array else index
     calls: list[ReplyCall | str] = []
-    while at < len(body) and body[at] != "]":
+    while index < len(body) and body[index] != "]":
         try:
-            call, at = one_json_call(body, at, key_of_name)
+            call, index = one_json_call(body, index, key_of_name)
         except ValueError:
             return None
         calls.append(call)
-        at = skip_space(body, at)
-        if body[at : at + 1] in {",", ";"}:
-            at = skip_space(body, at + 1)
+        index = skip_space(body, index)
+        if body[index : index + 1] in {",", ";"}:
+            index = skip_space(body, index + 1)
     if in_array:
-        at += 1
-    return calls if calls and ends(body, at) and (not in_array or body[at - 1] == "]") else None
+        index += 1
+    return calls if calls and ends(body, index) and (not in_array or body[index - 1] == "]") else None
 
 
 def cohere(body: str, tools: Sequence[Tool]) -> Found:
@@ -73,9 +73,9 @@ def cohere(body: str, tools: Sequence[Tool]) -> Found:
 
 def bare_calls(body: str, tools: Sequence[Tool]) -> Found:
     """Llama 3 without its tag: JSON calls of declared tools; any other JSON is an answer."""
-    found = json_calls(body, tools)
+    calls = json_calls(body, tools)
     names = {tool.name for tool in tools}
-    return found if found and all(isinstance(c, ReplyCall) and c.name in names for c in found) else None
+    return calls if calls and all(isinstance(c, ReplyCall) and c.name in names for c in calls) else None
 
 
 def mistral(body: str, tools: Sequence[Tool]) -> Found:
@@ -85,13 +85,13 @@ def mistral(body: str, tools: Sequence[Tool]) -> Found:
     head, brace, _ = body.partition("{")
     if not brace:
         return None
-    at = len(head)
+    index = len(head)
     name = head.split("[ARGS]")[0].split("[CALL_ID]")[0].strip()
     try:
-        _, end = members(body, at)
+        _, end = members(body, index)
     except ValueError:
         return None
-    return [ReplyCall(name, body[at:end])] if name and ends(body, end) else None
+    return [ReplyCall(name, body[index:end])] if name and ends(body, end) else None
 
 
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*?)</function>\s*", re.DOTALL)
@@ -118,8 +118,8 @@ _GLM_PAIR = re.compile(r"\s*<arg_key>(?>(.*?)</arg_key>)\s*<arg_value>(?>(.*?)</
 
 def glm(body: str, tools: Sequence[Tool]) -> Found:
     """GLM-4.5 on: `name` then `<arg_key>k</arg_key><arg_value>v</arg_value>` pairs."""
-    name, found, rest = body.partition("<arg_key>")
-    call = _tagged(name, _GLM_PAIR, found + rest, tools)
+    name, separator, rest = body.partition("<arg_key>")
+    call = _tagged(name, _GLM_PAIR, separator + rest, tools)
     return None if call is None else [call]
 
 
@@ -193,16 +193,16 @@ def _tagged(name: str, pattern: re.Pattern[str], text: str, tools: Sequence[Tool
         return None
     declared = properties(name, tools)
     arguments: dict[str, Any] = {}
-    at = 0
-    while at < len(text):
-        match = pattern.match(text, at)
+    index = 0
+    while index < len(text):
+        match = pattern.match(text, index)
         if match is None:
-            if text[at:].strip():
+            if text[index:].strip():
                 return None
             break
         key = match[1].strip()
         arguments[key] = typed_value(match[2], declared.get(key))
-        at = match.end()
+        index = match.end()
     return ReplyCall(name, json.dumps(arguments, ensure_ascii=False, separators=(",", ":")))
 
 

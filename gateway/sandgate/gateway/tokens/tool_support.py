@@ -52,7 +52,7 @@ class ToolSupport:
         return self.shown or self.read
 
 
-def probe(codec: Codec, conversation: Conversation) -> ToolSupport:
+def probe_tools(codec: Codec, conversation: Conversation) -> ToolSupport:
     """What the codec does with one tool and one call of it."""
     return ToolSupport(_shown(codec), _read(codec, conversation))
 

@@ -1,4 +1,4 @@
-"""A checkpoint's tokenizer: text <-> ids, with what the rest needs to know about its added tokens. (pure)"""
+"""Vocab: a checkpoint's tokenizer: text to ids and back, and facts about its added tokens. (pure)"""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PRIVATE_USE = 0x100000
 """First code point of a plane that no text has a meaning for."""
 
 RENAMED_CACHE_BYTES = 16 * 1024 * 1024
-"""Of texts in which a client spells a control token; most have none."""
+"""Size limit of cached texts in which a client spells a control token; most texts spell none."""
 
 
 class Vocab:
@@ -59,22 +59,26 @@ class Vocab:
         return self.segments.encode(text)
 
     def renamed(self, tokens: Iterable[AddedToken], lead: str) -> tuple[SegmentEncoder, Mapping[str, str]]:
-        """An encoder in which these added tokens go by other names, each `lead` and a letter, and their own texts are
-        words like any other; and the names, by text. It shares the model, so it costs little."""
+        """An encoder in which these added tokens have other names, each `lead` and a letter, and their own texts are
+        ordinary words; and the names, by text. It shares the model, so it costs little."""
         raw = Tokenizer(self.raw.model)
         raw.normalizer, raw.pre_tokenizer = self.raw.normalizer, self.raw.pre_tokenizer
         letters = count(PRIVATE_USE)
         names = {token.text: lead + chr(next(letters)) for token in tokens}
-        known = self.raw.get_added_tokens_decoder()
+        added_tokens = self.raw.get_added_tokens_decoder()
         size = raw.get_vocab_size(with_added_tokens=False)
-        above = range(size, size + 2 * len(known) + 1)
-        taken = 1 + max((at for at in above if raw.model.id_to_token(at) is not None), default=size - 1)
+        above = range(size, size + 2 * len(added_tokens) + 1)
+        taken = 1 + max(
+            (number for number in above if raw.model.id_to_token(number) is not None), default=size - 1
+        )
         # A vocabulary with holes has ids above its size: new tokens must not take them.
         raw.add_tokens([lead + chr(next(letters)) for _ in range(size, taken)])
-        raw.add_tokens([_copy(token, names.get(token.content, token.content)) for token in known.values()])
+        raw.add_tokens(
+            [_copy(token, names.get(token.content, token.content)) for token in added_tokens.values()]
+        )
         ids = {
             raw.token_to_id(names.get(token.content, token.content)): token_id
-            for token_id, token in known.items()
+            for token_id, token in added_tokens.items()
         }
 
         def whole(text: str) -> Ids:
@@ -85,7 +89,7 @@ class Vocab:
         return SegmentEncoder(whole, added, SegmentCache(RENAMED_CACHE_BYTES), self.segments.mode), names
 
     def normalize(self, text: str) -> str:
-        """What the tokenizer's normalizer makes of a text without added tokens."""
+        """A text without added tokens after the tokenizer's normalizer."""
         return str(self.raw.normalizer.normalize_str(text)) if self.raw.normalizer else text
 
     def decode(self, ids: Sequence[int] | Ids) -> str:
@@ -119,11 +123,11 @@ class Vocab:
 
     def piece(self, token_id: int) -> bytes:
         """UTF-8 bytes (perhaps a part of a character) of one id of a byte-level vocabulary; b"" for an unknown id."""
-        known = self._pieces.get(token_id)
-        if known is None:
+        raw_bytes = self._pieces.get(token_id)
+        if raw_bytes is None:
             token = self.raw.id_to_token(token_id)
-            known = self._pieces[token_id] = b"" if token is None else _bytes_of(token)
-        return known
+            raw_bytes = self._pieces[token_id] = b"" if token is None else _bytes_of(token)
+        return raw_bytes
 
 
 def _added(raw: Tokenizer) -> Iterable[AddedToken]:

@@ -1,11 +1,11 @@
-"""Rewards -> what each turn and each trajectory is worth. (pure)
+"""Credit assignment: from rewards to the credit of each turn and the reward of each trajectory. (pure)
 
 *Session reward*: `Sealed.reward`, else the newest `Rewarded` without a turn: the score of the session's outcome. As in
 uni-agent (PR 58, "score final trajectory, broadcast to all session trajectories") it becomes the reward of **every**
 trajectory of the session, side calls and compactions included: they are the policy's doing and led to that outcome.
 
-*Turn rewards*: `Rewarded` with a turn; the newest counts. A trajectory of a session without a session reward is worth
-the discounted return of its path; one without any reward of its own gets that of the last trajectory that has one.
+*Turn rewards*: `Rewarded` with a turn; the newest counts. Without a session reward, a trajectory's reward is the
+discounted return of its path; a trajectory without any reward of its own gets that of the last one that has one.
 
 *Discount*, leaves first: a turn's credit is its own reward + discount x the sum of its children's credits. The session
 reward stands at every leaf and flows back along the child that was continued last, so that a fork never counts it
@@ -25,7 +25,7 @@ from sandgate.gateway.journal.records import Rewarded
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """What a session's turns and leaves are worth, after discounting. Empty: no reward was given at all."""
+    """Credit of a session's turns and rewards of its leaves, after discounting. Empty: no reward was given at all."""
 
     turns: dict[str, float] = field(default_factory=dict)
     """Turn id -> credit; every turn of the session, or none."""
@@ -34,7 +34,7 @@ class Credit:
 
 
 def finite(value: object, field: str) -> float:
-    """`value` as a float. Raises InvalidBody naming `field` for NaN, infinities and what is no number."""
+    """`value` as a float. Raises InvalidBody, which names `field`, for NaN, infinities and anything but a number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not _finite(value):
         raise InvalidBody(f"{field} must be a finite number", field=field)
     return float(value)
@@ -56,8 +56,8 @@ def credit(
 ) -> Credit:
     """Credit of the trajectories with these paths (turn ids, root to leaf; in order of each leaf's commit).
 
-    `reward`: `Sealed.reward`. Raises InvalidBody: a reward that is not finite, also after summing; a discount that is
-    not in [0, 1]; a reward for a turn that is on no path is ignored (its branch was left out).
+    `reward`: `Sealed.reward`. A reward for a turn that is on no path is ignored: its branch was left out. Raises
+    InvalidBody for a reward that is not finite, also after summing, and for a discount that is not in [0, 1].
     """
     session, own = _given(rewarded, reward)
     if not 0.0 <= finite(discount, "discount") <= 1.0:
@@ -78,9 +78,10 @@ def credit(
 def discounted(
     turns: Sequence[str], rewards: Mapping[str, float | None], discount: float
 ) -> dict[str, float]:
-    """AReaL's own rule, for its `/export_trajectories`: newest to oldest over *all* turns in order of creation,
-    whatever the tree; no reward counts as 0; R = R * discount + r. Same as `credit` for one single conversation.
-    """
+    """Credits by AReaL's own rule, for its `/export_trajectories`: from the newest to the oldest of *all* turns in
+    order
+    of creation, whatever the tree; R = R * discount + r; no reward counts as 0. For a single conversation `credit`
+    gives the same."""
     out: dict[str, float] = {}
     total = 0.0
     for turn in reversed(turns):
@@ -104,7 +105,7 @@ def _given(rewarded: Iterable[Rewarded], reward: float | None) -> tuple[float | 
 def _score(
     path: Sequence[str], own: Mapping[str, float], session: float | None, discount: float
 ) -> float | None:
-    """What a trajectory is worth by itself: None if nothing on its path was rewarded."""
+    """The reward of a trajectory by itself; None if nothing on its path was rewarded."""
     if session is not None:
         return session
     if not any(turn in own for turn in path):
@@ -118,7 +119,8 @@ def _score(
 def _flow_back(
     paths: Sequence[Sequence[str]], own: Mapping[str, float], outcome: Mapping[str, float], discount: float
 ) -> dict[str, float]:
-    """Own rewards summed over children, outcomes along the child that was continued last; leaves first."""
+    """Credits of turns, leaves first: own rewards summed over children, outcomes along the child that was continued
+    last."""
     parents: dict[str, str | None] = {}
     depths: dict[str, int] = {}
     continued: dict[str | None, str] = {}

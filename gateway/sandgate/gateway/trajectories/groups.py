@@ -1,4 +1,4 @@
-"""Which sessions make up a task's group, and is it whole? (pure)"""
+"""Groups of sessions: which attempts count for a task, and when a group is whole or closed. (pure)"""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Member:
     attempt: int
     sealed: bool = False
     good: bool = False
-    """Sealed, not aborted, and no infrastructure failure: it can count for its group."""
+    """Sealed, not aborted, and no failure of the infrastructure: it can count for its group."""
     leased: str = ""
     """The lease that has or had it last; empty if it was given back."""
     acked: str = ""
@@ -42,8 +42,8 @@ class Member:
 class GroupState:
     """All attempts at all samples of one task.
 
-    Of each sample at most one attempt counts: one that was acknowledged, else the newest good one, and only
-    when no newer attempt is still running. Closing fixes who counts; later seals change nothing.
+    Of each sample at most one attempt counts: one that was acknowledged, else the newest good one, if no newer attempt
+    is still running. Closing a group fixes which sessions count; later seals change nothing.
     """
 
     key: GroupKey
@@ -61,17 +61,20 @@ class GroupState:
         return [member for member in self.members() if member.session in self.closed]
 
     def whole(self) -> bool:
-        """Every sample has an attempt that counts, or the group was closed."""
+        """Whether every sample has an attempt that counts, or the group was closed."""
         return self.closed is not None or len(self.counting()) >= self.size
 
     def offer(self, *, whole: bool) -> list[Member]:
-        """What a trainer may have now: counts and is not acknowledged. `whole`: all of it, or nothing."""
+        """The attempts that a trainer may have now: they count and are not acknowledged. `whole`: none, unless the
+        group
+        is whole."""
         if whole and not self.whole():
             return []
         return [member for member in self.counting() if not member.acked]
 
     def good_now(self) -> tuple[str, ...]:
-        """Who counts if it is closed now, in order of sample: running attempts are not waited for."""
+        """The sessions that count if the group is closed now, in order of sample: running attempts are not waited
+        for."""
         picks = [_newest_good(self.samples[sample]) for sample in sorted(self.samples)]
         return tuple(pick.session for pick in picks if pick is not None)
 
@@ -80,14 +83,14 @@ class GroupState:
         return [member for sample in sorted(self.samples) for member in self.samples[sample].values()]
 
     def finished(self) -> bool:
-        """Everything is sealed and nothing will ever be offered again."""
+        """Whether every attempt is sealed and none will ever be offered again."""
         if not all(member.sealed for member in self.members()) or self.offer(whole=False):
             return False
         return bool(self.key.session) or self.whole()
 
 
 def group_key(session: str, spec: dict[str, Any]) -> GroupKey:
-    """Of an `Opened.spec`."""
+    """The group of a session, from its `Opened.spec`."""
     job, uid = str(spec.get("job") or ""), str(spec.get("uid") or "")
     return GroupKey(job, uid) if uid else GroupKey(job, "", session)
 

@@ -1,15 +1,14 @@
-"""A session's tree -> AReaL's interactions: one per model call, or one per leaf, as tensors in bytes. (pure)
+"""AReaL's interactions of a session's tree: one per model call, or one per leaf, as tensors in bytes. (pure)
 
 AReaL's cache is a dict in order of creation, and its discount walks that order whatever the tree: see
-`credit.discounted`. What its messages' prefixes say about parents, the tree knows from tokens, so that `concat` holds
-for every conversation: a child's prompt *is* its parent's tokens. No Python object per token.
-"""
+`credit.discounted`. AReaL finds a call's parent by its messages' prefix, the tree by tokens. So `concat` works for
+every conversation: a child's prompt *is* its parent's tokens. No Python object is made per token."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar, get_args
+from typing import Literal, Protocol, TypeVar, get_args
 
 import numpy as np
 
@@ -17,13 +16,14 @@ from sandgate.contract.choices import CutTurns
 from sandgate.contract.errors import InvalidBody, TooLarge
 from sandgate.gateway.journal.records import Rewarded
 from sandgate.gateway.trajectories.credit import REWARD_MAX, discounted, finite
-from sandgate.gateway.trajectories.linearize import TurnLike, leaves
+from sandgate.gateway.trajectories.linearize import TurnLike, leaves, path_to
 
 Style = Literal["individual", "concat"]
 BYTES_PER_TOKEN = 8 + 8 + 4 + 8 + 1
-"""Of the five tensors with an entry per token."""
+"""Bytes of the five tensors with an entry per token."""
 BYTES_MAX = 256 * 1024 * 1024
-"""Of one export's tensors; as JSON a third more. `individual` repeats each turn's prompt: 100 turns of 90k tokens."""
+"""Size limit of one export's tensors; as JSON they take a third more. `individual` repeats each turn's prompt: the
+limit is 100 turns of 90k tokens."""
 
 
 class TimedTurn(TurnLike, Protocol):
@@ -45,7 +45,7 @@ AnyCall = TypeVar("AnyCall", bound=TimedTurn)
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """Little-endian, C order."""
+    """A tensor, little-endian, in C order."""
 
     dtype: str
     """torch's name, without `torch.`."""
@@ -55,7 +55,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Interaction:
-    """What AReaL trains on."""
+    """One interaction of AReaL's, which it trains on."""
 
     turn: str
     reward: float
@@ -64,7 +64,7 @@ class Interaction:
 
 
 def in_order(calls: Iterable[AnyCall]) -> list[AnyCall]:
-    """In order of creation, as far as a second can tell; those of the same second in order of commit."""
+    """The calls in order of creation, to the second; those of the same second in order of commit."""
     return sorted(calls, key=lambda call: (call.created, call.number))
 
 
@@ -78,10 +78,12 @@ def interactions(
     style: str = "individual",
     cut: str = CutTurns.TRAIN,
 ) -> list[Interaction]:
-    """In order of creation. `calls` in order of commit; `reward`: of the session, which is its last call's.
+    """A session's interactions in order of creation. `calls`: in order of commit; `reward`: the session's, which
+    becomes
+    that of its last call.
 
     Calls that no agent ever saw, or that the engine cut short, are left out as in trajectories, after the discount
-    walked over them. Raises InvalidBody: a style, discount or sum of rewards that cannot be; TooLarge; CorruptRecord.
+    walked over them. Raises InvalidBody (an impossible style, discount or sum of rewards), TooLarge, CorruptRecord.
     """
     check(discount, style)
     calls = list(calls)
@@ -92,8 +94,8 @@ def interactions(
         raise InvalidBody("the rewards add up beyond float32", field="reward")
     if style == "individual":
         seen = {call.id for path in paths.values() for call in path}
-        known: dict[str, TurnLike] = {call.id: call for call in calls}
-        paths = {call.id: _path(known, call) for call in order if call.id in seen}
+        by_id: dict[str, TurnLike] = {call.id: call for call in calls}
+        paths = {call.id: path_to(by_id, call) for call in order if call.id in seen}
     tokens = sum(sum(len(call.context) + len(call.ids) for call in path) for path in paths.values())
     if tokens * BYTES_PER_TOKEN > BYTES_MAX:
         raise TooLarge(
@@ -107,7 +109,7 @@ def interactions(
 
 
 def check(discount: float, style: str) -> None:
-    """Raises InvalidBody: a discount outside [0, 1], an unknown style."""
+    """Raises InvalidBody for a discount outside [0, 1], or an unknown style."""
     if style not in get_args(Style):
         raise InvalidBody(f"style must be individual or concat, not {style[:64]!r}", field="style")
     if not 0.0 <= finite(discount, "discount") <= 1.0:
@@ -115,23 +117,25 @@ def check(discount: float, style: str) -> None:
 
 
 def tensors(path: Sequence[TurnLike], reward: float, *, whole: bool) -> dict[str, Tensor]:
-    """Of the last turn of a root-to-turn path. `whole`: earlier turns' samples are trained, too; else prompt."""
+    """The tensors of the last turn of a root-to-turn path. `whole`: samples of earlier turns are trained, too; else
+    they
+    count as prompt."""
     length = sum(len(turn.context) + len(turn.ids) for turn in path)
     ids = np.empty(length, "<i8")
     mask = np.zeros(length, "<i8")
     logprobs = np.zeros(length, "<f4")
     versions = np.full(length, -1, "<i8")
-    at = 0
+    offset = 0
     for turn in path:
-        start = at + len(turn.context)
+        start = offset + len(turn.context)
         end = start + len(turn.ids)
-        ids[at:start], ids[start:end] = turn.context, turn.ids
+        ids[offset:start], ids[start:end] = turn.context, turn.ids
         if whole or turn is path[-1]:
             mask[start:end] = 1
             logprobs[start:end] = turn.logprobs
             for version, first, last in turn.versions:
                 versions[start + first : start + last] = version
-        at = end
+        offset = end
     row = (1, length)
     return {
         "input_ids": Tensor("int64", row, ids.tobytes()),
@@ -146,7 +150,7 @@ def tensors(path: Sequence[TurnLike], reward: float, *, whole: bool) -> dict[str
 def _own(
     order: Sequence[TimedTurn], rewarded: Iterable[Rewarded], reward: float | None
 ) -> Mapping[str, float]:
-    """Turn -> what it was given itself; the newest counts. A session's reward is its last turn's."""
+    """Turn -> its own reward; the newest counts. A session's reward becomes that of its last turn."""
     own: dict[str, float] = {}
     session = reward
     for given in rewarded:
@@ -157,11 +161,3 @@ def _own(
     if session is not None and order:
         own[order[-1].id] = session
     return own
-
-
-def _path(known: Mapping[str, Any], turn: TurnLike) -> list[TurnLike]:
-    path = [turn]
-    while (parent := path[-1].parent) is not None:
-        path.append(known[parent])
-    path.reverse()
-    return path

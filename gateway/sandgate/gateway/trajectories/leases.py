@@ -1,9 +1,9 @@
-"""Trajectories are handed to trainers by lease: ready -> leased -> acked, or expired -> ready. (pure)
+"""LeaseBook: leases of whole groups to trainers: ready -> leased -> acked, or expired -> ready again. (pure)
 
-At least once, by whole groups, idempotent by (session_id, trajectory_id). State is the fold of Opened, Sealed, Leased,
-Acked, Nacked and GroupClosed records, live and in replay alike; Leased again with a later end is a renewal. `lease`,
-`renew`, `ack`, `nack` and `close` decide and hold what they decided on, so that nothing else gets it while the record
-is being made durable:
+Delivery is at least once, by whole groups, idempotent by (session_id, trajectory_id). State is the fold of Opened,
+Sealed, Leased, Acked, Nacked and GroupClosed records, live and in replay alike; a second Leased with a later end is a
+renewal. `lease`, `renew`, `ack`, `nack` and `close` decide, and hold what they decided on, so that no other lease gets
+it while the record is being made durable:
 
     record = book.lease(...)          # decided and held
     try:
@@ -30,20 +30,20 @@ GROUP_SIZE_MAX = 65_536
 
 @dataclass(slots=True)
 class HeldLease:
-    """`until`: unix seconds; from then on its sessions may be offered again."""
+    """One lease. `until`: unix seconds; from then on its sessions may be offered again."""
 
     lease: str
     sessions: tuple[str, ...]
     until: float
     over: bool = False
-    """Given back."""
+    """The lease was given back."""
     done: bool = False
-    """All of it is acknowledged: it holds nothing, and need not be looked at for each new lease."""
+    """All its sessions are acknowledged: it holds none, and need not be checked for each new lease."""
 
 
 @dataclass(slots=True)
 class LeaseBook:
-    """Everything that was opened and not forgotten."""
+    """All sessions that were opened and not forgotten, their groups, and their leases."""
 
     members: dict[str, Member] = field(default_factory=dict)
     groups: dict[GroupKey, GroupState] = field(default_factory=dict)
@@ -51,14 +51,14 @@ class LeaseBook:
     whole: dict[GroupKey, None] = field(default_factory=dict)
     """Whole groups with something to offer, in the order in which they became so; leased ones included."""
     partial: dict[GroupKey, None] = field(default_factory=dict)
-    """The same, of any groups."""
+    """Groups, whole or not, with something to offer, in the order in which they came to have it."""
     holds: dict[str, Leased] = field(default_factory=dict)
     """Leases that are being made durable."""
     acking: Counter[str] = field(default_factory=Counter)
     """Sessions whose acknowledgement is being made durable."""
 
     def fold(self, session: str, record: Record) -> None:
-        """One record in journal order. Records of sessions that were forgotten, and other kinds, change nothing."""
+        """Folds one record, in journal order. Records of forgotten sessions, and of other kinds, change nothing."""
         match record:
             case Opened():
                 self._opened(session, record)
@@ -89,10 +89,12 @@ class LeaseBook:
         max_tokens: int | None = None,
         whole_groups: bool = True,
     ) -> Leased | None:
-        """The oldest groups that are ready and on no live lease; None if there is none. `lease`: a new unique id.
+        """Leases the oldest groups that are ready and on no live lease; None if there are none. `lease`: a new unique
+        id.
 
-        `size`: tokens of a session. The first group is given even if it exceeds `max_tokens` alone: it would never go.
-        `whole_groups` False: what is sealed and good of any group, the rest later. No two live leases share a group.
+        `size`: tokens of a session. The first group is leased even if it alone exceeds `max_tokens`: it would never be
+        otherwise. `whole_groups` False: the sealed and good sessions of any group, the rest later. No two live leases
+        share a group.
         """
         if lease in self.leases or lease in self.holds:
             raise Conflict(f"lease {lease} exists")
@@ -117,17 +119,16 @@ class LeaseBook:
         return record
 
     def ack(self, lease: str, now: float, sessions: Iterable[str] | None = None) -> Acked | None:
-        """The trainer has these (default: all of the lease) for good; None if it already said so.
+        """Acknowledges sessions of a lease (default: all); None if they are acknowledged already.
 
-        Late is fine as long as nobody else was given them. Raises NotFound (no such lease, or a session that is not
-        of it), Conflict (given back, or leased again to another since then; names the sessions).
-        """
-        found = self._lease(lease)
-        wanted = found.sessions if sessions is None else tuple(dict.fromkeys(sessions))
-        if foreign := set(wanted) - set(found.sessions):
+        An expired lease may be acknowledged while its sessions were not leased again. Raises NotFound (no such lease,
+        or a session that is not of it), Conflict (given back, or leased again since then; names the sessions)."""
+        held = self._lease(lease)
+        wanted = held.sessions if sessions is None else tuple(dict.fromkeys(sessions))
+        if foreign := set(wanted) - set(held.sessions):
             raise NotFound(f"lease {lease} has no session {min(foreign)!r}")
-        members = self._known(wanted)
-        if found.over and any(member.acked != lease for member in members):
+        members = self._members_of(wanted)
+        if held.over and any(member.acked != lease for member in members):
             raise Conflict(f"lease {lease} was given back")
         self._refuse_lost(lease, members)
         fresh = tuple(member.session for member in members if not member.acked)
@@ -137,35 +138,39 @@ class LeaseBook:
         return Acked(at=now, lease=lease, sessions=fresh)
 
     def renew(self, lease: str, now: float, *, ttl_s: float) -> Leased | None:
-        """The trainer still works on it: `ttl_s` from now on; never shorter than it was. None if all of it is
-        acknowledged. Late is fine as long as nobody else was given any of it. Raises NotFound, Conflict."""
-        found = self._lease(lease)
-        members = [member for member in self._known(found.sessions) if not member.acked]
+        """Prolongs a lease to `ttl_s` from now, never to less than it had. None if all its sessions are acknowledged.
+        An
+        expired lease may be renewed while none of its sessions was leased again. Raises NotFound, Conflict."""
+        held = self._lease(lease)
+        members = [member for member in self._members_of(held.sessions) if not member.acked]
         if not members:
             return None
-        if found.over:
+        if held.over:
             raise Conflict(f"lease {lease} was given back")
         self._refuse_lost(lease, members)
-        until = max(found.until, now + ttl_s)
-        record = self.holds[lease] = Leased(at=now, lease=lease, sessions=found.sessions, until=until)
+        until = max(held.until, now + ttl_s)
+        record = self.holds[lease] = Leased(at=now, lease=lease, sessions=held.sessions, until=until)
         return record
 
     def again(self, lease: str, now: float) -> HeldLease | None:
-        """The lease of this id, for a trainer that asks for it once more because the answer was lost; None if there is
-        none yet. Raises Overloaded (it is just being made durable), Conflict (it is over)."""
+        """The lease with this id, for a trainer that asks a second time because the answer was lost; None if there is
+        no
+        such lease yet. Raises Overloaded (it is being made durable), Conflict (it is over)."""
         if lease in self.holds:
             raise Overloaded(f"lease {lease} is being made", retry_after=1.0)
-        found = self.leases.get(lease)
-        if found is not None and (found.over or found.until <= now):
+        held = self.leases.get(lease)
+        if held is not None and (held.over or held.until <= now):
             raise Conflict(f"lease {lease} is over")
-        return found
+        return held
 
     def nack(self, lease: str, now: float) -> Nacked | None:
-        """Give back what was not acknowledged; it is offered again at once. None if already so. Raises NotFound."""
+        """Gives back the sessions of a lease that were not acknowledged; they are offered again at once. None if that
+        was done before. Raises NotFound."""
         return None if self._lease(lease).over else Nacked(at=now, lease=lease)
 
     def close(self, job: str, uid: str, now: float) -> GroupClosed | None:
-        """The driver's word that no more sessions count for this task. None if already so. Raises NotFound."""
+        """Closes a task's group: the driver says that no more sessions count for it. None if it is closed already.
+        Raises NotFound."""
         group = self.groups.get(GroupKey(job, uid))
         if group is None:
             raise NotFound(f"no group {uid[:200]!r} of job {job[:200]!r}")
@@ -174,24 +179,25 @@ class LeaseBook:
         return GroupClosed(at=now, job=job, uid=uid, sessions=group.good_now())
 
     def undo(self, record: Record) -> None:
-        """The record could not be made durable: as if it had not been decided."""
+        """Undoes a decision whose record could not be made durable."""
         if isinstance(record, Leased):
             self.holds.pop(record.lease, None)
         elif isinstance(record, Acked):
             self._acknowledged(record.sessions)
 
     def standing(self, now: float) -> tuple[int, int]:
-        """(whole groups with something that is not acknowledged, how many of them are on a live lease)."""
+        """Counts of whole groups: (those with sessions that are not acknowledged, those of them on a live lease)."""
         return len(self.whole), len(self._taken(now) & self.whole.keys())
 
     def disposable(self) -> list[str]:
-        """Sessions whose records nobody will ask for again. By whole groups: a rest would never look whole after a
-        restart."""
+        """Sessions whose records are needed no more. They go by whole groups: the rest of one would never be whole
+        after
+        a restart."""
         finished = (group for group in self.groups.values() if group.finished())
         return [member.session for group in finished for member in group.members()]
 
     def forget(self, sessions: Iterable[str]) -> None:
-        """They were retired from the journal."""
+        """Forgets sessions that were retired from the journal."""
         for session in sessions:
             member = self.members.pop(session, None)
             if member is not None:
@@ -204,16 +210,16 @@ class LeaseBook:
                     del self.groups[member.key]
                 self._refresh(member.key)
         for lease in list(self.leases.values()):
-            if not self._known(lease.sessions):
+            if not self._members_of(lease.sessions):
                 del self.leases[lease.lease]
 
     def snapshot(self, now: float) -> list[Record]:
-        """Records that fold to the same state: what may replace all lease records in the journal."""
+        """Records that fold to the same state, and so may replace all lease records in the journal."""
         out: list[Record] = []
         for lease in self.leases.values():
-            known = tuple(member.session for member in self._known(lease.sessions))
-            acked = tuple(session for session in known if self.members[session].acked == lease.lease)
-            out.append(Leased(at=now, lease=lease.lease, sessions=known, until=lease.until))
+            remembered = tuple(member.session for member in self._members_of(lease.sessions))
+            acked = tuple(session for session in remembered if self.members[session].acked == lease.lease)
+            out.append(Leased(at=now, lease=lease.lease, sessions=remembered, until=lease.until))
             if acked:
                 out.append(Acked(at=now, lease=lease.lease, sessions=acked))
             if lease.over:
@@ -238,24 +244,24 @@ class LeaseBook:
 
     def _leased(self, record: Leased) -> None:
         self.holds.pop(record.lease, None)
-        if (known := self.leases.get(record.lease)) is not None:  # renewed
-            known.until = record.until
+        if (renewed := self.leases.get(record.lease)) is not None:  # renewed
+            renewed.until = record.until
             return
-        for member in self._known(record.sessions):
+        for member in self._members_of(record.sessions):
             self.leases.setdefault(record.lease, HeldLease(record.lease, record.sessions, record.until))
             member.leased = record.lease
 
     def _acked(self, record: Acked) -> None:
         self._acknowledged(record.sessions)
-        for member in self._known(record.sessions):
+        for member in self._members_of(record.sessions):
             self.leases.setdefault(record.lease, HeldLease(record.lease, record.sessions, record.at))
             member.acked = member.acked or record.lease
             self._refresh(member.key)
         if (lease := self.leases.get(record.lease)) is not None:
-            lease.done = all(member.acked for member in self._known(lease.sessions))
+            lease.done = all(member.acked for member in self._members_of(lease.sessions))
 
     def _acknowledged(self, sessions: Iterable[str]) -> None:
-        """No longer under way."""
+        """The acknowledgement of these sessions is not being made durable any more."""
         for session in sessions:
             self.acking[session] -= 1
             if self.acking[session] <= 0:
@@ -264,12 +270,13 @@ class LeaseBook:
     def _nacked(self, record: Nacked) -> None:
         if (lease := self.leases.get(record.lease)) is not None:
             lease.over = True
-            for member in self._known(lease.sessions):
+            for member in self._members_of(lease.sessions):
                 if member.leased == record.lease and not member.acked:
                     member.leased = ""
 
     def _refresh(self, key: GroupKey) -> None:
-        """Does the group have something to offer? It keeps its place if it had before."""
+        """Lists the group under `whole` and `partial` if it has sessions to offer; one that had some keeps its
+        place."""
         group = self.groups.get(key)
         for index, whole in ((self.whole, True), (self.partial, False)):
             if group is not None and group.offer(whole=whole):
@@ -278,18 +285,20 @@ class LeaseBook:
                 index.pop(key, None)
 
     def _taken(self, now: float) -> set[GroupKey]:
-        """Groups that nobody may be given now."""
-        taken = {member.key for held in self.holds.values() for member in self._known(held.sessions)}
+        """Groups that must not be leased now."""
+        taken = {member.key for record in self.holds.values() for member in self._members_of(record.sessions)}
         for lease in self.leases.values():
             if lease.until > now and not lease.over and not lease.done:
-                mine = (member for member in self._known(lease.sessions) if member.leased == lease.lease)
+                mine = (member for member in self._members_of(lease.sessions) if member.leased == lease.lease)
                 taken.update(member.key for member in mine if not member.acked)
-        taken.update(member.key for member in self._known(self.acking))
+        taken.update(member.key for member in self._members_of(self.acking))
         return taken
 
     def _refuse_lost(self, lease: str, members: Iterable[Member]) -> None:
-        """Raises Conflict if one of them was given to another lease since then, or is just being given."""
-        again = {one for name, held in self.holds.items() if name != lease for one in held.sessions}
+        """Raises Conflict if one of the members went to another lease since then, or is just going to one."""
+        again = {
+            session for name, record in self.holds.items() if name != lease for session in record.sessions
+        }
         lost = [
             member.session
             for member in members
@@ -299,10 +308,10 @@ class LeaseBook:
             raise Conflict(f"lease {lease} expired and was given to another: {', '.join(sorted(lost)[:8])}")
 
     def _lease(self, lease: str) -> HeldLease:
-        found = self.leases.get(lease)
-        if found is None:
+        held = self.leases.get(lease)
+        if held is None:
             raise NotFound(f"no lease {lease[:200]!r}")
-        return found
+        return held
 
-    def _known(self, sessions: Iterable[str]) -> list[Member]:
+    def _members_of(self, sessions: Iterable[str]) -> list[Member]:
         return [self.members[session] for session in sessions if session in self.members]

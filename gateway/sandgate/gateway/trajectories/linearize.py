@@ -1,9 +1,10 @@
-"""A sealed session's forest of turns -> trajectories, one per leaf. (pure)
+"""Linearizes a sealed session: its forest of turns becomes trajectories, one training row per leaf. (pure)
 
-A leaf is left out, and so trained nowhere, if it was neither delivered nor extended (the agent never saw it) or was
-aborted by the engine (the policy had not finished). What the agent cut counts as seen: it is a leaf unless the job
-wants it left out (CutTurns). Its parent was extended, therefore seen, and may become a leaf.
-If nothing would be left, the newest leaf that was not aborted stays: a session killed under its only answer has a row.
+A leaf is left out, and so trained nowhere, if it was neither delivered nor extended (the agent never saw it), or was
+aborted by the engine (the policy had not finished). A turn that the agent cut counts as seen: it is a leaf unless the
+job wants it left out (CutTurns). The parent of a leaf that is left out was extended, therefore seen, and may become a
+leaf. If nothing would be left, the newest leaf that was not aborted stays: a session that was killed under its only
+answer has a row.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from sandgate.gateway.journal.records import CUT, Rewarded, Sealed
 from sandgate.gateway.trajectories.credit import Credit, credit
 
 APART = "apart"
-"""In `Opened.spec` of sessions whose /complete has a place of its own in `reward_info`; others read as they did."""
+"""Member of `Opened.spec` in sessions where the body of /complete stands apart in `reward_info`; older sessions read as
+they did."""
 SharedNodes = Literal["once", "every"]
 """A sampled node on several trajectories has mask 1 in the first only, or in each."""
 
 
 class TurnLike(Protocol):
-    """What is needed of a turn (`conversation.turn.Turn` is one). Arrays are read, never kept."""
+    """The part of a turn that is needed here (`conversation.turn.Turn` is one). Arrays are read, never kept."""
 
     @property
     def id(self) -> str: ...
@@ -59,7 +61,7 @@ class TurnLike(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What a trainer needs to trust the logprobs; the same for all sessions of a gateway."""
+    """Facts that a trainer needs to trust the logprobs; the same for all sessions of a gateway."""
 
     model: str = ""
     renderer: str = ""
@@ -75,23 +77,23 @@ def leaves(
 
     Raises CorruptRecord for a parent that is unknown or not older.
     """
-    known: dict[str, TurnLike] = {}
+    by_id: dict[str, TurnLike] = {}
     children: dict[str | None, int] = {}
     for turn in turns:
-        if turn.parent is not None and turn.parent not in known:
+        if turn.parent is not None and turn.parent not in by_id:
             raise CorruptRecord(f"turn {turn.id}: its parent {turn.parent} was not committed before it")
-        known[turn.id] = turn
+        by_id[turn.id] = turn
         children[turn.parent] = children.get(turn.parent, 0) + 1
     dropped: set[str] = set()
-    for turn in known.values():
+    for turn in by_id.values():
         if turn.id not in children and not _seen(turn, delivered, cut):
             dropped.add(turn.id)
             children[turn.parent] -= 1
-    ends = [turn for turn in known.values() if not children.get(turn.id) and turn.id not in dropped]
+    ends = [turn for turn in by_id.values() if not children.get(turn.id) and turn.id not in dropped]
     if not ends:
-        whole = [turn for turn in known.values() if turn.id in dropped and turn.finish not in ("abort", CUT)]
+        whole = [turn for turn in by_id.values() if turn.id in dropped and turn.finish not in ("abort", CUT)]
         ends = whole[-1:]
-    return [_path(known, turn) for turn in ends]
+    return [path_to(by_id, turn) for turn in ends]
 
 
 def _seen(turn: TurnLike, delivered: Collection[str], cut: str) -> bool:
@@ -100,10 +102,11 @@ def _seen(turn: TurnLike, delivered: Collection[str], cut: str) -> bool:
     return turn.finish != "abort" and turn.id in delivered
 
 
-def _path(known: Mapping[str, TurnLike], leaf: TurnLike) -> list[TurnLike]:
-    path = [leaf]
+def path_to(by_id: Mapping[str, TurnLike], turn: TurnLike) -> list[TurnLike]:
+    """The turns from the root to `turn`."""
+    path = [turn]
     while (parent := path[-1].parent) is not None:
-        path.append(known[parent])
+        path.append(by_id[parent])
     path.reverse()
     return path
 
@@ -122,10 +125,10 @@ def linearize(
     """The rows of a session that ended; none if it was aborted. `turns` in order of commit; `spec`: `Opened.spec` (job,
     uid, sample_index, attempt, model, metadata); `completed`: `Completed.info`.
 
-    Copies arrays and makes no Python object per token. `reward_info` is the union of what the rewards and the seal
-    said, later over earlier; what /complete said is part of it where the agent's word is the reward, else it stands
-    under COMPLETE: it is kept, adds no key beside a verifier's, and cannot be taken for what was seen of an end. Raises
-    CorruptRecord for turns that do not fit, InvalidBody for rewards, a discount or a `shared_nodes` that cannot be.
+    Copies arrays and makes no Python object per token. `reward_info` is the union of the info of the rewards and of the
+    seal, where later members win. The info of /complete is part of it where the agent rewards itself; else it stands
+    under COMPLETE, so that it adds no key beside a verifier's and cannot be taken for an observed end. Raises
+    CorruptRecord for turns that do not fit together, InvalidBody for impossible rewards, discount or `shared_nodes`.
     """
     if sealed.shared_nodes not in get_args(SharedNodes):
         raise InvalidBody("shared_nodes must be once or every", field="shared_nodes")
@@ -139,14 +142,20 @@ def linearize(
         discount=sealed.discount,
     )
     common = _common(session_id, spec, sealed, facts or Facts())
-    said, source = dict(completed or {}), spec.get("reward_source")
-    if said and (source == RewardSource.EXIT_CODE or (spec.get(APART) and source != RewardSource.AGENT)):
-        said = {COMPLETE: said}
-    common["reward_info"] = _union(said, *(given.info for given in rewarded), sealed.info)
+    complete_info, source = dict(completed or {}), spec.get("reward_source")
+    if complete_info and (
+        source == RewardSource.EXIT_CODE or (spec.get(APART) and source != RewardSource.AGENT)
+    ):
+        complete_info = {COMPLETE: complete_info}
+    common["reward_info"] = _union(complete_info, *(given.info for given in rewarded), sealed.info)
     trained: set[str] = set()
     out: list[Trajectory] = []
     for number, path in enumerate(paths):
-        out.append(Trajectory(trajectory_id=number, **common, **_said(path, trained), **_worth(path, worth)))
+        out.append(
+            Trajectory(
+                trajectory_id=number, **common, **_path_fields(path, trained), **_reward_fields(path, worth)
+            )
+        )
         if sealed.shared_nodes == "once":
             trained.update(turn.id for turn in path)
     return out
@@ -172,11 +181,11 @@ def _common(session_id: str, spec: Mapping[str, Any], sealed: Sealed, facts: Fac
     }
 
 
-def _said(path: Sequence[TurnLike], trained: Collection[str]) -> dict[str, Any]:
-    """The tokens of one path, and where it left the others."""
+def _path_fields(path: Sequence[TurnLike], trained: Collection[str]) -> dict[str, Any]:
+    """The fields of a row that come from its path: the tokens, and where it forked."""
     rows = _Rows()
-    for at, turn in enumerate(path):
-        if at:
+    for depth, turn in enumerate(path):
+        if depth:
             rows.given(turn.context)
         rows.sampled(turn, trained=turn.id in trained)
     forked = next((turn for turn in reversed(path) if turn.fork), path[0])
@@ -195,7 +204,7 @@ def _said(path: Sequence[TurnLike], trained: Collection[str]) -> dict[str, Any]:
     }
 
 
-def _worth(path: Sequence[TurnLike], worth: Credit) -> dict[str, Any]:
+def _reward_fields(path: Sequence[TurnLike], worth: Credit) -> dict[str, Any]:
     if not worth.turns:
         return {}
     return {
@@ -221,7 +230,7 @@ class _Rows:
         self.ends: list[int] = []
 
     def given(self, ids: Ids) -> None:
-        """Context: in the row, not trained."""
+        """Adds context ids, which are not trained."""
         count = len(ids)
         self.ids.extend(ids)
         self.logprobs.frombytes(bytes(4 * count))
@@ -229,7 +238,7 @@ class _Rows:
         self.versions.frombytes(b"\xff" * (4 * count))  # -1 each
 
     def sampled(self, turn: TurnLike, *, trained: bool) -> None:
-        """A turn's sample; one that an earlier row trains is given here."""
+        """Adds a turn's sample. If an earlier row trains it, it counts as context here."""
         count = len(turn.ids)
         if trained:
             self.given(turn.ids)

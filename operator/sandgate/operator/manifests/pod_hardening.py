@@ -1,4 +1,4 @@
-"""A pod under the `restricted` pod security standard, where its author said nothing else. (pure)
+"""Security and resource defaults of a pod: the `restricted` pod security standard, tolerations, limits. (pure)
 
 Each setting is a default. A template that asks for more keeps what it asks for: whether a namespace allows that is
 its pod-security label's to say, as for every other pod of its author. What a template asks for is not taken apart:
@@ -16,13 +16,13 @@ from sandgate.contract.kinds import bytes_of
 Json = Any
 
 NODE_TAINTS: Final = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-"""Kubernetes lets a pod stay on such a node for 300 s if it says nothing itself."""
+"""Taints of nodes that are gone. Kubernetes lets a pod stay on such a node for 300 s unless the pod says otherwise."""
 ESCALATING: Final = frozenset({"SYS_ADMIN", "CAP_SYS_ADMIN"})
 """The API server refuses allowPrivilegeEscalation false beside it."""
 
 
 def harden(pod: Json, unreachable_seconds: int) -> None:
-    """Fill in the defaults of a PodSpec, in place."""
+    """Fills in the security defaults of a PodSpec, in place."""
     pod.setdefault("automountServiceAccountToken", False)
     pod.setdefault("enableServiceLinks", False)
     context = dict(pod.get("securityContext") or {})
@@ -36,15 +36,15 @@ def harden(pod: Json, unreachable_seconds: int) -> None:
 
 
 def containers(pod: Json) -> Iterator[Json]:
-    """All of them, init containers too."""
+    """All containers of a pod, init containers, too."""
     yield from pod.get("initContainers") or []
     yield from pod["containers"]
 
 
 def limit(container: Json, defaults: Mapping[str, Json]) -> None:
-    """Fill in the resources of a container, in place: all of `defaults` (`requests`, `limits`) where it says nothing;
-    else of each limit that it does not say, and what is asked for with it (Kubernetes would ask for as much as the
-    limit). A limit is never below what the container asks for."""
+    """Fills in the resources of a container, in place. A container without any gets all of `defaults` (`requests`,
+    `limits`). Else it gets each default limit that it lacks, with its default request (Kubernetes would request as much
+    as the limit). A limit is never below the container's request."""
     own = container.get("resources") or {}
     if not own:
         container["resources"] = copy.deepcopy(dict(defaults))
@@ -82,13 +82,15 @@ def _container(context: Json, pod: Json) -> Json:
 
 
 def tolerations(own: list[Json], seconds: int) -> list[Json]:
-    """`own`, and how long the pod stays on a node that is gone unless they say so themselves."""
-    said = {one.get("key") for one in own if one.get("effect") in (None, "", "NoExecute")}
-    if None in said or "" in said:  # tolerates every taint
+    """`own`, and tolerations that keep the pod for `seconds` on a node that is gone, unless `own` decides that."""
+    tolerated = {
+        toleration.get("key") for toleration in own if toleration.get("effect") in (None, "", "NoExecute")
+    }
+    if None in tolerated or "" in tolerated:  # tolerates every taint
         return own
     ours = [
         {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds}
         for key in NODE_TAINTS
-        if key not in said
+        if key not in tolerated
     ]
     return own + ours

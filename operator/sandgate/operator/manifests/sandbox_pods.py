@@ -1,8 +1,8 @@
-"""Pods of agents and verifiers, made from the job's PodTemplateSpec. (pure)
+"""Pods of agents and verifiers, made from the job's PodTemplateSpec; their deadlines and defaults. (pure)
 
-The template's author is trusted, the program in it is not. So everything here is a default that the template may
-change (more rights included: Kubernetes' own admission decides whether a namespace allows them) but for what the
-session itself rests on: labels, owner, restartPolicy Never, our environment, the fetcher in front, the deadline.
+The template's author is trusted, the program in it is not. So everything here is a default that the template may change
+(more rights included: Kubernetes' own admission decides whether a namespace allows them), except what the session rests
+on: labels, owner, restartPolicy Never, our environment, the fetcher as first init container, the deadline.
 """
 
 from __future__ import annotations
@@ -33,16 +33,18 @@ Json = Any
 DEFAULT_CONTAINER: Final = "kubectl.kubernetes.io/default-container"
 """Annotation that names the container which decides how the session ended; kubectl logs and exec read it too."""
 FETCHER: Final = "sandgate-fetcher"
-"""Init container; also the name of its volume."""
+"""Name of our init container (entry.py), and of its volume."""
 PROMPT_BYTES_MAX: Final = 8192
-"""Of a prompt in a pod's environment: what is longer would fill etcd, and comes as a file from the gateway. Where the
-template itself says $(SANDGATE_PROMPT) it stays a variable up to ENV_BYTES_MAX: the agent looks nowhere else."""
+"""Size limit of a prompt in a pod's environment: longer ones would fill etcd, and come as a file from the gateway.
+Where
+the template itself says $(SANDGATE_PROMPT) it stays a variable up to ENV_BYTES_MAX: the agent reads nothing else."""
 RESULT_BYTES_MAX: Final = 32_768
-"""Of a result document: a termination message of 4096 bytes, each of which JSON may spell with six."""
+"""Size limit of a result document: a termination message of 4096 bytes, each of which JSON may spell with six."""
 DEADLINE_MARGIN_S: Final = 120
-"""Added to start and session seconds: the operator ends a session in time; this ends one whose operator is gone."""
+"""Seconds added to start and session seconds: the operator ends a session in time; the deadline ends one whose operator
+is gone."""
 GRACE_S: Final = 5
-"""Between SIGTERM and SIGKILL, as for local agents."""
+"""Seconds between SIGTERM and SIGKILL, as for local agents."""
 VOLUME_SIZE: Final = "64Mi"
 """Twice what the fetcher accepts: the file is written aside, then renamed."""
 FETCHER_RESOURCES: Final = {
@@ -56,24 +58,24 @@ PLACEMENT = (
     "affinity dnsConfig dnsPolicy hostAliases imagePullSecrets nodeSelector priorityClassName runtimeClassName"
     " schedulerName securityContext tolerations"
 ).split()
-"""What a verifier's pod takes from the agent's template: where it may run and how images are pulled."""
+"""Fields that a verifier's pod takes from the agent's template: where it may run and how images are pulled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodDefaults:
-    """What the installation decides about sandboxes."""
+    """Settings of the installation for all sandboxes."""
 
     fetcher_image: str
     pull_policy: str = "IfNotPresent"
-    """Of the fetcher's image."""
+    """imagePullPolicy of the fetcher's image."""
     pull_secrets: tuple[str, ...] = ()
     """Names of imagePullSecrets beside the template's."""
     runtime_class: str = ""
-    """Where the template names none."""
+    """runtimeClassName where the template has none."""
     resources: Mapping[str, Json] = field(default_factory=dict)
-    """`requests` and `limits` of what containers of agents and verifiers do not say themselves."""
+    """Default `requests` and `limits` of containers of agents and verifiers."""
     unreachable_seconds: int = 30
-    """How long a pod stays bound to a node that does not answer."""
+    """Seconds that a pod stays bound to a node that does not answer."""
     probe: tuple[str, ...] = ()
     """Further `host:port` that an agent must not reach, beside the API server."""
 
@@ -91,10 +93,10 @@ def agent_pod(
     sample_index: int,
     look: PodDefaults,
 ) -> Json:
-    """The pod of one attempt, for `create`. The same arguments give the same pod.
+    """The agent's pod of one attempt, for `create`. The same arguments give the same pod.
 
-    `sample_index` is in the task document that the gateway serves, and here only for symmetry with what a local
-    sandbox is given. `keys_secret` has the entry `<session>.api`.
+    `sample_index` is in the task document that the gateway serves; it is an argument only because local sandboxes take
+    it. `keys_secret` has the entry `<session>.api`.
     """
     del sample_index
     spec = job.spec
@@ -140,7 +142,7 @@ def verifier_pod(
     result: bytes,
     look: PodDefaults,
 ) -> Json:
-    """The pod of one verification. `result`: agents.result_document of what the agent left, at most RESULT_BYTES_MAX.
+    """The verifier's pod of one attempt. `result`: agents.result_document of the agent's end, RESULT_BYTES_MAX at most.
 
     It runs where agents may run. Of the template's volumes it has those that its container mounts. `keys_secret` has
     the entries `<session>.task` (for the fetcher alone) and `<session>.reward`. Raises ValueError if the job has no
@@ -157,7 +159,9 @@ def verifier_pod(
     main.setdefault("name", "verifier")
     pod = {name: template["spec"][name] for name in PLACEMENT if name in template["spec"]}
     mounted = {mount.get("name") for mount in main.get("volumeMounts") or []}
-    pod["volumes"] = [one for one in template["spec"].get("volumes") or [] if one.get("name") in mounted]
+    pod["volumes"] = [
+        volume for volume in template["spec"].get("volumes") or [] if volume.get("name") in mounted
+    ]
     pod["containers"] = [main]
     env = verifier_env(
         handle.handle(),
@@ -181,9 +185,9 @@ def verifier_pod(
 def _delivery(job: RolloutJob, main: Json, task: Task) -> TaskDelivery:
     if job.spec.agent.task_delivery is TaskDelivery.FILE:
         return TaskDelivery.FILE
-    said = [*(main.get("command") or []), *(main.get("args") or [])]
-    said += [str(one.get("value") or "") for one in main.get("env") or []]
-    wanted = any(PROMPT_REFERENCE in part for part in said)
+    texts = [*(main.get("command") or []), *(main.get("args") or [])]
+    texts += [str(entry.get("value") or "") for entry in main.get("env") or []]
+    wanted = any(PROMPT_REFERENCE in part for part in texts)
     size = len(prompt_text(task.prompt).encode("utf-8", "surrogatepass"))
     return TaskDelivery.ENV if size <= (ENV_BYTES_MAX if wanted else PROMPT_BYTES_MAX) else TaskDelivery.FILE
 
@@ -203,12 +207,12 @@ def plain(text: str) -> str:
 
 
 def _furnish(main: Json, env: Mapping[str, str], keys: Mapping[str, Json], look: PodDefaults) -> None:
-    """Our variables first, so that `$(SANDGATE_PROMPT)` works in the container's own; and ours win."""
+    """Adds our variables to the container, in front, so that `$(SANDGATE_PROMPT)` works in its own; ours win."""
     ours = [
         {"name": name, "valueFrom": keys[name]} if name in keys else {"name": name, "value": plain(value)}
         for name, value in env.items()
     ]
-    main["env"] = ours + [one for one in main.get("env") or [] if one.get("name") not in env]
+    main["env"] = ours + [entry for entry in main.get("env") or [] if entry.get("name") not in env]
     main.setdefault("terminationMessagePolicy", "File")
     if posixpath.normpath(main.get("workingDir") or ".") == ".":
         main.pop("workingDir", None)  # locally the manifest's folder; in an image, the image's own
@@ -217,7 +221,8 @@ def _furnish(main: Json, env: Mapping[str, str], keys: Mapping[str, Json], look:
 def _fetcher(
     pod: Json, main: Json, handle: SessionUrls, env: Mapping[str, str], key: Json, look: PodDefaults
 ) -> None:
-    """Before all other containers, the template's own init containers too: they run behind the wall as well."""
+    """Adds the fetcher in front of all containers, also the template's own init containers: they, too, must not run
+    before the network policy is in force."""
     entries = [
         {"name": name, "value": plain(value)}
         for name, value in {"SANDGATE_GATEWAY": handle.origin, **env}.items()
@@ -252,14 +257,16 @@ def _fetcher(
 
 
 def _settle(pod: Json, look: PodDefaults, seconds: int) -> None:
-    """What is the same for agents and verifiers."""
+    """Fills in what is the same for agents and verifiers: deadline, pull secrets, security, resources."""
     pod["restartPolicy"] = "Never"
     own = pod.get("activeDeadlineSeconds") or seconds + DEADLINE_MARGIN_S
     pod["activeDeadlineSeconds"] = min(own, seconds + DEADLINE_MARGIN_S)
     pod.setdefault("terminationGracePeriodSeconds", GRACE_S)
     if look.pull_secrets:
         named = [*(pod.get("imagePullSecrets") or []), *({"name": name} for name in look.pull_secrets)]
-        pod["imagePullSecrets"] = [one for at, one in enumerate(named) if one not in named[:at]]
+        pod["imagePullSecrets"] = [
+            secret for index, secret in enumerate(named) if secret not in named[:index]
+        ]
     if look.runtime_class:
         pod.setdefault("runtimeClassName", look.runtime_class)
     harden(pod, look.unreachable_seconds)

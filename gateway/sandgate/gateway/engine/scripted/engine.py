@@ -1,4 +1,4 @@
-"""An engine that says what a script says: for tests, demos and users. Same seam, same checks as the real one.
+"""ScriptedEngine: an engine that plays a script, for tests, demos and users; same interface and checks as vLLM's.
 
 `ScriptedEngine` runs in this process; `scripted_server` is the same behind vLLM's wire.
 """
