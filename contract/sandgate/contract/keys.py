@@ -73,8 +73,8 @@ def verify(secret: bytes, text: str, now: float) -> Key:
         raise Unauthorized("not a key of this gateway") from error
     if not hmac.compare_digest(mac, _sign(secret, body)):
         raise Unauthorized("the key's signature does not verify")
-    said = json.loads(body)
-    key = Key(Scope(said["s"]), str(said["j"]), str(said["i"]), float(said["e"]))
+    fields = json.loads(body)
+    key = Key(Scope(fields["s"]), str(fields["j"]), str(fields["i"]), float(fields["e"]))
     if key.expires_at and now >= key.expires_at:
         raise Unauthorized("the key has expired")
     return key

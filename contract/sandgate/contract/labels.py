@@ -27,6 +27,6 @@ VERIFIER: Final = "verifier"
 
 def labels(job: str, role: str, **more: str) -> dict[str, str]:
     """What every object of a job has. `more`: `session`, `group`, `shard`; empty ones are left out."""
-    known = {"session": SESSION, "group": GROUP, "shard": SHARD}
-    extra = {known[name]: value for name, value in more.items() if value}
+    names = {"session": SESSION, "group": GROUP, "shard": SHARD}
+    extra = {names[name]: value for name, value in more.items() if value}
     return {MANAGED_BY: MANAGER, JOB: job, ROLE: role, **extra}

@@ -64,7 +64,7 @@ def object_schema(cls: type[Any], place: SchemaPlace = SchemaPlace()) -> Json:
         field_slots
     ):  # an empty map is not stored: whoever applied it again would be in conflict with who applied it first
         made["properties"] = {slot.manifest: property_schema(cls, slot, place) for slot in field_slots}
-    rules = [rule_schema(cel_of(cls, one)) for one in getattr(cls, "RULES", ())]
+    rules = [rule_schema(cel_of(cls, rule)) for rule in getattr(cls, "RULES", ())]
     if place.fixed:
         rules += list(_kept(field_slots, place))
     return made | ({"x-kubernetes-validations": rules} if rules else {})

@@ -123,8 +123,8 @@ def refuse_unknown(value: Mapping[Any, Any], known: Mapping[str, Slot], path: st
 def _hold(rule: Any, cls: type, made: Any, path: str) -> None:
     if isinstance(rule, OneOf):
         names = {slot.python: slot.manifest for slot in slots(cls)}
-        given = [names[one] for one in rule.fields if getattr(made, one) is not None]
-        listed = ", ".join(names[one] for one in rule.fields)
+        given = [names[member] for member in rule.fields if getattr(made, member) is not None]
+        listed = ", ".join(names[member] for member in rule.fields)
         if not given:
             raise bad(path, f"needs exactly one of {listed}")
         if len(given) > 1:
@@ -140,8 +140,8 @@ def _value(hint: Any, value: Any, path: str, rules: tuple[Any, ...] = ()) -> Any
         if isinstance(rule, Bounds | Size | Pattern):
             if (wrong := rule.wrong(made)) is not None:
                 raise bad(path, wrong)
-        elif isinstance(rule, Check | Unique) and (found := rule.find(made)) is not None:
-            raise bad(below(path, found[0]), found[1])
+        elif isinstance(rule, Check | Unique) and (misfit := rule.find(made)) is not None:
+            raise bad(below(path, misfit[0]), misfit[1])
     return made
 
 

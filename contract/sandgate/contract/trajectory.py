@@ -155,20 +155,20 @@ def from_json(value: dict[str, Json]) -> Trajectory:
     seen = value.get("schema_version", 0)
     if isinstance(seen, int) and seen > SCHEMA_VERSION:
         raise NewerRecord(seen=seen, known=SCHEMA_VERSION)
-    known = {k: v for k, v in value.items() if k in Trajectory.__dataclass_fields__}
-    for name, given in known.items():
+    members = {k: v for k, v in value.items() if k in Trajectory.__dataclass_fields__}
+    for name, given in members.items():
         if name not in ARRAY_FIELDS and not _fits(given, Trajectory.__dataclass_fields__[name].type):
             raise CorruptRecord(f"not a trajectory record: {name} cannot be {type(given).__name__}")
     for name in DERIVED:
-        known.pop(name, None)
+        members.pop(name, None)
     try:
         for name, code in ARRAY_FIELDS.items():
-            known[name] = array(code, known[name])
+            members[name] = array(code, members[name])
         for name, kind in (("turn_ids", "str"), ("turn_ends", "int"), ("turn_rewards", "float")):
-            known[name] = tuple(known.get(name, ()))
-            if not all(_fits(entry, kind) for entry in known[name]):
+            members[name] = tuple(members.get(name, ()))
+            if not all(_fits(entry, kind) for entry in members[name]):
                 raise CorruptRecord(f"not a trajectory record: {name} holds more than {kind}")
-        return Trajectory(**known)
+        return Trajectory(**members)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise CorruptRecord(f"not a trajectory record: {error!r}") from error
 

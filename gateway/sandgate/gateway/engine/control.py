@@ -99,14 +99,14 @@ class EngineControl:
         params: dict[str, str] | None = None,
     ) -> list[bytes]:
         """Every replica's answer, in order; all are asked even if one fails."""
-        asked = (self._one(method, url, path, body, params) for url in self.urls)
+        asked = (self._ask(method, url, path, body, params) for url in self.urls)
         results = await asyncio.gather(*asked, return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
         return [result for result in results if isinstance(result, bytes)]
 
-    async def _one(
+    async def _ask(
         self, method: str, url: str, path: str, body: dict[str, Any] | None, params: dict[str, str] | None
     ) -> bytes:
         packed = None if body is None else orjson.dumps(body)

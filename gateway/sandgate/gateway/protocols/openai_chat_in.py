@@ -208,27 +208,27 @@ def _digest(fields: dict[str, Any]) -> bytes:
 # --- messages
 
 
-def _message(said: _Message, at: int) -> Message:
-    role = _ROLES.get(said.role)
+def _message(message: _Message, index: int) -> Message:
+    role = _ROLES.get(message.role)
     if role is None:
-        field = f"messages[{at}].role"
+        field = f"messages[{index}].role"
         raise InvalidBody(
-            f"{field} is {brief(said.role)}; it must be one of {', '.join(_ROLES)}", field=field
+            f"{field} is {brief(message.role)}; it must be one of {', '.join(_ROLES)}", field=field
         )
-    content = said.content
+    content = message.content
     if not content:
         parts: tuple[Part, ...] = ()
     elif isinstance(content, str):
         parts = (TextPart(content),)
     else:
-        parts = tuple([part for i, one in enumerate(content) if (part := _part(one, role, at, i))])
+        parts = tuple([part for i, given in enumerate(content) if (part := _part(given, role, index, i))])
     if role != "assistant":
-        return Message(role, parts, None, (), said.tool_call_id if role == "tool" else None, said.name)
-    reasoning = said.reasoning_content or _text(said.reasoning, f"messages[{at}].reasoning")
-    calls = tuple([_call(call, at, i) for i, call in enumerate(said.tool_calls or ())])
-    if said.function_call and not calls:
-        calls = (ToolCall("", said.function_call.name, said.function_call.arguments or ""),)
-    return Message(role, parts, reasoning or None, calls, None, said.name)
+        return Message(role, parts, None, (), message.tool_call_id if role == "tool" else None, message.name)
+    reasoning = message.reasoning_content or _text(message.reasoning, f"messages[{index}].reasoning")
+    calls = tuple([_call(call, index, i) for i, call in enumerate(message.tool_calls or ())])
+    if message.function_call and not calls:
+        calls = (ToolCall("", message.function_call.name, message.function_call.arguments or ""),)
+    return Message(role, parts, reasoning or None, calls, None, message.name)
 
 
 def _text(raw: msgspec.Raw, field: str) -> str | None:
@@ -236,45 +236,45 @@ def _text(raw: msgspec.Raw, field: str) -> str | None:
     return read(_TEXT, raw, field) if bytes(memoryview(raw)[:1]) == b'"' else None
 
 
-def _part(said: _Part, role: Role, at: int, i: int) -> Part | None:
-    field = f"messages[{at}].content[{i}]"
-    match said.type:
+def _part(part: _Part, role: Role, message: int, i: int) -> Part | None:
+    field = f"messages[{message}].content[{i}]"
+    match part.type:
         case "text" | "input_text" | "output_text":
-            if said.text is None:
+            if part.text is None:
                 raise InvalidBody(f"{field}.text is missing", field=f"{field}.text")
-            if role == "system" and said.text.startswith(BILLING_HEADER):
+            if role == "system" and part.text.startswith(BILLING_HEADER):
                 return None
-            return TextPart(said.text) if said.text else None
+            return TextPart(part.text) if part.text else None
         case "refusal":
-            return TextPart(said.refusal) if said.refusal else None
+            return TextPart(part.refusal) if part.refusal else None
         case "image_url":
-            image = said.image_url
+            image = part.image_url
             if image is None:
                 raise InvalidBody(f"{field}.image_url is missing", field=f"{field}.image_url")
             return ImagePart(image) if isinstance(image, str) else ImagePart(image.url, image.detail)
     raise Unsupported(
-        f"{field}.type is {brief(said.type)}; text and image_url are understood", field=f"{field}.type"
+        f"{field}.type is {brief(part.type)}; text and image_url are understood", field=f"{field}.type"
     )
 
 
-def _call(said: _Call, at: int, i: int) -> ToolCall:
-    field = f"messages[{at}].tool_calls[{i}]"
-    if said.type == "custom" and said.custom:
-        return ToolCall(said.id or "", said.custom.name, said.custom.input or "")
-    if said.type not in ("function", None):
+def _call(call: _Call, message: int, i: int) -> ToolCall:
+    field = f"messages[{message}].tool_calls[{i}]"
+    if call.type == "custom" and call.custom:
+        return ToolCall(call.id or "", call.custom.name, call.custom.input or "")
+    if call.type not in ("function", None):
         raise Unsupported(
-            f"{field}.type is {brief(said.type)}; function is understood", field=f"{field}.type"
+            f"{field}.type is {brief(call.type)}; function is understood", field=f"{field}.type"
         )
-    if said.function is None:
+    if call.function is None:
         raise InvalidBody(f"{field}.function is missing", field=f"{field}.function")
-    return ToolCall(said.id or "", said.function.name, said.function.arguments or "")
+    return ToolCall(call.id or "", call.function.name, call.function.arguments or "")
 
 
 # --- how to answer
 
 
-def _format(said: _Format | None) -> ResponseFormat:
-    match said:
+def _format(given: _Format | None) -> ResponseFormat:
+    match given:
         case None | _Format(type="text"):
             return ResponseFormat()
         case _Format(type="json_object"):
@@ -288,61 +288,61 @@ def _format(said: _Format | None) -> ResponseFormat:
             field = "response_format.json_schema.schema"
             raise InvalidBody(f"{field} is missing", field=field)
     raise Unsupported(
-        f"response_format.type is {brief(said.type)}; text, json_object and json_schema are understood",
+        f"response_format.type is {brief(given.type)}; text, json_object and json_schema are understood",
         field="response_format.type",
     )
 
 
-def _sampling(said: _Body) -> SamplingParams:
-    bounded(said.temperature, 0, 2, "temperature")
-    bounded(said.top_p, 0, 1, "top_p")
-    bounded(said.top_k, -1, 2**31 - 1, "top_k")
-    bounded(said.min_p, 0, 1, "min_p")
-    bounded(said.presence_penalty, -2, 2, "presence_penalty")
-    bounded(said.frequency_penalty, -2, 2, "frequency_penalty")
-    bounded(said.repetition_penalty, 0.01, 10, "repetition_penalty")
-    bounded(said.seed, SEED_MIN, SEED_MAX, "seed")
-    if said.top_p == 0:
+def _sampling(chat: _Body) -> SamplingParams:
+    bounded(chat.temperature, 0, 2, "temperature")
+    bounded(chat.top_p, 0, 1, "top_p")
+    bounded(chat.top_k, -1, 2**31 - 1, "top_k")
+    bounded(chat.min_p, 0, 1, "min_p")
+    bounded(chat.presence_penalty, -2, 2, "presence_penalty")
+    bounded(chat.frequency_penalty, -2, 2, "frequency_penalty")
+    bounded(chat.repetition_penalty, 0.01, 10, "repetition_penalty")
+    bounded(chat.seed, SEED_MIN, SEED_MAX, "seed")
+    if chat.top_p == 0:
         raise InvalidBody(
             "top_p is 0, which leaves no token; use temperature 0 for greedy sampling", field="top_p"
         )
-    field = "max_tokens" if said.max_completion_tokens is None else "max_completion_tokens"
-    most = getattr(said, field)
+    field = "max_tokens" if chat.max_completion_tokens is None else "max_completion_tokens"
+    most = getattr(chat, field)
     if most is not None and most < 1:
         raise InvalidBody(f"{field} is {brief(most)}; it must be at least 1", field=field)
     return SamplingParams(
-        temperature=said.temperature,
-        top_p=said.top_p,
-        top_k=said.top_k,
-        min_p=said.min_p,
-        presence_penalty=said.presence_penalty,
-        frequency_penalty=said.frequency_penalty,
-        repetition_penalty=said.repetition_penalty,
-        seed=said.seed,
+        temperature=chat.temperature,
+        top_p=chat.top_p,
+        top_k=chat.top_k,
+        min_p=chat.min_p,
+        presence_penalty=chat.presence_penalty,
+        frequency_penalty=chat.frequency_penalty,
+        repetition_penalty=chat.repetition_penalty,
+        seed=chat.seed,
         max_tokens=None if most is None else min(most, MAX_TOKENS_CLAMP),
-        stop=_stop(said.stop),
+        stop=_stop(chat.stop),
     )
 
 
-def _stop(said: str | list[str] | None) -> tuple[str, ...]:
-    if not said:
+def _stop(given: str | list[str] | None) -> tuple[str, ...]:
+    if not given:
         return ()
-    stops = (said,) if isinstance(said, str) else tuple(said)
+    stops = (given,) if isinstance(given, str) else tuple(given)
     limited(len(stops), STOPS_MAX, "strings", "stop")
-    for at, stop in enumerate(stops):
+    for index, stop in enumerate(stops):
         if not 1 <= len(stop) <= STOP_CHARS_MAX:
-            field = "stop" if isinstance(said, str) else f"stop[{at}]"
+            field = "stop" if isinstance(given, str) else f"stop[{index}]"
             raise InvalidBody(f"{field} must have 1 to {STOP_CHARS_MAX} characters", field=field)
     return stops
 
 
-def _choices(said: _Body) -> dict[str, Any]:
-    bounded(said.n, 1, CHOICES_MAX, "n")
-    bounded(said.top_logprobs, 0, TOP_LOGPROBS_MAX, "top_logprobs")
-    if said.top_logprobs and not said.logprobs:
+def _choices(chat: _Body) -> dict[str, Any]:
+    bounded(chat.n, 1, CHOICES_MAX, "n")
+    bounded(chat.top_logprobs, 0, TOP_LOGPROBS_MAX, "top_logprobs")
+    if chat.top_logprobs and not chat.logprobs:
         raise InvalidBody("top_logprobs needs logprobs to be true", field="top_logprobs")
     return {
-        "n": 1 if said.n is None else said.n,
-        "logprobs": bool(said.logprobs),
-        "top_logprobs": said.top_logprobs or 0,
+        "n": 1 if chat.n is None else chat.n,
+        "logprobs": bool(chat.logprobs),
+        "top_logprobs": chat.top_logprobs or 0,
     }

@@ -72,23 +72,23 @@ def reply(context: Context, choices: Sequence[Choice], usage: Usage) -> bytes:
     )
 
 
-def _message(said: Reply, turn: str) -> dict[str, Any]:
+def _message(reply: Reply, turn: str) -> dict[str, Any]:
     out: dict[str, Any] = {
         "role": "assistant",
-        "content": None if said.tool_calls and not said.text else said.text,
+        "content": None if reply.tool_calls and not reply.text else reply.text,
         "refusal": None,
     }
-    if said.tool_calls:
+    if reply.tool_calls:
         out["tool_calls"] = [
             {
-                "id": call_id(turn, at),
+                "id": call_id(turn, index),
                 "type": "function",
                 "function": {"name": call.name, "arguments": call.arguments},
             }
-            for at, call in enumerate(said.tool_calls)
+            for index, call in enumerate(reply.tool_calls)
         ]
-    if said.reasoning:
-        out["reasoning_content"] = out["reasoning"] = said.reasoning
+    if reply.reasoning:
+        out["reasoning_content"] = out["reasoning"] = reply.reasoning
     return out
 
 

@@ -38,8 +38,8 @@ def error_json(error: SandgateError) -> bytes:
         if isinstance(error, error_class):
             kind, code = its_kind, its_code
             break
-    said = {"message": _words(error), "type": kind, "param": getattr(error, "field", None), "code": code}
-    return msgspec.json.encode({"error": said})
+    body = {"message": _words(error), "type": kind, "param": getattr(error, "field", None), "code": code}
+    return msgspec.json.encode({"error": body})
 
 
 def _words(error: SandgateError) -> str:

@@ -55,28 +55,28 @@ def tools_of(raw: msgspec.Raw) -> tuple[Tool, ...]:
     if not list_json:
         return ()
     limited(len(list_json), TOOLS_BYTES_MAX, "bytes", "tools")
-    if (known := _CACHED.get(list_json)) is None:
-        known = _tools(list_json)
-        _CACHED.put(list_json, known, len(list_json))
-    return known
+    if (tools := _CACHED.get(list_json)) is None:
+        tools = _tools(list_json)
+        _CACHED.put(list_json, tools, len(list_json))
+    return tools
 
 
 def _tools(raw: bytes) -> tuple[Tool, ...]:
-    said = read(_TOOLS, raw, "tools") or []
-    limited(len(said), TOOLS_MAX, "tools", "tools")
-    return tuple([_tool(tool, f"tools[{at}]") for at, tool in enumerate(said)])
+    listed = read(_TOOLS, raw, "tools") or []
+    limited(len(listed), TOOLS_MAX, "tools", "tools")
+    return tuple([_tool(tool, f"tools[{index}]") for index, tool in enumerate(listed)])
 
 
 _CACHED: ByteCache[bytes, tuple[Tool, ...]] = ByteCache(CACHED_BYTES_MAX, CACHED_LIST_BYTES_MAX)
 
 
-def _tool(said: _Tool, field: str) -> Tool:
-    if said.type != "function":
+def _tool(tool: _Tool, field: str) -> Tool:
+    if tool.type != "function":
         raise Unsupported(
-            f"{field}.type is {brief(said.type)}; only function tools can be offered to the model",
+            f"{field}.type is {brief(tool.type)}; only function tools can be offered to the model",
             field=f"{field}.type",
         )
-    function = said.function
+    function = tool.function
     if function is None:
         raise InvalidBody(f"{field}.function is missing", field=f"{field}.function")
     if not 1 <= len(function.name) <= NAME_CHARS_MAX:

@@ -47,8 +47,8 @@ def read(decoder: msgspec.json.Decoder[T], raw: bytes | memoryview | msgspec.Raw
 
 
 def _misfit(raw: bytes, message: str, under: str) -> InvalidBody:
-    found = _AT.match(message)
-    what, path = (found["what"], found["path"] or "") if found else (message, "")
+    match = _AT.match(message)
+    what, path = (match["what"], match["path"] or "") if match else (message, "")
     if missing := _MISSING.search(what):
         path = f"{path}.{missing[1]}"
     if "[...]" in path:  # below a name that no type has: a number beyond float64

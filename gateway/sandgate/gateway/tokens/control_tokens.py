@@ -66,8 +66,8 @@ class Controls:
         """How many control tokens the text spells."""
         if self._whole is None:
             return 0
-        found = sum(1 for _ in self._whole.finditer(text))
-        return found or int(self._only_normalized(text))
+        matches = sum(1 for _ in self._whole.finditer(text))
+        return matches or int(self._only_normalized(text))
 
     def breaks(self, text: str) -> list[int]:
         """Where marks must stand (see `Marked`), so that no token is spelt in this text, nor by it and what a template
