@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from array import array
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import openai
@@ -204,3 +205,44 @@ async def test_the_sync_sdk_works_too() -> None:
                 return sdk.chat.completions.create(model="shop", messages=HI).choices[0].message.content
 
         assert await asyncio.to_thread(ask) == "kiwi"
+
+
+async def _seeds(ask: Callable[[Running], Awaitable[None]], **job: Any) -> list[int | None]:
+    """What the engine was given, in order; each turn's record says the same."""
+    async with gateway(lambda prompt, number: f"{number}", sampling=job) as g:
+        await ask(g)
+        turns = [turn for agent in g.agents for turn in await g.tree(agent)]
+        given = [prompt.sampling.seed for prompt in g.engine.prompts]
+        assert sorted(turn["sampling"]["seed"] for turn in turns) == sorted(seed for seed in given if seed)
+        return given
+
+
+async def _choices(g: Running) -> None:
+    await (await g.session()).post("hi", n=3, seed=7)
+
+
+async def _siblings(g: Running) -> None:
+    for index in range(3):
+        await (await g.session(uid="q", sample_index=index, group_size=3)).post("hi")
+
+
+async def _turns(g: Running) -> None:
+    agent = await g.session()
+    for text in ("hi", "ho"):
+        await agent.post(text)
+
+
+SEEDS: dict[str, tuple[Callable[[Running], Awaitable[None]], dict[str, Any]]] = {
+    "the choices of a turn draw apart": (_choices, {}),
+    "the samples of a group draw apart": (_siblings, {"seed": 7}),
+    "the turns of a session draw apart": (_turns, {"seed": 7}),
+}
+
+
+@pytest.mark.parametrize("case", SEEDS)
+async def test_one_seed_is_not_one_draw(case: str) -> None:
+    ask, job = SEEDS[case]
+    first, again = await _seeds(ask, **job), await _seeds(ask, **job)
+    assert len({*first}) == len(first) > 1
+    assert sorted(map(str, first)) == sorted(map(str, again)), "the same job draws the same"
+    assert all(seed is not None and 0 <= seed < 2**31 for seed in first)

@@ -73,7 +73,11 @@ class SamplingSpec:
     frequency_penalty: Annotated[float | None, Bounds(-2, 2), Doc("As in OpenAI's API." + UNSET)] = None
     repetition_penalty: Annotated[float | None, Bounds(above=0, high=10), Doc("1 is none." + UNSET)] = None
     seed: Annotated[
-        int | None, Doc("Same seed, same sample; engines that batch may still differ." + UNSET)
+        int | None,
+        Doc(
+            "Every sample, turn and choice gets a seed of its own, made from this one: the same job draws the same; "
+            "engines that batch may still differ." + UNSET
+        ),
     ] = None
     max_tokens: Annotated[int | None, Bounds(1, 2**31 - 1), Doc("Sampled tokens of one turn." + UNSET)] = None
     override: Annotated[bool, Doc("These instead of the agent's own, not only where it says nothing.")] = (

@@ -265,7 +265,14 @@ class Completions:
         call.prepared.set_result(None)
         await self._hold()
         session.refuse_if_ended()
-        asked = GenerationRequest(prepared, want, max_tokens, session.was_cut(request.digest))
+        asked = GenerationRequest(
+            prepared,
+            want,
+            max_tokens,
+            resampled=session.was_cut(request.digest),
+            sample=int(session.spec.get("sample_index", 0)),
+            turn=session.turns,
+        )
         self.pool.earn(session.session_id, len(prepared.ids))
         intents = [Intent(at=self.sessions.now(), turn=turn, digest=request.digest) for turn in call.turns]
         await self.sessions.intend(session, *intents)
@@ -303,7 +310,7 @@ class Completions:
         prompt = Prompt(
             request_id=f"{call.turns[index]}-{self.new_id()[:8]}",
             ids=prepared.ids,
-            sampling=want,
+            sampling=asked.sampling(index),
             max_tokens=asked.max_tokens,
             stop_ids=self.codec.stop_ids,
             constraint=constraint,

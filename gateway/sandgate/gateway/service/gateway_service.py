@@ -88,8 +88,7 @@ class GatewayService:
 
     async def open(self, spec: SessionBody, key: Key, **more: Json) -> tuple[dict[str, Json], bool]:
         """Opens a session: its SessionHandle, and whether it was created now. `more` is kept in the spec beside what
-        the
-        creator may set."""
+        the creator may set."""
         if key.job and spec.job and spec.job != key.job:
             raise Forbidden("this key is for another job")
         sampling.job_sampling(spec.sampling)

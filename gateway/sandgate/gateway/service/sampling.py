@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -71,6 +72,15 @@ def effective(asked: SamplingParams, job: Mapping[str, Any]) -> SamplingParams:
     values["temperature"] = 1.0 if values["temperature"] is None else values["temperature"]
     values["top_p"] = 1.0 if values["top_p"] is None else values["top_p"]
     return SamplingParams(stop=asked.stop, **values)
+
+
+def choice_seed(seed: int | None, *, sample: int, turn: int, choice: int) -> int | None:
+    """The seed of one choice of one turn of one sample of a task. With the job's own seed, or the agent's, for all of
+    them, the samples of a group would be the same answer again and again, and so would an agent's `n` choices."""
+    if seed is None:
+        return None
+    text = f"{seed}:{sample}:{turn}:{choice}".encode()
+    return int.from_bytes(hashlib.sha256(text).digest()[:4], "big") >> 1  # engines take 31 bits everywhere
 
 
 def clamp(asked: int | None, *, prompt: int, window: int) -> int:

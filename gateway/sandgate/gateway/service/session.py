@@ -200,8 +200,7 @@ class Session:
 
     def replayable(self, digest: bytes, *, retry: bool, n: int) -> list[Turn] | None:
         """The committed answer that this request must get again, if the request is a retry: it says so (`retry`), or
-        the
-        answer was never delivered in full."""
+        the answer was never delivered in full."""
         turns = self.answers.get(digest)
         if turns is None or len(turns) != n:
             return None

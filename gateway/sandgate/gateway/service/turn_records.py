@@ -6,6 +6,8 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import msgspec
+
 from sandgate.contract.errors import ForkReason
 from sandgate.gateway.conversation.messages import SamplingParams
 from sandgate.gateway.engine.api import GenerationResult
@@ -26,6 +28,18 @@ class GenerationRequest:
     max_tokens: int
     resampled: bool
     """An earlier generation for the same request was begun and has no answer."""
+    sample: int
+    """The session's sample index."""
+    turn: int
+    """How many turns the session had before."""
+
+    def sampling(self, choice: int) -> SamplingParams:
+        """The parameters of one choice, with a seed of its own."""
+        seed = sampling.choice_seed(self.want.seed, sample=self.sample, turn=self.turn, choice=choice)
+        if seed is None:
+            return self.want
+        own: SamplingParams = msgspec.structs.replace(self.want, seed=seed)
+        return own
 
 
 def stop_string(reason: str | int | None) -> str | None:
@@ -68,7 +82,7 @@ def records_of(
                 prompt_key=match.prompt_key,
                 head_key=match.head_key,
                 blocks=match.blocks,
-                sampling=sampling.recorded(asked.want, asked.max_tokens),
+                sampling=sampling.recorded(asked.sampling(index), asked.max_tokens),
                 engine=sample.engine,
                 prompt_tokens=len(prepared.ids),
                 cached_tokens=sample.cached_tokens,
