@@ -114,8 +114,7 @@ def _exact(echo: Echo, turn: str, reply: Reply) -> bool:
 
 def _ids(echo: Echo, turn: str, turn_of_call: dict[str, str]) -> Level | None:
     """N8: whether call ids are equal, or renamed consistently. With an id of another turn, or one id for two calls,
-    they
-    are neither."""
+    they are neither."""
     marks = [mark_of(call.id) for call in echo.calls]
     if all(mark == call_mark(turn, index) for index, mark in enumerate(marks)):
         return Level.EXACT

@@ -30,8 +30,7 @@ class Labels:
 
     known: bool = False
     """Labels carry versions: the trainer said so, or a number was seen. False for engines whose labels nobody sets:
-    then
-    every token counts as of the version last set, which is all that anybody knows."""
+    then every token counts as of the version last set, which is all that anybody knows."""
 
     def heed(self, label: str | int) -> None:
         """Takes note of a label that an engine has."""

@@ -64,9 +64,8 @@ class VllmEngine:
         labels: Labels | None = None,
     ) -> None:
         """`vocab_size`: ids at or above it are refused; 0 = unknown. `version_now`: gives the policy version last set,
-        for
-        tokens that are sampled after a cut by an engine that reports none; default: the prompt's. `labels`: what is
-        known of the engines' labels already."""
+        for tokens that are sampled after a cut by an engine that reports none; default: the prompt's.
+        `labels`: what is known of the engines' labels already."""
         self.table = ReplicaTable.of(_plain(urls))
         self.facts = EngineFacts(logprobs_mode=logprobs_mode)
         self._known: dict[str, EngineFacts] = {}
@@ -105,10 +104,9 @@ class VllmEngine:
         patient: bool = False,
     ) -> VllmEngine:
         """Makes an engine: asks every replica what it is, and watches it from now on. A replica that does not answer
-        yet
-        is down until it does; if none answers, or there is none, `facts` stay unknown until one comes up. Raises
-        EngineFailed for a server that is no vLLM, or reports logprobs of another mode than `logprobs_mode`. Not if
-        `patient`: then that replica is not used, and its status says why."""
+        yet is down until it does; if none answers, or there is none, `facts` stay unknown until one comes up.
+        Raises EngineFailed for a server that is no vLLM, or reports logprobs of another mode than
+        `logprobs_mode`. Not if `patient`: then that replica is not used, and its status says why."""
         engine = cls(
             urls,
             model=model,

@@ -47,8 +47,7 @@ class CommitStore(Protocol):
 
     def commit(self, jobs: Sequence[CommitRequest]) -> None:
         """Commits all requests in order as one transaction; durable when it returns. Raises NotWritten. An empty
-        request
-        only proves that writes are taken."""
+        request only proves that writes are taken."""
         ...
 
     def close(self) -> None:

@@ -180,8 +180,7 @@ class _Writer:
 
     def open(self) -> int:
         """Opens the journal. Returns how many damaged records were cut. Raises psycopg.Error, and what
-        PostgresStore.open
-        says."""
+        PostgresStore.open says."""
         db = _connect(self.dsn)
         try:
             db.execute(TABLES_LOCK)

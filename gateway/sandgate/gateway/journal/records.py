@@ -124,8 +124,7 @@ class Delivered(_Record, frozen=True, kw_only=True, tag="delivered"):
     turn: str
     unsure: bool = False
     """It may have been: a kill lost the record of it, if there was one. Written by the next life of the process, so
-    that
-    later ones know it, too; a retry still gets the same answer."""
+    that later ones know it, too; a retry still gets the same answer."""
 
 
 class Rewarded(_Record, frozen=True, kw_only=True, tag="rewarded"):

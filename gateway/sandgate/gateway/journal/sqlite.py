@@ -82,8 +82,7 @@ class SqliteStore(WriterStore):
 
     def scan(self, session: str | None = None) -> Iterator[tuple[int, str, Record]]:
         """See `Store.scan`: the records that were durable when the scan began. It uses a connection of its own, kept
-        for
-        the next scan; it blocks on the disk."""
+        for the next scan; it blocks on the disk."""
         where, args = ("", ()) if session is None else (" AND session = ?", (session,))
         with self._reading() as db:
             (upto,) = db.execute("SELECT coalesce(max(seq), 0) FROM records").fetchone()

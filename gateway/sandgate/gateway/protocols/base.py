@@ -41,8 +41,7 @@ class TokenLogprobs:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
     """Facts of an answer that are known before it exists. All are journalled, so that a replay is byte for byte the
-    same
-    answer."""
+    same answer."""
 
     turns: tuple[str, ...]
     """One turn id per choice; the first one names the answer."""

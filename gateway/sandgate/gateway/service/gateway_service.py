@@ -339,8 +339,7 @@ class GatewayService:
 
     async def set_version(self, version: int, labelled: bool | None = None) -> None:
         """Sets the policy version to what the trainer says its weights are. Returns when that is durable and the
-        engines
-        were checked: an engine whose label has no version, and should have one, is not used."""
+        engines were checked: an engine whose label has no version, and should have one, is not used."""
         await self.sessions.set_version(version, labelled)
         if isinstance(self.engine, Labelled):
             await self.engine.version_told()

@@ -26,8 +26,7 @@ TEXT_CHARS_MAX = 200_000
 
 def tree_view(session: Session, codec: Codec | None) -> dict[str, Json]:
     """The tree as JSON. Turns come in commit order. Each has spans of (mask, ids, text): the context that it added
-    (mask
-    0), and what was sampled (mask 1)."""
+    (mask 0), and what was sampled (mask 1)."""
     return {**session.summary(), "turns": [_turn(session, turn, codec) for turn in session.tree.turns]}
 
 

@@ -89,8 +89,7 @@ class TaskQueue:
 
     def forget(self, upto: int, now: float) -> TasksForgotten | None:
         """Decides that tasks up to this number are finished; None if they are already. Raises NotFound for a number
-        that
-        no task has yet."""
+        that no task has yet."""
         if upto > self.pushed:
             raise NotFound(f"no task has number {upto}; the last is {self.pushed}")
         return TasksForgotten(at=now, upto=upto) if upto > self.forgotten else None

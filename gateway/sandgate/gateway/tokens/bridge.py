@@ -38,8 +38,7 @@ from sandgate.gateway.tokens.vocab import Vocab
 
 BASES_BYTES_MAX, BASE_BYTES_MAX = 32 << 20, 1 << 20
 """Size limits of cached renders without a tail: of all, and of one. There is one for each (tools, shape) in use, of 1
-to
-50 kB; with the longest lists of tools, of 400."""
+to 50 kB; with the longest lists of tools, of 400."""
 
 
 ENTRY_BYTES = 4 << 10

@@ -79,9 +79,8 @@ def discounted(
     turns: Sequence[str], rewards: Mapping[str, float | None], discount: float
 ) -> dict[str, float]:
     """Credits by AReaL's own rule, for its `/export_trajectories`: from the newest to the oldest of *all* turns in
-    order
-    of creation, whatever the tree; R = R * discount + r; no reward counts as 0. For a single conversation `credit`
-    gives the same."""
+    order of creation, whatever the tree; R = R * discount + r; no reward counts as 0. For a single
+    conversation `credit` gives the same."""
     out: dict[str, float] = {}
     total = 0.0
     for turn in reversed(turns):

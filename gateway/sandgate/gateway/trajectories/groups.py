@@ -66,8 +66,7 @@ class GroupState:
 
     def offer(self, *, whole: bool) -> list[Member]:
         """The attempts that a trainer may have now: they count and are not acknowledged. `whole`: none, unless the
-        group
-        is whole."""
+        group is whole."""
         if whole and not self.whole():
             return []
         return [member for member in self.counting() if not member.acked]

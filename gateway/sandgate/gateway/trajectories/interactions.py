@@ -79,8 +79,7 @@ def interactions(
     cut: str = CutTurns.TRAIN,
 ) -> list[Interaction]:
     """A session's interactions in order of creation. `calls`: in order of commit; `reward`: the session's, which
-    becomes
-    that of its last call.
+    becomes that of its last call.
 
     Calls that no agent ever saw, or that the engine cut short, are left out as in trajectories, after the discount
     walked over them. Raises InvalidBody (an impossible style, discount or sum of rewards), TooLarge, CorruptRecord.
@@ -118,8 +117,7 @@ def check(discount: float, style: str) -> None:
 
 def tensors(path: Sequence[TurnLike], reward: float, *, whole: bool) -> dict[str, Tensor]:
     """The tensors of the last turn of a root-to-turn path. `whole`: samples of earlier turns are trained, too; else
-    they
-    count as prompt."""
+    they count as prompt."""
     length = sum(len(turn.context) + len(turn.ids) for turn in path)
     ids = np.empty(length, "<i8")
     mask = np.zeros(length, "<i8")

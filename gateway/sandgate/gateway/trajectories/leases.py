@@ -139,8 +139,8 @@ class LeaseBook:
 
     def renew(self, lease: str, now: float, *, ttl_s: float) -> Leased | None:
         """Prolongs a lease to `ttl_s` from now, never to less than it had. None if all its sessions are acknowledged.
-        An
-        expired lease may be renewed while none of its sessions was leased again. Raises NotFound, Conflict."""
+        An expired lease may be renewed while none of its sessions was leased again. Raises NotFound,
+        Conflict."""
         held = self._lease(lease)
         members = [member for member in self._members_of(held.sessions) if not member.acked]
         if not members:
@@ -154,8 +154,7 @@ class LeaseBook:
 
     def again(self, lease: str, now: float) -> HeldLease | None:
         """The lease with this id, for a trainer that asks a second time because the answer was lost; None if there is
-        no
-        such lease yet. Raises Overloaded (it is being made durable), Conflict (it is over)."""
+        no such lease yet. Raises Overloaded (it is being made durable), Conflict (it is over)."""
         if lease in self.holds:
             raise Overloaded(f"lease {lease} is being made", retry_after=1.0)
         held = self.leases.get(lease)
@@ -191,8 +190,7 @@ class LeaseBook:
 
     def disposable(self) -> list[str]:
         """Sessions whose records are needed no more. They go by whole groups: the rest of one would never be whole
-        after
-        a restart."""
+        after a restart."""
         finished = (group for group in self.groups.values() if group.finished())
         return [member.session for group in finished for member in group.members()]
 

@@ -36,8 +36,8 @@ FETCHER: Final = "sandgate-fetcher"
 """Name of our init container (entry.py), and of its volume."""
 PROMPT_BYTES_MAX: Final = 8192
 """Size limit of a prompt in a pod's environment: longer ones would fill etcd, and come as a file from the gateway.
-Where
-the template itself says $(SANDGATE_PROMPT) it stays a variable up to ENV_BYTES_MAX: the agent reads nothing else."""
+Where the template itself says $(SANDGATE_PROMPT) it stays a variable up to ENV_BYTES_MAX: the agent reads
+nothing else."""
 RESULT_BYTES_MAX: Final = 32_768
 """Size limit of a result document: a termination message of 4096 bytes, each of which JSON may spell with six."""
 DEADLINE_MARGIN_S: Final = 120
