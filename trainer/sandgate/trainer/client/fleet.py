@@ -342,7 +342,7 @@ class AsyncFleet:
             await self._push({name: [] for name in names}, last=True)
 
     async def _push(self, parts: Mapping[str, Sequence[Task]], *, last: bool = False) -> None:
-        """Call every gateway, also after a failure; raises the first error."""
+        """Push to every gateway in `parts`, also after a failure of one; raises the first error."""
         said = await asyncio.gather(
             *(self.clients[name].push_tasks(part, last=last, job=self.job) for name, part in parts.items()),
             return_exceptions=True,
@@ -475,7 +475,7 @@ async def _one(asked: Awaitable[T]) -> T:
 async def fleet(
     origins: Mapping[str, str], key: str, *, job: str = "", **options: Any
 ) -> AsyncIterator[AsyncFleet]:
-    """A fleet of the gateways in `origins` (name -> origin). `options`: of AsyncRolloutClient. Closes its connections."""
+    """A fleet of the gateways in `origins`, by name. `options`: of AsyncRolloutClient. Closes its connections."""
     options.setdefault("retries", PATIENT)
     async with AsyncExitStack() as stack:
         clients = {
