@@ -1,4 +1,4 @@
-"""A trainer attaches to a run of this machine, `sandgate run JOB.yaml --out out/mine`, by its folder.
+"""Attach a trainer to a local run, `sandgate run JOB.yaml --out out/mine`, by the run's folder.
 
 async with sandgate.trainer.local("out/mine") as fleet:
     async for group in fleet.groups():
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 WAIT_S = 120.0
 """How long a trainer waits where no run is. One that starts is waited for as long as it takes: its engine may load."""
 LOOK_S = 0.2
-"""Between looks for one."""
+"""Seconds between two checks whether a run is there."""
 
 
 @dataclass(slots=True)
@@ -47,18 +47,18 @@ class RunPlace:
     wait_s: float = WAIT_S
     presence: Presence | None = None
     _read: tuple[tuple[int, int], RunInfo] | None = None
-    """What the file said, and which file that was."""
+    """The attach file as last read, and its modification time and inode."""
     _away_since: float | None = None
-    """On the loop's clock; None: a run is here."""
+    """Since when no run was there, on the event loop's clock; None while a run is there."""
     _said: str = ""
 
     @classmethod
     def at(cls, out: str | os.PathLike[str], wait_s: float, presence: Presence) -> RunPlace:
-        """Wherever the trainer's working directory will be."""
+        """The run in `out`. The path is made absolute: the trainer may change its working directory."""
         return cls(Path(os.path.abspath(out)), wait_s, presence)
 
     def alive(self) -> bool:
-        """A run uses the folder."""
+        """Whether a process runs in the folder: it holds the lock file."""
         try:
             handle = os.open(self.out / LOCK, os.O_RDONLY)
         except OSError:
@@ -72,7 +72,7 @@ class RunPlace:
         return False
 
     def says(self) -> RunInfo | None:
-        """What the last run says, or said; None if it said nothing. Raises NewerRecord, CorruptRecord."""
+        """What the newest run wrote into the attach file; None without one. Raises NewerRecord, CorruptRecord."""
         path = self.out / ATTACH
         try:
             found = path.stat()
@@ -84,12 +84,12 @@ class RunPlace:
         return self._read[1]
 
     def key(self, job: str) -> str:
-        """Scope trainer, of this job."""
+        """The job's API key of scope trainer, made from the secret in the folder."""
         return mint(bytes.fromhex((self.out / SECRET).read_text().strip()), Key(Scope.TRAINER, job=job))
 
     async def here(self, gateway: str = "") -> RunInfo:
-        """The run, once its gateways answer (or this one). One that is not there is waited for; NoRun says what was
-        found instead."""
+        """Wait for a run that offers its gateways (or the one called `gateway`), and return it. Raises NoRun after
+        `wait_s` without a run; it says what was found instead."""
         while True:
             self._attend()
             said, alive = self.says(), self.alive()
@@ -100,12 +100,12 @@ class RunPlace:
             await asyncio.sleep(LOOK_S)
 
     def _attend(self) -> None:
-        """Be seen by a run that is about to begin: it will not end without this trainer."""
+        """Register with a run that is about to begin: it will not end before this trainer leaves."""
         if self.presence is not None and (self.out / JOB).exists():
             self.presence.enter(self.out / TRAINERS)
 
     def _wait(self, said: RunInfo | None, *, alive: bool, gone: bool) -> None:
-        """Raises NoRun if it is too long. `gone`: somebody was attached to it."""
+        """Log what is waited for. Raises NoRun after `wait_s`. `gone`: this trainer was attached to the run before."""
         now = asyncio.get_running_loop().time()
         if alive:
             self._away_since = None
@@ -131,7 +131,7 @@ class RunPlace:
         return f"the run in {self.out} {how} before it was over"
 
     def tell(self, said: RunInfo | None) -> None:
-        """Log what is there."""
+        """Log the state of the run, once for each change."""
         self._tell(self._why(said))
 
     def _tell(self, text: str) -> None:
@@ -142,7 +142,7 @@ class RunPlace:
 
 @dataclass(slots=True)
 class Presence:
-    """This trainer's file in the folder: locked as long as it lives, gone when it left with a word."""
+    """This trainer's file in the run's folder: locked while the trainer lives, removed when it leaves in order."""
 
     name: str = field(default_factory=lambda: f"{os.getpid()}-{secrets.token_hex(4)}")
     leases: tuple[str, ...] = ()
@@ -150,7 +150,7 @@ class Presence:
     _handle: int = -1
 
     def enter(self, folder: Path) -> None:
-        """Be there. Idempotent; again if the folder was made anew. A file is seen by others once it is locked."""
+        """Create the file; idempotent, and again if the folder was made anew. It is locked before others see it."""
         if self._path is not None and self._path.exists():
             return
         self.leave()
@@ -163,7 +163,7 @@ class Presence:
         part.replace(self._path)
 
     def hold(self, leases: Iterable[str]) -> None:
-        """These are offered again if it dies. Also a sign of life."""
+        """Record the leases that are offered again if this trainer dies. Also a sign of life."""
         self.leases = tuple(leases)
         if self._handle >= 0:
             text = "".join(f"{one}\n" for one in self.leases).encode()
@@ -172,7 +172,7 @@ class Presence:
             os.utime(self._handle)
 
     def leave(self) -> None:
-        """Idempotent."""
+        """Remove the file. Idempotent."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)
             os.close(self._handle)
@@ -189,14 +189,14 @@ def _present() -> Iterator[Presence]:
 
 
 class Following(httpx.AsyncBaseTransport):
-    """To one gateway of a run, wherever it listens now. A request that cannot be sent waits until there is a run."""
+    """Sends requests to one gateway of a run at its present port. Without a run, a request waits for one."""
 
     def __init__(self, place: RunPlace, gateway: str) -> None:
         self._place, self._gateway = place, gateway
         self._http = gateway_transport()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Raises NoRun."""
+        """Send the request to the gateway's present address. Raises NoRun."""
         while True:
             run = await self._place.here(self._gateway)
             origin = httpx.URL(run.gateways[self._gateway])
@@ -206,7 +206,7 @@ class Following(httpx.AsyncBaseTransport):
             await asyncio.sleep(LOOK_S)
 
     async def aclose(self) -> None:
-        """Its connections."""
+        """Close the connections."""
         await self._http.aclose()
 
 
@@ -214,7 +214,7 @@ class LocalFleet(AsyncFleet):
     """The gateways of a run on this machine. `groups()` ends when the run is over and every group was handed out."""
 
     def __init__(self, place: RunPlace, run: RunInfo, stack: AsyncExitStack, options: dict[str, Any]) -> None:
-        """`stack` closes the clients."""
+        """`stack` closes the clients when it ends."""
         self._place, self._stack, self._options = place, stack, options
         self._asked: set[str] = set()
         clients = {name: self._client(name, run.job) for name in run.gateways}
@@ -235,7 +235,7 @@ class LocalFleet(AsyncFleet):
         return () if said is None else said.engines
 
     def over(self) -> bool:
-        """No group will ever come again."""
+        """Whether the run is over, so that no group will come any more."""
         said = self._place.says()
         if said is None or said.state is not RunState.OVER:
             return False
@@ -244,7 +244,7 @@ class LocalFleet(AsyncFleet):
         return True
 
     async def lease(self, *, lease_id: str = "", **asked: Any) -> Lease | None:
-        """See AsyncFleet. Should this process die, its groups are offered again at once."""
+        """See `AsyncFleet.lease`. If this process dies, its groups are offered again at once."""
         lease_id = lease_id or new_lease_id()
         self._grow()
         self._asked.add(lease_id)
@@ -255,7 +255,7 @@ class LocalFleet(AsyncFleet):
             self._asked.discard(lease_id)
 
     def _grow(self) -> None:
-        """A run that was started again may have more gateways."""
+        """Add the gateways that are new: a run that was started again may have more."""
         said = self._place.says()
         for name in said.gateways if said is not None else ():
             if name not in self.clients:
@@ -267,7 +267,7 @@ class LocalFleet(AsyncFleet):
         self._place.presence.hold(sorted(self._asked | self._leased.keys()))
 
     async def heartbeat(self) -> None:
-        """See AsyncFleet."""
+        """See `AsyncFleet.heartbeat`."""
         self._hold()
         await super().heartbeat()
 
@@ -276,8 +276,8 @@ class LocalFleet(AsyncFleet):
 async def attach(
     out: str | os.PathLike[str], *, wait_s: float = WAIT_S, **options: Any
 ) -> AsyncIterator[LocalFleet]:
-    """The gateways of the run in the folder `out`, found from there with their key. Signs of life are sent as long as
-    the block runs, and the run does not end meanwhile.
+    """The gateways of the run in the folder `out`; addresses and key are read from there. Heartbeats are sent as long
+    as the block runs, and the run does not end meanwhile.
 
     `wait_s`: how long it is waited for where there is no run, at the start and whenever it went; what is waited for is
     logged. `options`: of AsyncRolloutClient. Raises NoRun (an Unavailable), saying what to do."""

@@ -1,4 +1,4 @@
-"""A job in a cluster, from the trainer's side: its gateways and the key to them, found through the API server.
+"""Find the gateways of a job in a cluster, and the key to them, through the Kubernetes API server.
 
 Needs `sandgate[cluster]`. Inside the cluster gateways are reached by their own names; outside, by port-forward.
 A trainer needs `get` on the job's Secret `<job>-trainer`; outside also `create` on `pods/portforward`.

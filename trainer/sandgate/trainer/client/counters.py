@@ -1,4 +1,4 @@
-"""What a trainer's side of the rollouts has counted so far, as numbers and as Prometheus text. No client library."""
+"""Counters and Prometheus metrics of the trainer's client. No Prometheus library."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 HEARTBEAT_S = 30.0
-"""Between two signs of life; the shortest sensible `trainer.heartbeatSeconds` is a few of these."""
+"""Seconds between two heartbeats; the shortest sensible `trainer.heartbeatSeconds` is a few of these."""
 ASK = Retries(attempts=2)
 """Requests for one lease at one gateway: another may have groups while this one restarts."""
 AWAY_S = 90.0
@@ -93,7 +93,7 @@ class AsyncFleet:
         self.keeper = Keeper(self, clock, self.counters)
         self._order = list(clients)
         self._leased: dict[str, str] = {}
-        """Lease id -> gateway."""
+        """The gateway of each lease, by lease id."""
         self._ledger = TrainedGroups()
         self._streams: WeakSet[Groups] = WeakSet()
         self._version: int | None = None
@@ -239,12 +239,12 @@ class AsyncFleet:
         await self._client_of(lease_id).renew(lease_id, ttl_s)
 
     async def ack(self, lease: Lease) -> None:
-        """Trained on, or stored. Raises NotFound for a lease of another fleet."""
+        """Acknowledge a lease: its groups were trained on or stored. Raises NotFound for a lease of another fleet."""
         await self._client_of(lease.lease_id).ack(lease)
         self._settled(lease.lease_id)
 
     async def nack(self, lease: Lease) -> None:
-        """Offer it again at once."""
+        """Give the lease back: its groups are offered again at once."""
         await self._client_of(lease.lease_id).nack(lease)
         self._settled(lease.lease_id)
 
@@ -342,7 +342,7 @@ class AsyncFleet:
             await self._push({name: [] for name in names}, last=True)
 
     async def _push(self, parts: Mapping[str, Sequence[Task]], *, last: bool = False) -> None:
-        """All are tried; raises the first error."""
+        """Push to every gateway in `parts`, also after a failure of one; raises the first error."""
         said = await asyncio.gather(
             *(self.clients[name].push_tasks(part, last=last, job=self.job) for name, part in parts.items()),
             return_exceptions=True,
@@ -399,7 +399,8 @@ class AsyncFleet:
     # -- the rest -----------------------------------------------------------------------------------------------------
 
     async def heartbeat(self) -> None:
-        """A sign of life, so that the job is not suspended while a trainer only computes. At least one must hear."""
+        """Tell the gateways that the trainer lives, so that the job is not suspended while it only computes. Raises if
+        no gateway answers."""
         said = await asyncio.gather(
             *(one.heartbeat() for one in self.clients.values()), return_exceptions=True
         )
@@ -409,7 +410,7 @@ class AsyncFleet:
 
     @asynccontextmanager
     async def beating(self, every_s: float = HEARTBEAT_S) -> AsyncIterator[None]:
-        """Heartbeats while the block runs."""
+        """Send heartbeats while the block runs."""
 
         async def beat() -> None:
             while True:
@@ -428,11 +429,11 @@ class AsyncFleet:
                 await task
 
     async def status(self) -> dict[str, dict[str, Json]]:
-        """By gateway. Raises Unavailable if one does not answer."""
+        """The status of every gateway, by its name. Raises Unavailable if one does not answer."""
         return dict(zip(self.clients, await self._all(lambda one: one.status()), strict=True))
 
     async def progress(self) -> Progress:
-        """How the job stands; gateways that do not answer are named."""
+        """Sums over the gateways that answer; the others are named."""
         names = list(self.clients)
         said = await asyncio.gather(*(one.status() for one in self.clients.values()), return_exceptions=True)
         away = [name for name, one in zip(names, said, strict=True) if isinstance(one, Exception)]
@@ -455,7 +456,7 @@ class AsyncFleet:
         )
 
     async def sessions(self, *, state: str | None = None) -> AsyncIterator[dict[str, Json]]:
-        """Of all gateways, one after another."""
+        """The sessions of all gateways, one gateway after another."""
         for one in self.clients.values():
             async for session in one.sessions(state=state, job=self.job or None):
                 yield session
@@ -474,7 +475,7 @@ async def _one(asked: Awaitable[T]) -> T:
 async def fleet(
     origins: Mapping[str, str], key: str, *, job: str = "", **options: Any
 ) -> AsyncIterator[AsyncFleet]:
-    """Gateways by name -> origin. `options`: of AsyncRolloutClient. Closes its connections."""
+    """A fleet of the gateways in `origins`, by name. `options`: of AsyncRolloutClient. Closes its connections."""
     options.setdefault("retries", PATIENT)
     async with AsyncExitStack() as stack:
         clients = {

@@ -1,4 +1,4 @@
-"""Several gateways as one, for a driver of sessions: each session lives at one gateway, new ones go where room is."""
+"""Load balancing of sessions over several gateways: a session stays at one, new ones go to the least loaded."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ UPLOADED = ("reward", "score")
 
 
 class SessionGateway(Protocol):
-    """One gateway, wherever it runs."""
+    """The session calls of one gateway, wherever it runs."""
 
     async def create_session(self, session_id: str, **spec: Json) -> SessionHandle:
-        """Raises Unavailable if the gateway does not answer."""
+        """Open a session. Raises Unavailable if the gateway does not answer."""
         ...
 
     async def finalize_session(self, session_id: str, reward: float | None = None) -> list[Trajectory]:
-        """Seal it; its trajectories by their ids. `reward`: of the session; else what the agent gave to /complete."""
+        """Seal the session and return its trajectories, sorted by id. `reward`: the session's; by default the one that
+        the agent gave to /complete."""
         ...
 
     async def abort_session(self, session_id: str) -> None: ...
@@ -51,27 +52,27 @@ class HttpGateway:
         self.client = client
 
     async def create_session(self, session_id: str, **spec: Json) -> SessionHandle:
-        """See Gateway."""
+        """See `SessionGateway`."""
         return await self.client.create_session(session_id=session_id, **spec)
 
     async def finalize_session(self, session_id: str, reward: float | None = None) -> list[Trajectory]:
-        """See Gateway."""
+        """See `SessionGateway`."""
         info = (await self.client.session(session_id)).get("complete_info") or {}
         given = uploaded(info) if reward is None else reward
         body: dict[str, Json] = {} if given is None else {"reward": given, "reward_info": info}
         return await self.client.finalize(session_id, **body)
 
     async def abort_session(self, session_id: str) -> None:
-        """See Gateway."""
+        """See `SessionGateway`."""
         await self.client.abort(session_id)
 
     async def wait_for_completion(self, session_id: str, timeout: float) -> bool:
-        """See Gateway."""
+        """See `SessionGateway`."""
         return await self.client.wait(session_id, timeout) is not None
 
 
 class GatewayManager:
-    """Routes sessions. Belongs to one event loop.
+    """Chooses a gateway for each session and routes its calls there. Belongs to one event loop.
 
     A place is reserved before the gateway is asked and given back if that fails, so that sessions created at once
     spread evenly; it is freed when the session is finalized or aborted. A gateway that does not answer a creation is
@@ -79,19 +80,19 @@ class GatewayManager:
     """
 
     def __init__(self, gateways: Sequence[SessionGateway], *, policy: Policy = "least_loaded") -> None:
-        """Raises Unavailable without any gateway."""
+        """Raises Unavailable if `gateways` is empty."""
         if not gateways:
             raise Unavailable("there is no gateway to create sessions at")
         self.gateways, self.policy = list(gateways), policy
         self.load = [0] * len(self.gateways)
-        """Sessions at each gateway."""
+        """Open sessions of each gateway, by its index."""
         self._routes: dict[str, int] = {}
         self._down: set[int] = set()
         self._turn = itertools.count()
 
     async def create_session(self, session_id: str, **spec: Json) -> SessionHandle:
-        """At the gateway that is chosen for it. Raises Conflict for an id that is in use here, Unavailable if no
-        gateway answers, and what the gateway says."""
+        """Open a session at a gateway with room. Raises Conflict for an id that is in use here, Unavailable if no
+        gateway answers, and the gateway's own errors."""
         if session_id in self._routes:
             raise Conflict(f"session {session_id} is already open")
         tried: set[int] = set()
@@ -113,13 +114,13 @@ class GatewayManager:
                 return handle
 
     async def finalize_session(self, session_id: str, reward: float | None = None) -> list[Trajectory]:
-        """Its trajectories. If that fails it may be tried again, or aborted. Raises NotFound."""
+        """Seal the session and return its trajectories. After a failure, call it again or abort. Raises NotFound."""
         rows = await self._gateway_of(session_id).finalize_session(session_id, reward)
         self._release(session_id)
         return rows
 
     async def abort_session(self, session_id: str) -> None:
-        """Discard it. Harmless for a session that is not here."""
+        """Discard the session. Does nothing for a session that is not open here."""
         if session_id in self._routes:
             try:
                 await self._gateway_of(session_id).abort_session(session_id)

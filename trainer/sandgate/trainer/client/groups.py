@@ -1,4 +1,4 @@
-"""Groups for a trainer: whole, under lease, handed back or acknowledged one by one."""
+"""A leased group as a trainer sees it: its trajectories, and `ack`, `nack` and `renew` of its lease."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sandgate.trainer.client.lease_renewal import Keeper, RenewedLease
 
 
 class Leaser(Protocol):
-    """What is needed of a client."""
+    """The lease calls that a group needs of a client."""
 
     async def lease(
         self,
@@ -51,30 +51,30 @@ class Group:
 
     @property
     def lost(self) -> bool:
-        """Another trainer has it, or may have: do not train on it."""
+        """Whether another trainer has the group, or may have it: do not train on it then."""
         return self.hold.lost
 
     @property
     def nbytes(self) -> int:
-        """Of token arrays and binaries."""
+        """Bytes of its token arrays and binaries."""
         return nbytes(self.trajectories)
 
     async def renew(self) -> None:
-        """Make sure, now, that it is this trainer's for the lease's whole time from here: ask before an optimizer step
-        that comes late. Raises Conflict if it was lost, Unavailable if nobody answers."""
+        """Renew the lease now, for its whole time. Call it before an optimizer step that comes late. Raises
+        Conflict if the lease was lost, Unavailable if the gateway does not answer."""
         if self.hold.lost or not await self.keeper.renew(self.hold):
             raise Conflict(f"group {self.uid}: its lease ended, and another trainer may have it")
 
     async def ack(self) -> None:
-        """Trained on, or stored: never offered again. Idempotent. Raises Conflict if the lease ended and another
-        trainer was given the group: then it is trained on there."""
+        """Acknowledge the group: it was trained on or stored, and is never offered again. Idempotent. Raises Conflict
+        if the lease ended and another trainer was given the group: then it is trained on there."""
         if not self.settled:
             await self.client.ack(self.lease)
             self.settled = self.hold.over = True
             self.keeper.counters.acked += 1
 
     async def nack(self) -> None:
-        """Offer it again at once. Idempotent."""
+        """Give the group back: it is offered again at once. Idempotent."""
         if not self.settled:
             await self.client.nack(self.lease)
             self.settled = self.hold.over = True

@@ -1,4 +1,4 @@
-"""How far behind the trainer's weights a group is. No Python object per token."""
+"""Staleness of a group: the oldest policy version in it. No Python object per token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lease call of a trainer: rows as Arrow (no Python object per token) or, from a gateway without Arrow, as JSON."""
+"""Arrow delivery of a lease: rows as Arrow (no Python object per token), or as JSON from a gateway without Arrow."""
 
 from __future__ import annotations
 

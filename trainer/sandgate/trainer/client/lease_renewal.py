@@ -1,5 +1,6 @@
-"""Leases that this trainer works on, renewed until they are settled: while a group waits in the buffer, while it is
-trained on, and until the checkpoint that holds it is written."""
+"""Lease renewal in the background, until a lease is acknowledged, given back or lost.
+
+That covers the time a group waits in the buffer, is trained on, and waits for the checkpoint that holds it."""
 
 from __future__ import annotations
 
@@ -18,29 +19,29 @@ log = logging.getLogger(__name__)
 RENEWALS_A_LEASE = 3
 """A lease is renewed when a third of it is over, so that a gateway may be away for the other two."""
 AT_ONCE = 16
-"""Renewals under way; each is an fsync at its gateway, and these share one."""
+"""Renewals in flight at most. Each is an fsync at its gateway; those in flight together share one."""
 RETRY_S = 1.0
-"""After a renewal that no gateway answered."""
+"""Seconds until a renewal that no gateway answered is tried again."""
 
 
 class Renewer(Protocol):
-    """What is needed of a client."""
+    """The call that renewal needs of a client."""
 
     async def renew(self, lease_id: str, ttl_s: float) -> None: ...
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class RenewedLease:
-    """A lease of this trainer."""
+    """A lease of this trainer, and until when it lasts."""
 
     lease_id: str
     ttl_s: float
     until: float
     """On the keeper's clock; counted from before the request was sent, so never later than what the gateway says."""
     lost: bool = False
-    """It is another trainer's now, or could be."""
+    """Another trainer has the lease, or may have it."""
     over: bool = False
-    """Acknowledged or given back."""
+    """The lease was acknowledged or given back."""
 
 
 @dataclass(slots=True)
@@ -56,7 +57,7 @@ class Keeper:
     task: asyncio.Task[None] | None = None
 
     def hold(self, lease_id: str, ttl_s: float, asked_at: float) -> RenewedLease:
-        """From now on. `asked_at`: when the request was sent."""
+        """Renew the lease from now on. `asked_at`: when the lease was asked for, on this clock."""
         found = RenewedLease(lease_id, ttl_s, asked_at + ttl_s)
         self.holds.add(found)
         if self.task is None or self.task.done():
@@ -64,7 +65,7 @@ class Keeper:
         return found
 
     async def renew(self, hold: RenewedLease) -> bool:
-        """Now. False if it is lost; raises what the gateway says if it is not known to be (Unavailable)."""
+        """Renew the lease now. False if it is lost. Raises Unavailable if that cannot be known."""
         asked_at = self.clock()
         try:
             await self.client.renew(hold.lease_id, hold.ttl_s)
@@ -76,7 +77,7 @@ class Keeper:
         return True
 
     async def sure(self, hold: RenewedLease) -> bool:
-        """Is it still this trainer's? Asks only if the lease is over by the clock: the trainer slept."""
+        """Whether the lease is still this trainer's. The gateway is asked only if the lease ran out by the clock."""
         if hold.lost:
             return False
         if self.clock() < hold.until:
@@ -94,7 +95,7 @@ class Keeper:
             self.counters.lost += 1
 
     async def renew_due(self) -> float | None:
-        """Renew what is due; seconds until the next is, None if nothing is held."""
+        """Renew the leases that are due. Returns the seconds until the next is due; None without a lease."""
         due = [hold for hold in self._live() if self._due_in(hold) <= 0]
         turns = asyncio.Semaphore(AT_ONCE)
         failed = 0
@@ -126,7 +127,7 @@ class Keeper:
             await asyncio.sleep(wait)
 
     async def aclose(self) -> None:
-        """Renew no more."""
+        """Stop renewing."""
         if self.task is not None:
             self.task.cancel()
             await asyncio.gather(self.task, return_exceptions=True)

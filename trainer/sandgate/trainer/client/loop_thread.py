@@ -23,7 +23,7 @@ class LoopThread:
         self._thread.start()
 
     def run(self, doing: Coroutine[Any, Any, T]) -> T:
-        """Its result. If the caller is interrupted (Ctrl-C) it is cancelled."""
+        """Run a coroutine and return its result. If the caller is interrupted (Ctrl-C), the coroutine is cancelled."""
         future = asyncio.run_coroutine_threadsafe(doing, self._loop)
         try:
             return future.result()
@@ -73,7 +73,7 @@ def blocking(
 def blocking_stream(
     method: Callable[Concatenate[A_co, P], AsyncIterator[T]],
 ) -> Callable[Concatenate[Blocking[A_co], P], Generator[T, None, None]]:
-    """What the inner object gives one by one. When the loop over it ends, the stream is closed."""
+    """An async iterator of the inner object, as a generator. When the loop over it ends, the iterator is closed."""
 
     @wraps(method)
     def each(self: Blocking[A_co], /, *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:

@@ -1,4 +1,4 @@
-"""A pod's port on this machine's loopback, through the API server, as `kubectl port-forward` does it.
+"""Port-forward to a pod through the API server, as `kubectl port-forward` does it.
 
 For people and trainers outside the cluster. Inside it, a gateway's own name is shorter and faster.
 """
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 CHUNK = 1 << 18
 """Bytes moved at once."""
 CONNECTIONS_MAX = 64
-"""At once; each is a WebSocket at the API server and a thread here."""
+"""Connections open at a time; each is a WebSocket at the API server and a thread here."""
 DATA = b"\0"
 """The channel of the port's bytes."""
 
@@ -43,7 +43,7 @@ class Forward:
 
     @property
     def origin(self) -> str:
-        """What to use instead of the pod's own origin."""
+        """The origin to use here instead of the pod's own."""
         return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
 
     def __enter__(self) -> Self:

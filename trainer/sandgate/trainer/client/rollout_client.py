@@ -1,4 +1,4 @@
-"""A typed client of the control API. `blocking_client` has the same for programs without an event loop.
+"""HTTP client of the gateway's control API, with retries. `blocking_client` is the one without an event loop.
 
 Every call is sent again, a bounded number of times, when its answer was lost or the gateway said 429 or 503 (its
 Retry-After is kept): all of them are idempotent.

@@ -1,4 +1,4 @@
-"""Groups as they become ready: leased ahead of the trainer within bounds, and only what is admitted is handed out."""
+"""Stream of leased groups: prefetched within bounds of groups and bytes, filtered by staleness."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""What was trained on and is not acknowledged yet. The note of it belongs into the trainer's own checkpoint, so that a
-crash between the checkpoint and the acknowledgement trains nothing twice, and one before the checkpoint loses nothing.
+"""The note of groups that were trained on and are not acknowledged yet.
+
+It belongs into the trainer's own checkpoint, so that a crash between the checkpoint and the acknowledgement trains
+nothing twice, and one before the checkpoint loses nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from sandgate.trainer.client.groups import Group
 from sandgate.trainer.client.lease_renewal import RenewedLease
 
 FORMAT = 1
-"""Of a note."""
+"""Version of the note's format."""
 
 Note: TypeAlias = dict[str, Json]
 """JSON: {"format", "version", "trained": [{"gateway", "lease", "sessions"}]}. Its size is that of the groups trained on
@@ -35,7 +37,7 @@ class TrainedGroups:
     """Grows with each group that is trained on, shrinks with each that is acknowledged."""
 
     entries: dict[str, Entry] = field(default_factory=dict)
-    """By lease."""
+    """The groups that were trained on, by lease id."""
     holds: dict[str, RenewedLease] = field(default_factory=dict)
     """Kept so that they are renewed until they are acknowledged."""
     noted: set[str] = field(default_factory=set)
@@ -49,7 +51,7 @@ class TrainedGroups:
         self.holds[group.lease.lease_id] = group.hold
 
     def drop(self, lease: str) -> None:
-        """It is acknowledged, or given back."""
+        """Drop a group that was acknowledged or given back."""
         self.entries.pop(lease, None)
         self.noted.discard(lease)
         if (hold := self.holds.pop(lease, None)) is not None:

@@ -1,4 +1,4 @@
-"""New weights in running engines, over many gateways: who is paused when, and what a failure in the middle means.
+"""Weight update of running engines over many gateways: pause, swap, resume; and what a failure in between means.
 
     gateways hold new turns -> engines pause (or turns drain) -> the swap -> engines are labelled, caches cleared
     -> gateways are told the version -> engines go on -> gateways go on

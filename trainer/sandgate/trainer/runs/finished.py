@@ -22,7 +22,7 @@ CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What the run gave."""
+    """The result of a finished run."""
 
     told: dict[str, Any]
     """As `sandgate run --json` gave it."""
@@ -58,7 +58,7 @@ def keep(out: Path, asked: str, told: dict[str, Json]) -> None:
 
 
 def forget(out: Path) -> None:
-    """A run begins; what it gives is not known."""
+    """Remove the result of an earlier run, because a new one begins."""
     (out / RESULT).unlink(missing_ok=True)
 
 

@@ -42,7 +42,7 @@ SHOWN_MAX = 8
 
 @dataclass(slots=True)
 class Checked:
-    """What was found."""
+    """The result of the checks."""
 
     findings: list[Obstacle] = field(default_factory=list)
     """Empty: nothing stands in the way."""

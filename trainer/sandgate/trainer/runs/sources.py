@@ -1,4 +1,4 @@
-"""Where looks come from: a job in a cluster, a gateway, or the --out directory of a run. The same questions for all."""
+"""Where sessions are read from: a job in a cluster, a gateway, or the --out directory of a run, all alike."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ATTEMPTS = 2
 
 
 class Source(Protocol):
-    """Answers about sessions."""
+    """The interface of all sources: sessions, trees, trajectories; reading takes no lease."""
 
     def sessions(self, job: str) -> Iterator[dict[str, Json]]:
         """Summaries in id order, of one job or ("") of all."""
@@ -53,7 +53,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """A gateway."""
+    """Sessions of a running gateway."""
 
     url: str
     key: str
@@ -86,7 +86,7 @@ class Live:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The directory of a run."""
+    """Sessions in the directory of a run."""
 
     out: Path
     tokenizer: str = ""
@@ -113,7 +113,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The gateways of a RolloutJob."""
+    """Sessions at the gateways of a RolloutJob."""
 
     place: ClusterPlace
 
