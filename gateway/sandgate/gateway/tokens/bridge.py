@@ -18,7 +18,7 @@ If any rule fails, the answer is a fork reason, never a guess.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from sandgate.contract.errors import BadRequest, ForkReason
@@ -185,12 +185,22 @@ class TailProver:
 
     def _replaced(self, alone: str, after: str) -> str | None:
         """The token with which the template closes a turn in the middle, where it ends the last turn with another one
-        (harmony: `<|end|>` for the sampled `<|return|>`)."""
+        (harmony: `<|end|>` for the sampled `<|return|>`). Another special token comes right behind it: one with text
+        behind it begins the next turn."""
         if alone.strip() not in self._stops:
             return None
-        special = (text for text in map(self._vocab.texts.get, self._vocab.special_ids) if text)
-        begins = [text for text in special if after.startswith(text) and text not in self._stops]
-        return max(begins, key=len, default=None)
+        closer = self._special_at(after)
+        closes = (
+            closer is not None
+            and closer not in self._stops
+            and self._special_at(after[len(closer) :].lstrip())
+        )
+        return closer if closes else None
+
+    def _special_at(self, text: str) -> str | None:
+        """The special token that the text begins with."""
+        special = map(self._vocab.texts.get, self._vocab.special_ids)
+        return max((token for token in special if token and text.startswith(token)), key=len, default=None)
 
     def _closer(self, text: str) -> tuple[int, str] | None:
         """The position of the first stop token, and its text."""
@@ -231,14 +241,16 @@ def _cost(tools: tuple[str, ...], base: _Base | NotProved) -> int:
     return ENTRY_BYTES + sum(map(len, [*texts, *tools]))
 
 
-def append(prompt: Ids, response: Ids, tail: Tail, *, closed: bool) -> Ids | ForkReason:
+def append(
+    prompt: Ids, response: Ids, tail: Tail, stop_ids: Collection[int], *, closed: bool
+) -> Ids | ForkReason:
     """The ids to append to `prompt + response`. A sampled closer is not repeated. Another stop token stays where it was
     sampled, in the closer's place (`<|endoftext|>` for `<|im_end|>`); not where the closer is what begins the next
     turn: then the other one began another."""
     if not closed:
         return array("i", tail.ids)
     last = response[-1] if response else prompt[-1] if prompt else -1
-    if last != tail.closer and not tail.own:
+    if last != tail.closer and not (tail.own and last in stop_ids):
         return ForkReason.TEMPLATE_NOT_ADDITIVE
     return tail.ids[1:]
 

@@ -93,7 +93,7 @@ class TemplateCodec:
         proved = self.prover.prove(tail, tools, names)
         if isinstance(proved, NotProved):
             return ForkReason.TEMPLATE_NOT_ADDITIVE
-        ids = append(prompt, response, proved, closed=closed)
+        ids = append(prompt, response, proved, self._stop_ids, closed=closed)
         if isinstance(ids, ForkReason):
             return ids
         if self.history == "template" and rewritten(self, prompt, response, tail, tools, ids):
