@@ -99,7 +99,28 @@ def test_a_cut_turn_gets_the_closer() -> None:
     assert found == ids("<|im_end|>\n<|im_start|>user\nNow?<|im_end|>\n<|im_start|>assistant\n")
 
 
-def test_another_stop_token_is_not_taken_for_the_closer() -> None:
+def test_another_stop_token_stays_in_the_closers_place() -> None:
+    template = ChatTemplate(CHATML, tokens={"eos_token": "<|im_end|>"})
+    ends = [lab.qwen().ids[text] for text in ("<|im_end|>", "<|endoftext|>")]
+    made = {
+        history: TemplateCodec(template, lab.qwen(), eos_ids=ends, history=history)
+        for history in ("sampled", "template")
+    }
+    said = ids("Hello.<|endoftext|>")
+    found = made["sampled"].bridge(ids("x"), said, [user("Now?")], (), closed=True)
+    assert found == ids("<|im_end|>\n<|im_start|>user\nNow?<|im_end|>\n<|im_start|>assistant\n")[1:]
+    rewritten = made["template"].bridge(ids("x"), said, [user("Now?")], (), closed=True)
+    assert rewritten == ForkReason.HISTORY_REWRITTEN_BY_TEMPLATE
+
+
+def test_a_stop_token_that_begins_the_next_turn_is_not_in_the_closers_place() -> None:
+    glm = zoo()["trl/glm4moe"].codec()
+    said = glm.vocab.encode("Hello.<|observation|>")
+    prompt = glm.render((user("Hi"),), ())
+    assert glm.bridge(prompt, said, [user("Now?")], (), closed=True) == ForkReason.TEMPLATE_NOT_ADDITIVE
+
+
+def test_a_token_that_ends_no_turn_is_not_taken_for_the_closer() -> None:
     said = ids("Hello.<|endoftext|>")
     found = codec(CHATML).bridge(ids("x"), said, [user("Now?")], (), closed=True)
     assert found == ForkReason.TEMPLATE_NOT_ADDITIVE

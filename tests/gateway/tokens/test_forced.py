@@ -49,13 +49,15 @@ SAID = {
     "cohere": f'<|START_ACTION|>[{{"tool_call_id": "0", "tool_name": "buy", "parameters": {ARGUMENTS}}}]<|END_ACTION|>',
     "jamba": f"<tool_calls>[{OBJECT}]</tool_calls>",
 }
+CHANNELS = f"<|channel|>commentary to=functions.buy <|constrain|>json<|message|>{ARGUMENTS}<|call|>"
 LITERALS = {"gemma4", "lfm2"}
 """Arguments that are no JSON: there is no constraint for them."""
 
 
 def tag(name: str, mode: str, *, reasoning: bool | None = None) -> str:
     """The constraint; with `reasoning`, of a family that thinks."""
-    grammar = Grammar(FORM[name], None if reasoning is None else ("<think>", "</think>"))
+    think = None if reasoning is None else ("<think>", "</think>")
+    grammar = Grammar(harmony=True) if name == "harmony" else Grammar(FORM[name], think)
     choice = ToolChoice("named", "buy") if mode == "named" else ToolChoice("required")
     made = structured_outputs(grammar, TOOLS, choice, reasoning=bool(reasoning))
     assert made is not None
@@ -65,7 +67,7 @@ def tag(name: str, mode: str, *, reasoning: bool | None = None) -> str:
 
 
 def test_every_format_can_be_forced_or_is_known_not_to_be() -> None:
-    assert FORMS.keys() - {"bare"} == FORM.keys() - LITERALS == SAID.keys()
+    assert FORMS.keys() - {"bare", "harmony"} == FORM.keys() - LITERALS == SAID.keys()
 
 
 @pytest.mark.parametrize("name", SAID)
@@ -84,7 +86,6 @@ NONE = {
     "auto forces nothing": (Grammar(FORM["hermes"]), ToolChoice("auto")),
     "a tool that is not there cannot be named": (Grammar(FORM["hermes"]), ToolChoice("named", "rob")),
     "a family without a known form": (Grammar(), ToolChoice("required")),
-    "channels": (Grammar(harmony=True), ToolChoice("required")),
 }
 
 
@@ -143,6 +144,12 @@ def test_the_engines_grammar_lets_calls_through_and_nothing_else(engine_python: 
             )
         wanted.append((name, tag(name, "required", reasoning=True), f"Hm.\n</think>\n\n{said}", True))
         wanted.append((name, tag(name, "required", reasoning=True), said, False))
+    for mode in ("required", "named"):
+        forced = tag("harmony", mode)
+        thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+        wanted += [("harmony", forced, text, True) for text in (CHANNELS, thought + CHANNELS)]
+        wrong_ones = ("I had rather talk.", "", CHANNELS.replace("buy", "rob"), CHANNELS + "Done.", thought)
+        wanted += [("harmony", forced, text, False) for text in wrong_ones]
     cases = json.dumps([(grammar, text) for _, grammar, text, _ in wanted])
     done = subprocess.run(
         [engine_python, "-c", CHECK], input=cases, capture_output=True, text=True, check=True, timeout=110

@@ -108,8 +108,11 @@ class Prompts:
         cut = len(path) - len(parent.ids)
         closed = parent.finish == "stop" and len(parent.ids) > 0 and parent.ids[-1] in self.codec.stop_ids
 
+        answered = request.messages[start - 1].tool_calls if start else ()
+        names = {call.id: call.name for call in answered}
+
         def work() -> Rendered | ForkReason:
-            ids = self.codec.bridge(path[:cut], parent.ids, tail, tools, closed=closed)
+            ids = self.codec.bridge(path[:cut], parent.ids, tail, tools, closed=closed, names=names)
             return ids if isinstance(ids, ForkReason) else (ids, self.codec.spelt(tail, ()))
 
         return await _sized(pool, sum(map(chars, tail)) + (given if given > OFF_LOOP_KEYS else 0), work)

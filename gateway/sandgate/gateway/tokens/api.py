@@ -6,14 +6,17 @@ All methods are CPU only, deterministic and thread-safe; the core calls the slow
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from sandgate.contract.errors import ForkReason
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.messages import Message, Tool, ToolChoice
 from sandgate.gateway.journal.reply import Reply
+
+NO_NAMES: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +94,20 @@ class Codec(Protocol):
         ...
 
     def bridge(
-        self, prompt: Ids, response: Ids, tail: Sequence[Message], tools: Sequence[Tool], *, closed: bool
+        self,
+        prompt: Ids,
+        response: Ids,
+        tail: Sequence[Message],
+        tools: Sequence[Tool],
+        *,
+        closed: bool,
+        names: Mapping[str, str] = NO_NAMES,
     ) -> Ids | ForkReason:
         """The ids to append to `prompt + response` so that the next assistant turn can be sampled after `tail`.
 
         `prompt + response` is the whole path up to and including the parent's sampled ids. `closed` is False if the
         parent was cut (finish `length` or a stop string) and so has no closer: the closer is then part of the result.
+        `names`: call id -> function, of the calls that the parent's answer makes: templates write it into tool answers.
         Returns a ForkReason when it cannot be proved that the tail renders on its own.
         """
         ...

@@ -18,13 +18,14 @@ If any rule fails, the answer is a fork reason, never a guess.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from sandgate.contract.errors import BadRequest, ForkReason
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.byte_cache import ByteCache
 from sandgate.gateway.conversation.messages import ImagePart, Message, Tool
+from sandgate.gateway.tokens.api import NO_NAMES
 from sandgate.gateway.tokens.client_text import ClientText
 from sandgate.gateway.tokens.probe_conversations import (
     ProbeConversation,
@@ -51,6 +52,8 @@ class Tail:
 
     ids: Ids
     closer: int
+    own: bool
+    """The closer belongs to the assistant's turn, and is not what begins the next (GLM's `<|user|>`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,17 @@ class NotProved:
     why: str
 
 
+DIFFERS = NotProved("the tail renders differently after different conversations")
 DROPS_CALLS = NotProved("the template drops what the assistant said")
+
+
+@dataclass(frozen=True, slots=True)
+class _Behind:
+    """What follows an assistant's words in a render: `text` begins with the closer."""
+
+    closer: str
+    text: str
+    own: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,30 +97,37 @@ class TailProver:
         self._with_system = self._takes((system("s"), user("q")))
         self._bases: ByteCache[object, _Base | NotProved] = ByteCache(BASES_BYTES_MAX, BASE_BYTES_MAX)
 
-    def prove(self, tail: Sequence[Message], tools: Sequence[Tool]) -> Tail | NotProved:
-        """The ids of `tail` behind a closed assistant turn, closer and generation prompt included, or why not."""
-        proof = self._both(tail, tools, with_calls=True)
-        if (
-            proof is DROPS_CALLS
-        ):  # a template without tools: what it renders after an assistant that only talks
-            proof = self._both(tail, tools, with_calls=False)
+    def prove(
+        self, tail: Sequence[Message], tools: Sequence[Tool], names: Mapping[str, str] = NO_NAMES
+    ) -> Tail | NotProved:
+        """The ids of `tail` behind a closed assistant turn, closer and generation prompt included, or why not. `names`:
+        call id -> function, of the calls that the tail answers, for templates that write it into the answer."""
+        answers = answers_of(tail)
+        proof = self._both(tail, tools, answers)
+        if proof is DIFFERS and answers and all(call_id in names for call_id in answers):
+            proof = self._both(tail, tools, answers, [names[call_id] for call_id in answers])
+        if proof is DROPS_CALLS:
+            # A template without tools: what it renders after an assistant that only talks.
+            proof = self._both(tail, tools, ())
         if isinstance(proof, NotProved):
             return proof
-        closer, text = proof
-        if not self._vocab.segments.is_cut(closer):
-            return NotProved(f"text cannot be cut at {closer!r} with this tokenizer")
-        ids = self._words.encode(text)
-        if not self._words.decodes_to(ids, text):
+        if not self._vocab.segments.is_cut(proof.closer):
+            return NotProved(f"text cannot be cut at {proof.closer!r} with this tokenizer")
+        ids = self._words.encode(proof.text)
+        if not self._words.decodes_to(ids, proof.text):
             return NotProved("decoding the tail's ids does not give its text")
-        return Tail(ids, self._stops[closer])
+        return Tail(ids, self._vocab.ids[proof.closer], proof.own)
 
     def _both(
-        self, tail: Sequence[Message], tools: Sequence[Tool], *, with_calls: bool
-    ) -> tuple[str, str] | NotProved:
-        """(closer, closer + rest), if both probe conversations give the same."""
-        answers = answers_of(tail) if with_calls else ()
-        probes = known_pair(answers, with_system=self._with_system)
-        plain = known_pair([""] * len(answers), with_system=self._with_system)
+        self,
+        tail: Sequence[Message],
+        tools: Sequence[Tool],
+        answers: Sequence[str],
+        names: Sequence[str] = (),
+    ) -> _Behind | NotProved:
+        """What follows the assistant's words, if it is the same in both probe conversations."""
+        probes = known_pair(answers, with_system=self._with_system, names=names)
+        plain = known_pair([""] * len(answers), with_system=self._with_system, names=names)
         texts = []
         for probe, unnamed in zip(probes, plain, strict=True):
             after = self._tail_text(probe, unnamed, tail, tools)
@@ -115,7 +135,7 @@ class TailProver:
                 return after
             texts.append(after)
         if texts[0] != texts[1]:
-            return NotProved("the tail renders differently after different conversations")
+            return DIFFERS
         return texts[0]
 
     def _tail_text(
@@ -124,8 +144,8 @@ class TailProver:
         unnamed: ProbeConversation,
         tail: Sequence[Message],
         tools: Sequence[Tool],
-    ) -> tuple[str, str] | NotProved:
-        """(closer, closer + rest) for one probe conversation.
+    ) -> _Behind | NotProved:
+        """What follows the assistant's words in one probe conversation.
 
         Call ids are new at every turn, and few templates print them. So the base of the same conversation under ids of
         our own is cached, and proof enough where it agrees. Where it does not, the base under the tail's ids decides.
@@ -139,8 +159,8 @@ class TailProver:
             return self._behind(self._render_base(probe, tools), whole, probe.mark)
         return tail_text
 
-    def _behind(self, base: _Base | NotProved, whole: str, mark: str) -> tuple[str, str] | NotProved:
-        """(closer, closer + rest) in the render `whole`, compared with the render of the conversation alone."""
+    def _behind(self, base: _Base | NotProved, whole: str, mark: str) -> _Behind | NotProved:
+        """What follows the mark in the render `whole`, compared with the render of the conversation alone."""
         if isinstance(base, NotProved):
             return base
         head = next((head for head in base.heads if whole.startswith(head)), None)
@@ -150,6 +170,8 @@ class TailProver:
         if start < 0:
             return DROPS_CALLS
         after = whole[start + len(mark) :]
+        if (replaced := self._replaced(base.after_mark, after)) is not None:
+            return _Behind(replaced, after, own=True)
         first_stop = self._closer(after)
         if first_stop is None:
             return NotProved("no stop token ends the assistant's turn")
@@ -159,7 +181,26 @@ class TailProver:
         next_turn = where == len(base.after_mark) and after.startswith(base.after_mark)
         if not (own or next_turn):
             return NotProved("no stop token of its own ends the assistant's turn")
-        return closer, after[where:]
+        return _Behind(closer, after[where:], own)
+
+    def _replaced(self, alone: str, after: str) -> str | None:
+        """The token with which the template closes a turn in the middle, where it ends the last turn with another one
+        (harmony: `<|end|>` for the sampled `<|return|>`). Another special token comes right behind it: one with text
+        behind it begins the next turn."""
+        if alone.strip() not in self._stops:
+            return None
+        closer = self._special_at(after)
+        closes = (
+            closer is not None
+            and closer not in self._stops
+            and self._special_at(after[len(closer) :].lstrip())
+        )
+        return closer if closes else None
+
+    def _special_at(self, text: str) -> str | None:
+        """The special token that the text begins with."""
+        special = map(self._vocab.texts.get, self._vocab.special_ids)
+        return max((token for token in special if token and text.startswith(token)), key=len, default=None)
 
     def _closer(self, text: str) -> tuple[int, str] | None:
         """The position of the first stop token, and its text."""
@@ -200,13 +241,16 @@ def _cost(tools: tuple[str, ...], base: _Base | NotProved) -> int:
     return ENTRY_BYTES + sum(map(len, [*texts, *tools]))
 
 
-def append(prompt: Ids, response: Ids, tail: Tail, *, closed: bool) -> Ids | ForkReason:
-    """The ids to append to `prompt + response`. A sampled closer is not repeated; another end than the template's does
-    not count as the closer."""
+def append(
+    prompt: Ids, response: Ids, tail: Tail, stop_ids: Collection[int], *, closed: bool
+) -> Ids | ForkReason:
+    """The ids to append to `prompt + response`. A sampled closer is not repeated. Another stop token stays where it was
+    sampled, in the closer's place (`<|endoftext|>` for `<|im_end|>`); not where the closer is what begins the next
+    turn: then the other one began another."""
     if not closed:
         return array("i", tail.ids)
     last = response[-1] if response else prompt[-1] if prompt else -1
-    if last != tail.closer:
+    if last != tail.closer and not (tail.own and last in stop_ids):
         return ForkReason.TEMPLATE_NOT_ADDITIVE
     return tail.ids[1:]
 

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sandgate.contract.errors import BadRequest, ForkReason
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.messages import Message, Tool, ToolChoice
-from sandgate.gateway.tokens.api import Parser
+from sandgate.gateway.tokens.api import NO_NAMES, Parser
 from sandgate.gateway.tokens.bridge import NotProved, Tail, TailProver, append, unbridgeable
 from sandgate.gateway.tokens.client_text import ClientText, SpecialText
 from sandgate.gateway.tokens.forced import structured_outputs
 from sandgate.gateway.tokens.grammar import Grammar, detect
+from sandgate.gateway.tokens.harmony import HarmonyParser
 from sandgate.gateway.tokens.history_check import History, rewritten
 from sandgate.gateway.tokens.parse import TurnParser, opens_reasoning, starts_thinking
-from sandgate.gateway.tokens.probe_conversations import TAIL_SHAPES, ProbeConversation, answers_of, known_pair
+from sandgate.gateway.tokens.probe_conversations import (
+    TAIL_SHAPES,
+    ProbeConversation,
+    answers_of,
+    example_call,
+    known_pair,
+)
 from sandgate.gateway.tokens.template import ChatTemplate
 from sandgate.gateway.tokens.tool_support import probe_tools
 from sandgate.gateway.tokens.vocab import Vocab
@@ -72,14 +79,21 @@ class TemplateCodec:
         return self.words.encode(self._marking.render(messages, tools, generation_prompt=False))
 
     def bridge(
-        self, prompt: Ids, response: Ids, tail: Sequence[Message], tools: Sequence[Tool], *, closed: bool
+        self,
+        prompt: Ids,
+        response: Ids,
+        tail: Sequence[Message],
+        tools: Sequence[Tool],
+        *,
+        closed: bool,
+        names: Mapping[str, str] = NO_NAMES,
     ) -> Ids | ForkReason:
         if reason := unbridgeable(tail):
             return reason
-        proved = self.prover.prove(tail, tools)
+        proved = self.prover.prove(tail, tools, names)
         if isinstance(proved, NotProved):
             return ForkReason.TEMPLATE_NOT_ADDITIVE
-        ids = append(prompt, response, proved, closed=closed)
+        ids = append(prompt, response, proved, self._stop_ids, closed=closed)
         if isinstance(ids, ForkReason):
             return ids
         if self.history == "template" and rewritten(self, prompt, response, tail, tools, ids):
@@ -87,6 +101,8 @@ class TemplateCodec:
         return ids
 
     def parser(self, prompt: Ids, tools: Sequence[Tool], stop: Sequence[str] = ()) -> Parser:
+        if self.grammar.harmony:
+            return HarmonyParser(self.vocab, tools, stop)
         reasoning = opens_reasoning(self.vocab, self.grammar, prompt)
         return TurnParser(self.vocab, self.grammar, tools, stop, reasoning=reasoning)
 
@@ -101,7 +117,11 @@ class TemplateCodec:
 
     def shapes(self, tools: Sequence[Tool] = ()) -> dict[str, Tail | NotProved]:
         """For each tail shape, whether it is additive with this template, or why not."""
-        return {name: self.prover.prove(tail, tools) for name, tail in TAIL_SHAPES.items()}
+        called = example_call().name
+        return {
+            name: self.prover.prove(tail, tools, dict.fromkeys(answers_of(tail), called))
+            for name, tail in TAIL_SHAPES.items()
+        }
 
 
 def template_closers(template: ChatTemplate, vocab: Vocab, *, next_turn: bool) -> list[int]:

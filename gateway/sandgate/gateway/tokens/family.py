@@ -14,7 +14,7 @@ from typing import Any
 from sandgate.contract.errors import BadRequest, ForkReason
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.messages import Message, Tool, ToolChoice
-from sandgate.gateway.tokens.api import Parser
+from sandgate.gateway.tokens.api import NO_NAMES, Parser
 from sandgate.gateway.tokens.bridge import unbridgeable
 from sandgate.gateway.tokens.buffered_parser import HeldParser
 from sandgate.gateway.tokens.client_text import ClientText, SpecialText
@@ -143,7 +143,14 @@ class FamilyCodec:
         return array("i", ids)
 
     def bridge(
-        self, prompt: Ids, response: Ids, tail: Sequence[Message], tools: Sequence[Tool], *, closed: bool
+        self,
+        prompt: Ids,
+        response: Ids,
+        tail: Sequence[Message],
+        tools: Sequence[Tool],
+        *,
+        closed: bool,
+        names: Mapping[str, str] = NO_NAMES,
     ) -> Ids | ForkReason:
         if reason := unbridgeable(tail):
             return reason
@@ -181,7 +188,7 @@ class FamilyCodec:
         """The family's own bridge; what it adds to `prompt + response`, if it leaves those as they are."""
         if closed and (not response or response[-1] not in self._stop_ids):
             return None
-        dicts = [message_dict(message) for message in self._roles.adapt(tail)]
+        dicts = [message_dict(message) for message in self._roles.adapt(tail, before=1)]
         try:
             made = self._renderer.bridge_to_next_turn(
                 prompt.tolist(),

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sandgate.gateway.conversation.messages import Tool, ToolChoice
+from sandgate.gateway.tokens import harmony
 from sandgate.gateway.tokens.grammar import Grammar
 
 Format = dict[str, Any]
@@ -26,6 +27,7 @@ def structured_outputs(
     """
     chosen = [tool for tool in tools if choice.mode == "required" or tool.name == choice.name]
     name = grammar.calls.name if grammar.calls else "bare" if grammar.bare_json else ""
+    name = "harmony" if grammar.harmony else name
     build = FORMS.get(name)
     if choice.mode not in ("required", "named") or not chosen or build is None:
         return None
@@ -36,6 +38,10 @@ def structured_outputs(
 
 
 def _thought(grammar: Grammar, *, opened: bool) -> list[Format]:
+    if grammar.harmony:
+        said = {"type": "any_text", "excludes": list(harmony.MARKERS)}
+        analysis = _tag("<|channel|>analysis<|message|>", said, "<|end|><|start|>assistant")
+        return [{"type": "optional", "content": analysis}]
     if grammar.think is None:
         return []
     opens, closes = grammar.think
@@ -166,6 +172,19 @@ def _mistral_v11(tools: Sequence[Tool], one: bool) -> Format:
     return _some(tags, one=one)
 
 
+def _harmony(tools: Sequence[Tool], one: bool) -> Format:
+    # One call, which ends the turn: `<|call|>` is a stop token.
+    tags = [
+        _tag(
+            f"<|channel|>commentary to=functions.{tool.name} <|constrain|>json<|message|>",
+            _json(tool),
+            "<|call|>",
+        )
+        for tool in tools
+    ]
+    return _some(tags, one=True)
+
+
 def _llama(tools: Sequence[Tool], one: bool) -> Format:
     # One call: Llama 3 writes one object, and its templates refuse more.
     return _some([_tag(*_object(tool, "parameters")) for tool in tools], one=True)
@@ -187,6 +206,7 @@ FORMS: dict[str, Callable[[Sequence[Tool], bool], Format]] = {
     "jamba": _array("<tool_calls>", "</tool_calls>"),
     "llama3": _llama,
     "bare": _llama,
+    "harmony": _harmony,
 }
 """By the name of the family's `CallFormat`. Gemma's notation and Python's calls are no JSON, and xgrammar has no style
 for them: `required` and a named function are refused there."""

@@ -69,25 +69,29 @@ def answers_of(tail: Sequence[Message]) -> tuple[str, ...]:
     return tuple(answers)
 
 
-def known_pair(answers: Sequence[str], *, with_system: bool) -> tuple[ProbeConversation, ProbeConversation]:
+def known_pair(
+    answers: Sequence[str], *, with_system: bool, names: Sequence[str] = ()
+) -> tuple[ProbeConversation, ProbeConversation]:
     """Two conversations for a tail, as different as the template lets them be.
 
     The assistant calls as many tools as the tail answers at its head (`answers_of`), under the ids that the tail names;
-    for no answers it only talks. `with_system`: whether the second may have a system message.
+    for no answers it only talks. `with_system`: whether the second may have a system message. `names`: of the functions
+    called, the same in both; without, they differ.
     """
-    first = ProbeConversation((user("qone"), _closing("zkaone", "fnone", answers)), _mark("zkaone", answers))
+    one, two = (names or [f"{base}{n}" for n in range(len(answers))] for base in ("fnone", "fntwo"))
+    first = ProbeConversation((user("qone"), _closing("zkaone", one, answers)), _mark("zkaone", answers))
     head = [system("sysq two")] if with_system else []
     head += [user("q0 of two"), assistant("a0 of two"), user("q2 of two")]
-    second = ProbeConversation((*head, _closing("zkbtwo", "fntwo", answers)), _mark("zkbtwo", answers))
+    second = ProbeConversation((*head, _closing("zkbtwo", two, answers)), _mark("zkbtwo", answers))
     return first, second
 
 
-def _closing(mark: str, name: str, answers: Sequence[str]) -> Message:
+def _closing(mark: str, names: Sequence[str], answers: Sequence[str]) -> Message:
     if not answers:
         return assistant(mark)
     calls = [
-        ToolCall(id=call_id or f"call_{n:024}", name=f"{name}{n}", arguments=f'{{"k": "{mark}{n}"}}')
-        for n, call_id in enumerate(answers)
+        ToolCall(id=call_id or f"call_{n:024}", name=name, arguments=f'{{"k": "{mark}{n}"}}')
+        for n, (call_id, name) in enumerate(zip(answers, names, strict=True))
     ]
     return assistant("", calls)
 

@@ -8,7 +8,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -33,6 +33,7 @@ TEMPLATE_CHARS_MAX = 1_000_000
 """Characters of a chat template; the largest in use has 20 thousand."""
 
 
+PROBE_TOOLS = (Tool(name="probe"),)
 PROBE_CALL_ID = "call_0123456789abcdef01234567"
 """A call id in the form the gateway gives them."""
 
@@ -140,6 +141,8 @@ class Dialect:
     """True: content is a list of parts even where it is only text (vision templates)."""
     short_ids: bool = False
     """True: call ids are nine letters or digits (Mistral); the last nine of ours are."""
+    described: bool = False
+    """True: a tool without a description gets an empty one; the template fails without (gpt-oss)."""
     thinking: bool = False
     """True: reasoning is given as `thinking` as well (gpt-oss)."""
 
@@ -193,6 +196,8 @@ class ChatTemplate:
     ) -> str:
         """The prompt text. Raises BadRequest where the template refuses or fails, Unsupported for images."""
         dicts = [message_dict(message, self.dialect) for message in self.roles.adapt(messages)]
+        if self.dialect.described:
+            tools = [_described(tool) for tool in tools]
         given = tools_json(tools)
         try:
             if self.words is not None:
@@ -242,6 +247,9 @@ class ChatTemplate:
             if "zkprobe" in self._try(Dialect(parts=parts, thinking=thinking), (asked,)):
                 plain = Dialect(parts=parts, thinking=thinking)
                 break
+        if not self._try(plain, (asked,), PROBE_TOOLS):
+            described = replace(plain, described=True)
+            plain = described if self._try(described, (asked,), PROBE_TOOLS) else plain
         call = ToolCall(PROBE_CALL_ID, "probe", '{"probe_key": "probe_value"}')
         messages = (
             asked,
@@ -249,17 +257,17 @@ class ChatTemplate:
             Message(role="tool", parts=(TextPart("42"),), tool_call_id=call.id),
         )
         for short, as_text, null in itertools.product((False, True), repeat=3):
-            dialect = Dialect(as_text, null, plain.parts, short, thinking)
-            text = self._try(dialect, messages)
+            dialect = replace(plain, arguments_as_text=as_text, null_content=null, short_ids=short)
+            text = self._try(dialect, messages, PROBE_TOOLS)
             if "probe_value" in text and "{'probe_key'" not in text and '\\"probe_key' not in text:
                 return dialect
         return plain
 
-    def _try(self, dialect: Dialect, messages: Sequence[Message]) -> str:
+    def _try(self, dialect: Dialect, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
         """The render in a dialect, "" if there is none."""
         self.dialect = dialect
         try:
-            return self.render(messages, (Tool(name="probe"),) if len(messages) > 1 else ())
+            return self.render(messages, tools)
         except BadRequest:
             return ""
 
@@ -331,6 +339,20 @@ def _kept(tool: Tool) -> tuple[Tool, dict[str, Any], str]:
         kept = (tool, tool_json(tool), key)
         _KEPT.put(id(tool), kept, len(key))
     return kept
+
+
+_DESCRIBED: ByteCache[int, tuple[Tool, Tool]] = ByteCache(KEPT_BYTES_MAX, KEPT_ENTRY_BYTES_MAX)
+
+
+def _described(tool: Tool) -> Tool:
+    """The tool with a description, if only an empty one; the same object for the same tool while it is cached."""
+    if tool.description is not None:
+        return tool
+    cached = _DESCRIBED.get(id(tool))
+    if cached is None:
+        cached = (tool, Tool(tool.name, "", tool.schema, tool.strict))
+        _DESCRIBED.put(id(tool), cached, len(_kept(tool)[2]))
+    return cached[1]
 
 
 def tools_key(tools: Sequence[Tool]) -> tuple[str, ...]:
