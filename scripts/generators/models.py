@@ -38,10 +38,10 @@ assistant turn.
   writes it is read back equal. Where not, a request with `tools` is refused with 400; the reasons are below.
 * **calls**, **reasoning**: the markup that is read from the sampled ids. `own`: read by the family when the turn ends.
 * **forced**: what an engine can be held to, behind the thought if there is one. `all`: JSON (`response_format`), JSON
-  or calls, `tool_choice` required, named and none, `parallel_tool_calls: false`. `not X`: such a request is refused with
-  400, as the family's calls have no form that an engine's grammar knows. `JSON`: there are no tools to call. vLLM holds
-  a turn to its form from the first token on where `/inference/v1/generate` is open (`--enable-scale-out`); through
-  `/v1/completions`, one with `--reasoning-parser` waits for a second thought: start it without.
+  or calls, `tool_choice` required, named and none, `parallel_tool_calls: false`. `not X`: such a request is refused
+  with 400, as the family's calls have no form that an engine's grammar knows. `JSON`: there are no tools to call. vLLM
+  holds a turn to its form from the first token on where `/inference/v1/generate` is open (`--enable-scale-out`);
+  through `/v1/completions`, one with `--reasoning-parser` waits for a second thought: start it without.
 * **keeps thoughts**: whether the template leaves the reasoning of earlier turns as it was when a user speaks again.
   Where not, `historyPolicy: template` forks there (`history_rewritten_by_template`); `sampled`, the default, keeps
   what was sampled.
