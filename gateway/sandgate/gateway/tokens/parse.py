@@ -185,7 +185,7 @@ class TurnParser:
         if self._bare and not self._out.spoke and fresh.lstrip().startswith("{"):
             self._form, self._block, self._space = BARE, [text], ""
             return
-        if self._format is None:
+        if self._format is None and not self._bare:
             fresh = text
         self._space = text[len(fresh) :]
         self._out.text(fresh)
