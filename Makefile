@@ -77,7 +77,7 @@ fix: venv
 bench: venv
 	$(BIN)/python -m tests.bench $(ARGS)
 
-## make fuzz [INPUTS=1000000] [EXAMPLES=n]  mutated bodies, records and manifests; with EXAMPLES the property tests too, for longer
+## make fuzz [INPUTS=1000000] [EXAMPLES=n]  mutated bodies, records, manifests, answers; with EXAMPLES the property tests too, for longer
 .PHONY: fuzz
 fuzz: export SANDGATE_FUZZ_EXAMPLES := $(EXAMPLES)
 fuzz: venv

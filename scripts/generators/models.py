@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from sandgate.contract.errors import BadRequest, ForkReason
-from sandgate.gateway.conversation.messages import Tool
+from sandgate.contract.errors import BadRequest, ForkReason, Unsupported
+from sandgate.gateway.conversation.messages import Tool, ToolChoice, TurnRequest
 from sandgate.gateway.tokens.bridge import NotProved
 from sandgate.gateway.tokens.codec import TemplateCodec
 from sandgate.gateway.tokens.family import FamilyCodec, FamilyError
@@ -35,6 +37,11 @@ assistant turn.
 * **tools**: whether a model with this template can be given tools: they are in its prompt, and a call as the template
   writes it is read back equal. Where not, a request with `tools` is refused with 400; the reasons are below.
 * **calls**, **reasoning**: the markup that is read from the sampled ids. `own`: read by the family when the turn ends.
+* **forced**: what an engine can be held to, behind the thought if there is one. `all`: JSON (`response_format`), JSON
+  or calls, `tool_choice` required, named and none, `parallel_tool_calls: false`. `not X`: such a request is refused
+  with 400, as the family's calls have no form that an engine's grammar knows. `JSON`: there are no tools to call. vLLM
+  holds a turn to its form from the first token on where `/inference/v1/generate` is open (`--enable-scale-out`);
+  through `/v1/completions`, one with `--reasoning-parser` waits for a second thought: start it without.
 * **keeps thoughts**: whether the template leaves the reasoning of earlier turns as it was when a user speaks again.
   Where not, `historyPolicy: template` forks there (`history_rewritten_by_template`); `sampled`, the default, keeps
   what was sampled.
@@ -52,7 +59,7 @@ it comes.
 
 def generate() -> dict[str, str]:
     reasons: dict[str, int] = {}
-    columns = ("template", "codec", "tools", "calls", "reasoning", *TAIL_SHAPES, "keeps thoughts")
+    columns = ("template", "codec", "tools", "calls", "reasoning", "forced", *TAIL_SHAPES, "keeps thoughts")
     rows = [columns, tuple("---" for _ in columns), *(row(specimen, reasons) for specimen in zoo().values())]
     table = "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
     notes = "\n".join(f"{number}. {reason}" for reason, number in reasons.items())
@@ -73,7 +80,15 @@ def row(specimen: Specimen, reasons: dict[str, int]) -> tuple[str, ...]:
         codec = "refused"
     why = (family or bridge).no_tools
     tools = str(reasons.setdefault(why, len(reasons) + 1)) if why else "yes"
-    return (specimen.name, codec, tools, *markup(grammar), *cells, thoughts(family or bridge))
+    return (
+        specimen.name,
+        codec,
+        tools,
+        *markup(grammar),
+        forced(family or bridge),
+        *cells,
+        thoughts(family or bridge),
+    )
 
 
 def confirmed_family(specimen: Specimen) -> FamilyCodec | None:
@@ -109,8 +124,32 @@ def markup(grammar: Grammar | None) -> Sequence[str]:
     """How calls and reasoning are marked."""
     if grammar is None:
         return "own", "own"
+    if grammar.harmony:
+        return "harmony", "`analysis`"
     calls = grammar.calls.name if grammar.calls else "bare JSON" if grammar.bare_json else "-"
     return calls, f"`{grammar.think[0]}`".replace("|", "\\|") if grammar.think else "-"
+
+
+FORCED: dict[str, dict[str, Any]] = {
+    "required": {"tool_choice": ToolChoice("required")},
+    "one call at most": {"parallel_tool_calls": False},
+}
+
+
+def forced(codec: TemplateCodec | FamilyCodec) -> str:
+    """What a turn can be held to."""
+    if codec.no_tools:
+        return "JSON"
+    refused = []
+    for name, asked in FORCED.items():
+        request = TurnRequest(
+            **{"model": "m", "messages": (), "tools": (Tool(example_call().name),), **asked}
+        )
+        try:
+            codec.constraint(array("i"), request)
+        except Unsupported:
+            refused.append(name)
+    return f"not {', not '.join(refused)}" if refused else "all"
 
 
 def thoughts(codec: TemplateCodec | FamilyCodec) -> str:

@@ -1,4 +1,5 @@
-"""`python -m tests.fuzz [--inputs N] [--seed S]`: mutated bodies, records and manifests, in two processes.
+"""`python -m tests.fuzz [--inputs N] [--seed S] [--only TARGET]`: mutated bodies, records, manifests and sampled
+ids, in two processes.
 
 Each input must be understood or refused by an exception of contract.errors; anything else is a bug, and ends the run
 with the seed that shows it again.
@@ -13,16 +14,18 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 
-from tests.fuzz import fuzz_ends, fuzz_manifests, fuzz_protocols, fuzz_records
+from tests.fuzz import fuzz_answers, fuzz_ends, fuzz_manifests, fuzz_protocols, fuzz_records
 
 TARGETS: dict[str, Callable[[int, int], object]] = {
     "bodies": fuzz_protocols.run,
     "records": fuzz_records.run,
     "manifests": fuzz_manifests.run,
     "ends": fuzz_ends.run,
+    "answers": fuzz_answers.run,
 }
-SHARES = {"bodies": 5, "ends": 3, "records": 1, "manifests": 1}
-"""Of ten inputs: agents send bodies and choose how they end, only we write records, only the owner manifests."""
+SHARES = {"bodies": 4, "answers": 2, "ends": 2, "records": 1, "manifests": 1}
+"""Of ten inputs: agents send bodies and choose how they end, models sample answers, only we write records, only the
+owner manifests."""
 BATCH = 10_000
 """Inputs per seed, so that a failure can be repeated in seconds."""
 
@@ -41,12 +44,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--inputs", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", choices=TARGETS, help="inputs of this kind only")
     args = parser.parse_args()
+    shares = {args.only: 1} if args.only else SHARES
     began = time.monotonic()
     with ProcessPoolExecutor(2) as pool:
         jobs = []
-        for target, share in SHARES.items():
-            left, seed = args.inputs * share // sum(SHARES.values()), args.seed
+        for target, share in shares.items():
+            left, seed = args.inputs * share // sum(shares.values()), args.seed
             while left > 0:
                 jobs.append(pool.submit(batch, target, seed, min(BATCH, left)))
                 left, seed = left - BATCH, seed + 1

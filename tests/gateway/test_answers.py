@@ -106,29 +106,72 @@ async def test_a_forced_tool_choice_constrains_the_engine(case: str) -> None:
         assert {name for name in ("buy", "sell") if f'"{name}"' in grammar} == names
 
 
-@pytest.mark.parametrize("choice", ["auto", "none", None])
+@pytest.mark.parametrize("choice", ["auto", None])
 async def test_an_unforced_tool_choice_leaves_the_engine_free(g: Running, choice: str | None) -> None:
     agent = await g.session()
     await agent.ask("hi", tools=[BUY], **({"tool_choice": choice} if choice else {}))
     assert [prompt.constraint for prompt in g.engine.prompts] == [None]
 
 
-FORMATS: dict[str, tuple[dict[str, Any], Any]] = {
-    "text": ({"type": "text"}, None),
-    "json_object": ({"type": "json_object"}, {"json_object": True}),
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_with_tool_choice_none_nothing_is_a_call(*, stream: bool) -> None:
+    """The engine is held to text; what it samples all the same, as this one does, is told as text."""
+    async with gateway([call_text("buy")]) as g:
+        agent = await g.session()
+        body: dict[str, Any] = {"model": "shop", "messages": HI, "tools": [BUY], "tool_choice": "none"}
+        if stream:
+            chunks = [one async for one in await agent.openai().chat.completions.create(stream=True, **body)]
+            text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+            calls = [chunk for chunk in chunks if chunk.choices and chunk.choices[0].delta.tool_calls]
+            finish = chunks[-1].choices[0].finish_reason
+        else:
+            (choice,) = (await agent.openai().chat.completions.create(**body)).choices
+            text, calls, finish = (
+                choice.message.content or "",
+                choice.message.tool_calls or [],
+                choice.finish_reason,
+            )
+        assert (calls, finish) == ([], "stop")
+        assert '"buy"' in text
+        (prompt,) = g.engine.prompts
+        assert "any_text" in str(prompt.constraint)
+
+
+async def test_one_call_at_most_constrains_the_engine(g: Running) -> None:
+    agent = await g.session()
+    await agent.ask("hi", tools=[BUY], parallel_tool_calls=False)
+    await agent.ask("hi", tools=[BUY], parallel_tool_calls=True)
+    await agent.ask("hi", parallel_tool_calls=False)
+    first, *others = (prompt.constraint for prompt in g.engine.prompts)
+    assert first is not None
+    assert '"stop_after_first": true' in first["structural_tag"]
+    assert others == [None, None]
+
+
+FORMATS: dict[str, tuple[dict[str, Any], str]] = {
+    "text": ({"type": "text"}, ""),
+    "json_object": ({"type": "json_object"}, '"json_schema": {"type": "object"}'),
     "json_schema": (
-        {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}},
-        {"json": {"type": "object"}},
+        {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "array"}}},
+        '"json_schema": {"type": "array"}',
     ),
 }
 
 
 @pytest.mark.parametrize("case", FORMATS)
 async def test_a_response_format_is_the_engines_grammar(g: Running, case: str) -> None:
-    asked, constraint = FORMATS[case]
+    asked, schema = FORMATS[case]
     agent = await g.session()
     await agent.ask("hi", response_format=asked)
-    assert [prompt.constraint for prompt in g.engine.prompts] == [constraint]
+    (prompt,) = g.engine.prompts
+    if prompt.constraint is None:
+        assert not schema
+    else:
+        assert schema
+        assert schema in prompt.constraint["structural_tag"]
+        assert prompt.constraint["structural_tag"].index("</think>") < prompt.constraint[
+            "structural_tag"
+        ].index(schema)
 
 
 async def test_an_answer_cut_at_max_tokens_says_length(g: Running) -> None:

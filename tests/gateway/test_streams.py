@@ -6,7 +6,9 @@ import asyncio
 
 import pytest
 
+from sandgate.gateway.engine.scripted.script import Fault, Reply
 from sandgate.gateway.journal.memory import MemoryStore
+from sandgate.gateway.service import call
 from tests.support.gateway import (
     BUY,
     Latch,
@@ -75,7 +77,8 @@ async def test_a_json_body_leaves_only_after_the_commit() -> None:
         assert (await asked).status_code == 200
 
 
-async def test_headers_come_at_once() -> None:
+async def test_headers_wait_for_the_first_token_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call, "HEADERS_HOLD_S", 0.05)
     reply, gate = gated(TEXT)
     async with gateway([reply]) as g:
         agent = await g.session()
@@ -88,6 +91,37 @@ async def test_headers_come_at_once() -> None:
             assert not gate.open.is_set()
             gate.open.set()
             assert said(await answer.aread()) == TEXT
+
+
+REFUSALS = {
+    "the engine is full": (Fault("status", 0, 429, "queue full", "7"), 429, "7"),
+    "the engine is starting": (Fault("status", 0, 503, "loading"), 503, None),
+    "the engine cannot take it": (Fault("status", 0, 400, "bad regex"), 400, None),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+async def test_what_the_engine_refuses_before_the_first_token_is_a_status_for_a_stream_too(case: str) -> None:
+    """SDKs retry a status and obey its Retry-After; an error within a stream is final for them."""
+    fault, status, after = REFUSALS[case]
+    async with gateway([Reply("", fault=fault)] * 9) as g:
+        agent = await g.session()
+        answer = await agent.post("hi", stream=True)
+        assert (answer.status_code, answer.headers["content-type"]) == (status, "application/json")
+        assert fault.message in answer.json()["error"]["message"]
+        if after is not None:
+            assert answer.headers["retry-after"] == after
+
+
+async def test_a_client_that_leaves_before_the_first_token_is_noticed() -> None:
+    reply, gate = gated(TEXT)
+    async with gateway([reply, TEXT], limits={"linger_s": 0.0}) as g:
+        agent = await g.session()
+        wire = await Wire.chat(agent, agent.body("hi", stream=True))
+        await within(gate.reached)
+        assert wire.seen == b""
+        await wire.cut()
+        await eventually(lambda: g.core.turns.load.in_flight == 0, "the call is aborted")
 
 
 @pytest.mark.parametrize("at", [0, 2], ids=["before the first token", "in the middle"])

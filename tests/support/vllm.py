@@ -76,6 +76,8 @@ class Vllm:
     vocab_size: int = 1024
     eos_ids: tuple[int, ...] = (1017, 1015)
     max_model_len: int = 4096
+    log: Path | None = None
+    """What it prints."""
 
 
 _running: dict[str, Vllm] = {}
@@ -101,13 +103,14 @@ def engine_python() -> Path:
 
 
 @contextlib.contextmanager
-def another(flags: Sequence[str]) -> Iterator[Vllm]:
-    """One of its own with other flags, for the length of a test. It takes half a minute to start, and 3 GB."""
+def another(flags: Sequence[str], *, model: Path = MODEL) -> Iterator[Vllm]:
+    """One of its own with other flags, or of another checkpoint, for the length of a test. It takes half a minute to
+    start, and 3 GB."""
     with contextlib.ExitStack() as stack:
-        yield _start(flags, stack.callback)
+        yield _start(flags, stack.callback, model)
 
 
-def _start(flags: Sequence[str], at_end: Callable[[Callable[[], None]], object]) -> Vllm:
+def _start(flags: Sequence[str], at_end: Callable[[Callable[[], None]], object], model: Path = MODEL) -> Vllm:
     """`at_end` takes what is to be called at the end, the last first."""
     python = engine_python()
     port = _free_port()
@@ -120,7 +123,7 @@ def _start(flags: Sequence[str], at_end: Callable[[Callable[[], None]], object])
         "-m",
         "vllm.entrypoints.openai.api_server",
         "--model",
-        str(MODEL),
+        str(model),
     ]
     command += ["--served-model-name", "shop", "--host", "127.0.0.1", "--port", str(port), *flags]
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "PYTHON", "VIRTUAL_ENV"))}
@@ -145,7 +148,7 @@ def _start(flags: Sequence[str], at_end: Callable[[Callable[[], None]], object])
         if process.returncode is not None or time.monotonic() > end:
             log.seek(0)
             pytest.fail(f"vLLM did not start; its last words:\n{log.read()[-3000:]}")
-    return Vllm(url, "shop", MODEL)
+    return Vllm(url, "shop", model, log=Path(log.name))
 
 
 def _stop(process: subprocess.Popen[bytes], log: Path) -> None:

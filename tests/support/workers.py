@@ -33,6 +33,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ENGINE: (
         "tests/e2e/",
         "tests/gateway/engine/",
+        "tests/gateway/test_turn_forms.py",
         "tests/gateway/tokens/test_forced.py",
         "tests/operator/test_local_vllm.py",
         "tests/trainer/test_doctor.py",

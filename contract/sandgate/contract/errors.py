@@ -244,6 +244,12 @@ class Unsupported(BadRequest):
     reason = "Unsupported"
 
 
+class ToolsNotSupported(Unsupported):
+    """The model would never see the tools, or never be read to have called one."""
+
+    reason = "ToolsNotSupported"
+
+
 class PromptTooLong(BadRequest):
     """The rendered prompt leaves no room for a single token in the model's window."""
 

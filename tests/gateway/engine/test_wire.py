@@ -20,7 +20,7 @@ from sandgate.contract.errors import (
 )
 from sandgate.gateway.conversation.messages import SamplingParams
 from sandgate.gateway.engine.api import Prompt
-from sandgate.gateway.engine.wire import GenerateEndpoint, body_of, refusal, says_paused, words_of
+from sandgate.gateway.engine.wire import NEUTRAL, GenerateEndpoint, body_of, refusal, says_paused, words_of
 
 
 def prompt(**more: Any) -> Prompt:
@@ -51,11 +51,11 @@ PARAMS = {
 }  # fmt: skip
 
 BODIES: dict[str, tuple[GenerateEndpoint, Prompt, dict[str, Any], dict[str, Any]]] = {
-    "nothing unsaid is sent: the engine's defaults hold": (
+    "what nobody set is sent as neutral: a checkpoint's own defaults never hold": (
         GenerateEndpoint.GENERATE,
         prompt(),
         {},
-        {"token_ids": [1, 2], "sampling_params": {"max_tokens": 9, "logprobs": 0}},
+        {"token_ids": [1, 2], "sampling_params": {**NEUTRAL, "max_tokens": 9, "logprobs": 0}},
     ),
     "every sampling parameter has its place; the clamped max_tokens wins": (
         GenerateEndpoint.GENERATE,
@@ -79,15 +79,17 @@ BODIES: dict[str, tuple[GenerateEndpoint, Prompt, dict[str, Any], dict[str, Any]
         GenerateEndpoint.GENERATE,
         prompt(sampling=SamplingParams(seed=5)),
         {"piece": 2},
-        {"token_ids": [1, 2], "sampling_params": {"seed": 7, "max_tokens": 9, "logprobs": 0}},
+        {"token_ids": [1, 2], "sampling_params": {**NEUTRAL, "seed": 7, "max_tokens": 9, "logprobs": 0}},
     ),
-    "a grammar passes through, a structural tag as text": (
+    "a grammar passes through, a structural tag as text; it holds from the first token on": (
         GenerateEndpoint.GENERATE,
         prompt(constraint={"structural_tag": {"a": 1}}),
         {},
         {
             "token_ids": [1, 2],
+            "reasoning_ended": True,
             "sampling_params": {
+                **NEUTRAL,
                 "structured_outputs": {"structural_tag": '{"a":1}'},
                 "max_tokens": 9,
                 "logprobs": 0,
@@ -100,7 +102,7 @@ BODIES: dict[str, tuple[GenerateEndpoint, Prompt, dict[str, Any], dict[str, Any]
         {"stream": True},
         {
             "token_ids": [1, 2],
-            "sampling_params": {"max_tokens": 9, "logprobs": 4},
+            "sampling_params": {**NEUTRAL, "max_tokens": 9, "logprobs": 4},
             "stream": True,
             "stream_options": {"include_usage": True},
         },

@@ -10,7 +10,7 @@ import pytest
 
 from sandgate.contract.errors import BadRequest, ForkReason, Unsupported
 from sandgate.contract.trajectory import Ids
-from sandgate.gateway.conversation.messages import ImagePart, Message, Tool, ToolChoice
+from sandgate.gateway.conversation.messages import ImagePart, Message, Tool, ToolChoice, TurnRequest
 from sandgate.gateway.tokens.family import SUFFIX_IDS, FamilyCodec, FamilyError, family_of
 from sandgate.gateway.tokens.history_check import History
 from sandgate.gateway.tokens.parity import TOOLS, difference
@@ -194,10 +194,12 @@ def test_names_are_mapped_without_importing_the_package_for_plain_folders() -> N
 
 
 def test_a_family_can_be_forced_to_call() -> None:
-    made = family("trl/qwen3").constraint(TOOLS, ToolChoice("required"))
+    request = TurnRequest(model="m", messages=(), tools=TOOLS, tool_choice=ToolChoice("required"))
+    made = family("trl/qwen3").constraint(array("i"), request)
     assert made is not None
     assert "<tool_call>" in made["structural_tag"]
-    assert family("trl/gemma4_v5").constraint(TOOLS, ToolChoice("required")) is None
+    with pytest.raises(Unsupported, match="tool_choice"):
+        family("trl/gemma4_v5").constraint(array("i"), request)
 
 
 def test_a_tool_round_is_bridged_to_what_the_family_renders() -> None:

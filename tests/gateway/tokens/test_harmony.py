@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from sandgate.gateway.conversation.messages import Message, TextPart, Tool, ToolChoice
+from sandgate.gateway.conversation.messages import Message, TextPart, Tool, ToolChoice, TurnRequest
 from sandgate.gateway.journal.reply import Reply, ReplyCall
 from sandgate.gateway.tokens.api import CallDelta, ParseDelta, ReasoningDelta, TextDelta
 from sandgate.gateway.tokens.codec import TemplateCodec
@@ -169,6 +169,8 @@ def test_a_tools_answer_names_the_function_that_was_called() -> None:
 
 def test_a_forced_call_is_one_that_is_read() -> None:
     made = codec()
-    forced = made.constraint(TOOLS, ToolChoice("required"))
+    forced = made.constraint(
+        array("i"), TurnRequest(model="m", messages=(), tools=TOOLS, tool_choice=ToolChoice("required"))
+    )
     assert forced is not None
     assert "<|channel|>commentary to=functions.sell <|constrain|>json<|message|>" in forced["structural_tag"]

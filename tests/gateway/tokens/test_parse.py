@@ -250,6 +250,13 @@ CASES: dict[str, Case] = {
         form="llama3",
         bare=True,
     ),
+    "llama 4, behind a blank that may come alone": Case(
+        ' \n{"name": "buy", "parameters": {"n": 7}}',
+        Reply(tool_calls=(call(arguments='{"n": 7}'),)),
+        form="",
+        bare=True,
+    ),
+    "llama 4, a blank and no call": Case(" \n", Reply(" \n"), form="", bare=True),
     "bare JSON of no declared tool is an answer": Case(
         '{"name": "rob", "parameters": {}}',
         Reply('{"name": "rob", "parameters": {}}'),
@@ -385,7 +392,7 @@ CASES: dict[str, Case] = {
 
 
 def parser_of(vocab: Vocab, case: Case) -> TurnParser:
-    grammar = Grammar(FORM[case.form], case.think, bare_json=case.bare)
+    grammar = Grammar(FORM.get(case.form), case.think, bare_json=case.bare)
     return TurnParser(vocab, grammar, case.tools, case.stop, reasoning=case.reasoning)
 
 

@@ -67,7 +67,7 @@ async def test_tools_are_refused_by_name_where_the_model_would_never_see_them() 
         refused = await agent.post("hi", tools=[buy])
         assert refused.status_code == 400
         error = refused.json()["error"]
-        assert (error["code"], error["param"]) == ("unsupported_value", "tools")
+        assert (error["code"], error["param"]) == ("tools_not_supported", "tools")
         assert "does not show tools" in error["message"]
         assert (await agent.ask("hi"))["content"] == "done"
         assert g.generations == 1

@@ -106,3 +106,8 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     top_logprobs: int = 0
     digest: bytes = b""
     """Identity of the request for retries: of everything but the stream flags (a stalled stream is retried as JSON)."""
+
+    @property
+    def callable_tools(self) -> tuple[Tool, ...]:
+        """The tools that the answer may call: none with tool_choice `none`, though the model is shown them all."""
+        return () if self.tool_choice.mode == "none" else self.tools

@@ -86,12 +86,22 @@ def _json(value: dict[str, Any]) -> bytes:
         return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
 
 
+NEUTRAL: dict[str, float] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+}
+"""Sampling from the model's own distribution: what a parameter is that nobody set, on every engine and endpoint."""
+
+
 def _sampling(prompt: Prompt, max_tokens: int, piece: int) -> dict[str, Any]:
-    chosen: dict[str, Any] = {
-        name: value
-        for name, value in msgspec.structs.asdict(prompt.sampling).items()
-        if value is not None and name not in ("max_tokens", "stop", "seed")
-    }
+    given = msgspec.structs.asdict(prompt.sampling)
+    # All are sent: /v1/completions fills what is left out from the checkpoint's generation_config.json.
+    chosen = {name: neutral if given[name] is None else given[name] for name, neutral in NEUTRAL.items()}
     if prompt.sampling.stop:
         chosen["stop"] = list(prompt.sampling.stop)
     if prompt.stop_ids:
@@ -117,7 +127,10 @@ def _constraint(constraint: dict[str, Any]) -> dict[str, Any]:
 
 
 def _generate_head(prompt: Prompt, max_tokens: int, piece: int) -> dict[str, Any]:
-    return {"sampling_params": _sampling(prompt, max_tokens, piece)}
+    head: dict[str, Any] = {"sampling_params": _sampling(prompt, max_tokens, piece)}
+    if prompt.constraint is not None:  # it holds from the first token on; the thought is part of it
+        head["reasoning_ended"] = True
+    return head
 
 
 def _completions_head(prompt: Prompt, max_tokens: int, piece: int) -> dict[str, Any]:

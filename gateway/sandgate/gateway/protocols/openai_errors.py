@@ -12,6 +12,7 @@ from sandgate.contract.errors import (
     PromptTooLong,
     SandgateError,
     TooLarge,
+    ToolsNotSupported,
     Unauthorized,
     Unsupported,
 )
@@ -19,6 +20,7 @@ from sandgate.gateway.protocols.base import ModelNotFound
 
 _KINDS: tuple[tuple[type[SandgateError], str, str | None], ...] = (
     (PromptTooLong, "invalid_request_error", "context_length_exceeded"),
+    (ToolsNotSupported, "invalid_request_error", "tools_not_supported"),
     (Unsupported, "invalid_request_error", "unsupported_value"),
     (Unauthorized, "authentication_error", "invalid_api_key"),
     (Forbidden, "permission_error", None),

@@ -18,6 +18,11 @@ Step = tuple[int, list[ParseDelta], TokenLogprobs | None]
 """(choice index, deltas of its reply, the tokens that arrived with them if logprobs were asked for)."""
 
 
+HEADERS_HOLD_S = 2.0
+"""Seconds for which a stream's headers wait for its first token. An engine's refusal is a status until they have left
+(SDKs retry it, and obey its Retry-After), and the end of the answer afterwards."""
+
+
 @dataclass(slots=True, eq=False)
 class ModelCall:
     """One request's n generations. `done` resolves when they are durable; the whole answer is not sent before."""
@@ -30,7 +35,7 @@ class ModelCall:
     """Unix seconds; the answer's `created`, streamed or not, now or in a replay."""
     done: asyncio.Future[list[Turn]]
     prepared: asyncio.Future[None]
-    """Resolves when the prompt is rendered and admitted; from then on headers may go out."""
+    """Resolves when the prompt is rendered and admitted."""
     task: asyncio.Task[None] | None = None
     fork: str | None = None
     listeners: int = 0
@@ -67,6 +72,20 @@ class ModelCall:
         if self.task is not None and not self.committing:
             self.doomed = True
             self.task.cancel()
+
+    async def started(self, keepalive_s: float, gone: asyncio.Future[Any]) -> None:
+        """Returns when there is something to tell: a step, the end, or that the client is gone (`gone`); at the latest
+        after HEADERS_HOLD_S, or after `keepalive_s`, if that is less."""
+        if self.steps or self.done.done() or gone.done():
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        either: set[asyncio.Future[Any]] = {waiter, self.done, gone}
+        self._waiters.add(waiter)
+        try:
+            hold = min(HEADERS_HOLD_S, keepalive_s)
+            await asyncio.wait(either, timeout=hold, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._waiters.discard(waiter)
 
     async def follow(self, keepalive_s: float, gone: asyncio.Future[Any]) -> AsyncIterator[list[Step]]:
         """Yields new steps as they come, and an empty list after `keepalive_s` without one. Ends when the call is

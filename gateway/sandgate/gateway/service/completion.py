@@ -31,7 +31,7 @@ from sandgate.gateway.service.call import ModelCall, Step
 from sandgate.gateway.service.fair_pool import FairPool, lane
 from sandgate.gateway.service.fair_queue import TOO_LONG
 from sandgate.gateway.service.partial import PartialChoice
-from sandgate.gateway.service.prompts import Prepared, Prompts, constraint_of, off_loop, refuse_tools
+from sandgate.gateway.service.prompts import Prepared, Prompts, off_loop, refuse_tools
 from sandgate.gateway.service.session import Session
 from sandgate.gateway.service.sessions import Sessions
 from sandgate.gateway.service.turn_records import GenerationRequest, records_of, stop_string
@@ -253,10 +253,10 @@ class Completions:
         job = sampling.job_sampling(self.config_sampling, session.spec.get("sampling"))
         want = sampling.effective(request.sampling, job)
         refuse_tools(self.codec, request)
-        constraint = constraint_of(self.codec, request)
         try:
             prepared = await self.prompts.prepare(session.tree, request, self.window, session.session_id)
             max_tokens = sampling.clamp(want.max_tokens, prompt=len(prepared.ids), window=self.window)
+            constraint = self.codec.constraint(prepared.ids, request)
         except PromptTooLong as error:
             self.pool.earn(session.session_id, min(error.tokens, error.limit) // TOO_LONG)
             session.limit_reached = session.limit_reached or "context"
@@ -294,7 +294,7 @@ class Completions:
     ) -> tuple[GenerationResult, Parser]:
         request, session = call.request, call.session
         prepared, want = asked.prepared, asked.want
-        parser = self.codec.parser(prepared.ids, request.tools, want.stop)
+        parser = self.codec.parser(prepared.ids, request.callable_tools, want.stop)
         streaming = request.stream
         heard = call.heard[index] = PartialChoice(parser)
 
@@ -391,7 +391,7 @@ class Completions:
             steps: list[Step] = []
             ends: list[Step] = []
             for index, (turn, prompt) in enumerate(zip(turns, prompts, strict=True)):
-                parser = self.codec.parser(prompt, request.tools, request.sampling.stop)
+                parser = self.codec.parser(prompt, request.callable_tools, request.sampling.stop)
                 start = 0
                 for end in _piece_ends(turn, request):  # as it was streamed: the same answer, byte for byte
                     logprobs = _token(turn, start) if request.logprobs else None

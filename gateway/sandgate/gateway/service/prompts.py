@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from sandgate.contract.errors import ForkReason, PromptTooLong, Unsupported
+from sandgate.contract.errors import ForkReason, PromptTooLong, ToolsNotSupported
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.canonical import outline, tools_chars
 from sandgate.gateway.conversation.matching import MatchPolicy
@@ -150,27 +150,9 @@ def _value(fork: ForkReason | None) -> str | None:
 
 
 def refuse_tools(codec: Codec, request: TurnRequest) -> None:
-    """Raises Unsupported for tools that this model would never see, or never be read to have called."""
+    """Raises ToolsNotSupported for tools that this model would never see, or never be read to have called."""
     if request.tools and codec.no_tools:
-        raise Unsupported(
+        raise ToolsNotSupported(
             f"tools: this model cannot be given tools: {codec.no_tools}; `sandgate doctor --model` says more",
             field="tools",
         )
-
-
-def constraint_of(codec: Codec, request: TurnRequest) -> dict[str, Any] | None:
-    """vLLM's `structured_outputs` for tool_choice and response_format. Raises Unsupported where it has no form."""
-    choice, form = request.tool_choice, request.response_format
-    if choice.mode in ("required", "named"):
-        forced = codec.constraint(request.tools, choice)
-        if forced is None:
-            raise Unsupported(
-                f"tool_choice {choice.mode!r} cannot be enforced for this model's tool format",
-                field="tool_choice",
-            )
-        return forced
-    if form.kind == "json_schema":
-        return {"json": form.schema}
-    if form.kind == "json_object":
-        return {"json_object": True}
-    return None

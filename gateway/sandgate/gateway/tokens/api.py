@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from sandgate.contract.errors import ForkReason
 from sandgate.contract.trajectory import Ids
-from sandgate.gateway.conversation.messages import Message, Tool, ToolChoice
+from sandgate.gateway.conversation.messages import Message, Tool, TurnRequest
 from sandgate.gateway.journal.reply import Reply
 
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
@@ -116,9 +116,10 @@ class Codec(Protocol):
         """A parser for a turn sampled after `prompt` (which may have opened the reasoning already)."""
         ...
 
-    def constraint(self, tools: Sequence[Tool], choice: ToolChoice) -> dict[str, Any] | None:
-        """vLLM `structured_outputs` that forces a tool call of this family's form for `required` / `named`;
-        None if the family has no such form (the caller then refuses with Unsupported)."""
+    def constraint(self, prompt: Ids, request: TurnRequest) -> dict[str, Any] | None:
+        """vLLM `structured_outputs` that holds a turn sampled after `prompt` to the request's tool_choice,
+        parallel_tool_calls and response_format; None if any turn will do. Raises Unsupported where that cannot be
+        enforced."""
         ...
 
     def decode(self, ids: Ids) -> str:

@@ -7,15 +7,14 @@ from typing import Any
 
 from sandgate.contract.errors import BadRequest, ForkReason
 from sandgate.contract.trajectory import Ids
-from sandgate.gateway.conversation.messages import Message, Tool, ToolChoice
+from sandgate.gateway.conversation.messages import Message, Tool, TurnRequest
 from sandgate.gateway.tokens.api import NO_NAMES, Parser
 from sandgate.gateway.tokens.bridge import NotProved, Tail, TailProver, append, unbridgeable
 from sandgate.gateway.tokens.client_text import ClientText, SpecialText
-from sandgate.gateway.tokens.forced import structured_outputs
 from sandgate.gateway.tokens.grammar import Grammar, detect
 from sandgate.gateway.tokens.harmony import HarmonyParser
 from sandgate.gateway.tokens.history_check import History, rewritten
-from sandgate.gateway.tokens.parse import TurnParser, opens_reasoning, starts_thinking
+from sandgate.gateway.tokens.parse import TurnParser, opens_reasoning
 from sandgate.gateway.tokens.probe_conversations import (
     TAIL_SHAPES,
     ProbeConversation,
@@ -25,6 +24,7 @@ from sandgate.gateway.tokens.probe_conversations import (
 )
 from sandgate.gateway.tokens.template import ChatTemplate
 from sandgate.gateway.tokens.tool_support import probe_tools
+from sandgate.gateway.tokens.turn_form import constraint_of
 from sandgate.gateway.tokens.vocab import Vocab
 
 
@@ -48,7 +48,6 @@ class TemplateCodec:
         self._stop_ids = tuple(dict.fromkeys((*eos_ids, *closers)))
         self.words = ClientText(vocab, template.source, self._stop_ids, special_text)
         self._marking = template.marking(self.words)
-        self._thinks = starts_thinking(self, self.vocab, self.grammar)
         self.tool_support = probe_tools(self, self._conversation)
         self.prover = TailProver(self._marking, vocab, frozenset(self._stop_ids), self.words)
 
@@ -106,8 +105,8 @@ class TemplateCodec:
         reasoning = opens_reasoning(self.vocab, self.grammar, prompt)
         return TurnParser(self.vocab, self.grammar, tools, stop, reasoning=reasoning)
 
-    def constraint(self, tools: Sequence[Tool], choice: ToolChoice) -> dict[str, Any] | None:
-        return structured_outputs(self.grammar, tools, choice, reasoning=self._thinks)
+    def constraint(self, prompt: Ids, request: TurnRequest) -> dict[str, Any] | None:
+        return constraint_of(self.grammar, request, lambda: opens_reasoning(self.vocab, self.grammar, prompt))
 
     def decode(self, ids: Ids) -> str:
         return self.vocab.decode(ids)

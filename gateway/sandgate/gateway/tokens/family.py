@@ -13,20 +13,20 @@ from typing import Any
 
 from sandgate.contract.errors import BadRequest, ForkReason
 from sandgate.contract.trajectory import Ids
-from sandgate.gateway.conversation.messages import Message, Tool, ToolChoice
+from sandgate.gateway.conversation.messages import Message, Tool, TurnRequest
 from sandgate.gateway.tokens.api import NO_NAMES, Parser
 from sandgate.gateway.tokens.bridge import unbridgeable
 from sandgate.gateway.tokens.buffered_parser import HeldParser
 from sandgate.gateway.tokens.client_text import ClientText, SpecialText
-from sandgate.gateway.tokens.forced import structured_outputs
 from sandgate.gateway.tokens.grammar import Grammar, detect
 from sandgate.gateway.tokens.history_check import History, rewritten
 from sandgate.gateway.tokens.marks import unmark
-from sandgate.gateway.tokens.parse import TurnParser, opens_reasoning, starts_thinking
+from sandgate.gateway.tokens.parse import TurnParser, opens_reasoning
 from sandgate.gateway.tokens.probe_conversations import assistant, example_call, user
 from sandgate.gateway.tokens.roles import Roles, find_roles
 from sandgate.gateway.tokens.template import message_dict, tools_json
 from sandgate.gateway.tokens.tool_support import probe_tools
+from sandgate.gateway.tokens.turn_form import constraint_of
 from sandgate.gateway.tokens.vocab import Vocab
 
 SUFFIX_IDS = 256
@@ -96,7 +96,6 @@ class FamilyCodec:
         self._roles = Roles()
         self._roles = find_roles(lambda messages: vocab.decode(self.render(messages, ())))
         self.grammar: Grammar | None = self._find_grammar()
-        self._thinks = self.grammar is not None and starts_thinking(self, vocab, self.grammar)
         self._suffix = SUFFIX_IDS
         self.tool_support = probe_tools(self, self._conversation)
         if not self._suffix_suffices():
@@ -171,10 +170,9 @@ class FamilyCodec:
         reasoning = opens_reasoning(self.vocab, self.grammar, prompt)
         return TurnParser(self.vocab, self.grammar, tools, stop, reasoning=reasoning)
 
-    def constraint(self, tools: Sequence[Tool], choice: ToolChoice) -> dict[str, Any] | None:
-        if self.grammar is None:
-            return None
-        return structured_outputs(self.grammar, tools, choice, reasoning=self._thinks)
+    def constraint(self, prompt: Ids, request: TurnRequest) -> dict[str, Any] | None:
+        grammar = self.grammar or Grammar()
+        return constraint_of(grammar, request, lambda: opens_reasoning(self.vocab, grammar, prompt))
 
     def decode(self, ids: Ids) -> str:
         return self.vocab.decode(ids)

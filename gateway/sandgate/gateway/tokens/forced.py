@@ -1,6 +1,6 @@
-"""tool_choice `required` and `named` as vLLM `structured_outputs`: a structural tag in the family's own form. (pure)
+"""Tool calls in each family's own form, as parts of vLLM's structural tags. (pure)
 
-The form is xgrammar's (vLLM 0.32, `vllm/tool_parsers/structural_tag_registry.py`). Arguments are held to the tool's
+The forms are xgrammar's (vLLM 0.32, `vllm/tool_parsers/structural_tag_registry.py`). Arguments are held to the tool's
 schema where the tool says `strict`, or where the family writes them as tags and so needs their names; otherwise to any
 JSON object, as the engine does for its own clients.
 """
@@ -11,43 +11,21 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sandgate.gateway.conversation.messages import Tool, ToolChoice
-from sandgate.gateway.tokens import harmony
+from sandgate.gateway.conversation.messages import Tool
 from sandgate.gateway.tokens.grammar import Grammar
 
 Format = dict[str, Any]
+Builder = Callable[[Sequence[Tool], bool], Format]
+"""Tools, and whether only one call may be made -> the calls."""
 
 
-def structured_outputs(
-    grammar: Grammar, tools: Sequence[Tool], choice: ToolChoice, *, reasoning: bool
-) -> dict[str, Any] | None:
-    """A constraint under which the turn calls one or more of `tools` (`named`: that one, once); None if there is none.
-
-    `reasoning`: the generation prompt has opened the reasoning. A family that thinks may do so first.
-    """
-    chosen = [tool for tool in tools if choice.mode == "required" or tool.name == choice.name]
-    name = grammar.calls.name if grammar.calls else "bare" if grammar.bare_json else ""
-    name = "harmony" if grammar.harmony else name
-    build = FORMS.get(name)
-    if choice.mode not in ("required", "named") or not chosen or build is None:
-        return None
-    call = build(chosen, choice.mode == "named")
-    thought = _thought(grammar, opened=reasoning)
-    tag = {"type": "structural_tag", "format": _sequence(*thought, call) if thought else call}
-    return {"structural_tag": json.dumps(tag, ensure_ascii=False)}
-
-
-def _thought(grammar: Grammar, *, opened: bool) -> list[Format]:
-    if grammar.harmony:
-        said = {"type": "any_text", "excludes": list(harmony.MARKERS)}
-        analysis = _tag("<|channel|>analysis<|message|>", said, "<|end|><|start|>assistant")
-        return [{"type": "optional", "content": analysis}]
-    if grammar.think is None:
-        return []
-    opens, closes = grammar.think
-    text = {"type": "any_text", "excludes": [opens, closes]}
-    thought = _sequence(_tag("" if opened else opens, text, closes), {"type": "regex", "pattern": r"\n{0,2}"})
-    return [thought if opened else {"type": "optional", "content": thought}]
+def calls_form(grammar: Grammar, tools: Sequence[Tool], *, one: bool) -> Format | None:
+    """One or more calls of `tools` and nothing else (`one`: at most one); None if the family has no such form."""
+    if grammar.harmony or grammar.bare_json:
+        build: Builder | None = FORMS["harmony" if grammar.harmony else "bare"]
+    else:
+        build = FORMS.get(grammar.calls.name) if grammar.calls is not None else None
+    return build(tools, one) if build is not None else None
 
 
 def _tag(begin: str, content: Format, end: str) -> Format:
@@ -150,7 +128,7 @@ def _deepseek_v31(tools: Sequence[Tool], one: bool) -> Format:
     return _tag("<｜tool▁calls▁begin｜>", _some(tags, one=one), "<｜tool▁calls▁end｜>")
 
 
-def _array(begin: str, end: str = "") -> Callable[[Sequence[Tool], bool], Format]:
+def _array(begin: str, end: str = "") -> Builder:
     def build(tools: Sequence[Tool], one: bool) -> Format:
         tags = [_tag(*_object(tool)) for tool in tools]
         return _tag(begin + "[", _some(tags, one=one, separator=", "), "]" + end)
@@ -185,12 +163,16 @@ def _harmony(tools: Sequence[Tool], one: bool) -> Format:
     return _some(tags, one=True)
 
 
-def _llama(tools: Sequence[Tool], one: bool) -> Format:
-    # One call: Llama 3 writes one object, and its templates refuse more.
-    return _some([_tag(*_object(tool, "parameters")) for tool in tools], one=True)
+def _llama(begin: str) -> Builder:
+    def build(tools: Sequence[Tool], one: bool) -> Format:
+        # One call: Llama 3 writes one object, and its templates refuse more.
+        calls = _some([_tag(*_object(tool, "parameters")) for tool in tools], one=True)
+        return _sequence(_text(begin), calls) if begin else calls
+
+    return build
 
 
-FORMS: dict[str, Callable[[Sequence[Tool], bool], Format]] = {
+FORMS: dict[str, Builder] = {
     "hermes": _hermes,
     "qwen3-xml": _xml,
     "glm": _glm,
@@ -204,8 +186,8 @@ FORMS: dict[str, Callable[[Sequence[Tool], bool], Format]] = {
     "granite": _array("<|tool_call|>"),
     "cohere": _cohere,
     "jamba": _array("<tool_calls>", "</tool_calls>"),
-    "llama3": _llama,
-    "bare": _llama,
+    "llama3": _llama("<|python_tag|>"),
+    "bare": _llama(""),
     "harmony": _harmony,
 }
 """By the name of the family's `CallFormat`. Gemma's notation and Python's calls are no JSON, and xgrammar has no style

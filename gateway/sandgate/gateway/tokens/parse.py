@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sandgate.contract.errors import BadRequest
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.messages import Tool
 from sandgate.gateway.journal.reply import Reply, ReplyCall
-from sandgate.gateway.tokens.api import Codec, ParseDelta
+from sandgate.gateway.tokens.api import ParseDelta
 from sandgate.gateway.tokens.grammar import LABELS, CallFormat, Grammar
 from sandgate.gateway.tokens.lexer import Lexer
 from sandgate.gateway.tokens.pieces import Marker, Piece, pieces
-from sandgate.gateway.tokens.probe_conversations import user
 from sandgate.gateway.tokens.reply import ReplyBuilder
 from sandgate.gateway.tokens.tool_calls import bare_calls
 from sandgate.gateway.tokens.vocab import Vocab
@@ -187,7 +185,7 @@ class TurnParser:
         if self._bare and not self._out.spoke and fresh.lstrip().startswith("{"):
             self._form, self._block, self._space = BARE, [text], ""
             return
-        if self._format is None:
+        if self._format is None and not self._bare:
             fresh = text
         self._space = text[len(fresh) :]
         self._out.text(fresh)
@@ -213,11 +211,3 @@ def opens_reasoning(vocab: Vocab, grammar: Grammar, prompt: Ids) -> bool:
             break
     text = vocab.decode(tail[start:])
     return text.rfind(opens) > text.rfind(closes)
-
-
-def starts_thinking(codec: Codec, vocab: Vocab, grammar: Grammar) -> bool:
-    """True if this codec's generation prompt opens the reasoning."""
-    try:
-        return opens_reasoning(vocab, grammar, codec.render((user("q"),), ()))
-    except BadRequest:
-        return False

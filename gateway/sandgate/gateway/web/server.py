@@ -250,9 +250,12 @@ class AsgiApp:
     ) -> bool:
         if not call.prepared.done():
             await asyncio.wait({call.prepared, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not gone.done() and call.prepared.exception() is None:
+            await call.started(self.core.config.limits.keepalive_s, gone)
         if gone.done():
             return False
-        if (refused := call.prepared.exception()) is not None:
+        refused = call.prepared.exception() or (None if call.steps else _failure(call))
+        if refused is not None:
             if not isinstance(refused, SandgateError):
                 raise refused
             await self._refuse(adapter, refused, send)
@@ -349,6 +352,11 @@ class AsgiApp:
             finally:
                 hold.release()
         raise NotFound(f"no such endpoint: {method} {path[:200]}")
+
+
+def _failure(call: ModelCall) -> BaseException | None:
+    """What a call failed of, if it is over."""
+    return call.done.exception() if call.done.done() else None
 
 
 def _name(key: Key) -> str:
