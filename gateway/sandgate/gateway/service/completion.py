@@ -9,6 +9,8 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
+
 from sandgate.contract.errors import (
     Draining,
     Gone,
@@ -79,6 +81,9 @@ class Completions:
     def begin(self, session: Session, request: TurnRequest, *, retry: bool) -> ModelCall:
         """The call that answers this request: in flight already, committed already, or new. Raises SandgateError."""
         session.asked(self.sessions.now())
+        if request.template_kwargs:
+            taken = self.codec.takes(request.template_kwargs)
+            request = msgspec.structs.replace(request, template_kwargs=taken)
         calls = [call for call in self.calls.get((session.session_id, request.digest), ()) if not call.doomed]
         for call in calls:
             if call.listeners == 0:
