@@ -95,7 +95,11 @@ class Completions:
             return self._join(calls[0])
         if retry and (answer := session.replayable(request.digest, retry=True, n=request.n)) is not None:
             return self._replay(session, request, answer)
-        return self._fresh(session, request)
+        try:
+            return self._fresh(session, request)
+        except SandgateError:
+            session.not_answered(request.digest)
+            raise
 
     def _fresh(self, session: Session, request: TurnRequest) -> ModelCall:
         session.refuse_if_ended()
@@ -230,6 +234,7 @@ class Completions:
 
     def _fail(self, call: ModelCall, error: BaseException) -> None:
         call.doomed = True
+        call.session.not_answered(call.request.digest)
         for future in (call.prepared, call.done):
             if not future.done():
                 future.set_exception(error)
