@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from sandgate.contract.errors import BadRequest, ForkReason, Unsupported
-from sandgate.gateway.conversation.messages import Tool, ToolChoice, TurnRequest
+from sandgate.contract.errors import BadRequest, ForkReason
+from sandgate.gateway.conversation.messages import Tool
 from sandgate.gateway.tokens.bridge import NotProved
 from sandgate.gateway.tokens.codec import TemplateCodec
 from sandgate.gateway.tokens.family import FamilyCodec, FamilyError
@@ -15,6 +13,7 @@ from sandgate.gateway.tokens.grammar import Grammar
 from sandgate.gateway.tokens.history_check import keeps_thoughts
 from sandgate.gateway.tokens.parity import difference
 from sandgate.gateway.tokens.probe_conversations import TAIL_SHAPES, example_call, user
+from sandgate.gateway.tokens.tool_support import not_forced
 from tests.gateway.tokens.zoo import FAMILY, Specimen, zoo
 
 PATH = "docs/models.md"
@@ -130,25 +129,11 @@ def markup(grammar: Grammar | None) -> Sequence[str]:
     return calls, f"`{grammar.think[0]}`".replace("|", "\\|") if grammar.think else "-"
 
 
-FORCED: dict[str, dict[str, Any]] = {
-    "required": {"tool_choice": ToolChoice("required")},
-    "one call at most": {"parallel_tool_calls": False},
-}
-
-
 def forced(codec: TemplateCodec | FamilyCodec) -> str:
     """What a turn can be held to."""
     if codec.no_tools:
         return "JSON"
-    refused = []
-    for name, asked in FORCED.items():
-        request = TurnRequest(
-            **{"model": "m", "messages": (), "tools": (Tool(example_call().name),), **asked}
-        )
-        try:
-            codec.constraint(array("i"), request)
-        except Unsupported:
-            refused.append(name)
+    refused = not_forced(codec)
     return f"not {', not '.join(refused)}" if refused else "all"
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from sandgate.contract.keys import Scope
+from sandgate.gateway.engine.scripted.script import Fault, Reply
 from sandgate.gateway.journal.memory import MemoryDisk, MemoryStore
 from tests.support.gateway import Latch, Wire, call_text, eventually, gated, gateway, said, within
 
@@ -218,3 +219,20 @@ async def test_an_answer_that_is_being_told_is_not_replayed_to_somebody_else() -
             other = await agent.post("hi", stream=True, logprobs=True, top_logprobs=5)
             assert said(other.content) == "lime"
         await wire.cut()
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["json", "sse"])
+async def test_a_retry_of_a_new_request_does_not_get_an_older_answer(*, stream: bool) -> None:
+    """An agent asks the same again on purpose; the engine is full, and the SDK retries: it is the new request's."""
+    full = Reply("", fault=Fault("status", 0, 429, "queue full"))
+    async with gateway(["first", full, "second"]) as g:
+        agent = await g.session()
+        assert (await agent.ask("hi"))["content"] == "first"
+        assert (await agent.post("hi", stream=stream)).status_code == 429
+        again = await agent.post("hi", headers=RETRY, stream=stream)
+        assert (
+            said(again.content) if stream else again.json()["choices"][0]["message"]["content"]
+        ) == "second"
+        once_more = await agent.post("hi", headers=RETRY, stream=stream)
+        assert "second" in once_more.text or said(once_more.content) == "second"
+        assert [turn["fork"] for turn in await g.tree(agent)] == [None, "retry_resampled"]

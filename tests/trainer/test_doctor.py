@@ -17,6 +17,7 @@ from sandgate.trainer.cli import doctor as command
 from sandgate.trainer.cli.command import app
 from sandgate.trainer.doctor.findings import Finding
 from tests.gateway.tokens.lab import CHATML, QWEN_PLAIN, train, write_model
+from tests.gateway.tokens.zoo import zoo
 from tests.support.vllm import Vllm
 
 CHATML_TEMPLATE = (
@@ -210,6 +211,9 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], str, str, str]] = {
     ),
     "a template that writes calls as nobody else does": (
         with_template(CHATML_TEMPLATE.replace("tool_call>", "do>")), "tools", "warn", "keeps calls",
+    ),
+    "a family whose calls no engine can be held to": (
+        with_template(zoo()["trl/lfm2_v2"].source), "forms", "warn", "parallel_tool_calls: false",
     ),
     "a broken tokenizer": (with_json("tokenizer.json", x=1), "codec", "fail", ""),
     "no generation config": (without("generation_config.json"), "stop ids", "warn", "eos_token_id"),

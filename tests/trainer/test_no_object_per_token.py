@@ -20,8 +20,9 @@ from sandgate.trainer.client.lag import oldest
 from sandgate.trainer.export.arrow import from_ipc
 
 FEW, MANY = 1_000, 100_000
-BLOCKS = 100
-"""Objects that may be more or less from one run to the next."""
+BLOCKS = 1_000
+"""Objects that may be more or less from one run to the next, whatever else this process frees meanwhile (132 were
+seen); one for each token would be 99,000."""
 
 
 def journalled(tokens: int) -> list[bytes]:

@@ -45,6 +45,8 @@ class ForkReason(StrEnum):
     """Same history under another system prompt."""
     TOOLS_CHANGED = "tools_changed"
     """Same history under other tools."""
+    TEMPLATE_KWARGS_CHANGED = "template_kwargs_changed"
+    """Same history under other variables of the chat template (`chat_template_kwargs`, `reasoning_effort`)."""
     ASSISTANT_EDITED = "assistant_edited"
     """An assistant turn came back as something that was not sampled."""
     ASSISTANT_DROPPED = "assistant_dropped"

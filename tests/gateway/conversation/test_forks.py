@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from msgspec.structs import replace
 
 from sandgate.contract.errors import ForkReason
 from sandgate.gateway.conversation.ids import call_id
@@ -84,6 +85,19 @@ CASES: dict[str, tuple[Callable[[], Talk], TurnRequest, str | None, ForkReason |
         ForkReason.TOOLS_CHANGED,
     ),
     "openai-node drops the tools": (shopped, request(*WHOLE), None, ForkReason.TOOLS_CHANGED),
+    # template_kwargs_changed
+    "the history under other variables of the template": (
+        shopped,
+        replace(ask(*WHOLE, user("thanks")), template_kwargs={"enable_thinking": False}),
+        None,
+        ForkReason.TEMPLATE_KWARGS_CHANGED,
+    ),
+    "other tools and other variables: the tools are named": (
+        shopped,
+        replace(request(*WHOLE, tools=(SEARCH,)), template_kwargs={"enable_thinking": False}),
+        None,
+        ForkReason.TOOLS_CHANGED,
+    ),
     # assistant_edited
     "the first answer in other words": (
         shopped,
@@ -264,6 +278,6 @@ def test_a_fork_can_be_gone_on_from(
     talk = before()
     reply = says("well", ("search", "{}"))
     turn = talk.say(asked, reply)
-    then = request(*asked.messages, echo(turn, reply), tool(call_id(turn, 0), "ok"), tools=asked.tools)
+    then = replace(asked, messages=(*asked.messages, echo(turn, reply), tool(call_id(turn, 0), "ok")))
     match = talk.find(then)
     assert (match.parent, match.tail, match.fork) == (turn, len(asked.messages) + 1, None)

@@ -43,6 +43,7 @@ VALID: dict[str, Any] = {
     "stream_options": {"include_usage": True},
     "stop": ["END"],
     "n": 2,
+    "chat_template_kwargs": {"enable_thinking": False},
 }
 
 NOT_TEXT = (1, 1.5, True, ["x"], {"a": 1})
@@ -127,7 +128,9 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "logit_bias": ({"5": 1}, "x"),
     "web_search_options": ({"a": 1},),
     "chat_template": ("{{x}}",),
-    "chat_template_kwargs": ({"enable_thinking": False},),
+    "chat_template_kwargs": (*NOT_AN_OBJECT, {f"v{number}": 1 for number in range(9)}),
+    "chat_template_kwargs.enable_thinking": (None, [], {}, "<|im_end|>", "x" * 65, "a\nb", HUGE),
+    "reasoning_effort": (1, True, [], "<|im_end|>"),
     "continue_final_message": (True,),
     "guided_json": ({"type": "object"},),
     "structured_outputs": ({"json": {}},),

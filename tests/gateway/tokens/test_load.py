@@ -158,6 +158,17 @@ def test_auto_takes_the_family_where_the_checkpoints_template_confirms_it(tmp_pa
     assert codec.name.startswith("renderers/qwen3@")
 
 
+@pytest.mark.parametrize("name", ["trl/qwen3", "trl/glm4moe", "trl/nemotron_3_nano"])
+def test_a_variant_renders_as_the_template_does_under_its_variables(name: str, tmp_path: Path) -> None:
+    """Whether by the family or, where that differs, by the bridge."""
+    folder = specimen_model(tmp_path, name)
+    codec = load_codec(folder, model_name="Qwen/Qwen3-8B" if name == "trl/qwen3" else "")
+    plain = load_codec(folder, renderer="template", template_kwargs={"enable_thinking": False})
+    assert codec.takes({"enable_thinking": False, "reasoning_effort": "low"}) == {"enable_thinking": False}
+    off = codec.variant({"enable_thinking": False})
+    assert talk(off) == talk(plain) != talk(codec)
+
+
 def test_auto_does_not_take_a_family_that_differs_from_the_checkpoints_template(tmp_path: Path) -> None:
     folder = specimen_model(tmp_path / "m", "trl/qwen3")
     template = folder / "chat_template.jinja"

@@ -70,8 +70,8 @@ class Case:
     think: tuple[str, str] = THINK
 
 
-def call(name: str = "buy", arguments: str = '{"item": "kiwi", "n": 7}') -> ReplyCall:
-    return ReplyCall(name, arguments)
+def call(name: str = "buy", arguments: str = '{"item": "kiwi", "n": 7}', own: str = "") -> ReplyCall:
+    return ReplyCall(name, arguments, own)
 
 
 ONE = '<tool_call>\n{"name": "buy", "arguments": {"item": "kiwi", "n": 7}}\n</tool_call>'
@@ -200,6 +200,22 @@ CASES: dict[str, Case] = {
         Reply(tool_calls=(call(arguments='{"n": 7}'), call("sell", "{}"))),
         form="mistral",
     ),
+    "behind a stop string at which the engine did not stop": Case(
+        f"STOP{ONE}",
+        Reply("STOP", tool_calls=(call(),)),
+        stop=("STOP",),
+    ),
+    "mistral array, with the ids it sampled; an odd one is none": Case(
+        '[TOOL_CALLS] [{"name": "buy", "arguments": {}, "id": "aB3dE6gH9"}, '
+        '{"name": "sell", "arguments": {}, "id": "<s>"}]',
+        Reply(tool_calls=(call("buy", "{}", "aB3dE6gH9"), call("sell", "{}"))),
+        form="mistral",
+    ),
+    "mistral with [CALL_ID]": Case(
+        "[TOOL_CALLS]buy[CALL_ID]aB3dE6gH9[ARGS]{}",
+        Reply(tool_calls=(call("buy", "{}", "aB3dE6gH9"),)),
+        form="mistral-v11",
+    ),
     "mistral with [ARGS]": Case(
         '[TOOL_CALLS]buy[ARGS]{"n": 7}', Reply(tool_calls=(call(arguments='{"n": 7}'),)), form="mistral-v11"
     ),
@@ -223,7 +239,7 @@ CASES: dict[str, Case] = {
     "kimi k2": Case(
         "<|tool_calls_section_begin|><|tool_call_begin|>functions.buy:0<|tool_call_argument_begin|>"
         '{"n": 7}<|tool_call_end|><|tool_calls_section_end|>',
-        Reply(tool_calls=(call(arguments='{"n": 7}'),)),
+        Reply(tool_calls=(call(arguments='{"n": 7}', own="functions.buy:0"),)),
         form="kimi-k2",
     ),
     "one of two kimi calls is broken": Case(
@@ -232,7 +248,7 @@ CASES: dict[str, Case] = {
         "<|tool_call_end|><|tool_calls_section_end|>",
         Reply(
             '<|tool_call_begin|>functions.buy:0<|tool_call_argument_begin|>{"n": <|tool_call_end|>',
-            tool_calls=(call("sell", "{}"),),
+            tool_calls=(call("sell", "{}", "functions.sell:1"),),
             malformed=(
                 '<|tool_call_begin|>functions.buy:0<|tool_call_argument_begin|>{"n": <|tool_call_end|>',
             ),
@@ -441,7 +457,10 @@ def test_a_turn_is_read_the_same_in_any_chunks(name: str, kind: str) -> None:
         deltas, reply = run(parser_of(vocab, case), ids, size, case.stopped_on)
         assert reply == case.reply
         told = said_by(deltas)
-        assert (told.text, told.reasoning, told.tool_calls) == (reply.text, reply.reasoning, reply.tool_calls)
+        calls = tuple(
+            call(one.name, one.arguments) for one in reply.tool_calls
+        )  # their ids are not for clients
+        assert (told.text, told.reasoning, told.tool_calls) == (reply.text, reply.reasoning, calls)
 
 
 def test_text_is_told_as_it_comes() -> None:
@@ -491,7 +510,10 @@ def test_any_ids_are_read_and_text_is_what_the_tokenizer_decodes(kind: str, data
         parser = TurnParser(vocab, Grammar(form, THINK), TOOLS)
         deltas, reply = run(parser, ids, size, None)
         told = said_by(deltas)
-        assert (told.text, told.reasoning, told.tool_calls) == (reply.text, reply.reasoning, reply.tool_calls)
+        calls = tuple(
+            call(one.name, one.arguments) for one in reply.tool_calls
+        )  # their ids are not for clients
+        assert (told.text, told.reasoning, told.tool_calls) == (reply.text, reply.reasoning, calls)
         for made in reply.tool_calls:
             assert isinstance(json.loads(made.arguments), dict)
 
@@ -528,6 +550,9 @@ def test_any_markup_is_read_the_same_in_any_chunks(
     for deltas, reply in results:
         assert reply == results[0][1]
         told = said_by(deltas)
-        assert (told.text, told.reasoning, told.tool_calls) == (reply.text, reply.reasoning, reply.tool_calls)
+        calls = tuple(
+            call(one.name, one.arguments) for one in reply.tool_calls
+        )  # their ids are not for clients
+        assert (told.text, told.reasoning, told.tool_calls) == (reply.text, reply.reasoning, calls)
         if stopped_on:
             assert "STOP" not in reply.text + reply.reasoning

@@ -167,17 +167,20 @@ def head_length(messages: Sequence[Message]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """`key` is `system` + `tools` (32 bytes), so that a later reader can say which of the two changed."""
+    """`key` is `system` + `tools` (32 bytes) + `variables` (16, or none), so that a later reader can say which of them
+    changed."""
 
     system: bytes
     tools: bytes
+    variables: bytes
+    """Of the chat template; empty if the request sets none."""
     length: int
     """Leading messages that the head covers."""
 
     @property
     def key(self) -> bytes:
         """The key as it is journalled."""
-        return self.system + self.tools
+        return self.system + self.tools + self.variables
 
 
 def start_key(head_key: bytes) -> bytes:
@@ -311,7 +314,10 @@ def outline(request: TurnRequest) -> Outline:
     messages = request.messages
     length = head_length(messages)
     head = Head(
-        system_key(messages[:length]), tools_key(request.tools) if request.tools else NO_TOOLS, length
+        system_key(messages[:length]),
+        tools_key(request.tools) if request.tools else NO_TOOLS,
+        _hash(_JSON.encode(request.template_kwargs)) if request.template_kwargs else b"",
+        length,
     )
     blocks: list[tuple[bytes, ...]] = [()] * length
     run_end = [0] * len(messages)

@@ -145,23 +145,34 @@ def _summary_used(opening: str, head: bytes, turns: Sequence[Turn], by_echo: Map
 
 def _by_head(head: bytes, other: bytes, branches: Sequence[_Branch]) -> ForkReason:
     """The reason where the same history stands under another head."""
-    if head[:KEY_BYTES] == other[:KEY_BYTES]:
+    same_system, same_tools = _system(head) == _system(other), _tools(head) == _tools(other)
+    if same_system and same_tools:
+        return ForkReason.TEMPLATE_KWARGS_CHANGED
+    if same_system:
         return ForkReason.TOOLS_CHANGED
-    if head[KEY_BYTES:] == other[KEY_BYTES:]:
+    if same_tools:
         return ForkReason.SYSTEM_CHANGED
     return _beside(head, branches)
+
+
+def _system(head: bytes) -> bytes:
+    return head[:KEY_BYTES]
+
+
+def _tools(head: bytes) -> bytes:
+    return head[KEY_BYTES : 2 * KEY_BYTES]
 
 
 def _beside(head: bytes, branches: Sequence[_Branch]) -> ForkReason:
     """The reason for a new head: it is of a helper with its own system prompt and tools, or of the next
     conversation."""
-    systems = {branch.head[:KEY_BYTES] for branch in branches}
-    tools = {branch.head[KEY_BYTES:] for branch in branches}
-    if head[KEY_BYTES:] in tools or tools == {NO_TOOLS}:
+    systems = {_system(branch.head) for branch in branches}
+    tools = {_tools(branch.head) for branch in branches}
+    if _tools(head) in tools or tools == {NO_TOOLS}:
         return (
             ForkReason.NEW_ROOT
         )  # of one kind with what came before; or that was a title call, and this is the agent
-    if head[:KEY_BYTES] in systems and head[KEY_BYTES:] != NO_TOOLS:
+    if _system(head) in systems and _tools(head) != NO_TOOLS:
         return ForkReason.NEW_ROOT
     return ForkReason.SIDE_CALL
 

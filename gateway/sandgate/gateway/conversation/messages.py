@@ -89,6 +89,10 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     stop: tuple[str, ...] = ()
 
 
+TemplateValue = str | int | float | bool
+"""What a request may set a template's variable to."""
+
+
 class TurnRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One model call, in no dialect any more."""
 
@@ -99,6 +103,8 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     response_format: ResponseFormat = ResponseFormat()
     sampling: SamplingParams = SamplingParams()
     parallel_tool_calls: bool = True
+    template_kwargs: dict[str, TemplateValue] = {}
+    """Variables of the chat template, as far as it reads them: `enable_thinking`, `reasoning_effort`."""
     n: int = 1
     stream: bool = False
     include_usage: bool = False

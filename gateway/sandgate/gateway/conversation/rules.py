@@ -28,8 +28,8 @@ RULES = (
         "System and tools come first",
         "Two requests share turns only if their leading system messages and their tools are the same. The order "
         "of tools counts, and so do their names, descriptions and schemas. The order of keys in a schema does not "
-        "count, nor how a number is spelt. Left out: `cache_control`, and a part of a system message that begins "
-        "with `x-anthropic-billing-header`.",
+        "count, nor how a number is spelt. Nor do they share turns under other `chat_template_kwargs`. Left out: "
+        "`cache_control`, and a part of a system message that begins with `x-anthropic-billing-header`.",
         "qwen-code's memory agent sends the same history under another system prompt and other tools. "
         "`cache_control` moves with every turn (Claude Code, opencode, pi, qwen-code, SWE-agent). Claude Code's "
         "billing header differs on every request.",

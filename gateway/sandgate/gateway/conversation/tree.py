@@ -8,14 +8,18 @@ its ids.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from sandgate.contract.errors import CorruptRecord, ForkReason
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation import fork_reasons
 from sandgate.gateway.conversation.canonical import Outline, chain, outline, start_key
+from sandgate.gateway.conversation.ids import call_mark, mark_of
 from sandgate.gateway.conversation.matching import Level, MatchPolicy
-from sandgate.gateway.conversation.messages import TurnRequest
+from sandgate.gateway.conversation.messages import Message, TurnRequest
 from sandgate.gateway.conversation.search import Index, Reading, walk
 from sandgate.gateway.conversation.turn import Turn, turn_of
 from sandgate.gateway.journal.records import TurnCommitted
@@ -49,6 +53,8 @@ class Tree:
         self._turns: dict[str, Turn] = {}
         self._children: dict[str | None, list[Turn]] = {}
         self._index = Index()
+        self._sampled_ids: dict[str, str] = {}
+        """Mark of a call (see `ids.call_mark`) -> its id as sampled, where the family prints one."""
 
     @property
     def turns(self) -> list[Turn]:
@@ -90,6 +96,9 @@ class Tree:
         self._turns[turn.id] = turn
         self._children.setdefault(turn.parent, []).append(turn)
         self._index.learn(turn)
+        for index, call in enumerate(turn.reply.tool_calls):
+            if call.id:
+                self._sampled_ids[call_mark(turn.id, index)] = call.id
         return turn
 
     # --- finding
@@ -143,6 +152,23 @@ class Tree:
         return deepest
 
     # --- reading
+
+    def with_sampled_ids(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """The messages with the call ids that the model sampled, where clients got others."""
+        if not self._sampled_ids:
+            return messages
+        return [self._sampled(message) for message in messages]
+
+    def _sampled(self, message: Message) -> Message:
+        if message.tool_call_id is not None:
+            own = self._sampled_ids.get(mark_of(message.tool_call_id), message.tool_call_id)
+            return replace(message, tool_call_id=own)
+        if not message.tool_calls:
+            return message
+        calls = [
+            replace(call, id=self._sampled_ids.get(mark_of(call.id), call.id)) for call in message.tool_calls
+        ]
+        return replace(message, tool_calls=tuple(calls))
 
     def path(self, turn_id: str) -> list[Turn]:
         """The path from the root to this turn. Raises KeyError."""

@@ -11,6 +11,9 @@ class ReplyCall(msgspec.Struct, frozen=True, omit_defaults=True):
 
     name: str
     arguments: str
+    id: str = ""
+    """As sampled, for families whose calls print one (Kimi K2, Mistral). Clients get another, `call_id`; the
+    model is shown its own again."""
 
 
 class Reply(msgspec.Struct, frozen=True, omit_defaults=True):

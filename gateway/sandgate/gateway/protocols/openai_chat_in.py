@@ -6,6 +6,7 @@ is sampled, and cannot be honoured, is refused by name.
 
 from __future__ import annotations
 
+import re
 from hashlib import blake2b
 from typing import Any
 
@@ -20,6 +21,7 @@ from sandgate.gateway.conversation.messages import (
     ResponseFormat,
     Role,
     SamplingParams,
+    TemplateValue,
     TextPart,
     ToolCall,
     TurnRequest,
@@ -39,6 +41,11 @@ TOP_LOGPROBS_MAX = 20
 """As OpenAI."""
 MAX_TOKENS_CLAMP = 2**31 - 1
 """Larger limits mean 'as much as fits' anyway, and every later int is 32 bits."""
+KWARGS_MAX = 8
+KWARG_NAME = re.compile(r"[A-Za-z_]\w{0,63}")
+KWARG_NUMBER_MAX = 2**31
+KWARG_TEXT = re.compile(r"[\w .,:+/-]{0,64}")
+"""A template's variable is not escaped as a message's text is; such words spell no control token."""
 SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1
 
 _Raw = msgspec.Raw
@@ -122,6 +129,8 @@ class _Body(msgspec.Struct):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     modalities: list[str] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
     # Refused where they ask for anything: each would change what is sampled, or what comes back.
     audio: _Raw = _NONE
     functions: _Raw = _NONE
@@ -133,7 +142,6 @@ class _Body(msgspec.Struct):
     continue_final_message: _Raw = _NONE
     echo: _Raw = _NONE
     chat_template: _Raw = _NONE
-    chat_template_kwargs: _Raw = _NONE
     guided_choice: _Raw = _NONE
     guided_grammar: _Raw = _NONE
     guided_json: _Raw = _NONE
@@ -191,12 +199,37 @@ def decode(body: bytes) -> TurnRequest:
         "parallel_tool_calls": chat.parallel_tool_calls is not False,
         **_choices(chat),
     }
+    if kwargs := _template_kwargs(chat):  # else not in the digest: it stays what it was in older journals
+        fields["template_kwargs"] = kwargs
     return TurnRequest(
         **fields,
         stream=bool(chat.stream),
         include_usage=bool(chat.stream_options and chat.stream_options.include_usage),
         digest=_digest(fields),
     )
+
+
+def _template_kwargs(chat: _Body) -> dict[str, TemplateValue]:
+    """Template variables. Their text is the owner's part of a prompt, which is not escaped: a few plain words."""
+    asked = dict(chat.chat_template_kwargs or {})
+    field = "chat_template_kwargs"
+    limited(len(asked), KWARGS_MAX, "variables", field)
+    if chat.reasoning_effort is not None:
+        asked.setdefault("reasoning_effort", chat.reasoning_effort)
+    for name, value in asked.items():
+        where = f"{field}.{name[:64]}"
+        if not KWARG_NAME.fullmatch(name):
+            raise InvalidBody(f"{where}: no name of a template's variable", field=where)
+        if isinstance(value, str) and not KWARG_TEXT.fullmatch(value):
+            where = "reasoning_effort" if name == "reasoning_effort" else where
+            raise InvalidBody(
+                f"{where}: must be at most 64 letters, digits, blanks or any of -_.,:/+", field=where
+            )
+        if not isinstance(value, str | int | float):
+            raise InvalidBody(f"{where}: must be true, false, a number or text", field=where)
+        if not isinstance(value, str) and not abs(value) <= KWARG_NUMBER_MAX:
+            raise InvalidBody(f"{where}: must be at most {KWARG_NUMBER_MAX}", field=where)
+    return asked
 
 
 def _digest(fields: dict[str, Any]) -> bytes:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
+
 from sandgate.contract.errors import (
     Draining,
     Gone,
@@ -79,6 +81,9 @@ class Completions:
     def begin(self, session: Session, request: TurnRequest, *, retry: bool) -> ModelCall:
         """The call that answers this request: in flight already, committed already, or new. Raises SandgateError."""
         session.asked(self.sessions.now())
+        if request.template_kwargs:
+            taken = self.codec.takes(request.template_kwargs)
+            request = msgspec.structs.replace(request, template_kwargs=taken)
         calls = [call for call in self.calls.get((session.session_id, request.digest), ()) if not call.doomed]
         for call in calls:
             if call.listeners == 0:
@@ -90,7 +95,11 @@ class Completions:
             return self._join(calls[0])
         if retry and (answer := session.replayable(request.digest, retry=True, n=request.n)) is not None:
             return self._replay(session, request, answer)
-        return self._fresh(session, request)
+        try:
+            return self._fresh(session, request)
+        except SandgateError:
+            session.not_answered(request.digest)
+            raise
 
     def _fresh(self, session: Session, request: TurnRequest) -> ModelCall:
         session.refuse_if_ended()
@@ -225,6 +234,7 @@ class Completions:
 
     def _fail(self, call: ModelCall, error: BaseException) -> None:
         call.doomed = True
+        call.session.not_answered(call.request.digest)
         for future in (call.prepared, call.done):
             if not future.done():
                 future.set_exception(error)

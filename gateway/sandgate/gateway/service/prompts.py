@@ -12,7 +12,7 @@ from sandgate.contract.errors import ForkReason, PromptTooLong, ToolsNotSupporte
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.canonical import outline, tools_chars
 from sandgate.gateway.conversation.matching import MatchPolicy
-from sandgate.gateway.conversation.messages import Message, TurnRequest
+from sandgate.gateway.conversation.messages import Message, Tool, TurnRequest
 from sandgate.gateway.conversation.tree import Match, Tree
 from sandgate.gateway.conversation.turn import Turn
 from sandgate.gateway.metrics import GatewayMetrics
@@ -66,12 +66,17 @@ class Prompts:
         if length > window * TOKEN_CHARS_MAX:
             _refuse_hopeless(request.messages, window)
         pool = lane(self.pool, session)
+        codec = self.codec
+        if request.template_kwargs:
+            codec = await off_loop(pool, codec.variant, request.template_kwargs)
         seen = await _sized(pool, length, lambda: outline(request), most=OFF_LOOP_KEYS)
         match, size = tree.find(request, self.policy, seen), len(tree)
         with self.metrics.render_s.time():
-            why = match.fork
+            why, messages = match.fork, tree.with_sampled_ids(request.messages)
             if match.parent is not None:
-                added = await self._bridge(tree, tree[match.parent], request, match.tail, given, pool)
+                added = await self._bridge(
+                    codec, tree, tree[match.parent], messages, request.tools, match.tail, given, pool
+                )
                 if not isinstance(added, ForkReason):
                     path, (ids, spelt) = tree.path_ids(match.parent), added
                     return Prepared(
@@ -80,8 +85,8 @@ class Prompts:
                 why = added
 
             def work() -> Rendered:
-                conversation = request.messages, request.tools
-                return self.codec.render(*conversation), self.codec.spelt(*conversation)
+                conversation = messages, request.tools
+                return codec.render(*conversation), codec.spelt(*conversation)
 
             made = await _sized(pool, length + given, work)
         return self._confirmed(tree, match, why, made, size)
@@ -100,20 +105,28 @@ class Prompts:
         return Prepared(match, parent.id, _value(why), ids, len(tree.path_ids(parent.id)), size, spelt)
 
     async def _bridge(
-        self, tree: Tree, parent: Turn, request: TurnRequest, start: int, given: int, pool: Executor
+        self,
+        codec: Codec,
+        tree: Tree,
+        parent: Turn,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        start: int,
+        given: int,
+        pool: Executor,
     ) -> Rendered | ForkReason:
         """The bridge from the parent to the messages from `start` on. Tools are rendered once and then remembered, so
         only very long ones count as work; `given` is their length in characters."""
-        path, tail, tools = tree.path_ids(parent.id), request.messages[start:], request.tools
+        path, tail = tree.path_ids(parent.id), messages[start:]
         cut = len(path) - len(parent.ids)
-        closed = parent.finish == "stop" and len(parent.ids) > 0 and parent.ids[-1] in self.codec.stop_ids
+        closed = parent.finish == "stop" and len(parent.ids) > 0 and parent.ids[-1] in codec.stop_ids
 
-        answered = request.messages[start - 1].tool_calls if start else ()
+        answered = messages[start - 1].tool_calls if start else ()
         names = {call.id: call.name for call in answered}
 
         def work() -> Rendered | ForkReason:
-            ids = self.codec.bridge(path[:cut], parent.ids, tail, tools, closed=closed, names=names)
-            return ids if isinstance(ids, ForkReason) else (ids, self.codec.spelt(tail, ()))
+            ids = codec.bridge(path[:cut], parent.ids, tail, tools, closed=closed, names=names)
+            return ids if isinstance(ids, ForkReason) else (ids, codec.spelt(tail, ()))
 
         return await _sized(pool, sum(map(chars, tail)) + (given if given > OFF_LOOP_KEYS else 0), work)
 

@@ -94,11 +94,14 @@ def clamp(asked: int | None, *, prompt: int, window: int) -> int:
     return room if asked is None else max(1, min(asked, room))
 
 
-def recorded(sampling: SamplingParams, max_tokens: int) -> dict[str, Any]:
-    """The parameters as a turn's record has them: under the engine's names, and only those that were set."""
+def recorded(sampling: SamplingParams, max_tokens: int, template_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters as a turn's record has them: under the engine's names, and only those that were set; with the
+    template's variables that the request set."""
     given = msgspec.structs.asdict(sampling)
     out = {name: value for name, value in given.items() if value is not None and value != ()}
     out["max_tokens"] = max_tokens
     if sampling.stop:
         out["stop"] = list(sampling.stop)
+    if template_kwargs:
+        out["chat_template_kwargs"] = dict(template_kwargs)
     return out

@@ -58,6 +58,9 @@ class Session:
     phase: SessionPhase = SessionPhase.OPEN
     tree: Tree = field(default_factory=Tree)
     answers: dict[bytes, list[str]] = field(default_factory=dict)
+    asked_anew: set[bytes] = field(default_factory=set)
+    """Digests in `answers` that were asked again, as new requests, and were refused or failed: what says to be a retry
+    is one of that."""
     """Request digest -> its newest committed turn ids, in choice order."""
     cut: int = 0
     """Cut turns in the tree."""
@@ -140,6 +143,7 @@ class Session:
         self.intents.pop(record.digest, None)
         if record.index == 0:
             self.answers[record.digest] = [record.turn]
+            self.asked_anew.discard(record.digest)
         else:
             self.answers.setdefault(record.digest, []).append(record.turn)
         self._count(record)
@@ -204,9 +208,14 @@ class Session:
         turns = self.answers.get(digest)
         if turns is None or len(turns) != n:
             return None
-        if retry or any(turn not in self.delivered for turn in turns):
+        if (retry and digest not in self.asked_anew) or any(turn not in self.delivered for turn in turns):
             return [self.tree[turn] for turn in turns]
         return None
+
+    def not_answered(self, digest: bytes) -> None:
+        """A request was refused, or failed."""
+        if digest in self.answers:
+            self.asked_anew.add(digest)
 
     def was_cut(self, digest: bytes) -> bool:
         """Whether a generation for this request was begun and never committed (the process was killed under it)."""
@@ -216,6 +225,7 @@ class Session:
         """Drops the tree of an ended session from memory; counts stay. The journal can give it back."""
         if self.ended:
             self.tree, self.answers, self.delivered, self.evicted = Tree(), {}, set(), True
+            self.asked_anew = set()
             self.intents, self.unsure = {}, set()
 
     def same_spec(self, spec: dict[str, Any]) -> None:

@@ -82,7 +82,7 @@ def records_of(
                 prompt_key=match.prompt_key,
                 head_key=match.head_key,
                 blocks=match.blocks,
-                sampling=sampling.recorded(asked.sampling(index), asked.max_tokens),
+                sampling=sampling.recorded(asked.sampling(index), asked.max_tokens, request.template_kwargs),
                 engine=sample.engine,
                 prompt_tokens=len(prepared.ids),
                 cached_tokens=sample.cached_tokens,

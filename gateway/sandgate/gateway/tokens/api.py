@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from sandgate.contract.errors import ForkReason
 from sandgate.contract.trajectory import Ids
-from sandgate.gateway.conversation.messages import Message, Tool, TurnRequest
+from sandgate.gateway.conversation.messages import Message, TemplateValue, Tool, TurnRequest
 from sandgate.gateway.journal.reply import Reply
 
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
@@ -86,6 +86,16 @@ class Codec(Protocol):
     @property
     def no_tools(self) -> str:
         """Why this model cannot be given tools; "" if it can."""
+        ...
+
+    def takes(self, asked: Mapping[str, TemplateValue]) -> dict[str, TemplateValue]:
+        """Which of these variables are part of the prompt. `reasoning_effort`, which SDKs send to every model, is left
+        out where the template does not read it; raises Unsupported for any other name that it does not read."""
+        ...
+
+    def variant(self, values: Mapping[str, TemplateValue]) -> Codec:
+        """The codec that renders and bridges under these variables; it parses like this one. The first time it takes
+        about 0.1 s. Raises Unsupported where the template cannot be used with them."""
         ...
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Ids:

@@ -25,10 +25,11 @@ from sandgate.gateway.tokens.probe_conversations import (
 from sandgate.gateway.tokens.template import ChatTemplate
 from sandgate.gateway.tokens.tool_support import probe_tools
 from sandgate.gateway.tokens.turn_form import constraint_of
+from sandgate.gateway.tokens.variants import Varied
 from sandgate.gateway.tokens.vocab import Vocab
 
 
-class TemplateCodec:
+class TemplateCodec(Varied):
     """Codec (see `api.Codec`) of any checkpoint with a chat template."""
 
     def __init__(

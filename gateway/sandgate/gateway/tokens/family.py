@@ -27,6 +27,7 @@ from sandgate.gateway.tokens.roles import Roles, find_roles
 from sandgate.gateway.tokens.template import message_dict, tools_json
 from sandgate.gateway.tokens.tool_support import probe_tools
 from sandgate.gateway.tokens.turn_form import constraint_of
+from sandgate.gateway.tokens.variants import Varied
 from sandgate.gateway.tokens.vocab import Vocab
 
 SUFFIX_IDS = 256
@@ -69,7 +70,7 @@ def family_of(names: Sequence[str]) -> str | None:
     return next((families[name] for name in names if name in families), None)
 
 
-class FamilyCodec:
+class FamilyCodec(Varied):
     """Codec (see `api.Codec`) of one family. Raises FamilyError where the checkpoint's tokens are not the family's."""
 
     def __init__(

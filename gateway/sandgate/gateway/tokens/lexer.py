@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from sandgate.gateway.tokens.pieces import Marker, Piece
+from sandgate.gateway.tokens.pieces import Marker, Piece, add_text
 
 
 class Lexer:
@@ -43,7 +43,13 @@ class Lexer:
             rest = _cut(rest, stopped_on)
         self._stop = None
         self._words = ()
+        joined: list[Piece] = []  # a marker that is text may have come in parts
         for piece in rest:
+            if isinstance(piece, Marker):
+                joined.append(piece)
+            else:
+                add_text(joined, piece)
+        for piece in joined:
             if isinstance(piece, Marker):
                 out.append(piece)
             else:

@@ -19,6 +19,7 @@ from sandgate.gateway.tokens.family import FamilyCodec, FamilyError, family_of
 from sandgate.gateway.tokens.history_check import History
 from sandgate.gateway.tokens.parity import difference
 from sandgate.gateway.tokens.template import ChatTemplate
+from sandgate.gateway.tokens.variants import Variants
 from sandgate.gateway.tokens.vocab import Vocab
 
 logger = logging.getLogger(__name__)
@@ -86,24 +87,36 @@ def load_codec(
         "text" if special_text == "text" else "control",
     )
     checkpoint = read_checkpoint(find_folder(model_dir_or_name), model_name or str(model_dir_or_name))
-    variables = dict(template_kwargs or {})
+    own, name = dict(template_kwargs or {}), str(model_dir_or_name)
+    codec = _codec(checkpoint, renderer, rules, own, name)
+    takes = _template(checkpoint, own).takes() if checkpoint.template is not None else frozenset()
+    codec.variants = Variants(
+        takes, lambda values: _codec(checkpoint, renderer, rules, {**own, **values}, name)
+    )
+    return codec
+
+
+def _codec(
+    checkpoint: Checkpoint, renderer: str, rules: Rules, variables: dict[str, Any], name: str
+) -> TemplateCodec | FamilyCodec:
+    """The codec under these template variables. Raises BadManifest, which calls the model `name`."""
     tried: list[str] = []
-    codec: Codec | None = None
+    codec: TemplateCodec | FamilyCodec | None = None
     if renderer != "template":
         codec = _family(checkpoint, renderer, rules, variables, tried)
     if codec is None and renderer in ("auto", "template"):
         codec = _bridge(checkpoint, rules, variables, tried, at_any_price=renderer == "template")
     if codec is None:
         why = "; ".join(tried) or "nothing"
-        raise BadManifest(f"no codec for {model_dir_or_name}; tried: {why}", field="spec.model.renderer")
+        raise BadManifest(f"no codec for {name}; tried: {why}", field="spec.model.renderer")
     for note in tried:
-        logger.info("codec of %s: not %s", model_dir_or_name, note)
+        logger.info("codec of %s: not %s", name, note)
     return codec
 
 
 def _family(
     checkpoint: Checkpoint, renderer: str, rules: Rules, variables: dict[str, Any], tried: list[str]
-) -> Codec | None:
+) -> FamilyCodec | None:
     """The family renderer: as named, or as `auto` finds it and the checkpoint's own template confirms it."""
     family = family_of(checkpoint.names) if renderer == "auto" else renderer
     if family is None:

@@ -104,13 +104,13 @@ class WindowPieces:
                 continue
             new = self._advance(text)
             if added is None:
-                _add(out, new)
+                add_text(out, new)
                 continue
-            _add(out, new.removesuffix(added))
+            add_text(out, new.removesuffix(added))
             if token_id in self._markers:
                 out.append(self._markers[token_id])
             elif token_id not in self._vocab.special_ids:
-                _add(out, added)
+                add_text(out, added)
         return out
 
     def finish(self) -> list[Piece]:
@@ -128,7 +128,8 @@ class WindowPieces:
         return new
 
 
-def _add(out: list[Piece], text: str) -> None:
+def add_text(out: list[Piece], text: str) -> None:
+    """Appends text, in one piece with the text before it."""
     if not text:
         return
     if out and isinstance(out[-1], str):

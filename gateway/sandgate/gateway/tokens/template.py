@@ -13,8 +13,10 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 import jinja2
+import jinja2.defaults
 import jinja2.ext
 import jinja2.filters
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
@@ -151,6 +153,16 @@ PLAIN = Dialect()
 """What Hugging Face gives."""
 
 
+RESERVED = (
+    frozenset(
+        ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "strftime_now")
+    )
+    | frozenset(jinja2.defaults.DEFAULT_NAMESPACE)
+    | {"raise_exception"}
+)
+"""Names that templates read and no request sets."""
+
+
 class ChatTemplate:
     """One compiled template with its special tokens and extra variables.
 
@@ -184,6 +196,12 @@ class ChatTemplate:
         self.roles = Roles()
         self.dialect = self._find_dialect()
         self.roles = find_roles(self.render)
+
+    def takes(self) -> frozenset[str]:
+        """Variables that the template reads and nobody else sets: what a request may set."""
+        read = jinja2.meta.find_undeclared_variables(_environment().parse(self.source))
+        set_here = RESERVED | {name for name in self.variables if name.endswith("_token")}
+        return frozenset(name for name in read - set_here if not name.endswith("_token"))
 
     def marking(self, words: ClientText) -> ChatTemplate:
         """The same template, whose renders have the marks of `words` in what a client says."""

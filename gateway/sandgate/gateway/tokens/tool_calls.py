@@ -22,6 +22,15 @@ _ARGUMENT_KEYS = ("arguments", "parameters")
 """Hermes, Mistral and Kimi say `arguments`, Llama says `parameters`; models mix them up."""
 
 
+_ID = re.compile(r"[\w.:-]{1,64}")
+"""A sampled call id that is kept. Another is no id, and stands for nothing."""
+
+
+def id_of(text: Any) -> str:
+    """A call's id as sampled; "" if it is none."""
+    return text if isinstance(text, str) and _ID.fullmatch(text) else ""
+
+
 def one_json_call(text: str, at: int = 0, key_of_name: str = "name") -> tuple[ReplyCall, int]:
     """The call object at `at`; its arguments are the raw slice of the text. Raises ValueError."""
     entries, end = members(text, at)
@@ -33,7 +42,8 @@ def one_json_call(text: str, at: int = 0, key_of_name: str = "name") -> tuple[Re
             value, raw = entries[key]
             if not isinstance(value, dict):
                 raise ValueError(f"{key} is not an object")
-            return ReplyCall(name, raw), end
+            said, _ = entries.get("id", (None, ""))
+            return ReplyCall(name, raw, id_of(said)), end
     raise ValueError("no arguments")
 
 
@@ -86,12 +96,13 @@ def mistral(body: str, tools: Sequence[Tool]) -> Found:
     if not brace:
         return None
     index = len(head)
-    name = head.split("[ARGS]")[0].split("[CALL_ID]")[0].strip()
+    name, _, said = head.split("[ARGS]")[0].partition("[CALL_ID]")
+    name = name.strip()
     try:
         _, end = members(body, index)
     except ValueError:
         return None
-    return [ReplyCall(name, body[index:end])] if name and ends(body, end) else None
+    return [ReplyCall(name, body[index:end], id_of(said.strip()))] if name and ends(body, end) else None
 
 
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*?)</function>\s*", re.DOTALL)
@@ -152,18 +163,18 @@ def kimi(body: str, tools: Sequence[Tool]) -> Found:
     def call(match: re.Match[str]) -> ReplyCall | None:
         head, sep, arguments = match[1].partition("<|tool_call_argument_begin|>")
         name = head.strip().removeprefix("functions.").rpartition(":")[0]
-        return _named(name or head.strip(), arguments) if sep else None
+        return _named(name or head.strip(), arguments, id_of(head.strip()) if name else "") if sep else None
 
     return _each(_KIMI, body, call)
 
 
-def _named(name: str, arguments: str) -> ReplyCall | None:
+def _named(name: str, arguments: str, call_id: str = "") -> ReplyCall | None:
     raw = arguments.strip()
     try:
         _, end = members(raw)
     except ValueError:
         return None
-    return ReplyCall(name.strip(), raw) if name.strip() and end == len(raw) else None
+    return ReplyCall(name.strip(), raw, call_id) if name.strip() and end == len(raw) else None
 
 
 def _each(pattern: re.Pattern[str], body: str, make: Callable[[re.Match[str]], ReplyCall | None]) -> Found:

@@ -7,12 +7,14 @@ every call as text: both answer 200, and train a policy that can never call. So 
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from sandgate.contract.errors import BadRequest
+from sandgate.contract.errors import BadRequest, Unsupported
 from sandgate.contract.trajectory import Ids
-from sandgate.gateway.conversation.messages import Message, Tool, ToolCall
+from sandgate.gateway.conversation.messages import Message, Tool, ToolCall, ToolChoice, TurnRequest
 from sandgate.gateway.tokens.api import Codec
 from sandgate.gateway.tokens.probe_conversations import assistant, user
 
@@ -55,6 +57,24 @@ class ToolSupport:
 def probe_tools(codec: Codec, conversation: Conversation) -> ToolSupport:
     """What the codec does with one tool and one call of it."""
     return ToolSupport(_shown(codec), _read(codec, conversation))
+
+
+CHOICES: dict[str, dict[str, Any]] = {
+    "required": {"tool_choice": ToolChoice("required")},
+    "one call at most": {"parallel_tool_calls": False},
+}
+
+
+def not_forced(codec: Codec) -> list[str]:
+    """What an engine cannot be held to, as this family's calls have no form that its grammar knows."""
+    refused = []
+    for name, asked in CHOICES.items():
+        request = TurnRequest(**{"model": "", "messages": (), "tools": (PROBE_TOOL,), **asked})
+        try:
+            codec.constraint(array("i"), request)
+        except Unsupported:
+            refused.append(name)
+    return refused
 
 
 def _shown(codec: Codec) -> str:

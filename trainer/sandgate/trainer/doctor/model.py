@@ -11,6 +11,7 @@ from typing import Any
 from sandgate.contract.errors import SandgateError
 from sandgate.gateway.tokens.api import Codec
 from sandgate.gateway.tokens.load import load_codec
+from sandgate.gateway.tokens.tool_support import not_forced
 from sandgate.trainer.doctor.findings import Finding, fail, ok, skip, warn
 
 NO_LIMIT = 10**9
@@ -53,6 +54,7 @@ def check_model(model: CheckedModel) -> Iterator[Finding]:
     yield ok("tokenizer", f"{codec.vocab_size:,} ids, digest {codec.tokenizer_digest[:16]}")
     yield ok("codec", codec.name)
     yield tools(codec)
+    yield forms(codec)
     yield tails(codec)
     yield stop_ids(model, codec)
     yield tied_embeddings(model)
@@ -68,6 +70,25 @@ def tools(codec: Codec) -> Finding:
         codec.no_tools,
         "requests with `tools` are refused with 400; use a chat template that shows tools and keeps calls, or describe "
         "tools in the prompt and read calls from the text",
+    )
+
+
+def forms(codec: Codec) -> Finding:
+    """Can turns be held to what a request asks for?"""
+    if codec.no_tools:
+        return ok("forms", "response_format; there are no tools to call")
+    refused = not_forced(codec)
+    if not refused:
+        return ok("forms", "response_format, tool_choice and parallel_tool_calls are enforced")
+    fields = {
+        "required": "tool_choice required or a function",
+        "one call at most": "parallel_tool_calls: false",
+    }
+    asked = " or ".join(fields[name] for name in refused)
+    return warn(
+        "forms",
+        f"not enforced: {', '.join(refused)}",
+        f"requests with {asked} are refused with 400; leave the choice to the model",
     )
 
 
