@@ -115,6 +115,7 @@ SIDE_DOORS = {
     "trainer.doctor.*": (
         "gateway.tokens.load",
         "gateway.tokens.api",
+        "gateway.tokens.tool_support",
         "gateway.conversation.messages",
         "gateway.engine.logprobs",
         "gateway.engine.wire",
