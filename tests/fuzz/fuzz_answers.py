@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import math
 import random
 from array import array
 from collections import Counter
@@ -25,6 +24,7 @@ from sandgate.gateway.journal.reply import Reply
 from sandgate.gateway.tokens.api import CallDelta, Codec, ParseDelta, ReasoningDelta, TextDelta
 from sandgate.gateway.tokens.codec import TemplateCodec
 from sandgate.gateway.tokens.family import FamilyCodec, FamilyError
+from sandgate.gateway.tokens.jsonslice import sayable
 from sandgate.gateway.tokens.probe_conversations import user
 from sandgate.gateway.tokens.tool_support import PROBE_TOOL
 from tests.gateway.tokens.zoo import FAMILY, zoo
@@ -177,21 +177,16 @@ MARKS = (
 (Qwen's cuts it at `</think>`), so that it is another message afterwards."""
 
 
-def numbers(arguments: str) -> list[float]:
-    """All that JSON has of them; 1e999 is one that no template can write."""
-    found: list[float] = []
-    json.loads(arguments, parse_float=lambda text: found.append(float(text)))
-    return found
-
-
 def stable(subject: Subject, reply: Reply) -> bool:
     """Whether the model is shown the reply in such words that it is read as the same again. Blanks aside: templates
     trim and add them. False if the template does not write it behind its own generation prompt."""
     codec = subject.codec
     assert isinstance(codec, TemplateCodec | FamilyCodec)
     words = reply.text + reply.reasoning
-    endless = any(math.isinf(number) for call in reply.tool_calls for number in numbers(call.arguments))
-    if subject.name in UNREAD or endless or any(mark in words for mark in MARKS):
+    unsayable = any(
+        not sayable(json.loads(call.arguments)) for call in reply.tool_calls
+    )  # 1e999, half a character
+    if subject.name in UNREAD or unsayable or any(mark in words for mark in MARKS):
         return False
     shown = written(codec, message(reply))
     if not shown:
