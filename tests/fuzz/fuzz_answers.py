@@ -216,7 +216,7 @@ def run(seed: int, inputs: int) -> Counter[str]:
             orjson.dumps((reply.text, reply.reasoning, whole))
             for call in reply.tool_calls:
                 json.loads(call.arguments)
-            if chance.random() < 0.1:  # ten times as dear as all the rest
+            if chance.random() < 0.1:  # far dearer than all the rest
                 seen["shown again"] += stable(subject, reply)
             seen["calls" if reply.tool_calls else "text"] += 1
         except Exception as error:

@@ -12,7 +12,7 @@ from sandgate.contract.errors import ForkReason, PromptTooLong, ToolsNotSupporte
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.canonical import outline, tools_chars
 from sandgate.gateway.conversation.matching import MatchPolicy
-from sandgate.gateway.conversation.messages import Message, Tool, TurnRequest
+from sandgate.gateway.conversation.messages import Message, TurnRequest
 from sandgate.gateway.conversation.tree import Match, Tree
 from sandgate.gateway.conversation.turn import Turn
 from sandgate.gateway.metrics import GatewayMetrics
@@ -72,11 +72,10 @@ class Prompts:
         seen = await _sized(pool, length, lambda: outline(request), most=OFF_LOOP_KEYS)
         match, size = tree.find(request, self.policy, seen), len(tree)
         with self.metrics.render_s.time():
-            why, messages = match.fork, tree.with_sampled_ids(request.messages)
+            why = match.fork
             if match.parent is not None:
-                added = await self._bridge(
-                    codec, tree, tree[match.parent], messages, request.tools, match.tail, given, pool
-                )
+                parent = tree[match.parent]
+                added = await self._bridge(codec, tree, parent, request, match.tail, given, pool)
                 if not isinstance(added, ForkReason):
                     path, (ids, spelt) = tree.path_ids(match.parent), added
                     return Prepared(
@@ -85,7 +84,7 @@ class Prompts:
                 why = added
 
             def work() -> Rendered:
-                conversation = messages, request.tools
+                conversation = tree.with_sampled_ids(request.messages), request.tools
                 return codec.render(*conversation), codec.spelt(*conversation)
 
             made = await _sized(pool, length + given, work)
@@ -109,19 +108,19 @@ class Prompts:
         codec: Codec,
         tree: Tree,
         parent: Turn,
-        messages: Sequence[Message],
-        tools: Sequence[Tool],
+        request: TurnRequest,
         start: int,
         given: int,
         pool: Executor,
     ) -> Rendered | ForkReason:
         """The bridge from the parent to the messages from `start` on. Tools are rendered once and then remembered, so
         only very long ones count as work; `given` is their length in characters."""
-        path, tail = tree.path_ids(parent.id), messages[start:]
+        path, tools = tree.path_ids(parent.id), request.tools
+        tail = tree.with_sampled_ids(request.messages[start:])
         cut = len(path) - len(parent.ids)
         closed = parent.finish == "stop" and len(parent.ids) > 0 and parent.ids[-1] in codec.stop_ids
 
-        answered = messages[start - 1].tool_calls if start else ()
+        answered = tree.with_sampled_ids(request.messages[start - 1 : start])[0].tool_calls if start else ()
         names = {call.id: call.name for call in answered}
 
         def work() -> Rendered | ForkReason:

@@ -95,7 +95,7 @@ class Codec(Protocol):
 
     def variant(self, values: Mapping[str, TemplateValue]) -> Codec:
         """The codec that renders and bridges under these variables; it parses like this one. The first time it takes
-        about 0.1 s. Raises Unsupported where the template cannot be used with them."""
+        tens of ms. Raises Unsupported where the template cannot be used with them."""
         ...
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Ids:

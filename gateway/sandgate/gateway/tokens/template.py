@@ -200,8 +200,7 @@ class ChatTemplate:
     def takes(self) -> frozenset[str]:
         """Variables that the template reads and nobody else sets: what a request may set."""
         read = jinja2.meta.find_undeclared_variables(_environment().parse(self.source))
-        set_here = RESERVED | {name for name in self.variables if name.endswith("_token")}
-        return frozenset(name for name in read - set_here if not name.endswith("_token"))
+        return frozenset(name for name in read - RESERVED if not name.endswith("_token"))
 
     def marking(self, words: ClientText) -> ChatTemplate:
         """The same template, whose renders have the marks of `words` in what a client says."""

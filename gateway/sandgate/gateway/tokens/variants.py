@@ -10,7 +10,8 @@ from sandgate.gateway.conversation.messages import TemplateValue
 from sandgate.gateway.tokens.api import Codec
 
 KEPT = 16
-"""Variants that are kept, the last used. Each is probed like the codec itself, in about 0.1 s."""
+"""Variants that are kept, the last used. Each is probed like the codec itself: 15 to 34 ms for Qwen3 and gpt-oss over
+small vocabularies."""
 EFFORT = "reasoning_effort"
 """SDKs send it to every model, so it is no mistake to send it to one whose template does not read it."""
 
