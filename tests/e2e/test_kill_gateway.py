@@ -81,16 +81,23 @@ class Killer:
         os.kill(self._last, signal.SIGKILL)
         self.killed.append((self.plan.pop(0)[0], time.time()))
 
-    def behind(self, lost: Generation) -> float | None:
-        """When the kill came that `lost` was lost to: while it was under way; or after its end, before it can have been
-        committed; or before it was read here, having been written by then."""
-        return next((at for _, at in self.killed if lost.at - STALL_S <= at <= lost.over_at + STALL_S), None)
+    def behind(self, lost: Generation, begun: float) -> float | None:
+        """When the kill came that `lost` was lost to, the first since it was begun: while it was under way; or after
+        its end, before it can have been committed. That takes a moment, and as long as the disk stands still: the
+        journal is written in order, so that a turn whose end had been known when a later record was made is behind no
+        record that is on disk."""
+        end = next((at for _, at in self.killed if at >= begun), None)
+        if end is None or self._noted(lost.over_at + STALL_S, end):
+            return None
+        return end
 
-    def noted_since(self, lost: Generation) -> list[float]:
+    def noted_since(self, lost: Generation, end: float) -> list[float]:
         """Records behind the note that it was begun, which waits 5 ms for company, and longer for a slow disk. The
         journal is written in order: if there are any, the note must be there as well."""
-        end = self.behind(lost) or 0.0
-        return [record.at for _, record in books.records(self._folder) if lost.at < record.at < end]
+        return self._noted(lost.at, end)
+
+    def _noted(self, since: float, until: float) -> list[float]:
+        return [record.at for _, record in books.records(self._folder) if since < record.at < until]
 
 
 def retry_of(chat: Chat) -> int:
@@ -139,9 +146,13 @@ def explained(
     assert {*Counter(one.turn for one in asked).values()} == {1}, "the engine was asked for each turn once"
     lost = [one for one in asked if one not in made]
     assert lost
-    assert all(killer.behind(one) for one in lost), "nothing is sampled again without a kill"
+    noted = {one.turn: one.at for session in found.values() for one in session.lost}
+    # One that no journal knows was asked for in the moments before it was read here.
+    behind = {one: killer.behind(one, noted.get(one.turn, one.at - STALL_S)) for one in lost}
+    unkilled = [(one.turn, one.at, one.over_at) for one, end in behind.items() if end is None]
+    assert not unkilled, f"nothing is sampled again without a kill: {killer.killed}"
     unflagged = books.unknown(found, asked)
     assert {*unflagged} <= {*lost}
-    assert not [one for one in unflagged if killer.noted_since(one)], (
+    assert not [one for one in unflagged if killer.noted_since(one, behind[one] or 0.0)], (
         "what is on disk is known to the next life"
     )
