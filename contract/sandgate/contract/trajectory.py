@@ -196,7 +196,7 @@ def from_json(value: dict[str, Json]) -> Trajectory:
     seen = value.get("schema_version", 0)
     if isinstance(seen, int) and seen > SCHEMA_VERSION:
         raise NewerRecord(seen=seen, known=SCHEMA_VERSION)
-    members = {"schema_version": FIRST_VERSION}
+    members: dict[str, Json] = {"schema_version": FIRST_VERSION}
     members |= {k: v for k, v in value.items() if k in Trajectory.__dataclass_fields__}
     for name, given in members.items():
         if name not in ARRAY_FIELDS and not _fits(given, Trajectory.__dataclass_fields__[name].type):

@@ -322,7 +322,7 @@ def test_where_exit_codes_are_the_reward_an_agent_s_words_stand_apart_from_what_
 
 
 def test_what_turns_have_in_common_stands_once_and_the_rest_with_each() -> None:
-    new = {"build": "vllm 2", "logprobs_mode": "raw_logprobs", "renderer": "r2"}
+    new: dict[str, Any] = {"build": "vllm 2", "logprobs_mode": "raw_logprobs", "renderer": "r2"}
     turns = [
         T("a", sampling={"temperature": 1.0, "top_k": 5, "seed": 1}),
         T("b", "a", sampling={"temperature": 0.5, "top_k": 5, "seed": 1, "stop": ["x"]}, **new),
