@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from sandgate.gateway.engine.scripted.script import Gate, Reply
+from sandgate.gateway.journal.memory import MemoryStore
 from sandgate.gateway.service.session import Session
-from tests.support.gateway import Agent, Running, Wire, eventually, gated, gateway, ids, user, within
+from tests.support.gateway import Agent, Latch, Running, Wire, eventually, gated, gateway, ids, user, within
 
 TEXT = "ordered seven kiwis"
 SEEN = "ordered seven"
@@ -49,6 +50,51 @@ async def test_what_was_read_and_cut_is_in_the_rows_as_it_was_sampled() -> None:
     assert [row["fork_reason"] for row in rows] == [""] + ["retry_resampled"] * 6
 
 
+async def test_what_was_read_and_cut_and_ran_to_its_end_all_the_same_is_in_the_rows() -> None:
+    """A call lingers for a retry: cut late enough, a stream ends whole, and nobody was sent its last word."""
+    replies, gates = cut_late(2)
+    async with gateway([*replies, "no"], limits={"linger_s": 60.0}) as g:
+        agent = await g.session()
+        for number, gate in enumerate(gates):
+            wire = await Wire.chat(agent, agent.body(f"hi {number}", stream=True))
+            await wire.until_said(SEEN)
+            await wire.cut()
+            await eventually(lambda: g.call().listeners == 0, "noticed")
+            gate.open.set()
+            await eventually(lambda: not g.core.turns.calls, "the call is over")
+        await agent.ask("hi 2")
+        tree = await g.tree(agent)
+        rows = await g.finalize(agent, reward=1.0)
+    assert [(turn["finish"], turn["delivered"]) for turn in tree] == [
+        ("stop", "partly"),
+        ("stop", "partly"),
+        ("stop", True),
+    ]
+    assert [row["turn_ids"] for row in rows] == [[turn["turn"]] for turn in tree]
+
+
+@pytest.mark.parametrize("noticed", [True, False], ids=["noticed before", "noticed behind"])
+async def test_a_stream_that_is_cut_while_it_is_made_durable_is_partly_delivered(noticed: bool) -> None:
+    latch = Latch()
+    async with gateway([TEXT], store=MemoryStore(gate=latch), limits=NOW) as g:
+        agent = await g.session()
+        latch.shut()
+        wire = await Wire.chat(agent, agent.body("hi", stream=True))
+        await wire.until_said(TEXT)
+        await within(latch.reached)
+        call = g.call()
+        await wire.cut()
+        if noticed:
+            await eventually(lambda: call.listeners == 0, "noticed")
+        latch.open()
+        await eventually(lambda: not g.core.turns.calls, "the call is over")
+        await eventually(lambda: g.core.sessions.get(agent.id).partly == {call.turns[0]}, "it is noted")
+        (turn,) = await g.tree(agent)
+        assert (turn["finish"], turn["delivered"]) == ("stop", "partly")
+        assert (await agent.ask("hi"))["content"] == TEXT, "its retry gets it"
+        assert [one["delivered"] for one in await g.tree(agent)] == [True]
+
+
 async def test_a_job_may_leave_it_out_of_its_rows_and_still_see_it() -> None:
     replies, gates = cut_late(2)
     async with gateway([*replies, TEXT], limits=NOW) as g:
@@ -56,7 +102,11 @@ async def test_a_job_may_leave_it_out_of_its_rows_and_still_see_it() -> None:
         for gate in gates:
             await read_and_cut(g, agent, gate)
         await agent.ask("hi")
-        assert [turn["finish"] for turn in await g.tree(agent)] == ["cut", "cut", "stop"]
+        assert [(turn["finish"], turn["delivered"]) for turn in await g.tree(agent)] == [
+            ("cut", "partly"),
+            ("cut", "partly"),
+            ("stop", True),
+        ]
         rows = await g.finalize(agent, reward=1.0)
         summary = (await g.admin.get(f"/v1/sessions/{agent.id}")).json()
     assert [row["finish_reason"] for row in rows] == ["stop"]

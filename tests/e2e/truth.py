@@ -81,7 +81,7 @@ def check(
             known = _turn(row, made, known, end, version)
             seen[turn] += 1
         assert known == len(row.response_ids), "nothing comes after the last sampled token"
-        _as_told(row, by_turn[row.turn_ids[-1]])
+        _as_told(row, [by_turn[turn] for turn in row.turn_ids])
     assert set(seen.values()) <= {1}, "no turn is in two rows"
     sampled = sum(sum(row.loss_mask) for row in rows)
     assert sampled == sum(len(by_turn[turn].ids) for turn in seen), "as many as the engine counts"
@@ -103,10 +103,14 @@ def _turn(row: Trajectory, made: Generation, known: int, end: int, version: int)
     return end
 
 
-def _as_told(row: Trajectory, last: Generation) -> None:
-    """What a row says about how it was sampled is what the engine was told."""
-    assert row.finish_reason == last.finish
-    assert row.logprobs_mode == "processed_logprobs"
-    assert row.model == last.asked["model"]
-    assert row.sampling["temperature"] == last.temperature
-    assert row.sampling["max_tokens"] == last.asked["sampling_params"]["max_tokens"]
+def _as_told(row: Trajectory, made: Sequence[Generation]) -> None:
+    """What a row says about how its turns were sampled is what the engine was told for each."""
+    assert row.finish_reason == made[-1].finish
+    assert row.model == made[-1].asked["model"]
+    for number, turn in enumerate(made):
+        settings = row.settings(number)
+        assert settings.logprobs_mode == "processed_logprobs"
+        assert settings.engine.startswith("vllm ")
+        told = turn.asked["sampling_params"]
+        for name in ("temperature", "max_tokens", "seed"):
+            assert settings.sampling.get(name) == told.get(name), name

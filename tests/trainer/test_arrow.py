@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandgate.contract.errors import Conflict, CorruptRecord, InvalidBody, NewerRecord
-from sandgate.contract.trajectory import DERIVED, Trajectory
+from sandgate.contract.trajectory import DERIVED, FIRST_VERSION, Trajectory
 from sandgate.trainer.export import arrow, tables
 from sandgate.trainer.export.schema import DEFAULTS, VERSION_KEY
 from tests.trainer.trajectories import exact, trajectories, trajectory
@@ -138,7 +138,7 @@ def test_a_missing_optional_column_is_its_default(name: str) -> None:
     (found,) = arrow.from_table(table)
     fresh = {key: value for key, value in exact(trajectory()).items() if key != name}
     needed = set(Trajectory.__dataclass_fields__) - set(DEFAULTS) - DERIVED
-    bare = Trajectory(**{key: getattr(trajectory(), key) for key in needed})
+    bare = Trajectory(schema_version=FIRST_VERSION, **{key: getattr(trajectory(), key) for key in needed})
     changed = {name: exact(bare)[name]} | ({"masked": "True"} if name == "reward" else {})
     assert exact(found) == fresh | changed
 
@@ -188,8 +188,8 @@ def replaced(name: str, values: Any, kind: Any = None) -> Callable[[pa.Table], p
 
 
 REFUSED: dict[str, tuple[Callable[[pa.Table], pa.Table], type[Exception], str]] = {
-    "a newer file": (with_version(b"2"), NewerRecord, "schema 2"),
-    "a newer row in a file without metadata": (replaced("schema_version", [2]), NewerRecord, "schema 2"),
+    "a newer file": (with_version(b"3"), NewerRecord, "schema 3"),
+    "a newer row in a file without metadata": (replaced("schema_version", [3]), NewerRecord, "schema 3"),
     "a version that is no number": (with_version(b"new"), CorruptRecord, "not a number"),
     "a null where there is none": (replaced("uid", [None]), CorruptRecord, "column uid has 1 nulls"),
     "a null inside a list": (replaced("versions", [[1, None, 1, 1, 1]]), CorruptRecord, "column versions has nulls"),

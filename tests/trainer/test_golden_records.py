@@ -29,27 +29,33 @@ from tests.trainer.trajectories import exact, trajectory
 GOLDEN = Path(__file__).parent / "golden" / "records"
 
 
-def rows() -> list[Trajectory]:
-    """Every column says something in at least one row."""
+def rows(version: int = SCHEMA_VERSION) -> list[Trajectory]:
+    """Every column of that version says something in at least one row."""
+    told: dict[str, Any] = {}
+    if version > 1:
+        told["turn_settings"] = ({}, {"engine": "vllm 0.25.1", "sampling": {"seed": 5}})
     return [
-        trajectory(),
+        trajectory(schema_version=version),
         trajectory(
-            1, trajectory_id=1, attempt=2, reward=-0.1, reward_info={"why": "wrong", "parts": [0.5, None]},
+            1, schema_version=version, **told, trajectory_id=1, attempt=2, reward=-0.1,
+            reward_info={"why": "wrong", "parts": [0.5, None]},
             finish_reason="length", fork_reason="compaction", parent_turn="a", failure_class="policy",
             failure_reason="TurnLimit", complete=False, model="tiny", renderer="renderers/qwen3@0.1.12",
             engine="vllm 0.25.0", logprobs_mode="processed_logprobs", sampling={"temperature": 0.7, "top_k": -1},
             tokenizer_digest="5f3a", multimodal=b"\x00\xff", routed_experts=b"\x01", metadata={"träger": "\ud83d"},
         ),
         trajectory(
-            2, reward=None, prompt_ids=array("i"), response_ids=array("i"), response_logprobs=array("f"),
+            2, schema_version=version, reward=None, prompt_ids=array("i"), response_ids=array("i"),
+            response_logprobs=array("f"),
             loss_mask=array("b"), versions=array("i"), turn_ids=(), turn_ends=(), turn_rewards=(),
         ),
     ]  # fmt: skip
 
 
-def group() -> list[Trajectory]:
+def group(version: int = SCHEMA_VERSION) -> list[Trajectory]:
     """The rows, and a sibling of the first one, which sampled its first two tokens and then another."""
     three: dict[str, Any] = {
+        "schema_version": version,
         "turn_ids": ("a",),
         "turn_ends": (3,),
         "turn_rewards": (),
@@ -59,7 +65,7 @@ def group() -> list[Trajectory]:
         3, response_ids=array("i", [10, 11, 6]), response_logprobs=array("f", [-0.1, -0.2, -2.5]),
         loss_mask=array("b", [1] * 3), **three,
     )  # fmt: skip
-    return [*rows(), sibling]
+    return [*rows(version), sibling]
 
 
 def bare(row: Trajectory, **changes: object) -> Trajectory:
@@ -72,18 +78,6 @@ def current() -> pa.Table:
     return arrow.to_table(rows())
 
 
-def oldest() -> pa.Table:
-    """Version 0 was never released; the file stands for any older version: only what every version must have."""
-    old = arrow.to_table(bare(row, schema_version=0) for row in rows())
-    kept = old.drop_columns(sorted(DEFAULTS.keys() - {"schema_version"}))
-    return kept.replace_schema_metadata({VERSION_KEY: b"0"})
-
-
-def earlier() -> pa.Table:
-    """This version, before its optional columns were added."""
-    return arrow.to_table(bare(row) for row in rows()).drop_columns(sorted(DEFAULTS))
-
-
 def later() -> pa.Table:
     """This version, with columns that are to come."""
     extra = {"entropy": pa.array([[0.5], None, []]), "spot": pa.array([{"a": 1}, None, None])}
@@ -94,40 +88,43 @@ def later() -> pa.Table:
 
 
 def newer() -> pa.Table:
-    return current().replace_schema_metadata({VERSION_KEY: b"2"})
+    return current().replace_schema_metadata({VERSION_KEY: b"9"})
 
 
-def unmasked() -> pa.Table:
-    """This version, before `masked` was a column."""
-    return current().drop_columns(["masked"])
+def bare_rows(version: int) -> list[Trajectory]:
+    return [bare(row, schema_version=version) for row in rows(version)]
 
 
-FILES: dict[str, tuple[Callable[[], pa.Table], Callable[[], list[Trajectory]]]] = {
-    "v1": (unmasked, rows),
-    "v1-masked": (current, rows),
-    "v0": (oldest, lambda: [bare(row, schema_version=0) for row in rows()]),
-    "v1-earlier": (earlier, lambda: [bare(row) for row in rows()]),
-    "v1-later": (later, rows),
+FILES: dict[str, Callable[[], list[Trajectory]]] = {
+    "v0": lambda: bare_rows(0),
+    "v1": lambda: rows(1),
+    "v1-masked": lambda: rows(1),
+    "v1-earlier": lambda: bare_rows(1),
+    "v1-later": lambda: rows(1),
+    "v2": rows,
+    "v2-later": rows,
 }
-"""File -> how it was made, and what it says."""
+"""File -> what it says. v0: version 0 was never released; the file stands for any older version, and has only what
+every version must have. -earlier: before its optional columns were added (v1: before `masked` was one). -later: with
+columns that are to come. Those of older versions were written by their own writers, and no writer of today makes
+them."""
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_golden_file_is_read_as_it_was_meant(name: str) -> None:
-    _, meant = FILES[name]
     found = list(arrow.read_parquet(GOLDEN / f"{name}.parquet"))
-    assert [exact(row) for row in found] == [exact(row) for row in meant()]
+    assert [exact(row) for row in found] == [exact(row) for row in FILES[name]()]
 
 
 def test_a_newer_file_is_refused_whole() -> None:
-    with pytest.raises(NewerRecord, match="schema 2"):
-        next(arrow.read_parquet(GOLDEN / "v2.parquet"))
+    with pytest.raises(NewerRecord, match="schema 9"):
+        next(arrow.read_parquet(GOLDEN / "newer.parquet"))
 
 
 def test_todays_writer_writes_the_file_of_this_version(tmp_path: Path) -> None:
     """Column by column: a change of type or meaning would need another version."""
     arrow.write_parquet(tmp_path / "now.parquet", rows())
-    golden, now = pq.read_table(GOLDEN / "v1-masked.parquet"), pq.read_table(tmp_path / "now.parquet")
+    golden, now = pq.read_table(GOLDEN / "v2.parquet"), pq.read_table(tmp_path / "now.parquet")
     assert now.schema.equals(golden.schema, check_metadata=True)
     assert now.equals(golden)
     assert arrow.schema().metadata[VERSION_KEY] == str(SCHEMA_VERSION).encode()
@@ -137,26 +134,41 @@ def test_files_of_several_versions_are_merged(tmp_path: Path) -> None:
     files = [GOLDEN / f"{name}.parquet" for name in ("v1-later", "v1-earlier", "v1")]
     assert arrow.merge_parquet(files, tmp_path / "all.parquet").duplicates == 6
     assert [exact(row) for row in arrow.read_parquet(tmp_path / "all.parquet")] == [
-        exact(row) for row in rows()
+        exact(row) for row in rows(1)
     ]
 
 
-@pytest.mark.parametrize("name", ["v1", "v1-masked"])
-def test_golden_json_lines_are_read_as_they_were_meant(name: str) -> None:
-    assert [exact(row) for row in read_jsonl(GOLDEN / f"{name}.jsonl")] == [exact(row) for row in rows()]
+def test_rows_of_two_versions_stand_in_one_file(tmp_path: Path) -> None:
+    old = [trajectory(9, schema_version=1)]
+    arrow.write_parquet(tmp_path / "old.parquet", old)
+    arrow.merge_parquet([tmp_path / "old.parquet", GOLDEN / "v2.parquet"], tmp_path / "all.parquet")
+    found = list(arrow.read_parquet(tmp_path / "all.parquet"))
+    assert [exact(row) for row in found] == [exact(row) for row in [*old, *rows()]]
 
 
-@pytest.mark.parametrize("name", ["packed-v1", "packed-v1-masked"])
-def test_a_golden_packed_file_gives_back_its_rows(name: str) -> None:
+@pytest.mark.parametrize(("name", "version"), [("v1", 1), ("v1-masked", 1), ("v2", 2)])
+def test_golden_json_lines_are_read_as_they_were_meant(name: str, version: int) -> None:
+    assert [exact(row) for row in read_jsonl(GOLDEN / f"{name}.jsonl")] == [
+        exact(row) for row in rows(version)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "version"), [("packed-v1", 1), ("packed-v1-masked", 1), ("packed-v1-record-v2", 2)]
+)
+def test_a_golden_packed_file_gives_back_its_rows(name: str, version: int) -> None:
     (tree,) = packed_file.read_packed(GOLDEN / f"{name}.parquet")
     shared, images = [1, 2, 3, 10, 11, 4, 5, 12, 6], [1, 2, 3, 10, 11, 4, 5, 12]
     assert tree.input_ids.tolist() == shared + images
-    assert [exact(row) for row in unpack(tree)] == [exact(row) for row in group()]
+    assert [exact(row) for row in unpack(tree)] == [exact(row) for row in group(version)]
 
 
 def test_todays_writer_writes_the_packed_file_of_this_version(tmp_path: Path) -> None:
     packed_file.write_packed(tmp_path / "now.parquet", group())
-    golden, now = pq.read_table(GOLDEN / "packed-v1-masked.parquet"), pq.read_table(tmp_path / "now.parquet")
+    golden, now = (
+        pq.read_table(GOLDEN / "packed-v1-record-v2.parquet"),
+        pq.read_table(tmp_path / "now.parquet"),
+    )
     assert now.schema.equals(golden.schema, check_metadata=True)
     assert now.equals(golden)
 
@@ -171,13 +183,13 @@ def test_every_column_has_a_meaning_and_every_number_a_unit() -> None:
 def write() -> Iterator[Path]:
     """Those that are not there."""
     GOLDEN.mkdir(exist_ok=True)
-    tables = {name: make for name, (make, _) in FILES.items() if name != "v1-masked"} | {"v2": newer}
     writers: dict[str, Callable[[Path], object]] = {
-        f"{name}.parquet": functools.partial(pq.write_table, make()) for name, make in tables.items()
+        "v2.parquet": functools.partial(arrow.write_parquet, trajectories=rows()),
+        "v2-later.parquet": functools.partial(pq.write_table, later()),
+        "newer.parquet": functools.partial(pq.write_table, newer()),
+        "v2.jsonl": functools.partial(write_jsonl, trajectories=rows()),
+        "packed-v1-record-v2.parquet": functools.partial(packed_file.write_packed, trajectories=group()),
     }
-    writers["v1-masked.parquet"] = functools.partial(arrow.write_parquet, trajectories=rows())
-    writers["v1-masked.jsonl"] = functools.partial(write_jsonl, trajectories=rows())
-    writers["packed-v1-masked.parquet"] = functools.partial(packed_file.write_packed, trajectories=group())
     for name, writer in writers.items():
         if not (GOLDEN / name).exists():
             writer(GOLDEN / name)

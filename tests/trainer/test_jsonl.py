@@ -58,7 +58,7 @@ LINES: dict[str, tuple[bytes, type[Exception], str]] = {
     "a field missing": (b'{"job":"x"}', CorruptRecord, "t.jsonl:2: not a trajectory record"),
     "NaN": (b'{"reward":NaN}', CorruptRecord, "NaN is not JSON"),
     "base64 that is none": (b'{"multimodal":"*"}', CorruptRecord, "multimodal is not base64"),
-    "a newer row": (b'{"schema_version":2}', NewerRecord, "schema 2"),
+    "a newer row": (b'{"schema_version":3}', NewerRecord, "schema 3"),
     "deeper than any record": (b"[" * 100_000, CorruptRecord, "t.jsonl:2: line is not JSON"),
     "not UTF-8": (b'{"job":"\xff"}', CorruptRecord, "t.jsonl:2: line is not JSON"),
 }

@@ -129,8 +129,8 @@ REFUSED: dict[str, tuple[Callable[[pa.Table], pa.Table], type[Exception], str]] 
         in_leaf("session_id", lambda columns: {n: v for n, v in columns.items() if n != "session_id"}),
         CorruptRecord, "column session_id is missing"),
     "a newer record in a leaf": (
-        in_leaf("schema_version", lambda columns: columns | {"schema_version": pa.array([2, 2], pa.int32())}),
-        NewerRecord, "schema 2"),
+        in_leaf("schema_version", lambda columns: columns | {"schema_version": pa.array([3, 3], pa.int32())}),
+        NewerRecord, "schema 3"),
     "a tree that does not hold together": (put("starts", pa.array([[0, 9, 5]], pa.list_(pa.int32()))),
                                            CorruptRecord, "do not divide"),
 }  # fmt: skip

@@ -110,6 +110,13 @@ def test_ratios_of_two_different_policies_are_refused(
         of.check_sampling(rows, trainer)
 
 
+def test_one_turn_at_another_temperature_is_refused() -> None:
+    told = ({"sampling": {"temperature": 0.7}}, {"sampling": {"temperature": 0.2}})
+    rows = of.group_rows([trajectory(sampling={"top_k": -1}, turn_settings=told)], 1)
+    with pytest.raises(Conflict, match=r"turn b, was sampled at temperature 0[.]2"):
+        of.check_sampling(rows, 0.7)
+
+
 def test_the_same_temperature_is_fine() -> None:
     rows = of.group_rows([trajectory(sampling={"temperature": 0.7}, logprobs_mode="processed_logprobs")], 2)
     of.check_sampling(rows, 0.7)

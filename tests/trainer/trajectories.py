@@ -58,6 +58,7 @@ def trajectories(draw: st.DrawFn, *, any_floats: bool = True) -> Trajectory:
         st.floats(width=32) if any_floats else st.floats(width=32, allow_nan=False, allow_infinity=False)
     )
     turns = draw(st.lists(st.tuples(TEXT, INT32), max_size=3))
+    settings = draw(st.just(()) | st.tuples(*[OBJECT] * len(turns)))
     rewards = draw(st.just(()) | st.tuples(*[FINITE] * len(turns)))
     text: dict[str, Any] = {
         name: draw(TEXT) for name in ("finish_reason", "fork_reason", "parent_turn", "model", "renderer")
@@ -81,6 +82,7 @@ def trajectories(draw: st.DrawFn, *, any_floats: bool = True) -> Trajectory:
         reward=draw(st.none() | FINITE),
         reward_info=draw(OBJECT),
         sampling=draw(OBJECT),
+        turn_settings=tuple(settings),
         metadata=draw(OBJECT),
         failure_class=draw(st.none() | TEXT),
         failure_reason=draw(st.none() | TEXT),

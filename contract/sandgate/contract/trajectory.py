@@ -1,4 +1,4 @@
-"""The trajectory record, schema version 1: one root-to-leaf path of a session's tree, one training row.
+"""The trajectory record, schema version 2: one root-to-leaf path of a session's tree, one training row.
 
 Arrays are packed (`array('i')` int32, `array('f')` float32, `array('b')` int8): no Python object per token.
 """
@@ -7,12 +7,18 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from sandgate.contract.errors import CorruptRecord, FailureClass, NewerRecord
 
-SCHEMA_VERSION = 1
-"""Bumped only when a reader of the old version would misread the new one; new optional fields do not bump it."""
+SCHEMA_VERSION = 2
+"""Bumped only when a reader of the old version would misread the new one; new optional fields do not bump it.
+
+2: `sampling` holds what all turns have in common, and `turn_settings` the rest; in rows of version 1 it is that of the
+last turn, and `engine`, `logprobs_mode` and `renderer` are those of the gateway that exported."""
+
+FIRST_VERSION = 1
+"""What a row is of that does not say it."""
 
 Ids: TypeAlias = "array[int]"
 """array('i'): int32 token ids."""
@@ -23,6 +29,17 @@ Mask: TypeAlias = "array[int]"
 
 Json: TypeAlias = Any
 """What `json.loads` returns."""
+
+
+class TurnSettings(NamedTuple):
+    """How one turn was made."""
+
+    engine: str
+    """Name and version."""
+    logprobs_mode: str
+    renderer: str
+    sampling: dict[str, Json]
+    """Engine's names, as sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,13 +102,17 @@ class Trajectory:
     model: str = ""
     """As the engine names it."""
     renderer: str = ""
-    """What turned messages into ids, with its version or its template's digest."""
+    """What turned messages into ids, with its version or its template's digest; empty if turns differ."""
     engine: str = ""
-    """Name and version."""
+    """Name and version; empty if turns differ."""
     logprobs_mode: str = ""
-    """The engine's: raw_logprobs or processed_logprobs (of the scaled, filtered distribution)."""
+    """The engine's: raw_logprobs or processed_logprobs (of the scaled, filtered distribution); empty if turns
+    differ."""
     sampling: dict[str, Json] = field(default_factory=dict)
-    """Engine's names (temperature, top_p, top_k, ...), as sent with the last turn."""
+    """Engine's names (temperature, top_p, top_k, ...), as sent with each turn: those that are alike in all turns."""
+    turn_settings: tuple[dict[str, Json], ...] = ()
+    """What differs between turns, one object per turn: `engine`, `logprobs_mode`, `renderer`, `sampling` (a seed, say).
+    Empty if nothing does. `settings(k)` gives turn k's whole."""
     tokenizer_digest: str = ""
     """Of tokenizer.json: ids of one digest are of one vocabulary."""
     multimodal: bytes | None = None
@@ -114,12 +135,32 @@ class Trajectory:
                 raise CorruptRecord(f"{name} has {len(getattr(self, name))} entries for {n} response ids")
         if len(self.turn_ids) != len(self.turn_ends):
             raise CorruptRecord(f"{len(self.turn_ids)} turn_ids but {len(self.turn_ends)} turn_ends")
+        if self.turn_settings and len(self.turn_settings) != len(self.turn_ids):
+            raise CorruptRecord(f"{len(self.turn_settings)} turn_settings for {len(self.turn_ids)} turns")
         if self.turn_rewards and len(self.turn_rewards) != len(self.turn_ids):
             raise CorruptRecord(f"{len(self.turn_rewards)} turn_rewards for {len(self.turn_ids)} turns")
+
+    def settings(self, turn: int) -> TurnSettings:
+        """How turn number `turn` of this row was made."""
+        own = self.turn_settings[turn] if self.turn_settings else {}
+        return TurnSettings(
+            engine=own.get("engine", self.engine),
+            logprobs_mode=own.get("logprobs_mode", self.logprobs_mode),
+            renderer=own.get("renderer", self.renderer),
+            sampling={**self.sampling, **own.get("sampling", {})},
+        )
 
     def _masked(self) -> bool:
         return self.reward is None or self.failure_class not in (None, FailureClass.POLICY)
 
+
+_LISTS = (
+    ("turn_ids", "str"),
+    ("turn_ends", "int"),
+    ("turn_rewards", "float"),
+    ("turn_settings", "dict[str, Json]"),
+)
+"""(field, annotation of its entries)."""
 
 ARRAY_FIELDS: dict[str, str] = {
     "prompt_ids": "i",
@@ -155,7 +196,8 @@ def from_json(value: dict[str, Json]) -> Trajectory:
     seen = value.get("schema_version", 0)
     if isinstance(seen, int) and seen > SCHEMA_VERSION:
         raise NewerRecord(seen=seen, known=SCHEMA_VERSION)
-    members = {k: v for k, v in value.items() if k in Trajectory.__dataclass_fields__}
+    members: dict[str, Json] = {"schema_version": FIRST_VERSION}
+    members |= {k: v for k, v in value.items() if k in Trajectory.__dataclass_fields__}
     for name, given in members.items():
         if name not in ARRAY_FIELDS and not _fits(given, Trajectory.__dataclass_fields__[name].type):
             raise CorruptRecord(f"not a trajectory record: {name} cannot be {type(given).__name__}")
@@ -164,7 +206,7 @@ def from_json(value: dict[str, Json]) -> Trajectory:
     try:
         for name, code in ARRAY_FIELDS.items():
             members[name] = array(code, members[name])
-        for name, kind in (("turn_ids", "str"), ("turn_ends", "int"), ("turn_rewards", "float")):
+        for name, kind in _LISTS:
             members[name] = tuple(members.get(name, ()))
             if not all(_fits(entry, kind) for entry in members[name]):
                 raise CorruptRecord(f"not a trajectory record: {name} holds more than {kind}")

@@ -23,6 +23,9 @@ class T:
     version: int = 1
     sampling: Mapping[str, Any] = field(default_factory=lambda: {"temperature": 1.0})
     spans: tuple[tuple[int, int, int], ...] | None = None
+    build: str = ""
+    logprobs_mode: str = ""
+    renderer: str = ""
 
     @property
     def base(self) -> int:

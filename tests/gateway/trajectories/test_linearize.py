@@ -78,6 +78,28 @@ def test_leaves(turns: list[T], delivered: set[str], paths: list[str]) -> None:
     assert ["".join(row.turn_ids) for row in rows(turns, delivered=delivered)] == paths
 
 
+PARTLY: dict[str, tuple[list[T], str, list[str]]] = {
+    "what was partly delivered is a row: it may have chosen by it": (
+        [T("a"), T("b", "a"), T("c", "a")],
+        "train",
+        ["ab", "ac"],
+    ),
+    "unless the job leaves it": ([T("a"), T("b", "a"), T("c", "a")], "leave", ["ac"]),
+    "what it went on from stays": ([T("a"), T("b", "a"), T("c", "b")], "leave", ["abc"]),
+    "what the engine aborted is left out": (
+        [T("a"), T("b", "a", finish="abort"), T("c", "a")],
+        "train",
+        ["ac"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("turns", "cut", "paths"), PARTLY.values(), ids=PARTLY)
+def test_b_whose_stream_was_let_go_of_too_late_to_cut_it(turns: list[T], cut: str, paths: list[str]) -> None:
+    found = rows(turns, delivered={"a", "c"}, partly={"b"}, spec={"cut_turns": cut})
+    assert ["".join(row.turn_ids) for row in found] == paths
+
+
 LEFT: dict[str, tuple[list[T], list[str]]] = {
     "what the agent cut is left out": ([T("a"), T("b", "a", finish="cut"), T("c", "a")], ["ac"]),
     "what it cut and went on from stays": ([T("a"), T("b", "a", finish="cut"), T("c", "b")], ["abc"]),
@@ -150,7 +172,8 @@ def test_forks(turns: list[T], forks: list[tuple[str, str]]) -> None:
 
 
 def test_what_a_row_says_beside_its_tokens() -> None:
-    turns = [T("a"), T("b", "a", finish="length", sampling={"temperature": 0.5})]
+    half = {"temperature": 0.5}
+    turns = [T("a", sampling=half), T("b", "a", finish="length", sampling=half)]
     sealed = Sealed(
         at=9.0,
         failure_class="policy",
@@ -296,3 +319,41 @@ def test_where_exit_codes_are_the_reward_an_agent_s_words_stand_apart_from_what_
     assert row.reward_info == info
     (silent,) = rows([T("a")], sealed=sealed, completed={}, spec={"reward_source": source})
     assert silent.reward_info == {"exit_code": 1}
+
+
+def test_what_turns_have_in_common_stands_once_and_the_rest_with_each() -> None:
+    new: dict[str, Any] = {"build": "vllm 2", "logprobs_mode": "raw_logprobs", "renderer": "r2"}
+    turns = [
+        T("a", sampling={"temperature": 1.0, "top_k": 5, "seed": 1}),
+        T("b", "a", sampling={"temperature": 0.5, "top_k": 5, "seed": 1, "stop": ["x"]}, **new),
+        T("c", "a", sampling={"temperature": 1.0, "top_k": 5, "seed": 2}),
+    ]
+    facts = Facts(renderer="r1", engine="vllm 1", logprobs_mode="processed_logprobs")
+    changed, seeded = rows(turns, facts=facts)
+    assert (changed.engine, changed.logprobs_mode, changed.renderer) == ("", "", "")
+    assert changed.sampling == {"top_k": 5, "seed": 1}
+    assert changed.settings(0) == ("vllm 1", "processed_logprobs", "r1", turns[0].sampling)
+    assert changed.settings(1) == ("vllm 2", "raw_logprobs", "r2", turns[1].sampling)
+    assert (seeded.engine, seeded.logprobs_mode, seeded.renderer) == ("vllm 1", "processed_logprobs", "r1")
+    assert seeded.sampling == {"temperature": 1.0, "top_k": 5}
+    assert seeded.turn_settings == ({"sampling": {"seed": 1}}, {"sampling": {"seed": 2}})
+
+
+SAMPLED = st.fixed_dictionaries(
+    {}, optional={"temperature": st.sampled_from([0.5, 1.0]), "seed": st.integers(0, 2)}
+)
+
+
+@given(turns=st.lists(st.tuples(SAMPLED, *[st.sampled_from(["", "1", "2"])] * 3), min_size=1, max_size=4))
+def test_the_settings_of_each_turn_are_its_own(turns: list[tuple[dict[str, Any], str, str, str]]) -> None:
+    """Whatever they have in common; where a turn does not say, as in an old journal, the exporter's are taken."""
+    path = [
+        T(name, parent, sampling=sampling, build=build, logprobs_mode=mode, renderer=renderer)
+        for name, parent, (sampling, build, mode, renderer) in zip(
+            "abcd", (None, *"abc"), turns, strict=False
+        )
+    ]
+    (row,) = rows(path, facts=Facts(engine="e", logprobs_mode="m", renderer="r"))
+    for number, turn in enumerate(path):
+        told = (turn.build or "e", turn.logprobs_mode or "m", turn.renderer or "r", turn.sampling)
+        assert row.settings(number) == told

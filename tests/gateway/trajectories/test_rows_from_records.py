@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +23,7 @@ from sandgate.gateway.service.session_tree import trajectories_from, trajectorie
 from sandgate.gateway.trajectories.linearize import Facts
 from tests.gateway.trajectories.test_linearize import SPEC, forests
 
+SENT: list[dict[str, Any]] = [{}, {"unsure": True}, {"partly": True}]
 FACTS = Facts(model="m", renderer="r", engine="e", logprobs_mode="l", tokenizer_digest="t")
 
 
@@ -44,12 +47,14 @@ def histories(draw: st.DrawFn) -> list[Record]:
             prompt_key=turn.id.encode(),
             head_key=b"h",
             sampling={"temperature": number},
+            build=draw(st.sampled_from(["", "e", "e2"])),
+            renderer=draw(st.sampled_from(["", "r2"])),
             prompt_tokens=1,
         )
         found.append(Intent(at=2.0, turn=turn.id, digest=record.digest))
         found += [record] * draw(st.sampled_from([1, 1, 2]))
         if draw(st.booleans()):
-            found.append(Delivered(at=2.0, turn=turn.id, unsure=draw(st.booleans())))
+            found.append(Delivered(at=2.0, turn=turn.id, **draw(st.sampled_from(SENT))))
         if draw(st.integers(0, 4)) == 0:
             found.append(Rewarded(at=2.0, turn=draw(st.sampled_from([turn.id, None])), reward=number))
         if draw(st.integers(0, 8)) == 0:

@@ -64,6 +64,9 @@ class Turn:
     blocks: tuple[bytes, ...]
     sampling: dict[str, Any]
     engine: str
+    build: str
+    logprobs_mode: str
+    renderer: str
     prompt_tokens: int
     cached_tokens: int
     resampled: bool
@@ -97,7 +100,10 @@ def turn_of(record: TurnCommitted, number: int) -> Turn:
         head_key=record.head_key,
         blocks=record.blocks,
         sampling=record.sampling,
-        engine=record.engine,
+        engine=sys.intern(record.engine),
+        build=sys.intern(record.build),
+        logprobs_mode=sys.intern(record.logprobs_mode),
+        renderer=sys.intern(record.renderer),
         prompt_tokens=record.prompt_tokens,
         cached_tokens=record.cached_tokens,
         resampled=record.resampled,

@@ -36,16 +36,18 @@ TYPES = {
     "tuple[int, ...]": pa.list_(pa.int32()),
     "tuple[float, ...]": pa.list_(pa.float64()),
     "dict[str, Json]": pa.string(),
+    "tuple[dict[str, Json], ...]": pa.string(),
 }
 """Annotation of a field -> type of its column; token arrays are lists of VALUES. JSON is text, marked in the column's
 metadata."""
-JSON = "dict[str, Json]"
+JSON = {"dict[str, Json]": "{}", "tuple[dict[str, Json], ...]": "[]"}
+"""Annotation -> the text of an empty one."""
 
 
 def _field(name: str) -> Any:
     annotation = str(Trajectory.__dataclass_fields__[name].type)
     kind = pa.list_(VALUES[ARRAY_FIELDS[name]]) if name in ARRAY_FIELDS else TYPES[annotation]
-    metadata = {b"sandgate.encoding": b"json"} if annotation == JSON else None
+    metadata = {b"sandgate.encoding": b"json"} if annotation in JSON else None
     return pa.field(name, kind, nullable=annotation.endswith("| None"), metadata=metadata)
 
 
@@ -97,7 +99,8 @@ def _column(field: Any, batch: list[Trajectory]) -> Any:
 
 def _plain(field: Any, values: list[Any]) -> list[Any]:
     if field.metadata:
-        return [_text(value) if value else "{}" for value in values]
+        empty = JSON[str(Trajectory.__dataclass_fields__[field.name].type)]
+        return [_text(value) if value else empty for value in values]
     if field.name == "created_at":
         return [round(seconds * MICROSECONDS) for seconds in values]
     return values

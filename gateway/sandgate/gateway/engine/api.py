@@ -72,6 +72,8 @@ class GenerationResult:
     """The stop string or id that ended it, if not the model's own end."""
     engine: str = ""
     """URL of the replica."""
+    build: str = ""
+    """Name and version of that replica's software; empty if it is not known."""
     cached_tokens: int = 0
     top: tuple[bytes, ...] = ()
     """The top logprobs of each token, packed (see journal.top_logprobs), if they were asked for."""
@@ -146,3 +148,8 @@ class EngineFacts:
     logprobs_mode: str = "unknown"
     max_model_len: int = 0
     models: list[str] = field(default_factory=list)
+
+    @property
+    def build(self) -> str:
+        """Name and version."""
+        return f"{self.name} {self.version}".strip()

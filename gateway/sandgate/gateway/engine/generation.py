@@ -114,8 +114,8 @@ class Generation:
         self.top.clear()
         self.spans.clear()
 
-    def sample(self, engine: str) -> GenerationResult:
-        """The whole sample, once `finish` is known."""
+    def sample(self, engine: str, build: str = "") -> GenerationResult:
+        """The whole sample, once `finish` is known. `engine`, `build`: of the replica where it ended."""
         assert self.finish is not None, "asked for before the end"
         return GenerationResult(
             ids=self.ids,
@@ -124,6 +124,7 @@ class Generation:
             finish=self.finish,
             stop_reason=self.stop_reason,
             engine=engine,
+            build=build,
             cached_tokens=self.cached_tokens,
             top=tuple(self.top),
             resumed=self.resumed,

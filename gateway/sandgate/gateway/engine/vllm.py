@@ -300,7 +300,7 @@ class VllmEngine:
             if made.finish == "abort":
                 made.cut("the engine aborted it", told=self._version_for(prompt))
             if made.finish is not None:
-                return made.sample(url)
+                return made.sample(url, self._known.get(url, self.facts).build)
 
     async def _lost(self, url: str, made: Generation, tries: _Tries, error: Lost) -> None:
         """The connection broke. Tokens that had arrived are kept; the rest is asked for next, maybe elsewhere."""

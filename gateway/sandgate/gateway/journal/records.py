@@ -80,6 +80,11 @@ class TurnCommitted(_Record, frozen=True, kw_only=True, tag="turn"):
     sampling: dict[str, Any] = {}
     """As sent to the engine."""
     engine: str = ""
+    """URL of the replica."""
+    build: str = ""
+    """Name and version of the replica's software; empty in older records, like the next two."""
+    logprobs_mode: str = ""
+    renderer: str = ""
     prompt_tokens: int
     cached_tokens: int = 0
     resampled: bool = False
@@ -122,6 +127,9 @@ class Delivered(_Record, frozen=True, kw_only=True, tag="delivered"):
     """The answer was written to the client's connection in full."""
 
     turn: str
+    partly: bool = False
+    """Not in full: the client let go of the stream when it had been sent some of it, and the turn was committed all the
+    same."""
     unsure: bool = False
     """It may have been: a kill lost the record of it, if there was one. Written by the next life of the process, so
     that later ones know it, too; a retry still gets the same answer."""

@@ -159,6 +159,7 @@ class Areal:
             return interactions(
                 whole.tree.turns,
                 delivered=whole.delivered,
+                partly=whole.partly,
                 rewarded=whole.rewards,
                 reward=whole.sealed.reward if whole.sealed else None,
                 discount=discount,

@@ -45,6 +45,8 @@ class ModelCall:
     """For each choice, while it is streamed, how many tokens came at once: a replay is cut into the same pieces."""
     heard: dict[int, PartialChoice] = field(default_factory=dict)
     """What has arrived of each choice, while it is streamed."""
+    told: bool = False
+    """Some of it was sent down a stream."""
     doomed: bool = False
     """Cancelled or failed: the same request gets a new call now."""
     committing: bool = False

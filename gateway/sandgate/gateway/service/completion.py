@@ -36,7 +36,7 @@ from sandgate.gateway.service.partial import PartialChoice
 from sandgate.gateway.service.prompts import Prepared, Prompts, off_loop, refuse_tools
 from sandgate.gateway.service.session import Session
 from sandgate.gateway.service.sessions import Sessions
-from sandgate.gateway.service.turn_records import GenerationRequest, records_of, stop_string
+from sandgate.gateway.service.turn_records import GenerationRequest, MadeBy, records_of, stop_string
 from sandgate.gateway.tokens.api import Codec, Parser
 
 OFF_LOOP_IDS = 4_096
@@ -188,15 +188,23 @@ class Completions:
             loop = asyncio.get_running_loop()
             call.linger = loop.call_later(self.config.limits.linger_s, call.cancel)
 
-    async def delivered(self, call: ModelCall) -> None:
-        """The answer was sent in full. The record of it waits for no fsync: if it is lost, a retry gets the same
-        answer."""
+    async def let_go(self, call: ModelCall) -> None:
+        """A client let go of a stream of which it had been sent some. What is not whole yet becomes a cut turn, or is
+        whole before the call stops lingering; then `_commit` notes it."""
+        if call.done.done() and call.done.exception() is None:
+            await self.delivered(call, partly=True)
+
+    async def delivered(self, call: ModelCall, *, partly: bool = False) -> None:
+        """The answer was sent in full, or `partly`. The record of it waits for no fsync: if it is lost, a retry gets
+        the same answer."""
         session = call.session
         fresh = [turn for turn in call.turns if turn not in session.delivered]
         if fresh and not session.ended and not session.closing:
             now = self.sessions.now()
             try:
-                await self.sessions.note(session, *(Delivered(at=now, turn=turn) for turn in fresh))
+                await self.sessions.note(
+                    session, *(Delivered(at=now, turn=turn, partly=partly) for turn in fresh)
+                )
             except JournalUnavailable:
                 session.unsure.update(fresh)  # a retry gets the same answer, as it may; the seal will note it
 
@@ -352,11 +360,13 @@ class Completions:
         session.refuse_if_ended()
         call.fork = fork = self._fork_now(call, asked.prepared)
         whole = [(index, *sample_and_parser) for index, sample_and_parser in enumerate(made)]
-        records = records_of(call, asked, whole, fork=fork, now=self.sessions.now())
+        records = records_of(call, asked, whole, self._made_by, fork=fork, now=self.sessions.now())
         call.committing = True
         with self.metrics.commit_s.time():
             await self.sessions.record(session, *records)
         self._count(records, asked.prepared)
+        if call.told and not call.listeners:
+            await self.delivered(call, partly=True)
         tops = [sample.top for sample, _ in made]
         turns = [session.tree[turn] for turn in call.turns]
         return [replace(turn, top=top) if top else turn for turn, top in zip(turns, tops, strict=True)]
@@ -373,7 +383,9 @@ class Completions:
         try:
             if streamed:
                 fork = self._fork_now(call, asked.prepared)
-                records = records_of(call, asked, streamed, fork=fork, now=self.sessions.now(), finish=CUT)
+                records = records_of(
+                    call, asked, streamed, self._made_by, fork=fork, now=self.sessions.now(), finish=CUT
+                )
                 await self.sessions.keep_labels()
                 await self.sessions.record(session, *records)
                 self._count(records, asked.prepared)
@@ -382,6 +394,12 @@ class Completions:
                 await self.sessions.note(session, *gone)
         except SandgateError as error:
             log.warning("turn %s was cut, and what there was of it is lost: %s", call.turns[0], error)
+
+    @property
+    def _made_by(self) -> MadeBy:
+        facts = getattr(self.engine, "facts", None)
+        build = facts.build if facts is not None else self.config.engine.kind.value
+        return MadeBy(build, self.config.engine.logprobs_mode, self.codec.name)
 
     def _fork_now(self, call: ModelCall, prepared: Prepared) -> str | None:
         """The fork reason at commit: other turns may have been committed since the prompt was made, a sibling or a

@@ -229,7 +229,7 @@ class GatewayService:
         return Facts(
             model=self.config.model.name,
             renderer=codec.name,
-            engine=f"{engine.name} {engine.version}".strip() if engine else self.config.engine.kind.value,
+            engine=engine.build if engine else self.config.engine.kind.value,
             logprobs_mode=self.config.engine.logprobs_mode,
             tokenizer_digest=codec.tokenizer_digest,
         )

@@ -58,10 +58,10 @@ class Session:
     phase: SessionPhase = SessionPhase.OPEN
     tree: Tree = field(default_factory=Tree)
     answers: dict[bytes, list[str]] = field(default_factory=dict)
+    """Request digest -> its newest committed turn ids, in choice order."""
     asked_anew: set[bytes] = field(default_factory=set)
     """Digests in `answers` that were asked again, as new requests, and were refused or failed: what says to be a retry
     is one of that."""
-    """Request digest -> its newest committed turn ids, in choice order."""
     cut: int = 0
     """Cut turns in the tree."""
     let_go: int = 0
@@ -70,6 +70,8 @@ class Session:
     intents: dict[bytes, str] = field(default_factory=dict)
     """Digest -> turn id of a generation that was begun and is not committed."""
     delivered: set[str] = field(default_factory=set)
+    partly: set[str] = field(default_factory=set)
+    """Turns of which a stream that was let go of had sent a part."""
     rewards: list[Rewarded] = field(default_factory=list)
     completed: Completed | None = None
     sealed: Sealed | None = None
@@ -116,7 +118,8 @@ class Session:
             case LetGo():
                 self.let_go += 1
             case Delivered():
-                (self.unsure if record.unsure else self.delivered).add(record.turn)
+                delivered = self.partly if record.partly else self.delivered
+                (self.unsure if record.unsure else delivered).add(record.turn)
             case Rewarded():
                 self.rewards.append(record)
             case Completed():
@@ -226,7 +229,7 @@ class Session:
         if self.ended:
             self.tree, self.answers, self.delivered, self.evicted = Tree(), {}, set(), True
             self.asked_anew = set()
-            self.intents, self.unsure = {}, set()
+            self.intents, self.unsure, self.partly = {}, set(), set()
 
     def same_spec(self, spec: dict[str, Any]) -> None:
         """Raises Conflict if a repeated creation of the session means another one."""

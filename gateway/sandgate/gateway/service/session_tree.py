@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from sandgate.contract.trajectory import Floats, Ids, Json, Trajectory
 from sandgate.gateway.conversation.turn import Turn, unpack_floats, unpack_ids
 from sandgate.gateway.journal.records import (
+    CUT,
     Completed,
     Delivered,
     Opened,
@@ -47,16 +48,26 @@ def _turn(session: Session, turn: Turn, codec: Codec | None) -> dict[str, Json]:
         "sampled_tokens": len(turn.ids),
         "versions": [list(version_span) for version_span in turn.versions],
         "logprob_sum": sum(turn.logprobs),
-        "delivered": turn.id in session.delivered,
+        "delivered": _delivered(session, turn),
         "resampled": turn.resampled,
         "resumed": turn.resumed,
         "notes": list(turn.notes),
         "engine": turn.engine,
+        "build": turn.build,
+        "logprobs_mode": turn.logprobs_mode,
+        "renderer": turn.renderer,
         "sampling": turn.sampling,
         "at": turn.at,
         "spans": [span(0, turn.context.tolist()), span(1, turn.ids.tolist())],
         "logprobs": turn.logprobs.tolist(),
     }
+
+
+def _delivered(session: Session, turn: Turn) -> bool | str:
+    """Whether the client was sent the answer: in full, not at all, or "partly", when it let go of the stream."""
+    if turn.id in session.delivered:
+        return True
+    return "partly" if turn.finish == CUT or turn.id in session.partly else False
 
 
 def trajectories_of(session: Session, facts: Facts) -> list[Trajectory]:
@@ -69,6 +80,7 @@ def trajectories_of(session: Session, facts: Facts) -> list[Trajectory]:
         spec=session.spec,
         sealed=session.sealed,
         delivered=session.delivered,
+        partly=session.partly,
         rewarded=session.rewards,
         completed=session.completed.info if session.completed else None,
         facts=facts,
@@ -88,6 +100,9 @@ class _Turn:
     versions: tuple[tuple[int, int, int], ...]
     finish: str
     sampling: dict[str, Json]
+    build: str
+    logprobs_mode: str
+    renderer: str
 
 
 def trajectories_from(session_id: str, records: Iterable[Record], facts: Facts) -> list[Trajectory]:
@@ -95,6 +110,7 @@ def trajectories_from(session_id: str, records: Iterable[Record], facts: Facts) 
     session needs: in a third of the time."""
     turns: dict[str, _Turn] = {}
     delivered: set[str] = set()
+    partly: set[str] = set()
     rewarded: list[Rewarded] = []
     spec: dict[str, Json] = {}
     sealed: Sealed | None = None
@@ -106,7 +122,7 @@ def trajectories_from(session_id: str, records: Iterable[Record], facts: Facts) 
                     turns[record.turn] = _turn_of(record)
             case Delivered():
                 if not record.unsure:
-                    delivered.add(record.turn)
+                    (partly if record.partly else delivered).add(record.turn)
             case Rewarded():
                 rewarded.append(record)
             case Opened():
@@ -123,6 +139,7 @@ def trajectories_from(session_id: str, records: Iterable[Record], facts: Facts) 
         spec=spec,
         sealed=sealed,
         delivered=delivered,
+        partly=partly,
         rewarded=rewarded,
         completed=completed.info if completed else None,
         facts=facts,
@@ -140,4 +157,7 @@ def _turn_of(record: TurnCommitted) -> _Turn:
         record.versions,
         record.finish,
         record.sampling,
+        record.build,
+        record.logprobs_mode,
+        record.renderer,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -42,6 +43,15 @@ class GenerationRequest:
         return own
 
 
+class MadeBy(NamedTuple):
+    """What a turn of this gateway is made by, as far as its sample does not say."""
+
+    build: str
+    """Name and version of the engine."""
+    logprobs_mode: str
+    renderer: str
+
+
 def stop_string(reason: str | int | None) -> str | None:
     """The stop string that ended a sample, if one did."""
     return reason if isinstance(reason, str) else None
@@ -51,6 +61,7 @@ def records_of(
     call: ModelCall,
     asked: GenerationRequest,
     made: Iterable[tuple[int, GenerationResult, Parser]],
+    by: MadeBy,
     *,
     fork: str | None,
     now: float,
@@ -84,6 +95,9 @@ def records_of(
                 blocks=match.blocks,
                 sampling=sampling.recorded(asked.sampling(index), asked.max_tokens, request.template_kwargs),
                 engine=sample.engine,
+                build=sample.build or by.build,
+                logprobs_mode=by.logprobs_mode,
+                renderer=by.renderer,
                 prompt_tokens=len(prepared.ids),
                 cached_tokens=sample.cached_tokens,
                 resampled=asked.resampled,

@@ -72,6 +72,7 @@ def interactions(
     calls: Iterable[TimedTurn],
     *,
     delivered: Collection[str],
+    partly: Collection[str] = (),
     rewarded: Iterable[Rewarded] = (),
     reward: float | None = None,
     discount: float = 1.0,
@@ -87,7 +88,7 @@ def interactions(
     check(discount, style)
     calls = list(calls)
     order = in_order(calls)
-    paths = {call.id: path for path in leaves(calls, delivered, cut) for call in path[-1:]}
+    paths = {call.id: path for path in leaves(calls, delivered, partly, cut) for call in path[-1:]}
     worth = discounted([call.id for call in order], _own(order, rewarded, reward), discount)
     if any(not abs(value) <= REWARD_MAX for value in worth.values()):
         raise InvalidBody("the rewards add up beyond float32", field="reward")

@@ -1,10 +1,10 @@
 """Linearizes a sealed session: its forest of turns becomes trajectories, one training row per leaf. (pure)
 
 A leaf is left out, and so trained nowhere, if it was neither delivered nor extended (the agent never saw it), or was
-aborted by the engine (the policy had not finished). A turn that the agent cut counts as seen: it is a leaf unless the
-job wants it left out (CutTurns). The parent of a leaf that is left out was extended, therefore seen, and may become a
-leaf. If nothing would be left, the newest leaf that was not aborted stays: a session that was killed under its only
-answer has a row.
+aborted by the engine (the policy had not finished). A turn whose stream the agent let go of counts as seen, whether
+that cut the turn or came too late to: it is a leaf unless the job wants it left out (CutTurns). The parent of a leaf
+that is left out was extended, therefore seen, and may become a leaf. If nothing would be left, the newest leaf that was
+not aborted stays: a session that was killed under its only answer has a row.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from sandgate.contract.trajectory import Floats, Ids, Mask, Trajectory
 from sandgate.gateway.journal.records import CUT, Rewarded, Sealed
 from sandgate.gateway.trajectories.credit import Credit, credit
 
+_MISSING = object()
 APART = "apart"
 """Member of `Opened.spec` in sessions where the body of /complete stands apart in `reward_info`; older sessions read as
 they did."""
@@ -58,10 +59,21 @@ class TurnLike(Protocol):
         """As sent to the engine."""
         ...
 
+    @property
+    def build(self) -> str:
+        """Name and version of the engine. Empty in old journals, like the next two: then the exporter's are taken."""
+        ...
+
+    @property
+    def logprobs_mode(self) -> str: ...
+    @property
+    def renderer(self) -> str: ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Facts that a trainer needs to trust the logprobs; the same for all sessions of a gateway."""
+    """Facts that a trainer needs to trust the logprobs, as of the gateway that exports. A turn has its own renderer,
+    engine and mode, unless it is of an old journal."""
 
     model: str = ""
     renderer: str = ""
@@ -71,9 +83,13 @@ class Facts:
 
 
 def leaves(
-    turns: Iterable[TurnLike], delivered: Collection[str], cut: str = CutTurns.TRAIN
+    turns: Iterable[TurnLike],
+    delivered: Collection[str],
+    partly: Collection[str] = (),
+    cut: str = CutTurns.TRAIN,
 ) -> list[list[TurnLike]]:
-    """Root-to-leaf paths of a session's turns (in order of commit), in order of each leaf's commit. `cut`: CutTurns.
+    """Root-to-leaf paths of a session's turns (in order of commit), in order of each leaf's commit. `delivered`,
+    `partly`: ids of the turns that the agent was sent in full, and in part; `cut`: CutTurns.
 
     Raises CorruptRecord for a parent that is unknown or not older.
     """
@@ -86,7 +102,7 @@ def leaves(
         children[turn.parent] = children.get(turn.parent, 0) + 1
     dropped: set[str] = set()
     for turn in by_id.values():
-        if turn.id not in children and not _seen(turn, delivered, cut):
+        if turn.id not in children and not _seen(turn, delivered, partly, cut):
             dropped.add(turn.id)
             children[turn.parent] -= 1
     ends = [turn for turn in by_id.values() if not children.get(turn.id) and turn.id not in dropped]
@@ -96,10 +112,12 @@ def leaves(
     return [path_to(by_id, turn) for turn in ends]
 
 
-def _seen(turn: TurnLike, delivered: Collection[str], cut: str) -> bool:
-    if turn.finish == CUT:
-        return cut == CutTurns.TRAIN
-    return turn.finish != "abort" and turn.id in delivered
+def _seen(turn: TurnLike, delivered: Collection[str], partly: Collection[str], cut: str) -> bool:
+    if turn.finish == "abort":
+        return False
+    if turn.id in delivered:
+        return True
+    return (turn.finish == CUT or turn.id in partly) and cut == CutTurns.TRAIN
 
 
 def path_to(by_id: Mapping[str, TurnLike], turn: TurnLike) -> list[TurnLike]:
@@ -118,6 +136,7 @@ def linearize(
     spec: Mapping[str, Any],
     sealed: Sealed,
     delivered: Collection[str],
+    partly: Collection[str] = (),
     rewarded: Iterable[Rewarded] = (),
     completed: Mapping[str, Any] | None = None,
     facts: Facts | None = None,
@@ -134,14 +153,16 @@ def linearize(
         raise InvalidBody("shared_nodes must be once or every", field="shared_nodes")
     if sealed.aborted:
         return []
-    paths, rewarded = leaves(turns, delivered, spec.get("cut_turns", CutTurns.TRAIN)), tuple(rewarded)
+    paths = leaves(turns, delivered, partly, spec.get("cut_turns", CutTurns.TRAIN))
+    rewarded = tuple(rewarded)
     worth = credit(
         [[turn.id for turn in path] for path in paths],
         rewarded,
         reward=sealed.reward,
         discount=sealed.discount,
     )
-    common = _common(session_id, spec, sealed, facts or Facts())
+    facts = facts or Facts()
+    common = _common(session_id, spec, sealed, facts)
     complete_info, source = dict(completed or {}), spec.get("reward_source")
     if complete_info and (
         source == RewardSource.EXIT_CODE or (spec.get(APART) and source != RewardSource.AGENT)
@@ -153,7 +174,11 @@ def linearize(
     for number, path in enumerate(paths):
         out.append(
             Trajectory(
-                trajectory_id=number, **common, **_path_fields(path, trained), **_reward_fields(path, worth)
+                trajectory_id=number,
+                **common,
+                **_path_fields(path, trained),
+                **settings(path, facts),
+                **_reward_fields(path, worth),
             )
         )
         if sealed.shared_nodes == "once":
@@ -172,9 +197,6 @@ def _common(session_id: str, spec: Mapping[str, Any], sealed: Sealed, facts: Fac
         "failure_reason": sealed.failure_reason,
         "complete": sealed.complete,
         "model": facts.model or str(spec.get("model") or ""),
-        "renderer": facts.renderer,
-        "engine": facts.engine,
-        "logprobs_mode": facts.logprobs_mode,
         "tokenizer_digest": facts.tokenizer_digest,
         "created_at": sealed.at,
         "metadata": dict(spec.get("metadata") or {}),
@@ -200,8 +222,37 @@ def _path_fields(path: Sequence[TurnLike], trained: Collection[str]) -> dict[str
         "finish_reason": path[-1].finish,
         "fork_reason": str(forked.fork or ""),
         "parent_turn": (forked.parent or "") if forked.fork else "",
-        "sampling": dict(path[-1].sampling),
     }
+
+
+def settings(path: Sequence[TurnLike], facts: Facts) -> dict[str, Any]:
+    """How the turns of a path were made: the fields `engine`, `logprobs_mode`, `renderer` and `sampling` hold what all
+    turns have in common, `turn_settings` the rest."""
+    names = {
+        "engine": [turn.build or facts.engine for turn in path],
+        "logprobs_mode": [turn.logprobs_mode or facts.logprobs_mode for turn in path],
+        "renderer": [turn.renderer or facts.renderer for turn in path],
+    }
+    own: list[dict[str, Any]] = [{} for _ in path]
+    fields: dict[str, Any] = {}
+    for name, told in names.items():
+        alike = all(value == told[0] for value in told)
+        fields[name] = told[0] if alike else ""
+        if not alike:
+            for settings_of_turn, value in zip(own, told, strict=True):
+                settings_of_turn[name] = value
+    first = path[0].sampling
+    shared = {
+        name: value
+        for name, value in first.items()
+        if all(turn.sampling.get(name, _MISSING) == value for turn in path)
+    }
+    for settings_of_turn, turn in zip(own, path, strict=True):
+        if rest := {name: value for name, value in turn.sampling.items() if name not in shared}:
+            settings_of_turn["sampling"] = rest
+    fields["sampling"] = shared
+    fields["turn_settings"] = tuple(own) if any(own) else ()
+    return fields
 
 
 def _reward_fields(path: Sequence[TurnLike], worth: Credit) -> dict[str, Any]:

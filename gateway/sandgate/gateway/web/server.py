@@ -200,6 +200,8 @@ class AsgiApp:
             self.core.turns.detach(call)
         if delivered:
             await self.core.turns.delivered(call)
+        elif call.told:
+            await self.core.turns.let_go(call)
 
     async def _decoded(
         self, session: Session, adapter: Adapter, body: bytes, headers: dict[str, str]
@@ -266,11 +268,13 @@ class AsgiApp:
         await send({"type": "http.response.body", "body": stream.start(), "more_body": True})
         try:
             async for steps in call.follow(self.core.config.limits.keepalive_s, gone):
+                call.told = call.told or bool(steps)
                 await _send_all(chunks(stream, steps) if steps else [stream.keepalive()], gone, send)
             if gone.done():
                 return False
             choices, usage = self._outcome(call)
             untold = [] if call.steps else await self.core.turns.retell(call)
+            call.told = True
             await _send_all(chunks(stream, untold), gone, send)
         except SandgateError as error:
             self.core.metrics.error(error.reason)

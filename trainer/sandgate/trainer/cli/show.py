@@ -83,8 +83,8 @@ def _turn(line: Line, *, colours: bool, limit: int | None) -> list[Text]:
     for name in ("resampled", "resumed"):
         if turn[name]:
             title.append(f"  {name}", "yellow")
-    if not turn["delivered"]:
-        title.append("  not delivered", "yellow")
+    if turn["delivered"] is not True:
+        title.append("  partly delivered" if turn["delivered"] else "  not delivered", "yellow")
     body = Text()
     for span in turn["spans"]:
         body.append_text(_span(span, colours=colours, limit=limit))

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sandgate.contract.errors import CorruptRecord, FailureClass, NewerRecord
-from sandgate.contract.trajectory import DERIVED, SCHEMA_VERSION, Trajectory
+from sandgate.contract.trajectory import DERIVED, FIRST_VERSION, SCHEMA_VERSION, Trajectory
 from sandgate.trainer.export.values import dumps
 
 VERSION_KEY = b"sandgate.schema_version"
@@ -78,6 +78,7 @@ COLUMNS: dict[str, ArrowColumn] = {
     "engine": ArrowColumn(_STR),
     "logprobs_mode": ArrowColumn(_STR),
     "sampling": ArrowColumn(_JSON, "object"),
+    "turn_settings": ArrowColumn(_JSON, "[K] or [0] objects"),
     "tokenizer_digest": ArrowColumn(_STR),
     "multimodal": ArrowColumn(pa.binary(), "bytes"),
     "routed_experts": ArrowColumn(pa.binary(), "bytes"),
@@ -92,7 +93,7 @@ JSON_COLUMNS = frozenset(name for name, kind in TYPES.items() if kind == _JSON)
 
 
 def schema() -> Any:
-    """pyarrow.Schema of version 1, metadata included."""
+    """pyarrow.Schema of the newest version, metadata included."""
     return _SCHEMA
 
 
@@ -171,7 +172,9 @@ def _defaults() -> dict[str, Any]:
             found[field.name] = dumps(field.default_factory(), field.name)
         elif field.default is not MISSING:
             found[field.name] = list(field.default) if isinstance(field.default, tuple) else field.default
-    return found | {"created_at": 0}
+        if field.name in found and field.name in JSON_COLUMNS and field.default is not MISSING:
+            found[field.name] = dumps(found[field.name], field.name)
+    return found | {"created_at": 0, "schema_version": FIRST_VERSION}
 
 
 DEFAULTS = _defaults()

@@ -131,6 +131,8 @@ def _cells(field: Any, column: Any) -> Iterator[Any]:
     name = field.name
     if name in ARRAY_FIELDS:
         return _token_arrays(name, column)
+    if name == "turn_settings":
+        return (_objects(loads(text, name), name) for text in column.to_pylist())
     if name in JSON_COLUMNS:
         return (loads(text, name) for text in column.to_pylist())
     if name == "created_at":
@@ -138,6 +140,12 @@ def _cells(field: Any, column: Any) -> Iterator[Any]:
     if pa.types.is_list(field.type):
         return (tuple(value) for value in column.to_pylist())
     return iter(column.to_pylist())
+
+
+def _objects(value: Any, name: str) -> tuple[dict[str, Any], ...]:
+    if not isinstance(value, list) or not all(isinstance(member, dict) for member in value):
+        raise CorruptRecord(f"column {name} holds something else than a list of objects")
+    return tuple(value)
 
 
 def _token_arrays(name: str, column: Any) -> Iterator[array[Any]]:

@@ -122,14 +122,16 @@ def check_sampling(rows: Sequence[Row], temperature: float) -> None:
     for row in rows:
         if (one := row.trajectory) is None:
             continue
-        told = one.sampling.get("temperature")
-        if told is not None and abs(float(told) - temperature) > 1e-6:
-            raise Conflict(
-                f"session {one.session_id} was sampled at temperature {told}, GRPOConfig.temperature is"
-                f" {temperature}: make the job's spec.sampling.temperature the same"
-            )
-        if one.logprobs_mode == "raw_logprobs" and temperature != 1.0:
-            raise Conflict(
-                f"the engine reports raw_logprobs, which are not those of temperature {temperature}: start it"
-                " with --logprobs-mode processed_logprobs"
-            )
+        for turn in range(len(one.turn_ids)):
+            settings = one.settings(turn)
+            told = settings.sampling.get("temperature")
+            if told is not None and abs(float(told) - temperature) > 1e-6:
+                raise Conflict(
+                    f"session {one.session_id}, turn {one.turn_ids[turn]}, was sampled at temperature {told},"
+                    f" GRPOConfig.temperature is {temperature}: make the job's spec.sampling.temperature the same"
+                )
+            if settings.logprobs_mode == "raw_logprobs" and temperature != 1.0:
+                raise Conflict(
+                    f"the engine reports raw_logprobs, which are not those of temperature {temperature}: start it"
+                    " with --logprobs-mode processed_logprobs"
+                )
