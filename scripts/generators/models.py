@@ -42,7 +42,7 @@ assistant turn.
   through `/v1/completions`, one with `--reasoning-parser` waits for a second thought: start it without.
 * **keeps thoughts**: whether the template leaves the reasoning of earlier turns as it was when a user speaks again.
   Where not, `historyPolicy: template` forks there (`history_rewritten_by_template`); `sampled`, the default, keeps
-  what was sampled.
+  what was sampled. [history.md](history.md) says which to choose.
 
 A control token is only ever written by the template: one that a client's text spells (`<|im_end|>`, `</think>`,
 `<tool_call>`) is encoded as words, everywhere in a request. `model.specialTokensInText: control` gives what

@@ -62,21 +62,21 @@ class Played:
 
 
 def play(
-    codec: TemplateCodec | FamilyCodec, conversation: Sequence[str], *, echoes_thoughts: bool
+    codec: TemplateCodec | FamilyCodec, conversation: Sequence[str | Ids], *, echoes_thoughts: bool
 ) -> Played | None:
-    """A client that sends back what it was told, with or without the thoughts. None where the template cannot write
-    such a turn behind its own generation prompt."""
+    """A client that sends back what it was told, with or without the thoughts. What the model samples is given, or
+    written as the template would. None where that cannot write it behind its own generation prompt."""
     return asyncio.run(_play(codec, conversation, echoes_thoughts))
 
 
 async def _play(
-    codec: TemplateCodec | FamilyCodec, conversation: Sequence[str], echoes_thoughts: bool
+    codec: TemplateCodec | FamilyCodec, conversation: Sequence[str | Ids], echoes_thoughts: bool
 ) -> Played | None:
     played, tree, messages = Played(), Tree(), [user("question 0")]
     with ThreadPoolExecutor(1) as pool:
         prompts = Prompts(codec, MatchPolicy(), GatewayMetrics(), pool)
         for number, does in enumerate(conversation):
-            made = written(codec, _meant(number, does))
+            made = written(codec, _meant(number, does)) if isinstance(does, str) else does
             if not made:
                 return None
             request = TurnRequest(model="m", messages=tuple(messages), tools=TOOLS, digest=b"%d" % number)

@@ -3,9 +3,11 @@ is trained. docs/history.md is made from the same conversations."""
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 
-from sandgate.contract.errors import ForkReason
+from sandgate.contract.errors import BadRequest, ForkReason
 from tests.gateway.tokens.histories import CONVERSATIONS, play
 from tests.gateway.tokens.zoo import Specimen, zoo
 
@@ -83,3 +85,33 @@ def test_a_fork_comes_with_each_user_whose_coming_drops_a_thought(name: str) -> 
     codec = zoo()[name].codec("template")
     found = [play(codec, turns, echoes_thoughts=False) for turns in CONVERSATIONS.values()]
     assert tuple(one.forks.total() for one in found if one is not None) == FORKS[name]
+
+
+SAID = ["Hello.", " Hello. ", "<think>\nI greet.\n</think>\n\nHello.", '{"a":1}', "Hel|lo."]
+
+
+@pytest.mark.parametrize("name", sorted(zoo()))
+def test_the_template_has_the_last_word_whatever_was_said(name: str) -> None:
+    codec = zoo()[name].codec("template")
+    for said in SAID:
+        pieces = [codec.vocab.encode(piece) for piece in said.split("|")]  # two are not a tokenizer's own
+        sampled = sum(pieces, array("i")) + array("i", codec.stop_ids[:1])
+        try:
+            played = play(codec, [sampled, sampled], echoes_thoughts=True)
+        except BadRequest:  # the template refuses tools, or two users
+            continue
+        assert played is not None
+        assert codec.decode(played.prompts[1]) == codec.decode(played.full[1]), said
+        if not played.forks:
+            path = played.prompts[0] + sampled
+            assert played.prompts[1][: len(path)] == path, said
+
+
+def test_what_was_sampled_in_other_tokens_than_a_tokenizers_is_no_rewrite() -> None:
+    codec = zoo()["trl/qwen3_instruct_2507"].codec("template")
+    sampled = codec.vocab.encode("Hel") + codec.vocab.encode("lo.") + array("i", codec.stop_ids[:1])
+    assert sampled != codec.vocab.encode("Hello.") + array("i", codec.stop_ids[:1])
+    played = play(codec, [sampled] * 3, echoes_thoughts=False)
+    assert played is not None
+    assert len(played.rows) == 1
+    assert not played.forks
