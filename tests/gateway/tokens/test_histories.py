@@ -87,7 +87,7 @@ def test_a_fork_comes_with_each_user_whose_coming_drops_a_thought(name: str) -> 
     assert tuple(one.forks.total() for one in found if one is not None) == FORKS[name]
 
 
-SAID = ["Hello.", " Hello. ", "<think>\nI greet.\n</think>\n\nHello.", '{"a":1}', "Hel|lo."]
+SAID = ["Hello.", " Hello. ", "<think>\nI greet.\n</think>\n\nHello.", '{"a":1}', "You may| call funct|ions."]
 
 
 @pytest.mark.parametrize("name", sorted(zoo()))
@@ -109,8 +109,9 @@ def test_the_template_has_the_last_word_whatever_was_said(name: str) -> None:
 
 def test_what_was_sampled_in_other_tokens_than_a_tokenizers_is_no_rewrite() -> None:
     codec = zoo()["trl/qwen3_instruct_2507"].codec("template")
-    sampled = codec.vocab.encode("Hel") + codec.vocab.encode("lo.") + array("i", codec.stop_ids[:1])
-    assert sampled != codec.vocab.encode("Hello.") + array("i", codec.stop_ids[:1])
+    text, end = "You may call functions.", array("i", codec.stop_ids[:1])
+    sampled = sum(map(codec.vocab.encode, text), array("i")) + end
+    assert sampled != codec.vocab.encode(text) + end
     played = play(codec, [sampled] * 3, echoes_thoughts=False)
     assert played is not None
     assert len(played.rows) == 1
