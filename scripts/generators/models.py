@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from sandgate.contract.errors import BadRequest, ForkReason
-from sandgate.gateway.conversation.messages import Tool
+from sandgate.gateway.conversation.messages import Message, TextPart, Tool
 from sandgate.gateway.tokens.bridge import NotProved
 from sandgate.gateway.tokens.codec import TemplateCodec
 from sandgate.gateway.tokens.family import FamilyCodec, FamilyError
 from sandgate.gateway.tokens.grammar import Grammar
-from sandgate.gateway.tokens.history_check import keeps_thoughts
 from sandgate.gateway.tokens.parity import difference
-from sandgate.gateway.tokens.probe_conversations import TAIL_SHAPES, example_call, user
+from sandgate.gateway.tokens.probe_conversations import TAIL_SHAPES, assistant, example_call, user
 from sandgate.gateway.tokens.tool_support import not_forced
 from tests.gateway.tokens.zoo import FAMILY, Specimen, zoo
 
@@ -43,7 +42,7 @@ assistant turn.
   through `/v1/completions`, one with `--reasoning-parser` waits for a second thought: start it without.
 * **keeps thoughts**: whether the template leaves the reasoning of earlier turns as it was when a user speaks again.
   Where not, `historyPolicy: template` forks there (`history_rewritten_by_template`); `sampled`, the default, keeps
-  what was sampled.
+  what was sampled. [history.md](history.md) says which to choose.
 
 A control token is only ever written by the template: one that a client's text spells (`<|im_end|>`, `</think>`,
 `<tool_call>`) is encoded as words, everywhere in a request. `model.specialTokensInText: control` gives what
@@ -137,8 +136,27 @@ def forced(codec: TemplateCodec | FamilyCodec) -> str:
     return f"not {', not '.join(refused)}" if refused else "all"
 
 
+MARKS = ("zkfirst", "zkcall", "zklast")
+"""Thoughts of a known conversation; nothing else says these words."""
+
+
 def thoughts(codec: TemplateCodec | FamilyCodec) -> str:
+    """Whether what the template shows of earlier thoughts stays as it was when a user speaks again."""
+    tool = example_call()
+    tools = () if codec.no_tools else (Tool(tool.name),)
+    past = [user("q1"), assistant("a1", reasoning=MARKS[0]), user("q2")]
+    if tools:
+        past += [
+            assistant("", [tool], reasoning=MARKS[1]),
+            Message("tool", (TextPart("r"),), tool_call_id=tool.id, name=tool.name),
+        ]
     try:
-        return "yes" if keeps_thoughts(codec, TAIL_SHAPES["user"], ()) else "no"
+        asked = codec.decode(codec.render(past, tools))
+        said = [*past, assistant("a2", reasoning=MARKS[2])]
+        shown = [mark in asked for mark in MARKS[:2]]
+        after = codec.decode(codec.render([*said, user("q3")], tools))
+        answered = codec.decode(codec.render(said, tools))
     except BadRequest:
         return "-"
+    shown.append(MARKS[2] in answered)
+    return "yes" if shown == [mark in after for mark in MARKS] else "no"

@@ -102,15 +102,11 @@ def test_a_cut_turn_gets_the_closer() -> None:
 def test_another_stop_token_stays_in_the_closers_place() -> None:
     template = ChatTemplate(CHATML, tokens={"eos_token": "<|im_end|>"})
     ends = [lab.qwen().ids[text] for text in ("<|im_end|>", "<|endoftext|>")]
-    made = {
-        history: TemplateCodec(template, lab.qwen(), eos_ids=ends, history=history)
-        for history in ("sampled", "template")
-    }
     said = ids("Hello.<|endoftext|>")
-    found = made["sampled"].bridge(ids("x"), said, [user("Now?")], (), closed=True)
+    found = TemplateCodec(template, lab.qwen(), eos_ids=ends).bridge(
+        ids("x"), said, [user("Now?")], (), closed=True
+    )
     assert found == ids("<|im_end|>\n<|im_start|>user\nNow?<|im_end|>\n<|im_start|>assistant\n")[1:]
-    rewritten = made["template"].bridge(ids("x"), said, [user("Now?")], (), closed=True)
-    assert rewritten == ForkReason.HISTORY_REWRITTEN_BY_TEMPLATE
 
 
 def test_a_stop_token_that_begins_the_next_turn_is_not_in_the_closers_place() -> None:

@@ -16,12 +16,16 @@ from sandgate.gateway.tokens.history_check import History
 from sandgate.gateway.tokens.parity import TOOLS, difference
 from sandgate.gateway.tokens.probe_conversations import system, user
 from sandgate.gateway.tokens.template import message_dict, tools_json
+from tests.gateway.tokens.histories import ANSWERS, play
 from tests.gateway.tokens.test_templates import CONVERSATIONS, split
 from tests.gateway.tokens.zoo import FAMILY, zoo
 
 EQUAL = sorted({*FAMILY} - {"trl/gptoss", "trl/llama3_2", "trl/deepseekv3"})
 """Templates that their family renders id for id. gpt-oss needs a vocabulary file from the network, Llama 3.2 is pinned
 to its template's date, and the DeepSeek family is the one without thinking."""
+
+
+CONVERSATIONS_OF_USERS = (ANSWERS,) * 3
 
 
 def family(name: str, history: History = "sampled") -> FamilyCodec:
@@ -175,15 +179,11 @@ def test_a_turn_that_another_token_ended_is_not_bridged() -> None:
     )
 
 
-def test_history_template_forks_where_the_family_drops_thoughts() -> None:
-    codec = family("trl/qwen3", "template")
-    prompt = codec.render((user("Hi"),), ())
-    response = codec.vocab.encode("<think>\nHm.\n</think>\n\nHello.<|im_end|>")
-    assert codec.bridge(prompt, response, (user("?"),), (), closed=True) == (
-        ForkReason.HISTORY_REWRITTEN_BY_TEMPLATE
-    )
-    sampled = family("trl/qwen3").bridge(prompt, response, (user("?"),), (), closed=True)
-    assert not isinstance(sampled, ForkReason)
+@pytest.mark.parametrize(("history", "forks"), [("sampled", 0), ("template", 2)])
+def test_history_template_forks_where_the_family_drops_thoughts(history: History, forks: int) -> None:
+    played = play(family("trl/qwen3", history), CONVERSATIONS_OF_USERS, echoes_thoughts=False)
+    assert played is not None
+    assert played.forks.total() == forks
 
 
 def test_names_are_mapped_without_importing_the_package_for_plain_folders() -> None:

@@ -13,11 +13,13 @@ from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.canonical import outline, tools_chars
 from sandgate.gateway.conversation.matching import MatchPolicy
 from sandgate.gateway.conversation.messages import Message, TurnRequest
+from sandgate.gateway.conversation.sampled_words import as_sampled
 from sandgate.gateway.conversation.tree import Match, Tree
 from sandgate.gateway.conversation.turn import Turn
 from sandgate.gateway.metrics import GatewayMetrics
 from sandgate.gateway.service.fair_pool import Lane, lane
 from sandgate.gateway.tokens.api import Codec
+from sandgate.gateway.tokens.history_check import unchanged
 
 OFF_LOOP_CHARS = 6_000
 """Longer text is rendered in a thread: encoding runs at ~0.6 ms per 1,000 tokens and must not stall the event loop."""
@@ -72,23 +74,34 @@ class Prompts:
         seen = await _sized(pool, length, lambda: outline(request), most=OFF_LOOP_KEYS)
         match, size = tree.find(request, self.policy, seen), len(tree)
         with self.metrics.render_s.time():
-            why = match.fork
+            added: Rendered | ForkReason | None = match.fork
             if match.parent is not None:
                 parent = tree[match.parent]
                 added = await self._bridge(codec, tree, parent, request, match.tail, given, pool)
-                if not isinstance(added, ForkReason):
-                    path, (ids, spelt) = tree.path_ids(match.parent), added
-                    return Prepared(
-                        match, match.parent, _value(match.fork), path + ids, len(path), size, spelt
-                    )
-                why = added
+            bridged = _bridged(tree, match, added, size) if isinstance(added, tuple) else None
+            if bridged is not None and codec.history == "sampled":
+                return bridged
+            messages = self._history(codec, tree, match, request)
 
             def work() -> Rendered:
-                conversation = tree.with_sampled_ids(request.messages), request.tools
+                conversation = tree.with_sampled_ids(messages), request.tools
                 return codec.render(*conversation), codec.spelt(*conversation)
 
             made = await _sized(pool, length + given, work)
+            why = None if isinstance(added, tuple) else added
+            if bridged is not None:
+                told = bridged.ids
+                if await _sized(pool, length + given, lambda: unchanged(codec, told, made[0])):
+                    return bridged
+                why = ForkReason.HISTORY_REWRITTEN_BY_TEMPLATE
         return self._confirmed(tree, match, why, made, size)
+
+    @staticmethod
+    def _history(codec: Codec, tree: Tree, match: Match, request: TurnRequest) -> Sequence[Message]:
+        """The messages that are rendered, if all are."""
+        if codec.history == "sampled" or match.parent is None:
+            return request.messages
+        return as_sampled(request.messages, tree.turns, tree.path(match.parent))
 
     def _confirmed(
         self, tree: Tree, match: Match, why: ForkReason | None, made: Rendered, size: int
@@ -128,6 +141,13 @@ class Prompts:
             return ids if isinstance(ids, ForkReason) else (ids, codec.spelt(tail, ()))
 
         return await _sized(pool, sum(map(chars, tail)) + (given if given > OFF_LOOP_KEYS else 0), work)
+
+
+def _bridged(tree: Tree, match: Match, added: Rendered, size: int) -> Prepared:
+    """The parent's path, and the ids that the bridge added."""
+    assert match.parent is not None
+    path, (ids, spelt) = tree.path_ids(match.parent), added
+    return Prepared(match, match.parent, _value(match.fork), path + ids, len(path), size, spelt)
 
 
 async def _sized(pool: Executor, size: int, work: Callable[[], T], most: int = OFF_LOOP_CHARS) -> T:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from sandgate.contract.errors import ForkReason
 from sandgate.contract.trajectory import Ids
@@ -81,6 +81,11 @@ class Codec(Protocol):
     @property
     def vocab_size(self) -> int:
         """Ids in [0, vocab_size) exist."""
+        ...
+
+    @property
+    def history(self) -> Literal["sampled", "template"]:
+        """What of earlier turns stays in context: what was sampled, or what the template keeps of it."""
         ...
 
     @property

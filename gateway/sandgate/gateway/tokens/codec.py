@@ -13,7 +13,7 @@ from sandgate.gateway.tokens.bridge import NotProved, Tail, TailProver, append, 
 from sandgate.gateway.tokens.client_text import ClientText, SpecialText
 from sandgate.gateway.tokens.grammar import Grammar, detect
 from sandgate.gateway.tokens.harmony import HarmonyParser
-from sandgate.gateway.tokens.history_check import History, rewritten
+from sandgate.gateway.tokens.history_check import History
 from sandgate.gateway.tokens.parse import TurnParser, opens_reasoning
 from sandgate.gateway.tokens.probe_conversations import (
     TAIL_SHAPES,
@@ -93,12 +93,7 @@ class TemplateCodec(Varied):
         proved = self.prover.prove(tail, tools, names)
         if isinstance(proved, NotProved):
             return ForkReason.TEMPLATE_NOT_ADDITIVE
-        ids = append(prompt, response, proved, self._stop_ids, closed=closed)
-        if isinstance(ids, ForkReason):
-            return ids
-        if self.history == "template" and rewritten(self, prompt, response, tail, tools, ids):
-            return ForkReason.HISTORY_REWRITTEN_BY_TEMPLATE
-        return ids
+        return append(prompt, response, proved, self._stop_ids, closed=closed)
 
     def parser(self, prompt: Ids, tools: Sequence[Tool], stop: Sequence[str] = ()) -> Parser:
         if self.grammar.harmony:

@@ -19,7 +19,7 @@ from sandgate.gateway.tokens.bridge import unbridgeable
 from sandgate.gateway.tokens.buffered_parser import HeldParser
 from sandgate.gateway.tokens.client_text import ClientText, SpecialText
 from sandgate.gateway.tokens.grammar import Grammar, detect
-from sandgate.gateway.tokens.history_check import History, rewritten
+from sandgate.gateway.tokens.history_check import History
 from sandgate.gateway.tokens.marks import unmark
 from sandgate.gateway.tokens.parse import TurnParser, opens_reasoning
 from sandgate.gateway.tokens.probe_conversations import assistant, example_call, user
@@ -161,8 +161,6 @@ class FamilyCodec(Varied):
         if ids is None:
             kept = self.history == "sampled"
             return ForkReason.TEMPLATE_NOT_ADDITIVE if kept else ForkReason.HISTORY_REWRITTEN_BY_TEMPLATE
-        if self.history == "template" and rewritten(self, prompt, response, tail, tools, ids):
-            return ForkReason.HISTORY_REWRITTEN_BY_TEMPLATE
         return ids
 
     def parser(self, prompt: Ids, tools: Sequence[Tool], stop: Sequence[str] = ()) -> Parser:
