@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 
-from tests.fuzz import fuzz_answers, fuzz_ends, fuzz_manifests, fuzz_protocols, fuzz_records
+from tests.fuzz import fuzz_answers, fuzz_ends, fuzz_manifests, fuzz_protocols, fuzz_records, fuzz_rows
 
 TARGETS: dict[str, Callable[[int, int], object]] = {
     "bodies": fuzz_protocols.run,
@@ -22,10 +22,11 @@ TARGETS: dict[str, Callable[[int, int], object]] = {
     "manifests": fuzz_manifests.run,
     "ends": fuzz_ends.run,
     "answers": fuzz_answers.run,
+    "rows": fuzz_rows.run,
 }
-SHARES = {"bodies": 4, "answers": 2, "ends": 2, "records": 1, "manifests": 1}
-"""Of ten inputs: agents send bodies and choose how they end, models sample answers, only we write records, only the
-owner manifests."""
+SHARES = {"bodies": 80, "answers": 38, "ends": 40, "records": 20, "manifests": 20, "rows": 2}
+"""Of two hundred inputs: agents send bodies and choose how they end, models sample answers, only we write records, only
+the owner manifests. An input of rows is a session, and dear."""
 BATCH = 10_000
 """Inputs per seed, so that a failure can be repeated in seconds."""
 
