@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Iterator
@@ -16,6 +17,7 @@ from sandgate.gateway.engine.vllm import VllmEngine
 from sandgate.gateway.engine.wire import NEUTRAL
 from sandgate.gateway.tokens.load import load_codec
 from tests.support.chain_model import chain_model
+from tests.support.environments import ROOT, python_of
 from tests.support.gateway import Agent, Running, gateway
 from tests.support.vllm import FLAGS, Vllm, another
 
@@ -144,6 +146,21 @@ async def test_the_sdks_own_parsing_passes(agent: Agent) -> None:
     async with agent.openai().chat.completions.stream(**GREEDY, response_format=Order) as stream:
         final = await stream.get_final_completion()
     assert isinstance(final.choices[0].message.parsed, Order)
+
+
+async def test_instructors_modes_pass(agent: Agent) -> None:
+    """Its own package: calls, JSON, a schema, and JSON that is only asked for in words."""
+    python = python_of("agent-env.sh", "tests/support/instructor")
+    script = ROOT / "tests" / "support" / "instructor" / "ask.py"
+    asked = await asyncio.create_subprocess_exec(
+        python, script, agent.handle["base_url"], agent.handle["api_key"], stdout=asyncio.subprocess.PIPE
+    )
+    told, _ = await asked.communicate()
+    assert asked.returncode == 0
+    orders = json.loads(told)
+    assert list(orders) == ["TOOLS", "JSON", "JSON_SCHEMA", "MD_JSON"]
+    for order in orders.values():
+        Order.model_validate(order)
 
 
 async def test_stop_strings_and_choices_with_a_seed(agent: Agent) -> None:

@@ -4,8 +4,9 @@
     with another(FLAGS, model=folder) as vllm: ...
 
 Qwen3 whose attention and MLP add nothing: embeddings are the identity, and `lm_head` is the table. Left alone it says
-``Hm</think>K``. Held to a form it takes what the form lets through: the table prefers what ends strings, objects and
-turns. Its chat template opens the thought in the generation prompt, as those of Qwen3-Thinking and DeepSeek-R1 do.
+``Hm</think>K``; where K and { are penalised (`repetition_penalty`, and both in the prompt), it says SAYS instead. Held
+to a form it takes what the form lets through: the table prefers what ends strings, objects and turns. Its chat template
+opens the thought in the generation prompt, as those of Qwen3-Thinking and DeepSeek-R1 do.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from pathlib import Path
 
 from tests.support.vllm import MODEL, engine_python
 
+SAYS = '{"item":"kiwi","n":7}'
+"""One token of its vocabulary; without blanks, which byte-level vocabularies write otherwise."""
 OPENED = "'<|im_start|>assistant\\n<think>\\n'"
 
 MAKE = """
@@ -27,9 +30,10 @@ folder = sys.argv[1]
 tokens = Tokenizer.from_file(folder + "/tokenizer.json")
 ids = lambda text: tokens.encode(text, add_special_tokens=False).ids
 only = lambda text: (lambda found: found[0] if len(found) == 1 else sys.exit(f"{text!r} is {found}"))(ids(text))
-V = 1024
+V, says = 1040, 1024
 base = torch.zeros(V)
-for token in range(V):
+base[1025:] = -60.0
+for token in range(1024):
     if tokens.decode([token], skip_special_tokens=False).isspace() or token in (1015, 1016, 1018, 1020, 1021, 1022):
         base[token] = -60.0
 for text, value in {'"': 30, "}": 28, "]": 27, ",": 26, ":": 24, "7": 22, "k": 20}.items():
@@ -46,6 +50,8 @@ follows(only("\\n"), ["H"])
 follows(only("H"), ["m"])
 follows(only("m"), ["</think>"])
 follows(1023, ["K", "{", "<tool_call>", "["])
+table[1023, says] = 75.0
+follows(says, ["<|im_end|>"])
 follows(only("K"), ["<|im_end|>"])
 follows(1019, ["<|im_end|>"])
 follows(only("}"), ["}", "<|im_end|>", "]"])
@@ -82,9 +88,14 @@ def chain_model(folder: Path) -> Path:
     assert template.rstrip().endswith(plain)
     opened = template.rstrip().removesuffix(plain) + OPENED + " -}}{%- endif -%}\n"
     (folder / "chat_template.jinja").write_text(opened)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    tokenizer["added_tokens"].append({"id": 1024, "content": SAYS, **flags})
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     config = json.loads((MODEL / "config.json").read_text())
     config |= {
-        "hidden_size": 1024,
+        "vocab_size": 1040,
+        "hidden_size": 1040,
         "intermediate_size": 32,
         "num_hidden_layers": 1,
         "layer_types": ["full_attention"],
