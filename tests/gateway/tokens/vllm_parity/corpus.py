@@ -49,7 +49,15 @@ STRINGS = {
 }
 """Values of a string argument."""
 
-MARKERS = ("</tool_call>", "<tool_call>", "</think>", "</arg_value>", "</parameter>", "<|im_end|>", "[TOOL_CALLS]")
+MARKERS = (
+    "</tool_call>",
+    "<tool_call>",
+    "</think>",
+    "</arg_value>",
+    "</parameter>",
+    "<|im_end|>",
+    "[TOOL_CALLS]",
+)
 """Spelt in letters inside an argument: a client's words never become control tokens, and a policy may spell them."""
 
 OTHERS: dict[str, dict[str, Any]] = {
@@ -57,13 +65,16 @@ OTHERS: dict[str, dict[str, Any]] = {
     "numbers": {"count": -3, "price": 2.5e-7},
     "a whole number that is a float": {"price": 3.0},
     "booleans": {"gift": True},
-    "nesting": {"to": {"street": {"name": "Ring", "no": [1, [2, {"a": None}]]}, "zip": "1"}, "tags": ["a", "b, c"]},
+    "nesting": {
+        "to": {"street": {"name": "Ring", "no": [1, [2, {"a": None}]]}, "zip": "1"},
+        "tags": ["a", "b, c"],
+    },
     "empty nests": {"tags": [], "to": {}},
     "every kind": {"item": "kiwi", "count": 2, "gift": False, "tags": ["x"], "to": {"k": "v"}},
 }
 
 TEXTS = ("", "I look.", "First this.\n\nThen that: 100 %.", "Ünï 🙂")
-THOUGHTS = ("", "Hm.", "One line.\n\nAnother {\"a\": 1}.")
+THOUGHTS = ("", "Hm.", 'One line.\n\nAnother {"a": 1}.')
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +84,10 @@ class Answer:
     name: str
     prompt: Ids
     ids: Ids
+    text: str
+    """The visible text that the template was given."""
+    calls: list[tuple[str, Any]]
+    """The calls that it was given."""
     whole: bool = True
     """False: it was cut."""
 
@@ -82,13 +97,15 @@ def answers(codec: TemplateCodec, seed: int = 0) -> Iterator[Answer]:
     for name, text, thought, calls in _said(random.Random(seed)):
         made = _written(codec, text, thought, calls)
         if made is not None:
-            yield Answer(name, *made)
+            given = [(_name(arguments), arguments) for arguments in calls]
+            yield Answer(name, *made, text, given)
 
 
 def cuts(answer: Answer) -> Iterator[Answer]:
     """The answer cut behind each of its tokens but the last."""
     for end in range(1, len(answer.ids)):
-        yield Answer(f"{answer.name}, cut at {end}", answer.prompt, answer.ids[:end], whole=False)
+        name = f"{answer.name}, cut at {end}"
+        yield Answer(name, answer.prompt, answer.ids[:end], answer.text, answer.calls, whole=False)
 
 
 def _said(dice: random.Random) -> Iterator[tuple[str, str, str, list[dict[str, Any]]]]:
@@ -103,7 +120,8 @@ def _said(dice: random.Random) -> Iterator[tuple[str, str, str, list[dict[str, A
         yield name, "", "", [arguments]
     for number in (1, 2, 3):
         some: list[dict[str, Any]] = [
-            {"item": dice.choice(list(STRINGS.values())), **dice.choice(list(OTHERS.values()))} for _ in range(number)
+            {"item": dice.choice(list(STRINGS.values())), **dice.choice(list(OTHERS.values()))}
+            for _ in range(number)
         ]
         yield f"{number} calls of any kind", dice.choice(TEXTS), dice.choice(THOUGHTS), some
     yield MIXED, "I look.", "Hm.", [OTHERS["every kind"], {"item": "fig"}]
@@ -115,12 +133,16 @@ ONE = "a thought, words and a call"
 """What is cut at every token; the second where a template takes one call at a time."""
 
 
+def _name(arguments: dict[str, Any]) -> str:
+    return TOOLS[0].name if arguments else TOOLS[1].name
+
+
 def _written(
     codec: TemplateCodec, text: str, thought: str, calls: Sequence[dict[str, Any]]
 ) -> tuple[Ids, Ids] | None:
     """The prompt, and what was sampled behind it, without the token that ends it; None if the template cannot."""
     made = [
-        ToolCall(f"call_{number:024}", TOOLS[0].name if arguments else TOOLS[1].name, json.dumps(arguments))
+        ToolCall(f"call_{number:024}", _name(arguments), json.dumps(arguments))
         for number, arguments in enumerate(calls)
     ]
     said = assistant(text, made, thought or None)

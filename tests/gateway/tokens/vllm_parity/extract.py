@@ -1,28 +1,40 @@
 """What vLLM's own parsers make of sampled ids. Run by the engine environment's Python; starts no engine, has no model.
 
 Takes one JSON object on stdin, {"tools": [...], "jobs": [{"tokenizer": file, "tool_parser": name, "reasoning_parser":
-name, "answers": [ids, ...]}]}, and prints, for each answer of each job in turn, `[text, content, reasoning,
-[[name, arguments], ...]]` or, where the parser raised, `[text, "what it raised"]`.
+name, "answers": [ids, ...]}]}. Its last line is {"registered": names of all parsers, "parsed": [...]}: for each answer
+of each job in turn `[content, reasoning, [[name, arguments], ...]]`.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import sys
 from typing import Any
 
 from transformers import PreTrainedTokenizerFast
-from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-from vllm.parser.parser_manager import ParserManager
+
+# By name: it is not installed where types are checked.
+ChatCompletionRequest = importlib.import_module(
+    "vllm.entrypoints.openai.chat_completion.protocol"
+).ChatCompletionRequest
+ParserManager = importlib.import_module("vllm.parser.parser_manager").ParserManager
 
 
 def main() -> None:
     """See the module."""
     logging.disable()
     asked = json.load(sys.stdin)
-    said = [result for job in asked["jobs"] for result in _job(job, asked["tools"])]
-    json.dump(said, sys.stdout)
+    parsed = [result for job in asked["jobs"] for result in _job(job, asked["tools"])]
+    # The last line: what vLLM logs while it is imported may stand before it.
+    print("\n" + json.dumps({"registered": _registered(), "parsed": parsed}))
+
+
+def _registered() -> list[str]:
+    tools = importlib.import_module("vllm.tool_parsers")._TOOL_PARSERS_TO_REGISTER
+    thoughts = importlib.import_module("vllm.reasoning")._REASONING_PARSERS_TO_REGISTER
+    return sorted({*tools, *thoughts})
 
 
 def _job(job: dict[str, Any], tools: list[dict[str, Any]]) -> list[list[Any]]:
@@ -37,15 +49,11 @@ def _job(job: dict[str, Any], tools: list[dict[str, Any]]) -> list[list[Any]]:
         parser = parsers(tokenizer, request.tools, chat_template_kwargs={})
         request = parser.adjust_request(request)
         text = tokenizer.decode(ids, skip_special_tokens=request.skip_special_tokens)
-        try:
-            reasoning, content, calls = parser.parse(
-                text, request, enable_auto_tools=True, model_output_token_ids=ids
-            )
-        except Exception as error:  # whatever it raises is what it does
-            results.append([text, type(error).__name__])
-            continue
+        reasoning, content, calls = parser.parse(
+            text, request, enable_auto_tools=True, model_output_token_ids=ids
+        )
         found = [[call.name, call.arguments] for call in calls or ()]
-        results.append([text, content or "", reasoning or "", found])
+        results.append([content or "", reasoning or "", found])
     return results
 
 
