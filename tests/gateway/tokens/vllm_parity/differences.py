@@ -68,7 +68,11 @@ def _cut(it: Compared) -> bool:
 
 
 def _cut_opener(it: Compared) -> bool:
-    return not it.answer.whole and it.ours.text == f"[TOOL_CALLS]{it.theirs.text}" and not it.theirs.calls
+    return (
+        not it.answer.whole
+        and it.ours.text.strip() == f"[TOOL_CALLS]{it.theirs.text}"
+        and not it.theirs.calls
+    )
 
 
 def _lost_with_the_cut(it: Compared) -> bool:
@@ -85,6 +89,7 @@ def _behind(it: Compared) -> bool:
     said = it.answer.text if it.answer.whole else it.answer.text[: len(it.ours.text)]
     return (
         "gemma4" in it.template
+        and bool(it.ours.text)
         and it.ours.text.strip() == said.strip()
         and not it.theirs.text
         and _untyped(it.ours.calls) == _untyped(it.theirs.calls)

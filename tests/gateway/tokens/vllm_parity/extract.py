@@ -13,9 +13,8 @@ import logging
 import sys
 from typing import Any
 
-from transformers import PreTrainedTokenizerFast
-
-# By name: it is not installed where types are checked.
+# By name: they are not installed where types are checked.
+PreTrainedTokenizerFast = importlib.import_module("transformers").PreTrainedTokenizerFast
 ChatCompletionRequest = importlib.import_module(
     "vllm.entrypoints.openai.chat_completion.protocol"
 ).ChatCompletionRequest
