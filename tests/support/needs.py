@@ -128,6 +128,7 @@ NEEDS: dict[str, Need] = {
 FIXTURES: dict[str, tuple[str, ...]] = {
     "vllm": ("engine",),
     "parity": ("engine",),
+    "vllm_parsers": ("engine",),
     "apiserver": ("apiserver",),
     "cluster": ("apiserver", "cluster"),
     "nobody_else": ("apiserver", "cluster"),

@@ -35,6 +35,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "tests/gateway/engine/",
         "tests/gateway/test_turn_forms.py",
         "tests/gateway/tokens/test_forced.py",
+        "tests/gateway/tokens/vllm_parity/",
         "tests/operator/test_local_vllm.py",
         "tests/trainer/test_doctor.py",
     ),

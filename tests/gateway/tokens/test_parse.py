@@ -28,6 +28,17 @@ TOOLS = (
     ),
     Tool("sell"),
 )
+WRAP = Tool(
+    "wrap",
+    schema={
+        "type": "object",
+        "properties": {
+            "gift": {"type": "boolean"},
+            "ribbon": {"type": ["integer", "null"]},
+            "note": {"type": ["boolean", "string"]},
+        },
+    },
+)
 MARKS = (
     *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>"),
     *("<|tool_call_argument_begin|>", "<|tool_call_end|>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>"),
@@ -177,6 +188,15 @@ CASES: dict[str, Case] = {
         "</function>\n</tool_call>",
         Reply("Yes.", tool_calls=(call(arguments='{"item":"12","n":7}'),)),
         form="qwen3-xml",
+    ),
+    "what a template prints as Python does is a boolean, or nothing, where one is declared": Case(
+        "<tool_call>\n<function=wrap>\n<parameter=gift>\nTrue\n</parameter>\n<parameter=ribbon>\nNone\n</parameter>\n"
+        "<parameter=note>\nFalse\n</parameter>\n<parameter=loose>\nFalse\n</parameter>\n</function>\n</tool_call>",
+        Reply(
+            tool_calls=(call("wrap", '{"gift":true,"ribbon":null,"note":"False","loose":"False"}'),),
+        ),
+        form="qwen3-xml",
+        tools=(WRAP,),
     ),
     "qwen3-coder without parameters": Case(
         "<tool_call>\n<function=sell>\n</function>\n</tool_call>",

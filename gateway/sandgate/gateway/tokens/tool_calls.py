@@ -225,6 +225,15 @@ def properties(name: str, tools: Sequence[Tool]) -> dict[str, Any]:
     return {}
 
 
+_PYTHON: dict[str, tuple[str, Any]] = {
+    "True": ("boolean", True),
+    "False": ("boolean", False),
+    "None": ("null", None),
+}
+"""What templates of Qwen3.5 and Nemotron 3 print for a boolean and for null, and so what their models say: with the
+type in the schema under which it is one."""
+
+
 def typed_value(text: str, declared: Any) -> Any:
     """A verbatim value as JSON. A string type keeps the text; any other, or none, is read as JSON if it is JSON that
     can be said again."""
@@ -235,5 +244,6 @@ def typed_value(text: str, declared: Any) -> Any:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        return text
+        kind, value = _PYTHON.get(text.strip(), ("", text))
+        return value if kind in kinds and "string" not in kinds else text
     return value if sayable(value) else text

@@ -1,0 +1,132 @@
+"""Where our parse differs from vLLM's, and why: what docs/reference/vllm-parsers.md lists. (pure)"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tests.gateway.tokens.vllm_parity.corpus import Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A turn as one of the two reads it; arguments as JSON values."""
+
+    text: str
+    reasoning: str
+    calls: list[tuple[str, Any]]
+    malformed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One answer of one template, and what both make of it."""
+
+    template: str
+    answer: Answer
+    ours: Parsed
+    theirs: Parsed
+
+    def same_words(self) -> bool:
+        """But for white space at their ends."""
+        return self.ours.text.strip() == self.theirs.text.strip() and self.same_thought()
+
+    def same_thought(self) -> bool:
+        return self.ours.reasoning.strip() == self.theirs.reasoning.strip()
+
+    def ours_is_given(self) -> bool:
+        """Our calls are those that the template was given: all, or of a cut answer the first ones."""
+        given = self.answer.calls
+        return self.ours.calls == (given if self.answer.whole else given[: len(self.ours.calls)])
+
+
+def _space(it: Compared) -> bool:
+    return it.same_words() and it.ours.calls == it.theirs.calls
+
+
+def _spelt(it: Compared) -> bool:
+    return it.answer.name.startswith("spelt ") and it.ours_is_given() and not it.ours.malformed
+
+
+def _spelt_closer(it: Compared) -> bool:
+    return it.answer.name == "spelt </arg_value>" and not it.ours.calls and it.ours.text in it.ours.malformed
+
+
+def _cut(it: Compared) -> bool:
+    done = len(it.ours.calls)
+    before = it.ours.text.removesuffix("".join(it.ours.malformed[-1:]))
+    return (
+        not it.answer.whole
+        and bool(it.ours.malformed)
+        and it.ours_is_given()
+        and it.theirs.calls[:done] == it.ours.calls
+        and len(it.theirs.calls) <= done + 1
+        and it.theirs.text.strip() == before.strip()
+        and it.same_thought()
+    )
+
+
+def _cut_opener(it: Compared) -> bool:
+    return (
+        not it.answer.whole
+        and it.ours.text.strip() == f"[TOOL_CALLS]{it.theirs.text}"
+        and not it.theirs.calls
+    )
+
+
+def _lost_with_the_cut(it: Compared) -> bool:
+    return (
+        not it.answer.whole
+        and bool(it.ours.calls)
+        and it.ours_is_given()
+        and not it.theirs.calls
+        and bool(it.theirs.text)
+    )
+
+
+def _behind(it: Compared) -> bool:
+    said = it.answer.text if it.answer.whole else it.answer.text[: len(it.ours.text)]
+    return (
+        "gemma4" in it.template
+        and bool(it.ours.text)
+        and it.ours.text.strip() == said.strip()
+        and not it.theirs.text
+        and _untyped(it.ours.calls) == _untyped(it.theirs.calls)
+        and it.same_thought()
+    )
+
+
+def _number(it: Compared) -> bool:
+    return (
+        "gemma4" in it.template and it.same_words() and _untyped(it.ours.calls) == _untyped(it.theirs.calls)
+    )
+
+
+def _after_words(it: Compared) -> bool:
+    whole = it.theirs.calls == it.answer.calls[: len(it.theirs.calls)]
+    spoke = it.ours.text.startswith(it.answer.text) and bool(it.answer.text)
+    return "llama" in it.template and whole and spoke and not it.ours.calls and not it.theirs.text
+
+
+def _untyped(value: Any) -> Any:
+    """With every number as its text, one for 3 and 3.0."""
+    if isinstance(value, dict):
+        return {key: _untyped(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_untyped(item) for item in value]
+    return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+DIFFERENCES: dict[str, Callable[[Compared], bool]] = {
+    "white space beside markup": _space,
+    "a marker spelt in letters": _spelt,
+    "`</arg_value>` spelt in a GLM value": _spelt_closer,
+    "a call that was cut": _cut,
+    "a call that was cut behind `[TOOL_CALLS]`": _cut_opener,
+    "whole calls before a cut": _lost_with_the_cut,
+    "words behind a Gemma call": _behind,
+    "numbers without a declared type in a Gemma call": _number,
+    "a bare JSON call behind words": _after_words,
+}
+"""The first that holds is the difference's kind; one of no kind fails."""

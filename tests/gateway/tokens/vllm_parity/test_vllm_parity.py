@@ -1,0 +1,164 @@
+"""Our parse of sampled ids is vLLM's own, or the difference is one that docs/reference/vllm-parsers.md explains."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gateway.tokens.vllm_parity import corpus
+from tests.gateway.tokens.vllm_parity.differences import DIFFERENCES, Compared, Parsed
+from tests.gateway.tokens.zoo import Specimen, zoo
+from tests.support.vllm import engine_python
+
+HERE = Path(__file__).parent
+PAGE = Path(__file__).parents[4] / "docs" / "reference" / "vllm-parsers.md"
+
+PARSERS: dict[str, tuple[str, str | None]] = {
+    "trl/qwen2_5": ("hermes", None),
+    "trl/qwen3": ("hermes", "qwen3"),
+    "axolotl/exaone4": ("qwen3_json", "deepseek_v3"),
+    "trl/qwen3_5_think": ("qwen3_coder", "qwen3"),
+    "trl/nemotron_3_nano": ("qwen3_xml", "nemotron_v3"),
+    "trl/glm4moe": ("glm45", "glm45"),
+    "trl/gemma4": ("gemma4", "gemma4"),
+    "axolotl/jamba": ("jamba", None),
+    "axolotl/mistral_v3_tekken": ("mistral", None),
+    "trl/lfm2_v2": ("lfm2", None),
+    "trl/llama3_1": ("llama3_json", None),
+    "axolotl/llama4": ("llama4_json", None),
+}
+"""Template -> vLLM's tool parser and reasoning parser for its models."""
+
+NOT_COMPARED: dict[str, str] = {
+    "openai openai_gptoss": "tests/gateway/tokens/test_harmony.py compares with the library that it uses",
+    "cohere_command3 cohere_command4": "they need a package that the engine environment lacks",
+    "glm47": "the class of glm45",
+    "hf": "it reads a template of its own from the checkpoint",
+    "apertus deepseek_v31 deepseek_v32 deepseek_v4 deepseek_v41 dots ernie45 functiongemma gigachat3 "
+    "granite granite-20b-fc granite4 granite_thinking_parser holo2 hunyuan_a13b hy_v3 hy_v4 inkling internlm "
+    "k2_horizon kimi_k2 kimi_k3 ling3 llama4_pythonic longcat mimo minicpm5 minicpmv minimax_m2 "
+    "minimax_m2_append_think minimax_m3 muse_glimmer olmo3 phi4_mini_json plamo3 poolside_v1 pythonic seed_oss step3 "
+    "step3p5 xlam": "no template of the pinned packages writes such calls in a form that is read here",
+    "deepseek_r1": "its template does not show tools",
+}
+"""Parsers, by the reason."""
+
+
+def _specimen(name: str) -> Specimen:
+    """Llama's parser wants a token that not every template names."""
+    one = zoo()[name]
+    more = ("<|python_tag|>",) if "llama" in name and "<|python_tag|>" not in one.special else ()
+    return dataclasses.replace(one, special=(*one.special, *more))
+
+
+def _answers(one: Specimen) -> list[corpus.Answer]:
+    """All that the template can write, and the richest of them cut at every token."""
+    made = list(corpus.answers(one.codec()))
+    rich = [answer for name in (corpus.MIXED, corpus.ONE) for answer in made if answer.name == name]
+    return [*made, *corpus.cuts(rich[0] if rich else made[-1])]
+
+
+@pytest.fixture(scope="module")
+def vllm_parsers(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], list[Compared]]:
+    """The names of vLLM's parsers, and every answer as both read it. One process of the engine environment."""
+    folder = tmp_path_factory.mktemp("tokenizers")
+    jobs: list[dict[str, Any]] = []
+    asked: list[tuple[str, corpus.Answer, Parsed]] = []
+    for number, (name, (tool, reasoning)) in enumerate(PARSERS.items()):
+        one = _specimen(name)
+        file = folder / f"{number}.json"
+        file.write_bytes(one.tokenizer)
+        answers = _answers(one)
+        asked += [(name, answer, ours) for answer, ours in zip(answers, _ours(one, answers), strict=True)]
+        ids = [list(answer.ids) for answer in answers]
+        jobs.append(
+            {"tokenizer": str(file), "tool_parser": tool, "reasoning_parser": reasoning, "answers": ids}
+        )
+    said = _extract(jobs)
+    pairs = zip(asked, said["parsed"], strict=True)
+    return said["registered"], [
+        Compared(name, answer, ours, _theirs(*theirs)) for (name, answer, ours), theirs in pairs
+    ]
+
+
+def _extract(jobs: list[dict[str, Any]]) -> dict[str, Any]:
+    tools = [
+        {
+            "type": "function",
+            "function": {"name": tool.name, "description": tool.description, "parameters": tool.schema},
+        }
+        for tool in corpus.TOOLS
+    ]
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("VLLM_", "PYTHON"))}
+    done = subprocess.run(
+        [engine_python(), HERE / "extract.py"],
+        input=json.dumps({"tools": tools, "jobs": jobs}),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+        env={**clean, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return said
+
+
+def _ours(one: Specimen, answers: list[corpus.Answer]) -> Iterator[Parsed]:
+    codec = one.codec()
+    for answer in answers:
+        parser = codec.parser(answer.prompt, corpus.TOOLS)
+        parser.feed(answer.ids)
+        _, reply = parser.finish()
+        calls = [(call.name, json.loads(call.arguments)) for call in reply.tool_calls]
+        yield Parsed(reply.text, reply.reasoning, calls, reply.malformed)
+
+
+def _theirs(text: str, reasoning: str, calls: list[list[str]]) -> Parsed:
+    return Parsed(text, reasoning, [(name, json.loads(arguments)) for name, arguments in calls])
+
+
+@functools.cache
+def _page() -> str:
+    return PAGE.read_text("utf-8")
+
+
+def _kind(it: Compared) -> str:
+    """The kind of the difference; "" for none. Raises AssertionError for a new one."""
+    if dataclasses.replace(it.ours, malformed=()) == it.theirs:
+        return ""
+    kind = next((kind for kind, holds in DIFFERENCES.items() if holds(it)), None)
+    assert kind is not None, f"{it.template}: {it.answer.name}\nours: {it.ours}\nvLLM: {it.theirs}"
+    return kind
+
+
+def test_our_parse_is_vllms_or_the_difference_is_one_that_the_page_explains(
+    vllm_parsers: tuple[list[str], list[Compared]],
+) -> None:
+    kinds = {template: Counter[str]() for template in PARSERS}
+    for it in vllm_parsers[1]:
+        kinds[it.template][_kind(it)] += 1
+    assert not set(DIFFERENCES) - set().union(*kinds.values()), "a difference that is none any more"
+    assert {template for template, found in kinds.items() if found.total() < 60} == set(), "too few answers"
+
+
+@pytest.mark.parametrize("kind", DIFFERENCES)
+def test_the_page_has_a_row_for_each_kind_of_difference(kind: str) -> None:
+    assert f"\n| {kind} |" in _page()
+
+
+def test_every_parser_of_vllm_is_compared_or_there_is_a_reason_why_not(
+    vllm_parsers: tuple[list[str], list[Compared]],
+) -> None:
+    compared = {parser for pair in PARSERS.values() for parser in pair if parser}
+    left_out = {name for names in NOT_COMPARED for name in names.split()}
+    assert sorted(compared | left_out) == vllm_parsers[0]
