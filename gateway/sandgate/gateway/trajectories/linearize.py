@@ -113,11 +113,11 @@ def leaves(
 
 
 def _seen(turn: TurnLike, delivered: Collection[str], partly: Collection[str], cut: str) -> bool:
+    if turn.finish == CUT:
+        return cut == CutTurns.TRAIN
     if turn.finish == "abort":
         return False
-    if turn.id in delivered:
-        return True
-    return (turn.finish == CUT or turn.id in partly) and cut == CutTurns.TRAIN
+    return turn.id in delivered or (turn.id in partly and cut == CutTurns.TRAIN)
 
 
 def path_to(by_id: Mapping[str, TurnLike], turn: TurnLike) -> list[TurnLike]:
