@@ -33,7 +33,7 @@ def main() -> None:
 def _registered() -> list[str]:
     tools = importlib.import_module("vllm.tool_parsers")._TOOL_PARSERS_TO_REGISTER
     thoughts = importlib.import_module("vllm.reasoning")._REASONING_PARSERS_TO_REGISTER
-    return sorted({*tools, *thoughts})
+    return sorted([*(f"{name} (calls)" for name in tools), *(f"{name} (thoughts)" for name in thoughts)])
 
 
 def _job(job: dict[str, Any], tools: list[dict[str, Any]]) -> list[list[Any]]:
