@@ -390,6 +390,11 @@ CASES: dict[str, Case] = {
         ),
         form="lfm2",
     ),
+    "lfm2, dashes in names, and a number below zero": Case(
+        "<|tool_call_start|>[look-up_2(item-id='a-b', n=-3), buy(n=7)]<|tool_call_end|>",
+        Reply(tool_calls=(call("look-up_2", '{"item-id":"a-b","n":-3}'), call(arguments='{"n":7}'))),
+        form="lfm2",
+    ),
     "lfm2, a line break inside a string": Case(
         "<|tool_call_start|>[buy(item='a\nb\\'c')]<|tool_call_end|>",
         Reply(tool_calls=(call(arguments='{"item":"a\\nb\'c"}'),)),

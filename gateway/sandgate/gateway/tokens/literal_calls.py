@@ -116,6 +116,10 @@ PYTHON_CHARS_MAX = 200_000
 """A longer body is text: Python's own parser reads it, which takes memory by the character."""
 _CONTROL = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _ESCAPES = frozenset("\\'\"abfnrtvxuUN01234567\n\r\t")
+_DASH = "\u02bb"
+"""Stands for a dash within a name, where Python would subtract: a letter that Python leaves as it is."""
+_DASHED = re.compile(r"[\w.-]{1,64}\s{0,8}[(=]")
+"""What follows a dash in the name of a tool, or of an argument."""
 _NAMES = {"true": True, "false": False, "null": None}
 """What JSON inside a Python call says for True, False, None."""
 
@@ -133,21 +137,23 @@ def python_calls(body: str, tools: Sequence[Tool]) -> Found:
             return None
         calls: list[ReplyCall | str] = []
         for element in tree.elts:
-            calls += _call(*_python_call(element)) or [ast.unparse(element)]
+            calls += _call(*_python_call(element)) or [ast.unparse(element).replace(_DASH, "-")]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     return calls if any(isinstance(call, ReplyCall) for call in calls) else None
 
 
 def _one_line(text: str) -> str:
-    """Models write control characters into string literals as they are, and backslashes that escape nothing: both as
-    Python's parser takes them."""
+    """Models write control characters into string literals as they are, backslashes that escape nothing, and dashes
+    in names: all as Python's parser takes them."""
     out: list[str] = []
     quote, escaped = "", False
     for place, char in enumerate(text):
         if not quote:
             quote = char if char in "'\"" else ""
-            out.append(char)
+            named = char == "-" and place and (text[place - 1].isalnum() or text[place - 1] == "_")
+            dashed = named and _DASHED.match(text, place + 1)
+            out.append(_DASH if dashed else char)
         elif escaped or char != "\\":
             out.append(_CONTROL.get(char, char))
             quote = "" if char == quote and not escaped else quote
@@ -166,8 +172,8 @@ def _python_call(node: ast.expr) -> tuple[str, dict[str, Any]]:
     for keyword in node.keywords:
         if keyword.arg is None:
             raise ValueError("no keyword")
-        arguments[keyword.arg] = _literal(keyword.value, DEPTH_MAX)
-    return ast.unparse(node.func), arguments
+        arguments[keyword.arg.replace(_DASH, "-")] = _literal(keyword.value, DEPTH_MAX)
+    return ast.unparse(node.func).replace(_DASH, "-"), arguments
 
 
 def _literal(node: ast.expr, depth: int) -> Any:

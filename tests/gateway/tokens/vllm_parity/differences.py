@@ -109,6 +109,11 @@ def _after_words(it: Compared) -> bool:
     return "llama" in it.template and whole and spoke and not it.ours.calls and not it.theirs.text
 
 
+def _dashed(it: Compared) -> bool:
+    dashed = any("-" in name for name, _ in it.ours.calls)
+    return "lfm2" in it.template and dashed and it.ours_is_given() and not it.theirs.calls
+
+
 def _untyped(value: Any) -> Any:
     """With every number as its text, one for 3 and 3.0."""
     if isinstance(value, dict):
@@ -128,5 +133,6 @@ DIFFERENCES: dict[str, Callable[[Compared], bool]] = {
     "words behind a Gemma call": _behind,
     "numbers without a declared type in a Gemma call": _number,
     "a bare JSON call behind words": _after_words,
+    "a dash in a tool's name, in a call as Python writes it": _dashed,
 }
 """The first that holds is the difference's kind; one of no kind fails."""
