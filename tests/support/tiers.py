@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.harness import cache
+from tests.support.failures import tell_at_once
 from tests.support.needs import NEEDS, in_order, needs_of
 from tests.support.workers import in_turn
 
@@ -71,6 +72,7 @@ def pytest_configure(config: pytest.Config) -> None:
     plugin = Parts(config)
     config.pluginmanager.register(plugin, "sandgate-parts")
     config.add_cleanup(plugin.close)
+    tell_at_once(config)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
