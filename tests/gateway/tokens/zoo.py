@@ -54,6 +54,7 @@ MORE_ENDS = {
     "*/MiniMax-M1": ("<end_of_sentence>",),
     "*/MiniMax-M[23]": ("[e~[",),
     "*/NVIDIA-Nemotron-Nano-v2": ("<SPECIAL_12>",),
+    "*/Kimi-K3": ("<|end_of_msg|>",),
     "*/Reka-Edge": ("<sep>",),
     "*/poolside-Laguna*": ("</assistant>",),
     "*/*gemma4*": ("<turn|>", "<|tool_response>"),
