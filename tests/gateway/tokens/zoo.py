@@ -22,7 +22,9 @@ SPECIAL = re.compile(
 )
 """What in a template's text is a special token of its checkpoint."""
 
-PLAIN = re.compile(r"</?(?:think|tool_call|tool_response|tool_calls|arg_key|arg_value)>")
+PLAIN = re.compile(
+    r"</?(?:think|tool_call|tool_response|tool_calls|arg_key|arg_value|seed:think|seed:tool_call|minimax:tool_call)>"
+)
 """What is an added token there, but not special."""
 
 ENDS = (
