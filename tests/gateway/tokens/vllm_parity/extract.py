@@ -1,8 +1,8 @@
 """What vLLM's own parsers make of sampled ids. Run by the engine environment's Python; starts no engine, has no model.
 
 Takes one JSON object on stdin, {"tools": [...], "jobs": [{"tokenizer": file, "tool_parser": name, "reasoning_parser":
-name, "kwargs": variables of the chat template, "answers": [ids, ...]}]}. Its last line is {"registered": names of all parsers, "parsed": [...]}: for each answer
-of each job in turn `[content, reasoning, [[name, arguments], ...]]`.
+name, "kwargs": variables of the chat template, "answers": [ids, ...]}]}. Its last line is {"registered": names of all
+parsers, "parsed": [...]}: for each answer of each job in turn `[content, reasoning, [[name, arguments], ...]]`.
 """
 
 from __future__ import annotations
