@@ -52,6 +52,10 @@ SAID = {
     "llama3": "<|python_tag|>" + OBJECT.replace("arguments", "parameters"),
     "cohere": f'<|START_ACTION|>[{{"tool_call_id": "0", "tool_name": "buy", "parameters": {ARGUMENTS}}}]<|END_ACTION|>',
     "jamba": f"<tool_calls>[{OBJECT}]</tool_calls>",
+    "seed-oss": "<seed:tool_call>\n<function=buy>\n<parameter=item>kiwi</parameter>\n<parameter=n>7</parameter>\n"
+    "</function>\n</seed:tool_call>",
+    "nemotron-v2": f"<TOOLCALL>[{OBJECT}]</TOOLCALL>",
+    "apertus": f'<|tools_prefix|>[{{"buy": {ARGUMENTS}}}]<|tools_suffix|>',
 }
 CHANNELS = f"<|channel|>commentary to=functions.buy <|constrain|>json<|message|>{ARGUMENTS}<|call|>"
 BARE = OBJECT.replace("arguments", "parameters")
@@ -227,6 +231,9 @@ TWO = {
     "phi4": f"<|tool_call|>[{OBJECT}, {OBJECT}]<|/tool_call|>",
     "granite": f"<|tool_call|>[{OBJECT}, {OBJECT}]",
     "jamba": f"<tool_calls>[{OBJECT}, {OBJECT}]</tool_calls>",
+    "seed-oss": "\n".join([SAID["seed-oss"]] * 2),
+    "nemotron-v2": f"<TOOLCALL>[{OBJECT}, {OBJECT}]</TOOLCALL>",
+    "apertus": f'<|tools_prefix|>[{{"buy": {ARGUMENTS}}}, {{"buy": {ARGUMENTS}}}]<|tools_suffix|>',
     "llama3": "; ".join([SAID["llama3"]] * 2),
     "bare": f"{BARE}; {BARE}",
     "gemma4": GEMMA * 2,

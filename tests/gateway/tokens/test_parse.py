@@ -58,6 +58,14 @@ MARKS = (
         "</arg_key>",
     ),
     *("<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>", "<tool_calls>", "</tool_calls>"),
+    *(
+        "<seed:tool_call>",
+        "</seed:tool_call>",
+        "<TOOLCALL>",
+        "</TOOLCALL>",
+        "<|tools_prefix|>",
+        "<|tools_suffix|>",
+    ),
     *("<|START_ACTION|>", "<|END_ACTION|>", "<|tool_call_start|>", "<|tool_call_end|>"),
 )
 BY_ID = lab.vocab("qwen", (*lab.CHATML, *MARKS), lab.QWEN_PLAIN)
@@ -321,6 +329,30 @@ CASES: dict[str, Case] = {
         ' <tool_calls>[\n    {"name": "buy", "arguments": {"n": 7}}\n]</tool_calls>',
         Reply(tool_calls=(call(arguments='{"n": 7}'),)),
         form="jamba",
+    ),
+    "seed oss": Case(
+        "Ok.\n<seed:tool_call>\n<function=buy>\n<parameter=item>ki wi</parameter>\n<parameter=n>7</parameter>\n"
+        "</function>\n</seed:tool_call>",
+        Reply("Ok.", tool_calls=(call(arguments='{"item":"ki wi","n":7}'),)),
+        form="seed-oss",
+    ),
+    "nemotron nano v2, two calls in one list": Case(
+        '<TOOLCALL>[{"name": "buy", "arguments": {"n": 7}}, {"name": "sell", "arguments": {}}]</TOOLCALL>',
+        Reply(tool_calls=(call(arguments='{"n": 7}'), call("sell", "{}"))),
+        form="nemotron-v2",
+    ),
+    "apertus, a call is an object of its name": Case(
+        '<|tools_prefix|>[{"buy": {"n": 7}}, {"sell": {"to": [1, {}]}}]<|tools_suffix|>',
+        Reply(tool_calls=(call(arguments='{"n": 7}'), call("sell", '{"to": [1, {}]}'))),
+        form="apertus",
+    ),
+    "apertus, anything else is malformed": Case(
+        '<|tools_prefix|>[{"buy": 7}]<|tools_suffix|>',
+        Reply(
+            '<|tools_prefix|>[{"buy": 7}]<|tools_suffix|>',
+            malformed=('<|tools_prefix|>[{"buy": 7}]<|tools_suffix|>',),
+        ),
+        form="apertus",
     ),
     "gemma 4, every kind of value, in the order it was sampled": Case(
         'Ok.<|tool_call>call:buy{n:7,item:<|"|>ki,w}i: "a"<|"|>,to:{<|"|>a b<|"|>:[true,null,-1.5,<|"|>x<|"|>,[]]}}'

@@ -89,12 +89,14 @@ def specimen(request: pytest.FixtureRequest) -> Specimen:
 def test_a_bridge_is_the_full_render_or_a_fork(specimen: Specimen) -> None:
     codec = specimen.codec()
     for name, (messages, tools) in CONVERSATIONS.items():
-        before, _, tail = split(messages)
+        before, turn, tail = split(messages)
         try:
             prompt, full = codec.render(before, tools), codec.render(messages, tools)
         except BadRequest:
             continue
         response = sampled_as_rendered(codec, prompt, full)
+        if response is not None and any(call.name not in codec.decode(response) for call in turn.tool_calls):
+            continue  # written as a second turn (GigaChat): a model that stops before it has not called
         bridge = codec.bridge(prompt, response or elsewise(codec), tail, tools, closed=True)
         if isinstance(bridge, ForkReason):
             assert bridge == ForkReason.TEMPLATE_NOT_ADDITIVE, name
@@ -131,7 +133,10 @@ def test_a_turn_ended_by_a_token_that_ends_no_turn_is_not_bridged(specimen: Spec
     codec = specimen.codec()
     messages, tools = CONVERSATIONS["talk"]
     before, _, tail = split(messages)
-    prompt, said = codec.render(before, tools), codec.vocab.encode("Hello.")
+    try:
+        prompt, said = codec.render(before, tools), codec.vocab.encode("Hello.")
+    except BadRequest:
+        return  # a template that wants tools
     others = [i for i in codec.vocab.special_ids if i not in codec.stop_ids]
     for other in others[:3]:
         found = codec.bridge(prompt, said + array("i", [other]), tail, tools, closed=True)
@@ -140,6 +145,8 @@ def test_a_turn_ended_by_a_token_that_ends_no_turn_is_not_bridged(specimen: Spec
 
 OTHER = "<|endoftext|>"
 WITH_ANOTHER_END = [name for name, specimen in zoo().items() if OTHER in specimen.vocab.ids]
+NO_END = {"vllm/tool_chat_template_glm4"}
+"""Templates that write no token where a turn ends."""
 
 
 @pytest.mark.parametrize("name", WITH_ANOTHER_END)
@@ -151,9 +158,11 @@ def test_a_turn_ended_by_another_stop_token_is_bridged_where_the_closer_is_the_t
     before, _, tail = split(messages)
     prompt, said = codec.render(before, tools), codec.vocab.encode("Hello.")
     proved = codec.prover.prove(tail, tools)
-    assert isinstance(proved, Tail)
     found = codec.bridge(prompt, said + array("i", [other]), tail, tools, closed=True)
-    if proved.own or proved.closer == other:
+    if not isinstance(proved, Tail):
+        assert name in NO_END
+        assert found == ForkReason.TEMPLATE_NOT_ADDITIVE
+    elif proved.own or proved.closer == other:
         assert found == proved.ids[1:], "what was sampled stays, in the closer's place"
     else:
         assert found == ForkReason.TEMPLATE_NOT_ADDITIVE

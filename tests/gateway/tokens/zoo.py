@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from fnmatch import fnmatch
+from fnmatch import fnmatchcase
 
 from sandgate.gateway.tokens.codec import TemplateCodec
 from sandgate.gateway.tokens.history_check import History
@@ -22,7 +22,9 @@ SPECIAL = re.compile(
 )
 """What in a template's text is a special token of its checkpoint."""
 
-PLAIN = re.compile(r"</?(?:think|tool_call|tool_response|tool_calls|arg_key|arg_value)>")
+PLAIN = re.compile(
+    r"</?(?:think|tool_call|tool_response|tool_calls|arg_key|arg_value|seed:think|seed:tool_call|minimax:tool_call)>"
+)
 """What is an added token there, but not special."""
 
 ENDS = (
@@ -41,9 +43,22 @@ ENDS = (
 )
 """eos_token of the families, by what their templates name; </s> for the others."""
 
+GLM_ENDS = ("<|endoftext|>", "<|user|>", "<|observation|>")
+HARMONY_ENDS = ("<|return|>", "<|call|>")
 MORE_ENDS = {
-    "*/glm4moe": ("<|endoftext|>", "<|user|>", "<|observation|>"),
-    "*/gptoss": ("<|return|>", "<|call|>"),
+    "*/glm4moe": GLM_ENDS,
+    "*/GLM-4*": GLM_ENDS,
+    "*/tool_chat_template_glm4": GLM_ENDS,
+    "*/gptoss": HARMONY_ENDS,
+    "*/openai-gpt-oss*": HARMONY_ENDS,
+    "*/*pertus*": ("<|assistant_end|>",),
+    "*/ByteDance-Seed-OSS": ("<seed:eos>",),
+    "*/MiniMax-M1": ("<end_of_sentence>",),
+    "*/MiniMax-M[23]": ("[e~[",),
+    "*/NVIDIA-Nemotron-Nano-v2": ("<SPECIAL_12>",),
+    "*/Kimi-K3": ("<|end_of_msg|>",),
+    "*/Reka-Edge": ("<sep>",),
+    "*/poolside-Laguna*": ("</assistant>",),
     "*/*gemma4*": ("<turn|>", "<|tool_response>"),
     "*/diffusion_gemma": ("<turn|>", "<|tool_response>"),
 }
@@ -136,7 +151,7 @@ def zoo() -> dict[str, Specimen]:
 
 def specimen(name: str, source: str) -> Specimen:
     """A template with its tokens."""
-    ends = [end for pattern, ends in MORE_ENDS.items() if fnmatch(name, pattern) for end in ends]
+    ends = [end for pattern, ends in MORE_ENDS.items() if fnmatchcase(name, pattern) for end in ends]
     ends = ends or [next((end for end in ENDS if end in source), "</s>")]
     begins = ("<|begin_of_text|>", "<bos>", "<｜begin▁of▁sentence｜>")
     bos = "<bos>" if "gemma" in name else next((bos for bos in begins if bos in source), "<s>")

@@ -122,7 +122,8 @@ class TemplateCodec(Varied):
 def template_closers(template: ChatTemplate, vocab: Vocab, *, next_turn: bool) -> list[int]:
     """Ids of added tokens with which the template itself ends an assistant's turn.
 
-    It is the first added token right behind the assistant's text. Where the template puts none there, it is the special
+    It is the first added token right behind the assistant's text, if no text of the same turn comes behind it (Kimi K3
+    closes a part of its turn there, and writes on). Where the template puts none there, it is the special
     token that begins the next turn (GLM's ``<|user|>``, ``<|observation|>``: the model samples it to stop). Such tokens
     count only with `next_turn`, for checkpoints that name no end of their own.
     """
@@ -136,7 +137,8 @@ def template_closers(template: ChatTemplate, vocab: Vocab, *, next_turn: bool) -
         after = whole.partition(probe.mark)[2]
         own = min(((answered.find(text), text) for text in vocab.ids if text in answered), default=None)
         if own is not None and not answered[: own[0]].strip() and not probe.messages[-1].tool_calls:
-            closers.append(vocab.ids[own[1]])
+            if _only_tokens(answered[own[0] :], vocab):
+                closers.append(vocab.ids[own[1]])
         elif (
             next_turn
             and after.startswith(answered)
@@ -149,6 +151,13 @@ def template_closers(template: ChatTemplate, vocab: Vocab, *, next_turn: bool) -
                 if vocab.ids[text] in vocab.special_ids
             ]
     return list(dict.fromkeys(closers))
+
+
+def _only_tokens(text: str, vocab: Vocab) -> bool:
+    """Whether it is added tokens and white space."""
+    for token in sorted((token for token in vocab.ids if token in text), key=len, reverse=True):
+        text = text.replace(token, " ")
+    return not text.strip()
 
 
 def _endings() -> list[tuple[ProbeConversation, Sequence[Message]]]:

@@ -71,16 +71,19 @@ def _hermes(tools: Sequence[Tool], one: bool) -> Format:
     return _some(tags, one=one, separator="\n")
 
 
-def _xml(tools: Sequence[Tool], one: bool) -> Format:
-    tags = [
-        _tag(
-            f"<tool_call>\n<function={tool.name}>\n",
-            _tags_of(tool, "qwen_xml"),
-            "\n</function>\n</tool_call>",
-        )
-        for tool in tools
-    ]
-    return _some(tags, one=one, separator="\n")
+def _xml(name: str) -> Builder:
+    def build(tools: Sequence[Tool], one: bool) -> Format:
+        tags = [
+            _tag(
+                f"<{name}>\n<function={tool.name}>\n",
+                _tags_of(tool, "qwen_xml"),
+                f"\n</function>\n</{name}>",
+            )
+            for tool in tools
+        ]
+        return _some(tags, one=one, separator="\n")
+
+    return build
 
 
 def _glm(tools: Sequence[Tool], one: bool) -> Format:
@@ -136,6 +139,11 @@ def _array(begin: str, end: str = "") -> Builder:
     return build
 
 
+def _apertus(tools: Sequence[Tool], one: bool) -> Format:
+    tags = [_tag(f"{{{json.dumps(tool.name)}: ", _json(tool), "}") for tool in tools]
+    return _tag("<|tools_prefix|>[", _some(tags, one=one, separator=", "), "]<|tools_suffix|>")
+
+
 def _cohere(tools: Sequence[Tool], one: bool) -> Format:
     tags = []
     for tool in tools:
@@ -174,7 +182,10 @@ def _llama(begin: str) -> Builder:
 
 FORMS: dict[str, Builder] = {
     "hermes": _hermes,
-    "qwen3-xml": _xml,
+    "qwen3-xml": _xml("tool_call"),
+    "seed-oss": _xml("seed:tool_call"),
+    "nemotron-v2": _array("<TOOLCALL>", "</TOOLCALL>"),
+    "apertus": _apertus,
     "glm": _glm,
     "minimax-m2": _minimax,
     "kimi-k2": _kimi,

@@ -51,7 +51,19 @@ def _deepseek(name: str) -> CallFormat:
     return CallFormat(name, "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", tool_calls.deepseek, DEEPSEEK)
 
 
+_LISTED = CallFormat("jamba", "<tool_calls>", "</tool_calls>", tool_calls.json_calls)
+
 FORMATS: tuple[tuple[tuple[str, ...], CallFormat], ...] = (
+    (("<tool_calls>[",), _LISTED),
+    (
+        ("<seed:tool_call>", "<function="),
+        CallFormat("seed-oss", "<seed:tool_call>", "</seed:tool_call>", tool_calls.xml_function),
+    ),
+    (("<TOOLCALL>[",), CallFormat("nemotron-v2", "<TOOLCALL>", "</TOOLCALL>", tool_calls.json_calls)),
+    (
+        ("<|tools_prefix|>", "<|tools_suffix|>"),
+        CallFormat("apertus", "<|tools_prefix|>", "<|tools_suffix|>", tool_calls.named_objects),
+    ),
     (
         ("<tool_call>", "<function="),
         CallFormat("qwen3-xml", "<tool_call>", "</tool_call>", tool_calls.xml_function),
@@ -93,7 +105,7 @@ FORMATS: tuple[tuple[tuple[str, ...], CallFormat], ...] = (
     ),
     (
         ("<tool_calls>", "</tool_calls>"),
-        CallFormat("jamba", "<tool_calls>", "</tool_calls>", tool_calls.json_calls),
+        _LISTED,
     ),
     (
         ("<|tool_call_start|>[",),

@@ -81,6 +81,28 @@ def cohere(body: str, tools: Sequence[Tool]) -> Found:
     return json_calls(body, tools, "tool_name")
 
 
+def named_objects(body: str, tools: Sequence[Tool]) -> Found:
+    """Apertus: `[{"name of a function": {its arguments}}, ...]`."""
+    calls: list[ReplyCall | str] = []
+    index = skip_space(body, 0)
+    if body[index : index + 1] != "[":
+        return None
+    index = skip_space(body, index + 1)
+    while body[index : index + 1] == "{":
+        try:
+            entries, index = members(body, index)
+        except ValueError:
+            return None
+        for name, (value, raw) in entries.items():
+            if not isinstance(value, dict) or not name or not sayable(name):
+                return None
+            calls.append(ReplyCall(name, raw))
+        index = skip_space(body, index)
+        if body[index : index + 1] == ",":
+            index = skip_space(body, index + 1)
+    return calls if calls and body[index : index + 1] == "]" and ends(body, index + 1) else None
+
+
 def bare_calls(body: str, tools: Sequence[Tool]) -> Found:
     """Llama 3 without its tag: JSON calls of declared tools; any other JSON is an answer."""
     calls = json_calls(body, tools)

@@ -50,7 +50,8 @@ def _spelt(it: Compared) -> bool:
 
 
 def _spelt_closer(it: Compared) -> bool:
-    return it.answer.name == "spelt </arg_value>" and not it.ours.calls and it.ours.text in it.ours.malformed
+    named = it.answer.name in ("spelt </arg_value>", "spelt </parameter>")
+    return named and not it.ours.calls and it.ours.text in it.ours.malformed
 
 
 def _cut(it: Compared) -> bool:
@@ -59,7 +60,6 @@ def _cut(it: Compared) -> bool:
     return (
         not it.answer.whole
         and bool(it.ours.malformed)
-        and it.ours_is_given()
         and it.theirs.calls[:done] == it.ours.calls
         and len(it.theirs.calls) <= done + 1
         and it.theirs.text.strip() == before.strip()
@@ -85,6 +85,28 @@ def _lost_with_the_cut(it: Compared) -> bool:
     )
 
 
+def _lost_with_the_next(it: Compared) -> bool:
+    whole = it.theirs.calls[:-1]
+    return (
+        not it.answer.whole
+        and not it.ours.calls
+        and bool(it.ours.malformed)
+        and bool(whole)
+        and whole == it.answer.calls[: len(whole)]
+        and it.same_thought()
+    )
+
+
+def _no_thought(it: Compared) -> bool:
+    return (
+        "Seed-OSS" in it.template
+        and not it.ours.reasoning
+        and not it.theirs.text
+        and it.theirs.reasoning.strip() == it.ours.text.removesuffix("".join(it.ours.malformed)).strip()
+        and it.theirs.calls[: len(it.ours.calls)] == it.ours.calls
+    )
+
+
 def _behind(it: Compared) -> bool:
     said = it.answer.text if it.answer.whole else it.answer.text[: len(it.ours.text)]
     return (
@@ -106,7 +128,8 @@ def _number(it: Compared) -> bool:
 def _after_words(it: Compared) -> bool:
     whole = it.theirs.calls == it.answer.calls[: len(it.theirs.calls)]
     spoke = it.ours.text.startswith(it.answer.text) and bool(it.answer.text)
-    return "llama" in it.template and whole and spoke and not it.ours.calls and not it.theirs.text
+    llama = it.template.rpartition("/")[2].startswith("llama")
+    return llama and whole and spoke and not it.ours.calls and not it.theirs.text
 
 
 def _dashed(it: Compared) -> bool:
@@ -126,10 +149,12 @@ def _untyped(value: Any) -> Any:
 DIFFERENCES: dict[str, Callable[[Compared], bool]] = {
     "white space beside markup": _space,
     "a marker spelt in letters": _spelt,
-    "`</arg_value>` spelt in a GLM value": _spelt_closer,
+    "the closing tag of a value spelt in it": _spelt_closer,
     "a call that was cut": _cut,
     "a call that was cut behind `[TOOL_CALLS]`": _cut_opener,
     "whole calls before a cut": _lost_with_the_cut,
+    "calls before a cut in the same block": _lost_with_the_next,
+    "a turn of Seed-OSS without a thought": _no_thought,
     "words behind a Gemma call": _behind,
     "numbers without a declared type in a Gemma call": _number,
     "a bare JSON call behind words": _after_words,

@@ -1,8 +1,8 @@
 """What vLLM's own parsers make of sampled ids. Run by the engine environment's Python; starts no engine, has no model.
 
 Takes one JSON object on stdin, {"tools": [...], "jobs": [{"tokenizer": file, "tool_parser": name, "reasoning_parser":
-name, "answers": [ids, ...]}]}. Its last line is {"registered": names of all parsers, "parsed": [...]}: for each answer
-of each job in turn `[content, reasoning, [[name, arguments], ...]]`.
+name, "kwargs": variables of the chat template, "answers": [ids, ...]}]}. Its last line is {"registered": names of all
+parsers, "parsed": [...]}: for each answer of each job in turn `[content, reasoning, [[name, arguments], ...]]`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _job(job: dict[str, Any], tools: list[dict[str, Any]]) -> list[list[Any]]:
     results: list[list[Any]] = []
     for ids in job["answers"]:
         request = ChatCompletionRequest(model="m", messages=messages, tools=tools)
-        parser = parsers(tokenizer, request.tools, chat_template_kwargs={})
+        parser = parsers(tokenizer, request.tools, chat_template_kwargs=job["kwargs"])
         request = parser.adjust_request(request)
         text = tokenizer.decode(ids, skip_special_tokens=request.skip_special_tokens)
         reasoning, content, calls = parser.parse(

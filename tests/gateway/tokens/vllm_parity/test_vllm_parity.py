@@ -35,31 +35,56 @@ PARSERS: dict[str, tuple[str, str | None]] = {
     "trl/lfm2_v2": ("lfm2", None),
     "trl/llama3_1": ("llama3_json", None),
     "axolotl/llama4": ("llama4_json", None),
+    "llama.cpp/Apertus-8B-Instruct": ("apertus", None),
+    "llama.cpp/ByteDance-Seed-OSS": ("seed_oss", "seed_oss"),
+    "llama.cpp/MiniMax-M2": ("minimax_m2", "minimax_m2"),
+    "llama.cpp/StepFun3.5-Flash": ("step3p5", "step3p5"),
+    "llama.cpp/ibm-granite-granite-4.0": ("granite4", None),
+    "llama.cpp/inclusionai-ling-3.0-flash": ("ling3", "ling3"),
+    "llama.cpp/mistralai-Ministral-3-14B-Reasoning-2512": ("mistral", "mistral"),
+    "llama.cpp/moonshotai-Kimi-K2": ("kimi_k2", None),
+    "llama.cpp/poolside-Laguna-S-2.1": ("poolside_v1", "poolside_v1"),
+    "vllm/tool_chat_template_deepseekr1": ("deepseek_v3", None),
+    "vllm/tool_chat_template_granite": ("granite", None),
+    "vllm/tool_chat_template_hunyuan_a13b": ("hunyuan_a13b", "hunyuan_a13b"),
 }
 """Template -> vLLM's tool parser and reasoning parser for its models."""
+
+KWARGS: dict[str, dict[str, Any]] = {"llama.cpp/poolside-Laguna-S-2.1": {"enable_thinking": True}}
+"""What a template takes for set and vLLM's parser wants to be told."""
 
 NOT_COMPARED: dict[str, str] = {
     "openai openai_gptoss": "tests/gateway/tokens/test_harmony.py compares with the library that it uses",
     "cohere_command3 cohere_command4": "they need a package that the engine environment lacks",
     "glm47": "the class of glm45",
     "hf": "it reads a template of its own from the checkpoint",
-    "apertus deepseek_v31 deepseek_v32 deepseek_v4 deepseek_v41 dots ernie45 functiongemma gigachat3 "
-    "granite granite-20b-fc granite4 granite_thinking_parser holo2 hunyuan_a13b hy_v3 hy_v4 inkling internlm "
-    "k2_horizon kimi_k2 kimi_k3 ling3 llama4_pythonic longcat mimo minicpm5 minicpmv minimax_m2 "
-    "minimax_m2_append_think minimax_m3 muse_glimmer olmo3 phi4_mini_json plamo3 poolside_v1 pythonic seed_oss step3 "
-    "step3p5 xlam": "no template of the pinned packages writes such calls in a form that is read here",
-    "deepseek_r1": "its template does not show tools",
-    "deepseek_v3": "its calls: the template that there is does not show tools",
-    "mistral": "its thoughts: no template of the pinned packages has them",
+    "deepseek_v32 deepseek_v4 deepseek_v41 dots ernie45 functiongemma gigachat3 granite-20b-fc hy_v3 hy_v4 "
+    "inkling internlm k2_horizon kimi_k3 llama4_pythonic longcat mimo minicpm5 minicpmv minimax_m3 muse_glimmer olmo3 "
+    "phi4_mini_json plamo3 pythonic xlam": "no template of the pinned packages writes such calls in a form that is "
+    "read here",
+    "granite granite_thinking_parser holo2 step3": "thoughts: no template of the pinned packages marks them so",
+    "kimi_k2": "its thoughts: the template that has them changes a list, which Jinja's sandbox refuses",
+    "deepseek_v31": "its template does not write an answer behind its own generation prompt",
+    "minimax_m2_append_think": "it leaves thoughts in the text",
+    "deepseek_r1": "its template leaves out the thoughts of a history",
 }
 """Parsers, by the reason; of a name that is compared in part, the other part."""
 
 
+MORE: dict[str, tuple[str, ...]] = {
+    "trl/llama3_1": ("<|python_tag|>",),
+    "axolotl/llama4": ("<|python_tag|>",),
+    "llama.cpp/poolside-Laguna-S-2.1": ("<assistant>",),
+}
+"""Tokens that the parser wants and the template does not name, or not whole."""
+
+
 def _specimen(name: str) -> Specimen:
-    """Llama's parser wants a token that not every template names."""
     one = zoo()[name]
-    more = ("<|python_tag|>",) if "llama" in name and "<|python_tag|>" not in one.special else ()
-    return dataclasses.replace(one, special=(*one.special, *more))
+    more = (token for token in MORE.get(name, ()) if token not in (*one.special, *one.plain))
+    plain = [token for token in one.special if "｜tool" in token]  # as in DeepSeek's checkpoints
+    special = [token for token in (*one.special, *more) if token not in plain]
+    return dataclasses.replace(one, special=tuple(special), plain=(*one.plain, *plain))
 
 
 def _answers(one: Specimen) -> list[corpus.Answer]:
@@ -83,7 +108,13 @@ def vllm_parsers(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], l
         asked += [(name, answer, ours) for answer, ours in zip(answers, _ours(one, answers), strict=True)]
         ids = [list(answer.ids) for answer in answers]
         jobs.append(
-            {"tokenizer": str(file), "tool_parser": tool, "reasoning_parser": reasoning, "answers": ids}
+            {
+                "tokenizer": str(file),
+                "tool_parser": tool,
+                "reasoning_parser": reasoning,
+                "kwargs": KWARGS.get(name, {}),
+                "answers": ids,
+            }
         )
     said = _extract(jobs)
     pairs = zip(asked, said["parsed"], strict=True)
@@ -126,7 +157,15 @@ def _ours(one: Specimen, answers: list[corpus.Answer]) -> Iterator[Parsed]:
 
 
 def _theirs(text: str, reasoning: str, calls: list[list[str]]) -> Parsed:
-    return Parsed(text, reasoning, [(name, json.loads(arguments)) for name, arguments in calls])
+    return Parsed(text, reasoning, [(name, _value(arguments)) for name, arguments in calls])
+
+
+def _value(arguments: str) -> Any:
+    """JSON, or the text that it would have become."""
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return arguments
 
 
 @functools.cache
