@@ -124,7 +124,7 @@ def markup(grammar: Grammar | None) -> Sequence[str]:
         return "own", "own"
     if grammar.harmony:
         return "harmony", "`analysis`"
-    calls = grammar.calls.name if grammar.calls else "bare JSON" if grammar.bare_json else "-"
+    calls = grammar.calls.name if grammar.calls else "bare JSON" if grammar.bare else "-"
     return calls, f"`{grammar.think[0]}`".replace("|", "\\|") if grammar.think else "-"
 
 

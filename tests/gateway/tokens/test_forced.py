@@ -31,6 +31,10 @@ ARGUMENTS = '{"item": "kiwi", "n": 7}'
 JSON = ResponseFormat("json_object")
 OBJECT = f'{{"name": "buy", "arguments": {ARGUMENTS}}}'
 
+INVOKE = (
+    '<｜DSML｜invoke name="buy">\n<｜DSML｜parameter name="item" string="true">kiwi</｜DSML｜parameter>\n'
+    '<｜DSML｜parameter name="n" string="false">7</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+)
 SAID = {
     "hermes": f"<tool_call>\n{OBJECT}\n</tool_call>",
     "qwen3-xml": "<tool_call>\n<function=buy>\n<parameter=item>\nkiwi\n</parameter>\n<parameter=n>\n7\n</parameter>\n"
@@ -56,13 +60,22 @@ SAID = {
     "</function>\n</seed:tool_call>",
     "nemotron-v2": f"<TOOLCALL>[{OBJECT}]</TOOLCALL>",
     "apertus": f'<|tools_prefix|>[{{"buy": {ARGUMENTS}}}]<|tools_suffix|>',
+    "deepseek-v3.2": f"<｜DSML｜function_calls>\n{INVOKE}</｜DSML｜function_calls>",
+    "deepseek-v4": f"<｜DSML｜tool_calls>\n{INVOKE}</｜DSML｜tool_calls>",
+    "internlm2": f"<|action_start|><|plugin|>\n{OBJECT}<|action_end|>",
+    "gigachat3": f"<|function_call|>{OBJECT}",
+    "granite-20b-fc": f"<function_call> {OBJECT}",
+    "functionary-v3.1": f"<function=buy>{ARGUMENTS}</function>",
 }
 CHANNELS = f"<|channel|>commentary to=functions.buy <|constrain|>json<|message|>{ARGUMENTS}<|call|>"
 BARE = OBJECT.replace("arguments", "parameters")
+BARES = {"bare {": BARE, "bare [": f"[{OBJECT}]"}
+"""Without a marker."""
 ANALYSIS = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
 GEMMA = '<|tool_call>call:buy{item:<|"|>kiwi<|"|>,n:7}<tool_call|>'
 LFM2 = '<|tool_call_start|>[buy(item="kiwi", n=7)]<|tool_call_end|>'
-LITERALS = {"gemma4", "lfm2"}
+MINICPM = '<function name="buy"><param name="item">kiwi</param><param name="n">7</param></function>'
+LITERALS = {"gemma4", "lfm2", "minicpm5"}
 """Arguments that are no JSON: there is no constraint for them."""
 
 
@@ -73,9 +86,10 @@ def grammar_of(name: str, *, thinks: bool = False) -> Grammar:
     """The family's, which may think before it answers."""
     if name == "harmony":
         return Grammar(harmony=True)
-    return Grammar(
-        FORM["llama3" if name == "bare" else name], THINK if thinks else None, bare_json=name == "bare"
-    )
+    think = THINK if thinks else None
+    if name in BARES:
+        return Grammar(FORM["llama3"] if name == "bare {" else None, think, bare=name[-1])
+    return Grammar(FORM[name], think)
 
 
 def made(grammar: Grammar, *, reasoning: bool = False, **asked: Any) -> dict[str, Any] | None:
@@ -96,7 +110,7 @@ def tag(name: str, mode: str, *, reasoning: bool | None = None, **asked: Any) ->
 
 
 def test_every_format_can_be_forced_or_is_known_not_to_be() -> None:
-    assert FORMS.keys() - {"bare", "harmony"} == FORM.keys() - LITERALS == SAID.keys()
+    assert FORMS.keys() - {*BARES, "harmony"} == FORM.keys() - LITERALS == SAID.keys()
 
 
 @pytest.mark.parametrize("name", SAID)
@@ -197,7 +211,7 @@ def _wrong(engine_python: Path, wanted: list[Case]) -> list[tuple[str, str, bool
 @pytest.mark.vllm
 def test_the_engines_grammar_lets_calls_through_and_nothing_else(engine_python: Path) -> None:
     wanted: list[Case] = []
-    for name, said in {**SAID, "bare": BARE}.items():
+    for name, said in {**SAID, **BARES}.items():
         for mode in ("required", "named"):
             wanted += [
                 (name, tag(name, mode), said, True),
@@ -206,7 +220,7 @@ def test_the_engines_grammar_lets_calls_through_and_nothing_else(engine_python: 
                 (name, tag(name, mode), said.replace("buy", "rob"), False),
                 (name, tag(name, mode), said + " Done.", False),
             ]
-        if name != "bare":
+        if name not in BARES:
             thought = f"<think>\nHm.\n</think>\n\n{said}"
             wanted.append((name, tag(name, "required", reasoning=False), thought, True))
         wanted.append((name, tag(name, "required", reasoning=True), f"Hm.\n</think>\n\n{said}", True))
@@ -219,7 +233,7 @@ def test_the_engines_grammar_lets_calls_through_and_nothing_else(engine_python: 
     assert not _wrong(engine_python, wanted)
 
 
-OF_ALL = {**SAID, "gemma4": GEMMA, "lfm2": LFM2, "bare": BARE}
+OF_ALL = {**SAID, "gemma4": GEMMA, "lfm2": LFM2, "minicpm5": MINICPM, **BARES}
 TWO = {
     "hermes": "\n".join([SAID["hermes"]] * 2),
     "qwen3-xml": "\n".join([SAID["qwen3-xml"]] * 2),
@@ -235,7 +249,13 @@ TWO = {
     "nemotron-v2": f"<TOOLCALL>[{OBJECT}, {OBJECT}]</TOOLCALL>",
     "apertus": f'<|tools_prefix|>[{{"buy": {ARGUMENTS}}}, {{"buy": {ARGUMENTS}}}]<|tools_suffix|>',
     "llama3": "; ".join([SAID["llama3"]] * 2),
-    "bare": f"{BARE}; {BARE}",
+    "bare {": f"{BARE}; {BARE}",
+    "bare [": f"[{OBJECT}, {OBJECT}]",
+    "deepseek-v3.2": SAID["deepseek-v3.2"].replace(INVOKE, INVOKE * 2),
+    "internlm2": SAID["internlm2"] * 2,
+    "granite-20b-fc": SAID["granite-20b-fc"] * 2,
+    "functionary-v3.1": SAID["functionary-v3.1"] * 2,
+    "minicpm5": MINICPM * 2,
     "gemma4": GEMMA * 2,
 }
 """Two calls in one turn."""
@@ -256,7 +276,7 @@ def test_none_forbids_calls_and_parallel_false_a_second_one(engine_python: Path,
             continue
         one = tag(name, "auto", reasoning=opened, parallel_tool_calls=False)
         wanted += [(name, one, before + text, True) for text in ("", "I had rather talk. {1}", said)]
-        wanted.append((name, one, before + "So:\n" + said, name != "bare"))
+        wanted.append((name, one, before + "So:\n" + said, name not in BARES))
         if name in TWO:
             wanted.append((name, one, before + TWO[name], False))
         if thinks:
@@ -287,7 +307,7 @@ def test_json_stands_behind_the_thought_and_beside_tools_calls_remain(engine_pyt
             ]
         other = '{"other": 1}'
         wanted.append((name, tag(name, "auto", response_format=schema), other, False))
-        if name != "bare":
+        if name not in BARES:
             maybe = tag(name, "auto", reasoning=False, response_format=schema)
             wanted += [
                 (name, maybe, text, True) for text in (ARGUMENTS, said, f"<think>Hm.</think>{ARGUMENTS}")

@@ -15,6 +15,7 @@ NOT_WRITTEN = {
     "axolotl/gemma4", "axolotl/gemma4_unified", "axolotl/qwen3", "axolotl/qwen3_5", "trl/qwen3_5_nothink",
     "llama.cpp/CohereForAI-c4ai-command-r7b-12-2024-tool_use", "llama.cpp/NVIDIA-Nemotron-Nano-v2",
     "llama.cpp/Qwen-QwQ-32B", "llama.cpp/google-gemma-4-31B-it", "llama.cpp/google-gemma-4-31B-it-interleaved",
+    "llama.cpp/deepseek-ai-DeepSeek-V3.2",
     "llama.cpp/poolside-Laguna-XS-2.1", "llama.cpp/poolside-Laguna-XS.2", "vllm/tool_chat_template_deepseekv31",
     "vllm/tool_chat_template_gemma4",
 }  # fmt: skip

@@ -24,6 +24,7 @@ SPECIAL = re.compile(
 
 PLAIN = re.compile(
     r"</?(?:think|tool_call|tool_response|tool_calls|arg_key|arg_value|seed:think|seed:tool_call|minimax:tool_call)>"
+    r"|｜DSML｜"
 )
 """What is an added token there, but not special."""
 

@@ -21,8 +21,8 @@ Builder = Callable[[Sequence[Tool], bool], Format]
 
 def calls_form(grammar: Grammar, tools: Sequence[Tool], *, one: bool) -> Format | None:
     """One or more calls of `tools` and nothing else (`one`: at most one); None if the family has no such form."""
-    if grammar.harmony or grammar.bare_json:
-        build: Builder | None = FORMS["harmony" if grammar.harmony else "bare"]
+    if grammar.harmony or grammar.bare:
+        build: Builder | None = FORMS["harmony" if grammar.harmony else f"bare {grammar.bare}"]
     else:
         build = FORMS.get(grammar.calls.name) if grammar.calls is not None else None
     return build(tools, one) if build is not None else None
@@ -96,6 +96,38 @@ def _minimax(tools: Sequence[Tool], one: bool) -> Format:
         _tag(f'<invoke name="{tool.name}">\n', _tags_of(tool, "minimax_xml"), "</invoke>\n") for tool in tools
     ]
     return _tag("<minimax:tool_call>\n", _some(tags, one=one), "</minimax:tool_call>")
+
+
+def _dsml(name: str) -> Builder:
+    def build(tools: Sequence[Tool], one: bool) -> Format:
+        tags = [
+            _tag(
+                f'<｜DSML｜invoke name="{tool.name}">\n',
+                _tags_of(tool, "deepseek_xml"),
+                "</｜DSML｜invoke>\n",
+            )
+            for tool in tools
+        ]
+        return _tag(f"<｜DSML｜{name}>\n", _some(tags, one=one), f"</｜DSML｜{name}>")
+
+    return build
+
+
+def _objects(begin: str, end: str = "") -> Builder:
+    """One object a tag."""
+
+    def build(tools: Sequence[Tool], one: bool) -> Format:
+        tags = []
+        for tool in tools:
+            head, content, tail = _object(tool)
+            tags.append(_tag(begin + head, content, tail + end))
+        return _some(tags, one=one)
+
+    return build
+
+
+def _functionary(tools: Sequence[Tool], one: bool) -> Format:
+    return _some([_tag(f"<function={tool.name}>", _json(tool), "</function>") for tool in tools], one=one)
 
 
 def _kimi(tools: Sequence[Tool], one: bool) -> Format:
@@ -195,11 +227,18 @@ FORMS: dict[str, Builder] = {
     "mistral-v11": _mistral_v11,
     "phi4": _array("<|tool_call|>", "<|/tool_call|>"),
     "granite": _array("<|tool_call|>"),
+    "deepseek-v3.2": _dsml("function_calls"),
+    "deepseek-v4": _dsml("tool_calls"),
+    "internlm2": _objects("<|action_start|><|plugin|>\n", "<|action_end|>"),
+    "gigachat3": _objects("<|function_call|>"),
+    "granite-20b-fc": _objects("<function_call> "),
+    "functionary-v3.1": _functionary,
     "cohere": _cohere,
     "jamba": _array("<tool_calls>", "</tool_calls>"),
     "llama3": _llama("<|python_tag|>"),
-    "bare": _llama(""),
+    "bare {": _llama(""),
+    "bare [": _array(""),
     "harmony": _harmony,
 }
-"""By the name of the family's `CallFormat`. Gemma's notation and Python's calls are no JSON, and xgrammar has no style
-for them: `required` and a named function are refused there."""
+"""By the name of the family's `CallFormat`. Gemma's notation, Python's calls and MiniCPM's tags are no JSON, and
+xgrammar has no style for them: `required` and a named function are refused there."""

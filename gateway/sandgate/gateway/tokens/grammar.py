@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from sandgate.gateway.tokens import literal_calls, tool_calls
+from sandgate.gateway.tokens import literal_calls, tagged_calls, tool_calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class Grammar:
 
     calls: CallFormat | None = None
     think: tuple[str, str] | None = None
-    bare_json: bool = False
-    """A turn that begins with `{` may be a call as a whole (Llama 3)."""
+    bare: str = ""
+    """A turn that begins with this, `{` (Llama 3) or `[` (xLAM), may be calls as a whole."""
     harmony: bool = False
     """Channels (gpt-oss)."""
 
@@ -49,6 +49,11 @@ GLM = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
 def _deepseek(name: str) -> CallFormat:
     return CallFormat(name, "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", tool_calls.deepseek, DEEPSEEK)
+
+
+def _dsml(name: str, block: str) -> tuple[tuple[str, ...], CallFormat]:
+    opens, closes = f"<｜DSML｜{block}>", f"</｜DSML｜{block}>"
+    return ("｜DSML｜", f"{block}>"), CallFormat(name, opens, closes, tagged_calls.dsml)
 
 
 _LISTED = CallFormat("jamba", "<tool_calls>", "</tool_calls>", tool_calls.json_calls)
@@ -111,6 +116,22 @@ FORMATS: tuple[tuple[tuple[str, ...], CallFormat], ...] = (
         ("<|tool_call_start|>[",),
         CallFormat("lfm2", "<|tool_call_start|>", "<|tool_call_end|>", literal_calls.python_calls),
     ),
+    _dsml("deepseek-v3.2", "function_calls"),
+    _dsml("deepseek-v4", "tool_calls"),
+    (
+        ("<|action_start|><|plugin|>",),
+        CallFormat("internlm2", "<|action_start|>", "<|action_end|>", tagged_calls.internlm, ("<|plugin|>",)),
+    ),
+    (("<|function_call|>",), CallFormat("gigachat3", "<|function_call|>", "", tool_calls.json_call)),
+    (("'<function_call> '",), CallFormat("granite-20b-fc", "<function_call>", "", tool_calls.json_call)),
+    (
+        ('<function name="', '<param name="'),
+        CallFormat("minicpm5", '<function name="', "</function>", tagged_calls.minicpm, ends_unclosed=False),
+    ),
+    (
+        ("<function=", "</function>"),
+        CallFormat("functionary-v3.1", "<function=", "</function>", tagged_calls.functionary),
+    ),
     (("<|python_tag|>",), CallFormat("llama3", "<|python_tag|>", "", tool_calls.json_calls)),
 )
 """What a template must mention -> its format; the first that fits."""
@@ -128,6 +149,8 @@ LABELS = {"<|channel>": "thought\n"}
 
 LLAMA_JSON = '{"name": function name, "parameters":'
 """How Llama 3 templates ask for bare JSON calls."""
+XLAM_JSON = '[{"name": "tool_call_name", "arguments":'
+"""How xLAM's ask for arrays of them."""
 
 
 def detect(template: str, added: Collection[str]) -> Grammar:
@@ -135,8 +158,8 @@ def detect(template: str, added: Collection[str]) -> Grammar:
     if "<|channel|>" in template and "<|message|>" in template:
         return Grammar(harmony=True)
     grammar = next((form for words, form in FORMATS if all(word in template for word in words)), None)
-    bare = LLAMA_JSON in template
+    bare = "{" if LLAMA_JSON in template else "[" if XLAM_JSON in template else ""
     if grammar is None and bare and "<|python_tag|>" in added:
         grammar = next(form for _, form in FORMATS if form.name == "llama3")
     think = next((pair for pair in THINK if pair[1] in template or pair[1] in added), None)
-    return Grammar(calls=grammar, think=think, bare_json=bare)
+    return Grammar(calls=grammar, think=think, bare=bare)

@@ -35,7 +35,7 @@ class TurnParser:
         reasoning: bool = False,
     ) -> None:
         self._format = grammar.calls if tools else None
-        self._bare = grammar.bare_json and bool(tools)
+        self._bare = grammar.bare if tools else ""
         self._tools = tuple(tools)
         self._think = grammar.think or ("", "")
         self._label = LABELS.get(self._think[0], "")
@@ -182,7 +182,7 @@ class TurnParser:
             self._fresh = not text
         text = self._space + text
         fresh = text.rstrip()
-        if self._bare and not self._out.spoke and fresh.lstrip().startswith("{"):
+        if self._bare and not self._out.spoke and fresh.lstrip().startswith(self._bare):
             self._form, self._block, self._space = BARE, [text], ""
             return
         if self._format is None and not self._bare:

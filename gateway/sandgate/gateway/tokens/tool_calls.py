@@ -133,7 +133,7 @@ _PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>\s*", r
 
 def xml_function(body: str, tools: Sequence[Tool]) -> Found:
     """Qwen3-Coder, Qwen3.5: `<function=f><parameter=p>value</parameter></function>`."""
-    return _each(_FUNCTION, body, lambda match: _tagged(match[1], _PARAMETER, match[2], tools))
+    return each(_FUNCTION, body, lambda match: _tagged(match[1], _PARAMETER, match[2], tools))
 
 
 _INVOKE = re.compile(r'\s*<invoke name="?([^">\n]+)"?>(.*?)</invoke>\s*', re.DOTALL)
@@ -142,7 +142,7 @@ _INVOKE_PARAMETER = re.compile(r'\s*<parameter name="?([^">\n]+)"?>\n?(.*?)\n?</
 
 def minimax(body: str, tools: Sequence[Tool]) -> Found:
     """MiniMax M2: `<invoke name="f"><parameter name="p">value</parameter></invoke>`, any number."""
-    return _each(_INVOKE, body, lambda match: _tagged(match[1], _INVOKE_PARAMETER, match[2], tools))
+    return each(_INVOKE, body, lambda match: _tagged(match[1], _INVOKE_PARAMETER, match[2], tools))
 
 
 _GLM_PAIR = re.compile(r"\s*<arg_key>(?>(.*?)</arg_key>)\s*<arg_value>(?>(.*?)</arg_value>)\s*", re.DOTALL)
@@ -161,7 +161,7 @@ _DEEPSEEK = re.compile(r"\s*<｜tool▁call▁begin｜>(.*?)<｜tool▁call▁en
 
 def deepseek(body: str, tools: Sequence[Tool]) -> Found:
     """V3, R1: `function<sep>name\\n```json\\n{...}\\n```; V3.1: `name<sep>{...}`."""
-    return _each(_DEEPSEEK, body, lambda match: _deepseek_call(match[1]))
+    return each(_DEEPSEEK, body, lambda match: _deepseek_call(match[1]))
 
 
 def _deepseek_call(text: str) -> ReplyCall | None:
@@ -187,7 +187,7 @@ def kimi(body: str, tools: Sequence[Tool]) -> Found:
         name = head.strip().removeprefix("functions.").rpartition(":")[0]
         return _named(name or head.strip(), arguments, id_of(head.strip()) if name else "") if sep else None
 
-    return _each(_KIMI, body, call)
+    return each(_KIMI, body, call)
 
 
 def _named(name: str, arguments: str, call_id: str = "") -> ReplyCall | None:
@@ -199,7 +199,7 @@ def _named(name: str, arguments: str, call_id: str = "") -> ReplyCall | None:
     return ReplyCall(name.strip(), raw, call_id) if name.strip() and end == len(raw) else None
 
 
-def _each(pattern: re.Pattern[str], body: str, make: Callable[[re.Match[str]], ReplyCall | None]) -> Found:
+def each(pattern: re.Pattern[str], body: str, make: Callable[[re.Match[str]], ReplyCall | None]) -> Found:
     """Every match, back to back over the whole body; a match that is no call stays as its text."""
     found: list[ReplyCall | str] = []
     at = 0

@@ -19,8 +19,8 @@ from sandgate.gateway.tokens.forced import Format, calls_form
 from sandgate.gateway.tokens.grammar import CallFormat, Grammar
 
 BARE_CALLS = ('{"name"', '{ "name"')
-"""How a call begins that is a bare object (Llama 3)."""
-ONE_A_BLOCK = frozenset({"gemma4"})
+"""How a call begins that is a bare object (Llama 3, xLAM)."""
+ONE_A_BLOCK = frozenset({"gemma4", "minicpm5"})
 """Families whose calls have no known form, and one block each."""
 
 
@@ -64,7 +64,7 @@ def _body(grammar: Grammar, request: TurnRequest) -> Format | None:
     if tools and not request.parallel_tool_calls and not grammar.harmony:  # gpt-oss: a call ends the turn
         call = _calls(grammar, request)
         talk = _talk(grammar)
-        if grammar.bare_json:
+        if grammar.bare:
             return {"type": "or", "elements": [call, talk]}
         return _sequence(talk, {"type": "optional", "content": call})
     return None
@@ -97,7 +97,7 @@ def _talk(grammar: Grammar) -> Format:
     excluded = list(grammar.think or ())
     if grammar.calls is not None:
         excluded.append(grammar.calls.open)
-    if grammar.bare_json:
+    if grammar.bare:
         excluded += BARE_CALLS
     return {"type": "any_text", "excludes": excluded}
 
