@@ -66,6 +66,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             "q_lora_rank": 64,
             "kv_lora_rank": 512,
             "qk_rope_head_dim": 64,
+            "head_dim": 64,
             "qk_nope_head_dim": 64,
             "v_head_dim": 64,
             "num_key_value_heads": 2,

@@ -1,4 +1,4 @@
-"""Random weights of an architecture, made by the engine environment's Python. Stdin: {"folder", "config", "settings"}."""
+"""Random weights, made by the engine environment's Python. Stdin: {"folder", "config": a class, "settings"}."""
 
 from __future__ import annotations
 
