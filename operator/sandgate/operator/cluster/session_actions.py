@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -20,7 +19,7 @@ from sandgate.contract.errors import (
 from sandgate.contract.job import Task
 from sandgate.contract.names import KEYS_PER_SECRET, pod_name, verifier_name
 from sandgate.contract.schema import encode
-from sandgate.contract.session import SessionOutcome, SessionSpec
+from sandgate.contract.session import SessionOutcome
 from sandgate.contract.session_urls import SessionUrls
 from sandgate.operator.cluster.api import Json
 from sandgate.operator.cluster.gateway_monitor import GatewayMonitor
@@ -37,13 +36,14 @@ from sandgate.operator.cluster.object_store import (
 from sandgate.operator.cluster.remote_sessions import RemoteActs
 from sandgate.operator.cluster.session_status import session_status
 from sandgate.operator.driver.sealing import seal
+from sandgate.operator.driver.session_spec import session_spec
 from sandgate.operator.manifests import keys_secret, session_object
 from sandgate.operator.manifests.sandbox_pods import RESULT_BYTES_MAX, agent_pod, verifier_pod
 from sandgate.operator.observed.job import Observed
 from sandgate.operator.observed.pod_record import pod_gone
 from sandgate.operator.plan.actions import Exit, Outage, Ref, Running, SessionObserved, Stop, Told
 from sandgate.operator.plan.outcome import in_words
-from sandgate.sandbox.agents import result_document, task_document
+from sandgate.sandbox.agents import result_document
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class SessionActions:
         of two operators have the AgentSession's name, and what that one said of the gateway holds for both: siblings
         stay together, though a call of an operator that died may still arrive."""
         at = self.at
-        if ref.name in self.observed.sessions:
+        if ref.name in self.observed.sessions or ref.uid not in at.tasks:  # it comes, and is planned again
             return
         if ref.uid in self.observed.groups:
             gateway = self.observed.gateway_of(ref.uid)
@@ -92,7 +92,8 @@ class SessionActions:
 
     async def _at_gateway(self, ref: Ref, door: GatewayMonitor) -> None:
         if ref.name not in self.at.opened:
-            await door.client.create(self._spec(ref))
+            task = self.at.tasks[ref.uid]
+            await door.client.create(session_spec(self.at.job.spec, ref, task))
             self.at.opened[ref.name] = None
 
     async def _object(self, ref: Ref, gateway: str) -> SessionSeen:
@@ -139,23 +140,6 @@ class SessionActions:
         if owner_uid(body) != uid:
             kind, name = body["kind"], body["metadata"]["name"]
             raise Unavailable(f"{kind} {name} is of an earlier job of that name, and being deleted")
-
-    def _spec(self, ref: Ref) -> SessionSpec:
-        task = self.at.tasks.get(ref.uid)
-        document = None
-        if task is not None:
-            document = json.loads(task_document(task.uid, task.prompt, task.data, ref.sample))
-        return SessionSpec(
-            session_id=ref.name,
-            uid=ref.uid,
-            sample_index=ref.sample,
-            group_size=self.at.job.spec.group_size,
-            job=ref.job,
-            attempt=ref.attempt,
-            reward_source=self.at.job.spec.reward.source.value,
-            cut_turns=self.at.job.spec.reward.cut_turns.value,
-            task=document,
-        )
 
     # -- pods ---------------------------------------------------------------------------------------------------------
 

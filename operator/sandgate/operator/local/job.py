@@ -17,10 +17,11 @@ from typing import Any
 from sandgate.contract.attach import RunState
 from sandgate.contract.errors import NotFound, SandgateError
 from sandgate.contract.job import BackendKind, RolloutJob, Task
-from sandgate.contract.session import SessionHandle, SessionSpec, SessionState, SessionSummary, task_of
+from sandgate.contract.session import SessionHandle, SessionSpec, SessionState, SessionSummary
 from sandgate.contract.status import JobCondition
 from sandgate.operator.driver.reconcile import Reconciler
 from sandgate.operator.driver.sealing import seal
+from sandgate.operator.driver.session_spec import session_spec
 from sandgate.operator.driver.tasks import load_tasks
 from sandgate.operator.local.attendance import awaited as awaited
 from sandgate.operator.local.folder import Folder
@@ -418,19 +419,9 @@ class LocalJob:
         self.observed.opened(ref, gateway, time.time())
 
     def _spec(self, ref: Ref) -> SessionSpec:
-        task = self.tasks.get(ref.uid)
-        document = None if task is None else task_of(task.uid, task.prompt, task.data, ref.sample)
-        return SessionSpec(
-            session_id=ref.name,
-            uid=ref.uid,
-            sample_index=ref.sample,
-            group_size=self.job.spec.group_size,
-            job=ref.job,
-            attempt=ref.attempt,
-            reward_source=self.job.spec.reward.source.value,
-            cut_turns=self.job.spec.reward.cut_turns.value,
-            task=document if len(str(document)) <= TASK_CHARS_MAX else None,
-            metadata={} if task is None else self.recipe.metadata(task),
+        task = self.tasks[ref.uid]
+        return session_spec(
+            self.job.spec, ref, task, metadata=self.recipe.metadata(task), task_chars_max=TASK_CHARS_MAX
         )
 
     async def _look(self, ref: Ref) -> None:
