@@ -60,7 +60,7 @@ class RemoteActs:
             place = await self._keys(ref, kept, gateway, settled=settled)
             remotes.homes[ref.uid] = place
             spec = session_spec(at.job.spec, ref, Task(uid=ref.uid), metadata=METADATA)
-            await at.doors[place].client.create(spec)
+            await at.client(place).create(spec)
         except (RemoteRefused, Conflict, BadRequest) as error:
             await self.hold(ref, str(error), final=True)
             return

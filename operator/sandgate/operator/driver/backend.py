@@ -78,7 +78,7 @@ class Gateways(Protocol):
 class JobWatcher(Protocol):
     """Who else is told of a job's progress."""
 
-    def says(self, gateway: str, said: SessionSummary) -> None:
+    def stands(self, gateway: str, said: SessionSummary) -> None:
         """How a session stands; before the store is told, which may settle its group by it."""
 
     def sealed(self, seen: SessionObserved, said: SessionSummary, outcome: SessionOutcome) -> None:

@@ -171,7 +171,7 @@ class JobDriver:
         except NotFound:
             self.observed.vanished(ref, asked)
             return None
-        self.watcher.says(gateway, said)
+        self.watcher.stands(gateway, said)
         self.observed.told(said, asked)
         return said
 
