@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from sandgate.contract.errors import NotFound, SandgateError
-from sandgate.contract.job import RolloutJob, Task
+from sandgate.contract.job import RolloutJob
 from sandgate.contract.keys import Key, Scope, mint
 from sandgate.contract.labels import AGENT, ENGINE, JOB, ROLE, VERIFIER
 from sandgate.contract.names import gateway_name
@@ -33,6 +33,7 @@ from sandgate.operator.cluster.resync import Resync
 from sandgate.operator.cluster.session_objects import SessionObjects
 from sandgate.operator.cluster.status_writer import StatusWriter
 from sandgate.operator.driver.job_driver import JobDriver
+from sandgate.operator.driver.task_queue import Queues
 from sandgate.operator.manifests import gateway_origin
 from sandgate.operator.observed.job import JOB_KEY, Observed
 from sandgate.operator.observed.pod_record import PodSeen
@@ -84,7 +85,7 @@ class ClusterJob:
             forget_timers=forget,
             cluster=self,
         )
-        self.follower = EngineDiscovery(self.at, self._take)
+        self.follower = EngineDiscovery(self.at)
         self.intake = Resync(
             at=self.at,
             collector=self.collector,
@@ -107,11 +108,8 @@ class ClusterJob:
         return seen
 
     def _anew(self, status: RolloutJobStatus | None) -> Observed:
-        self.follower.queues.clear()
+        self.follower.queues = Queues()
         return self._observe(status)
-
-    def _take(self, tasks: Iterable[Task]) -> None:
-        self.intake.take(tasks)
 
     def _settled(self, uid: str) -> None:
         self.collector.settled(uid)

@@ -167,9 +167,7 @@ class LocalJob:
         self.retry_failed = False
         self.observed.on_settled(self.collector.settled)
         self.trainers = Trainers(job, ours.desk, found, self.observed, tell)
-        self.pushed = (
-            PushedTasks(self.observed, found, self.tasks) if job.spec.tasks.queue is not None else None
-        )
+        self.pushed = PushedTasks(self.state, found) if job.spec.tasks.queue is not None else None
         if self.pushed is not None:
             self.observed.more = True
             self.observed.heard_at = None if job.spec.trainer is None else time.time()
