@@ -88,6 +88,10 @@ class FakeGateway:
         self.closed.add(uid)
         self.lose("close_group")
 
+    async def status(self) -> dict[str, str]:
+        self._begins("status")
+        return {}
+
     def _begins(self, call: str) -> None:
         self.fail(call)
         self.calls[call] += 1
