@@ -36,7 +36,7 @@ from sandgate.operator.plan.actions import (
     WriteSession,
 )
 from sandgate.operator.plan.outcome import failure
-from tests.operator.benches import BENCHES, TASK, Bench, Processes, Simulated
+from tests.operator.benches import BENCHES, TASK, Bench, Nobody, Pods, Processes, Simulated
 from tests.operator.plans import spec
 
 REF = Ref("shop", "a", 0, 0)
@@ -247,6 +247,46 @@ async def test_a_stop_that_did_not_get_through_is_planned_again() -> None:
     bench.world.failed_calls = 0.0
     await bench.act(StopAttempt(REF, LATE))
     assert StopAttempt(REF, LATE) not in bench.driver.plan_session(REF.name)
+
+
+async def test_what_an_agent_that_ended_well_lived_through_is_not_asked_for() -> None:
+    bench = Simulated()
+    await agent_at_work(bench)
+    bench.was_away(0.0, bench.state.now())
+    bench.world.end_agent(REF.name, "ok")
+    await bench.act(LookSession(REF))
+    assert bench.seen.outages == ()
+
+
+async def test_a_gateway_that_is_away_begins_nothing() -> None:
+    bench = Pods()
+    bench.job.at.doors.clear()
+    with pytest.raises(Unavailable, match="is not known"):
+        await bench.act(opens(bench))
+    assert bench.state.observed.groups == {}
+    assert bench.kube.named("Secret") == []
+
+
+async def test_who_follows_a_job_is_told_how_sessions_stand_before_the_store_is_and_once_they_are_over() -> (
+    None
+):
+    bench, told = Simulated(), list[object]()
+
+    class Follower(Nobody):
+        def stands(self, gateway: str, said: Any) -> None:
+            known = bench.seen.summary
+            told.append((gateway, said.state, None if known is None else known.state))
+
+        def sealed(self, seen: Any, said: Any, outcome: Any) -> None:
+            told.append((seen.ref, said.state, outcome.reward))
+
+    bench.driver.watcher = Follower()
+    await bench.act(opens(bench), LookSession(REF), SealSession(REF, SessionOutcome(reward=0.5)))
+    assert told == [
+        ("g0", SessionState.OPEN, None),
+        ("g0", SessionState.FINALIZED, SessionState.OPEN),
+        (REF, SessionState.FINALIZED, 0.5),
+    ]
 
 
 LARGE: dict[str, tuple[int | None, int, bool]] = {
