@@ -105,12 +105,7 @@ class PodBackend:
             sample_index=ref.sample,
             look=at.look,
         )
-        made = await self._create_pod(body)
-        if isinstance(made, Exit):
-            self.observed.sandbox(ref, Running(made.at, None, made))
-        else:
-            at.agents.put(ref.name, made)
-            self.observed.sandbox(ref, made.seen.running)
+        await self._run(ref, at.agents, body)
 
     async def start_verifier(self, ref: Ref, task: Task, end: Exit | None) -> None:
         """Make the verifier's pod."""
@@ -131,15 +126,22 @@ class PodBackend:
             result=result,
             look=at.look,
         )
-        made = await self._create_pod(body)
-        if isinstance(made, Exit):
-            self.observed.verifier(ref, Running(made.at, None, made))
-        else:
-            at.verifiers.put(ref.name, made)
-            self.observed.verifier(ref, made.seen.running)
+        await self._run(ref, at.verifiers, body)
 
     def _urls(self, ref: Ref) -> SessionUrls:
         return SessionUrls.of(self.at.doors[self.at.gateway_of(ref)].origin, ref.name)
+
+    async def _run(self, ref: Ref, table: ObjectTable[PodKept], body: Json) -> None:
+        made = await self._create_pod(body)
+        if isinstance(made, Exit):
+            self._report(ref, table, Running(made.at, None, made))
+        else:
+            table.put(ref.name, made)
+            self._report(ref, table, made.seen.running)
+
+    def _report(self, ref: Ref, table: ObjectTable[PodKept], running: Running) -> None:
+        report = self.observed.sandbox if table is self.at.agents else self.observed.verifier
+        report(ref, running)
 
     async def _create_pod(self, body: Json) -> PodKept | Exit:
         at = self.at
@@ -200,5 +202,4 @@ class PodBackend:
             return
         end = Exit(at.now(), reason=FailureReason.EVICTED, detail="the pod was deleted")
         running = replace(known, exit=end) if kept is None else pod_gone(kept.seen, at.now()).running
-        report = self.observed.sandbox if table is at.agents else self.observed.verifier
-        report(seen.ref, running)
+        self._report(seen.ref, table, running)

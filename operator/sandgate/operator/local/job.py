@@ -146,9 +146,7 @@ class LocalJob:
         # While nobody publishes weights nothing can be stale, and waiting for them would never end.
         self.alone = JobWant(name=job.metadata.name, spec=replace(job.spec, staleness=None))
         self.reconciler = Reconciler(
-            self._plan,
-            self._carry_out,
-            woke=lambda key: self.observed.waits(key, None),
+            self._plan, self._carry_out, woke=lambda key: self.observed.waits(key, None)
         )
         self.observed = Observed(self.want, self.reconciler.touch, started_at=time.time())
         self.state = DriverState(job=job, observed=self.observed, now=time.time, tasks=self.tasks)
@@ -266,9 +264,10 @@ class LocalJob:
             changed = {name for name, state in events.sessions if state in NEWS}
             if events.reset:
                 changed |= {one.ref.name for one in self.observed.live}
-            for name in changed:
-                if self.observed.placed(name):
-                    await self.driver.look(self.observed.sessions[name].ref)
+            for name in changed & self.observed.sessions.keys():
+                seen = self.observed.sessions.get(name)  # it may have gone while another was looked at
+                if seen is not None and self.observed.placed(name):
+                    await self.driver.look(seen.ref)
 
     async def finish(self, served: list[Supervised], merge: Merge) -> JobResult:
         """Bring in what is left, merge if the job is over."""
