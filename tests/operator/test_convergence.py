@@ -43,8 +43,8 @@ def world(fields: dict[str, Any], tasks: int, seed: int, **more: Any) -> World:
     return World(want=wanted, rng=random.Random(seed), tasks=[f"t{index}" for index in range(tasks)])
 
 
-def finish(made: World, *, deaths: int = 0, failed_actions: float = 0.0) -> None:
-    made.failed_actions = failed_actions
+def finish(made: World, *, deaths: int = 0, failed_calls: float = 0.0) -> None:
+    made.failed_calls = failed_calls
     for _ in range(deaths):
         for _ in range(made.rng.randrange(60)):
             made.step()
@@ -105,7 +105,7 @@ def test_a_driver_that_dies_repeats_no_finished_session(
     fields: dict[str, Any], tasks: int, seed: int, deaths: int
 ) -> None:
     made = world(fields, tasks, seed)
-    finish(made, deaths=deaths, failed_actions=0.1)
+    finish(made, deaths=deaths, failed_calls=0.1)
     laws(made)
     status = made.store.status
     assert status is not None

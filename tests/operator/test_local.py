@@ -204,6 +204,26 @@ async def test_a_gateway_that_is_killed_loses_no_session(up: Rig) -> None:
     assert all(up.script.vocab.decode(list(row.response_ids)).startswith("receipt 44") for row in slow)
 
 
+async def test_an_agent_that_dies_of_a_killed_gateway_is_not_to_blame(up: Rig) -> None:
+    """It asks once; the others ask again, as SDKs do."""
+    gate = up.script.gate("slow")
+    frail = up.folder / "frail.py"
+    frail.write_text((HERE / "agent.py").read_text().replace("RETRIES = 100", "RETRIES = 1"))
+
+    async def kill() -> None:
+        await gate.reached.wait()
+        os.kill(gateway_pid(up.out), signal.SIGKILL)
+        gate.open.set()
+
+    killer = asyncio.ensure_future(kill())
+    container = {"command": ["python", str(frail)]}
+    agent = {"backend": "Process", "template": {"spec": {"containers": [container]}}}
+    result = await up.run(job("slow 7 kiwi", agent=agent))
+    await killer
+    assert (result.complete, result.failures) == (True, {"GatewayLost": 1})
+    assert [(row.attempt, row.reward) for row in up.rows()] == [(1, 9.0)]
+
+
 async def test_a_drained_run_goes_on_when_it_is_run_again(up: Rig) -> None:
     wanted = job("a", "b", "c", "d", parallelism=1)
 

@@ -1,25 +1,38 @@
 """A job's world in memory: gateways that know sessions, agents that end as a seed says, a clock that jumps.
 
-Only the store, the plans and this interpreter of actions are real; there are no processes and no time. Whatever order
-things happen in, the laws at the end must hold.
+The store, the plans and the driver are real; this is its third back end, without processes and without time. Whatever
+order things happen in, the laws at the end must hold.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sandgate.contract.errors import FAILURE_CLASS, FailureReason
-from sandgate.contract.session import SessionOutcome, SessionState, SessionSummary, TerminationMessage
-from sandgate.contract.status import JobCondition
+from sandgate.contract.errors import FailureReason, Unavailable
+from sandgate.contract.job import Metadata, RolloutJob, Task
+from sandgate.contract.names import API_VERSION
+from sandgate.contract.session import SessionHandle, SessionOutcome, SessionSummary, TerminationMessage
+from sandgate.contract.status import JobCondition, RolloutJobStatus
+from sandgate.operator.driver.job_driver import JobDriver
+from sandgate.operator.driver.state import DriverState
 from sandgate.operator.observed.job import JOB_KEY, Observed
-from sandgate.operator.plan import actions
-from sandgate.operator.plan.actions import Action, Exit, JobWant, Ref, Running
+from sandgate.operator.plan.actions import (
+    Action,
+    Exit,
+    JobWant,
+    Outage,
+    Ref,
+    Running,
+    SessionObserved,
+    WakeAt,
+)
 from sandgate.operator.plan.job import plan_job
-from sandgate.operator.plan.session import plan_session
 from sandgate.operator.plan.status import is_over
+from tests.operator.fake_gateway import FakeGateway
 
 ENDS = ["ok", "ok", "ok", "crash", "oom", "hang", "limit", "engine", "start", "signal", "evicted"]
 
@@ -32,10 +45,8 @@ class World:
     rng: random.Random
     tasks: list[str]
     now: float = 1000.0
-    sessions: dict[str, SessionSummary] = field(default_factory=dict)
-    """The gateways' truth; survives a driver."""
-    placed: dict[str, str] = field(default_factory=dict)
-    closed: set[str] = field(default_factory=set)
+    gateways: dict[str, FakeGateway] = field(default_factory=dict)
+    """They survive a driver."""
     agents: dict[str, tuple[Ref, Running]] = field(default_factory=dict)
     verifiers: dict[str, tuple[Ref, Running]] = field(default_factory=dict)
     begun: Counter[str] = field(default_factory=Counter)
@@ -45,21 +56,41 @@ class World:
     most_starting: int = 0
     dirty: set[str] = field(default_factory=set)
     timers: dict[str, float] = field(default_factory=dict)
-    failed_actions: float = 0.0
+    failed_calls: float = 0.0
+    """Share of calls that fail; of half of these only the answer is lost."""
+    away: Outage | None = None
+    """What the gateways are found to have been."""
+    stubborn: bool = False
+    """Programs do not end when they are told to stop."""
+    task_chars_max: int | None = None
 
     def __post_init__(self) -> None:
+        self.gateways = {
+            name: FakeGateway(lambda: self.now, fail=self.may_fail, lose=self.may_fail)
+            for name in ("g0", "g1")
+        }
         self.restart()
 
     def restart(self) -> None:
         """A driver is born: it knows only what gateways tell. Agents of the one before are dead."""
         self.agents, self.verifiers, self.dirty, self.timers = {}, {}, set(), {}
         self.store = Observed(self.want, self.dirty.add, started_at=self.now)
-        for gateway in ("g0", "g1"):
-            mine = [one for one in self.sessions.values() if self.placed[one.session_id] == gateway]
-            self.store.found(gateway, mine)
+        meta = Metadata(name=self.want.name)
+        job = RolloutJob(api_version=API_VERSION, kind=RolloutJob.KIND, metadata=meta, spec=self.want.spec)
+        tasks = {uid: Task(uid=uid) for uid in self.tasks}
+        state = DriverState(job=job, observed=self.store, now=lambda: self.now, tasks=tasks)
+        self.driver = JobDriver(
+            state=state,
+            backend=self,
+            gateways=self,
+            watcher=self,
+            forget_timers=self.forget_timers,
+        )
+        for name, gateway in self.gateways.items():
+            self.store.found(name, list(gateway.sessions.values()))
         self.store.tasks(self.tasks)
-        for gateway in ("g0", "g1"):
-            self.store.gateway(gateway, ready=True)
+        for name in self.gateways:
+            self.store.gateway(name, ready=True)
 
     # -- time goes on -------------------------------------------------------------------------------------------------
 
@@ -90,16 +121,18 @@ class World:
     def plan(self, key: str) -> list[Action]:
         if key == JOB_KEY:
             return plan_job(self.want, self.store.job(), self.now)
-        seen = self.store.sessions.get(key)
-        return [] if seen is None else plan_session(self.want.spec, seen, self.now)
+        return self.driver.plan_session(key) if key in self.store.sessions else []
 
     def turn(self, key: str) -> None:
         self.dirty.discard(key)
         for action in self.plan(key):
-            if self.rng.random() < self.failed_actions:  # a gateway was away: the rest is planned again
+            if isinstance(action, WakeAt):
+                self.timers[key] = action.at
+            try:
+                at_once(self.driver.carry_out(key, action))
+            except Unavailable:  # the rest is planned again
                 self.dirty.add(key)
                 return
-            self.carry_out(key, action)
         live = self.store.live
         self.most = max(self.most, len(live))
         starting = [
@@ -129,8 +162,8 @@ class World:
             reason = reasons.get(how, FailureReason.START_FAILED)
         if how in ("limit", "engine"):
             more = {"limit_reached": "turns"} if how == "limit" else {"engine_errors": 1}
-            self.sessions[name] = replace(self.sessions[name], **more)
-        self.sessions[name] = replace(self.sessions[name], turns=1)
+            self.said(name, **more)
+        self.said(name, turns=1)
         end = Exit(at=self.now, code=code, signal=None if code is not None else 9, reason=reason)
         self.store.sandbox(ref, Running(seen.asked_at, seen.started_at or self.now, end))
 
@@ -141,67 +174,102 @@ class World:
         end = Exit(at=self.now, code=0 if well else 1, message=message)
         self.store.verifier(ref, Running(seen.asked_at, self.now, end))
 
-    # -- actions ------------------------------------------------------------------------------------------------------
+    # -- gateways (driver.backend.Gateways) ---------------------------------------------------------------------------
 
-    def carry_out(self, key: str, action: Action) -> None:  # noqa: C901 - one case per kind of action
-        match action:
-            case actions.OpenSession(ref, gateway):
-                if ref.name not in self.sessions:
-                    self.sessions[ref.name] = self._opened(ref)
-                    self.placed[ref.name] = gateway
-                self.store.opened(ref, gateway, self.now)
-            case actions.StartAttempt(ref):
-                self.begun[ref.name] += 1
-                self.agents[ref.name] = ref, Running(self.now)
-                self.store.sandbox(ref, self.agents[ref.name][1])
-            case actions.StopAttempt(ref, stop):
-                self.store.stopping(ref, stop, self.now)
-                if ref.name in self.agents:
-                    self.end_agent(ref.name, "signal")
-            case actions.LookSession(ref):
-                self.store.told(self.sessions[ref.name], self.now)
-            case actions.StartVerifier(ref):
-                self.verifiers[ref.name] = ref, Running(self.now, self.now)
-                self.store.verifier(ref, self.verifiers[ref.name][1])
-            case actions.StopVerifier(ref):
-                self.store.stopping_verifier(ref, self.now)
-                self.verifier_goes_on(ref.name)
-            case actions.SealSession(ref, outcome):
-                self._seal(ref, outcome)
-            case actions.CloseGroup(uid, _):
-                self.closed.add(uid)
-                self.store.closed(uid)
-            case actions.Forget(ref):
-                self.store.forget(ref)
-                self.timers.pop(key, None)
-            case actions.WriteStatus(status):
-                self.store.wrote(status)
-            case actions.WakeAt(at):
-                self.timers[key] = at
-                self.store.waits(key, at)
+    def client(self, gateway: str) -> FakeGateway:
+        return self.gateways[gateway]
 
-    def _opened(self, ref: Ref) -> SessionSummary:
-        return SessionSummary(
-            session_id=ref.name,
-            state=SessionState.OPEN,
-            job=ref.job,
-            uid=ref.uid,
-            sample_index=ref.sample,
-            attempt=ref.attempt,
-            created_at=self.now,
-        )
+    def gateway_of(self, ref: Ref) -> str:
+        if not (gateway := self.store.placed(ref.name)):
+            raise Unavailable(f"{ref.name} has ended")
+        return gateway
 
-    def _seal(self, ref: Ref, outcome: SessionOutcome) -> None:
-        said = self.sessions[ref.name]
-        if said.state is SessionState.OPEN:
-            reason = outcome.failure_reason
-            said = replace(
-                said,
-                state=SessionState.FINALIZED,
-                failure_reason=None if reason is None else reason.value,
-                failure_class=None if reason is None else FAILURE_CLASS[reason].value,
-                reward=outcome.reward,
-                changed_at=self.now,
-            )
-            self.sessions[ref.name] = said
-        self.store.told(said, self.now)
+    async def absence(self, gateway: str, now: float) -> Outage | None:
+        return self.away
+
+    def forget_timers(self, key: str) -> None:
+        self.timers.pop(key, None)
+
+    def may_fail(self, call: str) -> None:
+        if self.rng.random() < self.failed_calls / 2:
+            raise Unavailable(f"{call}: the gateway is away")
+
+    @property
+    def sessions(self) -> dict[str, SessionSummary]:
+        """The gateways' truth."""
+        return {name: said for one in self.gateways.values() for name, said in one.sessions.items()}
+
+    @property
+    def placed(self) -> dict[str, str]:
+        """Session -> its gateway."""
+        return {session: name for name, one in self.gateways.items() for session in one.sessions}
+
+    @property
+    def closed(self) -> set[str]:
+        return {uid for one in self.gateways.values() for uid in one.closed}
+
+    def said(self, session: str, **more: Any) -> None:
+        """Something came to pass at its gateway."""
+        held = self.gateways[self.placed[session]].sessions
+        held[session] = replace(held[session], **more)
+
+    # -- sandboxes (driver.backend.SandboxBackend) --------------------------------------------------------------------
+
+    def metadata(self, task: Task) -> Mapping[str, Any]:
+        return {}
+
+    async def prepare(self, ref: Ref, gateway: str) -> str:
+        return gateway
+
+    def opened(self, ref: Ref, handle: SessionHandle) -> None:
+        pass
+
+    async def start(self, ref: Ref, task: Task) -> None:
+        self.begun[ref.name] += 1
+        self.agents[ref.name] = ref, Running(self.now)
+        self.store.sandbox(ref, self.agents[ref.name][1])
+
+    async def stop(self, ref: Ref) -> None:
+        self.may_fail("stop")
+        if ref.name in self.agents and not self.stubborn:
+            self.end_agent(ref.name, "signal")
+
+    async def kill(self, ref: Ref) -> None:
+        if ref.name in self.agents:
+            self.end_agent(ref.name, "signal")
+
+    async def start_verifier(self, ref: Ref, task: Task, end: Exit | None) -> None:
+        self.verifiers[ref.name] = ref, Running(self.now, self.now)
+        self.store.verifier(ref, self.verifiers[ref.name][1])
+
+    async def stop_verifier(self, ref: Ref) -> None:
+        if ref.name in self.verifiers and not self.stubborn:
+            self.verifier_goes_on(ref.name)
+
+    async def kill_verifier(self, ref: Ref) -> None:
+        if ref.name in self.verifiers:
+            self.verifier_goes_on(ref.name)
+
+    async def forget(self, ref: Ref) -> None:
+        pass
+
+    # -- what happens (driver.backend.JobWatcher) ---------------------------------------------------------------------
+
+    def stands(self, gateway: str, said: SessionSummary) -> None:
+        pass
+
+    def sealed(self, seen: SessionObserved, said: SessionSummary, outcome: SessionOutcome) -> None:
+        pass
+
+    def wrote(self, status: RolloutJobStatus) -> None:
+        pass
+
+
+def at_once(what: Coroutine[Any, Any, None]) -> None:
+    """Run what waits for nothing: here all answers are there."""
+    try:
+        what.send(None)
+    except StopIteration:
+        return
+    what.close()
+    raise AssertionError("it waits for something")

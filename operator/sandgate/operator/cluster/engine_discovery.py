@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from sandgate.contract.errors import FailureReason, SandgateError
-from sandgate.contract.job import Task
 from sandgate.operator.cluster.engines import answering, engine_urls
 from sandgate.operator.cluster.gateway_monitor import GatewayMonitor
 from sandgate.operator.cluster.job_state import JobState
-from sandgate.operator.driver.task_queue import Queue
+from sandgate.operator.driver.task_queue import Queues
 from sandgate.operator.plan.actions import Outage
 
 log = logging.getLogger(__name__)
@@ -29,11 +27,9 @@ class EngineDiscovery:
     """Of one job."""
 
     at: JobState
-    take: Callable[[Iterable[Task]], None]
-    """Further tasks."""
     engines: list[str] | None = None
     """Where they are; None until that was looked at."""
-    queues: dict[str, Queue] = field(default_factory=dict)
+    queues: Queues = field(default_factory=Queues)
     _healthy: dict[str, int] = field(default_factory=dict)
     """Gateway -> engines that answer it."""
     _dry_since: dict[str, float] = field(default_factory=dict)
@@ -100,10 +96,9 @@ class EngineDiscovery:
     # -- pushed tasks -------------------------------------------------------------------------------------------------
 
     async def run_queue(self) -> None:
-        """For ever: tasks that the trainer pushed to any of the gateways. The end that one of them was told is the end
-        of all, once every gateway was asked after it."""
+        """For ever: tasks that the trainer pushed to any of the gateways."""
         while True:
-            ended = any(one.ended for one in self.queues.values())
+            ended = self.queues.ended
             observed = self.at.observed
             asked = [await self._look(door) for door in list(self.at.doors.values())]
             if ended and all(asked) and self.at.observed is observed:
@@ -115,9 +110,7 @@ class EngineDiscovery:
         if not door.open or not self.at.observed.loaded:
             return False
         try:
-            queue = self.queues.setdefault(door.name, Queue())
-            await queue.pull(door.client, self.take)
-            await queue.free(door.client, self.at.observed.settled)
+            await self.queues.look(door.name, door.client, self.at)
         except (SandgateError, OSError, TimeoutError) as error:
             log.info("job %s/%s: tasks: %s", self.at.namespace, self.at.name, error)
             return False

@@ -1,4 +1,4 @@
-"""One RolloutJob in a cluster: the interpreter of its plan, and who tells the store what happens.
+"""One RolloutJob in a cluster: its parts, its plans, and who tells the store what happens.
 
 Its life: gateways and engine are made, gateways are asked what they hold, objects and pods are listed; from then on it
 is the same plan as everywhere. When a gateway turns out to have lost what it knew, the store is built anew, as after a
@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from sandgate.contract.errors import NotFound, SandgateError
-from sandgate.contract.job import RolloutJob, Task
+from sandgate.contract.job import RolloutJob
 from sandgate.contract.keys import Key, Scope, mint
 from sandgate.contract.labels import AGENT, ENGINE, JOB, ROLE, VERIFIER
 from sandgate.contract.names import gateway_name
-from sandgate.contract.session import SessionState, SessionSummary
+from sandgate.contract.session import SessionOutcome, SessionState, SessionSummary
 from sandgate.contract.status import RolloutJobStatus
 from sandgate.operator.cluster.api import Api, Connect
 from sandgate.operator.cluster.engine_discovery import EngineDiscovery
@@ -26,19 +26,21 @@ from sandgate.operator.cluster.garbage_collection import GarbageCollector
 from sandgate.operator.cluster.gateway_monitor import GatewayMonitor
 from sandgate.operator.cluster.job_state import JobState
 from sandgate.operator.cluster.object_store import ObjectTable, PodKept, pod_kept, session_seen
+from sandgate.operator.cluster.pod_backend import PodBackend
 from sandgate.operator.cluster.provision import Taken, provide
+from sandgate.operator.cluster.remote_sessions import RemoteActs
 from sandgate.operator.cluster.resync import Resync
-from sandgate.operator.cluster.session_actions import SessionActions
+from sandgate.operator.cluster.session_objects import SessionObjects
 from sandgate.operator.cluster.status_writer import StatusWriter
+from sandgate.operator.driver.job_driver import JobDriver
+from sandgate.operator.driver.task_queue import Queues
 from sandgate.operator.manifests import gateway_origin
 from sandgate.operator.observed.job import JOB_KEY, Observed
 from sandgate.operator.observed.pod_record import PodSeen
-from sandgate.operator.plan import actions
-from sandgate.operator.plan.actions import Action, JobObserved, JobWant, Provided, Told
+from sandgate.operator.plan.actions import Action, JobObserved, JobWant, Provided, Ref, SessionObserved, Told
 from sandgate.operator.plan.ends import seconds, why_stop
 from sandgate.operator.plan.job import plan_job
 from sandgate.operator.plan.remote import RemoteObserved, plan_remote
-from sandgate.operator.plan.session import plan_session
 from sandgate.operator.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -52,7 +54,7 @@ NEWS = (SessionState.COMPLETE.value, SessionState.ABORTED.value)
 
 
 class ClusterJob:
-    """The driver of one job. Everything that it is told comes in this event loop."""
+    """One job. Everything that it is told comes in this event loop."""
 
     def __init__(
         self,
@@ -71,9 +73,19 @@ class ClusterJob:
         self.touch, self._forget, self.connect = touch, forget, connect
         self._refused = self._taken = ""
         self.writer = StatusWriter(kube, job.metadata.namespace, job.metadata.name, status)
-        self.at = JobState(kube, settings, job, self._observe(status), now)
-        self.acts, self.collector = SessionActions(self.at), GarbageCollector(self.at, FinishedTasks(self.at))
-        self.follower = EngineDiscovery(self.at, self._take)
+        self.at = JobState(kube=kube, settings=settings, job=job, observed=self._observe(status), now=now)
+        self.collector = GarbageCollector(self.at, FinishedTasks(self.at))
+        self.objects, self.remote = SessionObjects(self.at), RemoteActs(self.at)
+        self.sandboxes = PodBackend(self.at, self.objects, self.remote, self.collector)
+        self.driver = JobDriver(
+            state=self.at,
+            backend=self.sandboxes,
+            gateways=self.at,
+            watcher=self,
+            forget_timers=forget,
+            cluster=self,
+        )
+        self.follower = EngineDiscovery(self.at)
         self.intake = Resync(
             at=self.at,
             collector=self.collector,
@@ -96,11 +108,8 @@ class ClusterJob:
         return seen
 
     def _anew(self, status: RolloutJobStatus | None) -> Observed:
-        self.follower.queues.clear()
+        self.follower.queues = Queues()
         return self._observe(status)
-
-    def _take(self, tasks: Iterable[Task]) -> None:
-        self.intake.take(tasks)
 
     def _settled(self, uid: str) -> None:
         self.collector.settled(uid)
@@ -174,21 +183,16 @@ class ClusterJob:
 
     def plan(self, key: str) -> list[Action]:
         """What is to be done for a key now."""
-        now = self.now()
         if key == JOB_KEY:
             job = self.observed.job()
             self._stir(job)
-            return plan_job(self.observed.want, job, now)
-        seen = self.observed.sessions.get(key)
-        if seen is None:
+            return plan_job(self.observed.want, job, self.now())
+        if key not in self.observed.sessions:
             if key in self.observed.remotes.asked:
                 return self._plan_remote(key)
             self._forget(key)
             return []
-        plan = plan_session(self.job.spec, seen, now)
-        if key in self.at.unstopped and seen.stop is not None and not plan_ends(plan):
-            return [actions.StopAttempt(seen.ref, seen.stop), *plan]
-        return plan
+        return self.driver.plan_session(key)
 
     def _plan_remote(self, key: str) -> list[Action]:
         seen = self.observed
@@ -220,77 +224,43 @@ class ClusterJob:
                 if remotes.looked.get(name) != holds:
                     self.touch(name)
 
-    async def carry_out(self, key: str, action: Action) -> None:
-        """Idempotent: names are derived, and gateways know sessions by id."""
-        match action:
-            case actions.OpenSession() | actions.OpenRemote() | actions.HoldRemote():
-                await self._open(action)
-            case actions.StartAttempt(ref):
-                await self.acts.start(ref)
-            case actions.StopAttempt(ref, stop):
-                await self.acts.stop(ref, stop)
-            case actions.KillAttempt(ref):
-                await self.acts.kill(ref)
-            case actions.AbortSession(ref):
-                await self.acts.abort(ref)
-            case actions.LookSession(ref):
-                await self.acts.look(ref)
-            case actions.StartVerifier() | actions.StopVerifier() | actions.KillVerifier():
-                await self._verify(action)
-            case actions.SealSession(ref, outcome):
-                await self.acts.seal(ref, outcome)
-            case actions.WriteSession(ref):
-                await self.acts.write(ref)
-            case _:
-                await self._for_the_job(key, action)
+    # -- what happens (driver.backend.JobWatcher) ---------------------------------------------------------------------
 
-    async def _open(self, action: actions.OpenSession | actions.OpenRemote | actions.HoldRemote) -> None:
-        match action:
-            case actions.OpenSession(ref, gateway):
-                await self.acts.open(ref, gateway)
-            case actions.OpenRemote(ref, gateway):
-                await self.acts.remote.open(ref, gateway)
-            case actions.HoldRemote():
-                await self.acts.remote.hold(action.ref, action.why, final=action.final)
+    def stands(self, gateway: str, said: SessionSummary) -> None:
+        """Nobody else is told."""
 
-    async def _verify(
-        self, action: actions.StartVerifier | actions.StopVerifier | actions.KillVerifier
-    ) -> None:
-        match action:
-            case actions.StartVerifier(ref):
-                await self.acts.start_verifier(ref)
-            case actions.StopVerifier(ref):
-                await self.acts.stop_verifier(ref)
-            case actions.KillVerifier(ref):
-                await self.acts.kill_verifier(ref)
+    def sealed(self, seen: SessionObserved, said: SessionSummary, outcome: SessionOutcome) -> None:
+        """Its AgentSession will say so."""
 
-    async def _for_the_job(self, key: str, action: Action) -> None:
-        match action:
-            case actions.Provide(engine):
-                await self._provide(engine=engine)
-            case actions.CloseGroup(uid, gateway):
-                await self.acts.close_group(uid, gateway)
-            case actions.Forget(ref):
-                self.collector.forget(ref.name)
-                self.observed.forget(ref)
-                self.at.opened.pop(ref.name, None)
-                self._forget(key)
-                if ref.name in self.observed.remotes.asked:  # another of that name came meanwhile
-                    self.touch(ref.name)
-            case actions.WriteStatus(status):
-                self.observed.wrote(status)
-                if status.start_time:
-                    self.observed.started_at = seconds(status.start_time)
-                self.writer.want(status)
-                self.touch(JOB_KEY)  # a job that is over by this plans its end
-            case actions.WakeAt(at):
-                self.observed.waits(key, at)
-            case actions.DeleteJob():
-                meta = self.job.metadata
-                log.info("job %s/%s: its ttl is over", meta.namespace, meta.name)
-                await self.kube.delete(RolloutJob.KIND, meta.namespace, meta.name, uid=meta.uid)
+    def wrote(self, status: RolloutJobStatus) -> None:
+        """Its object is to say so."""
+        if status.start_time:
+            self.observed.started_at = seconds(status.start_time)
+        self.writer.want(status)
+        self.touch(JOB_KEY)  # a job that is over by this plans its end
 
-    async def _provide(self, *, engine: bool) -> None:
+    # -- objects (driver.backend.JobObjects) --------------------------------------------------------------------------
+
+    async def open_remote(self, ref: Ref, gateway: str) -> None:
+        """At its gateway, with the keys of its agent."""
+        await self.remote.open(ref, gateway)
+
+    async def hold_remote(self, ref: Ref, why: str, *, final: bool) -> None:
+        """Its status says why it is not open."""
+        await self.remote.hold(ref, why, final=final)
+
+    async def write_session(self, ref: Ref) -> None:
+        """Its AgentSession's status."""
+        await self.objects.write(ref)
+
+    async def delete_job(self) -> None:
+        """Its ttl is over."""
+        meta = self.job.metadata
+        log.info("job %s/%s: its ttl is over", meta.namespace, meta.name)
+        await self.kube.delete(RolloutJob.KIND, meta.namespace, meta.name, uid=meta.uid)
+
+    async def provide(self, *, engine: bool) -> None:
+        """Gateways, and the engine or none."""
         job = self.job
         try:
             secret = await provide(self.kube, job, self.settings, engine=engine)
@@ -345,7 +315,7 @@ class ClusterJob:
         if state == COMMITTED:
             self.observed.commit_session(name)
         elif state in NEWS:
-            await self.acts.look(seen.ref)
+            await self.driver.look(seen.ref)
 
     async def says(self, door: GatewayMonitor, status: dict[str, Any]) -> None:
         """Engines, weights, the trainer's sign of life."""
@@ -373,7 +343,7 @@ class ClusterJob:
         """It is not there any more."""
         kept = self.at.sessions.held.get(name)
         if kept is not None and kept.uid == uid:
-            self.acts.gone(kept)
+            self.objects.gone(kept)
 
     def saw_pod(self, body: Mapping[str, Any], *, gone: bool = False) -> None:
         """A pod of this job came, changed or went."""
@@ -426,7 +396,7 @@ class ClusterJob:
         for table in (self.at.agents, self.at.verifiers):
             kept = table.held.get(session)
             if kept is not None and kept.uid == uid:
-                self.acts.vanished(session, table)
+                self.sandboxes.vanished(session, table)
 
     def pods(self) -> dict[str, str]:
         """Uid -> session, of all pods of sessions."""
@@ -441,8 +411,3 @@ class ClusterJob:
             await what()
 
         self.spawn(wait())
-
-
-def plan_ends(plan: list[Action]) -> bool:
-    """The agent is over already: there is nothing left to stop."""
-    return any(isinstance(one, actions.SealSession | actions.Forget | actions.StopAttempt) for one in plan)

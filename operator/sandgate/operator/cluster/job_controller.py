@@ -168,7 +168,7 @@ class JobController:
     async def _carry_out(self, key: str, action: Action) -> None:
         uid, _, inner = key.partition("/")
         if (run := self.runs.get(uid)) is not None:
-            await run.carry_out(inner, action)
+            await run.driver.carry_out(inner, action)
 
     def _woke(self, key: str) -> None:
         uid, _, inner = key.partition("/")

@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from sandgate.contract.errors import Unavailable
-from sandgate.contract.job import RolloutJob, Task
+from sandgate.contract.errors import FailureReason, Unavailable
 from sandgate.contract.names import KEYS_PER_SECRET, group_name, keys_name, remote_verifier_name
 from sandgate.gateway.client import GatewayClient
 from sandgate.operator.cluster.api import Api
 from sandgate.operator.cluster.gateway_monitor import GatewayMonitor
 from sandgate.operator.cluster.object_store import ObjectTable, PodKept, SessionSeen
+from sandgate.operator.driver.state import DriverState
 from sandgate.operator.manifests.sandbox_pods import PodDefaults
-from sandgate.operator.observed.job import Observed
-from sandgate.operator.plan.actions import Ref
+from sandgate.operator.plan.actions import Outage, Ref
 from sandgate.operator.settings import Settings
 
 
-@dataclass(slots=True)
-class JobState:
-    """Not for several threads."""
+@dataclass(slots=True, kw_only=True)
+class JobState(DriverState):
+    """In a cluster. It knows the job's gateways (`driver.backend.Gateways`)."""
 
     kube: Api
     settings: Settings
-    job: RolloutJob
-    observed: Observed
-    now: Callable[[], float]
     secret: bytes = b""
     """Signs the job's keys; known once gateways are provided."""
     doors: dict[str, GatewayMonitor] = field(default_factory=dict)
-    tasks: dict[str, Task] = field(default_factory=dict)
-    """Those that are not settled."""
     sessions: ObjectTable[SessionSeen] = field(default_factory=ObjectTable)
     agents: ObjectTable[PodKept] = field(default_factory=ObjectTable)
     """By session."""
@@ -39,10 +32,6 @@ class JobState:
     """By session."""
     keys: dict[str, None] = field(default_factory=dict)
     """Keys Secrets that were made, of groups that are not settled."""
-    opened: dict[str, None] = field(default_factory=dict)
-    """Live sessions that their gateway is known to hold."""
-    unstopped: dict[str, None] = field(default_factory=dict)
-    """Sessions that are to be stopped and whose pod was not told yet."""
 
     @property
     def name(self) -> str:
@@ -75,17 +64,26 @@ class JobState:
             return remote_verifier_name(ref.called)
         return keys_name(self.group(ref), ref.attempt, ref.sample // KEYS_PER_SECRET)
 
-    def door_of(self, ref: Ref) -> GatewayMonitor:
+    def client(self, gateway: str) -> GatewayClient:
+        """Raises Unavailable for one that is not known (yet), or does not answer."""
+        return self._door(gateway).client
+
+    def gateway_of(self, ref: Ref) -> str:
         """The gateway that holds a session. Raises Unavailable if the operator does not know it (yet)."""
         seen = self.sessions.held.get(ref.name)
         gateway = seen.gateway if seen is not None else ""
         if not gateway and ref.uid in self.observed.groups:
             gateway = self.observed.gateway_of(ref.uid)
-        gateway = gateway or self.observed.placed(ref.name)
-        if gateway not in self.doors:
-            raise Unavailable(f"{ref.name}: gateway {gateway!r} is not known")
-        return self.doors[gateway]
+        return self._door(gateway or self.observed.placed(ref.name)).name
 
-    def client_of(self, ref: Ref) -> GatewayClient:
-        """Raises Unavailable while its gateway does not answer."""
-        return self.door_of(ref).client
+    async def absence(self, gateway: str, now: float) -> Outage | None:
+        """It restarted, and its long poll has not told so yet."""
+        door = self._door(gateway)
+        if await door.same_life():
+            return None
+        return Outage(door.heard_at, now, FailureReason.GATEWAY_LOST)
+
+    def _door(self, gateway: str) -> GatewayMonitor:
+        if gateway not in self.doors:
+            raise Unavailable(f"gateway {gateway!r} is not known")
+        return self.doors[gateway]

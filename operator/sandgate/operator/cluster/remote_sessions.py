@@ -13,16 +13,17 @@ from urllib.parse import urlsplit
 
 from sandgate.contract.agent_session import AgentSession
 from sandgate.contract.errors import BadRequest, Conflict, Forbidden, NotFound, Unavailable
+from sandgate.contract.job import Task
 from sandgate.contract.keys import Key, Scope, mint
 from sandgate.contract.names import remote_keys_name, remote_verifier_name
 from sandgate.contract.schema import encode
-from sandgate.contract.session import SessionSpec
 from sandgate.contract.session_urls import SessionUrls
 from sandgate.contract.status import SessionReason
 from sandgate.operator.cluster.api import Api, Json
 from sandgate.operator.cluster.job_state import JobState
 from sandgate.operator.cluster.object_store import SessionSeen, controller, owner_uid, session_seen
 from sandgate.operator.cluster.session_status import held_status
+from sandgate.operator.driver.session_spec import session_spec
 from sandgate.operator.manifests import remote_secret, remote_verifier_secret
 from sandgate.operator.observed.remotes import METADATA
 from sandgate.operator.plan.actions import Ref
@@ -58,7 +59,8 @@ class RemoteActs:
         try:
             place = await self._keys(ref, kept, gateway, settled=settled)
             remotes.homes[ref.uid] = place
-            await at.doors[place].client.create(self._spec(ref))
+            spec = session_spec(at.job.spec, ref, Task(uid=ref.uid), metadata=METADATA)
+            await at.client(place).create(spec)
         except (RemoteRefused, Conflict, BadRequest) as error:
             await self.hold(ref, str(error), final=True)
             return
@@ -94,21 +96,6 @@ class RemoteActs:
         handle = replace(SessionUrls.of(at.doors[gateway].origin, ref.name).handle(), api_key=key)
         env = agent_env(handle, model=at.job.spec.model.name, prompt="", delivery="")
         return {name: value for name, value in env.items() if name not in ELSEWHERE}
-
-    def _spec(self, ref: Ref) -> SessionSpec:
-        spec = self.at.job.spec
-        return SessionSpec(
-            session_id=ref.name,
-            uid=ref.uid,
-            sample_index=ref.sample,
-            group_size=spec.group_size,
-            job=ref.job,
-            attempt=ref.attempt,
-            reward_source=spec.reward.source.value,
-            cut_turns=spec.reward.cut_turns.value,
-            task={"uid": ref.uid, "prompt": "", "data": None, "sample_index": ref.sample},
-            metadata=dict(METADATA),
-        )
 
     async def verifier_keys(self, ref: Ref, owner: Json) -> None:
         """What its verifier's pod mounts."""

@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
 from sandgate.contract.agent_session import AgentSession
 from sandgate.contract.errors import BadRequest, NotFound, SandgateError, Unavailable
-from sandgate.contract.job import Task
 from sandgate.contract.labels import JOB
 from sandgate.contract.session import SessionSummary
 from sandgate.contract.status import RolloutJobStatus
@@ -22,6 +21,7 @@ from sandgate.operator.cluster.job_state import JobState
 from sandgate.operator.cluster.object_store import text_of
 from sandgate.operator.cluster.recovery import Recovered, unknown
 from sandgate.operator.cluster.tasks import fixed_tasks
+from sandgate.operator.driver.task_queue import take
 from sandgate.operator.observed.job import Observed
 from sandgate.operator.observed.remotes import is_remote
 from sandgate.operator.plan.actions import Told
@@ -184,14 +184,6 @@ class Resync:
 
     # -- tasks --------------------------------------------------------------------------------------------------------
 
-    def take(self, tasks: Iterable[Task]) -> None:
-        """Further tasks."""
-        fresh = [task for task in tasks if task.uid not in self.at.tasks]
-        for task in fresh:
-            if task.uid not in self.at.observed.settled:
-                self.at.tasks[task.uid] = task
-        self.at.observed.tasks(task.uid for task in fresh)
-
     async def _fixed(self) -> bool:
         """True if there is nothing left to ask for; a queue is never done."""
         try:
@@ -201,7 +193,7 @@ class Resync:
             return False
         if tasks is None:
             return False
-        self.take(tasks)
+        take(self.at, tasks)
         self.at.observed.no_tasks("")
         self.at.observed.no_more()
         return True

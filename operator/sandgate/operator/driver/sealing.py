@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from sandgate.contract.errors import BadRequest, Gone, TooLarge
 from sandgate.contract.session import SessionOutcome
-from sandgate.gateway.client import GatewayClient
+from sandgate.operator.driver.backend import SessionClient
 
 
-async def seal(client: GatewayClient, session_id: str, outcome: SessionOutcome) -> None:
+async def seal(client: SessionClient, session_id: str, outcome: SessionOutcome) -> None:
     """Finalize it. An outcome that the gateway refuses for its content is given without that, and says so: repeating it
     would be refused for ever. A session that somebody aborted ended so. Raises NotFound, and what passes by itself."""
     try:

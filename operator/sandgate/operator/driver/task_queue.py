@@ -1,4 +1,4 @@
-"""One gateway's part of the tasks that a trainer pushes: taken in once, and their places freed as groups settle."""
+"""Tasks that a trainer pushes to any of a job's gateways: taken in once, and their places freed as groups settle."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Protocol
 from sandgate.contract.control_api import TaskPage
 from sandgate.contract.errors import NotFound
 from sandgate.contract.job import Task
+from sandgate.operator.driver.state import DriverState
 
 log = logging.getLogger(__name__)
 
@@ -58,3 +59,29 @@ class Queue:
             except NotFound:
                 log.warning("a gateway does not know task %d", upto)
             self.forgotten = upto
+
+
+@dataclass(slots=True)
+class Queues:
+    """All of a job's."""
+
+    held: dict[str, Queue] = field(default_factory=dict)
+    """Gateway -> its part."""
+
+    @property
+    def ended(self) -> bool:
+        """One gateway was told the end, which is the end of all once each was asked after it."""
+        return any(one.ended for one in self.held.values())
+
+    async def look(self, gateway: str, client: Client, state: DriverState) -> None:
+        """What was pushed there, and what of it is settled. Raises what the gateway says."""
+        queue = self.held.setdefault(gateway, Queue())
+        await queue.pull(client, lambda tasks: take(state, tasks))
+        await queue.free(client, state.observed.settled)
+
+
+def take(state: DriverState, tasks: Iterable[Task]) -> None:
+    """Further tasks of a job; those that are settled are not kept."""
+    fresh = [task for task in tasks if task.uid not in state.tasks]
+    state.tasks.update((task.uid, task) for task in fresh if task.uid not in state.observed.settled)
+    state.observed.tasks(task.uid for task in fresh)

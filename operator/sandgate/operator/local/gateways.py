@@ -10,13 +10,13 @@ import asyncio
 import json
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sandgate.contract.errors import SandgateError
+from sandgate.contract.errors import FailureReason, SandgateError, Unavailable
 from sandgate.contract.job import RolloutJob
 from sandgate.contract.keys import Key, Scope, mint
 from sandgate.contract.names import gateway_name
@@ -25,6 +25,8 @@ from sandgate.operator.local.folder import Folder, replace
 from sandgate.operator.local.progress import GatewayReady, ProcessRestarted, Tell
 from sandgate.operator.local.supervise import Supervised, log_path, own_env
 from sandgate.operator.manifests.gateway_config import gateway_config
+from sandgate.operator.observed.job import Observed
+from sandgate.operator.plan.actions import Outage, Ref
 from sandgate.sandbox.process import Guard, ProcessSpec
 
 BACKLOG = 4096
@@ -45,6 +47,32 @@ class LocalGateway:
     origin: str
     client: GatewayClient
     process: Supervised
+
+
+@dataclass(frozen=True, slots=True)
+class LocalGateways:
+    """All of a run (`driver.backend.Gateways`). Calls wait for one that is away."""
+
+    found: Mapping[str, LocalGateway]
+    observed: Observed
+
+    def client(self, gateway: str) -> GatewayClient:
+        """Of one that this run has."""
+        return self.found[gateway].client
+
+    def gateway_of(self, ref: Ref) -> str:
+        """Of a session that has not ended."""
+        if not (gateway := self.observed.placed(ref.name)):
+            raise Unavailable(f"{ref.name}: has ended")
+        return gateway
+
+    async def absence(self, gateway: str, now: float) -> Outage | None:
+        """Its last restart, once it answers again."""
+        process = self.found[gateway].process
+        await self.found[gateway].client.status()
+        if process.ended_at is None:
+            return None
+        return Outage(process.ended_at, process.back_at or now, FailureReason.GATEWAY_LOST)
 
 
 @asynccontextmanager

@@ -15,16 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from sandgate.contract.attach import RunState
-from sandgate.contract.errors import NotFound, SandgateError
+from sandgate.contract.errors import SandgateError
 from sandgate.contract.job import BackendKind, RolloutJob, Task
-from sandgate.contract.session import SessionHandle, SessionSpec, SessionState, SessionSummary, task_of
-from sandgate.contract.status import JobCondition
+from sandgate.contract.session import SessionOutcome, SessionState, SessionSummary
+from sandgate.contract.status import JobCondition, RolloutJobStatus
+from sandgate.operator.driver.job_driver import JobDriver
 from sandgate.operator.driver.reconcile import Reconciler
-from sandgate.operator.driver.sealing import seal
+from sandgate.operator.driver.state import DriverState
 from sandgate.operator.driver.tasks import load_tasks
 from sandgate.operator.local.attendance import awaited as awaited
 from sandgate.operator.local.folder import Folder
-from sandgate.operator.local.gateways import LocalGateway
+from sandgate.operator.local.gateways import LocalGateway, LocalGateways
 from sandgate.operator.local.group_files import GroupFiles
 from sandgate.operator.local.group_files import Merge as Merge
 from sandgate.operator.local.group_files import SamplesIn as SamplesIn
@@ -56,10 +57,9 @@ from sandgate.operator.local.supervise import Supervised
 from sandgate.operator.local.trainers import Trainers
 from sandgate.operator.observed.job import JOB_KEY, Observed
 from sandgate.operator.plan import actions
-from sandgate.operator.plan.actions import Action, JobWant, Ref
+from sandgate.operator.plan.actions import Action, JobWant, SessionObserved
 from sandgate.operator.plan.gaps import Gaps, Sample, gaps
 from sandgate.operator.plan.job import plan_job
-from sandgate.operator.plan.session import plan_session
 from sandgate.operator.plan.status import is_over
 from sandgate.sandbox.process import watch_memory
 
@@ -71,8 +71,6 @@ BOOKS_S = 5.0
 """For the gateways' own books, at the end of a run that is aborted: a person waits."""
 NEWS = (SessionState.COMPLETE.value, SessionState.ABORTED.value)
 """What others do to a session; that it was opened or finalized we know, because we did it."""
-TASK_CHARS_MAX = 65_536
-"""A larger task is not repeated in the session's record; the agent has it anyway."""
 
 
 def ignore(event: Event) -> None:
@@ -129,7 +127,7 @@ async def run_local(
 
 
 class LocalJob:
-    """The interpreter of plans: every action is carried out here, and nothing is decided."""
+    """A run: its parts, its plans, and who else is told of them (`JobWatcher`)."""
 
     def __init__(
         self,
@@ -151,21 +149,27 @@ class LocalJob:
             self._plan, self._carry_out, woke=lambda key: self.observed.waits(key, None)
         )
         self.observed = Observed(self.want, self.reconciler.touch, started_at=time.time())
-        self.sandboxes = Sandboxes(job, manifest_dir, folder, ours.guard, self.observed, self._spawn)
+        self.state = DriverState(job=job, observed=self.observed, now=time.time, tasks=self.tasks)
+        self.sandboxes = Sandboxes(
+            self.state, manifest_dir, folder, ours.guard, ours.recipe, spawn=self._spawn, tell=tell
+        )
+        self.driver = JobDriver(
+            state=self.state,
+            backend=self.sandboxes,
+            gateways=LocalGateways(found, self.observed),
+            watcher=self,
+            forget_timers=self.reconciler.forget,
+        )
         self.collector = GroupFiles(job.metadata.name, folder, found, self.observed, write_groups, tell)
-        self.recipe, self.samples_in = ours.recipe, samples_in
+        self.samples_in = samples_in
         self.retry_failed = False
         self.observed.on_settled(self.collector.settled)
         self.trainers = Trainers(job, ours.desk, found, self.observed, tell)
-        self.pushed = (
-            PushedTasks(self.observed, found, self.tasks) if job.spec.tasks.queue is not None else None
-        )
+        self.pushed = PushedTasks(self.state, found) if job.spec.tasks.queue is not None else None
         if self.pushed is not None:
             self.observed.more = True
             self.observed.heard_at = None if job.spec.trainer is None else time.time()
         self.meter = Meter(self.observed, found, tell)
-        self.handles: dict[str, tuple[str, SessionHandle]] = {}
-        """Live session -> (gateway, handle)."""
         self.resumed, self.over = asyncio.Event(), asyncio.Event()
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._beside: set[asyncio.Task[None]] = set()
@@ -213,12 +217,6 @@ class LocalJob:
             for one in listed:
                 self.collector.ended(gateway.name, one)
             self.observed.found(gateway.name, listed, again=again)
-            for one in listed:
-                if not one.state.ended and one.session_id in self.observed.sessions:
-                    handle = await gateway.client.create(
-                        self._spec(self.observed.sessions[one.session_id].ref)
-                    )
-                    self.handles[one.session_id] = (gateway.name, handle)
         if self.pushed is None:
             self.observed.tasks(self.tasks)
         else:
@@ -267,9 +265,9 @@ class LocalJob:
             if events.reset:
                 changed |= {one.ref.name for one in self.observed.live}
             for name in changed & self.observed.sessions.keys():
-                now = time.time()
-                with suppress(NotFound):
-                    self._told(gateway.name, await gateway.client.get(name), now)
+                seen = self.observed.sessions.get(name)  # it may have gone while another was looked at
+                if seen is not None and self.observed.placed(name):
+                    await self.driver.look(seen.ref)
 
     async def finish(self, served: list[Supervised], merge: Merge) -> JobResult:
         """Bring in what is left, merge if the job is over."""
@@ -357,108 +355,24 @@ class LocalJob:
             plan = plan_job(want, self.observed.job(), now)
             self._check_over()
             return plan
-        seen = self.observed.sessions.get(key)
-        return [] if seen is None else plan_session(self.want.spec, seen, now)
+        return self.driver.plan_session(key) if key in self.observed.sessions else []
 
     async def _carry_out(self, key: str, action: Action) -> None:
-        """Idempotent: names are derived from the session, and gateways know them."""
-        match action:
-            case actions.OpenSession(ref, gateway):
-                await self._open(ref, gateway)
-            case actions.StartAttempt(ref):
-                _, handle = self.handles[ref.name]
-                self.tell(
-                    SessionStarted(session_id=ref.name, uid=ref.uid, sample=ref.sample, attempt=ref.attempt)
-                )
-                await self.sandboxes.start_agent(ref, handle, self.tasks[ref.uid])
-            case actions.StopAttempt(ref, stop):
-                self.observed.stopping(ref, stop, time.time())
-                self.sandboxes.stop_agent(ref)
-            case actions.KillAttempt(ref):
-                self.sandboxes.kill_agent(ref)
-                self.observed.killed(ref)
-            case actions.LookSession(ref):
-                await self._look(ref)
-            case actions.StartVerifier(ref):
-                await self.sandboxes.start_verifier(ref, self.handles[ref.name][1], self.tasks[ref.uid])
-            case actions.StopVerifier(ref):
-                self.observed.stopping_verifier(ref, time.time())
-                self.sandboxes.stop_verifier(ref)
-            case actions.KillVerifier(ref):
-                self.sandboxes.kill_verifier(ref)
-                self.observed.killed_verifier(ref)
-            case actions.SealSession(ref, outcome):
-                await self._seal(ref, outcome)
-            case _:
-                await self._put_down(key, action)
+        await self.driver.carry_out(key, action)
 
-    async def _put_down(self, key: str, action: Action) -> None:
-        """Ends of groups and sessions, and what only we need to know."""
-        match action:
-            case actions.CloseGroup(uid, gateway):
-                with suppress(NotFound):
-                    await self.gateways[gateway].client.close_group(uid, job=self.job.metadata.name)
-                self.observed.closed(uid)
-            case actions.Forget(ref):
-                await self.sandboxes.forget(ref)
-                self.handles.pop(ref.name, None)
-                self.observed.forget(ref)
-                self.reconciler.forget(key)
-            case actions.WriteStatus(status):
-                self.observed.wrote(status)
-                self._check_over()
-            case actions.WakeAt(at):
-                self.observed.waits(key, at)
+    # -- what happens (driver.backend.JobWatcher) ---------------------------------------------------------------------
 
-    async def _open(self, ref: Ref, gateway: str) -> None:
-        if ref.name in self.observed.sessions:
-            return
-        handle = await self.gateways[gateway].client.create(self._spec(ref))
-        self.handles[ref.name] = (gateway, handle)
-        self.observed.opened(ref, gateway, time.time())
-
-    def _spec(self, ref: Ref) -> SessionSpec:
-        task = self.tasks.get(ref.uid)
-        document = None if task is None else task_of(task.uid, task.prompt, task.data, ref.sample)
-        return SessionSpec(
-            session_id=ref.name,
-            uid=ref.uid,
-            sample_index=ref.sample,
-            group_size=self.job.spec.group_size,
-            job=ref.job,
-            attempt=ref.attempt,
-            reward_source=self.job.spec.reward.source.value,
-            cut_turns=self.job.spec.reward.cut_turns.value,
-            task=document if len(str(document)) <= TASK_CHARS_MAX else None,
-            metadata={} if task is None else self.recipe.metadata(task),
-        )
-
-    async def _look(self, ref: Ref) -> None:
-        asked, gateway = time.time(), self.handles[ref.name][0]
-        try:
-            said = await self.gateways[gateway].client.get(ref.name)
-        except NotFound:
-            self.observed.vanished(ref, asked)
-        else:
-            self._told(gateway, said, asked)
-
-    def _told(self, gateway: str, said: SessionSummary, now: float) -> None:
+    def stands(self, gateway: str, said: SessionSummary) -> None:
+        """How a session stands."""
         self.collector.ended(gateway, said)
-        self.observed.told(said, now)
 
-    async def _seal(self, ref: Ref, outcome: Any) -> None:
-        gateway = self.handles[ref.name][0]
-        client = self.gateways[gateway].client
-        try:
-            await seal(client, ref.name, outcome)
-            said = await client.get(ref.name)
-        except NotFound:
-            self.observed.vanished(ref, time.time())
-            return
-        seen = self.observed.sessions.get(ref.name)
-        self._told(gateway, said, time.time())
-        if seen is not None:
-            self.tell(self.meter.ended(seen, said, outcome))
+    def sealed(self, seen: SessionObserved, said: SessionSummary, outcome: SessionOutcome) -> None:
+        """An attempt is over."""
+        self.tell(self.meter.ended(seen, said, outcome))
+
+    def wrote(self, status: RolloutJobStatus) -> None:
+        """The job may be over by it."""
+        self._check_over()
 
 
 async def _until(event: asyncio.Event) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sandgate.contract.job import Task
-from sandgate.operator.driver.task_queue import Queue
+from sandgate.operator.driver.state import DriverState
+from sandgate.operator.driver.task_queue import Queues
 from sandgate.operator.local.gateways import LocalGateway
-from sandgate.operator.observed.job import Observed
 
 LOOK_S = 0.5
 """Between looks of a local run at its gateways' queues."""
@@ -19,14 +18,12 @@ LOOK_S = 0.5
 class PushedTasks:
     """The tasks of a local run that come while it goes on."""
 
-    observed: Observed
+    state: DriverState
     gateways: Mapping[str, LocalGateway]
-    tasks: dict[str, Task]
-    """By uid, of those that are not settled."""
-    queues: dict[str, Queue] = field(default_factory=dict)
+    queues: Queues = field(default_factory=Queues)
 
     def __post_init__(self) -> None:
-        self.observed.on_settled(self._settled)
+        self.state.observed.on_settled(self._settled)
 
     async def run(self) -> None:
         """For ever."""
@@ -35,19 +32,12 @@ class PushedTasks:
             await self.look()
 
     async def look(self) -> None:
-        """All that was pushed. The end that one gateway was told is the end of all, once each was asked after it."""
-        ended = any(one.ended for one in self.queues.values())
+        """All that was pushed."""
+        ended = self.queues.ended
         for name, gateway in self.gateways.items():
-            queue = self.queues.setdefault(name, Queue())
-            await queue.pull(gateway.client, self._take)
-            await queue.free(gateway.client, self.observed.settled)
+            await self.queues.look(name, gateway.client, self.state)
         if ended:
-            self.observed.no_more()
+            self.state.observed.no_more()
 
     def _settled(self, uid: str) -> None:
-        self.tasks.pop(uid, None)
-
-    def _take(self, tasks: Iterable[Task]) -> None:
-        fresh = [task for task in tasks if task.uid not in self.tasks]
-        self.tasks.update((task.uid, task) for task in fresh if task.uid not in self.observed.settled)
-        self.observed.tasks(task.uid for task in fresh)
+        self.state.tasks.pop(uid, None)

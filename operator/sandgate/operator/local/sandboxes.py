@@ -16,11 +16,14 @@ from sandgate.contract.errors import BadManifest, FailureReason, Unsupported
 from sandgate.contract.exits import last_words, one_line
 from sandgate.contract.job import RolloutJob, Task
 from sandgate.contract.kinds import bytes_of
-from sandgate.contract.session import SessionHandle, TerminationMessage, parse_termination
+from sandgate.contract.session import SessionHandle, parse_termination
+from sandgate.contract.trajectory import Json
+from sandgate.operator.driver.state import DriverState
 from sandgate.operator.local.folder import Folder
+from sandgate.operator.local.progress import SessionStarted, Tell
+from sandgate.operator.local.resuming import Recipe
 from sandgate.operator.local.supervise import OFFLINE
-from sandgate.operator.observed.job import Observed
-from sandgate.operator.plan.actions import Exit, Ref, Running
+from sandgate.operator.plan.actions import NO_MESSAGE, Exit, Ref, Running
 from sandgate.sandbox.agents import (
     agent_env,
     agents_document,
@@ -42,33 +45,57 @@ from sandgate.sandbox.process import (
 Container = Mapping[str, Any]
 Spawn = Callable[[Coroutine[Any, Any, None]], None]
 
+TASK_CHARS_MAX = 65_536
+"""A larger task is not repeated in the session's record, which would be a copy for each attempt: here agent and
+verifier have theirs from us."""
+
 
 @dataclass(slots=True)
 class Sandboxes:
-    """What runs now. Facts go to `observed`; the planner decides what they mean."""
+    """What runs now (a `SandboxBackend`). Facts go to the store; the planner decides what they mean."""
 
-    job: RolloutJob
+    state: DriverState
     manifest_dir: Path
     folder: Folder
     guard: Guard
-    observed: Observed
+    recipe: Recipe
     spawn: Spawn
     """Run a coroutine beside; its error ends the run."""
+    tell: Tell
     agents: dict[str, SandboxProcess] = field(default_factory=dict)
     verifiers: dict[str, SandboxProcess] = field(default_factory=dict)
-    left: dict[str, ProcessExit] = field(default_factory=dict)
-    """How agents ended, for their verifiers."""
+    handles: dict[str, SessionHandle] = field(default_factory=dict)
+    """Of live sessions."""
+    task_chars_max: int | None = TASK_CHARS_MAX
 
     @property
     def running(self) -> list[SandboxProcess]:
         """Agents and verifiers."""
         return [*self.agents.values(), *self.verifiers.values()]
 
-    async def start_agent(self, ref: Ref, handle: SessionHandle, task: Task) -> None:
-        """Idempotent. A program that cannot be started is a fact (AgentMissing, StartFailed), not an error."""
+    @property
+    def job(self) -> RolloutJob:
+        """Whose they are."""
+        return self.state.job
+
+    def metadata(self, task: Task) -> Mapping[str, Json]:
+        """What the folder's rows are made with."""
+        return self.recipe.metadata(task)
+
+    async def prepare(self, ref: Ref, gateway: str) -> str:
+        """Nothing: what a process needs is made when it starts."""
+        return gateway
+
+    def opened(self, ref: Ref, handle: SessionHandle) -> None:
+        """Its keys are in no file; they are given to its processes."""
+        self.handles[ref.name] = handle
+
+    async def start(self, ref: Ref, task: Task) -> None:
+        """A program that cannot be started is a fact (AgentMissing, StartFailed), not an error."""
         if ref.name in self.agents:
             return
-        agent = self.job.spec.agent
+        agent, handle = self.job.spec.agent, self.handles[ref.name]
+        self.tell(SessionStarted(session_id=ref.name, uid=ref.uid, sample=ref.sample, attempt=ref.attempt))
         scratch = self.folder.scratch(ref.name)
         document = agents_document(task.uid, task.prompt, task.data, ref.sample)
         home = await asyncio.to_thread(_furnish, scratch, "agent", {"task.json": document})
@@ -82,18 +109,18 @@ class Sandboxes:
         )
         container = agent.template["spec"]["containers"][0]
         spec = self._process(container, env, home, f"{ref.name}.log", handle)
-        await self._run(ref, spec, self.agents, self.observed.sandbox, self._agent_ended)
+        await self._run(ref, spec, self.agents, self.state.observed.sandbox)
 
-    async def start_verifier(self, ref: Ref, handle: SessionHandle, task: Task) -> None:
+    async def start_verifier(self, ref: Ref, task: Task, end: Exit | None) -> None:
         """The same for the verifier, which sees the task and what the agent left."""
         verifier = self.job.spec.reward.verifier
         if ref.name in self.verifiers or verifier is None:
             return
-        ended = self.left.get(ref.name)
-        message = parse_termination(ended.message) if ended else TerminationMessage()
+        handle = self.handles[ref.name]
+        code, message = (None, NO_MESSAGE) if end is None else (end.code, end.message)
         files = {
             "task.json": task_document(task.uid, task.prompt, task.data, ref.sample),
-            "result.json": result_document(ended.code if ended else None, message),
+            "result.json": result_document(code, message),
         }
         home = await asyncio.to_thread(_furnish, self.folder.scratch(ref.name), "verifier", files)
         env = verifier_env(
@@ -104,31 +131,31 @@ class Sandboxes:
             termination_path=str(home / "termination-log"),
         )
         spec = self._process(verifier.container, env, home, f"{ref.name}.verifier.log", handle)
-        await self._run(ref, spec, self.verifiers, self.observed.verifier, self._verifier_ended)
+        await self._run(ref, spec, self.verifiers, self.state.observed.verifier)
 
-    def stop_agent(self, ref: Ref) -> None:
+    async def stop(self, ref: Ref) -> None:
         """SIGTERM now, SIGKILL later; its end is told when it comes."""
         if (process := self.agents.get(ref.name)) is not None:
             self.spawn(_stop(process))
 
-    def kill_agent(self, ref: Ref) -> None:
+    async def kill(self, ref: Ref) -> None:
         """SIGKILL, now."""
         if (process := self.agents.get(ref.name)) is not None:
             process.kill()
 
-    def stop_verifier(self, ref: Ref) -> None:
+    async def stop_verifier(self, ref: Ref) -> None:
         """The same."""
         if (process := self.verifiers.get(ref.name)) is not None:
             self.spawn(_stop(process))
 
-    def kill_verifier(self, ref: Ref) -> None:
+    async def kill_verifier(self, ref: Ref) -> None:
         """SIGKILL, now."""
         if (process := self.verifiers.get(ref.name)) is not None:
             process.kill()
 
     async def forget(self, ref: Ref) -> None:
         """Its folder goes."""
-        self.left.pop(ref.name, None)
+        self.handles.pop(ref.name, None)
         await asyncio.to_thread(shutil.rmtree, self.folder.scratch(ref.name), ignore_errors=True)
 
     async def kill_all(self) -> None:
@@ -168,7 +195,6 @@ class Sandboxes:
         spec: ProcessSpec,
         held: dict[str, SandboxProcess],
         report: Callable[[Ref, Running], None],
-        ended: Callable[[Ref, ProcessExit], Exit],
     ) -> None:
         asked = time.time()
         try:
@@ -185,16 +211,9 @@ class Sandboxes:
         async def follow() -> None:
             end = await process.wait()
             held.pop(ref.name, None)
-            report(ref, Running(asked, process.started_at, ended(ref, end)))
+            report(ref, Running(asked, process.started_at, exit_of(end)))
 
         self.spawn(follow())
-
-    def _agent_ended(self, ref: Ref, end: ProcessExit) -> Exit:
-        self.left[ref.name] = end
-        return exit_of(end)
-
-    def _verifier_ended(self, ref: Ref, end: ProcessExit) -> Exit:
-        return exit_of(end)
 
 
 async def _stop(process: SandboxProcess) -> None:

@@ -66,6 +66,10 @@ class Supervised:
         self.name, self._spec, self._guard = name, spec, guard
         self._on_restart, self._ready, self._answers = on_restart, ready, answers
         self.restarts = 0
+        self.ended_at: float | None = None
+        """When it last ended by itself."""
+        self.back_at: float | None = None
+        """When it answered after that."""
         self.process: SandboxProcess | None = None
         self.task: asyncio.Task[None] | None = None
         """Runs until `stop`; raises Unavailable when the process keeps ending."""
@@ -91,6 +95,7 @@ class Supervised:
             if failures >= FAILURES_MAX:
                 raise Unavailable(f"{self.name} ended {failures} times in a row: {says(ended)}")
             self.restarts += 1
+            self.ended_at, self.back_at = ended.at, None
             self._on_restart(self.name, says(ended), self.restarts)
             await asyncio.sleep(min(PAUSE_S * (1 << failures), PAUSE_S_MAX) if failures > 1 else 0.0)
             await self._start()
@@ -101,13 +106,17 @@ class Supervised:
         """(how it ended, did it ever answer)."""
         if self._answers is None:
             return await process.wait(), False
-        answering = asyncio.ensure_future(self.first_ready(self._answers, math.inf))
+        answering = asyncio.ensure_future(self._first_answer(self._answers))
         try:
             ended = await process.wait()
             return ended, answering.done() and answering.exception() is None
         finally:
             answering.cancel()
             await asyncio.gather(answering, return_exceptions=True)
+
+    async def _first_answer(self, answers: Callable[[], Awaitable[str]]) -> None:
+        await self.first_ready(answers, math.inf)
+        self.back_at = time.time()
 
     async def stop(self, grace_s: float) -> None:
         """SIGTERM, then SIGKILL; it is not started again."""

@@ -1,0 +1,205 @@
+"""Agents and verifiers as pods, with the keys that these mount. Idempotent: names are derived."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from sandgate.contract.errors import BadRequest, Conflict, FailureReason, Forbidden, NotFound, Unavailable
+from sandgate.contract.job import Task
+from sandgate.contract.names import KEYS_PER_SECRET, pod_name, verifier_name
+from sandgate.contract.session import SessionHandle
+from sandgate.contract.session_urls import SessionUrls
+from sandgate.contract.trajectory import Json as Value
+from sandgate.operator.cluster.api import Json
+from sandgate.operator.cluster.garbage_collection import GarbageCollector
+from sandgate.operator.cluster.job_state import JobState
+from sandgate.operator.cluster.object_store import ObjectTable, PodKept, pod_kept
+from sandgate.operator.cluster.remote_sessions import RemoteActs
+from sandgate.operator.cluster.session_objects import SessionObjects, check_owner
+from sandgate.operator.manifests import keys_secret
+from sandgate.operator.manifests.sandbox_pods import RESULT_BYTES_MAX, agent_pod, verifier_pod
+from sandgate.operator.observed.job import Observed
+from sandgate.operator.observed.pod_record import pod_gone
+from sandgate.operator.plan.actions import Exit, Ref, Running, Told
+from sandgate.sandbox.agents import result_document
+
+KEY_MARGIN_S = 86_400.0
+"""Keys outlive their session's longest life by this: a gateway may be away, a group may wait for its verifier."""
+STOP_DEADLINE = {"spec": {"activeDeadlineSeconds": 1}}
+"""How a pod is stopped without deleting it: its kubelet ends it, logs and statuses stay."""
+
+
+@dataclass(slots=True)
+class PodBackend:
+    """Of one job (a `SandboxBackend`)."""
+
+    at: JobState
+    objects: SessionObjects
+    remote: RemoteActs
+    collector: GarbageCollector
+    task_chars_max: int | None = None
+    """Pods fetch their task from the session's record: it must be there, however large."""
+    _making: dict[str, asyncio.Lock] = field(default_factory=dict)
+    """Keys Secrets that are being made."""
+
+    @property
+    def observed(self) -> Observed:
+        return self.at.observed
+
+    def metadata(self, task: Task) -> Mapping[str, Value]:
+        """Nothing: what the job is stands in its object."""
+        return {}
+
+    async def prepare(self, ref: Ref, gateway: str) -> str:
+        """Its keys, then its AgentSession (which so tells that there are keys). The API server lets one of two
+        operators have the AgentSession's name, and what that one said of the gateway holds for both: siblings stay
+        together, though a call of an operator that died may still arrive."""
+        await self._keys(ref)
+        return (await self.objects.make(ref, gateway)).spec.gateway
+
+    def opened(self, ref: Ref, handle: SessionHandle) -> None:
+        """Its keys are in a Secret."""
+
+    async def forget(self, ref: Ref) -> None:
+        """Its pods go when it is their turn."""
+        self.collector.forget(ref.name)
+
+    # -- keys ---------------------------------------------------------------------------------------------------------
+
+    async def _keys(self, ref: Ref) -> None:
+        name = self.at.keys_of(ref)
+        if name in self.at.keys:
+            return
+        async with self._making.setdefault(name, asyncio.Lock()):  # siblings are opened together
+            if name not in self.at.keys:
+                await self._make_keys(ref, name)
+        self._making.pop(name, None)
+
+    async def _make_keys(self, ref: Ref, name: str) -> None:
+        at, limits = self.at, self.at.job.spec.limits
+        life = KEY_MARGIN_S + limits.start_seconds + limits.session_seconds
+        chunk = ref.sample // KEYS_PER_SECRET
+        body = keys_secret(at.job, ref.uid, ref.attempt, chunk, at.secret, at.now() + life)
+        try:
+            await at.kube.create(body)
+        except Conflict:
+            check_owner(await at.kube.get("Secret", at.namespace, name), at.job.metadata.uid)
+        at.keys[name] = None
+
+    # -- pods ---------------------------------------------------------------------------------------------------------
+
+    async def start(self, ref: Ref, task: Task) -> None:
+        """Make the agent's pod. One that the API server will never take is a failed start, not an error."""
+        at = self.at
+        body = agent_pod(
+            at.job,
+            session=ref.name,
+            group=at.group(ref),
+            namespace=at.namespace,
+            owner=self.objects.owner(ref),
+            handle=self._urls(ref),
+            keys_secret=at.keys_of(ref),
+            task=task,
+            sample_index=ref.sample,
+            look=at.look,
+        )
+        await self._run(ref, at.agents, body)
+
+    async def start_verifier(self, ref: Ref, task: Task, end: Exit | None) -> None:
+        """Make the verifier's pod."""
+        at = self.at
+        result = b"{}" if end is None else result_document(end.code, end.message, RESULT_BYTES_MAX)
+        if ref.called:
+            await self.remote.verifier_keys(ref, self.objects.owner(ref))
+        body = verifier_pod(
+            at.job,
+            session=ref.name,
+            group=at.group(ref),
+            namespace=at.namespace,
+            owner=self.objects.owner(ref),
+            handle=self._urls(ref),
+            keys_secret=at.keys_of(ref),
+            task=task,
+            sample_index=ref.sample,
+            result=result,
+            look=at.look,
+        )
+        await self._run(ref, at.verifiers, body)
+
+    def _urls(self, ref: Ref) -> SessionUrls:
+        return SessionUrls.of(self.at.doors[self.at.gateway_of(ref)].origin, ref.name)
+
+    async def _run(self, ref: Ref, table: ObjectTable[PodKept], body: Json) -> None:
+        made = await self._create_pod(body)
+        if isinstance(made, Exit):
+            self._report(ref, table, Running(made.at, None, made))
+        else:
+            table.put(ref.name, made)
+            self._report(ref, table, made.seen.running)
+
+    def _report(self, ref: Ref, table: ObjectTable[PodKept], running: Running) -> None:
+        report = self.observed.sandbox if table is self.at.agents else self.observed.verifier
+        report(ref, running)
+
+    async def _create_pod(self, body: Json) -> PodKept | Exit:
+        at = self.at
+        try:
+            made = await at.kube.create(body)
+        except Conflict:
+            made = await at.kube.get("Pod", at.namespace, body["metadata"]["name"])
+            check_owner(made, body["metadata"]["ownerReferences"][0]["uid"])
+        except Forbidden as error:
+            if "exceeded quota" in str(error):  # room comes back
+                raise Unavailable(str(error), retry_after=5.0) from error
+            return Exit(at.now(), reason=FailureReason.START_FAILED, detail=str(error))
+        except BadRequest as error:
+            return Exit(at.now(), reason=FailureReason.START_FAILED, detail=str(error))
+        return pod_kept(made, at.now())
+
+    async def stop(self, ref: Ref) -> None:
+        """Write down why, tell the pod."""
+        seen = self.observed.sessions.get(ref.name)
+        if seen is not None and seen.told is not None and seen.told < Told.FINALIZED:
+            await self.objects.write(ref)
+        if seen is not None and not seen.remote:
+            await self._stop_pod(ref, self.at.agents, pod_name(ref.name))
+
+    async def stop_verifier(self, ref: Ref) -> None:
+        """Its time is up."""
+        await self._stop_pod(ref, self.at.verifiers, verifier_name(ref.name))
+
+    async def _stop_pod(self, ref: Ref, table: ObjectTable[PodKept], name: str) -> None:
+        at = self.at
+        try:
+            await at.kube.patch("Pod", at.namespace, name, STOP_DEADLINE)
+        except NotFound:
+            self.vanished(ref.name, table)
+
+    async def kill(self, ref: Ref) -> None:
+        """Delete the pod without waiting for its node."""
+        await self._delete_pod(ref, self.at.agents, pod_name(ref.name))
+
+    async def kill_verifier(self, ref: Ref) -> None:
+        """The same."""
+        await self._delete_pod(ref, self.at.verifiers, verifier_name(ref.name))
+
+    async def _delete_pod(self, ref: Ref, table: ObjectTable[PodKept], name: str) -> None:
+        await self.at.kube.delete("Pod", self.at.namespace, name, grace_s=0)
+        self.vanished(ref.name, table)
+
+    def vanished(self, session: str, table: ObjectTable[PodKept]) -> None:
+        """A session's pod is not there any more; what it had told stands."""
+        at = self.at
+        kept, seen = table.held.get(session), self.observed.sessions.get(session)
+        if kept is not None:
+            table.pop(session, kept.uid)
+        if seen is None:
+            return
+        known = seen.sandbox if table is at.agents else seen.verifier
+        if known is None or known.exit is not None:
+            return
+        end = Exit(at.now(), reason=FailureReason.EVICTED, detail="the pod was deleted")
+        running = replace(known, exit=end) if kept is None else pod_gone(kept.seen, at.now()).running
+        self._report(seen.ref, table, running)
