@@ -30,8 +30,6 @@ class Architecture:
     """In tests/gateway/tokens/zoo.py."""
     settings: dict[str, Any]
     """Of the config, over SMALL."""
-    not_served: str = ""
-    """Why vLLM does not serve it on a CPU."""
 
 
 ARCHITECTURES: dict[str, Architecture] = {

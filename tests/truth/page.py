@@ -17,6 +17,9 @@ Tiny checkpoints of random weights, each with the real template of its family. A
 turns at temperatures 1.0, 0.7 and 1.3 goes through a gateway, with a tool where the template takes one; each logprob of
 its rows is computed again by transformers from the row's own ids. Natural logs, float32 on both sides.
 
+transformers computes with `attn_implementation="eager"`: its default leaves out Gemma 2's soft cap, and differs by 0.02.
+A trainer that computes logprobs of its own wants the same.
+
 * **largest difference**: of any token. All below 1e-4 in this run.
 * **untempered**: the same against a forward pass that leaves out the temperatures: what a wrong record looks like.
 
