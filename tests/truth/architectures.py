@@ -30,6 +30,8 @@ class Architecture:
     """In tests/gateway/tokens/zoo.py."""
     settings: dict[str, Any]
     """Of the config, over SMALL."""
+    differs: bool = False
+    """vLLM and transformers compute something else; why has not been found."""
 
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -69,7 +71,9 @@ ARCHITECTURES: dict[str, Architecture] = {
             "v_head_dim": 64,
             "num_key_value_heads": 2,
             "topk_method": "noaux_tc",
+            "initializer_range": 0.05,  # larger ones saturate the router, and experts are chosen by rounding
         },
+        differs=True,
     ),
     "Granite": Architecture(
         "GraniteConfig",
