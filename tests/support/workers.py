@@ -38,6 +38,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "tests/gateway/tokens/vllm_parity/",
         "tests/operator/test_local_vllm.py",
         "tests/trainer/test_doctor.py",
+        "tests/truth/",
     ),
     TRAINERS: (
         "tests/trainer/areal/",
