@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
@@ -28,7 +29,7 @@ def ask(messages: list[dict[str, str]]) -> dict[str, str]:
                 return message
         except urllib.error.HTTPError:
             raise
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:  # IncompleteRead is no OSError
             print("again:", error, file=sys.stderr, flush=True)
             threading.Event().wait(0.05)
     raise SystemExit("no answer")
