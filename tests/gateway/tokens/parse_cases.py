@@ -328,6 +328,26 @@ CASES: dict[str, Case] = {
         Reply(tool_calls=(call(arguments='{"item":"a < b & </param> c","n":7}'),)),
         form="minicpm5",
     ),
+    "minicpm 5, a value in CDATA may spell CDATA's end": Case(
+        '<function name="buy"><param name="item"><![CDATA[a]]> b]]></param></function>',
+        Reply(tool_calls=(call(arguments='{"item":"a]]> b"}'),)),
+        form="minicpm5",
+    ),
+    "minicpm 5, CDATA that does not end is taken as it stands": Case(
+        '<function name="buy"><param name="item"><![CDATA[a</param></function>',
+        Reply(tool_calls=(call(arguments='{"item":"<![CDATA[a"}'),)),
+        form="minicpm5",
+    ),
+    "minicpm 5, words between arguments are malformed": Case(
+        '<function name="buy"><param name="n">7</param>so<param name="n">8</param></function>',
+        Reply(
+            '<function name="buy"><param name="n">7</param>so<param name="n">8</param></function>',
+            malformed=(
+                '<function name="buy"><param name="n">7</param>so<param name="n">8</param></function>',
+            ),
+        ),
+        form="minicpm5",
+    ),
     "functionary v3.1, two calls behind words": Case(
         'Ok.<function=buy>{"n": 7}</function><function=sell>{}</function>',
         Reply("Ok.", tool_calls=(call(arguments='{"n": 7}'), call("sell", "{}"))),

@@ -26,41 +26,50 @@ def dsml(body: str, tools: Sequence[Tool]) -> Found:
     """DeepSeek V3.2, V4: any number of `<｜DSML｜invoke name="f"><｜DSML｜parameter name="p" string="true">...`.
 
     A value under string="false" is JSON."""
-    return each(_DSML_CALL, body, lambda match: _arguments(match[1], _DSML_ARGUMENT, match[2], {}))
+    return each(_DSML_CALL, body, lambda match: _dsml_arguments(match[1], match[2]))
 
 
-_PARAM = re.compile(
-    rf'\s*<param name="{_NAME}">(?:()<!\[CDATA\[(?>(.*?)\]\]>)</param>|(?>(.*?)</param>))\s*', re.DOTALL
-)
+_PARAM = re.compile(rf'\s*<param name="{_NAME}">')
+_CDATA, _CDATA_END, _PARAM_END = "<![CDATA[", "]]></param>", "</param>"
 
 
 def minicpm(body: str, tools: Sequence[Tool]) -> Found:
-    """MiniCPM5: `f"><param name="p">value</param>...`, behind `<function name="`; a value in CDATA is a text."""
-    name, separator, rest = body.partition('">')
+    """MiniCPM5: `f"><param name="p">value</param>...`, behind `<function name="`; a value in CDATA is a text.
+
+    In time linear in the body: a CDATA is looked for only where one ends behind it."""
+    name, separator, text = body.partition('">')
+    if not separator or not re.fullmatch(_NAME, name):
+        return None
     declared = properties(name, tools)
-    call = _arguments(name, _PARAM, rest, declared) if separator and re.fullmatch(_NAME, name) else None
-    return None if call is None else [call]
-
-
-def _arguments(name: str, pattern: re.Pattern[str], text: str, declared: dict[str, Any]) -> ReplyCall | None:
-    """The call, if the text is matches back to back and nothing else."""
+    last_cdata = text.rfind(_CDATA_END)
     found: dict[str, Any] = {}
     at = 0
-    while at < len(text):
-        match = pattern.match(text, at)
-        if match is None:
-            if text[at:].strip():
-                return None
-            break
-        found[match[1]] = _value(match, declared)
+    while head := _PARAM.match(text, at):
+        start = head.end()
+        verbatim = start < last_cdata and text.startswith(_CDATA, start)
+        start += len(_CDATA) if verbatim else 0
+        closing = _CDATA_END if verbatim else _PARAM_END
+        end = text.find(closing, start)
+        if end < 0:
+            return None
+        value = text[start:end]
+        found[head[1]] = value if verbatim else typed_value(value, declared.get(head[1]))
+        at = end + len(closing)
+    return None if text[at:].strip() else [_call(name, found)]
+
+
+def _dsml_arguments(name: str, text: str) -> ReplyCall | None:
+    """The call, if the text is arguments back to back and nothing else."""
+    found: dict[str, Any] = {}
+    at = 0
+    while match := _DSML_ARGUMENT.match(text, at):
+        found[match[1]] = match[3] if match[2] == "true" else typed_value(match[3], None)
         at = match.end()
-    return ReplyCall(name, json.dumps(found, ensure_ascii=False, separators=(",", ":")))
+    return None if text[at:].strip() else _call(name, found)
 
 
-def _value(match: re.Match[str], declared: dict[str, Any]) -> Any:
-    if match.re is _DSML_ARGUMENT:
-        return match[3] if match[2] == "true" else typed_value(match[3], None)
-    return match[3] if match[2] is not None else typed_value(match[4], declared.get(match[1]))
+def _call(name: str, arguments: dict[str, Any]) -> ReplyCall:
+    return ReplyCall(name, json.dumps(arguments, ensure_ascii=False, separators=(",", ":")))
 
 
 def functionary(body: str, tools: Sequence[Tool]) -> Found:
