@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.byte_cache import ByteCache
 from sandgate.gateway.conversation.messages import ImagePart, Message, TextPart, Tool, ToolCall, TurnRequest
 
@@ -181,6 +182,15 @@ class Head:
     def key(self) -> bytes:
         """The key as it is journalled."""
         return self.system + self.tools + self.variables
+
+
+GIVEN_HEAD = _hash(b"a prompt given as text or ids") * 2
+"""The head of prompts that clients make themselves: no system message, no tools that are known."""
+
+
+def ids_key(ids: Ids) -> bytes:
+    """The key of a part of a prompt that was given as ids, as a block of the client's words."""
+    return _block(USER, ("ids", ids.tobytes()))
 
 
 def start_key(head_key: bytes) -> bytes:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from sandgate.contract.errors import ForkReason
+from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.canonical import (
     FOREIGN,
     KEY_BYTES,
@@ -98,6 +99,21 @@ def name(
     if same_head:
         return _by_blocks(branches[number], mine, common, len(echoed))
     return _by_head(head, branches[number].head, branches)
+
+
+def of_ids(siblings: Sequence[Turn], added: Ids, *, rooted: bool) -> ForkReason | None:
+    """The fork reason of a prompt given as ids, which goes on with `added` where these turns did with theirs; None for
+    the first there. `rooted`: at the beginning, not behind a turn."""
+    if not siblings:
+        return None
+    for turn in siblings:
+        if added[: len(turn.context)] == turn.context:
+            return (
+                ForkReason.ASSISTANT_EDITED if len(added) > len(turn.context) else ForkReason.RETRY_RESAMPLED
+            )
+    if any(turn.context[: len(added)] == added for turn in siblings):
+        return ForkReason.HISTORY_TRUNCATED
+    return ForkReason.NEW_ROOT if rooted else ForkReason.USER_OR_TOOL_EDITED
 
 
 # --- by what the words say

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from sandgate.contract.trajectory import Ids
+
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
@@ -103,6 +105,9 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     response_format: ResponseFormat = ResponseFormat()
     sampling: SamplingParams = SamplingParams()
     parallel_tool_calls: bool = True
+    prompt: str | Ids | None = None
+    """The whole prompt, as text or as token ids, where the client makes it itself; then there are no messages. Ids are
+    in [0, 2**31); whether the vocabulary has them is not checked yet."""
     template_kwargs: dict[str, TemplateValue] = {}
     """Variables of the chat template, as far as it reads them: `enable_thinking`, `reasoning_effort`."""
     n: int = 1
@@ -110,8 +115,15 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     include_usage: bool = False
     logprobs: bool = False
     top_logprobs: int = 0
+    token_ids: bool = False
+    """The answer tells the ids of prompt and sample."""
     digest: bytes = b""
     """Identity of the request for retries: of everything but the stream flags (a stalled stream is retried as JSON)."""
+
+    @property
+    def tells_tokens(self) -> bool:
+        """Whether the answer has something for each token."""
+        return self.logprobs or self.token_ids
 
     @property
     def callable_tools(self) -> tuple[Tool, ...]:

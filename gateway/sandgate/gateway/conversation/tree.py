@@ -16,7 +16,15 @@ from msgspec.structs import replace
 from sandgate.contract.errors import CorruptRecord, ForkReason
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation import fork_reasons
-from sandgate.gateway.conversation.canonical import Outline, chain, outline, start_key
+from sandgate.gateway.conversation.canonical import (
+    GIVEN_HEAD,
+    Outline,
+    chain,
+    ids_key,
+    outline,
+    start_key,
+    turn_key,
+)
 from sandgate.gateway.conversation.ids import call_mark, mark_of
 from sandgate.gateway.conversation.matching import Level, MatchPolicy
 from sandgate.gateway.conversation.messages import Message, TurnRequest
@@ -150,6 +158,28 @@ class Tree:
                     best, deepest = (end, turn.number), turn
                 waiting += [(end, child) for child in self._children.get(turn.id, ())]
         return deepest
+
+    def place(self, prompt: Ids) -> Match:
+        """Where a prompt belongs that the client made itself: its ids alone decide. Changes nothing."""
+        parent = self.find_ids(prompt)
+        known = len(self.path_ids(parent.id)) if parent else 0
+        start = turn_key(parent.id) if parent else start_key(GIVEN_HEAD)
+        block = ids_key(prompt[known:])
+        prompt_key = chain(start, (block,))
+        asked_before = prompt_key in self._index.by_prompt
+        siblings = self.children(parent.id if parent else None)
+        return Match(
+            parent=parent.id if parent else None,
+            tail=0,
+            fork=ForkReason.RETRY_RESAMPLED
+            if asked_before
+            else fork_reasons.of_ids(siblings, prompt[known:], rooted=parent is None),
+            level=Level.EXACT,
+            head_key=GIVEN_HEAD,
+            prompt_key=prompt_key,
+            blocks=(start, block),
+            notes=(),
+        )
 
     # --- reading
 

@@ -51,6 +51,7 @@ class Context:
     """Unix seconds."""
     include_usage: bool = False
     logprobs: bool = False
+    token_ids: bool = False
     token_text: Callable[[int], str] | None = None
     """Text of one token; needed where `logprobs` is true."""
 
@@ -62,7 +63,11 @@ class Choice:
     reply: Reply
     finish: Finish
     tokens: TokenLogprobs | None = None
-    """Set if logprobs were asked for."""
+    """Set if logprobs or ids were asked for."""
+    prompt_ids: Ids | None = None
+    """Set if ids were asked for."""
+    stop_reason: str | int | None = None
+    """The stop string or token that ended it."""
 
 
 class Stream(Protocol):

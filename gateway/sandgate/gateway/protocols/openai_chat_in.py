@@ -26,27 +26,24 @@ from sandgate.gateway.conversation.messages import (
     ToolCall,
     TurnRequest,
 )
+from sandgate.gateway.protocols.openai_sampling import (
+    TOP_LOGPROBS_MAX,
+    Asked,
+    choices_of,
+    refuse,
+    refused_fields,
+    sampling_of,
+)
 from sandgate.gateway.protocols.openai_tools import choice_of, tools_of
-from sandgate.gateway.protocols.wire import bounded, brief, limited, read, sendable, shallow, unused
+from sandgate.gateway.protocols.wire import bounded, brief, limited, read, sendable, shallow
 
 MESSAGES_MAX = 10_000
 """Far above any window (a message takes at least 3 tokens); bounds the work on a hostile body."""
-MODEL_CHARS_MAX = 1_024
-"""Answers say it again, each chunk of a stream too."""
-CHOICES_MAX = 8
-"""Each choice is a generation of its own."""
-STOPS_MAX, STOP_CHARS_MAX = 16, 256
-"""Each stop string is searched for in every delta."""
-TOP_LOGPROBS_MAX = 20
-"""As OpenAI."""
-MAX_TOKENS_CLAMP = 2**31 - 1
-"""Larger limits mean 'as much as fits' anyway, and every later int is 32 bits."""
 KWARGS_MAX = 8
 KWARG_NAME = re.compile(r"[A-Za-z_]\w{0,63}")
 KWARG_NUMBER_MAX = 2**31
 KWARG_TEXT = re.compile(r"[\w .,:+/-]{0,64}")
 """A template's variable is not escaped as a message's text is; such words spell no control token."""
-SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1
 
 _Raw = msgspec.Raw
 _NONE = _Raw(b"")
@@ -92,10 +89,6 @@ class _Message(msgspec.Struct):
     function_call: _Function | None = None
 
 
-class _StreamOptions(msgspec.Struct):
-    include_usage: bool | None = None
-
-
 class _Schema(msgspec.Struct):
     schema: dict[str, Any] | None = None
 
@@ -105,62 +98,30 @@ class _Format(msgspec.Struct):
     json_schema: _Schema | None = None
 
 
-class _Body(msgspec.Struct):
-    model: str
+class _Body(Asked, kw_only=True):
     messages: list[_Message]
     tools: _Raw = _NONE
     tool_choice: _Raw = _NONE
     response_format: _Format | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
-    max_tokens: int | None = None
     max_completion_tokens: int | None = None
-    stop: str | list[str] | None = None
-    n: int | None = None
     parallel_tool_calls: bool | None = None
-    stream: bool | None = None
-    stream_options: _StreamOptions | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     modalities: list[str] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
-    # Refused where they ask for anything: each would change what is sampled, or what comes back.
+    # Refused where they ask for anything.
     audio: _Raw = _NONE
     functions: _Raw = _NONE
     function_call: _Raw = _NONE
-    logit_bias: _Raw = _NONE
     web_search_options: _Raw = _NONE
-    allowed_token_ids: _Raw = _NONE
-    bad_words: _Raw = _NONE
     continue_final_message: _Raw = _NONE
-    echo: _Raw = _NONE
     chat_template: _Raw = _NONE
-    guided_choice: _Raw = _NONE
-    guided_grammar: _Raw = _NONE
-    guided_json: _Raw = _NONE
-    guided_regex: _Raw = _NONE
-    ignore_eos: _Raw = _NONE
-    min_tokens: _Raw = _NONE
-    prompt_logprobs: _Raw = _NONE
-    stop_token_ids: _Raw = _NONE
-    structured_outputs: _Raw = _NONE
-    use_beam_search: _Raw = _NONE
 
 
 _DECODER = msgspec.json.Decoder(_Body)
 _TEXT = msgspec.json.Decoder(str)
-_REFUSED = tuple(
-    field.name
-    for field in msgspec.structs.fields(_Body)
-    if field.type is _Raw and not field.name.startswith("tool")
-)
+_REFUSED = refused_fields(_Body, frozenset({"tools", "tool_choice"}))
 _INSTEAD = {"functions": "use `tools`", "function_call": "use `tool_choice`"}
 _ROLES: dict[str, Role] = {
     "system": "system",
@@ -176,13 +137,7 @@ _CANONICAL = msgspec.json.Encoder(order="deterministic")
 def decode(body: bytes) -> TurnRequest:
     """The request in a body. Raises InvalidBody or Unsupported, whose `field` is the path of the wrong value."""
     chat = read(_DECODER, body)
-    if len(chat.model) > MODEL_CHARS_MAX:
-        raise InvalidBody(
-            f"model has {len(chat.model)} characters; it must have at most {MODEL_CHARS_MAX}", field="model"
-        )
-    for field in _REFUSED:
-        if (raw := getattr(chat, field)) is not _NONE:
-            unused(raw, field, _INSTEAD.get(field, ""))
+    refuse(chat, _REFUSED, _INSTEAD)
     if chat.modalities and chat.modalities != ["text"]:
         raise Unsupported("modalities: only text is generated here", field="modalities")
     if not chat.messages:
@@ -204,8 +159,8 @@ def decode(body: bytes) -> TurnRequest:
     return TurnRequest(
         **fields,
         stream=bool(chat.stream),
-        include_usage=bool(chat.stream_options and chat.stream_options.include_usage),
-        digest=_digest(fields),
+        include_usage=chat.include_usage,
+        digest=digest_of(fields),
     )
 
 
@@ -232,7 +187,7 @@ def _template_kwargs(chat: _Body) -> dict[str, TemplateValue]:
     return asked
 
 
-def _digest(fields: dict[str, Any]) -> bytes:
+def digest_of(fields: dict[str, Any]) -> bytes:
     """The hash of what is asked, however it is spelt; it does not depend on how the answer is to be sent."""
     raw = _CANONICAL.encode({**fields, "tools": tools_key(fields["tools"]).hex()})
     return blake2b(raw, digest_size=16).digest()
@@ -327,55 +282,16 @@ def _format(given: _Format | None) -> ResponseFormat:
 
 
 def _sampling(chat: _Body) -> SamplingParams:
-    bounded(chat.temperature, 0, 2, "temperature")
-    bounded(chat.top_p, 0, 1, "top_p")
-    bounded(chat.top_k, -1, 2**31 - 1, "top_k")
-    bounded(chat.min_p, 0, 1, "min_p")
-    bounded(chat.presence_penalty, -2, 2, "presence_penalty")
-    bounded(chat.frequency_penalty, -2, 2, "frequency_penalty")
-    bounded(chat.repetition_penalty, 0.01, 10, "repetition_penalty")
-    bounded(chat.seed, SEED_MIN, SEED_MAX, "seed")
-    if chat.top_p == 0:
-        raise InvalidBody(
-            "top_p is 0, which leaves no token; use temperature 0 for greedy sampling", field="top_p"
-        )
     field = "max_tokens" if chat.max_completion_tokens is None else "max_completion_tokens"
-    most = getattr(chat, field)
-    if most is not None and most < 1:
-        raise InvalidBody(f"{field} is {brief(most)}; it must be at least 1", field=field)
-    return SamplingParams(
-        temperature=chat.temperature,
-        top_p=chat.top_p,
-        top_k=chat.top_k,
-        min_p=chat.min_p,
-        presence_penalty=chat.presence_penalty,
-        frequency_penalty=chat.frequency_penalty,
-        repetition_penalty=chat.repetition_penalty,
-        seed=chat.seed,
-        max_tokens=None if most is None else min(most, MAX_TOKENS_CLAMP),
-        stop=_stop(chat.stop),
-    )
-
-
-def _stop(given: str | list[str] | None) -> tuple[str, ...]:
-    if not given:
-        return ()
-    stops = (given,) if isinstance(given, str) else tuple(given)
-    limited(len(stops), STOPS_MAX, "strings", "stop")
-    for index, stop in enumerate(stops):
-        if not 1 <= len(stop) <= STOP_CHARS_MAX:
-            field = "stop" if isinstance(given, str) else f"stop[{index}]"
-            raise InvalidBody(f"{field} must have 1 to {STOP_CHARS_MAX} characters", field=field)
-    return stops
+    return sampling_of(chat, getattr(chat, field), field)
 
 
 def _choices(chat: _Body) -> dict[str, Any]:
-    bounded(chat.n, 1, CHOICES_MAX, "n")
     bounded(chat.top_logprobs, 0, TOP_LOGPROBS_MAX, "top_logprobs")
     if chat.top_logprobs and not chat.logprobs:
         raise InvalidBody("top_logprobs needs logprobs to be true", field="top_logprobs")
     return {
-        "n": 1 if chat.n is None else chat.n,
+        "n": choices_of(chat),
         "logprobs": bool(chat.logprobs),
         "top_logprobs": chat.top_logprobs or 0,
     }

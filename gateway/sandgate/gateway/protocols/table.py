@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from sandgate.gateway.protocols.base import Adapter
 from sandgate.gateway.protocols.openai_chat import OpenAIChat
+from sandgate.gateway.protocols.openai_completions import OpenAICompletions
 
 ADAPTERS: dict[str, Adapter] = {
     "/chat/completions": OpenAIChat(),
+    "/completions": OpenAICompletions(),
 }
 """Path without `/v1` -> adapter."""
 

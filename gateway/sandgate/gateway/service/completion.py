@@ -19,6 +19,7 @@ from sandgate.contract.errors import (
     PromptTooLong,
     SandgateError,
 )
+from sandgate.contract.trajectory import Ids
 from sandgate.gateway.config import Config
 from sandgate.gateway.conversation.matching import MatchPolicy
 from sandgate.gateway.conversation.messages import TurnRequest
@@ -44,6 +45,8 @@ OFF_LOOP_IDS = 4_096
 INTERNAL = "internal error; the gateway's log has the details"
 """All that a client is told of a bug."""
 CANCELLED = "the call was cancelled"
+GIVEN_PROMPT_TOKENS = 16
+"""Tokens that are sampled behind a prompt that the client made itself, if nobody says how many: as OpenAI and vLLM."""
 WINDOW_FALLBACK = 4_096
 """Tokens of prompt + answer, where neither the job nor the engine says how many."""
 
@@ -273,7 +276,10 @@ class Completions:
         refuse_tools(self.codec, request)
         try:
             prepared = await self.prompts.prepare(session.tree, request, self.window, session.session_id)
-            max_tokens = sampling.clamp(want.max_tokens, prompt=len(prepared.ids), window=self.window)
+            most = want.max_tokens
+            if most is None and request.prompt is not None:
+                most = GIVEN_PROMPT_TOKENS
+            max_tokens = sampling.clamp(most, prompt=len(prepared.ids), window=self.window)
             constraint = self.codec.constraint(prepared.ids, request)
         except PromptTooLong as error:
             self.pool.earn(session.session_id, min(error.tokens, error.limit) // TOO_LONG)
@@ -311,14 +317,14 @@ class Completions:
         constraint: dict[str, Any] | None,
     ) -> tuple[GenerationResult, Parser]:
         request, session = call.request, call.session
-        prepared, want = asked.prepared, asked.want
-        parser = self.codec.parser(prepared.ids, request.callable_tools, want.stop)
+        prepared = asked.prepared
+        parser = self._parser(request, prepared.ids)
         streaming = request.stream
         heard = call.heard[index] = PartialChoice(parser)
 
         def on_delta(delta: Delta) -> None:
             heard.take(delta)
-            if not request.logprobs:
+            if not request.tells_tokens:
                 call.pieces[index].append(len(delta.ids))
                 call.say(index, parser.feed(delta.ids))
                 return
@@ -351,6 +357,12 @@ class Completions:
         else:
             parser.feed(sample.ids)
         return sample, parser
+
+    def _parser(self, request: TurnRequest, prompt: Ids) -> Parser:
+        stop = request.sampling.stop
+        if request.prompt is not None:
+            return self.codec.text_parser(stop)
+        return self.codec.parser(prompt, request.callable_tools, stop)
 
     async def _commit(
         self, call: ModelCall, asked: GenerationRequest, made: list[tuple[GenerationResult, Parser]]
@@ -407,7 +419,7 @@ class Completions:
         tree = call.session.tree
         if prepared.fork is not None or len(tree) == prepared.tree_size:
             return prepared.fork
-        again = tree.find(call.request, self.prompts.policy)
+        again = self.prompts.place_again(tree, call.request, prepared)
         return again.fork.value if again.fork and again.parent == prepared.parent else None
 
     async def retell(self, call: ModelCall) -> list[Step]:
@@ -419,10 +431,10 @@ class Completions:
             steps: list[Step] = []
             ends: list[Step] = []
             for index, (turn, prompt) in enumerate(zip(turns, prompts, strict=True)):
-                parser = self.codec.parser(prompt, request.callable_tools, request.sampling.stop)
+                parser = self._parser(request, prompt)
                 start = 0
                 for end in _piece_ends(turn, request):  # as it was streamed: the same answer, byte for byte
-                    logprobs = _token(turn, start) if request.logprobs else None
+                    logprobs = _token(turn, start) if request.tells_tokens else None
                     steps.append((index, parser.feed(turn.ids[start:end]), logprobs))
                     start = end
                 ends.append((index, parser.finish(stopped_on=stop_string(turn.stop_reason))[0], None))
@@ -528,7 +540,7 @@ def _token(sampled: Delta | Turn, index: int) -> TokenLogprobs:
 
 def _piece_ends(turn: Turn, request: TurnRequest) -> Iterable[int]:
     """The ends of the pieces in which a turn is streamed: each token with logprobs, else as the engine gave them."""
-    if request.logprobs or not turn.pieces:
+    if request.tells_tokens or not turn.pieces:
         return range(1, len(turn.ids) + 1)
     ends: Iterable[int] = itertools.accumulate(unpack_ids(turn.pieces))
     return ends

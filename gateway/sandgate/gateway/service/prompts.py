@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from sandgate.contract.errors import ForkReason, PromptTooLong, ToolsNotSupported
+from sandgate.contract.errors import ForkReason, InvalidBody, PromptTooLong, ToolsNotSupported
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.canonical import outline, tools_chars
 from sandgate.gateway.conversation.matching import MatchPolicy
 from sandgate.gateway.conversation.messages import Message, TurnRequest
+from sandgate.gateway.conversation.retold_text import retold
 from sandgate.gateway.conversation.sampled_words import as_sampled
 from sandgate.gateway.conversation.tree import Match, Tree
 from sandgate.gateway.conversation.turn import Turn
@@ -64,6 +66,8 @@ class Prompts:
     async def prepare(self, tree: Tree, request: TurnRequest, window: int, session: str = "") -> Prepared:
         """The request's prompt. Hashes of messages find the parent; token ids decide whether it is one. Raises
         BadRequest where the template refuses the messages, PromptTooLong where no tokenizer could make them fit."""
+        if request.prompt is not None:
+            return await self._given(tree, request.prompt, window, lane(self.pool, session))
         length, given = sum(map(chars, request.messages)), tools_chars(request.tools)
         if length > window * TOKEN_CHARS_MAX:
             _refuse_hopeless(request.messages, window)
@@ -95,6 +99,41 @@ class Prompts:
                     return bridged
                 why = ForkReason.HISTORY_REWRITTEN_BY_TEMPLATE
         return self._confirmed(tree, match, why, made, size)
+
+    async def _given(self, tree: Tree, prompt: str | Ids, window: int, pool: Executor) -> Prepared:
+        """A prompt that the client made itself. Of a text, what turns of the session said keeps the ids that were
+        sampled; the rest is encoded on its own."""
+        size, left_out, spelt = len(tree), False, 0
+        if isinstance(prompt, str):
+            if len(prompt) > window * TOKEN_CHARS_MAX:
+                raise PromptTooLong(tokens=len(prompt) // TOKEN_CHARS_MAX, limit=window)
+            turns, codec, text = tree.turns, self.codec, prompt
+
+            def work() -> tuple[Ids, bool, int]:
+                known = retold(text, turns, codec.decode, lead=codec.lead(), stop_ids=codec.stop_ids)
+                rest = text[known.chars :]
+                if not known.ids:
+                    return codec.encode_text(text), False, codec.spelt_in(text)
+                added = codec.encode_text(rest, behind=True) if rest else array("i")
+                return known.ids + added, known.unclosed, codec.spelt_in(rest)
+
+            with self.metrics.render_s.time():
+                ids, left_out, spelt = await _sized(pool, len(prompt) + 4 * len(turns), work)
+        else:
+            ids = prompt
+            if (most := max(ids)) >= self.codec.vocab_size:
+                raise InvalidBody(
+                    f"prompt has the id {most}; this model's vocabulary has {self.codec.vocab_size}",
+                    field="prompt",
+                )
+        match = tree.place(ids)
+        known_ids = len(tree.path_ids(match.parent)) if match.parent else 0
+        fork = ForkReason.TOKENS_DIFFER if left_out and match.fork else match.fork
+        return Prepared(match, match.parent, _value(fork), ids, known_ids, size, spelt)
+
+    def place_again(self, tree: Tree, request: TurnRequest, prepared: Prepared) -> Match:
+        """Where a prepared request belongs now: other turns may have been committed since."""
+        return tree.find(request, self.policy) if request.prompt is None else tree.place(prepared.ids)
 
     @staticmethod
     def _history(codec: Codec, tree: Tree, match: Match, request: TurnRequest) -> Sequence[Message]:

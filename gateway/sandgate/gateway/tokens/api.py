@@ -131,6 +131,24 @@ class Codec(Protocol):
         """A parser for a turn sampled after `prompt` (which may have opened the reasoning already)."""
         ...
 
+    def lead(self) -> Ids:
+        """The ids that the tokenizer puts before every text (a beginning-of-sequence token), most often none."""
+        ...
+
+    def encode_text(self, text: str, *, behind: bool = False) -> Ids:
+        """The ids of a prompt that a client wrote whole, `lead` included, as engines encode a completion's prompt; or
+        `behind` other ids, without. Raises BadRequest for control tokens in it, unless clients may spell them."""
+        ...
+
+    def spelt_in(self, text: str) -> int:
+        """How many control tokens a text spells."""
+        ...
+
+    def text_parser(self, stop: Sequence[str] = ()) -> Parser:
+        """A parser that takes all for text: of a turn sampled after a prompt that the client wrote whole. Special
+        tokens are no text."""
+        ...
+
     def constraint(self, prompt: Ids, request: TurnRequest) -> dict[str, Any] | None:
         """vLLM `structured_outputs` that holds a turn sampled after `prompt` to the request's tool_choice,
         parallel_tool_calls and response_format; None if any turn will do. Raises Unsupported where that cannot be

@@ -92,6 +92,15 @@ class ClientText:
         """Control tokens that these spell."""
         return sum(map(self._controls.count, _texts_of(messages, tools)))
 
+    def count_in(self, text: str) -> int:
+        """Control tokens that a text spells."""
+        return self._controls.count(text)
+
+    @property
+    def are_text(self) -> bool:
+        """Whether control tokens that a client spells stay text."""
+        return self._plain
+
     def _marked(self, value: Any) -> Any:
         if isinstance(value, str):
             breaks = self._controls.breaks(value)

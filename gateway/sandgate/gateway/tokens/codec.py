@@ -15,6 +15,7 @@ from sandgate.gateway.tokens.grammar import Grammar, detect
 from sandgate.gateway.tokens.harmony import HarmonyParser
 from sandgate.gateway.tokens.history_check import History
 from sandgate.gateway.tokens.parse import TurnParser, opens_reasoning
+from sandgate.gateway.tokens.plain_text import PlainText
 from sandgate.gateway.tokens.probe_conversations import (
     TAIL_SHAPES,
     ProbeConversation,
@@ -29,7 +30,7 @@ from sandgate.gateway.tokens.variants import Varied
 from sandgate.gateway.tokens.vocab import Vocab
 
 
-class TemplateCodec(Varied):
+class TemplateCodec(PlainText, Varied):
     """Codec (see `api.Codec`) of any checkpoint with a chat template."""
 
     def __init__(

@@ -22,6 +22,7 @@ from sandgate.gateway.tokens.grammar import Grammar, detect
 from sandgate.gateway.tokens.history_check import History
 from sandgate.gateway.tokens.marks import unmark
 from sandgate.gateway.tokens.parse import TurnParser, opens_reasoning
+from sandgate.gateway.tokens.plain_text import PlainText
 from sandgate.gateway.tokens.probe_conversations import assistant, example_call, user
 from sandgate.gateway.tokens.roles import Roles, find_roles
 from sandgate.gateway.tokens.template import message_dict, tools_json
@@ -70,7 +71,7 @@ def family_of(names: Sequence[str]) -> str | None:
     return next((families[name] for name in names if name in families), None)
 
 
-class FamilyCodec(Varied):
+class FamilyCodec(PlainText, Varied):
     """Codec (see `api.Codec`) of one family. Raises FamilyError where the checkpoint's tokens are not the family's."""
 
     def __init__(

@@ -291,6 +291,7 @@ class AsgiApp:
             created=int(call.begun),
             include_usage=request.include_usage,
             logprobs=request.logprobs,
+            token_ids=request.token_ids,
             token_text=self._token_text if request.logprobs else None,
         )
 
@@ -300,7 +301,7 @@ class AsgiApp:
     def _outcome(self, call: ModelCall) -> tuple[list[Choice], Usage]:
         """The answer's choices and usage, from the durable turns."""
         turns = call.done.result()
-        choices = [choice_of(turn, logprobs=call.request.logprobs) for turn in turns]
+        choices = [choice_of(turn, call) for turn in turns]
         sampled = sum(len(turn.ids) for turn in turns)
         return choices, Usage(turns[0].prompt_tokens, sampled, turns[0].cached_tokens)
 
@@ -399,10 +400,16 @@ def chunks(stream: Stream, steps: Sequence[Step]) -> Iterator[bytes]:
         yield b"".join(waiting)
 
 
-def choice_of(turn: Turn, *, logprobs: bool) -> Choice:
+def choice_of(turn: Turn, call: ModelCall) -> Choice:
     """A durable turn as an answer."""
-    tokens = TokenLogprobs(turn.ids, turn.logprobs, turn.top) if logprobs else None
-    return Choice(reply=turn.reply, finish=cast("Finish", turn.finish), tokens=tokens)
+    request = call.request
+    return Choice(
+        reply=turn.reply,
+        finish=cast("Finish", turn.finish),
+        tokens=TokenLogprobs(turn.ids, turn.logprobs, turn.top) if request.tells_tokens else None,
+        prompt_ids=call.session.tree.prompt_ids(turn) if request.token_ids else None,
+        stop_reason=turn.stop_reason,
+    )
 
 
 class _Complete(msgspec.Struct):

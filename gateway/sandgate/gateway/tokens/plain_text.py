@@ -1,0 +1,46 @@
+"""Text outside of any chat template: prompts that clients write whole, and answers to them. (pure)"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from sandgate.contract.errors import BadRequest
+from sandgate.contract.trajectory import Ids
+from sandgate.gateway.tokens.api import Parser
+from sandgate.gateway.tokens.client_text import ClientText
+from sandgate.gateway.tokens.grammar import Grammar
+from sandgate.gateway.tokens.parse import TurnParser
+from sandgate.gateway.tokens.vocab import Vocab
+
+
+class PlainText:
+    """The part of a codec that knows no template."""
+
+    vocab: Vocab
+    words: ClientText
+
+    def lead(self) -> Ids:
+        """See `Codec.lead`."""
+        return array("i", self.vocab.raw.encode("", add_special_tokens=True).ids)
+
+    def encode_text(self, text: str, *, behind: bool = False) -> Ids:
+        """See `Codec.encode_text`."""
+        spelt = self.spelt_in(text)
+        if spelt and self.words.are_text:
+            raise BadRequest(
+                f"prompt spells {spelt} control tokens, which are no words: send the prompt as token ids, or set "
+                "model.specialTokensInText: control",
+                field="prompt",
+            )
+        if behind:
+            return self.vocab.segments.encode(text, at_head=False)
+        return array("i", self.vocab.raw.encode(text, add_special_tokens=True).ids)
+
+    def spelt_in(self, text: str) -> int:
+        """See `Codec.spelt_in`."""
+        return self.words.count_in(text)
+
+    def text_parser(self, stop: Sequence[str] = ()) -> Parser:
+        """See `Codec.text_parser`."""
+        return TurnParser(self.vocab, Grammar(), (), stop)
