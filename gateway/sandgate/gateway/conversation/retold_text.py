@@ -51,46 +51,51 @@ def retold(
         children.setdefault(turn.parent, []).append(turn)
     left = IDS_PER_CHAR * len(text) + IDS_MIN
     best = NOTHING
-    waiting = [(array("i"), 0, children.get(None, []))]
-    while waiting and left > 0:
+    waiting = [(NOTHING.ids, 0, children.get(None, []))]
+    while waiting:
         path, at, siblings = waiting.pop()
         starts: dict[bytes, int] = {}
         for turn in reversed(siblings):
+            if left <= 0:
+                return best
             prompt = path + turn.context
+            hidden = len(lead) if prompt[: len(lead)] == lead else 0
             context = turn.context.tobytes()
             if context not in starts:  # samples of one prompt share it
-                skipped = len(lead) if not path and turn.context[: len(lead)] == lead else 0
                 left -= len(turn.context)
-                said = _added(prompt, max(len(path), skipped), decode)
+                said = _added(prompt[hidden:], max(len(path) - hidden, 0), decode)
                 starts[context] = at + len(said) if text.startswith(said, at) else -1
             start = starts[context]
             if start < 0:
                 continue
             left -= len(turn.ids)
-            found = _sampled(text, start, prompt, turn.ids, decode, stop_ids)
+            found = _sampled(text, start, prompt, turn.ids, hidden, decode, stop_ids)
             if found is None:
                 continue
             if (found.chars, not found.unclosed) > (best.chars, not best.unclosed):
                 best = found
             if not found.unclosed and turn.id in children:
                 waiting.append((found.ids, found.chars, children[turn.id]))
-            if left <= 0:
-                break
     return best
 
 
 def _sampled(
-    text: str, start: int, prompt: Ids, sampled: Ids, decode: Callable[[Ids], str], stop_ids: Collection[int]
+    text: str,
+    start: int,
+    prompt: Ids,
+    sampled: Ids,
+    hidden: int,
+    decode: Callable[[Ids], str],
+    stop_ids: Collection[int],
 ) -> Retold | None:
     """The path to a turn, if its sample stands at `start`, with or without the stop token that ended it."""
     closed = bool(sampled) and sampled[-1] in stop_ids
-    path = prompt + (sampled[:-1] if closed else sampled)
-    said = _added(path, len(prompt), decode)
+    path, whole = prompt + (sampled[:-1] if closed else sampled), prompt + sampled
+    said = _added(path[hidden:], len(prompt) - hidden, decode)
     if not text.startswith(said, start):
         return None
     end = start + len(said)
-    whole = prompt + sampled
-    closer = _added(whole, len(path), decode)
+    closer = _added(whole[hidden:], len(path) - hidden, decode)
     if text.startswith(closer, end):
         return Retold(whole, end + len(closer), unclosed=False)
     return Retold(path, end, unclosed=True)
