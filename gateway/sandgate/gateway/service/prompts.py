@@ -120,6 +120,8 @@ class Prompts:
             with self.metrics.render_s.time():
                 ids, left_out, spelt = await _sized(pool, len(prompt) + 4 * len(turns), work)
         else:
+            if len(prompt) > window:
+                raise PromptTooLong(tokens=len(prompt), limit=window)
             ids = prompt
             if (most := max(ids)) >= self.codec.vocab_size:
                 raise InvalidBody(
