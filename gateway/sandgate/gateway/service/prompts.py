@@ -6,11 +6,12 @@ import asyncio
 from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from sandgate.contract.errors import ForkReason, InvalidBody, PromptTooLong, ToolsNotSupported
 from sandgate.contract.trajectory import Ids
+from sandgate.gateway.conversation.byte_cache import ByteCache
 from sandgate.gateway.conversation.canonical import outline, tools_chars
 from sandgate.gateway.conversation.matching import MatchPolicy
 from sandgate.gateway.conversation.messages import Message, TurnRequest
@@ -32,6 +33,9 @@ text than a window of such tokens is refused before it is rendered."""
 
 OFF_LOOP_KEYS = 100_000
 """A request with more characters has its blocks keyed in a thread: that takes 0.3 ms for so many characters."""
+
+TEXTS_BYTES_MAX, TEXT_BYTES_MAX = 8 << 20, 256 << 10
+"""Decoded parts of branches, which are compared with each later text."""
 
 T = TypeVar("T")
 Rendered = tuple[Ids, int]
@@ -62,6 +66,7 @@ class Prompts:
     policy: MatchPolicy
     metrics: GatewayMetrics
     pool: Executor
+    texts: ByteCache[bytes, str] = field(default_factory=lambda: ByteCache(TEXTS_BYTES_MAX, TEXT_BYTES_MAX))
 
     async def prepare(self, tree: Tree, request: TurnRequest, window: int, session: str = "") -> Prepared:
         """The request's prompt. Hashes of messages find the parent; token ids decide whether it is one. Raises
@@ -110,7 +115,7 @@ class Prompts:
             turns, codec, text = tree.turns, self.codec, prompt
 
             def work() -> tuple[Ids, bool, int]:
-                known = retold(text, turns, codec.decode, lead=codec.lead(), stop_ids=codec.stop_ids)
+                known = retold(text, turns, self._text, lead=codec.lead(), stop_ids=codec.stop_ids)
                 rest = text[known.chars :]
                 if not known.ids:
                     return codec.encode_text(text), False, codec.spelt_in(text)
@@ -132,6 +137,14 @@ class Prompts:
         known_ids = len(tree.path_ids(match.parent)) if match.parent else 0
         fork = ForkReason.TOKENS_DIFFER if left_out and match.fork else match.fork
         return Prepared(match, match.parent, _value(fork), ids, known_ids, size, spelt)
+
+    def _text(self, ids: Ids) -> str:
+        key = ids.tobytes()
+        text = self.texts.get(key)
+        if text is None:
+            text = self.codec.decode(ids)
+            self.texts.put(key, text, len(key) + 4 * len(text))
+        return text
 
     def place_again(self, tree: Tree, request: TurnRequest, prepared: Prepared) -> Match:
         """Where a prepared request belongs now: other turns may have been committed since."""
