@@ -117,6 +117,8 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     top_logprobs: int = 0
     token_ids: bool = False
     """The answer tells the ids of prompt and sample."""
+    hide_reasoning: bool = False
+    """The answer has the reasoning in an opaque field only."""
     digest: bytes = b""
     """Identity of the request for retries: of everything but the stream flags (a stalled stream is retried as JSON)."""
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
+
+ReplyPart = Literal["text", "reasoning", "call"]
 
 
 class ReplyCall(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -24,3 +28,6 @@ class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
     tool_calls: tuple[ReplyCall, ...] = ()
     malformed: tuple[str, ...] = ()
     """Tool-call markup that did not parse; it is also left in `text`, as an engine's own parser leaves it."""
+    order: tuple[tuple[ReplyPart, int], ...] = ()
+    """In which order the parts were said: kind, and how many characters of it (of calls: how many). Empty for the
+    common one: reasoning, then text, then calls."""

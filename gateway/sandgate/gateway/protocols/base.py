@@ -49,7 +49,9 @@ class Context:
     """As the client called it."""
     created: int
     """Unix seconds."""
+    prompt_tokens: int = 0
     include_usage: bool = False
+    hide_reasoning: bool = False
     logprobs: bool = False
     token_ids: bool = False
     token_text: Callable[[int], str] | None = None

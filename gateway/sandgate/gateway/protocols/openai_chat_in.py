@@ -6,14 +6,12 @@ is sampled, and cannot be honoured, is refused by name.
 
 from __future__ import annotations
 
-import re
-from hashlib import blake2b
 from typing import Any
 
 import msgspec
 
 from sandgate.contract.errors import InvalidBody, Unsupported
-from sandgate.gateway.conversation.canonical import BILLING_HEADER, tools_key
+from sandgate.gateway.conversation.canonical import BILLING_HEADER
 from sandgate.gateway.conversation.messages import (
     ImagePart,
     Message,
@@ -21,7 +19,6 @@ from sandgate.gateway.conversation.messages import (
     ResponseFormat,
     Role,
     SamplingParams,
-    TemplateValue,
     TextPart,
     ToolCall,
     TurnRequest,
@@ -35,15 +32,8 @@ from sandgate.gateway.protocols.openai_sampling import (
     sampling_of,
 )
 from sandgate.gateway.protocols.openai_tools import choice_of, tools_of
+from sandgate.gateway.protocols.request_fields import MESSAGES_MAX, digest_of, template_variables
 from sandgate.gateway.protocols.wire import bounded, brief, limited, read, sendable, shallow
-
-MESSAGES_MAX = 10_000
-"""Far above any window (a message takes at least 3 tokens); bounds the work on a hostile body."""
-KWARGS_MAX = 8
-KWARG_NAME = re.compile(r"[A-Za-z_]\w{0,63}")
-KWARG_NUMBER_MAX = 2**31
-KWARG_TEXT = re.compile(r"[\w .,:+/-]{0,64}")
-"""A template's variable is not escaped as a message's text is; such words spell no control token."""
 
 _Raw = msgspec.Raw
 _NONE = _Raw(b"")
@@ -131,7 +121,6 @@ _ROLES: dict[str, Role] = {
     "tool": "tool",
     "function": "tool",
 }
-_CANONICAL = msgspec.json.Encoder(order="deterministic")
 
 
 def decode(body: bytes) -> TurnRequest:
@@ -154,7 +143,8 @@ def decode(body: bytes) -> TurnRequest:
         "parallel_tool_calls": chat.parallel_tool_calls is not False,
         **_choices(chat),
     }
-    if kwargs := _template_kwargs(chat):  # else not in the digest: it stays what it was in older journals
+    kwargs = template_variables(chat.chat_template_kwargs, chat.reasoning_effort)
+    if kwargs:  # else not in the digest: it stays what it was in older journals
         fields["template_kwargs"] = kwargs
     return TurnRequest(
         **fields,
@@ -162,35 +152,6 @@ def decode(body: bytes) -> TurnRequest:
         include_usage=chat.include_usage,
         digest=digest_of(fields),
     )
-
-
-def _template_kwargs(chat: _Body) -> dict[str, TemplateValue]:
-    """Template variables. Their text is the owner's part of a prompt, which is not escaped: a few plain words."""
-    asked = dict(chat.chat_template_kwargs or {})
-    field = "chat_template_kwargs"
-    limited(len(asked), KWARGS_MAX, "variables", field)
-    if chat.reasoning_effort is not None:
-        asked.setdefault("reasoning_effort", chat.reasoning_effort)
-    for name, value in asked.items():
-        where = f"{field}.{name[:64]}"
-        if not KWARG_NAME.fullmatch(name):
-            raise InvalidBody(f"{where}: no name of a template's variable", field=where)
-        if isinstance(value, str) and not KWARG_TEXT.fullmatch(value):
-            where = "reasoning_effort" if name == "reasoning_effort" else where
-            raise InvalidBody(
-                f"{where}: must be at most 64 letters, digits, blanks or any of -_.,:/+", field=where
-            )
-        if not isinstance(value, str | int | float):
-            raise InvalidBody(f"{where}: must be true, false, a number or text", field=where)
-        if not isinstance(value, str) and not abs(value) <= KWARG_NUMBER_MAX:
-            raise InvalidBody(f"{where}: must be at most {KWARG_NUMBER_MAX}", field=where)
-    return asked
-
-
-def digest_of(fields: dict[str, Any]) -> bytes:
-    """The hash of what is asked, however it is spelt; it does not depend on how the answer is to be sent."""
-    raw = _CANONICAL.encode({**fields, "tools": tools_key(fields["tools"]).hex()})
-    return blake2b(raw, digest_size=16).digest()
 
 
 # --- messages

@@ -16,7 +16,6 @@ from sandgate.contract.errors import InvalidBody, SandgateError, Unsupported
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.messages import TurnRequest
 from sandgate.gateway.protocols.base import Choice, Context, Stream, Usage
-from sandgate.gateway.protocols.openai_chat_in import digest_of
 from sandgate.gateway.protocols.openai_completions_out import CompletionStream, reply
 from sandgate.gateway.protocols.openai_errors import error_json
 from sandgate.gateway.protocols.openai_sampling import (
@@ -27,6 +26,7 @@ from sandgate.gateway.protocols.openai_sampling import (
     refused_fields,
     sampling_of,
 )
+from sandgate.gateway.protocols.request_fields import digest_of
 from sandgate.gateway.protocols.wire import bounded, read
 
 ID_MAX = 2**31 - 1

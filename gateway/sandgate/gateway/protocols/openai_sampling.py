@@ -115,19 +115,20 @@ def sampling_of(body: Asked, most: int | None, most_field: str) -> SamplingParam
         repetition_penalty=body.repetition_penalty,
         seed=body.seed,
         max_tokens=None if most is None else min(most, MAX_TOKENS_CLAMP),
-        stop=_stop(body.stop),
+        stop=stops_of(body.stop, "stop"),
     )
 
 
-def _stop(given: str | list[str] | None) -> tuple[str, ...]:
+def stops_of(given: str | list[str] | None, field: str) -> tuple[str, ...]:
+    """The stop strings. Raises InvalidBody."""
     if not given:
         return ()
     stops = (given,) if isinstance(given, str) else tuple(given)
-    limited(len(stops), STOPS_MAX, "strings", "stop")
+    limited(len(stops), STOPS_MAX, "strings", field)
     for index, stop in enumerate(stops):
         if not 1 <= len(stop) <= STOP_CHARS_MAX:
-            field = "stop" if isinstance(given, str) else f"stop[{index}]"
-            raise InvalidBody(f"{field} must have 1 to {STOP_CHARS_MAX} characters", field=field)
+            where = field if isinstance(given, str) else f"{field}[{index}]"
+            raise InvalidBody(f"{where} must have 1 to {STOP_CHARS_MAX} characters", field=where)
     return stops
 
 

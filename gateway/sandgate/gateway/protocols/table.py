@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sandgate.gateway.protocols.anthropic_messages import AnthropicMessages
 from sandgate.gateway.protocols.base import Adapter
 from sandgate.gateway.protocols.openai_chat import OpenAIChat
 from sandgate.gateway.protocols.openai_completions import OpenAICompletions
@@ -9,8 +10,12 @@ from sandgate.gateway.protocols.openai_completions import OpenAICompletions
 ADAPTERS: dict[str, Adapter] = {
     "/chat/completions": OpenAIChat(),
     "/completions": OpenAICompletions(),
+    "/messages": AnthropicMessages(),
 }
 """Path without `/v1` -> adapter."""
+
+COUNTERS: dict[str, Adapter] = {"/messages/count_tokens": ADAPTERS["/messages"]}
+"""Path without `/v1` -> adapter, of requests whose prompt is counted and not sampled after."""
 
 FALLBACK: Adapter = ADAPTERS["/chat/completions"]
 """The adapter that words the errors of paths that belong to no dialect."""
@@ -18,6 +23,15 @@ FALLBACK: Adapter = ADAPTERS["/chat/completions"]
 
 def adapter_for(path: str) -> Adapter | None:
     """The adapter of a path below the session. `/v1` may be missing (AReaL's agents) or doubled (Anthropic's SDKs)."""
+    return ADAPTERS.get(_bare(path))
+
+
+def counter_for(path: str) -> Adapter | None:
+    """The adapter of a path where prompts are counted."""
+    return COUNTERS.get(_bare(path))
+
+
+def _bare(path: str) -> str:
     for _ in range(2):
         path = path.removeprefix("/v1")
-    return ADAPTERS.get(path)
+    return path

@@ -37,6 +37,8 @@ class ModelCall:
     prepared: asyncio.Future[None]
     """Resolves when the prompt is rendered and admitted."""
     task: asyncio.Task[None] | None = None
+    prompt_tokens: int = 0
+    """Known when it is prepared."""
     fork: str | None = None
     listeners: int = 0
     steps: list[Step] = field(default_factory=list)

@@ -84,9 +84,7 @@ class Completions:
     def begin(self, session: Session, request: TurnRequest, *, retry: bool) -> ModelCall:
         """The call that answers this request: in flight already, committed already, or new. Raises SandgateError."""
         session.asked(self.sessions.now())
-        if request.template_kwargs:
-            taken = self.codec.takes(request.template_kwargs)
-            request = msgspec.structs.replace(request, template_kwargs=taken)
+        request = self._known(request)
         calls = [call for call in self.calls.get((session.session_id, request.digest), ()) if not call.doomed]
         for call in calls:
             if call.listeners == 0:
@@ -132,6 +130,7 @@ class Completions:
         self.metrics.replays.inc()
         call = self._call(session, request, tuple(turn.id for turn in answer), float(answer[0].created))
         call.fork = answer[0].fork
+        call.prompt_tokens = answer[0].prompt_tokens
         call.prepared.set_result(None)
         if request.top_logprobs:
             return self._begun(call, lambda call: self._reread(call, answer))
@@ -224,6 +223,22 @@ class Completions:
             call.cancel()
         await asyncio.gather(*(call.task for call in running if call.task), return_exceptions=True)
 
+    async def count(self, session: Session, request: TurnRequest) -> int:
+        """How many tokens the prompt of this request has. Nothing of it is kept. Raises SandgateError."""
+        session.asked(self.sessions.now())
+        session.refuse_if_ended()
+        request = self._known(request)
+        refuse_tools(self.codec, request)
+        return len((await self.prompts.prepare(session.tree, request, self.window, session.session_id)).ids)
+
+    def _known(self, request: TurnRequest) -> TurnRequest:
+        """The request without variables that the template does not read. Raises Unsupported."""
+        if not request.template_kwargs:
+            return request
+        taken = self.codec.takes(request.template_kwargs)
+        known: TurnRequest = msgspec.structs.replace(request, template_kwargs=taken)
+        return known
+
     # -- the turn -----------------------------------------------------------------------------------------------
 
     async def _run(
@@ -286,6 +301,7 @@ class Completions:
             session.limit_reached = session.limit_reached or "context"
             raise
         call.fork = prepared.fork
+        call.prompt_tokens = len(prepared.ids)
         call.prepared.set_result(None)
         await self._hold()
         session.refuse_if_ended()

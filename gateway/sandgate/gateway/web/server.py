@@ -7,7 +7,7 @@ import logging
 from array import array
 from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 import orjson
@@ -27,7 +27,7 @@ from sandgate.gateway.protocols.base import (
     TokenLogprobs,
     Usage,
 )
-from sandgate.gateway.protocols.table import FALLBACK, adapter_for
+from sandgate.gateway.protocols.table import FALLBACK, adapter_for, counter_for
 from sandgate.gateway.protocols.wire import ANYTHING, limited, read
 from sandgate.gateway.service import auth
 from sandgate.gateway.service.areal import Areal
@@ -59,6 +59,8 @@ SSE_HEADERS: Headers = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+
+T = TypeVar("T")
 
 log = logging.getLogger("sandgate.gateway")
 
@@ -104,6 +106,8 @@ class AsgiApp:
         session_id, path = split(scope["path"])
         if scope["method"] == "POST" and (adapter := adapter_for(path)) is not None:
             await self._model_call(adapter, session_id, scope, receive, send)
+        elif scope["method"] == "POST" and (adapter := counter_for(path)) is not None:
+            await self._count(adapter, session_id, scope, receive, send)
         elif session_id is not None or path in ("/complete", "/v1/complete") or path.startswith("/v1/models"):
             await self._small(session_id, path, scope, receive, send)
         elif path == "/healthz" and scope["method"] == "GET":  # must answer when everything else is slow
@@ -161,6 +165,43 @@ class AsgiApp:
     async def _model_call(
         self, adapter: Adapter, named: str | None, scope: AsgiScope, receive: Receive, send: Send
     ) -> None:
+        retry = is_retry(scope["headers"])
+
+        def begin(session: Session, request: TurnRequest) -> tuple[TurnRequest, ModelCall]:
+            return request, self.core.turns.begin(session, request, retry=retry)
+
+        try:
+            request, call = await self._asked(adapter, named, scope, receive, begin)
+        except ClientGone:
+            return
+        except SandgateError as error:
+            await self._refuse(adapter, error, send)
+            return
+        self.core.turns.attach(call)
+        gone = asyncio.ensure_future(receive())
+        try:
+            if request.stream:
+                delivered = await self._stream(adapter, call, request, gone, send)
+            else:
+                delivered = await self._json(adapter, call, request, gone, send)
+        finally:
+            gone.cancel()
+            self.core.turns.detach(call)
+        if delivered:
+            await self.core.turns.delivered(call)
+        elif call.told:
+            await self.core.turns.let_go(call)
+
+    async def _asked(
+        self,
+        adapter: Adapter,
+        named: str | None,
+        scope: AsgiScope,
+        receive: Receive,
+        then: Callable[[Session, TurnRequest], T],
+    ) -> T:
+        """What `then` makes of the session and its request. Raises ClientGone, SandgateError: what a client did wrong
+        is charged to its session."""
         hold: BodyHold | None = None
         session: Session | None = None
         try:
@@ -177,31 +218,28 @@ class AsgiApp:
                 request = self.core.turns.pool.charged(session.session_id, adapter.decode, body, headers)
             if "areal" not in session.spec:  # its agents say "default", and its own proxy reads no model
                 self._check_model(request.model)
-            call = self.core.turns.begin(session, request, retry=is_retry(scope["headers"]))
-        except ClientGone:
-            return
+            return then(session, request)
         except SandgateError as error:
             if session is not None and error.status < 500 and not isinstance(error, Overloaded):
                 self.core.turns.pool.spend(session.session_id)
-            await self._refuse(adapter, error, send)
-            return
+            raise
         finally:
             if hold is not None:
                 hold.release()
-        self.core.turns.attach(call)
-        gone = asyncio.ensure_future(receive())
+
+    async def _count(
+        self, adapter: Adapter, named: str | None, scope: AsgiScope, receive: Receive, send: Send
+    ) -> None:
+        """How many tokens a prompt has. It is rendered as it would be for a turn, and forgotten."""
         try:
-            if request.stream:
-                delivered = await self._stream(adapter, call, request, gone, send)
-            else:
-                delivered = await self._json(adapter, call, request, gone, send)
-        finally:
-            gone.cancel()
-            self.core.turns.detach(call)
-        if delivered:
-            await self.core.turns.delivered(call)
-        elif call.told:
-            await self.core.turns.let_go(call)
+            session, request = await self._asked(adapter, named, scope, receive, lambda *both: both)
+            tokens = await self.core.turns.count(session, request)
+        except ClientGone:
+            return
+        except SandgateError as error:
+            await self._refuse(adapter, error, send)
+            return
+        await respond(send, 200, orjson.dumps({"input_tokens": tokens}))
 
     async def _decoded(
         self, session: Session, adapter: Adapter, body: bytes, headers: dict[str, str]
@@ -289,7 +327,9 @@ class AsgiApp:
             turns=call.turns,
             model=request.model or core.config.model.name,
             created=int(call.begun),
+            prompt_tokens=call.prompt_tokens,
             include_usage=request.include_usage,
+            hide_reasoning=request.hide_reasoning,
             logprobs=request.logprobs,
             token_ids=request.token_ids,
             token_text=self._token_text if request.logprobs else None,

@@ -1,0 +1,175 @@
+"""Content blocks of Anthropic's messages as canonical messages. (pure)
+
+A user message may hold tool results beside text: each result becomes a message of role tool, in order.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from sandgate.contract.errors import InvalidBody, Unsupported
+from sandgate.gateway.conversation.canonical import BILLING_HEADER
+from sandgate.gateway.conversation.messages import ImagePart, Message, Part, TextPart, ToolCall
+from sandgate.gateway.protocols.sealed_reasoning import unseal
+from sandgate.gateway.protocols.wire import brief, read
+
+_Raw = msgspec.Raw
+_NONE = _Raw(b"")
+
+
+class BlockSource(msgspec.Struct):
+    """Where the data of an image or a document are."""
+
+    type: str
+    media_type: str | None = None
+    data: str | None = None
+    url: str | None = None
+
+
+class Block(msgspec.Struct):
+    """A content block, of any type. What a type means by `content` is read when it is known."""
+
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    data: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: _Raw = _NONE
+    tool_use_id: str | None = None
+    content: _Raw = _NONE
+    source: BlockSource | None = None
+
+
+_CONTENT: msgspec.json.Decoder[str | list[Block] | None] = msgspec.json.Decoder(str | list[Block] | None)
+
+
+def text_parts(content: str | list[Block], field: str) -> tuple[Part, ...]:
+    """The parts of a system prompt, without Claude Code's billing header."""
+    if isinstance(content, str):
+        return (TextPart(content),) if content else ()
+    texts = [_text(block, f"{field}[{index}]") for index, block in enumerate(content)]
+    return tuple([TextPart(text) for text in texts if text and not text.startswith(BILLING_HEADER)])
+
+
+def _text(block: Block, field: str) -> str:
+    if block.type != "text":
+        raise Unsupported(f"{field}.type is {brief(block.type)}; text is understood", field=f"{field}.type")
+    if block.text is None:
+        raise InvalidBody(f"{field}.text is missing", field=f"{field}.text")
+    return block.text
+
+
+def user_messages(content: str | list[Block], field: str) -> list[Message]:
+    """The user's words and the results of tools, in order."""
+    if isinstance(content, str):
+        return [Message("user", (TextPart(content),) if content else ())]
+    out: list[Message] = []
+    parts: list[Part] = []
+    for index, block in enumerate(content):
+        where = f"{field}[{index}]"
+        if block.type != "tool_result":
+            parts += _parts(block, where)
+            continue
+        if parts:
+            out.append(Message("user", tuple(parts)))
+            parts = []
+        out.append(Message("tool", _result(block, where), None, (), block.tool_use_id))
+    if parts or not out:
+        out.append(Message("user", tuple(parts)))
+    return out
+
+
+def _result(block: Block, field: str) -> tuple[Part, ...]:
+    if block.tool_use_id is None:
+        raise InvalidBody(f"{field}.tool_use_id is missing", field=f"{field}.tool_use_id")
+    return _inner(block.content, f"{field}.content")
+
+
+def _inner(raw: _Raw, field: str) -> tuple[Part, ...]:
+    content = read(_CONTENT, raw, field) if bytes(memoryview(raw)[:1]) else None
+    if not content:
+        return ()
+    if isinstance(content, str):
+        return (TextPart(content),)
+    return tuple([part for index, block in enumerate(content) for part in _parts(block, f"{field}[{index}]")])
+
+
+def _parts(block: Block, field: str) -> tuple[Part, ...]:
+    match block.type:
+        case "text":
+            text = _text(block, field)
+            return (TextPart(text),) if text else ()
+        case "image":
+            return (ImagePart(_url(block.source, f"{field}.source")),)
+        case "document":
+            return _document(block.source, f"{field}.source")
+    raise Unsupported(
+        f"{field}.type is {brief(block.type)}; text, image, document (of text) and tool_result are understood",
+        field=f"{field}.type",
+    )
+
+
+def _url(source: BlockSource | None, field: str) -> str:
+    match source:
+        case None:
+            raise InvalidBody(f"{field} is missing", field=field)
+        case BlockSource(type="base64", media_type=str() as kind, data=str() as data):
+            return f"data:{kind};base64,{data}"
+        case BlockSource(type="base64"):
+            missing = f"{field}.{'data' if source.media_type else 'media_type'}"
+            raise InvalidBody(f"{missing} is missing", field=missing)
+        case BlockSource(type="url", url=str() as url):
+            return url
+        case BlockSource(type="url"):
+            raise InvalidBody(f"{field}.url is missing", field=f"{field}.url")
+    raise Unsupported(
+        f"{field}.type is {brief(source.type)}; base64 and url are understood", field=f"{field}.type"
+    )
+
+
+def _document(source: BlockSource | None, field: str) -> tuple[Part, ...]:
+    match source:
+        case None:
+            raise InvalidBody(f"{field} is missing", field=field)
+        case BlockSource(type="text", data=str() as data):
+            return (TextPart(data),) if data else ()
+        case BlockSource(type="text"):
+            raise InvalidBody(f"{field}.data is missing", field=f"{field}.data")
+    raise Unsupported(f"{field}.type is {brief(source.type)}; text is understood", field=f"{field}.type")
+
+
+def assistant_message(content: str | list[Block], field: str) -> Message:
+    """An assistant's blocks as one message."""
+    if isinstance(content, str):
+        return Message("assistant", (TextPart(content),) if content else ())
+    parts: list[Part] = []
+    calls: list[ToolCall] = []
+    thoughts: list[str] = []
+    for index, block in enumerate(content):
+        where = f"{field}[{index}]"
+        match block.type:
+            case "text":
+                parts += _parts(block, where)
+            case "thinking":
+                thoughts.append(block.thinking or unseal(block.signature or ""))
+            case "redacted_thinking":
+                thoughts.append(unseal(block.data or ""))
+            case "tool_use":
+                calls.append(_call(block, where))
+            case _:
+                raise Unsupported(
+                    f"{where}.type is {brief(block.type)}; text, thinking and tool_use are understood",
+                    field=f"{where}.type",
+                )
+    return Message("assistant", tuple(parts), "".join(thoughts) or None, tuple(calls))
+
+
+def _call(block: Block, field: str) -> ToolCall:
+    if not block.name:
+        raise InvalidBody(f"{field}.name is missing", field=f"{field}.name")
+    raw = bytes(block.input).lstrip()
+    if raw and not raw.startswith(b"{"):
+        raise InvalidBody(f"{field}.input must be an object", field=f"{field}.input")
+    return ToolCall(block.id or "", block.name, raw.decode() or "{}")
