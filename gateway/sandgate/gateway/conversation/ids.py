@@ -24,6 +24,17 @@ def call_id(turn: str, index: int, prefix: str = "call_") -> str:
     return prefix + call_mark(turn, index)
 
 
+@lru_cache(maxsize=8192)
+def item_mark(turn: str, number: int) -> str:
+    """24 hex digits that name output item `number` of `turn` (Responses)."""
+    return blake2b(f"{turn}/{number}".encode(), digest_size=CALL_BYTES, person=b"sandgate-item").hexdigest()
+
+
+def item_id(turn: str, number: int, prefix: str) -> str:
+    """`rs_`, `msg_`, `fc_` or `ctc_` + `item_mark`."""
+    return prefix + item_mark(turn, number)
+
+
 def mark_of(call: str) -> str:
     """The mark in a call id that may have any dialect's prefix; of a foreign id, whatever follows its last `_`."""
     return call.rpartition("_")[2]

@@ -95,6 +95,20 @@ TemplateValue = str | int | float | bool
 """What a request may set a template's variable to."""
 
 
+class ResponseForm(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a response has of its request, and what is kept of both for later requests (Responses only)."""
+
+    previous: str | None = None
+    """The id of the response that this one goes on from."""
+    items: tuple[bytes, ...] = ()
+    """The request's own input items, as JSON."""
+    echo: dict[str, bytes] = {}
+    """Fields that the response says again -> JSON."""
+    store: bool = True
+    sealed: bool = False
+    """Reasoning is told in an opaque field, too."""
+
+
 class TurnRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One model call, in no dialect any more."""
 
@@ -119,6 +133,7 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """The answer tells the ids of prompt and sample."""
     hide_reasoning: bool = False
     """The answer has the reasoning in an opaque field only."""
+    form: ResponseForm | None = None
     digest: bytes = b""
     """Identity of the request for retries: of everything but the stream flags (a stalled stream is retried as JSON)."""
 

@@ -8,7 +8,7 @@ from sandgate.contract.errors import SandgateError
 from sandgate.gateway.conversation.messages import TurnRequest
 from sandgate.gateway.protocols import anthropic_in, anthropic_out
 from sandgate.gateway.protocols.anthropic_errors import error_json
-from sandgate.gateway.protocols.base import Choice, Context, Stream, Usage
+from sandgate.gateway.protocols.base import NOTHING, Choice, Context, History, Stream, Usage
 
 
 class AnthropicMessages:
@@ -16,9 +16,9 @@ class AnthropicMessages:
 
     name = "anthropic_messages"
 
-    def decode(self, body: bytes, headers: Mapping[str, str]) -> TurnRequest:
+    def decode(self, body: bytes, headers: Mapping[str, str], history: History = NOTHING) -> TurnRequest:
         """Decodes a request. `anthropic-version` and `anthropic-beta` are taken whatever they say."""
-        del headers
+        del headers, history
         return anthropic_in.decode(body)
 
     def reply(self, context: Context, choices: Sequence[Choice], usage: Usage) -> bytes:

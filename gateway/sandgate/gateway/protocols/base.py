@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from sandgate.contract.errors import NotFound, SandgateError
+from sandgate.contract.errors import InvalidBody, NotFound, SandgateError
 from sandgate.contract.trajectory import Floats, Ids
-from sandgate.gateway.conversation.messages import TurnRequest
+from sandgate.gateway.conversation.messages import ResponseForm, TurnRequest
 from sandgate.gateway.engine.api import Finish
 from sandgate.gateway.journal.reply import Reply
+from sandgate.gateway.protocols.reply_items import Item
 from sandgate.gateway.tokens.api import ParseDelta
+
+
+class PreviousNotFound(InvalidBody):
+    """400 for a response to go on from that is not kept: OpenAI's SDKs know its code."""
 
 
 class ModelNotFound(NotFound):
@@ -52,6 +57,8 @@ class Context:
     prompt_tokens: int = 0
     include_usage: bool = False
     hide_reasoning: bool = False
+    form: ResponseForm | None = None
+    """Set in Responses."""
     logprobs: bool = False
     token_ids: bool = False
     token_text: Callable[[int], str] | None = None
@@ -100,6 +107,40 @@ class Stream(Protocol):
         ...
 
 
+class Earlier(NamedTuple):
+    """A response that was kept: the input that was its own, and its answer."""
+
+    turn: str
+    items: tuple[bytes, ...]
+    """JSON."""
+    reply: Reply
+
+
+class History(Protocol):
+    """What a session keeps for requests that refer to it."""
+
+    def chain(self, response: str) -> Sequence[Earlier] | None:
+        """This response and those that it goes on from, the first one first; None if it is not kept."""
+        ...
+
+    def item(self, item: str) -> tuple[Item, str] | None:
+        """An output item of a response that is kept, and its turn."""
+        ...
+
+
+class NoHistory:
+    """Of a session that keeps nothing."""
+
+    def chain(self, response: str) -> None:
+        """See `History`."""
+
+    def item(self, item: str) -> None:
+        """See `History`."""
+
+
+NOTHING = NoHistory()
+
+
 class Adapter(Protocol):
     """One dialect. Stateless; safe from any thread."""
 
@@ -108,8 +149,9 @@ class Adapter(Protocol):
         """For metrics labels."""
         ...
 
-    def decode(self, body: bytes, headers: Mapping[str, str]) -> TurnRequest:
-        """Raises BadRequest that names the field; never anything else, whatever the body holds."""
+    def decode(self, body: bytes, headers: Mapping[str, str], history: History = NOTHING) -> TurnRequest:
+        """Raises BadRequest that names the field, and NotFound for a reference to what `history` does not have; never
+        anything else, whatever the body holds."""
         ...
 
     def reply(self, context: Context, choices: Sequence[Choice], usage: Usage) -> bytes:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from sandgate.contract.errors import SandgateError
 from sandgate.gateway.conversation.messages import TurnRequest
 from sandgate.gateway.protocols import openai_chat_in, openai_chat_out
-from sandgate.gateway.protocols.base import Choice, Context, Stream, Usage
+from sandgate.gateway.protocols.base import NOTHING, Choice, Context, History, Stream, Usage
 from sandgate.gateway.protocols.openai_errors import error_json
 
 
@@ -16,9 +16,9 @@ class OpenAIChat:
 
     name = "openai_chat"
 
-    def decode(self, body: bytes, headers: Mapping[str, str]) -> TurnRequest:
+    def decode(self, body: bytes, headers: Mapping[str, str], history: History = NOTHING) -> TurnRequest:
         """Decodes a request. Headers have no meaning in this dialect."""
-        del headers
+        del headers, history
         return openai_chat_in.decode(body)
 
     def reply(self, context: Context, choices: Sequence[Choice], usage: Usage) -> bytes:

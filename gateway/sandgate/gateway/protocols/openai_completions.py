@@ -15,7 +15,7 @@ import msgspec
 from sandgate.contract.errors import InvalidBody, SandgateError, Unsupported
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.messages import TurnRequest
-from sandgate.gateway.protocols.base import Choice, Context, Stream, Usage
+from sandgate.gateway.protocols.base import NOTHING, Choice, Context, History, Stream, Usage
 from sandgate.gateway.protocols.openai_completions_out import CompletionStream, reply
 from sandgate.gateway.protocols.openai_errors import error_json
 from sandgate.gateway.protocols.openai_sampling import (
@@ -61,9 +61,9 @@ class OpenAICompletions:
 
     name = "openai_completions"
 
-    def decode(self, body: bytes, headers: Mapping[str, str]) -> TurnRequest:
+    def decode(self, body: bytes, headers: Mapping[str, str], history: History = NOTHING) -> TurnRequest:
         """Decodes a request. Headers have no meaning in this dialect."""
-        del headers
+        del headers, history
         return decode(body)
 
     def reply(self, context: Context, choices: Sequence[Choice], usage: Usage) -> bytes:

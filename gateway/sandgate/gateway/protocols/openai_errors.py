@@ -16,10 +16,11 @@ from sandgate.contract.errors import (
     Unauthorized,
     Unsupported,
 )
-from sandgate.gateway.protocols.base import ModelNotFound
+from sandgate.gateway.protocols.base import ModelNotFound, PreviousNotFound
 
 _KINDS: tuple[tuple[type[SandgateError], str, str | None], ...] = (
     (PromptTooLong, "invalid_request_error", "context_length_exceeded"),
+    (PreviousNotFound, "invalid_request_error", "previous_response_not_found"),
     (ToolsNotSupported, "invalid_request_error", "tools_not_supported"),
     (Unsupported, "invalid_request_error", "unsupported_value"),
     (Unauthorized, "authentication_error", "invalid_api_key"),
@@ -35,13 +36,17 @@ _KINDS: tuple[tuple[type[SandgateError], str, str | None], ...] = (
 
 def error_json(error: SandgateError) -> bytes:
     """`{"error": {"message", "type", "param", "code"}}`."""
+    return msgspec.json.encode({"error": error_object(error)})
+
+
+def error_object(error: SandgateError) -> dict[str, str | None]:
+    """`{"message", "type", "param", "code"}`."""
     kind, code = "server_error" if error.status >= 500 else "invalid_request_error", None
     for error_class, its_kind, its_code in _KINDS:
         if isinstance(error, error_class):
             kind, code = its_kind, its_code
             break
-    body = {"message": _words(error), "type": kind, "param": getattr(error, "field", None), "code": code}
-    return msgspec.json.encode({"error": body})
+    return {"message": _words(error), "type": kind, "param": getattr(error, "field", None), "code": code}
 
 
 def _words(error: SandgateError) -> str:

@@ -6,11 +6,13 @@ from sandgate.gateway.protocols.anthropic_messages import AnthropicMessages
 from sandgate.gateway.protocols.base import Adapter
 from sandgate.gateway.protocols.openai_chat import OpenAIChat
 from sandgate.gateway.protocols.openai_completions import OpenAICompletions
+from sandgate.gateway.protocols.openai_responses import OpenAIResponses
 
 ADAPTERS: dict[str, Adapter] = {
     "/chat/completions": OpenAIChat(),
     "/completions": OpenAICompletions(),
     "/messages": AnthropicMessages(),
+    "/responses": OpenAIResponses(),
 }
 """Path without `/v1` -> adapter."""
 

@@ -330,6 +330,7 @@ class AsgiApp:
             prompt_tokens=call.prompt_tokens,
             include_usage=request.include_usage,
             hide_reasoning=request.hide_reasoning,
+            form=request.form,
             logprobs=request.logprobs,
             token_ids=request.token_ids,
             token_text=self._token_text if request.logprobs else None,
