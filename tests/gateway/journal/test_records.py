@@ -11,7 +11,10 @@ from sandgate.gateway.journal.records import (
     CapacityChanged,
     EnginesLabelled,
     EnginesSet,
+    ItemsKept,
     LetGo,
+    ResponseForgotten,
+    ResponseKept,
     TasksForgotten,
     TasksPushed,
     TurnsHeld,
@@ -28,6 +31,9 @@ SINCE = {
     TurnsHeld: 4,
     EnginesLabelled: 5,
     LetGo: 6,
+    ItemsKept: 7,
+    ResponseKept: 7,
+    ResponseForgotten: 7,
 }
 
 

@@ -15,7 +15,7 @@ from sandgate.contract.errors import CorruptRecord, NewerRecord
 from sandgate.gateway.journal.reply import Reply
 from sandgate.gateway.journal.top_logprobs import NONE
 
-SCHEMA = 6
+SCHEMA = 7
 """The newest schema. A record carries the first schema that knew its kind, so that a journal without new kinds stays
 readable for older gateways."""
 
@@ -288,6 +288,40 @@ class LetGo(_Sixth, frozen=True, kw_only=True, tag="let_go"):
     turn: str
 
 
+class _Seventh(_Record, frozen=True, kw_only=True, omit_defaults=False):
+    """Kinds that schema 7 added; their bytes say so."""
+
+    schema: int = 7
+
+
+class ItemsKept(_Seventh, frozen=True, kw_only=True, tag="items"):
+    """What clients sent that later requests may refer to, each content once."""
+
+    items: tuple[tuple[bytes, bytes], ...]
+    """(digest, JSON)."""
+
+
+class ResponseKept(_Seventh, frozen=True, kw_only=True, tag="response"):
+    """A response (Responses with `store`), in the commit of its turn: what can be asked for again, and gone on from."""
+
+    turn: str
+    model: str
+    """As the client called it."""
+    previous: str | None = None
+    """The turn that it goes on from."""
+    items: tuple[bytes, ...] = ()
+    """Digests of its own input items."""
+    echo: tuple[tuple[str, bytes], ...] = ()
+    """Fields of the request that the response says again -> digest of their JSON."""
+    sealed: bool = False
+
+
+class ResponseForgotten(_Seventh, frozen=True, kw_only=True, tag="response_gone"):
+    """The client deleted a response. Its turn stays."""
+
+    turn: str
+
+
 TASKS = "~tasks"
 """Session field of the task queue's log, which is compacted by itself; no session can have this id."""
 
@@ -312,6 +346,9 @@ Record = Union[  # noqa: UP007 - msgspec wants the union as a value
     TurnsHeld,
     EnginesLabelled,
     LetGo,
+    ItemsKept,
+    ResponseKept,
+    ResponseForgotten,
 ]
 
 _ENCODER = msgspec.msgpack.Encoder()

@@ -9,7 +9,7 @@ import msgspec
 
 from sandgate.gateway.conversation.ids import call_id, item_id
 from sandgate.gateway.conversation.messages import ResponseForm
-from sandgate.gateway.journal.reply import ReplyCall
+from sandgate.gateway.journal.reply import Reply, ReplyCall
 from sandgate.gateway.protocols.base import Choice, Context, Usage
 from sandgate.gateway.protocols.reply_items import CallItem, Item, ReasoningItem, TextItem, items_of
 from sandgate.gateway.protocols.responses_tools import tools_of
@@ -135,9 +135,9 @@ def free_text(call: ReplyCall) -> str:
         return call.arguments
 
 
-def output_of(choice: Choice) -> list[Item]:
+def output_items(reply: Reply) -> list[Item]:
     """An answer's items: at least one, since clients go on asking after none."""
-    return list(items_of(choice.reply)) or [TextItem("")]
+    return list(items_of(reply)) or [TextItem("")]
 
 
 def response(context: Context, status: str, **more: Any) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def finished(context: Context, choices: Sequence[Choice], usage: Usage) -> dict[
     (choice,) = choices
     whole = choice.finish == "stop"
     items = OutputItems(context)
-    told = output_of(choice)
+    told = output_items(choice.reply)
     output = [
         items.item(number, item, "completed" if whole or number < len(told) - 1 else "incomplete")
         for number, item in enumerate(told)

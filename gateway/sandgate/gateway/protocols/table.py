@@ -16,8 +16,12 @@ ADAPTERS: dict[str, Adapter] = {
 }
 """Path without `/v1` -> adapter."""
 
-COUNTERS: dict[str, Adapter] = {"/messages/count_tokens": ADAPTERS["/messages"]}
-"""Path without `/v1` -> adapter, of requests whose prompt is counted and not sampled after."""
+COUNTERS: dict[str, tuple[Adapter, dict[str, str]]] = {
+    "/messages/count_tokens": (ADAPTERS["/messages"], {}),
+    "/responses/input_tokens": (ADAPTERS["/responses"], {"object": "response.input_tokens"}),
+}
+"""Path without `/v1` -> (adapter, fields of the answer beside `input_tokens`), of requests whose prompt is counted and
+not sampled after."""
 
 FALLBACK: Adapter = ADAPTERS["/chat/completions"]
 """The adapter that words the errors of paths that belong to no dialect."""
@@ -28,8 +32,8 @@ def adapter_for(path: str) -> Adapter | None:
     return ADAPTERS.get(_bare(path))
 
 
-def counter_for(path: str) -> Adapter | None:
-    """The adapter of a path where prompts are counted."""
+def counter_for(path: str) -> tuple[Adapter, dict[str, str]] | None:
+    """What COUNTERS has for a path."""
     return COUNTERS.get(_bare(path))
 
 

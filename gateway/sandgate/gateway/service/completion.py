@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,9 +26,10 @@ from sandgate.gateway.conversation.messages import TurnRequest
 from sandgate.gateway.conversation.turn import Turn, unpack_ids
 from sandgate.gateway.engine.api import Delta, Engine, GenerationResult, Prompt
 from sandgate.gateway.engine.health import none_up
-from sandgate.gateway.journal.records import CUT, Delivered, Intent, LetGo, TurnCommitted
+from sandgate.gateway.journal.records import CUT, Delivered, Intent, LetGo, Record, TurnCommitted
 from sandgate.gateway.metrics import GatewayMetrics
 from sandgate.gateway.protocols.base import TokenLogprobs
+from sandgate.gateway.protocols.responses_out import turn_named
 from sandgate.gateway.service import admission, sampling
 from sandgate.gateway.service.call import ModelCall, Step
 from sandgate.gateway.service.fair_pool import FairPool, lane
@@ -391,13 +392,28 @@ class Completions:
         records = records_of(call, asked, whole, self._made_by, fork=fork, now=self.sessions.now())
         call.committing = True
         with self.metrics.commit_s.time():
-            await self.sessions.record(session, *records)
+            await self.sessions.record(session, *records, *self._kept(call))
         self._count(records, asked.prepared)
         if call.told and not call.listeners:
             await self.delivered(call, partly=True)
         tops = [sample.top for sample, _ in made]
         turns = [session.tree[turn] for turn in call.turns]
         return [replace(turn, top=top) if top else turn for turn, top in zip(turns, tops, strict=True)]
+
+    def _kept(self, call: ModelCall) -> Sequence[Record]:
+        """Records of what later requests may refer to."""
+        form, turn = call.request.form, call.turns[0]
+        if form is None or not form.store:
+            return ()
+        previous = turn_named(form.previous) if form.previous else None
+        kept = call.session.kept
+        return kept.keep(
+            form,
+            turn=turn,
+            previous=previous,
+            model=call.request.model or self.config.model.name,
+            at=self.sessions.now(),
+        )
 
     async def _keep_cut(self, call: ModelCall, asked: GenerationRequest, why: BaseException) -> None:
         """Keeps what there is of a call that nobody waits for any more, or that failed in the middle. Tokens that were

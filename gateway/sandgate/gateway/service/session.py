@@ -17,6 +17,7 @@ from sandgate.contract.errors import (
     PromptTooLong,
     SandgateError,
 )
+from sandgate.gateway.conversation.kept_responses import KeptResponses
 from sandgate.gateway.conversation.tree import Tree
 from sandgate.gateway.conversation.turn import Turn
 from sandgate.gateway.journal.records import (
@@ -24,9 +25,12 @@ from sandgate.gateway.journal.records import (
     Completed,
     Delivered,
     Intent,
+    ItemsKept,
     LetGo,
     Opened,
     Record,
+    ResponseForgotten,
+    ResponseKept,
     Rewarded,
     Sealed,
     TurnCommitted,
@@ -57,6 +61,7 @@ class Session:
     changed_at: float = 0.0
     phase: SessionPhase = SessionPhase.OPEN
     tree: Tree = field(default_factory=Tree)
+    kept: KeptResponses = field(default_factory=KeptResponses)
     answers: dict[bytes, list[str]] = field(default_factory=dict)
     """Request digest -> its newest committed turn ids, in choice order."""
     asked_anew: set[bytes] = field(default_factory=set)
@@ -120,18 +125,24 @@ class Session:
             case Delivered():
                 delivered = self.partly if record.partly else self.delivered
                 (self.unsure if record.unsure else delivered).add(record.turn)
+            case ItemsKept() | ResponseKept() | ResponseForgotten():
+                if not self.ended:
+                    self.kept.apply(record)
             case Rewarded():
                 self.rewards.append(record)
-            case Completed():
-                self.completed = self.completed or record
-                if self.phase is SessionPhase.OPEN:
-                    self.phase = SessionPhase.COMPLETE
-            case Sealed():
-                if not self.ended:
-                    self.sealed = record
-                    self.phase = SessionPhase.ABORTED if record.aborted else SessionPhase.FINALIZED
+            case Completed() | Sealed():
+                self._apply_end(record)
             case _:
                 raise TypeError(f"{type(record).__name__} is not a record of a session")
+
+    def _apply_end(self, record: Completed | Sealed) -> None:
+        if isinstance(record, Completed):
+            self.completed = self.completed or record
+            if self.phase is SessionPhase.OPEN:
+                self.phase = SessionPhase.COMPLETE
+        elif not self.ended:
+            self.sealed = record
+            self.phase = SessionPhase.ABORTED if record.aborted else SessionPhase.FINALIZED
 
     def _apply_turn(self, record: TurnCommitted) -> None:
         if record.turn in self.tree or self.ended:
@@ -228,7 +239,7 @@ class Session:
         """Drops the tree of an ended session from memory; counts stay. The journal can give it back."""
         if self.ended:
             self.tree, self.answers, self.delivered, self.evicted = Tree(), {}, set(), True
-            self.asked_anew = set()
+            self.asked_anew, self.kept = set(), KeptResponses()
             self.intents, self.unsure, self.partly = {}, set(), set()
 
     def same_spec(self, spec: dict[str, Any]) -> None:

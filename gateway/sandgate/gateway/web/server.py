@@ -22,6 +22,7 @@ from sandgate.gateway.protocols.base import (
     Adapter,
     Choice,
     Context,
+    History,
     ModelNotFound,
     Stream,
     TokenLogprobs,
@@ -38,7 +39,8 @@ from sandgate.gateway.service.gateway_service import GatewayService
 from sandgate.gateway.service.prompts import off_loop
 from sandgate.gateway.service.schemas import REWARD_INFO_BYTES_MAX, Complete
 from sandgate.gateway.service.session import Session
-from sandgate.gateway.web import control
+from sandgate.gateway.service.session_history import SessionHistory
+from sandgate.gateway.web import control, kept_responses
 from sandgate.gateway.web.body_limits import SMALL_BYTES, Bodies, BodyHold, ClientGone, again, read_body
 from sandgate.gateway.web.connections import ConnectionTable
 from sandgate.gateway.web.header_limits import CONNECTION
@@ -61,6 +63,8 @@ SSE_HEADERS: Headers = [
 ]
 
 T = TypeVar("T")
+_SMALL = ("/v1/models", "/v1/responses/", "/responses/")
+"""What small endpoints begin with."""
 
 log = logging.getLogger("sandgate.gateway")
 
@@ -106,9 +110,9 @@ class AsgiApp:
         session_id, path = split(scope["path"])
         if scope["method"] == "POST" and (adapter := adapter_for(path)) is not None:
             await self._model_call(adapter, session_id, scope, receive, send)
-        elif scope["method"] == "POST" and (adapter := counter_for(path)) is not None:
-            await self._count(adapter, session_id, scope, receive, send)
-        elif session_id is not None or path in ("/complete", "/v1/complete") or path.startswith("/v1/models"):
+        elif scope["method"] == "POST" and (counter := counter_for(path)) is not None:
+            await self._count(*counter, session_id, scope, receive, send)
+        elif session_id is not None or path in ("/complete", "/v1/complete") or path.startswith(_SMALL):
             await self._small(session_id, path, scope, receive, send)
         elif path == "/healthz" and scope["method"] == "GET":  # must answer when everything else is slow
             status, body = self.core.health()
@@ -212,10 +216,12 @@ class AsgiApp:
             hold = self._hold(key)
             body = await self._body(scope, receive, hold, small=False)
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+            history = SessionHistory(session)
             if len(body) > OFF_LOOP_BYTES:
-                request = await self._decoded(session, adapter, body, headers)
+                request = await self._decoded(session, adapter, body, headers, history)
             else:
-                request = self.core.turns.pool.charged(session.session_id, adapter.decode, body, headers)
+                decode = partial(adapter.decode, body, headers, history)
+                request = self.core.turns.pool.charged(session.session_id, decode)
             if "areal" not in session.spec:  # its agents say "default", and its own proxy reads no model
                 self._check_model(request.model)
             return then(session, request)
@@ -228,7 +234,13 @@ class AsgiApp:
                 hold.release()
 
     async def _count(
-        self, adapter: Adapter, named: str | None, scope: AsgiScope, receive: Receive, send: Send
+        self,
+        adapter: Adapter,
+        told: dict[str, str],
+        named: str | None,
+        scope: AsgiScope,
+        receive: Receive,
+        send: Send,
     ) -> None:
         """How many tokens a prompt has. It is rendered as it would be for a turn, and forgotten."""
         try:
@@ -239,14 +251,14 @@ class AsgiApp:
         except SandgateError as error:
             await self._refuse(adapter, error, send)
             return
-        await respond(send, 200, orjson.dumps({"input_tokens": tokens}))
+        await respond(send, 200, orjson.dumps({**told, "input_tokens": tokens}))
 
     async def _decoded(
-        self, session: Session, adapter: Adapter, body: bytes, headers: dict[str, str]
+        self, session: Session, adapter: Adapter, body: bytes, headers: dict[str, str], history: History
     ) -> TurnRequest:
         mine = lane(self.core.turns.pool, session.session_id)
         work = mine.admitted if isinstance(mine, Lane) else partial(off_loop, mine)
-        return await work(adapter.decode, body, headers)
+        return await work(adapter.decode, body, headers, history)
 
     def _session(self, key: Key, named: str | None) -> Session:
         session = self.core.sessions.get(auth.agent_session(key, named))
@@ -365,7 +377,11 @@ class AsgiApp:
         try:
             key = self.core.gate.key(scope["headers"])
             self._enter(scope, key)
-            body = orjson.dumps(await self._answer(key, named, path, scope, receive))
+            if (response := kept_responses.named(path)) is not None:
+                session = self._session(key, named)
+                body = await kept_responses.answer(self.core, session, scope["method"], response)
+            else:
+                body = orjson.dumps(await self._answer(key, named, path, scope, receive))
         except ClientGone:
             return
         except SandgateError as error:

@@ -1,0 +1,41 @@
+"""SessionHistory: what a request of a session may refer to: earlier responses and their items."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sandgate.gateway.conversation.ids import item_mark, mark_of
+from sandgate.gateway.protocols.base import Earlier
+from sandgate.gateway.protocols.reply_items import Item
+from sandgate.gateway.protocols.responses_out import output_items, turn_named
+from sandgate.gateway.service.session import Session
+
+
+@dataclass(slots=True)
+class SessionHistory:
+    """A `History` over a session, for one request. It only reads: a long body is decoded in a thread."""
+
+    session: Session
+    _items: dict[str, tuple[Item, str]] | None = None
+    """Mark of an output item -> the item and its turn; made when the first one is asked for."""
+
+    def chain(self, response: str) -> Sequence[Earlier] | None:
+        """See `History`."""
+        kept, tree = self.session.kept, self.session.tree
+        chain = kept.chain(turn_named(response))
+        if chain is None or any(one.turn not in tree for one in chain):
+            return None
+        return [Earlier(one.turn, kept.items(one), tree[one.turn].reply) for one in chain]
+
+    def item(self, item: str) -> tuple[Item, str] | None:
+        """See `History`."""
+        if self._items is None:
+            tree = self.session.tree
+            self._items = {
+                item_mark(turn, number): (one, turn)
+                for turn in self.session.kept.turns()
+                if turn in tree
+                for number, one in enumerate(output_items(tree[turn].reply))
+            }
+        return self._items.get(mark_of(item))

@@ -1,0 +1,74 @@
+"""GET and DELETE of the responses that a session keeps."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import msgspec
+
+from sandgate.contract.errors import NotFound, Unsupported
+from sandgate.gateway.engine.api import Finish
+from sandgate.gateway.journal.records import ResponseForgotten, ResponseKept
+from sandgate.gateway.protocols.base import Choice, Context, Usage
+from sandgate.gateway.protocols.responses_out import reply, response_id, turn_named
+from sandgate.gateway.service.gateway_service import GatewayService
+from sandgate.gateway.service.session import Session
+
+
+def named(path: str) -> list[str] | None:
+    """What stands behind `/responses/` in a path; None for other paths."""
+    for _ in range(2):
+        path = path.removeprefix("/v1")
+    return path.removeprefix("/responses/").split("/") if path.startswith("/responses/") else None
+
+
+async def answer(core: GatewayService, session: Session, method: str, parts: list[str]) -> bytes:
+    """The body of the answer, as JSON. Raises NotFound, Unsupported."""
+    name, *rest = parts
+    kept = session.kept.by_turn.get(turn_named(name))
+    if kept is None or kept.turn not in session.tree:
+        raise NotFound(f"Response with id '{name[:80]}' not found.")
+    match method, rest:
+        case "GET", []:
+            return _response(session, kept)
+        case "GET", ["input_items"]:
+            return _items(session, kept)
+        case "DELETE", []:
+            session.refuse_if_ended()
+            await core.sessions.record(session, ResponseForgotten(at=core.sessions.now(), turn=kept.turn))
+            told = {"id": response_id(kept.turn), "object": "response", "deleted": True}
+            return msgspec.json.encode(told)
+        case "POST", ["cancel"]:
+            raise Unsupported("only responses in the background can be cancelled", field="response_id")
+    raise NotFound(f"no such endpoint: {method} /responses/{'/'.join(parts)[:200]}")
+
+
+def _response(session: Session, kept: ResponseKept) -> bytes:
+    turn = session.tree[kept.turn]
+    previous = response_id(kept.previous) if kept.previous else None
+    context = Context(
+        turns=(turn.id,),
+        model=kept.model,
+        created=turn.created,
+        prompt_tokens=turn.prompt_tokens,
+        form=session.kept.form(kept, previous),
+    )
+    choice = Choice(reply=turn.reply, finish=cast("Finish", turn.finish), stop_reason=turn.stop_reason)
+    return reply(context, [choice], Usage(turn.prompt_tokens, len(turn.ids), turn.cached_tokens))
+
+
+def _items(session: Session, kept: ResponseKept) -> bytes:
+    """The response's own input items; each has an id, as OpenAI's have."""
+    data: list[dict[str, Any]] = []
+    for number, raw in enumerate(session.kept.items(kept)):
+        item = msgspec.json.decode(raw)
+        data.append({"id": f"in_{kept.turn}_{number}", **item})
+    return msgspec.json.encode(
+        {
+            "object": "list",
+            "data": data,
+            "first_id": data[0]["id"] if data else None,
+            "last_id": data[-1]["id"] if data else None,
+            "has_more": False,
+        }
+    )
