@@ -13,8 +13,8 @@ import pytest
 
 from sandgate.contract.errors import BadRequest, SandgateError
 from sandgate.gateway.web import connections
+from sandgate.gateway.web.agent_requests import parse_complete
 from sandgate.gateway.web.connections import ConnectionTable, places
-from sandgate.gateway.web.server import parse_complete
 from tests.adversary.victim import Wires, head, status_of
 from tests.support.gateway import Agent, Wire, eventually, gated, gateway, user
 from tests.support.waiting import paced

@@ -131,6 +131,12 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     top_logprobs: int = 0
     token_ids: bool = False
     """The answer tells the ids of prompt and sample."""
+    prompt_field: str = "prompt"
+    """What the dialect calls it."""
+    prompt_told: bool = True
+    """Where ids are told: those of the prompt, too."""
+    request_id: str = ""
+    """The client's own name for its request, where the answer says it again."""
     hide_reasoning: bool = False
     """The answer has the reasoning in an opaque field only."""
     form: ResponseForm | None = None

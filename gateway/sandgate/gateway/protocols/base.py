@@ -61,6 +61,8 @@ class Context:
     """Set in Responses."""
     logprobs: bool = False
     token_ids: bool = False
+    prompt_told: bool = True
+    request_id: str = ""
     token_text: Callable[[int], str] | None = None
     """Text of one token; needed where `logprobs` is true."""
 
@@ -77,6 +79,8 @@ class Choice:
     """Set if ids were asked for."""
     stop_reason: str | int | None = None
     """The stop string or token that ended it."""
+    versions: tuple[tuple[int, int, int], ...] = ()
+    """(policy version, start, end) spans over the sampled ids; set if ids were asked for."""
 
 
 class Stream(Protocol):

@@ -7,12 +7,14 @@ from sandgate.gateway.protocols.base import Adapter
 from sandgate.gateway.protocols.openai_chat import OpenAIChat
 from sandgate.gateway.protocols.openai_completions import OpenAICompletions
 from sandgate.gateway.protocols.openai_responses import OpenAIResponses
+from sandgate.gateway.protocols.token_generate import TokenGenerate
 
 ADAPTERS: dict[str, Adapter] = {
     "/chat/completions": OpenAIChat(),
     "/completions": OpenAICompletions(),
     "/messages": AnthropicMessages(),
     "/responses": OpenAIResponses(),
+    "/inference/v1/generate": TokenGenerate(),
 }
 """Path without `/v1` -> adapter."""
 

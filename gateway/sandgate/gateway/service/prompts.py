@@ -72,7 +72,7 @@ class Prompts:
         """The request's prompt. Hashes of messages find the parent; token ids decide whether it is one. Raises
         BadRequest where the template refuses the messages, PromptTooLong where no tokenizer could make them fit."""
         if request.prompt is not None:
-            return await self._given(tree, request.prompt, window, lane(self.pool, session))
+            return await self._given(tree, request, request.prompt, window, lane(self.pool, session))
         length, given = sum(map(chars, request.messages)), tools_chars(request.tools)
         if length > window * TOKEN_CHARS_MAX:
             _refuse_hopeless(request.messages, window)
@@ -105,7 +105,9 @@ class Prompts:
                 why = ForkReason.HISTORY_REWRITTEN_BY_TEMPLATE
         return self._confirmed(tree, match, why, made, size)
 
-    async def _given(self, tree: Tree, prompt: str | Ids, window: int, pool: Executor) -> Prepared:
+    async def _given(
+        self, tree: Tree, request: TurnRequest, prompt: str | Ids, window: int, pool: Executor
+    ) -> Prepared:
         """A prompt that the client made itself. Of a text, what turns of the session said keeps the ids that were
         sampled; the rest is encoded on its own."""
         size, left_out, spelt = len(tree), False, 0
@@ -130,8 +132,9 @@ class Prompts:
             ids = prompt
             if (most := max(ids)) >= self.codec.vocab_size:
                 raise InvalidBody(
-                    f"prompt has the id {most}; this model's vocabulary has {self.codec.vocab_size}",
-                    field="prompt",
+                    f"{request.prompt_field} has the id {most}; this model's vocabulary has "
+                    f"{self.codec.vocab_size}",
+                    field=request.prompt_field,
                 )
         match = tree.place(ids)
         known_ids = len(tree.path_ids(match.parent)) if match.parent else 0

@@ -9,11 +9,9 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapp
 from functools import partial
 from typing import Any, TypeVar, cast
 
-import msgspec
 import orjson
-from pydantic import ValidationError
 
-from sandgate.contract.errors import Forbidden, InvalidBody, NotFound, Overloaded, SandgateError, Unauthorized
+from sandgate.contract.errors import Forbidden, NotFound, Overloaded, SandgateError, Unauthorized
 from sandgate.contract.keys import Key, Scope
 from sandgate.gateway.conversation.messages import TurnRequest
 from sandgate.gateway.conversation.turn import Turn
@@ -29,7 +27,6 @@ from sandgate.gateway.protocols.base import (
     Usage,
 )
 from sandgate.gateway.protocols.table import FALLBACK, adapter_for, counter_for
-from sandgate.gateway.protocols.wire import ANYTHING, limited, read
 from sandgate.gateway.service import auth
 from sandgate.gateway.service.areal import Areal
 from sandgate.gateway.service.call import ModelCall, Step
@@ -37,10 +34,10 @@ from sandgate.gateway.service.completion import INTERNAL
 from sandgate.gateway.service.fair_pool import Lane, lane
 from sandgate.gateway.service.gateway_service import GatewayService
 from sandgate.gateway.service.prompts import off_loop
-from sandgate.gateway.service.schemas import REWARD_INFO_BYTES_MAX, Complete
 from sandgate.gateway.service.session import Session
 from sandgate.gateway.service.session_history import SessionHistory
 from sandgate.gateway.web import control, kept_responses
+from sandgate.gateway.web.agent_requests import Headers, is_retry, parse_complete, split
 from sandgate.gateway.web.body_limits import SMALL_BYTES, Bodies, BodyHold, ClientGone, again, read_body
 from sandgate.gateway.web.connections import ConnectionTable
 from sandgate.gateway.web.header_limits import CONNECTION
@@ -48,7 +45,6 @@ from sandgate.gateway.web.header_limits import CONNECTION
 AsgiScope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-Headers = list[tuple[bytes, bytes]]
 
 OFF_LOOP_BYTES = 100_000
 """A longer body is decoded in a thread: 430 kB take 2 ms, and eight may come at once."""
@@ -345,6 +341,8 @@ class AsgiApp:
             form=request.form,
             logprobs=request.logprobs,
             token_ids=request.token_ids,
+            prompt_told=request.prompt_told,
+            request_id=request.request_id,
             token_text=self._token_text if request.logprobs else None,
         )
 
@@ -466,47 +464,8 @@ def choice_of(turn: Turn, call: ModelCall) -> Choice:
         tokens=TokenLogprobs(turn.ids, turn.logprobs, turn.top) if request.tells_tokens else None,
         prompt_ids=call.session.tree.prompt_ids(turn) if request.token_ids else None,
         stop_reason=turn.stop_reason,
+        versions=turn.versions if request.token_ids else (),
     )
-
-
-class _Complete(msgspec.Struct):
-    reward_info: msgspec.Raw = msgspec.Raw(b"{}")
-
-
-_COMPLETE = msgspec.json.Decoder(_Complete)
-
-
-def parse_complete(raw: bytes) -> Complete:
-    """The body of /complete; empty is fine. Raises InvalidBody, for too many values before they become objects."""
-    raw_info = read(_COMPLETE, raw).reward_info if raw.strip() else b"{}"
-    info, field = bytes(raw_info), "reward_info"
-    limited(sum(map(info.count, (b",", b"[", b"{"))), REWARD_INFO_BYTES_MAX, "values", field)
-    try:
-        return Complete.model_validate({field: read(ANYTHING, info, field)})
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "body"
-        raise InvalidBody(f"{where}: {first['msg']}", field=where) from error
-
-
-def split(path: str) -> tuple[str | None, str]:
-    """The session that the path names (or None), and the rest of it: `/sessions/s1/v1/x` -> ("s1", "/v1/x"). /v1/v1
-    counts as /v1: Anthropic clients send it where the base URL already ends in /v1."""
-    session = None
-    if path.startswith("/sessions/"):
-        session, _, rest = path[10:].partition("/")
-        path = "/" + rest
-    if path.startswith("/v1/v1/"):
-        path = path[3:]
-    return session, path
-
-
-def is_retry(headers: Headers) -> bool:
-    """Whether the client says that it sends this request again (Stainless SDKs: openai, anthropic)."""
-    for name, value in headers:
-        if name == b"x-stainless-retry-count":
-            return value.strip() not in (b"", b"0")
-    return False
 
 
 async def respond(send: Send, status: int, body: bytes, error: SandgateError | None = None) -> None:
