@@ -377,6 +377,29 @@ async def test_an_export_of_an_aborted_session_is_410(g: Running) -> None:
     assert answer.status_code == 410
 
 
+SPOKEN: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat completions": ("/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+    "responses": ("/responses", {"input": "hi"}),
+    "messages": ("/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}),
+    "completions": ("/completions", {"prompt": "hi"}),
+}
+
+
+@pytest.mark.parametrize("prefix", ["", "/v1"])
+@pytest.mark.parametrize(("path", "body"), SPOKEN.values(), ids=SPOKEN)
+async def test_every_protocol_under_the_session_key_and_a_reward_by_its_answers_id(
+    g: Running, prefix: str, path: str, body: dict[str, Any]
+) -> None:
+    made = await start(g)
+    answer = await post(g, prefix + path, made["api_key"], model="default", **body)
+    assert answer.status_code == 200, answer.text
+    named = await post(g, "/rl/set_reward", made["api_key"], reward=0.5, interaction_id=answer.json()["id"])
+    assert named.status_code == 200, named.text
+    assert (await post(g, "/rl/end_session", made["api_key"])).status_code == 200
+    (interaction,) = (await export(g, made["session_id"])).values()
+    assert interaction["reward"] == 0.5
+
+
 async def test_a_key_by_x_api_key_is_as_good(g: Running) -> None:
     async with client(g.origin) as http:
         assert (await http.post("/grant_capacity", headers={"x-api-key": OWN})).status_code == 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import copy
 import logging
 from collections.abc import AsyncIterator, Callable
@@ -162,7 +163,7 @@ class GatewayService:
             _refuse_too_many_rewards(session, body.reward_info)
         turn = None
         if body.interaction_id is not None:
-            turn = body.interaction_id.rpartition("-")[2]
+            turn = re.split("[-_]", body.interaction_id)[-1]  # chatcmpl-, cmpl-, resp_, msg_
             if turn not in session.tree:
                 raise InvalidBody(f"interaction_id: no turn {body.interaction_id!r}", field="interaction_id")
         elif session.turns:
