@@ -1,4 +1,4 @@
-"""Streams of Messages, Responses and token requests: silence, connections that break at any event, engines that fail."""
+"""Streams of Messages, Responses and token requests: silence, connections that break, engines that fail."""
 
 from __future__ import annotations
 

@@ -136,8 +136,10 @@ def free_text(call: ReplyCall) -> str:
 
 
 def output_items(reply: Reply) -> list[Item]:
-    """An answer's items: at least one, since clients go on asking after none."""
-    return list(items_of(reply)) or [TextItem("")]
+    """An answer's items. One that says nothing has an empty text: clients go on asking after none, and the turn would
+    be gone with the reasoning that most of them drop."""
+    items = list(items_of(reply))
+    return items if reply.text or reply.tool_calls else [*items, TextItem("")]
 
 
 def response(context: Context, status: str, **more: Any) -> dict[str, Any]:

@@ -170,7 +170,7 @@ class ResponseStream:
         """The end of the open item, and the whole response."""
         (choice,) = choices
         whole = choice.finish == "stop"
-        said = b"" if self._number >= 0 else self._grow("text")
+        said = b"" if choice.reply.text or choice.reply.tool_calls else self._grow("text")
         ended = self._end("completed" if whole else "incomplete")
         name = "response.completed" if whole else "response.incomplete"
         return said + ended + self._event(name, response=finished(self._context, choices, usage))
