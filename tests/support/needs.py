@@ -7,6 +7,7 @@ it, never within their time limits; a test that forgets to say what it needs is 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -101,6 +102,12 @@ NEEDS: dict[str, Need] = {
     "trl": _environment("trainer-env.sh", "trl", "TRL's environment (3 GB, 1 min)"),
     "areal": _environment("trainer-env.sh", "areal", "AReaL's environment (3 GB, 1 min)"),
     "verl": _environment("trainer-env.sh", "verl", "verl's environment (3 GB, 1 min)"),
+    "node-agents": Need(
+        "agents from Node's registry (1.3 GB, 30 s)",
+        lambda: environments.node_built("tests/agents/node") is not None,
+        partial(_run, "node-env.sh", "tests/agents/node"),
+        lambda: "" if shutil.which("npm") else "npm is not on the PATH",
+    ),
     "apiserver": Need(
         "etcd and kube-apiserver from source (7 min)",
         PARTS["kubebox"].folder.exists,
@@ -137,6 +144,7 @@ FIXTURES: dict[str, tuple[str, ...]] = {
 """Whose test asks for one of these, needs that."""
 
 PATHS: dict[str, tuple[str, ...]] = {
+    "tests/agents/test_node_agents.py": ("node-agents",),
     "tests/chart/": ("helm",),
     "tests/images/": ("images",),
     "tests/cluster/e2e/": ("images", "helm"),
