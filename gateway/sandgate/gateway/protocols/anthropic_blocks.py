@@ -190,7 +190,9 @@ def _arguments(raw: bytes, field: str) -> str:
         pass
     try:
         return raw.decode()
-    except UnicodeDecodeError as error:  # the body's reader skips an input, and so does not see what is no text
+    except (
+        UnicodeDecodeError
+    ) as error:  # the body's reader skips an input, and so does not see what is no text
         raise InvalidBody(f"{field}: {error}", field=field) from None
 
 
