@@ -1,7 +1,8 @@
 """Golden wire files of each dialect: `python -m tests.gateway.protocols.golden` writes what the code says today.
 
-A case is a folder below its dialect's: request.json (as a client sends it, byte for byte) and reply.json (what was sampled) are written by
-hand; canonical.json, response.json and response.sse are made here and read by a person before they are committed.
+A case is a folder below its dialect's: request.json (as a client sends it, byte for byte) and reply.json (what was
+sampled) are written by hand; canonical.json, response.json and response.sse are made here and read by a person before
+they are committed.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def test_of_a_key_given_twice_the_last_counts(adapter: Adapter) -> None:
 INPUTS = {
     "spaces and escapes": (b'{ "a" :\t"\\u00e9\\/" }', '{"a":"é/"}'),
     "of a key given twice the last counts": (b'{"a":1,"a":2}', '{"a":2}'),
-    "a number keeps its kind": (b'{"a":7.0,"b":-0.0,"c":12345678901234567890123}', '{"a":7.0,"b":-0.0,"c":12345678901234567890123}'),
+    "numbers keep their kind": (b'{"a":7.0,"c":1' + b"0" * 30 + b"}", '{"a":7.0,"c":1' + "0" * 30 + "}"),
     "a number beyond doubles stays as it is": (b'{ "a":1e400}', '{ "a":1e400}'),
     "what was no object is its text again": (b'{"_unparsed": "7 kiwi"}', "7 kiwi"),
     "an argument of that name": (b'{"_unparsed":"x","a":1}', '{"_unparsed":"x","a":1}'),

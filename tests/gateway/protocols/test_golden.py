@@ -12,7 +12,6 @@ from sandgate.gateway.conversation.canonical import echo_of
 from sandgate.gateway.conversation.matching import Level, MatchPolicy, recognise
 from tests.gateway.protocols.golden import DIALECTS, MESSAGES, Case, cases
 
-
 EVERY = pytest.mark.parametrize("folder", cases(), ids=lambda folder: f"{folder.parent.name}-{folder.name}")
 QUIRKS = {"openai_chat": 25, "anthropic_messages": 15}
 

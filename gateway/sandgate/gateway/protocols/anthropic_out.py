@@ -16,11 +16,10 @@ from sandgate.gateway.protocols.base import Choice, Context, TokenLogprobs, Usag
 from sandgate.gateway.protocols.reply_items import CallItem, ReasoningItem, TextItem, items_of
 from sandgate.gateway.protocols.sealed_reasoning import seal
 from sandgate.gateway.protocols.sse import event
-from sandgate.gateway.protocols.wire import ANYTHING, DEPTH_MAX, shallow
+from sandgate.gateway.protocols.wire import ANYTHING, shallow
 from sandgate.gateway.tokens.api import CallDelta, ParseDelta, ReasoningDelta, TextDelta
 
 _JSON = msgspec.json.Encoder()
-_OBJECT: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 Kind = Literal["text", "thinking", "tool_use"]
 
@@ -97,15 +96,16 @@ def _signature(context: Context, reasoning: str) -> str:
 
 
 def input_of(call: ReplyCall) -> Any:
-    """A call's arguments as the model wrote them, if they are an object that Anthropic's SDKs read: their limit is 200
-    levels. Else the text itself, under a name that says so."""
+    """A call's arguments as the model wrote them, if they are an object that Anthropic's SDKs can read and send again:
+    200 levels, no number beyond float64. Else the text itself, under a name that says so."""
     try:
-        _OBJECT.decode(call.arguments)
-        if call.arguments.count("{") + call.arguments.count("[") > DEPTH_MAX:
-            shallow(ANYTHING.decode(call.arguments), UNPARSED)
+        value = ANYTHING.decode(call.arguments)
+        shallow(value, UNPARSED)
     except (msgspec.MsgspecError, UnicodeError, RecursionError, InvalidBody):
-        return {UNPARSED: call.arguments}
-    return msgspec.Raw(call.arguments.encode())
+        value = None
+    if isinstance(value, dict) and [*value] != [UNPARSED]:  # what looks like ours is wrapped: one unwraps it
+        return msgspec.Raw(call.arguments.encode())
+    return {UNPARSED: call.arguments}
 
 
 # --- streamed
@@ -116,8 +116,8 @@ def _event(name: str, **more: Any) -> bytes:
 
 
 class MessageStream:
-    """Events of one answer. A block is open until a delta of another kind, or the end, closes it. A call's arguments are
-    told when it is whole: SDKs fail at what is no object. Parsers give whole calls, so nobody waits for that."""
+    """Events of one answer. A block is open until a delta of another kind, or the end, closes it. A call's arguments
+    are told when it is whole: SDKs fail at what is no object. Parsers give whole calls, so nobody waits for that."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
