@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import fetch_templates
+from scripts import fetch_sdk_tests, fetch_templates
 from tests.cluster.harness import needs as machine
 from tests.cluster.harness.cache import Part
 from tests.cluster.harness.images import COREDNS_IMAGE, PAUSE_IMAGE, PYTHON_IMAGE
@@ -83,6 +83,12 @@ NEEDS: dict[str, Need] = {
         fetch_templates.fetch,
         everyday=True,
     ),
+    "sdk-tests": Need(
+        "the tests of messages of Anthropic's SDK (3 s)",
+        lambda: fetch_sdk_tests.folder().is_dir(),
+        fetch_sdk_tests.fetch,
+        everyday=True,
+    ),
     "engine": _environment(
         "engine-env.sh", "", "a vLLM that runs on the CPU (5 GB, 1 to 3 min)", everyday=True
     ),
@@ -147,6 +153,7 @@ PATHS: dict[str, tuple[str, ...]] = {
     "tests/cluster/scale/test_bench.py": ("apiserver", "kwok"),
     "tests/cluster/test_front.py": ("apiserver",),
     "tests/cluster/test_sandbox.py": ("images",),
+    "tests/gateway/test_anthropic_suite.py": ("sdk-tests",),
     "tests/gateway/test_turn_forms.py": ("instructor",),
     "tests/e2e/test_third_party.py": ("mini-swe-agent",),
     "tests/e2e/test_shop_rl.py": ("trl",),
