@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import msgspec
 
 from sandgate.contract.errors import BadRequest, SandgateError
 from sandgate.gateway.conversation.tree import Tree
+from sandgate.gateway.protocols.base import Adapter
 from sandgate.gateway.protocols.table import ADAPTERS
 from tests.fuzz.mutating import copied, edit
 from tests.fuzz.patience import quick
@@ -31,8 +33,17 @@ TOKENS = [
 VALUES: list[Any] = [
     None, True, False, 0, -1, 1, 2**63, -(2**63) - 1, 10**40, 1.5, -0.0, 1e300, "", "auto", "user", "text", "\u2028",
     "x" * 300, [], {}, [None], [[]], {"type": "text"}, {"type": "function"}, {"name": "f"}, [{"type": "image_url"}],
+    [{"type": "tool_result", "tool_use_id": "c"}], {"type": "tool_use", "name": "f", "input": {}}, {"type": "thinking"},
 ]  # fmt: skip
+PROMPTS = [
+    b'{"model":"tiny","prompt":"Q: 2+2?\\nA:","max_tokens":16,"temperature":0,"stop":["\\n"],"echo":false,"n":2}',
+    b'{"model":"tiny","prompt":[1,2,3,4],"logprobs":2,"stream":true,"stream_options":{"include_usage":true}}',
+    b'{"model":"tiny","prompt":["once"],"seed":7,"top_p":0.5,"user":"u"}',
+]
+"""Good bodies of the dialect that has no golden files."""
 EDITS_MAX = 3
+OWN_SHARE = 0.9
+"""Bodies of the adapter's own dialect; the others are another's, which clients send to the wrong path."""
 BYTES_SHARE = 0.3
 """Edited as bytes; most of these are no JSON any more, and go no further than the reader."""
 
@@ -45,16 +56,17 @@ class Escaped(Exception):
         self.body = body
 
 
-def run(seed: int, n: int) -> Counter[str]:
-    """Feed n bodies to every adapter. Returns how many were understood, and refused for which reason."""
+def run(seed: int, n: int, adapters: Mapping[str, Adapter] = ADAPTERS) -> Counter[str]:
+    """Feed n bodies to each adapter. Returns how many were understood, and refused for which reason."""
     chance = random.Random(seed)
-    seeds = [path.read_bytes() for path in sorted(SEEDS.glob("*/*/request.json"))]
-    values = [msgspec.json.decode(raw) for raw in seeds]
+    seeds = {adapter.name: _seeds(adapter.name) for adapter in ADAPTERS.values()}
+    every = [body for own in seeds.values() for body in own]
     seen: Counter[str] = Counter()
     for _ in range(n):
-        at = chance.randrange(len(seeds))
-        body = edited(seeds[at], chance) if chance.random() < BYTES_SHARE else _value(values[at], chance)
-        for name, adapter in ADAPTERS.items():
+        for name, adapter in adapters.items():
+            raw = chance.choice(seeds.get(adapter.name, every) if chance.random() < OWN_SHARE else every)
+            as_bytes = chance.random() < BYTES_SHARE
+            body = edited(raw, chance) if as_bytes else _value(msgspec.json.decode(raw), chance)
             try:
                 with quick():
                     request = adapter.decode(body, {})
@@ -69,6 +81,11 @@ def run(seed: int, n: int) -> Counter[str]:
             except Exception as error:
                 raise Escaped(name, body) from error
     return seen
+
+
+def _seeds(dialect: str) -> list[bytes]:
+    """Good bodies of a dialect."""
+    return [path.read_bytes() for path in sorted(SEEDS.glob(f"{dialect}/*/request.json"))] or PROMPTS
 
 
 def edited(body: bytes, chance: random.Random) -> bytes:

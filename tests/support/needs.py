@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import fetch_templates
+from scripts import fetch_sdk_tests, fetch_templates
 from tests.cluster.harness import needs as machine
 from tests.cluster.harness.cache import Part
 from tests.cluster.harness.images import COREDNS_IMAGE, PAUSE_IMAGE, PYTHON_IMAGE
@@ -82,6 +82,12 @@ NEEDS: dict[str, Need] = {
         "chat templates of a few packages (10 s)",
         lambda: fetch_templates.folder().is_dir(),
         fetch_templates.fetch,
+        everyday=True,
+    ),
+    "sdk-tests": Need(
+        "the tests of messages of Anthropic's SDK (3 s)",
+        lambda: fetch_sdk_tests.folder().is_dir(),
+        fetch_sdk_tests.fetch,
         everyday=True,
     ),
     "engine": _environment(
@@ -155,6 +161,7 @@ PATHS: dict[str, tuple[str, ...]] = {
     "tests/cluster/scale/test_bench.py": ("apiserver", "kwok"),
     "tests/cluster/test_front.py": ("apiserver",),
     "tests/cluster/test_sandbox.py": ("images",),
+    "tests/gateway/test_anthropic_suite.py": ("sdk-tests",),
     "tests/gateway/test_turn_forms.py": ("instructor",),
     "tests/e2e/test_third_party.py": ("mini-swe-agent",),
     "tests/e2e/test_shop_rl.py": ("trl",),

@@ -1,10 +1,11 @@
-"""A body that is understood, and every way to spoil it: (field that must be named, the spoilt body)."""
+"""Bodies that are understood, and every way to spoil them: (field that must be named, the spoilt body). The chat's."""
 
 from __future__ import annotations
 
 import copy
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 ABSENT = object()
@@ -142,17 +143,30 @@ WRONG: dict[str, tuple[Any, ...]] = {
 """Field -> values it must not have; each is put into VALID alone."""
 
 
-def spoilt() -> Iterator[tuple[str, str, bytes]]:
-    """(name of the case, field, body)."""
-    for field, values in WRONG.items():
-        for value in values:
-            shown = "absent" if value is ABSENT else json.dumps(value)
-            yield f"{field} = {shown[:40]}", field, json.dumps(put(VALID, field, value)).encode()
-    for name, field, old, new in SPELT:
-        body = json.dumps(VALID).encode()
-        assert body.count(old) >= 1, name
-        yield name, field, body.replace(old, new, 1)
-    yield from WHOLE
+Spelt = tuple[str, str, bytes, bytes]
+"""(name, field, what VALID has, what it is replaced by): what json.dumps would not write."""
+
+
+@dataclass(frozen=True)
+class Spoiling:
+    """A dialect's good body, and what must be refused."""
+
+    valid: dict[str, Any]
+    wrong: dict[str, tuple[Any, ...]]
+    spelt: list[Spelt]
+    whole: list[tuple[str, str, bytes]]
+
+    def spoilt(self) -> Iterator[tuple[str, str, bytes]]:
+        """(name of the case, field, body)."""
+        for field, values in self.wrong.items():
+            for value in values:
+                shown = "absent" if value is ABSENT else json.dumps(value)
+                yield f"{field} = {shown[:40]}", field, json.dumps(put(self.valid, field, value)).encode()
+        for name, field, old, new in self.spelt:
+            body = json.dumps(self.valid).encode()
+            assert body.count(old) >= 1, name
+            yield name, field, body.replace(old, new, 1)
+        yield from self.whole
 
 
 def put(body: dict[str, Any], field: str, value: Any) -> dict[str, Any]:
@@ -174,8 +188,7 @@ def put(body: dict[str, Any], field: str, value: Any) -> dict[str, Any]:
 
 DEEP = b'{"a":' * 300 + b"1" + b"}" * 300
 ABYSS = b"[" * 100_000 + b"]" * 100_000
-SPELT: list[tuple[str, str, bytes, bytes]] = [
-    # (name, field, what VALID has, what it is replaced by): what json.dumps would not write
+SPELT: list[Spelt] = [
     ("NaN", "temperature", b"0.5", b"NaN"),
     ("Infinity", "temperature", b"0.5", b"-Infinity"),
     ("a number beyond doubles", "temperature", b"0.5", b"1e999"),
@@ -200,20 +213,29 @@ SPELT: list[tuple[str, str, bytes, bytes]] = [
     ("a tool chosen where there are none", "tool_choice.function.name", b'"tools"', b'"no_tools"'),
 ]  # fmt: skip
 
+
+def no_bodies(valid: dict[str, Any]) -> list[tuple[str, str, bytes]]:
+    """What is no body of any dialect: name, field, body."""
+    good = json.dumps(valid)
+    return [
+        ("nothing", "body", b""),
+        ("white space", "body", b"  \n"),
+        ("null", "body", b"null"),
+        ("a list", "body", b"[]"),
+        ("a string", "body", b'"hi"'),
+        ("a number", "body", b"1"),
+        ("half a body", "body", good.encode()[:-40]),
+        ("two bodies", "body", good.encode() * 2),
+        ("a byte order mark", "body", b"\xef\xbb\xbf" + good.encode()),
+        ("UTF-16", "body", good.encode("utf-16")),
+        ("a zero byte", "body", b"\0"),
+        ("form data", "body", b"model=tiny&messages=hi"),
+        ("an empty object", "model", b"{}"),
+    ]
+
+
 WHOLE: list[tuple[str, str, bytes]] = [
-    ("nothing", "body", b""),
-    ("white space", "body", b"  \n"),
-    ("null", "body", b"null"),
-    ("a list", "body", b"[]"),
-    ("a string", "body", b'"hi"'),
-    ("a number", "body", b"1"),
-    ("half a body", "body", json.dumps(VALID).encode()[:-40]),
-    ("two bodies", "body", json.dumps(VALID).encode() * 2),
-    ("a byte order mark", "body", b"\xef\xbb\xbf" + json.dumps(VALID).encode()),
-    ("UTF-16", "body", json.dumps(VALID).encode("utf-16")),
-    ("a zero byte", "body", b"\0"),
-    ("form data", "body", b"model=tiny&messages=hi"),
-    ("an empty object", "model", b"{}"),
+    *no_bodies(VALID),
     (
         "required without tools",
         "tool_choice",
@@ -226,3 +248,4 @@ WHOLE: list[tuple[str, str, bytes]] = [
     ),
     ("513 tools", "tools", json.dumps(VALID | {"tools": VALID["tools"] * 513}).encode()),
 ]
+CHAT = Spoiling(VALID, WRONG, SPELT, WHOLE)

@@ -7,29 +7,43 @@ import json
 import pytest
 
 from sandgate.contract.errors import BadRequest
-from sandgate.gateway.protocols.openai_chat import OpenAIChat
-from tests.gateway.protocols.bodies import VALID, spoilt
+from sandgate.gateway.protocols.base import Adapter
+from tests.gateway.protocols.bodies import CHAT, VALID, Spoiling
+from tests.gateway.protocols.golden import CHAT as ADAPTER
+from tests.gateway.protocols.golden import MESSAGES as ANTHROPIC
+from tests.gateway.protocols.messages_bodies import MESSAGES
+from tests.gateway.protocols.messages_bodies import VALID as SAID
 
-ADAPTER = OpenAIChat()
-SPOILT = list(spoilt())
+DIALECTS: dict[str, tuple[Adapter, Spoiling]] = {"chat": (ADAPTER, CHAT), "messages": (ANTHROPIC, MESSAGES)}
+SPOILT = [
+    pytest.param(adapter, field, body, id=f"{dialect}: {name}")
+    for dialect, (adapter, spoiling) in DIALECTS.items()
+    for name, field, body in spoiling.spoilt()
+]
 MESSAGE_CHARS_MAX = 300
 
 
 def test_the_body_is_good_before_it_is_spoilt() -> None:
     request = ADAPTER.decode(json.dumps(VALID).encode(), {})
     assert (request.model, len(request.messages), request.n) == ("tiny", 4, 2)
-    assert len(SPOILT) >= 200
+    said = ANTHROPIC.decode(json.dumps(SAID).encode(), {})
+    assert (said.model, len(said.messages), said.tool_choice.name) == ("tiny", 4, "search")
+    for _, spoiling in DIALECTS.values():
+        assert len(list(spoiling.spoilt())) >= 200
 
 
-@pytest.mark.parametrize(("_", "field", "body"), SPOILT, ids=[name for name, _, _ in SPOILT])
-def test_refused(_: str, field: str, body: bytes) -> None:
+@pytest.mark.parametrize(("adapter", "field", "body"), SPOILT)
+def test_refused(adapter: Adapter, field: str, body: bytes) -> None:
     with pytest.raises(BadRequest) as seen:
-        ADAPTER.decode(body, {})
+        adapter.decode(body, {})
     assert seen.value.field == field
     assert seen.value.status == 400
-    said = json.loads(ADAPTER.error_body(seen.value))["error"]
-    assert said["param"] == field
+    said = json.loads(adapter.error_body(seen.value))["error"]
     assert said["type"] == "invalid_request_error"
+    if adapter is ADAPTER:
+        assert said["param"] == field
+    else:  # it has no place for the field but its words
+        assert field == "body" or field in said["message"]
     assert len(said["message"]) <= MESSAGE_CHARS_MAX, "a client's own bytes are not sent back at length"
 
 
@@ -64,13 +78,55 @@ def test_understood(more: dict[str, object]) -> None:
     assert request.messages == ADAPTER.decode(json.dumps(VALID).encode(), {}).messages
 
 
-def test_a_limit_beyond_32_bits_means_as_much_as_fits() -> None:
-    request = ADAPTER.decode(json.dumps(VALID | {"max_tokens": 10**300}).encode(), {})
+NO_HARM: dict[str, dict[str, object]] = {
+    "null where a field may be left out": {name: None for name in SAID if name not in ("model", "messages")},
+    "a field that nobody knows": {"frobnicate": {"deep": [1, {"a": None}]}},
+    "fields that are known and do no harm": {
+        "metadata": {"user_id": "u"}, "service_tier": "auto", "context_management": {"edits": []}, "betas": ["x"],
+        "cache_control": {"type": "ephemeral"}, "inference_geo": "eu", "speed": "fast",
+    },
+    "refused fields that ask for nothing": {"mcp_servers": [], "container": None, "thread": None},
+    "bounds are inclusive": {
+        "temperature": 2, "top_p": 1, "top_k": -1, "max_tokens": 1, "stop_sequences": ["x" * 256] * 16,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("more", NO_HARM.values(), ids=NO_HARM)
+def test_understood_as_messages(more: dict[str, object]) -> None:
+    request = ANTHROPIC.decode(json.dumps(SAID | more).encode(), {})
+    good = ANTHROPIC.decode(json.dumps(SAID | {"system": (SAID | more)["system"]}).encode(), {})
+    assert request.messages == good.messages
+
+
+@pytest.mark.parametrize(("adapter", "valid"), [(ADAPTER, VALID), (ANTHROPIC, SAID)], ids=DIALECTS)
+def test_a_limit_beyond_32_bits_means_as_much_as_fits(adapter: Adapter, valid: dict[str, object]) -> None:
+    request = adapter.decode(json.dumps(valid | {"max_tokens": 10**300}).encode(), {})
     assert request.sampling.max_tokens == 2**31 - 1
 
 
-def test_of_a_key_given_twice_the_last_counts() -> None:
+@pytest.mark.parametrize("adapter", [ADAPTER, ANTHROPIC], ids=DIALECTS)
+def test_of_a_key_given_twice_the_last_counts(adapter: Adapter) -> None:
     """As in every JSON reader that clients are tested against."""
     body = b'{"model":"a","messages":[{"role":"user","content":"1","content":"2"}],"model":"b"}'
-    request = ADAPTER.decode(body, {})
+    request = adapter.decode(body, {})
     assert (request.model, request.messages[0].text) == ("b", "2")
+
+
+INPUTS = {
+    "spaces and escapes": (b'{ "a" :\t"\\u00e9\\/" }', '{"a":"é/"}'),
+    "of a key given twice the last counts": (b'{"a":1,"a":2}', '{"a":2}'),
+    "numbers keep their kind": (b'{"a":7.0,"c":1' + b"0" * 30 + b"}", '{"a":7.0,"c":1' + "0" * 30 + "}"),
+    "a number beyond doubles stays as it is": (b'{ "a":1e400}', '{ "a":1e400}'),
+    "what was no object is its text again": (b'{"_unparsed": "7 kiwi"}', "7 kiwi"),
+    "an argument of that name": (b'{"_unparsed":"x","a":1}', '{"_unparsed":"x","a":1}'),
+    "a value of that name that is no text": (b'{"_unparsed":[1]}', '{"_unparsed":[1]}'),
+    "nothing": (b"{}", "{}"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "kept"), INPUTS.values(), ids=INPUTS)
+def test_the_input_of_a_call(given: bytes, kept: str) -> None:
+    said = json.dumps(SAID).encode().replace(b'{"q": "kiwi"}', given)
+    (call,) = ANTHROPIC.decode(said, {}).messages[2].tool_calls
+    assert call.arguments == kept

@@ -16,7 +16,7 @@ from sandgate.gateway.conversation.ids import call_id
 from sandgate.gateway.journal.reply import ReplyCall
 from sandgate.gateway.protocols.base import ModelNotFound
 from sandgate.gateway.protocols.openai_chat_out import finish_reason
-from tests.gateway.protocols.golden import ADAPTER, Case, cases
+from tests.gateway.protocols.golden import CHAT, Case, cases
 
 
 def client(status: int, content: bytes, kind: str) -> openai.OpenAI:
@@ -32,7 +32,7 @@ def ask(client: openai.OpenAI, **more: Any) -> Any:
     return client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "hi"}], **more)
 
 
-@pytest.fixture(params=cases(), ids=lambda folder: folder.name)
+@pytest.fixture(params=cases(CHAT), ids=lambda folder: folder.name)
 def case(request: pytest.FixtureRequest) -> Case:
     folder: Path = request.param
     return Case(folder)
@@ -225,7 +225,7 @@ def test_errors(
     code: str | None,
 ) -> None:
     with (
-        client(error.status, ADAPTER.error_body(error), "application/json") as sdk,
+        client(error.status, CHAT.error_body(error), "application/json") as sdk,
         pytest.raises(raised) as seen,
     ):
         ask(sdk)
@@ -238,7 +238,7 @@ def test_errors(
 
 
 def test_a_prompt_over_the_window_is_told_in_openais_words() -> None:
-    body = ADAPTER.error_body(errors.PromptTooLong(tokens=5000, limit=4096))
+    body = CHAT.error_body(errors.PromptTooLong(tokens=5000, limit=4096))
     assert (
         b"This model's maximum context length is 4096 tokens. However, your messages resulted in 5000 tokens."
         in body
@@ -246,7 +246,7 @@ def test_a_prompt_over_the_window_is_told_in_openais_words() -> None:
 
 
 def test_an_error_in_a_stream_is_raised(case: Case) -> None:
-    stream = ADAPTER.stream(case.context)
+    stream = CHAT.stream(case.context)
     content = stream.start() + stream.error(errors.EngineFailed("the engine went away"))
     with (
         client(200, content, "text/event-stream") as sdk,

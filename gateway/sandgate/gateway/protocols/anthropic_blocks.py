@@ -11,10 +11,14 @@ from sandgate.contract.errors import InvalidBody, Unsupported
 from sandgate.gateway.conversation.canonical import BILLING_HEADER
 from sandgate.gateway.conversation.messages import ImagePart, Message, Part, TextPart, ToolCall
 from sandgate.gateway.protocols.sealed_reasoning import unseal
-from sandgate.gateway.protocols.wire import brief, read
+from sandgate.gateway.protocols.wire import ANYTHING, brief, read
 
 _Raw = msgspec.Raw
 _NONE = _Raw(b"")
+UNPARSED = "_unparsed"
+"""Name under which an answer has arguments that are no object; then there is no other."""
+UNPARSED_MARK = UNPARSED.encode()
+_HELD: msgspec.json.Decoder[dict[str, str]] = msgspec.json.Decoder(dict[str, str])
 
 
 class BlockSource(msgspec.Struct):
@@ -172,4 +176,29 @@ def _call(block: Block, field: str) -> ToolCall:
     raw = bytes(block.input).lstrip()
     if raw and not raw.startswith(b"{"):
         raise InvalidBody(f"{field}.input must be an object", field=f"{field}.input")
-    return ToolCall(block.id or "", block.name, raw.decode() or "{}")
+    return ToolCall(block.id or "", block.name, _arguments(raw, f"{field}.input"))
+
+
+def _arguments(raw: bytes, field: str) -> str:
+    """An input as text: compact, so that how a client spells it is no part of the request; as it stands if it holds
+    what cannot be said again. An answer's arguments that were no object are their text again."""
+    if UNPARSED_MARK in raw and (text := _unparsed(raw)) is not None:
+        return text
+    try:
+        return (msgspec.json.encode(ANYTHING.decode(raw)) if raw else b"{}").decode()
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        pass
+    try:
+        return raw.decode()
+    except (
+        UnicodeDecodeError
+    ) as error:  # the body's reader skips an input, and so does not see what is no text
+        raise InvalidBody(f"{field}: {error}", field=field) from None
+
+
+def _unparsed(raw: bytes) -> str | None:
+    try:
+        held = _HELD.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    return held[UNPARSED] if len(held) == 1 and UNPARSED in held else None

@@ -7,18 +7,19 @@ from typing import Any, Literal
 
 import msgspec
 
-from sandgate.contract.errors import SandgateError
+from sandgate.contract.errors import InvalidBody, SandgateError
 from sandgate.gateway.conversation.ids import call_id, call_mark
 from sandgate.gateway.journal.reply import ReplyCall
+from sandgate.gateway.protocols.anthropic_blocks import UNPARSED
 from sandgate.gateway.protocols.anthropic_errors import error_json
 from sandgate.gateway.protocols.base import Choice, Context, TokenLogprobs, Usage
 from sandgate.gateway.protocols.reply_items import CallItem, ReasoningItem, TextItem, items_of
 from sandgate.gateway.protocols.sealed_reasoning import seal
 from sandgate.gateway.protocols.sse import event
+from sandgate.gateway.protocols.wire import ANYTHING, shallow
 from sandgate.gateway.tokens.api import CallDelta, ParseDelta, ReasoningDelta, TextDelta
 
 _JSON = msgspec.json.Encoder()
-_OBJECT: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 Kind = Literal["text", "thinking", "tool_use"]
 
@@ -95,13 +96,16 @@ def _signature(context: Context, reasoning: str) -> str:
 
 
 def input_of(call: ReplyCall) -> Any:
-    """A call's arguments as the model wrote them, if they are an object, as Anthropic's always are; else the text
-    itself, under a name that says so."""
+    """A call's arguments as the model wrote them, if they are an object that Anthropic's SDKs can read and send again:
+    200 levels, no number beyond float64. Else the text itself, under a name that says so."""
     try:
-        _OBJECT.decode(call.arguments)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return {"_unparsed": call.arguments}
-    return msgspec.Raw(call.arguments.encode())
+        value = ANYTHING.decode(call.arguments)
+        shallow(value, UNPARSED)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError, InvalidBody):
+        value = None
+    if isinstance(value, dict) and [*value] != [UNPARSED]:  # what looks like ours is wrapped: one unwraps it
+        return msgspec.Raw(call.arguments.encode())
+    return {UNPARSED: call.arguments}
 
 
 # --- streamed
@@ -112,13 +116,15 @@ def _event(name: str, **more: Any) -> bytes:
 
 
 class MessageStream:
-    """Events of one answer. A block is open until a delta of another kind, or the end, closes it."""
+    """Events of one answer. A block is open until a delta of another kind, or the end, closes it. A call's arguments
+    are told when it is whole: SDKs fail at what is no object. Parsers give whole calls, so nobody waits for that."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._index = -1
         self._open: Kind | None = None
         self._thought: list[str] = []
+        self._arguments: list[str] = []
 
     def start(self) -> bytes:
         """The message, still empty. Its usage is that of the prompt; the last event has the rest."""
@@ -144,7 +150,8 @@ class MessageStream:
                 if name is not None:
                     use = {**_use(self._context, index, name), "input": {}}
                     begun = self._end() + self._begin("tool_use", use)
-                return begun + self._more({"type": "input_json_delta", "partial_json": arguments})
+                self._arguments.append(arguments)
+                return begun
 
     def _begin(self, kind: Kind, block: dict[str, Any]) -> bytes:
         """Closes the open block and opens one of this kind, unless it is open."""
@@ -161,13 +168,17 @@ class MessageStream:
     def _end(self) -> bytes:
         if self._open is None:
             return b""
-        signed = b""
+        last = b""
         if self._open == "thinking":
             signature = _signature(self._context, "".join(self._thought))
-            signed = self._more({"type": "signature_delta", "signature": signature})
+            last = self._more({"type": "signature_delta", "signature": signature})
             self._thought.clear()
+        elif self._open == "tool_use":
+            told = _JSON.encode(input_of(ReplyCall("", "".join(self._arguments)))).decode()
+            last = self._more({"type": "input_json_delta", "partial_json": told})
+            self._arguments.clear()
         self._open = None
-        return signed + _event("content_block_stop", index=self._index)
+        return last + _event("content_block_stop", index=self._index)
 
     def tokens(self, tokens: TokenLogprobs, choice: int = 0) -> bytes:
         """Nothing: this dialect does not tell tokens."""
