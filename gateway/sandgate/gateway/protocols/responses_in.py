@@ -26,6 +26,7 @@ from sandgate.gateway.protocols.responses_tools import choice_of, tools_of
 from sandgate.gateway.protocols.wire import (
     bounded,
     brief,
+    encoded_well,
     limited,
     read,
     sendable,
@@ -99,6 +100,7 @@ _ECHOED = ("instructions", "tools", "tool_choice", "text", "reasoning", "metadat
 def decode(body: bytes, history: History) -> TurnRequest:
     """The request in a body. Raises InvalidBody or Unsupported, whose `field` is the path of the wrong value, and
     NotFound for references to what is not kept."""
+    encoded_well(body)
     asked = read(_DECODER, body)
     _refuse(asked)
     offered = tools_of(asked.tools)
@@ -235,7 +237,8 @@ def _sampling(asked: _Body) -> SamplingParams:
 
 
 def _echo(asked: _Body) -> dict[str, bytes]:
-    """What the response says again, as JSON; a field that was not sent has OpenAI's default."""
+    """What the response says again, as JSON on one line, for events; a field that was not sent, or is null, has
+    OpenAI's default."""
     echo = {
         "parallel_tool_calls": asked.parallel_tool_calls is not False,
         "previous_response_id": asked.previous_response_id,
@@ -245,4 +248,5 @@ def _echo(asked: _Body) -> dict[str, bytes]:
         "top_p": asked.top_p,
     }
     out = {name: msgspec.json.encode(value) for name, value in echo.items()}
-    return out | {name: raw for name in _ECHOED if (raw := bytes(getattr(asked, name)))}
+    sent = {name: bytes(getattr(asked, name)).translate(None, b"\r\n") for name in _ECHOED}
+    return out | {name: raw for name, raw in sent.items() if raw not in (b"", b"null")}

@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
-from sandgate.contract.errors import InvalidBody, NotFound, Unsupported
+from sandgate.contract.errors import InvalidBody, Unsupported
 from sandgate.gateway.conversation.ids import call_id
 from sandgate.gateway.conversation.messages import ImagePart, Message, Part, Role, TextPart, ToolCall
 from sandgate.gateway.journal.reply import Reply
-from sandgate.gateway.protocols.base import History
+from sandgate.gateway.protocols.base import History, ItemNotFound
 from sandgate.gateway.protocols.reply_items import CallItem, Item, ReasoningItem, TextItem
 from sandgate.gateway.protocols.responses_tools import shown_name
 from sandgate.gateway.protocols.sealed_reasoning import unseal
@@ -151,8 +151,9 @@ def _take(item: _Item, field: str, out: _Conversation, history: History) -> None
         case "item_reference" | None if item.id is not None:
             found = history.item(item.id)
             if found is None:
-                raise NotFound(
-                    f"Item with id {brief(item.id)} not found: items of responses are kept unless `store` is false"
+                raise ItemNotFound(
+                    f"Item with id {brief(item.id)} not found: items of responses are kept unless `store` is false",
+                    field=f"{field}.id",
                 )
             out.item(*found)
         case None:
