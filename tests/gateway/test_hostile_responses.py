@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
+from sandgate.gateway.protocols import responses_in
 from tests.support.gateway import Agent, Running, events, gateway
 
 
@@ -204,3 +206,55 @@ async def test_a_session_that_was_dropped_from_memory_says_that_it_has_ended(g: 
         assert (answer.status_code, answer.json()["error"]["code"]) == (410, "session_ended")
     for path in ("", "/input_items"):
         assert (await agent.http.get(f"v1/responses/{made['id']}{path}")).status_code == 410
+
+
+async def test_a_chain_that_one_content_makes_long_is_refused_before_it_is_read(
+    g: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(responses_in, "CHAIN_BYTES_MAX", 150_000)
+    agent = await g.session()
+    item = {"role": "user", "content": "hi", "padding": "x" * 100_000}
+    asked: dict[str, Any] = {"model": "shop", "input": [item]}
+    names: list[str] = []
+    for _ in range(2):
+        made = await agent.http.post("v1/responses", json=asked)
+        names.append(made.json()["id"])
+        asked["previous_response_id"] = names[-1]
+    answer = await agent.http.post("v1/responses", json=asked)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "previous_response_id")
+    kept = g.core.sessions.get(agent.id).kept
+    before = kept.weight
+    assert before > 200_000
+    for name in names:
+        await agent.http.delete(f"v1/responses/{name}")
+    assert kept.weight == 0
+
+
+async def test_a_request_that_goes_on_from_much_is_read_in_a_thread(
+    g: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = await g.session()
+    long = {"model": "shop", "input": [{"role": "user", "content": "hi", "padding": "x" * 200_000}]}
+    made = await agent.http.post("v1/responses", json=long)
+    threads: list[threading.Thread] = []
+    decode = responses_in.decode
+
+    def seen(*args: Any) -> Any:
+        threads.append(threading.current_thread())
+        return decode(*args)
+
+    monkeypatch.setattr(responses_in, "decode", seen)
+    more = {"model": "shop", "input": "and", "previous_response_id": made.json()["id"]}
+    assert (await agent.http.post("v1/responses", json=more)).status_code == 200
+    (thread,) = threads
+    assert thread is not threading.main_thread()
+
+
+async def test_an_item_that_is_named_by_many_responses_is_named_by_one_object(g: Running) -> None:
+    agent = await g.session()
+    items = [{"role": "user", "content": "hi"}]
+    for text in ("a", "b", "c"):
+        await agent.http.post("v1/responses", json={"model": "shop", "input": items})
+        items.append({"role": "user", "content": text})
+    kept = g.core.sessions.get(agent.id).kept
+    assert len({id(response.items[0]) for response in kept.by_turn.values()}) == 1

@@ -21,7 +21,7 @@ from sandgate.gateway.conversation.messages import (
 from sandgate.gateway.protocols.base import History, PreviousNotFound
 from sandgate.gateway.protocols.openai_sampling import MAX_TOKENS_CLAMP, MODEL_CHARS_MAX
 from sandgate.gateway.protocols.request_fields import MESSAGES_MAX, digest_of, template_variables
-from sandgate.gateway.protocols.responses_items import message_of, messages_of
+from sandgate.gateway.protocols.responses_items import ITEMS_MAX, message_of, messages_of
 from sandgate.gateway.protocols.responses_tools import choice_of, tools_of
 from sandgate.gateway.protocols.wire import (
     bounded,
@@ -36,6 +36,9 @@ from sandgate.gateway.protocols.wire import (
 
 _Raw = msgspec.Raw
 _NONE = _Raw(b"")
+CHAIN_BYTES_MAX = 32 * 1024 * 1024
+"""Of all items that a request goes on from: what it could send itself (`limits.body_bytes`). One content is kept once,
+but read as often as it was sent."""
 ENCRYPTED = "reasoning.encrypted_content"
 
 
@@ -187,8 +190,11 @@ def _before(previous: str | None, history: History) -> list[Message]:
             f"Previous response with id {brief(previous)} not found.", field="previous_response_id"
         )
     out: list[Message] = []
+    field = "previous_response_id"
+    limited(sum(len(earlier.items) for earlier in chain), ITEMS_MAX, "items", field)
+    limited(sum(len(item) for earlier in chain for item in earlier.items), CHAIN_BYTES_MAX, "bytes", field)
     for earlier in chain:
-        out += messages_of([_Raw(item) for item in earlier.items], "input", history)
+        out += messages_of([_Raw(item) for item in earlier.items], field, history)
         out.append(message_of(earlier.reply, earlier.turn))
     return out
 

@@ -20,6 +20,11 @@ class SessionHistory:
     _items: dict[str, tuple[Item, str]] | None = None
     """Mark of an output item -> the item and its turn; made when the first one is asked for."""
 
+    @property
+    def weight(self) -> int:
+        """About the bytes that a request reads which refers to all of it."""
+        return self.session.kept.weight
+
     def chain(self, response: str) -> Sequence[Earlier] | None:
         """See `History`."""
         self._refuse_if_dropped()
