@@ -22,7 +22,7 @@ from sandgate.gateway.protocols.base import History, PreviousNotFound
 from sandgate.gateway.protocols.openai_sampling import MAX_TOKENS_CLAMP, MODEL_CHARS_MAX
 from sandgate.gateway.protocols.request_fields import MESSAGES_MAX, digest_of, template_variables
 from sandgate.gateway.protocols.responses_items import ITEMS_MAX, message_of, messages_of
-from sandgate.gateway.protocols.responses_tools import choice_of, tools_of
+from sandgate.gateway.protocols.responses_tools import Offered, choice_of, tools_of
 from sandgate.gateway.protocols.wire import (
     bounded,
     brief,
@@ -112,8 +112,8 @@ def decode(body: bytes, history: History) -> TurnRequest:
     text = _settings(_TEXT, asked.text, "text") or _Text()
     messages = (
         *_instructions(asked.instructions),
-        *_before(asked.previous_response_id, history),
-        *messages_of(own, "input", history),
+        *_before(asked.previous_response_id, history, offered),
+        *messages_of(own, "input", history, offered),
     )
     limited(len(messages), MESSAGES_MAX, "messages", "input")
     if not messages:
@@ -180,7 +180,7 @@ def _instructions(raw: _Raw) -> tuple[Message, ...]:
     return (Message("system", (TextPart(text),)),) if text else ()
 
 
-def _before(previous: str | None, history: History) -> list[Message]:
+def _before(previous: str | None, history: History, offered: Offered) -> list[Message]:
     """All that was said up to the end of an earlier response."""
     if previous is None:
         return []
@@ -194,7 +194,7 @@ def _before(previous: str | None, history: History) -> list[Message]:
     limited(sum(len(earlier.items) for earlier in chain), ITEMS_MAX, "items", field)
     limited(sum(len(item) for earlier in chain for item in earlier.items), CHAIN_BYTES_MAX, "bytes", field)
     for earlier in chain:
-        out += messages_of([_Raw(item) for item in earlier.items], field, history)
+        out += messages_of([_Raw(item) for item in earlier.items], field, history, offered)
         out.append(message_of(earlier.reply, earlier.turn))
     return out
 
