@@ -128,7 +128,9 @@ def decode(body: bytes, history: History) -> TurnRequest:
         "response_format": _format(text.format),
         "sampling": _sampling(asked),
         "parallel_tool_calls": asked.parallel_tool_calls is not False,
-        "template_kwargs": template_variables(asked.chat_template_kwargs, reasoning.effort),
+        "template_kwargs": template_variables(
+            asked.chat_template_kwargs, reasoning.effort, "reasoning.effort"
+        ),
     }
     digest = digest_of(fields)
     del fields["endpoint"]
