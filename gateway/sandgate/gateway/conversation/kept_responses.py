@@ -9,10 +9,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+import msgspec
+
 from sandgate.gateway.conversation.messages import ResponseForm
 from sandgate.gateway.journal.records import ItemsKept, ResponseForgotten, ResponseKept
 
 DIGEST_BYTES = 16
+RESPONSE_WEIGHT, ITEM_WEIGHT = 256, 64
+"""What it costs to go on from a response, and from one of its items, beside the items' bytes: as if it were so many."""
 
 
 def digest_of_item(raw: bytes) -> bytes:
@@ -27,6 +31,10 @@ class KeptResponses:
     contents: dict[bytes, bytes] = field(default_factory=dict)
     by_turn: dict[str, ResponseKept] = field(default_factory=dict)
     """In order of commit."""
+    weight: int = 0
+    """About the bytes that are read where a request goes on from all of them."""
+    _names: dict[bytes, bytes] = field(default_factory=dict)
+    """Each digest as one object: a client that sends its history with every request names each item every time."""
 
     def apply(self, record: ItemsKept | ResponseKept | ResponseForgotten) -> None:
         """Folds one record in. Idempotent."""
@@ -34,9 +42,18 @@ class KeptResponses:
             case ItemsKept():
                 self.contents.update(record.items)
             case ResponseKept():
-                self.by_turn.setdefault(record.turn, record)
+                if record.turn not in self.by_turn:
+                    one = self._names.setdefault
+                    items = tuple([one(digest, digest) for digest in record.items])
+                    self.by_turn[record.turn] = msgspec.structs.replace(record, items=items)
+                    self.weight += self._weight(record)
             case ResponseForgotten():
-                self.by_turn.pop(record.turn, None)
+                if forgotten := self.by_turn.pop(record.turn, None):
+                    self.weight -= self._weight(forgotten)
+
+    def _weight(self, kept: ResponseKept) -> int:
+        sizes = sum(len(self.contents.get(digest, b"")) for digest in kept.items)
+        return RESPONSE_WEIGHT + ITEM_WEIGHT * len(kept.items) + sizes
 
     def keep(
         self, form: ResponseForm, *, turn: str, previous: str | None, model: str, at: float

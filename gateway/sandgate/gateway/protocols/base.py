@@ -19,6 +19,14 @@ class PreviousNotFound(InvalidBody):
     """400 for a response to go on from that is not kept: OpenAI's SDKs know its code."""
 
 
+class ItemNotFound(NotFound):
+    """404 for an item that is not kept; `field` is the path of the reference to it."""
+
+    def __init__(self, message: str, *, field: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
 class ModelNotFound(NotFound):
     """404 for a model name that this job does not serve: dialects that have a code for it say so."""
 

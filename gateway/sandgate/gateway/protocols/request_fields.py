@@ -24,8 +24,11 @@ KWARG_TEXT = re.compile(r"[\w .,:+/-]{0,64}")
 _CANONICAL = msgspec.json.Encoder(order="deterministic")
 
 
-def template_variables(given: dict[str, Any] | None, effort: str | None) -> dict[str, TemplateValue]:
-    """Template variables. Their text is the owner's part of a prompt, which is not escaped: a few plain words."""
+def template_variables(
+    given: dict[str, Any] | None, effort: str | None, effort_field: str = "reasoning_effort"
+) -> dict[str, TemplateValue]:
+    """Template variables. Their text is the owner's part of a prompt, which is not escaped: a few plain words.
+    `effort_field`: where the dialect says the effort."""
     asked = dict(given or {})
     field = "chat_template_kwargs"
     limited(len(asked), KWARGS_MAX, "variables", field)
@@ -36,7 +39,7 @@ def template_variables(given: dict[str, Any] | None, effort: str | None) -> dict
         if not KWARG_NAME.fullmatch(name):
             raise InvalidBody(f"{where}: no name of a template's variable", field=where)
         if isinstance(value, str) and not KWARG_TEXT.fullmatch(value):
-            where = "reasoning_effort" if name == "reasoning_effort" else where
+            where = effort_field if name == "reasoning_effort" else where
             raise InvalidBody(
                 f"{where}: must be at most 64 letters, digits, blanks or any of -_.,:/+", field=where
             )

@@ -21,11 +21,12 @@ from sandgate.gateway.conversation.messages import (
 from sandgate.gateway.protocols.base import History, PreviousNotFound
 from sandgate.gateway.protocols.openai_sampling import MAX_TOKENS_CLAMP, MODEL_CHARS_MAX
 from sandgate.gateway.protocols.request_fields import MESSAGES_MAX, digest_of, template_variables
-from sandgate.gateway.protocols.responses_items import message_of, messages_of
-from sandgate.gateway.protocols.responses_tools import choice_of, tools_of
+from sandgate.gateway.protocols.responses_items import ITEMS_MAX, message_of, messages_of
+from sandgate.gateway.protocols.responses_tools import Offered, choice_of, tools_of
 from sandgate.gateway.protocols.wire import (
     bounded,
     brief,
+    encoded_well,
     limited,
     read,
     sendable,
@@ -35,6 +36,9 @@ from sandgate.gateway.protocols.wire import (
 
 _Raw = msgspec.Raw
 _NONE = _Raw(b"")
+CHAIN_BYTES_MAX = 32 * 1024 * 1024
+"""Of all items that a request goes on from: what it could send itself (`limits.body_bytes`). One content is kept once,
+but read as often as it was sent."""
 ENCRYPTED = "reasoning.encrypted_content"
 
 
@@ -99,6 +103,7 @@ _ECHOED = ("instructions", "tools", "tool_choice", "text", "reasoning", "metadat
 def decode(body: bytes, history: History) -> TurnRequest:
     """The request in a body. Raises InvalidBody or Unsupported, whose `field` is the path of the wrong value, and
     NotFound for references to what is not kept."""
+    encoded_well(body)
     asked = read(_DECODER, body)
     _refuse(asked)
     offered = tools_of(asked.tools)
@@ -107,8 +112,8 @@ def decode(body: bytes, history: History) -> TurnRequest:
     text = _settings(_TEXT, asked.text, "text") or _Text()
     messages = (
         *_instructions(asked.instructions),
-        *_before(asked.previous_response_id, history),
-        *messages_of(own, "input", history),
+        *_before(asked.previous_response_id, history, offered),
+        *messages_of(own, "input", history, offered),
     )
     limited(len(messages), MESSAGES_MAX, "messages", "input")
     if not messages:
@@ -123,7 +128,9 @@ def decode(body: bytes, history: History) -> TurnRequest:
         "response_format": _format(text.format),
         "sampling": _sampling(asked),
         "parallel_tool_calls": asked.parallel_tool_calls is not False,
-        "template_kwargs": template_variables(asked.chat_template_kwargs, reasoning.effort),
+        "template_kwargs": template_variables(
+            asked.chat_template_kwargs, reasoning.effort, "reasoning.effort"
+        ),
     }
     digest = digest_of(fields)
     del fields["endpoint"]
@@ -175,7 +182,7 @@ def _instructions(raw: _Raw) -> tuple[Message, ...]:
     return (Message("system", (TextPart(text),)),) if text else ()
 
 
-def _before(previous: str | None, history: History) -> list[Message]:
+def _before(previous: str | None, history: History, offered: Offered) -> list[Message]:
     """All that was said up to the end of an earlier response."""
     if previous is None:
         return []
@@ -185,8 +192,11 @@ def _before(previous: str | None, history: History) -> list[Message]:
             f"Previous response with id {brief(previous)} not found.", field="previous_response_id"
         )
     out: list[Message] = []
+    field = "previous_response_id"
+    limited(sum(len(earlier.items) for earlier in chain), ITEMS_MAX, "items", field)
+    limited(sum(len(item) for earlier in chain for item in earlier.items), CHAIN_BYTES_MAX, "bytes", field)
     for earlier in chain:
-        out += messages_of([_Raw(item) for item in earlier.items], "input", history)
+        out += messages_of([_Raw(item) for item in earlier.items], field, history, offered)
         out.append(message_of(earlier.reply, earlier.turn))
     return out
 
@@ -235,7 +245,8 @@ def _sampling(asked: _Body) -> SamplingParams:
 
 
 def _echo(asked: _Body) -> dict[str, bytes]:
-    """What the response says again, as JSON; a field that was not sent has OpenAI's default."""
+    """What the response says again, as JSON on one line, for events; a field that was not sent, or is null, has
+    OpenAI's default."""
     echo = {
         "parallel_tool_calls": asked.parallel_tool_calls is not False,
         "previous_response_id": asked.previous_response_id,
@@ -245,4 +256,5 @@ def _echo(asked: _Body) -> dict[str, bytes]:
         "top_p": asked.top_p,
     }
     out = {name: msgspec.json.encode(value) for name, value in echo.items()}
-    return out | {name: raw for name in _ECHOED if (raw := bytes(getattr(asked, name)))}
+    sent = {name: bytes(getattr(asked, name)).translate(None, b"\r\n") for name in _ECHOED}
+    return out | {name: raw for name, raw in sent.items() if raw not in (b"", b"null")}

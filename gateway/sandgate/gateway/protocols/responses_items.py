@@ -10,13 +10,13 @@ from typing import Any
 
 import msgspec
 
-from sandgate.contract.errors import InvalidBody, NotFound, Unsupported
+from sandgate.contract.errors import InvalidBody, Unsupported
 from sandgate.gateway.conversation.ids import call_id
 from sandgate.gateway.conversation.messages import ImagePart, Message, Part, Role, TextPart, ToolCall
 from sandgate.gateway.journal.reply import Reply
-from sandgate.gateway.protocols.base import History
+from sandgate.gateway.protocols.base import History, ItemNotFound
 from sandgate.gateway.protocols.reply_items import CallItem, Item, ReasoningItem, TextItem
-from sandgate.gateway.protocols.responses_tools import shown_name
+from sandgate.gateway.protocols.responses_tools import Offered
 from sandgate.gateway.protocols.sealed_reasoning import unseal
 from sandgate.gateway.protocols.wire import brief, limited, read
 
@@ -58,13 +58,13 @@ class _Item(msgspec.Struct):
 _ITEM = msgspec.json.Decoder(_Item)
 
 
-def messages_of(items: Sequence[_Raw], field: str, history: History) -> list[Message]:
+def messages_of(items: Sequence[_Raw], field: str, history: History, offered: Offered) -> list[Message]:
     """The conversation of these items. Raises InvalidBody, Unsupported; NotFound for a reference to nothing."""
     limited(len(items), ITEMS_MAX, "items", field)
     out = _Conversation()
     for index, raw in enumerate(items):
         where = f"{field}[{index}]"
-        _take(read(_ITEM, raw, where), where, out, history)
+        _take(read(_ITEM, raw, where), where, out, history, offered)
     return out.whole()
 
 
@@ -132,7 +132,7 @@ class _Conversation:
         return self._messages
 
 
-def _take(item: _Item, field: str, out: _Conversation, history: History) -> None:
+def _take(item: _Item, field: str, out: _Conversation, history: History, offered: Offered) -> None:
     match item.type:
         case "message" | None if item.role is not None:
             _message(item, field, out)
@@ -140,10 +140,10 @@ def _take(item: _Item, field: str, out: _Conversation, history: History) -> None
             out.thought(_reasoning(item))
         case "function_call":
             arguments = _needed(item.arguments, f"{field}.arguments")
-            out.called(_call(item, arguments, field))
+            out.called(_call(item, arguments, field, offered))
         case "custom_tool_call":
             free = msgspec.json.encode({"input": _needed(item.input, f"{field}.input")}).decode()
-            out.called(_call(item, free, field))
+            out.called(_call(item, free, field, offered))
         case "function_call_output" | "custom_tool_call_output":
             call = _needed(item.call_id, f"{field}.call_id")
             parts = _parts(_needed(item.output, f"{field}.output"), f"{field}.output")
@@ -151,8 +151,9 @@ def _take(item: _Item, field: str, out: _Conversation, history: History) -> None
         case "item_reference" | None if item.id is not None:
             found = history.item(item.id)
             if found is None:
-                raise NotFound(
-                    f"Item with id {brief(item.id)} not found: items of responses are kept unless `store` is false"
+                raise ItemNotFound(
+                    f"Item with id {brief(item.id)} not found: items of responses are kept unless `store` is false",
+                    field=f"{field}.id",
                 )
             out.item(*found)
         case None:
@@ -191,9 +192,9 @@ def _reasoning(item: _Item) -> str:
     return unseal(item.encrypted_content or "")
 
 
-def _call(item: _Item, arguments: str, field: str) -> ToolCall:
+def _call(item: _Item, arguments: str, field: str, offered: Offered) -> ToolCall:
     name = _needed(item.name, f"{field}.name")
-    return ToolCall(_needed(item.call_id, f"{field}.call_id"), shown_name(name, item.namespace), arguments)
+    return ToolCall(_needed(item.call_id, f"{field}.call_id"), offered.shown(name, item.namespace), arguments)
 
 
 def _needed(value: Any, field: str) -> Any:

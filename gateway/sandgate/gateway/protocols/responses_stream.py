@@ -43,13 +43,14 @@ class ResponseStream:
 
     def start(self) -> bytes:
         """The response, still empty."""
-        begun = response(self._context, "in_progress")
-        created = self._event("response.created", response=begun)
-        return created + self._event("response.in_progress", response=begun)
+        created = self._event("response.created", response=response(self._context, "in_progress"))
+        return created + self.keepalive()
 
     def keepalive(self) -> bytes:
-        """`response.in_progress` once more: Codex does not count comments."""
-        return self._event("response.in_progress", response=response(self._context, "in_progress"))
+        """`response.in_progress` once more: Codex does not count comments. What is long was told with
+        `response.created`."""
+        told = response(self._context, "in_progress", instructions=None, tools=[])
+        return self._event("response.in_progress", response=told)
 
     def tokens(self, tokens: TokenLogprobs, choice: int = 0) -> bytes:
         """Nothing: tokens are not told in this dialect."""

@@ -6,6 +6,7 @@ in a namespace under both names. `ToolForm` says what its calls look like to the
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -71,6 +72,12 @@ class Offered(NamedTuple):
     """As the model is shown them."""
     forms: dict[str, ToolForm]
     """Shown name -> what the client calls it, for those that are no plain functions."""
+    bare: dict[str, str]
+    """Name without its namespace -> shown name, where no other tool has it: clients may leave the namespace out."""
+
+    def shown(self, name: str, namespace: str | None) -> str:
+        """The name under which the model knows a tool that a client names."""
+        return shown_name(name, namespace) if namespace else self.bare.get(name, name)
 
 
 _TOOLS: msgspec.json.Decoder[list[_Tool] | None] = msgspec.json.Decoder(list[_Tool] | None)
@@ -89,7 +96,7 @@ def tools_of(raw: msgspec.Raw) -> Offered:
     """The tools; their schemas are shared between requests and must not be changed."""
     list_json = bytes(raw)
     if not list_json:
-        return Offered((), {})
+        return Offered((), {}, {})
     limited(len(list_json), TOOLS_BYTES_MAX, "bytes", "tools")
     if (offered := _CACHED.get(list_json)) is None:
         listed = read(_TOOLS, list_json, "tools")
@@ -112,7 +119,14 @@ def _offered(listed: list[_Tool]) -> Offered:
                 _add(one, name, f"{field}.tools[{i}]", tools, forms)
         elif not tool.type.startswith(NOT_OFFERED):
             _add(tool, None, field, tools, forms)
-    return Offered(tuple(tools), forms)
+    names = Counter(form.name for form in forms.values() if form.namespace)
+    plain = {tool.name for tool in tools}
+    bare = {
+        form.name: shown
+        for shown, form in forms.items()
+        if form.namespace and names[form.name] == 1 and form.name not in plain
+    }
+    return Offered(tuple(tools), forms, bare)
 
 
 def _add(
@@ -172,7 +186,7 @@ def choice_of(raw: msgspec.Raw, offered: Offered) -> ToolChoice:
                 field="tool_choice",
             )
         case _Choice(type="function" | "custom", name=str() as name, namespace=namespace):
-            shown = shown_name(name, namespace)
+            shown = offered.shown(name, namespace)
             if not any(tool.name == shown for tool in offered.tools):
                 raise InvalidBody(
                     f"tool_choice.name is {brief(name)}, which is none of the tools", field="tool_choice.name"

@@ -46,6 +46,15 @@ def read(decoder: msgspec.json.Decoder[T], raw: bytes | memoryview | msgspec.Raw
         raise _malformed(bytes(raw), str(error), under) from None
 
 
+def encoded_well(body: bytes) -> None:
+    """Raises InvalidBody for bytes that are no UTF-8: readers skip what they do not read, and it may be told again."""
+    if not body.isascii():
+        try:
+            body.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidBody(f"body: {error}", field="body") from None
+
+
 def _misfit(raw: bytes, message: str, under: str) -> InvalidBody:
     match = _AT.match(message)
     what, path = (match["what"], match["path"] or "") if match else (message, "")

@@ -20,8 +20,14 @@ class SessionHistory:
     _items: dict[str, tuple[Item, str]] | None = None
     """Mark of an output item -> the item and its turn; made when the first one is asked for."""
 
+    @property
+    def weight(self) -> int:
+        """About the bytes that a request reads which refers to all of it."""
+        return self.session.kept.weight
+
     def chain(self, response: str) -> Sequence[Earlier] | None:
         """See `History`."""
+        self._refuse_if_dropped()
         kept, tree = self.session.kept, self.session.tree
         chain = kept.chain(turn_named(response))
         if chain is None or any(one.turn not in tree for one in chain):
@@ -30,6 +36,7 @@ class SessionHistory:
 
     def item(self, item: str) -> tuple[Item, str] | None:
         """See `History`."""
+        self._refuse_if_dropped()
         if self._items is None:
             tree = self.session.tree
             self._items = {
@@ -39,3 +46,8 @@ class SessionHistory:
                 for number, one in enumerate(output_items(tree[turn].reply))
             }
         return self._items.get(mark_of(item))
+
+    def _refuse_if_dropped(self) -> None:
+        """Raises Gone where there is nothing to refer to any more: that says more than that it is not found."""
+        if self.session.evicted:
+            self.session.refuse_if_ended()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 
@@ -14,6 +14,8 @@ from sandgate.gateway.protocols.responses_out import reply, response_id, turn_na
 from sandgate.gateway.service.gateway_service import GatewayService
 from sandgate.gateway.service.session import Session
 
+_ITEM: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
 
 def named(path: str) -> list[str] | None:
     """What stands behind `/responses/` in a path; None for other paths."""
@@ -23,8 +25,10 @@ def named(path: str) -> list[str] | None:
 
 
 async def answer(core: GatewayService, session: Session, method: str, parts: list[str]) -> bytes:
-    """The body of the answer, as JSON. Raises NotFound, Unsupported."""
+    """The body of the answer, as JSON. Raises NotFound, Unsupported; Gone if the session is not in memory any more."""
     name, *rest = parts
+    if session.evicted:
+        session.refuse_if_ended()
     kept = session.kept.by_turn.get(turn_named(name))
     if kept is None or kept.turn not in session.tree:
         raise NotFound(f"Response with id '{name[:80]}' not found.")
@@ -58,11 +62,11 @@ def _response(session: Session, kept: ResponseKept) -> bytes:
 
 
 def _items(session: Session, kept: ResponseKept) -> bytes:
-    """The response's own input items; each has an id, as OpenAI's have."""
-    data: list[dict[str, Any]] = []
+    """The response's own input items; each has an id, as OpenAI's have. What they hold is not read: it was taken."""
+    data: list[dict[str, msgspec.Raw]] = []
     for number, raw in enumerate(session.kept.items(kept)):
-        item = msgspec.json.decode(raw)
-        data.append({"id": f"in_{kept.turn}_{number}", **item})
+        item = {name: value for name, value in _ITEM.decode(raw).items() if bytes(value) != b"null"}
+        data.append({"id": msgspec.Raw(b'"in_%s_%d"' % (kept.turn.encode(), number)), **item})
     return msgspec.json.encode(
         {
             "object": "list",

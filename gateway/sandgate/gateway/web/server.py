@@ -47,7 +47,8 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 OFF_LOOP_BYTES = 100_000
-"""A longer body is decoded in a thread: 430 kB take 2 ms, and eight may come at once."""
+"""A longer body, or one that may refer to so much, is decoded in a thread: 430 kB take 2 ms, and eight may come at
+once."""
 CHUNK_BYTES = 64 * 1024
 """About so many bytes of a stream are encoded at a time; the next are encoded when the client has read most of them,
 however far behind it is."""
@@ -213,7 +214,7 @@ class AsgiApp:
             body = await self._body(scope, receive, hold, small=False)
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
             history = SessionHistory(session)
-            if len(body) > OFF_LOOP_BYTES:
+            if len(body) + history.weight > OFF_LOOP_BYTES:
                 request = await self._decoded(session, adapter, body, headers, history)
             else:
                 decode = partial(adapter.decode, body, headers, history)
