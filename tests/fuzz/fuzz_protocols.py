@@ -1,6 +1,6 @@
 """Any body is understood or refused: `python -m tests.fuzz.fuzz_protocols [SEED] [N]`.
 
-Fast and dumb, so that a million bodies take minutes: good bodies (the golden requests) are cut, spliced and retyped, as
+Fast and dumb, so that a million bodies take minutes: good bodies (protocol_seeds) are cut, spliced and retyped, as
 bytes or as values, and given to every adapter. What is understood also goes through matching, which must not fail
 either. The only exception that may come out is a SandgateError; any other one is raised here with its body,
 as is one that takes longer than an event loop may stall.
@@ -12,7 +12,6 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,8 +22,8 @@ from sandgate.gateway.protocols.base import Adapter
 from sandgate.gateway.protocols.table import ADAPTERS
 from tests.fuzz.mutating import copied, edit
 from tests.fuzz.patience import quick
+from tests.fuzz.protocol_seeds import good_bodies
 
-SEEDS = Path(__file__).parents[1] / "golden"
 TOKENS = [
     *(b"null true false NaN -Infinity 0 -1 1e999 1.0 [] {} [ ] { } , : \"".split()),
     *(b"\\ud83d \\udd5d \\u0000 \\\\ \\\" \xff \xc3\x28 \xe2\x80\xa8 \xef\xbb\xbf".split()),
@@ -35,12 +34,6 @@ VALUES: list[Any] = [
     "x" * 300, [], {}, [None], [[]], {"type": "text"}, {"type": "function"}, {"name": "f"}, [{"type": "image_url"}],
     [{"type": "tool_result", "tool_use_id": "c"}], {"type": "tool_use", "name": "f", "input": {}}, {"type": "thinking"},
 ]  # fmt: skip
-PROMPTS = [
-    b'{"model":"tiny","prompt":"Q: 2+2?\\nA:","max_tokens":16,"temperature":0,"stop":["\\n"],"echo":false,"n":2}',
-    b'{"model":"tiny","prompt":[1,2,3,4],"logprobs":2,"stream":true,"stream_options":{"include_usage":true}}',
-    b'{"model":"tiny","prompt":["once"],"seed":7,"top_p":0.5,"user":"u"}',
-]
-"""Good bodies of the dialect that has no golden files."""
 EDITS_MAX = 3
 OWN_SHARE = 0.9
 """Bodies of the adapter's own dialect; the others are another's, which clients send to the wrong path."""
@@ -59,7 +52,7 @@ class Escaped(Exception):
 def run(seed: int, n: int, adapters: Mapping[str, Adapter] = ADAPTERS) -> Counter[str]:
     """Feed n bodies to each adapter. Returns how many were understood, and refused for which reason."""
     chance = random.Random(seed)
-    seeds = {adapter.name: _seeds(adapter.name) for adapter in ADAPTERS.values()}
+    seeds = {adapter.name: good_bodies(adapter.name) for adapter in ADAPTERS.values()}
     every = [body for own in seeds.values() for body in own]
     seen: Counter[str] = Counter()
     for _ in range(n):
@@ -81,11 +74,6 @@ def run(seed: int, n: int, adapters: Mapping[str, Adapter] = ADAPTERS) -> Counte
             except Exception as error:
                 raise Escaped(name, body) from error
     return seen
-
-
-def _seeds(dialect: str) -> list[bytes]:
-    """Good bodies of a dialect."""
-    return [path.read_bytes() for path in sorted(SEEDS.glob(f"{dialect}/*/request.json"))] or PROMPTS
 
 
 def edited(body: bytes, chance: random.Random) -> bytes:

@@ -172,6 +172,26 @@ async def test_n_choices_take_n_slots() -> None:
         assert g.core.turns.load.in_flight == 0
 
 
+@pytest.mark.parametrize(
+    "limits", [{"in_flight": 1}, {"in_flight_per_session": 1}], ids=["in all", "of one session"]
+)
+async def test_a_prompt_that_is_only_counted_takes_a_slot(limits: dict[str, int]) -> None:
+    reply, gate = gated("kiwi")
+    asked = {"model": "shop", "messages": [{"role": "user", "content": "hi"}]}
+    async with gateway([reply], limits=limits) as g:
+        agent = await g.session()
+        running = asyncio.ensure_future(agent.post("hi"))
+        await within(gate.reached)
+        refused = await agent.http.post("v1/messages/count_tokens", json=asked)
+        assert refused.status_code == 429
+        assert int(refused.headers["retry-after"]) >= 1
+        gate.open.set()
+        assert (await running).status_code == 200
+        assert (await agent.http.post("v1/messages/count_tokens", json=asked)).status_code == 200
+        assert g.core.turns.load.in_flight == 0
+        assert await g.core.turns.drain(0.0) is True
+
+
 async def test_the_turn_limit_counts_turns_in_flight() -> None:
     """Ten sub-agents at once do not pass a limit of three."""
     gates = [gated("x") for _ in range(3)]

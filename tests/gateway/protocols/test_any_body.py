@@ -50,7 +50,7 @@ def test_a_short_run_of_the_fuzzer(path: str, seed: int) -> None:
 
 def test_the_fuzzer_tells_what_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken:
-        name = "broken"
+        name = "openai_chat"
 
         def decode(self, body: bytes, headers: object) -> None:
             raise KeyError("role")

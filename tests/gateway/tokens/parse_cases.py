@@ -66,7 +66,9 @@ CASES: dict[str, Case] = {
     "words before a call lose the white space next to it": Case(
         "I buy.\n\n" + ONE, Reply("I buy.", tool_calls=(call(),))
     ),
-    "words after a call stay": Case(ONE + "\nDone.", Reply("\nDone.", tool_calls=(call(),))),
+    "words after a call stay": Case(
+        ONE + "\nDone.", Reply("\nDone.", tool_calls=(call(),), order=(("call", 1), ("text", 6)))
+    ),
     "a call that was not closed counts if it is whole": Case(
         ONE.removesuffix("\n</tool_call>"), Reply(tool_calls=(call(),))
     ),

@@ -152,6 +152,7 @@ def _messages(asked: _Body) -> tuple[Message, ...]:
             "message.",
             field=f"messages[{len(asked.messages) - 1}].role",
         )
+    limited(len(out), MESSAGES_MAX, "messages and tool results", "messages")
     return tuple(out)
 
 

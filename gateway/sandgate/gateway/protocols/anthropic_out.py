@@ -79,7 +79,7 @@ def reply(context: Context, choices: Sequence[Choice], usage: Usage) -> bytes:
 def _block(item: TextItem | ReasoningItem | CallItem, context: Context) -> dict[str, Any]:
     match item:
         case TextItem(text):
-            return {"type": "text", "text": text, "citations": None}
+            return {"type": "text", "text": text}
         case ReasoningItem(text):
             told = "" if context.hide_reasoning else text
             return {"type": "thinking", "thinking": told, "signature": _signature(context, text)}
@@ -137,7 +137,7 @@ class MessageStream:
         del choice, tokens
         match delta:
             case TextDelta(text):
-                begun = self._begin("text", {"type": "text", "text": "", "citations": None})
+                begun = self._begin("text", {"type": "text", "text": ""})
                 return begun + self._more({"type": "text_delta", "text": text})
             case ReasoningDelta(text):
                 begun = self._begin("thinking", {"type": "thinking", "thinking": "", "signature": ""})

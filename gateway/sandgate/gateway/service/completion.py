@@ -114,14 +114,22 @@ class Completions:
             session.call_failed(down, shaped=False)
             raise down
         self.sessions.refuse_over_limits(session, self.config.session_limits, request.n)
+        self._refuse_overload(session, request.n)
+        return self._start(session, request)
+
+    def _refuse_overload(self, session: Session, asked: int) -> None:
         admission.refuse(
             self.load,
             limit=self.config.limits.in_flight,
-            session_in_flight=session.in_flight,
+            session_in_flight=session.in_flight + session.counting,
             session_limit=self.config.limits.in_flight_per_session,
-            asked=request.n,
+            asked=asked,
         )
-        return self._start(session, request)
+
+    def _leave(self, n: int) -> None:
+        self.load.in_flight -= n
+        if self.load.in_flight == 0:
+            self.idle.set()
 
     def _join(self, call: ModelCall) -> ModelCall:
         self.metrics.joined.inc()
@@ -225,12 +233,25 @@ class Completions:
         await asyncio.gather(*(call.task for call in running if call.task), return_exceptions=True)
 
     async def count(self, session: Session, request: TurnRequest) -> int:
-        """How many tokens the prompt of this request has. Nothing of it is kept. Raises SandgateError."""
+        """How many tokens the prompt of this request has. Nothing of it is kept. It is in flight like a turn, and its
+        work is waste: nothing goes to the engine that would justify it. Raises SandgateError."""
         session.asked(self.sessions.now())
         session.refuse_if_ended()
-        request = self._known(request)
-        refuse_tools(self.codec, request)
-        return len((await self.prompts.prepare(session.tree, request, self.window, session.session_id)).ids)
+        self._refuse_overload(session, 1)
+        self.load.in_flight += 1
+        session.counting += 1
+        self.idle.clear()
+        try:
+            self.pool.spend(
+                session.session_id
+            )  # short prompts are rendered here and now, where nobody charges
+            request = self._known(request)
+            refuse_tools(self.codec, request)
+            prepared = await self.prompts.prepare(session.tree, request, self.window, session.session_id)
+            return len(prepared.ids)
+        finally:
+            session.counting -= 1
+            self._leave(1)
 
     def _known(self, request: TurnRequest) -> TurnRequest:
         """The request without variables that the template does not read. Raises Unsupported."""
@@ -274,11 +295,8 @@ class Completions:
             self._release(call)
 
     def _release(self, call: ModelCall) -> None:
-        n = call.request.n
-        self.load.in_flight -= n
-        call.session.in_flight -= n
-        if self.load.in_flight == 0:
-            self.idle.set()
+        call.session.in_flight -= call.request.n
+        self._leave(call.request.n)
         if call.linger is not None:
             call.linger.cancel()
         if call.listeners == 0:

@@ -104,6 +104,8 @@ class Session:
     asked_again_at: float = 0.0
     """When the agent first asked for a turn after `restarted_at`."""
     in_flight: int = 0
+    counting: int = 0
+    """Requests in flight whose prompts are only counted: they use up no turns."""
     closing: bool = False
     """The seal is being made durable. Set before that is awaited, so that nothing is recorded behind the seal."""
     unsure: set[str] = field(default_factory=set)
