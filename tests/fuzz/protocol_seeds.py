@@ -1,4 +1,4 @@
-"""Good bodies of each dialect, for fuzz_protocols to spoil. Golden requests where there are any; the others are here."""
+"""Good bodies of each dialect, for fuzz_protocols to spoil. Golden requests where there are any; others are here."""
 
 from __future__ import annotations
 

@@ -110,3 +110,14 @@ class RewardSource(StrEnum):
     EXIT_CODE = "exitCode"
     """Exit code 0 is 1.0; 1 is 0.0 and the policy's failure, trained on; any other code, a signal or a program that is
     missing is the agent's failure, and masked. Only a code that was seen counts: not /complete, not a hang."""
+
+
+class TurnRole(StrEnum):
+    """What a turn is for, in its session."""
+
+    MAIN = "main"
+    """The agent's own conversation: it does the task."""
+    SIDE = "side"
+    """A helper's call beside it: a title, a summary, a probe, a judge."""
+    SUBAGENT = "subagent"
+    """Of an agent that the main one started, with a conversation of its own."""

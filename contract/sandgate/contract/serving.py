@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-from sandgate.contract.choices import Beside, EngineKind, HistoryPolicy, LogprobsMode, SpecialTokensInText
+from sandgate.contract.choices import (
+    Beside,
+    EngineKind,
+    HistoryPolicy,
+    LogprobsMode,
+    SpecialTokensInText,
+    TurnRole,
+)
 from sandgate.contract.kinds import (
     EnvMap,
     HttpUrl,
@@ -139,6 +146,20 @@ class JournalSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RoleRule:
+    """Whose calls have a role. All that it names must be so; texts are found whatever their case, in the first and last
+    4,096 characters."""
+
+    role: Annotated[TurnRole, Doc("What such calls are.")]
+    header: Annotated[str, Size(0, 128), Doc("Name of a request header that is there.")] = ""
+    header_value: Annotated[str, Size(0, 1024), Doc("What that header says, in full; empty: anything.")] = ""
+    system_contains: Annotated[Text, Doc("Text in the system prompt.")] = ""
+    last_message_contains: Annotated[
+        Text, Doc("Text in the last message, unless that is the assistant's.")
+    ] = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySpec:
     """The job's gateways: one process, one core each."""
 
@@ -160,3 +181,10 @@ class GatewaySpec:
             "container named gateway resources, env and volumeMounts. Not used locally."
         ),
     ] = field(default_factory=dict)
+    roles: Annotated[
+        tuple[RoleRule, ...],
+        Size(0, 64),
+        Doc(
+            "Which calls are side calls or a sub-agent's, beyond what gateways know; the first rule that fits counts."
+        ),
+    ] = ()

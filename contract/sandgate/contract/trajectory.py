@@ -90,6 +90,12 @@ class Trajectory:
     """Empty for the first conversation of a session."""
     parent_turn: str = ""
     """The turn this branch left, empty for a root."""
+    role: str = ""
+    """Of the turns that are in no other row: `main`, the agent's own conversation; `subagent`; or `side`, a title or
+    another helper's call. Empty in rows that are older than the field."""
+    main: bool = False
+    """Of its session's rows, the one with the newest turn of the main conversation, which is where the agent's answer
+    is. Exactly one row of a session is; false where `role` is empty."""
     failure_class: str | None = None
     """Who is to blame for a session that did not end well: policy, agent, infra; null for one that did."""
     failure_reason: str | None = None

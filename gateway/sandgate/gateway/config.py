@@ -16,6 +16,7 @@ import msgspec
 from sandgate.contract.choices import EngineKind
 from sandgate.contract.errors import BadManifest
 from sandgate.contract.keys import SECRET_BYTES_MIN
+from sandgate.contract.serving import RoleRule
 
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -181,6 +182,9 @@ class Config(_Strict, frozen=True, kw_only=True):
     """Recognise an assistant turn by its call ids though its text was dropped or its arguments repaired
     ([rule N10](matching.md))."""
     shared_nodes: Literal["once", "every"] = "once"
+    roles: tuple[RoleRule, ...] = ()
+    """Which calls are side calls or a sub-agent's, beyond those that are known ([roles](../protocols.md#roles)); the
+    first that fits counts."""
     log_level: str = "INFO"
 
 

@@ -20,6 +20,8 @@ class T:
     given: int = 2
     made: int = 3
     finish: str = "stop"
+    index: int = 0
+    role: str = ""
     version: int = 1
     sampling: Mapping[str, Any] = field(default_factory=lambda: {"temperature": 1.0})
     spans: tuple[tuple[int, int, int], ...] | None = None

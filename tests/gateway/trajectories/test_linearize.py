@@ -194,6 +194,8 @@ def test_what_a_row_says_beside_its_tokens() -> None:
         **{name: SPEC[name] for name in ("job", "uid", "sample_index", "attempt", "metadata")},
         session_id="s",
         trajectory_id=0,
+        role="main",
+        main=True,
         prompt_ids=row.prompt_ids,
         response_ids=row.response_ids,
         response_logprobs=row.response_logprobs,

@@ -19,28 +19,17 @@ from sandgate.gateway.conversation.canonical import (
     NO_TOOLS,
     USER,
     foreign_key,
-    head_length,
 )
 from sandgate.gateway.conversation.messages import Message, TurnRequest
+from sandgate.gateway.conversation.purposes import COMPACTION, ends, purpose
 from sandgate.gateway.conversation.turn import Turn
 
 BRANCHES_MAX = 16
 """Newest branches a request is compared with: a fork's reason is a label, and this bounds its cost (1,000 turns in 16
 branches: about 5 ms)."""
-END_CHARS = 4096
-"""Characters at the beginning and end of a long text that are searched: 430,000 would hold the event loop 40 ms."""
 SUMMARY_CHARS_MIN = 40
 """Length from which a reply that stands inside a later system or user message counts as a summary put to use."""
 
-COMPACTION_ASKED = re.compile(
-    r"detailed summary of (?:the|our|this) conversation"  # Claude Code
-    r"|context checkpoint compaction|handoff summary"  # Codex
-    r"|detailed prompt for continuing our conversation"  # opencode
-    r"|<state_snapshot>"  # qwen-code
-    r"|structured context checkpoint summary|context summarization assistant"  # pi
-    r"|summari[sz]e (?:the|our|this) (?:conversation|session|history)",
-    re.IGNORECASE,
-)
 COMPACTION_USED = re.compile(
     r"continued from a previous conversation that ran out of context"  # Claude Code
     r"|another language model started to solve this problem and produced a summary"  # Codex
@@ -48,11 +37,6 @@ COMPACTION_USED = re.compile(
     r"|<state_snapshot>",  # qwen-code
     re.IGNORECASE,
 )
-TITLE_ASKED = re.compile(
-    r"(?:generate|create|write|suggest|output)\b[^.\n]{0,40}\btitle|\btitle generator\b|\btitle for (?:this|the|our)\b",
-    re.IGNORECASE,
-)
-"""opencode and others name the session in a call without tools, sometimes before the first real one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,22 +106,13 @@ def of_ids(siblings: Sequence[Turn], added: Ids, *, rooted: bool) -> ForkReason 
 def _by_words(
     request: TurnRequest, head: bytes, turns: Sequence[Turn], by_echo: Mapping[bytes, Turn]
 ) -> ForkReason | None:
-    messages = request.messages
-    last = _ends(messages[-1].text) if messages and messages[-1].role != "assistant" else ""
-    system = _ends("\n".join(message.text for message in messages[: head_length(messages)]))
-    if COMPACTION_ASKED.search(last) or COMPACTION_ASKED.search(system):
+    asked = purpose(request)
+    if asked == COMPACTION:
         return ForkReason.COMPACTION
-    opening = "\n".join(message.text for message in takewhile(_given, messages))
-    if COMPACTION_USED.search(_ends(opening)) or _summary_used(opening, head, turns[-BRANCHES_MAX:], by_echo):
+    opening = "\n".join(message.text for message in takewhile(_given, request.messages))
+    if COMPACTION_USED.search(ends(opening)) or _summary_used(opening, head, turns[-BRANCHES_MAX:], by_echo):
         return ForkReason.COMPACTION
-    if not request.tools and (TITLE_ASKED.search(last) or TITLE_ASKED.search(system)):
-        return ForkReason.SIDE_CALL
-    return None
-
-
-def _ends(text: str) -> str:
-    """The beginning and end of a text, where a client's own words stand, before or after what it quotes."""
-    return text if len(text) <= 2 * END_CHARS else f"{text[:END_CHARS]}\n{text[-END_CHARS:]}"
+    return ForkReason.SIDE_CALL if asked else None
 
 
 def _given(message: Message) -> bool:

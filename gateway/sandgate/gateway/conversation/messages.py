@@ -109,6 +109,21 @@ class ResponseForm(msgspec.Struct, frozen=True, omit_defaults=True):
     """Reasoning is told in an opaque field, too."""
 
 
+class Caller(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Who sends a request, as far as its headers say."""
+
+    role: str = ""
+    """A TurnRole, or empty: they do not say."""
+    why: str = ""
+    """The header that said it."""
+    thread: str = ""
+    """What the client calls this conversation."""
+    parent: str = ""
+    """What it calls the conversation that started this one."""
+    rules: tuple[int, ...] = ()
+    """Which of the job's own rules remain to be asked: their header, if they have one, is there."""
+
+
 class TurnRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One model call, in no dialect any more."""
 
@@ -140,6 +155,7 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     hide_reasoning: bool = False
     """The answer has the reasoning in an opaque field only."""
     form: ResponseForm | None = None
+    caller: Caller = Caller()
     digest: bytes = b""
     """Identity of the request for retries: of everything but the stream flags (a stalled stream is retried as JSON)."""
 

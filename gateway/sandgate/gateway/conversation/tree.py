@@ -8,7 +8,7 @@ its ids.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -68,6 +68,11 @@ class Tree:
     def turns(self) -> list[Turn]:
         """All turns in order of commit."""
         return list(self._turns.values())
+
+    @property
+    def by_id(self) -> Mapping[str, Turn]:
+        """All turns in order of commit, by id; it grows with the tree."""
+        return self._turns
 
     def __len__(self) -> int:
         return len(self._turns)

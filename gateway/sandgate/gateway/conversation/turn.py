@@ -78,6 +78,11 @@ class Turn:
     pieces: bytes
     at: float
     created: int
+    role: str
+    """Empty in old journals."""
+    role_why: str
+    thread: str
+    parent_thread: str
 
 
 def turn_of(record: TurnCommitted, number: int) -> Turn:
@@ -113,4 +118,8 @@ def turn_of(record: TurnCommitted, number: int) -> Turn:
         pieces=record.pieces,
         at=record.at,
         created=record.created or int(record.at),
+        role=sys.intern(record.role),
+        role_why=sys.intern(record.role_why),
+        thread=sys.intern(record.thread),
+        parent_thread=sys.intern(record.parent_thread),
     )

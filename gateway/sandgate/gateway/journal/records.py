@@ -100,6 +100,13 @@ class TurnCommitted(_Record, frozen=True, kw_only=True, tag="turn"):
     """Control tokens that the client's text spells, in what this turn adds (`model.specialTokensInText`)."""
     created: int = 0
     """Unix seconds: `created` in the answer, so that a replay has the same."""
+    role: str = ""
+    """TurnRole; empty in older records."""
+    role_why: str = ""
+    """What told it (see conversation.turn_roles)."""
+    thread: str = ""
+    """What the client's headers call its conversation, and the one that started that."""
+    parent_thread: str = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()

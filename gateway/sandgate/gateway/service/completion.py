@@ -24,6 +24,7 @@ from sandgate.gateway.config import Config
 from sandgate.gateway.conversation.matching import MatchPolicy
 from sandgate.gateway.conversation.messages import TurnRequest
 from sandgate.gateway.conversation.turn import Turn, unpack_ids
+from sandgate.gateway.conversation.turn_roles import role_of
 from sandgate.gateway.engine.api import Delta, Engine, GenerationResult, Prompt
 from sandgate.gateway.engine.health import none_up
 from sandgate.gateway.journal.records import CUT, Delivered, Intent, LetGo, Record, TurnCommitted
@@ -405,9 +406,9 @@ class Completions:
         session = call.session
         await self.sessions.keep_labels()
         session.refuse_if_ended()
-        call.fork = fork = self._fork_now(call, asked.prepared)
         whole = [(index, *sample_and_parser) for index, sample_and_parser in enumerate(made)]
-        records = records_of(call, asked, whole, self._made_by, fork=fork, now=self.sessions.now())
+        records = self._records(call, asked, whole)
+        call.fork = records[0].fork
         call.committing = True
         with self.metrics.commit_s.time():
             await self.sessions.record(session, *records, *self._kept(call))
@@ -444,10 +445,7 @@ class Completions:
         call.committing = True
         try:
             if streamed:
-                fork = self._fork_now(call, asked.prepared)
-                records = records_of(
-                    call, asked, streamed, self._made_by, fork=fork, now=self.sessions.now(), finish=CUT
-                )
+                records = self._records(call, asked, streamed, finish=CUT)
                 await self.sessions.keep_labels()
                 await self.sessions.record(session, *records)
                 self._count(records, asked.prepared)
@@ -456,6 +454,21 @@ class Completions:
                 await self.sessions.note(session, *gone)
         except SandgateError as error:
             log.warning("turn %s was cut, and what there was of it is lost: %s", call.turns[0], error)
+
+    def _records(
+        self,
+        call: ModelCall,
+        asked: GenerationRequest,
+        made: Iterable[tuple[int, GenerationResult, Parser]],
+        finish: str = "",
+    ) -> list[TurnCommitted]:
+        tree, prepared = call.session.tree, asked.prepared
+        fork = self._fork_now(call, prepared)
+        parent = tree[prepared.parent] if prepared.parent else None
+        head_key, rules = prepared.match.head_key, self.config.roles
+        told = role_of(call.request, head_key, fork, parent, tree.by_id, rules)
+        now = self.sessions.now()
+        return records_of(call, asked, made, self._made_by, fork=fork, told=told, now=now, finish=finish)
 
     @property
     def _made_by(self) -> MadeBy:

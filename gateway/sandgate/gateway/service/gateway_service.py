@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import copy
 import logging
+import re
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager

@@ -42,6 +42,10 @@ def _turn(session: Session, turn: Turn, codec: Codec | None) -> dict[str, Json]:
         "turn": turn.id,
         "parent": turn.parent,
         "fork": turn.fork,
+        "role": turn.role,
+        "role_why": turn.role_why,
+        "thread": turn.thread,
+        "parent_thread": turn.parent_thread,
         "finish": turn.finish,
         "stop_reason": turn.stop_reason,
         "prompt_tokens": turn.prompt_tokens,
@@ -99,6 +103,8 @@ class _Turn:
     logprobs: Floats
     versions: tuple[tuple[int, int, int], ...]
     finish: str
+    index: int
+    role: str
     sampling: dict[str, Json]
     build: str
     logprobs_mode: str
@@ -156,6 +162,8 @@ def _turn_of(record: TurnCommitted) -> _Turn:
         unpack_floats(record.logprobs),
         record.versions,
         record.finish,
+        record.index,
+        record.role,
         record.sampling,
         record.build,
         record.logprobs_mode,

@@ -11,6 +11,7 @@ import msgspec
 
 from sandgate.contract.errors import ForkReason
 from sandgate.gateway.conversation.messages import SamplingParams
+from sandgate.gateway.conversation.turn_roles import AssignedRole
 from sandgate.gateway.engine.api import GenerationResult
 from sandgate.gateway.journal.records import TurnCommitted
 from sandgate.gateway.journal.top_logprobs import joined
@@ -64,6 +65,7 @@ def records_of(
     by: MadeBy,
     *,
     fork: str | None,
+    told: AssignedRole,
     now: float,
     finish: str = "",
 ) -> list[TurnCommitted]:
@@ -107,6 +109,10 @@ def records_of(
                 pieces=array("i", call.pieces[index]).tobytes(),
                 spelt=0 if records else prepared.spelt,
                 created=int(call.begun),
+                role=told.role.value,
+                role_why=told.why,
+                thread=request.caller.thread,
+                parent_thread=request.caller.parent,
                 schema=6 if finish else 1,
             )
         )

@@ -20,6 +20,7 @@ from sandgate.contract.session import COMPLETE
 from sandgate.contract.trajectory import Floats, Ids, Mask, Trajectory
 from sandgate.gateway.journal.records import CUT, Rewarded, Sealed
 from sandgate.gateway.trajectories.credit import Credit, credit
+from sandgate.gateway.trajectories.row_roles import roles_of
 
 _MISSING = object()
 APART = "apart"
@@ -54,6 +55,16 @@ class TurnLike(Protocol):
 
     @property
     def finish(self) -> str: ...
+    @property
+    def index(self) -> int:
+        """Which of its request's n choices."""
+        ...
+
+    @property
+    def role(self) -> str:
+        """TurnRole; empty in old journals."""
+        ...
+
     @property
     def sampling(self) -> Mapping[str, Any]:
         """As sent to the engine."""
@@ -169,12 +180,15 @@ def linearize(
     ):
         complete_info = {COMPLETE: complete_info}
     common["reward_info"] = _union(complete_info, *(given.info for given in rewarded), sealed.info)
+    roles, main = roles_of(paths)
     trained: set[str] = set()
     out: list[Trajectory] = []
     for number, path in enumerate(paths):
         out.append(
             Trajectory(
                 trajectory_id=number,
+                role=roles[number].value,
+                main=number == main,
                 **common,
                 **_path_fields(path, trained),
                 **settings(path, facts),

@@ -10,9 +10,11 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 import orjson
+from msgspec.structs import replace
 
 from sandgate.contract.errors import Forbidden, NotFound, Overloaded, SandgateError, Unauthorized
 from sandgate.contract.keys import Key, Scope
+from sandgate.gateway.conversation.callers import caller_of
 from sandgate.gateway.conversation.messages import TurnRequest
 from sandgate.gateway.conversation.turn import Turn
 from sandgate.gateway.engine.api import Finish
@@ -219,6 +221,7 @@ class AsgiApp:
             else:
                 decode = partial(adapter.decode, body, headers, history)
                 request = self.core.turns.pool.charged(session.session_id, decode)
+            request = replace(request, caller=caller_of(headers, self.core.config.roles))
             if "areal" not in session.spec:  # its agents say "default", and its own proxy reads no model
                 self._check_model(request.model)
             return then(session, request)

@@ -69,6 +69,8 @@ COLUMNS: dict[str, ArrowColumn] = {
     "finish_reason": ArrowColumn(_STR),
     "fork_reason": ArrowColumn(_STR),
     "parent_turn": ArrowColumn(_STR),
+    "role": ArrowColumn(_STR),
+    "main": ArrowColumn(pa.bool_()),
     "failure_class": ArrowColumn(_STR),
     "failure_reason": ArrowColumn(_STR),
     "complete": ArrowColumn(pa.bool_()),
