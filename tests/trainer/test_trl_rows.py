@@ -53,6 +53,18 @@ def test_a_row_is_the_trajectory_to_the_bit() -> None:
     }
 
 
+def test_a_title_that_was_asked_after_the_answer_is_not_what_is_trained() -> None:
+    answer = trajectory(role="main", main=True)
+    title = trajectory(trajectory_id=1, role="side", response_ids=array("i", [8] * 5))
+    made = rollout(answer, title)
+    assert made["completion_ids"] == [[10, 11, 4, 5, 12]]
+    assert (made["sandgate_trajectory"], made["sandgate_left_out"]) == ([0], [1])
+
+
+def test_of_rows_that_are_older_than_roles_the_one_that_ended_last_is_trained() -> None:
+    assert rollout(trajectory(), trajectory(trajectory_id=1))["sandgate_trajectory"] == [1]
+
+
 def test_a_masked_row_is_kept_without_its_mask_and_its_reward() -> None:
     made = rollout(trajectory(failure_class="infra", failure_reason="EngineLost"))
     assert made["completion_ids"] == [[10, 11, 4, 5, 12]]

@@ -6,6 +6,7 @@ Arrays are packed (`array('i')` int32, `array('f')` float32, `array('b')` int8):
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -179,6 +180,12 @@ ARRAY_FIELDS: dict[str, str] = {
 DERIVED = frozenset({"masked"})
 """Fields that follow from others. Who changes those (a trainer that fills in rewards) cannot leave these behind: what a
 file says of them is for readers without this class."""
+
+
+def main_row(rows: Iterable[Trajectory]) -> Trajectory:
+    """Of one session's rows, the one that has the agent's answer: the main one, or, where none says that it is (rows
+    that are older than `main`), the one that ended last. Raises ValueError without any."""
+    return max(rows, key=lambda row: (row.main, row.trajectory_id))
 
 
 def to_json(trajectory: Trajectory) -> dict[str, Json]:

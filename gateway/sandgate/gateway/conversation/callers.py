@@ -53,12 +53,12 @@ def caller_of(headers: Mapping[str, str], rules: Sequence[RoleRule] = ()) -> Cal
     """What the headers (names in lower case) say. `rules`: the job's own; of those with a header, only the ones that
     hold remain to be asked. Raises InvalidBody for a role that is none."""
     asked = tuple(number for number, rule in enumerate(rules) if _holds(rule, headers))
-    if said := headers.get(OWN_HEADER):
+    if (said := headers.get(OWN_HEADER)) is not None:
         if said not in list(TurnRole):
             raise InvalidBody(f"{OWN_HEADER} must be main, side or subagent", field=OWN_HEADER)
         return Caller(role=said, why=OWN_HEADER, thread=_thread(headers), rules=asked)
     for known in HEADERS:
-        if (value := headers.get(known.header)) is not None:
+        if value := headers.get(known.header):
             return Caller(
                 role=known.others.get(value, known.role).value,
                 why=known.header,

@@ -1,8 +1,7 @@
 """Turn roles: whether a turn is of the main conversation, a side call or a sub-agent, and what told so. (pure)
 
-In this order count: what the request says of itself in our own header; the job's rules; headers of agents that we know;
-its words; the conversation that it goes on with; and how it left the tree. All of this is the agent's own word: a role
-changes no token and no reward.
+In this order count: the job's rules; what the request's headers say; its words; the conversation that it goes on with;
+and how it left the tree. All of this is the agent's own word: a role changes no token and no reward.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from typing import NamedTuple
 from sandgate.contract.choices import TurnRole
 from sandgate.contract.errors import ForkReason
 from sandgate.contract.serving import RoleRule
-from sandgate.gateway.conversation.callers import OWN_HEADER
 from sandgate.gateway.conversation.messages import TurnRequest
 from sandgate.gateway.conversation.purposes import (
     COMPACTION,
@@ -53,8 +51,6 @@ def role_of(
     """The role of the turn that answers a request. `parent`: the turn that it goes on with; `turns`: all of the
     session, in order of commit, by id; `fork`: as the turn's record will have it."""
     caller = request.caller
-    if caller.why == OWN_HEADER:
-        return AssignedRole(TurnRole(caller.role), OWN_HEADER)
     for number in caller.rules:
         if _says(rules[number], request):
             return AssignedRole(rules[number].role, f"roles[{number}]")
@@ -94,9 +90,10 @@ def _alike(head_key: bytes, turns: Iterable[Turn]) -> Turn | None:
 
 
 def _lasting(turn: Turn, turns: Mapping[str, Turn]) -> AssignedRole:
-    """The role of a turn's conversation: that of the nearest turn on its path which was no call of its own kind."""
+    """The role of a turn's conversation: that of the nearest turn on its path which was no side call in the middle of
+    one, and no call of its own kind."""
     at: Turn | None = turn
-    while at is not None and at.role_why in ONE_CALL:
+    while at is not None and (at.role_why in ONE_CALL or (at.role == TurnRole.SIDE and at.parent)):
         at = turns.get(at.parent) if at.parent else None
     if at is None:
         return AssignedRole(TurnRole.MAIN, "")

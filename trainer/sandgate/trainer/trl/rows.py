@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sandgate.contract.errors import Conflict, InvalidBody
-from sandgate.contract.trajectory import Trajectory
+from sandgate.contract.trajectory import Trajectory, main_row
 
 Pick = Callable[[Sequence[Trajectory]], Trajectory]
 """Of a session's trajectories, the one that is trained on."""
@@ -29,8 +29,8 @@ class Row:
 
 
 def final(rows: Sequence[Trajectory]) -> Trajectory:
-    """The trajectory that ended last: the one an agent's answer and reward belong to."""
-    return max(rows, key=lambda row: row.trajectory_id)
+    """The one that an agent's answer and reward belong to: the main one, not a title that was asked after it."""
+    return main_row(rows)
 
 
 def group_rows(trajectories: Sequence[Trajectory], n: int, pick: Pick = final) -> list[Row]:

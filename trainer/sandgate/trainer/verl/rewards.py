@@ -13,7 +13,7 @@ from typing import Any
 
 from sandgate.contract.errors import InvalidBody
 from sandgate.contract.session import finite
-from sandgate.contract.trajectory import Trajectory
+from sandgate.contract.trajectory import Trajectory, main_row
 
 
 def returned(said: Any) -> float | None:
@@ -31,8 +31,9 @@ def returned(said: Any) -> float | None:
 
 
 def final(rows: Sequence[Trajectory]) -> Trajectory:
-    """The trajectory that is scored: the one that ended last. Raises ValueError without any."""
-    return max(rows, key=lambda row: row.trajectory_id)
+    """The trajectory that is scored: the one that has the agent's answer, not a title that was asked after it. Raises
+    ValueError without any."""
+    return main_row(rows)
 
 
 def per_trajectory(
