@@ -8,7 +8,7 @@ import pytest
 
 from sandgate.contract.choices import TurnRole
 from sandgate.contract.serving import RoleRule
-from sandgate.gateway.journal.memory import Disk, MemoryStore
+from sandgate.gateway.journal.memory import MemoryDisk, MemoryStore
 from tests.support.gateway import BUY, gateway, user
 
 TITLE = "Write a short title for this conversation: buy 7 kiwi"
@@ -90,7 +90,7 @@ async def test_the_jobs_rules_are_the_gateways() -> None:
 
 
 async def test_roles_survive_a_restart() -> None:
-    disk = Disk()
+    disk = MemoryDisk()
     async with gateway(["receipt 44", "Buying kiwi"], store=await MemoryStore.open(disk)) as g:
         agent = await g.session()
         await agent.ask(TASK, tools=[BUY])
