@@ -91,12 +91,12 @@ async def test_the_jobs_rules_are_the_gateways() -> None:
 
 async def test_roles_survive_a_restart() -> None:
     disk = MemoryDisk()
-    async with gateway(["receipt 44", "Buying kiwi"], store=await MemoryStore.open(disk)) as g:
+    async with MemoryStore(disk) as store, gateway(["receipt 44", "Buying kiwi"], store=store) as g:
         agent = await g.session()
         await agent.ask(TASK, tools=[BUY])
         await agent.ask(TITLE)
         before, handle = await g.tree(agent), agent.handle
-    async with gateway(["more"], store=await MemoryStore.open(disk)) as g:
+    async with MemoryStore(disk) as store, gateway(store=store) as g:
         agent = g.agent(handle)
         assert await g.tree(agent) == before
         rows = await g.finalize(agent)
