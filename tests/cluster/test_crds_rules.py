@@ -119,6 +119,15 @@ PAIRS: dict[str, Pair | Status] = {
         (("spec.gateway.journal", {"postgres": {"secretRef": {"name": "db"}}}),),
         (("spec.gateway.journal", {}),),
     ),
+    "spec.gateway.roles[]: name a header, or what the system prompt or the last message contains: "
+    "this would be every call": Pair(
+        (("spec.gateway.roles", [{"role": "side", "systemContains": "judge"}]),),
+        (("spec.gateway.roles", [{"role": "side"}]),),
+    ),
+    "spec.gateway.roles[]: headerValue is of a header: name it": Pair(
+        (("spec.gateway.roles", [{"role": "side", "header": "x-a", "headerValue": "1"}]),),
+        (("spec.gateway.roles", [{"role": "side", "headerValue": "1", "systemContains": "judge"}]),),
+    ),
     f"spec.output: {ONE_OF} lease, parquet is needed": Pair(
         (("spec.output", {"parquet": {"url": "s3://b/d"}}),), (("spec.output", {}),)
     ),
@@ -157,6 +166,7 @@ PAIRS: dict[str, Pair | Status] = {
     **fixed("spec.agent", {"template": {"spec": {"containers": [CONTAINER], "hostNetwork": True}}}),
     **fixed("spec.gateway.beside", "Required"),
     **fixed("spec.gateway.journal", {"sqlite": {"storage": "2Gi"}}),
+    **fixed("spec.gateway.roles", [{"role": "side", "header": "x-a"}]),
     **fixed("spec.gateway.image", "gateway:2"),
     **fixed("spec.gateway.template", {"metadata": {"labels": {"a": "b"}}}),
     **fixed("spec.groupSize", 5),

@@ -78,6 +78,9 @@ BAD: list[tuple[str, Any, str]] = [
     ("spec.gateway.journal.postgres", {"secretRef": {"name": "db"}}, "cannot stand beside sqlite"),
     ("spec.gateway.journal.sqlite.storage", "1 GiB", "not a Kubernetes quantity"),
     ("spec.gateway.journal.sqlite.storage", 1, "must be text"),
+    ("spec.gateway.roles", [{"role": "judge", "header": "x-a"}], "must be one of main, side, subagent"),
+    ("spec.gateway.roles", [{"role": "side"}], "name a header"),
+    ("spec.gateway.roles", [{"role": "side", "headerValue": "1", "systemContains": "a"}], "name it"),
     ("spec.tasks", GONE, "is missing"),
     ("spec.tasks", {}, "needs exactly one of inline, configMap, file, queue"),
     ("spec.tasks.file", "t.jsonl", "cannot stand beside inline"),
@@ -184,6 +187,9 @@ FIELD = {
     ("spec.reward.verifier", "is missing"): "spec.reward.verifier.container",
     ("spec.reward.verifier.container", "no command either"): "spec.reward.verifier.container.image",
     ("spec.output", "is missing"): "spec.output.parquet.url",
+    ("spec.gateway.roles", "must be one of main, side, subagent"): "spec.gateway.roles[0].role",
+    ("spec.gateway.roles", "name a header"): "spec.gateway.roles[0]",
+    ("spec.gateway.roles", "name it"): "spec.gateway.roles[0].header",
 }
 """Where the field at fault is not the one that was changed."""
 

@@ -13,10 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandgate.contract.agent_session import AgentSession
+from sandgate.contract.choices import TurnRole
 from sandgate.contract.keys import Key, Scope, verify
 from sandgate.contract.labels import JOB, MANAGED_BY, ROLE, SHARD
 from sandgate.contract.names import KEYS_PER_SECRET, LABEL_MAX, LABEL_PATTERN, group_name
 from sandgate.contract.schema import decode
+from sandgate.contract.serving import RoleRule
 from sandgate.gateway.config import Config, load
 from sandgate.operator.manifests import (
     Json,
@@ -33,7 +35,7 @@ from sandgate.operator.manifests import (
 )
 from sandgate.operator.manifests.example import session_objects
 from sandgate.operator.plan.actions import Ref
-from tests.contract.manifests import Manifest
+from tests.contract.manifests import Manifest, spoilt
 from tests.operator.manifest_jobs import (
     ENDPOINTS,
     JOBS,
@@ -151,6 +153,18 @@ def test_a_gateway_understands_its_configuration(manifest: Manifest, tmp_path: P
     assert said.limits.tasks == (500 if manifest is ENDPOINTS else 0)
     pod = one(objects(job(manifest)), "StatefulSet")["spec"]["template"]["spec"]
     assert pod["terminationGracePeriodSeconds"] > said.limits.drain_s
+
+
+def test_a_gateway_has_the_jobs_rules_for_roles(tmp_path: Path) -> None:
+    rules = [{"role": "side", "systemContains": "you judge"}, {"role": "subagent", "header": "x-worker"}]
+    file = tmp_path / "gateway.json"
+    made = objects(job(spoilt(("spec.gateway.roles", rules))))
+    file.write_text(one(made, "ConfigMap")["data"]["gateway.json"])
+    said = load(file, {"POD_NAME": "shop-gateway-0"}).roles
+    assert said == (
+        RoleRule(role=TurnRole.SIDE, system_contains="you judge"),
+        RoleRule(role=TurnRole.SUBAGENT, header="x-worker"),
+    )
 
 
 ROLLS: dict[str, tuple[tuple[str, Any], bool]] = {

@@ -27,7 +27,7 @@ from sandgate.contract.kinds import (
     Text,
     Word,
 )
-from sandgate.contract.rules import Bounds, Doc, Grows, Mutable, OneOf, Size
+from sandgate.contract.rules import Bounds, Cel, Doc, Grows, Mutable, OneOf, Size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +149,21 @@ class JournalSpec:
 class RoleRule:
     """Whose calls have a role. All that it names must be so; texts are found whatever their case, in the first and last
     4,096 characters."""
+
+    RULES: ClassVar = (
+        Cel(
+            "size(self.header) + size(self.systemContains) + size(self.lastMessageContains) > 0",
+            "name a header, or what the system prompt or the last message contains: this would be every call",
+            "",
+            lambda rule: bool(rule.header or rule.system_contains or rule.last_message_contains),
+        ),
+        Cel(
+            "size(self.headerValue) == 0 || size(self.header) > 0",
+            "headerValue is of a header: name it",
+            "header",
+            lambda rule: bool(rule.header) or not rule.header_value,
+        ),
+    )
 
     role: Annotated[TurnRole, Doc("What such calls are.")]
     header: Annotated[str, Size(0, 128), Doc("Name of a request header that is there.")] = ""

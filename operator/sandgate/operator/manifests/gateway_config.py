@@ -49,7 +49,7 @@ def gateway_config(
         "session_limits": {"turns": spec.limits.turns, "total_tokens": spec.limits.total_tokens},
         "limits": {"tasks": 0 if queue is None else queue.capacity},
         "sampling": sampling,
-        "roles": [asdict(rule) for rule in spec.gateway.roles],
         "log_level": "INFO",
     }
-    return found | {"name": name} if name else found
+    roles = [asdict(rule) for rule in spec.gateway.roles]
+    return found | ({"roles": roles} if roles else {}) | ({"name": name} if name else {})
