@@ -29,7 +29,8 @@ LAW = """\
 * `response_logprobs`, `loss_mask` and `versions` have one entry per id in `response_ids`.
 * Where `loss_mask` is 1 the token was sampled by the policy in this session; its logprob and version are the engine's.
   Elsewhere they are 0.0 and -1.
-* A sampled turn that several trajectories of a session share has mask 1 in the first of them only
+* A sampled turn that several trajectories of a session share has mask 1 in one of them only: the first of
+  those with the strongest role, main before subagent before side
   (`sharedNodes: once`, the default).
 * JSON lines carry binary fields as base64; the control API leaves them out. JSON has no NaN: such a row is refused.
 """

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandgate.gateway.trajectories.linearize import leaves
+from sandgate.gateway.journal.records import Sealed
+from sandgate.gateway.trajectories.linearize import leaves, linearize
 from sandgate.gateway.trajectories.row_roles import roles_of
 from tests.gateway.trajectories.forest import T, seen
 
@@ -45,6 +46,15 @@ CASES: dict[str, tuple[list[T], list[str], int]] = {
 def test_roles_of_rows(turns: list[T], roles: list[str], main: int) -> None:
     found, number = roles_of(leaves(turns, seen(turns)))
     assert ([role.value for role in found], number) == (roles, main)
+
+
+def test_what_was_said_before_a_title_is_trained_in_the_conversation_and_not_in_the_titles_row() -> None:
+    turns = [T("a", role="main"), T("b", "a", role="side"), T("c", "a", role="main")]
+    title, conversation = linearize(
+        turns, session_id="s", spec={}, sealed=Sealed(at=1.0), delivered=seen(turns)
+    )
+    assert (title.role, title.loss_mask.tolist()) == ("side", [0, 0, 0, 0, 0, 1, 1, 1])
+    assert (conversation.main, conversation.loss_mask.tolist()) == (True, [1, 1, 1, 0, 0, 1, 1, 1])
 
 
 @given(

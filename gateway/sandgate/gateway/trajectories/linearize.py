@@ -20,7 +20,7 @@ from sandgate.contract.session import COMPLETE
 from sandgate.contract.trajectory import Floats, Ids, Mask, Trajectory
 from sandgate.gateway.journal.records import CUT, Rewarded, Sealed
 from sandgate.gateway.trajectories.credit import Credit, credit
-from sandgate.gateway.trajectories.row_roles import roles_of
+from sandgate.gateway.trajectories.row_roles import owners_of, roles_of
 
 _MISSING = object()
 APART = "apart"
@@ -181,9 +181,10 @@ def linearize(
         complete_info = {COMPLETE: complete_info}
     common["reward_info"] = _union(complete_info, *(given.info for given in rewarded), sealed.info)
     roles, main = roles_of(paths)
-    trained: set[str] = set()
+    owners = owners_of(paths, roles) if sealed.shared_nodes == "once" else {}
     out: list[Trajectory] = []
     for number, path in enumerate(paths):
+        trained = {turn.id for turn in path if owners.get(turn.id, number) != number}
         out.append(
             Trajectory(
                 trajectory_id=number,
@@ -195,8 +196,6 @@ def linearize(
                 **_reward_fields(path, worth),
             )
         )
-        if sealed.shared_nodes == "once":
-            trained.update(turn.id for turn in path)
     return out
 
 

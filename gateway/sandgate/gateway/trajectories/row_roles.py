@@ -44,6 +44,17 @@ def roles_of(paths: Sequence[Sequence[Cast]]) -> tuple[list[TurnRole], int]:
     return found, main
 
 
+def owners_of(paths: Sequence[Sequence[Cast]], roles: Sequence[TurnRole]) -> dict[str, int]:
+    """Turn id -> number of the path that trains it, where each turn is trained once: of the paths that share it the
+    first with the strongest role. Else a title that was asked in the middle of a conversation would take what was said
+    before it, and a trainer that leaves out side calls would never see that."""
+    owners: dict[str, int] = {}
+    for number in sorted(range(len(paths)), key=lambda number: STRONGEST_FIRST.index(roles[number])):
+        for turn in paths[number]:
+            owners.setdefault(turn.id, number)
+    return owners
+
+
 def _role(path: Sequence[Cast], shared: Counter[str]) -> TurnRole:
     told, own = "", set()
     for turn in path:
