@@ -26,6 +26,10 @@ CASES: dict[str, tuple[list[T], list[str], int]] = {
     "a conversation that ends in a summary, and the one that goes on from it": (
         [T("a", role="main"), T("b", "a", role="side"), T("c", fork="compaction", role="main")], ["main", "main"], 1,
     ),
+    "a conversation that ends in two titles is in the newer one's row": (
+        [T("a", role="main"), T("b", "a", role="side"), T("c", "a", role="side"), T("d", role="main")],
+        ["side", "main", "main"], 2,
+    ),
     "of an answer sampled again the newer is the main row": (
         [T("a", role="main"), T("b", "a", role="main"), T("c", "a", role="main")], ["main", "main"], 1,
     ),

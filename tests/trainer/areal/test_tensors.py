@@ -26,13 +26,14 @@ def test_every_trajectory_has_its_row(row: Trajectory) -> None:
     assert {name: column.dtype for name, column in found.items()} == DTYPES
     assert {column.shape for name, column in found.items() if name != "rewards"} == {(1, length)}
     before = len(row.prompt_ids)
+    failed = row.failure_class not in (None, "policy")
     assert found["input_ids"][0].tolist() == [*row.prompt_ids, *row.response_ids]
     for name, said, nothing in (
-        ("loss_mask", row.loss_mask, 0),
-        ("logprobs", row.response_logprobs, 0.0),
-        ("versions", row.versions, -1),
+        ("loss_mask", [0] * len(row.loss_mask) if failed else row.loss_mask.tolist(), 0),
+        ("logprobs", row.response_logprobs.tolist(), 0.0),
+        ("versions", row.versions.tolist(), -1),
     ):
-        assert found[name][0].tolist() == [nothing] * before + said.tolist()
+        assert found[name][0].tolist() == [nothing] * before + said
     assert found["attention_mask"].all()
 
 

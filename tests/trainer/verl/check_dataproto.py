@@ -59,7 +59,7 @@ async def by_verl(rows: list[Any]) -> DataProto:
     [
         pytest.param([row(), short()], id="rows of different lengths"),
         pytest.param([row(0), row(1)], id="rows of one length"),
-        pytest.param([short(reward=None), row()], id="a row without a reward: no scores at all"),
+        pytest.param([short(reward=None), row(reward=None)], id="rows that nobody scored: no scores at all"),
         pytest.param([row(reward_info={}), row(reward_info={})], id="no reward info"),
     ],
 )
@@ -75,6 +75,27 @@ async def test_verls_own_post_processing_makes_the_same_batch(rows: list[Any]) -
         assert list(ours.non_tensor_batch[name]) == list(theirs.non_tensor_batch[name]), name
     assert ours.meta_info == theirs.meta_info
     assert ours.non_tensor_batch["__num_turns__"].dtype == np.int32
+
+
+LOST: dict[str, Any] = {"failure_class": "infra", "failure_reason": "NodeLost", "reward": None}
+TEACH_NOTHING: dict[str, tuple[dict[str, Any], list[int]]] = {
+    "a row of a lost node": (LOST, [0, 0]),
+    "a row that was scored though its agent crashed": ({"failure_class": "agent", "reward": 0.0}, [0, 0]),
+    "a row that nobody scored": ({"reward": None}, [0, 0]),
+    "a title": ({"role": "side", "reward": 1.0, "session_id": "shop-q1-0", "trajectory_id": 1}, [0, 0]),
+    "a row of a turn limit, which is the policy's": ({"failure_class": "policy", "reward": 0.75}, [1, 1]),
+}
+
+
+@pytest.mark.parametrize(("changes", "mask"), TEACH_NOTHING.values(), ids=TEACH_NOTHING)
+def test_a_row_that_teaches_nothing_keeps_its_place_and_changes_no_mean(
+    changes: dict[str, Any], mask: list[int]
+) -> None:
+    whole: dict[str, Any] = {"role": "main", "main": True}
+    rows = [row(0, reward=1.0, **whole), row(1, reward=0.5, **whole), short(2, **changes)]
+    batch = to_dataproto(rows, LENGTHS).batch
+    assert batch["response_mask"][2].tolist()[:2] == mask
+    assert batch["rm_scores"].sum(-1).tolist() == [1.0, 0.5, 0.75]
 
 
 def test_padded_position_ids_are_0() -> None:

@@ -94,6 +94,32 @@ async def test_a_uid_with_an_underscore_is_renamed_and_kept() -> None:
         transfer_rows([row()], uid="task_1", session=0, global_steps=1)
 
 
+async def test_what_teaches_nothing_is_left_out_and_the_others_keep_their_scores(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    lost = row(1, failure_class="infra", failure_reason="NodeLost", reward=None)
+    title = short(0, trajectory_id=1, session_id="shop-q1-0", role="side", reward=1.0)
+    with caplog.at_level("INFO"):
+        await put_group("q1", [row(0), title, lost, row(2, reward=0.0)], global_steps=1, lengths=LENGTHS)
+    batch, _ = replay().sample(1, "train", 1)
+    assert batch.keys == ["q1_0_0", "q1_1_0"]
+    data = tq.kv_batch_get(keys=batch.keys, partition_id="train")
+    assert [one.sum().item() for one in data["rm_scores"].unbind()] == [1.0, 0.0]
+    assert "of 4 rows {'role': 1, 'failure': 1} are left out" in caplog.text
+
+
+async def test_a_group_that_only_failed_is_a_failure() -> None:
+    lost = [row(at, failure_class="infra", failure_reason="NodeLost", reward=None) for at in range(2)]
+    uid = await put_group("q1", lost, global_steps=1, lengths=LENGTHS)
+    assert tq.kv_list(partition_id="train")["train"][uid]["status"] == "failure"
+
+
+async def test_a_group_that_nobody_scored_is_left_to_verls_reward_loop() -> None:
+    await put_group("q1", [row(0, reward=None), row(1, reward=None)], global_steps=1, lengths=LENGTHS)
+    batch, _ = replay().sample(1, "train", 1)
+    assert batch.keys == ["q1_0_0", "q1_1_0"]
+
+
 async def test_a_group_with_nothing_to_train_on_is_a_failure() -> None:
     uid = await put_group("q2", [], global_steps=1, lengths=LENGTHS)
     tag = tq.kv_list(partition_id="train")["train"][uid]

@@ -1,6 +1,6 @@
 """What is learned from it: the user's side, from submitting jobs to exporting trajectories.
 
-    from sandgate.trainer import RolloutClient, cluster_fleet, fleet, groups, local, submit, weight_update
+    from sandgate.trainer import RolloutClient, cluster_fleet, fleet, groups, local, prepare, submit, weight_update
 
 Each name is loaded when it is first asked for, so that `import sandgate.trainer` costs nothing.
 """
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from sandgate.trainer.client.rollout_client import AsyncRolloutClient
     from sandgate.trainer.client.streaming import Ahead, groups
     from sandgate.trainer.client.weight_update import weight_update
+    from sandgate.trainer.credit.prepare import prepare
 
 __all__ = [
     "Ahead",
@@ -38,6 +39,7 @@ __all__ = [
     "fleet",
     "groups",
     "local",
+    "prepare",
     "submit",
     "weight_update",
 ]
@@ -63,6 +65,8 @@ def __getattr__(name: str) -> Any:
         return import_module("sandgate.trainer.client.blocking")
     if name == "Retries":
         return import_module("sandgate.gateway.client").Retries
+    if name == "prepare":
+        return import_module("sandgate.trainer.credit.prepare").prepare
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"sandgate.trainer.client.{_HOMES[name]}"), name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -30,18 +29,34 @@ def roles_of(paths: Sequence[Sequence[Cast]]) -> tuple[list[TurnRole], int]:
     is no path.
 
     A path's role is the strongest (main, subagent, side) of the turns that only it has: a title asked in the middle of
-    a conversation is a side call, though the conversation is its head. The main one is the newest of the paths with
-    role main; of the choices of one request, which are equally new, the first. Where no path has role main, the newest
-    is taken for it: whatever the session did, it did there.
+    a conversation is a side call, though the conversation is its head. Where that would leave a turn in weaker paths
+    alone (a conversation that ends in two such titles), the newest of them has its role. The main one is the newest of
+    the paths with role main; of the choices of one request, which are equally new, the first. Where no path has role
+    main, the newest is taken for it: whatever the session did, it did there.
     """
-    shared = Counter(turn.id for path in paths for turn in path)
-    found = [_role(path, shared) for path in paths]
-    mains = [number for number, role in enumerate(found) if role is TurnRole.MAIN]
-    mains = mains or list(range(len(paths)))
+    told: dict[str, TurnRole] = {}
+    holders: dict[str, list[int]] = {}
+    for number, path in enumerate(paths):
+        above = ""
+        for turn in path:
+            above = told.setdefault(turn.id, TurnRole(told_then(turn.role, turn.fork, above)))
+            holders.setdefault(turn.id, []).append(number)
+    found = [TurnRole.SIDE] * len(paths)
+    for turns_held_alone in (True, False):
+        for name, held in holders.items():
+            if (len(held) == 1) is turns_held_alone and not any(
+                _covers(found[at], told[name]) for at in held
+            ):
+                found[held[-1]] = told[name]
+    mains = [number for number, role in enumerate(found) if role is TurnRole.MAIN] or range(len(paths))
     main = max(mains, key=lambda number: (paths[number][-1].index == 0, number), default=-1)
     if main >= 0:
         found[main] = TurnRole.MAIN
     return found, main
+
+
+def _covers(path: TurnRole, turn: TurnRole) -> bool:
+    return STRONGEST_FIRST.index(path) <= STRONGEST_FIRST.index(turn)
 
 
 def owners_of(paths: Sequence[Sequence[Cast]], roles: Sequence[TurnRole]) -> dict[str, int]:
@@ -53,12 +68,3 @@ def owners_of(paths: Sequence[Sequence[Cast]], roles: Sequence[TurnRole]) -> dic
         for turn in paths[number]:
             owners.setdefault(turn.id, number)
     return owners
-
-
-def _role(path: Sequence[Cast], shared: Counter[str]) -> TurnRole:
-    told, own = "", set()
-    for turn in path:
-        told = told_then(turn.role, turn.fork, told)
-        if shared[turn.id] == 1:
-            own.add(told)
-    return next((role for role in STRONGEST_FIRST if role in own), TurnRole.SIDE)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from sandgate.contract.errors import CorruptRecord, InvalidBody
 from sandgate.contract.trajectory import Json, Trajectory
+from sandgate.trainer.credit.prepare import LeftOut, why_left_out
 
 Columns = dict[str, npt.NDArray[Any]]
 """Name -> array; [1, length], or [1] for rewards."""
@@ -34,7 +35,8 @@ WIRE = {
 
 
 def to_tensor_dict(trajectory: Trajectory) -> dict[str, Any]:
-    """One row as a batch of one; no reward is 0.0. Context has mask 0, logprob 0.0 and version -1.
+    """One row as a batch of one; no reward is 0.0. Context has mask 0, logprob 0.0 and version -1. A failure that is
+    not the policy's has mask 0 throughout.
 
     Raises InvalidBody: a reward beyond float32.
     """
@@ -46,6 +48,7 @@ def columns(trajectory: Trajectory) -> Columns:
     reward = trajectory.reward or 0.0
     if not abs(reward) <= float(np.finfo(np.float32).max):
         raise InvalidBody(f"reward: {reward} is beyond float32", field="reward")
+    failed = why_left_out(trajectory, scored=False) is LeftOut.FAILURE
     before, after = len(trajectory.prompt_ids), len(trajectory.response_ids)
 
     def row(name: str, given: Any, prompt: Any) -> npt.NDArray[Any]:
@@ -55,7 +58,7 @@ def columns(trajectory: Trajectory) -> Columns:
 
     return {
         "input_ids": row("input_ids", trajectory.response_ids, trajectory.prompt_ids),
-        "loss_mask": row("loss_mask", trajectory.loss_mask, 0),
+        "loss_mask": row("loss_mask", 0 if failed else trajectory.loss_mask, 0),
         "logprobs": row("logprobs", trajectory.response_logprobs, 0.0),
         "versions": row("versions", trajectory.versions, -1),
         "attention_mask": np.ones((1, before + after), np.bool_),

@@ -65,7 +65,8 @@ def _trl(target: Path, rows: Rows) -> dict[str, Json]:
 def _areal(target: Path, rows: Rows) -> dict[str, Json]:
     from sandgate.trainer.cli.tensor_files import write_areal
 
-    return {"trajectories": write_areal(target, rows)}
+    written, left_out = write_areal(target, rows)
+    return {"trajectories": written, "left_out": dict(left_out)}
 
 
 def _packed(target: Path, rows: Rows, **options: int) -> dict[str, Json]:
@@ -203,4 +204,7 @@ def _more(told: dict[str, Any]) -> str:
             f": {told['tokens']:,} tokens as {told['packed_tokens']:,} in {output.plural(told['trees'], 'tree')},"
             f" {told['saved']:.1%} saved"
         )
+    if told.get("left_out"):
+        whys = ", ".join(f"{why} {count}" for why, count in sorted(told["left_out"].items()))
+        return f"; left out, as they teach nothing: {whys}"
     return f"; {told['cut']} cut to the lengths" if told.get("cut") else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 
 from sandgate.contract.errors import InvalidBody
 from sandgate.contract.trajectory import Trajectory
+from sandgate.trainer.credit.batches import taught
 from sandgate.trainer.export.files import replacing
 
 INSTALL = {"verl": "pip install verl==0.9.1", "torch": "pip install torch"}
@@ -46,18 +48,19 @@ def write_dataproto(
     return len(rows), sum(long)
 
 
-def write_areal(path: str | os.PathLike[str], trajectories: Iterable[Trajectory]) -> int:
+def write_areal(path: str | os.PathLike[str], trajectories: Iterable[Trajectory]) -> tuple[int, Counter[str]]:
     """AReaL's tensor dict of a batch by `torch.save`, in the dtypes of its document (int32, float32, bool); how many
-    rows. `torch.load(path, weights_only=True)` reads it. Raises InvalidBody: no rows, images, a reward beyond float32,
-    or torch is not installed."""
+    rows, and how many were left out, by reason: AReaL takes every reward that it is given into a group's mean.
+    `torch.load(path, weights_only=True)` reads it. Raises InvalidBody: no rows that teach, images, a reward beyond
+    float32, or torch is not installed."""
     need("torch", "areal")
     import torch  # type: ignore[import-not-found]
 
-    rows = list(trajectories)
+    rows, left_out = taught(list(trajectories))
     found = {name: torch.from_numpy(column) for name, column in padded(rows).items()}
     with replacing(path) as target:
         torch.save(found, str(target))
-    return len(rows)
+    return len(rows), left_out
 
 
 def padded(rows: Sequence[Trajectory]) -> dict[str, Any]:

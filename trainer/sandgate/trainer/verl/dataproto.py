@@ -9,6 +9,7 @@ import numpy as np
 
 from sandgate.contract.errors import InvalidBody
 from sandgate.contract.trajectory import Trajectory
+from sandgate.trainer.credit.batches import kept_in_place
 from sandgate.trainer.verl import rows as of
 from sandgate.trainer.verl.multimodal import check_placeholders, has_rope, inputs_of, rope_positions
 
@@ -27,7 +28,8 @@ def to_dataproto(
     processor: Any = None,
     seconds: Sequence[float] | None = None,
 ) -> Any:
-    """A batch as verl's agent loops make it, one row per trajectory, in order, cut to `lengths`.
+    """A batch as verl's agent loops make it, one row per trajectory, in order, cut to `lengths`. A row that teaches
+    nothing (a failure that is not the policy's, a side call) has mask 0 and its group's mean for a score.
 
     `columns`: further non-tensor columns, one value per row. `pad_positions`: of padding; verl's comments say 0, its
     code has other numbers there, which `verl` gives; attention never looks at them. `processor`: of a model that
@@ -37,7 +39,7 @@ def to_dataproto(
     """
     from verl import DataProto  # type: ignore[import-not-found]
 
-    found = [of.cut(row, lengths) for row in trajectories]
+    found = kept_in_place([of.cut(row, lengths) for row in trajectories])
     if not found:
         raise InvalidBody("a DataProto needs at least one row", field="trajectories")
     inputs = [inputs_of(row) for row in found]

@@ -8,6 +8,7 @@ tag is terminal, so trajectories are written before it, and nothing after it.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -16,8 +17,11 @@ import numpy as np
 
 from sandgate.contract.errors import InvalidBody
 from sandgate.contract.trajectory import Trajectory
+from sandgate.trainer.credit.batches import taught
 from sandgate.trainer.verl import rows as of
 from sandgate.trainer.verl.multimodal import check_placeholders, has_rope, inputs_of, rope_positions
+
+log = logging.getLogger(__name__)
 
 Status = Literal["pending", "running", "finished", "failure"]
 TRAIN, VALIDATION = "train", "val"
@@ -159,20 +163,24 @@ async def put_group(
     columns: Mapping[str, Any] | None = None,
     processor: Any = None,
 ) -> str:
-    """A whole group that was leased, as if verl's own agent loops had made it; returns the uid it has there. Without
-    anything to train on its status is `failure`. Raises InvalidBody, CorruptRecord for what `transfer_rows` refuses and
+    """A whole group that was leased, as if verl's own agent loops had made it; returns the uid it has there. Rows that
+    teach nothing are left out (see `credit.prepare`), and logged. Without anything to train on its status is `failure`.
+    Raises InvalidBody, CorruptRecord for what `transfer_rows` refuses and
     for rows with images that do not fit; then nothing is written, and the status is `failure`, too."""
     key = uid_key_of(uid, trajectories)
     await put_status(key, "running", partition=partition, global_steps=global_steps)
     status: Status = "failure"
     try:
+        rows, left_out = taught(trajectories)
+        if left_out:
+            log.info("group %s: of %d rows %s are left out", uid, len(trajectories), dict(left_out))
         by_session: dict[tuple[int, str], list[Trajectory]] = {}
-        for row in of.usable(trajectories, lengths):
+        for row in of.usable(rows, lengths):
             by_session.setdefault((row.sample_index, row.session_id), []).append(row)
         found: list[TransferRow] = []
-        for number, (_, rows) in enumerate(sorted(by_session.items())):
+        for number, (_, own) in enumerate(sorted(by_session.items())):
             found += transfer_rows(
-                rows, uid=key, session=number, global_steps=global_steps, columns=columns, processor=processor
+                own, uid=key, session=number, global_steps=global_steps, columns=columns, processor=processor
             )
         await put_rows(found, partition=partition)
         status = "finished" if found else "failure"

@@ -1,0 +1,1 @@
+"""Credit: what of a group teaches the policy, and how much."""

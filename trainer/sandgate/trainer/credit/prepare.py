@@ -1,0 +1,116 @@
+"""prepare: which rows of a group teach, what each session scored, and the advantage of each row. (pure)
+
+The same rules for every trainer. A group's mean and deviation are over sessions, each once: a session that forked into
+ten rows counts no more than one that did not. A session that failed for no fault of the policy, or that nobody scored,
+is no part of them. What is left out has a reason.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import fmean, stdev
+
+from sandgate.contract.choices import TurnRole
+from sandgate.contract.errors import FailureClass, InvalidBody
+from sandgate.contract.trajectory import Trajectory, main_row
+
+TAUGHT = (TurnRole.MAIN, TurnRole.SUBAGENT)
+"""Roles whose rows teach, unless one says otherwise: a title is not what the session was scored for."""
+EPSILON = 1e-4
+"""Added to the deviation, as in TRL; a group whose sessions all scored the same has advantages of 0."""
+
+
+class LeftOut(StrEnum):
+    """Why a row teaches nothing."""
+
+    FAILURE = "failure"
+    """Its session failed, and not by the policy's doing."""
+    NO_REWARD = "no_reward"
+    """Nobody scored it."""
+    ROLE = "role"
+    """It is a side call, or of another role that is not taught."""
+    NOTHING_SAMPLED = "nothing_sampled"
+    """None of its tokens is for it to train: all are context, or trained in another row of its session."""
+
+
+@dataclass(frozen=True, slots=True)
+class CreditedRow:
+    """A row and what it teaches."""
+
+    trajectory: Trajectory
+    advantage: float
+    """0.0 where it teaches nothing."""
+    left_out: LeftOut | None = None
+    """None: it teaches."""
+
+
+@dataclass(frozen=True, slots=True)
+class CreditedGroup:
+    """All rows of one task's sessions."""
+
+    rows: tuple[CreditedRow, ...]
+    """In the order in which they came."""
+    scores: Mapping[str, float]
+    """Session id -> the reward of its main row; the sessions that count, in the order of their first rows."""
+    mean: float
+    """Of the scores; 0.0 without any."""
+    deviation: float
+    """Of the scores as a sample (n - 1, as torch.std); 0.0 for fewer than two."""
+
+    @property
+    def taught(self) -> tuple[CreditedRow, ...]:
+        """The rows that teach."""
+        return tuple(row for row in self.rows if row.left_out is None)
+
+    @property
+    def left_out(self) -> Counter[str]:
+        """Reason -> how many rows; for metrics."""
+        return Counter(row.left_out.value for row in self.rows if row.left_out is not None)
+
+
+def prepare(
+    rows: Iterable[Trajectory], *, roles: Collection[str] = TAUGHT, scale: bool = True
+) -> CreditedGroup:
+    """Credit of one group. `rows`: of all its sessions, in any order. `roles`: which teach. `scale`: advantages are
+    divided by the deviation (GRPO); without, they are differences from the mean (Dr. GRPO).
+
+    A row's advantage is that of its own reward, which is the session's unless single turns were rewarded. Rows that are
+    older than roles teach. Raises InvalidBody for rows of more than one task.
+    """
+    given = list(rows)
+    tasks = {row.uid for row in given}
+    if len(tasks) > 1:
+        raise InvalidBody(f"rows of {len(tasks)} tasks; a group is of one", field="uid")
+    scores = _scores(given)
+    mean = fmean(scores.values()) if scores else 0.0
+    deviation = stdev(scores.values()) if len(scores) > 1 else 0.0
+    unit = deviation + EPSILON if scale else 1.0
+    credited = [_credited(row, roles, mean, unit) for row in given]
+    return CreditedGroup(tuple(credited), scores, mean, deviation)
+
+
+def why_left_out(row: Trajectory, *, roles: Collection[str] = TAUGHT, scored: bool = True) -> LeftOut | None:
+    """Why a row teaches nothing; None: it teaches. `scored`: rewards are there; without, a trainer gives them later."""
+    if row.failure_class not in (None, FailureClass.POLICY):
+        return LeftOut.FAILURE
+    if scored and row.reward is None:
+        return LeftOut.NO_REWARD
+    if row.role and row.role not in roles:
+        return LeftOut.ROLE
+    return None if 1 in row.loss_mask else LeftOut.NOTHING_SAMPLED
+
+
+def _scores(rows: Sequence[Trajectory]) -> dict[str, float]:
+    sessions: dict[str, list[Trajectory]] = {}
+    for row in rows:
+        sessions.setdefault(row.session_id, []).append(row)
+    mains = {name: main_row(found) for name, found in sessions.items()}
+    return {name: row.reward for name, row in mains.items() if row.reward is not None and not row.masked}
+
+
+def _credited(row: Trajectory, roles: Collection[str], mean: float, unit: float) -> CreditedRow:
+    why = why_left_out(row, roles=roles)
+    return CreditedRow(row, 0.0 if why or row.reward is None else (row.reward - mean) / unit, why)
