@@ -75,13 +75,17 @@ def cases(smoke: bool) -> list[Case]:
 
 
 @contextmanager
-def process(core: int, *command: str, origin: str = "") -> Iterator[tuple[str, int]]:
-    """A child pinned to one core; (its origin, its pid). Killed at the end.
+def process(
+    core: int, *command: str, origin: str = "", checkout: Path | None = None
+) -> Iterator[tuple[str, int]]:
+    """A child pinned to one core; (its origin, its pid). Killed at the end. `checkout`: another one, with its own
+    environment.
 
     It prints {"listening": origin} first, or is told its `origin` and then answers /healthz.
     """
     core %= os.cpu_count() or 1
-    child = subprocess.Popen([sys.executable, "-m", *command], stdout=subprocess.PIPE, cwd=ROOT)
+    python = sys.executable if checkout is None else str(checkout / ".venv" / "bin" / "python")
+    child = subprocess.Popen([python, "-m", *command], stdout=subprocess.PIPE, cwd=checkout or ROOT)
     os.sched_setaffinity(child.pid, {core})
     try:
         assert child.stdout is not None
@@ -117,8 +121,8 @@ def _wait_for(origin: str, child: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def gateway(engine: str, model: Path) -> Iterator[tuple[str, int]]:
-    """The gateway as it is run, with a journal on disk."""
+def gateway(engine: str, model: Path, checkout: Path | None = None) -> Iterator[tuple[str, int]]:
+    """The gateway as it is run, with a journal on disk; of this tree, or of another checkout."""
     with tempfile.TemporaryDirectory() as name, socket.socket() as sock:
         home = Path(name)
         (home / "secret").write_text(SECRET.hex())
@@ -135,7 +139,7 @@ def gateway(engine: str, model: Path) -> Iterator[tuple[str, int]]:
         }
         (home / "config.json").write_bytes(orjson.dumps(config))
         told = ("sandgate.gateway.app", "--config", str(home / "config.json"))
-        with process(0, *told, origin=f"http://127.0.0.1:{port}") as running:
+        with process(0, *told, origin=f"http://127.0.0.1:{port}", checkout=checkout) as running:
             yield running
 
 

@@ -27,6 +27,8 @@ class Process:
         self, folder: Path, engine_url: str, *, env: dict[str, str] | None = None, **settings: Any
     ) -> None:
         self.folder = folder
+        self.module = "sandgate.gateway"
+        """What the next life runs."""
         self.env = {**os.environ, **(env or {})}
         self.sock = socket.socket()
         self.sock.bind(("127.0.0.1", 0))
@@ -56,7 +58,7 @@ class Process:
             self.life = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "sandgate.gateway",
+                self.module,
                 "--config",
                 str(self.config),
                 pass_fds=[self.sock.fileno()],

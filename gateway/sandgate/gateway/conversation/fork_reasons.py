@@ -29,6 +29,9 @@ BRANCHES_MAX = 16
 branches: about 5 ms)."""
 SUMMARY_CHARS_MIN = 40
 """Length from which a reply that stands inside a later system or user message counts as a summary put to use."""
+OPENING_CHARS = 65_536
+"""Characters at the beginning and end of a request in which a summary is looked for: 10 MB would hold the event loop 70
+ms."""
 
 COMPACTION_USED = re.compile(
     r"continued from a previous conversation that ran out of context"  # Claude Code
@@ -109,8 +112,9 @@ def _by_words(
     asked = purpose(request)
     if asked == COMPACTION:
         return ForkReason.COMPACTION
-    opening = "\n".join(message.text for message in takewhile(_given, request.messages))
-    if COMPACTION_USED.search(ends(opening)) or _summary_used(opening, head, turns[-BRANCHES_MAX:], by_echo):
+    given = list(takewhile(_given, request.messages))
+    opening = ends(given, OPENING_CHARS)
+    if COMPACTION_USED.search(ends(given)) or _summary_used(opening, head, turns[-BRANCHES_MAX:], by_echo):
         return ForkReason.COMPACTION
     return ForkReason.SIDE_CALL if asked else None
 

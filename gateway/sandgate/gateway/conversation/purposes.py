@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from sandgate.gateway.conversation.canonical import head_length
-from sandgate.gateway.conversation.messages import Message, TurnRequest
+from sandgate.gateway.conversation.messages import Message, TextPart, TurnRequest
 
 END_CHARS = 4096
 """Characters at the beginning and end of a long text that are searched: 430,000 would hold the event loop 40 ms."""
 
-COMPACTION_ASKED = re.compile(
-    r"detailed summary of (?:the|our|this) conversation"  # Claude Code
-    r"|context checkpoint compaction|handoff summary"  # Codex
-    r"|detailed prompt for continuing our conversation"  # opencode
-    r"|<state_snapshot>"  # qwen-code
-    r"|structured context checkpoint summary|context summarization assistant"  # pi
-    r"|summari[sz]e (?:the|our|this) (?:conversation|session|history)",
-    re.IGNORECASE,
+_COMPACTION_ASKED = (
+    re.compile(r"detailed summary of (?:the|our|this) conversation"),  # Claude Code
+    re.compile(r"context checkpoint compaction"),  # Codex
+    re.compile(r"handoff summary"),
+    re.compile(r"detailed prompt for continuing our conversation"),  # opencode
+    re.compile(r"<state_snapshot>"),  # qwen-code
+    re.compile(r"structured context checkpoint summary"),  # pi
+    re.compile(r"context summarization assistant"),
+    re.compile(r"summari[sz]e (?:the|our|this) (?:conversation|session|history)"),
 )
-TITLE_ASKED = re.compile(
-    r"(?:generate|create|write|suggest|output)\b[^.\n]{0,40}\btitle|\btitle generator\b|\btitle for (?:this|the|our)\b",
-    re.IGNORECASE,
+"""In lower case. Each begins with a word of its own, for which `re` looks as fast as it reads (0.03 ms for 8 kB); as
+one pattern they took 0.5 ms of every turn."""
+_TITLE_ASKED = (
+    re.compile(r"generate\b[^.\n]{0,40}\btitle"),
+    re.compile(r"create\b[^.\n]{0,40}\btitle"),
+    re.compile(r"write\b[^.\n]{0,40}\btitle"),
+    re.compile(r"suggest\b[^.\n]{0,40}\btitle"),
+    re.compile(r"output\b[^.\n]{0,40}\btitle"),
+    re.compile(r"title(?<!\wtitle) generator\b"),
+    re.compile(r"title(?<!\wtitle) for (?:this|the|our)\b"),
 )
 """opencode and others name the session in a call without tools, sometimes before the first real one."""
 PROBE = "quota"
@@ -36,28 +44,62 @@ def purpose(request: TurnRequest, *, system: bool = True) -> str:
     with a conversation has the words that its first request had."""
     messages = request.messages
     last = last_words(messages)
-    first = ends(system_words(messages)) if system else ""
-    if COMPACTION_ASKED.search(last) or COMPACTION_ASKED.search(first):
+    words = [last.lower()]
+    if system:
+        words.append(system_words(messages).lower())
+    if _asked(_COMPACTION_ASKED, words):
         return COMPACTION
     if request.tools:
         return ""
-    if TITLE_ASKED.search(last) or TITLE_ASKED.search(first):
+    if _asked(_TITLE_ASKED, words):
         return TITLE
     if last == PROBE and request.sampling.max_tokens == 1:
         return QUOTA
     return ""
 
 
+def _asked(patterns: Sequence[re.Pattern[str]], texts: Sequence[str]) -> bool:
+    return any(pattern.search(text) for text in texts for pattern in patterns)
+
+
 def system_words(messages: Sequence[Message]) -> str:
-    """The system prompt."""
-    return "\n".join(message.text for message in messages[: head_length(messages)])
+    """The ends of the system prompt."""
+    return ends(messages[: head_length(messages)])
 
 
 def last_words(messages: Sequence[Message]) -> str:
     """The ends of the last message, if it is not the assistant's own."""
-    return ends(messages[-1].text) if messages and messages[-1].role != "assistant" else ""
+    return ends(messages[-1:]) if messages and messages[-1].role != "assistant" else ""
 
 
-def ends(text: str) -> str:
-    """The beginning and end of a text, where a client's own words stand, before or after what it quotes."""
-    return text if len(text) <= 2 * END_CHARS else f"{text[:END_CHARS]}\n{text[-END_CHARS:]}"
+def ends(messages: Sequence[Message], most: int = END_CHARS) -> str:
+    """The beginning and end, `most` characters each, of what messages say: a client's own words stand there, before or
+    after what it quotes. No more is read, however much they say."""
+    front = "".join(_up_to(2 * most, _texts(messages)))
+    if len(front) <= 2 * most:
+        return front
+    back = _up_to(most, _texts(messages, from_end=True), from_end=True)
+    return f"{front[:most]}\n{''.join(reversed(back))[-most:]}"
+
+
+def _texts(messages: Sequence[Message], *, from_end: bool = False) -> Iterator[str]:
+    """The texts of messages, with a line's end between two of them."""
+    way = reversed if from_end else iter
+    for number, message in enumerate(way(messages)):
+        if number:
+            yield "\n"
+        for part in way(message.parts):
+            if isinstance(part, TextPart):
+                yield part.text
+
+
+def _up_to(most: int, texts: Iterable[str], *, from_end: bool = False) -> list[str]:
+    """Texts until they have more than `most` characters; of each at most one more than that."""
+    out: list[str] = []
+    have = 0
+    for text in texts:
+        out.append(text[-most - 1 :] if from_end else text[: most + 1])
+        have += len(out[-1])
+        if have > most:
+            break
+    return out

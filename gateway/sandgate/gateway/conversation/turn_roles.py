@@ -17,7 +17,6 @@ from sandgate.gateway.conversation.purposes import (
     COMPACTION,
     QUOTA,
     TITLE,
-    ends,
     last_words,
     purpose,
     system_words,
@@ -78,7 +77,7 @@ def told_then(role: str, fork: str | None, parent: str) -> str:
 
 
 def _says(rule: RoleRule, request: TurnRequest) -> bool:
-    if (text := rule.system_contains) and text.lower() not in ends(system_words(request.messages)).lower():
+    if (text := rule.system_contains) and text.lower() not in system_words(request.messages).lower():
         return False
     return not (text := rule.last_message_contains) or text.lower() in last_words(request.messages).lower()
 

@@ -17,29 +17,51 @@ class ReplyBuilder:
         self._reasoning: list[str] = []
         self.calls: list[ReplyCall] = []
         self.malformed: list[str] = []
-        self._order: list[tuple[ReplyPart, int]] = []
+        self._part: ReplyPart | None = None
+        self._begun: list[tuple[ReplyPart, int]] = []
+        """Each time that another part begins: which, and how many pieces of it there were before."""
 
     def text(self, text: str) -> None:
         if text:
+            if self._part != "text":
+                self._begin("text", len(self._text))
             self._text.append(text)
-            self._said("text", len(text))
             self.deltas.append(TextDelta(text))
 
     def reasoning(self, text: str) -> None:
         if text:
+            if self._part != "reasoning":
+                self._begin("reasoning", len(self._reasoning))
             self._reasoning.append(text)
-            self._said("reasoning", len(text))
             self.deltas.append(ReasoningDelta(text))
 
     def call(self, call: ReplyCall) -> None:
+        if self._part != "call":
+            self._begin("call", len(self.calls))
         self.deltas.append(CallDelta(len(self.calls), call.name, call.arguments))
         self.calls.append(call)
-        self._said("call", 1)
 
-    def _said(self, part: ReplyPart, size: int) -> None:
-        if self._order and self._order[-1][0] == part:
-            size += self._order.pop()[1]
-        self._order.append((part, size))
+    def _begin(self, part: ReplyPart, pieces: int) -> None:
+        self._part = part
+        self._begun.append((part, pieces))
+
+    def _order(self) -> tuple[tuple[ReplyPart, int], ...]:
+        """The parts as they followed each other, with the length of each (of calls: how many); empty for the common
+        order."""
+        if _common(self._begun):
+            return ()
+        ends: dict[ReplyPart, int] = {
+            "text": len(self._text),
+            "reasoning": len(self._reasoning),
+            "call": len(self.calls),
+        }
+        texts: dict[ReplyPart, list[str]] = {"text": self._text, "reasoning": self._reasoning}
+        out: list[tuple[ReplyPart, int]] = []
+        for part, start in reversed(self._begun):
+            end, ends[part] = ends[part], start
+            size = end - start if part == "call" else sum(map(len, texts[part][start:end]))
+            out.append((part, size))
+        return tuple(reversed(out))
 
     def take(self) -> list[ParseDelta]:
         """Deltas since the last call."""
@@ -57,7 +79,7 @@ class ReplyBuilder:
             reasoning="".join(self._reasoning),
             tool_calls=tuple(self.calls),
             malformed=tuple(self.malformed),
-            order=() if _common(self._order) else tuple(self._order),
+            order=self._order(),
         )
 
 

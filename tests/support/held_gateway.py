@@ -1,0 +1,48 @@
+"""A gateway whose streams stand still: after as many events as the request's `x-test-events` says, no more is sent.
+
+`python -m tests.support.held_gateway --config FILE`. Everything else goes on, as it does where a client does not read:
+what is killed then has its turns on disk, and has told exactly so many events of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from sandgate.gateway import app
+from sandgate.gateway.web.server import AsgiApp
+
+HEADER = "x-test-events"
+END = b"\n\n"
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+class Holding(AsgiApp):
+    """The gateway's app. `x-test-events: 0` holds a body before its first byte, JSON too."""
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Send) -> None:
+        told = dict(scope.get("headers") or ()).get(HEADER.encode())
+        await super().__call__(scope, receive, send if told is None else _holding(send, int(told)))
+
+
+def _holding(send: Send, events: int) -> Send:
+    left = events
+
+    async def held(message: MutableMapping[str, Any]) -> None:
+        nonlocal left
+        body = message.get("body", b"")
+        if message["type"] != "http.response.body" or (body.count(END) < left and message.get("more_body")):
+            left -= body.count(END)
+            await send(message)
+            return
+        shown = b"".join([event + END for event in body.split(END)[:left]])
+        await send({"type": "http.response.body", "body": shown, "more_body": True})
+        await asyncio.Event().wait()
+
+    return held
+
+
+if __name__ == "__main__":
+    vars(app)["AsgiApp"] = Holding
+    raise SystemExit(app.main())
