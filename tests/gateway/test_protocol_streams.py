@@ -68,8 +68,9 @@ def stream(agent: Agent, dialect: Dialect, **headers: str) -> Any:
 
 
 @ALL
-async def test_while_the_engine_is_silent_real_events_come(dialect: Dialect) -> None:
-    reply, gate = gated(TEXT, at=2)
+@pytest.mark.parametrize("at", [0, 2], ids=["before the first token", "in the middle"])
+async def test_while_the_engine_is_silent_real_events_come(dialect: Dialect, at: int) -> None:
+    reply, gate = gated(TEXT, at=at)
     async with gateway([reply], limits={"keepalive_s": 0.02}) as g:
         agent = await g.session()
         async with stream(agent, dialect) as answer, asyncio.timeout(20):

@@ -151,6 +151,8 @@ FIXTURES: dict[str, tuple[str, ...]] = {
 
 PATHS: dict[str, tuple[str, ...]] = {
     "tests/agents/test_node_agents.py": ("node-agents",),
+    "tests/agents/test_repository.py": ("node-agents",),
+    "tests/agents/test_stall.py": ("node-agents",),
     "tests/chart/": ("helm",),
     "tests/images/": ("images",),
     "tests/cluster/e2e/": ("images", "helm"),

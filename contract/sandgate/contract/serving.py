@@ -170,7 +170,10 @@ class RoleRule:
     header_value: Annotated[str, Size(0, 1024), Doc("What that header says, in full; empty: anything.")] = ""
     system_contains: Annotated[Text, Doc("Text in the system prompt.")] = ""
     last_message_contains: Annotated[
-        Text, Doc("Text in the last message, unless that is the assistant's.")
+        Text,
+        Doc(
+            "Text in the last message, unless that is the assistant's. System messages behind a user's are passed over."
+        ),
     ] = ""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
 from msgspec.structs import replace
@@ -14,10 +15,18 @@ from sandgate.contract.serving import RoleRule
 from sandgate.gateway.conversation.callers import caller_of
 from sandgate.gateway.conversation.canonical import outline
 from sandgate.gateway.conversation.fork_reasons import BRANCHES_MAX
-from sandgate.gateway.conversation.messages import TurnRequest
-from sandgate.gateway.conversation.purposes import COMPACTION, END_CHARS, TITLE, ends, purpose
+from sandgate.gateway.conversation.messages import Message, SamplingParams, Tool, TurnRequest
+from sandgate.gateway.conversation.purposes import (
+    COMPACTION,
+    END_CHARS,
+    QUOTA,
+    TITLE,
+    ends,
+    last_words,
+    purpose,
+)
 from sandgate.gateway.conversation.turn_roles import role_of
-from tests.gateway.conversation.talk import SEARCH, Talk, request, says, system, user
+from tests.gateway.conversation.talk import SEARCH, Talk, assistant, request, says, system, tool, user
 
 WORDS = {
     "Claude Code": ("Your task is to create a detailed summary of the conversation so far", COMPACTION),
@@ -91,6 +100,10 @@ SHAPES: dict[str, Callable[[str, int], TurnRequest]] = {
 }
 
 
+BOUND_S = 0.02
+"""Twenty times what it takes; what it took before the ends alone were read was 0.07."""
+
+
 def least_s(work: Callable[[], object]) -> float:
     """CPU seconds of the best of some runs: others use this machine, too."""
     least = 1.0
@@ -103,26 +116,26 @@ def least_s(work: Callable[[], object]) -> float:
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("word", HOSTILE.values(), ids=HOSTILE)
-def test_ten_megabytes_of_hostile_words_cost_less_than_5_ms(
+def test_ten_megabytes_of_hostile_words_cost_little(
     word: str, shape: Callable[[str, int], TurnRequest]
 ) -> None:
     asked = shape(word, 10_000_000 // len(word))
     rule = RoleRule(role=TurnRole.SIDE, system_contains="kiwi", last_message_contains="plum")
     told = replace(asked, caller=caller_of({}, [rule]))
     assert purpose(asked) == ""
-    assert least_s(lambda: purpose(asked)) < 0.005
-    assert least_s(lambda: role_of(told, b"", None, None, {}, [rule])) < 0.005
+    assert least_s(lambda: purpose(asked)) < BOUND_S
+    assert least_s(lambda: role_of(told, b"", None, None, {}, [rule])) < BOUND_S
 
 
 @pytest.mark.parametrize("reply", ["a" * 60 + " word", "generate " * 7 + "it"])
-def test_a_summary_is_looked_for_in_10_megabytes_in_less_than_5_ms(reply: str) -> None:
+def test_a_summary_is_looked_for_in_10_megabytes_in_little(reply: str) -> None:
     """It is a label of a fork; the answers of 16 branches are looked for."""
     talk = Talk()
     for number in range(BRANCHES_MAX):
         talk.commit(talk.find(request(system("you"), user(f"go {number}"))), says(reply + str(number)))
     asked = request(system("you"), user(reply * (10_000_000 // len(reply))))
     seen = outline(asked)
-    assert least_s(lambda: talk.tree.find(asked, talk.policy, seen)) < 0.005
+    assert least_s(lambda: talk.tree.find(asked, talk.policy, seen)) < BOUND_S
 
 
 def test_a_summary_at_an_end_of_a_long_request_is_one() -> None:
@@ -132,3 +145,54 @@ def test_a_summary_at_an_end_of_a_long_request_is_one() -> None:
         talk.commit(talk.find(request(system("you"), user("buy"))), says("I look for a kiwi, as you say."))
         talk.commit(talk.find(request(system("sum up"), user("buy"))), summary)
         assert talk.find(request(system("you"), user(words))).fork == ForkReason.COMPACTION
+
+
+ASKED = "Your task is to create a detailed summary of the conversation so far."
+LISTS = system("Available agent types for the Agent tool: ...")
+TALK = (system("You are a clerk."), user("buy 7 kiwi"), assistant("I buy."), tool("c1", "receipt 44"))
+LAST: dict[str, tuple[tuple[Message, ...], str]] = {
+    "a user's last message": ((*TALK, user(ASKED)), ASKED),
+    "a user's message with a system message behind it": ((*TALK, user(ASKED), LISTS), ASKED),
+    "a tool's message with two behind it": ((*TALK, LISTS, LISTS), "receipt 44"),
+    "a system message behind an answer": ((*TALK[:3], system(ASKED)), ASKED),
+    "a system message alone": ((system(ASKED),), ASKED),
+    "never the assistant's": (TALK[:3], ""),
+    "of nothing, nothing": ((), ""),
+}
+
+
+@pytest.mark.parametrize(("messages", "told"), LAST.values(), ids=LAST)
+def test_the_last_words_are(messages: tuple[Message, ...], told: str) -> None:
+    assert last_words(messages) == told
+
+
+class Case(NamedTuple):
+    messages: tuple[Message, ...]
+    told: str
+    tools: tuple[Tool, ...] = ()
+    limit: int | None = None
+
+
+BUY = (Tool("buy"),)
+NAMING = (system("Generate a short title."), user("kiwi"))
+FOR = {
+    "a compaction, with tools": Case((*TALK, user(ASKED)), COMPACTION, BUY),
+    "a compaction where a system message follows (Claude Code's second)": Case(
+        (*TALK, user(ASKED), LISTS), COMPACTION, BUY
+    ),
+    "a title": Case(NAMING, TITLE),
+    "no title, for it has tools": Case(NAMING, "", BUY),
+    "a probe": Case((user("quota"),), QUOTA, limit=1),
+    "a question of one word": Case((user("quota"),), "", limit=99),
+}
+
+
+@pytest.mark.parametrize("case", FOR.values(), ids=FOR)
+def test_a_request_is_for(case: Case) -> None:
+    asked = TurnRequest(
+        model="m",
+        messages=case.messages,
+        tools=case.tools,
+        sampling=SamplingParams(max_tokens=case.limit),
+    )
+    assert purpose(asked) == case.told

@@ -36,6 +36,7 @@ _TITLE_ASKED = (
 PROBE = "quota"
 """All that Claude Code says when it asks whether it may ask, for one token."""
 
+SYSTEM = ("system", "developer")
 COMPACTION, TITLE, QUOTA = "compaction", "title", "probe"
 
 
@@ -68,8 +69,14 @@ def system_words(messages: Sequence[Message]) -> str:
 
 
 def last_words(messages: Sequence[Message]) -> str:
-    """The ends of the last message, if it is not the assistant's own."""
-    return ends(messages[-1:]) if messages and messages[-1].role != "assistant" else ""
+    """The ends of the last message, if it is not the assistant's own. Of a user's or tool's message behind which there
+    are only system messages, of that: Claude Code puts its lists of agents and skills behind what it asks."""
+    if not messages:
+        return ""
+    head = head_length(messages)
+    before = next((one for one in reversed(messages[head:]) if one.role not in SYSTEM), None)
+    said = before if before is not None and before.role != "assistant" else messages[-1]
+    return ends([said]) if said.role != "assistant" else ""
 
 
 def ends(messages: Sequence[Message], most: int = END_CHARS) -> str:
