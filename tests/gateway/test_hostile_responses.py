@@ -43,7 +43,7 @@ async def test_an_item_that_was_taken_can_be_read_back_and_gone_on_from(g: Runni
     name = made.json()["id"]
     read = await agent.http.get(f"v1/responses/{name}/input_items")
     assert read.status_code == 200, read.text
-    assert read.json()["data"][0]["content"] == "hi"
+    assert read.json()["data"][0]["content"] == [{"type": "input_text", "text": "hi"}]
     assert isinstance(read.json()["data"][0]["id"], str)
     assert (await agent.http.get(f"v1/responses/{name}")).status_code == 200
     more = {"model": "shop", "input": "and", "previous_response_id": name}

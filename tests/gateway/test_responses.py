@@ -125,7 +125,7 @@ async def test_a_response_can_be_read_and_deleted(g: Running) -> None:
     assert read.to_dict() == made.to_dict()
     assert (read.metadata, read.instructions) == ({"a": "b"}, "clerk")
     items = await client.responses.input_items.list(made.id)
-    assert [item.content for item in items.data] == ["buy 7 kiwi"]  # type: ignore[union-attr]
+    assert [item.content[0].text for item in items.data] == ["buy 7 kiwi"]  # type: ignore[union-attr, index]
     await client.responses.delete(made.id)
     with pytest.raises(openai.NotFoundError):
         await client.responses.retrieve(made.id)

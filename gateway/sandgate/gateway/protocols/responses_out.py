@@ -178,7 +178,7 @@ def finished(context: Context, choices: Sequence[Choice], usage: Usage) -> dict[
         output=output,
         usage={
             "input_tokens": usage.prompt,
-            "input_tokens_details": {"cached_tokens": usage.cached},
+            "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
             "output_tokens": usage.completion,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": usage.prompt + usage.completion,

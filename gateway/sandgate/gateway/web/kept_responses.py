@@ -9,12 +9,11 @@ import msgspec
 from sandgate.contract.errors import NotFound, Unsupported
 from sandgate.gateway.engine.api import Finish
 from sandgate.gateway.journal.records import ResponseForgotten, ResponseKept
+from sandgate.gateway.protocols import input_items
 from sandgate.gateway.protocols.base import Choice, Context, Usage
 from sandgate.gateway.protocols.responses_out import reply, response_id, turn_named
 from sandgate.gateway.service.gateway_service import GatewayService
 from sandgate.gateway.service.session import Session
-
-_ITEM: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def named(path: str) -> list[str] | None:
@@ -24,8 +23,11 @@ def named(path: str) -> list[str] | None:
     return path.removeprefix("/responses/").split("/") if path.startswith("/responses/") else None
 
 
-async def answer(core: GatewayService, session: Session, method: str, parts: list[str]) -> bytes:
-    """The body of the answer, as JSON. Raises NotFound, Unsupported; Gone if the session is not in memory any more."""
+async def answer(
+    core: GatewayService, session: Session, method: str, parts: list[str], query: bytes = b""
+) -> bytes:
+    """The body of the answer, as JSON. Raises NotFound, Unsupported, InvalidBody; Gone if the session is not in memory
+    any more."""
     name, *rest = parts
     if session.evicted:
         session.refuse_if_ended()
@@ -34,9 +36,10 @@ async def answer(core: GatewayService, session: Session, method: str, parts: lis
         raise NotFound(f"Response with id '{name[:80]}' not found.")
     match method, rest:
         case "GET", []:
+            input_items.unstreamed(query)
             return _response(session, kept)
         case "GET", ["input_items"]:
-            return _items(session, kept)
+            return input_items.told(session.kept.items(kept), kept.turn, input_items.page(query))
         case "DELETE", []:
             session.refuse_if_ended()
             await core.sessions.record(session, ResponseForgotten(at=core.sessions.now(), turn=kept.turn))
@@ -59,20 +62,3 @@ def _response(session: Session, kept: ResponseKept) -> bytes:
     )
     choice = Choice(reply=turn.reply, finish=cast("Finish", turn.finish), stop_reason=turn.stop_reason)
     return reply(context, [choice], Usage(turn.prompt_tokens, len(turn.ids), turn.cached_tokens))
-
-
-def _items(session: Session, kept: ResponseKept) -> bytes:
-    """The response's own input items; each has an id, as OpenAI's have. What they hold is not read: it was taken."""
-    data: list[dict[str, msgspec.Raw]] = []
-    for number, raw in enumerate(session.kept.items(kept)):
-        item = {name: value for name, value in _ITEM.decode(raw).items() if bytes(value) != b"null"}
-        data.append({"id": msgspec.Raw(b'"in_%s_%d"' % (kept.turn.encode(), number)), **item})
-    return msgspec.json.encode(
-        {
-            "object": "list",
-            "data": data,
-            "first_id": data[0]["id"] if data else None,
-            "last_id": data[-1]["id"] if data else None,
-            "has_more": False,
-        }
-    )

@@ -381,7 +381,8 @@ class AsgiApp:
             self._enter(scope, key)
             if (response := kept_responses.named(path)) is not None:
                 session = self._session(key, named)
-                body = await kept_responses.answer(self.core, session, scope["method"], response)
+                asked = (scope["method"], response, scope.get("query_string", b""))
+                body = await kept_responses.answer(self.core, session, *asked)
             else:
                 body = orjson.dumps(await self._answer(key, named, path, scope, receive))
         except ClientGone:
