@@ -146,6 +146,7 @@ HOMES = {
     "prometheus_client": ("gateway.metrics", "gateway.web.*", "operator.replica.metrics"),
     "kubernetes": ("trainer.client.cluster", "trainer.client.port_forward"),
     "websocket": ("trainer.client.port_forward",),
+    "PIL": ("gateway.media.pictures", "trainer.verl.multimodal"),
     "psycopg": ("gateway.journal.postgres",),
     "torch": ("trainer.export.*", "trainer.cli.tensor_files", "trainer.verl.*", "trainer.areal.tensors"),
     "pyarrow": (

@@ -6,6 +6,7 @@ Arrays are packed (`array('i')` int32, `array('f')` float32, `array('b')` int8):
 from __future__ import annotations
 
 from array import array
+from base64 import b64decode, b64encode
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
@@ -177,6 +178,8 @@ ARRAY_FIELDS: dict[str, str] = {
     "versions": "i",
 }
 """Field -> array typecode."""
+BINARY_FIELDS = ("multimodal", "routed_experts")
+"""base64 text in JSON."""
 DERIVED = frozenset({"masked"})
 """Fields that follow from others. Who changes those (a trainer that fills in rewards) cannot leave these behind: what a
 file says of them is for readers without this class."""
@@ -189,13 +192,13 @@ def main_row(rows: Iterable[Trajectory]) -> Trajectory:
 
 
 def to_json(trajectory: Trajectory) -> dict[str, Json]:
-    """Plain JSON value; binary fields as None (they travel in Arrow only)."""
+    """Plain JSON value; binary fields as base64 text."""
     out: dict[str, Json] = {}
     for name in Trajectory.__dataclass_fields__:
         value = getattr(trajectory, name)
         if name in ARRAY_FIELDS or isinstance(value, tuple):
             value = list(value)
-        out[name] = None if isinstance(value, bytes) else value
+        out[name] = b64encode(value).decode() if isinstance(value, bytes) else value
     return out
 
 
@@ -211,7 +214,9 @@ def from_json(value: dict[str, Json]) -> Trajectory:
         raise NewerRecord(seen=seen, known=SCHEMA_VERSION)
     members: dict[str, Json] = {"schema_version": FIRST_VERSION}
     members |= {k: v for k, v in value.items() if k in Trajectory.__dataclass_fields__}
-    for name, given in members.items():
+    for name, given in tuple(members.items()):
+        if name in BINARY_FIELDS and isinstance(given, str):
+            members[name] = given = _binary(given, name)
         if name not in ARRAY_FIELDS and not _fits(given, Trajectory.__dataclass_fields__[name].type):
             raise CorruptRecord(f"not a trajectory record: {name} cannot be {type(given).__name__}")
     for name in DERIVED:
@@ -226,6 +231,13 @@ def from_json(value: dict[str, Json]) -> Trajectory:
         return Trajectory(**members)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise CorruptRecord(f"not a trajectory record: {error!r}") from error
+
+
+def _binary(text: str, name: str) -> bytes:
+    try:
+        return b64decode(text, validate=True)
+    except ValueError as error:
+        raise CorruptRecord(f"not a trajectory record: {name} is not base64: {error}") from error
 
 
 _JSON_TYPES: dict[str, tuple[type, ...]] = {

@@ -19,6 +19,7 @@ from sandgate.gateway.journal.records import (
     LetGo,
     Nacked,
     Opened,
+    PicturesKept,
     PolicyVersion,
     Record,
     ResponseForgotten,
@@ -33,6 +34,8 @@ from sandgate.gateway.journal.records import (
 )
 from sandgate.gateway.journal.reply import Reply, ReplyCall
 from sandgate.gateway.journal.top_logprobs import joined, packed
+from sandgate.gateway.media.pictures import Picture
+from sandgate.gateway.media.spans import Span
 
 
 def turn(name: str, *, tokens: int = 3, parent: str | None = None) -> TurnCommitted:
@@ -134,4 +137,11 @@ EVERY_KIND: dict[str, Record] = {
         sealed=True,
     ),
     "response gone": ResponseForgotten(at=21.0, turn="t1"),
+    "a turn with a picture": structs.replace(
+        turn("t6", parent="t1"), schema=8, media=(Span(0, 1, b"p" * 16),)
+    ),
+    "pictures": PicturesKept(
+        at=22.0,
+        pictures=(Picture(digest=b"p" * 16, width=28, height=28, grid=(1, 2, 2), png=b"\x89PNG"),),
+    ),
 }

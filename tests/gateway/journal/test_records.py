@@ -13,6 +13,7 @@ from sandgate.gateway.journal.records import (
     EnginesSet,
     ItemsKept,
     LetGo,
+    PicturesKept,
     ResponseForgotten,
     ResponseKept,
     TasksForgotten,
@@ -34,7 +35,9 @@ SINCE = {
     ItemsKept: 7,
     ResponseKept: 7,
     ResponseForgotten: 7,
+    PicturesKept: 8,
 }
+KINDS_SINCE = {"a cut turn": 6, "a turn with a picture": 8}
 
 
 @pytest.mark.parametrize("kind", EVERY_KIND)
@@ -43,7 +46,7 @@ def test_a_record_says_the_first_schema_that_knew_its_kind(kind: str) -> None:
     raw = encode(record)
     assert decode(raw) == record
     assert msgspec.msgpack.decode(raw).get("schema", 1) == (
-        6 if kind == "a cut turn" else SINCE.get(type(record), 1)
+        KINDS_SINCE.get(kind) or SINCE.get(type(record), 1)
     )
 
 

@@ -18,7 +18,7 @@ VALID: dict[str, Any] = {
             "role": "user",
             "content": [
                 {"type": "text", "text": "hi"},
-                {"type": "image_url", "image_url": {"url": "data:,"}},
+                {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBO"}},
             ],
         },
         {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [CALL]},

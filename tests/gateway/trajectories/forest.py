@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sandgate.contract.trajectory import Floats, Ids
+from sandgate.gateway.media.spans import Spans
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class T:
     build: str = ""
     logprobs_mode: str = ""
     renderer: str = ""
+    media: Spans = ()
 
     @property
     def base(self) -> int:

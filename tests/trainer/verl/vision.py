@@ -59,7 +59,7 @@ def write(folder: Path) -> Path:
 
 def picture(width: int, height: int) -> Any:
     """Noise, the same each time."""
-    from PIL import Image  # type: ignore[import-not-found]
+    from PIL import Image
 
     pixels = np.random.default_rng(width).integers(0, 255, (height, width, 3), np.uint8)
     return Image.fromarray(pixels)

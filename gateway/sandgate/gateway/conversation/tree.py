@@ -31,6 +31,7 @@ from sandgate.gateway.conversation.messages import Message, TurnRequest
 from sandgate.gateway.conversation.search import Index, Reading, walk
 from sandgate.gateway.conversation.turn import Turn, turn_of
 from sandgate.gateway.journal.records import TurnCommitted
+from sandgate.gateway.media.spans import Span, Spans, within
 
 _POLICY = MatchPolicy()
 
@@ -149,8 +150,9 @@ class Tree:
             return None  # nobody went on from here yet
         return fork_reasons.name(self.turns, self._index.by_echo, request, head_key, best.turn, rest)
 
-    def find_ids(self, prompt: Ids) -> Turn | None:
-        """The deepest turn whose prompt + response ids are the head of `prompt`; of twins the newest."""
+    def find_ids(self, prompt: Ids, media: Spans = ()) -> Turn | None:
+        """The deepest turn whose prompt + response ids are the head of `prompt`, and show the same pictures; of twins
+        the newest. `media`: the pictures of `prompt`."""
         best: tuple[int, int] = (0, -1)
         deepest = None
         waiting = [(0, root) for root in self._children.get(None, ())]
@@ -158,7 +160,11 @@ class Tree:
             start, turn = waiting.pop()
             middle = start + len(turn.context)
             end = middle + len(turn.ids)
-            if prompt[start:middle] == turn.context and prompt[middle:end] == turn.ids:
+            if (
+                prompt[start:middle] == turn.context
+                and prompt[middle:end] == turn.ids
+                and within(media, start, end) == turn.media
+            ):
                 if (end, turn.number) > best:
                     best, deepest = (end, turn.number), turn
                 waiting += [(end, child) for child in self._children.get(turn.id, ())]
@@ -222,6 +228,14 @@ class Tree:
         if turn.parent is None or turn.parent not in self._turns:
             return turn.context
         return self.path_ids(turn.parent) + turn.context
+
+    def path_media(self, turn_id: str) -> Spans:
+        """The pictures in `path_ids`."""
+        out, start = list[Span](), 0
+        for turn in self.path(turn_id):
+            out += [span.moved(start) for span in turn.media]
+            start += len(turn.context) + len(turn.ids)
+        return tuple(out)
 
     def path_ids(self, turn_id: str) -> Ids:
         """All ids up to and including this turn's sampled ids, as a new array that the caller may keep.

@@ -10,6 +10,7 @@ from typing import Any
 from sandgate.contract.trajectory import Floats, Ids
 from sandgate.gateway.journal.records import TurnCommitted
 from sandgate.gateway.journal.reply import Reply
+from sandgate.gateway.media.spans import Span
 
 _SWAP = sys.byteorder == "big"
 """The journal is little-endian everywhere."""
@@ -83,6 +84,8 @@ class Turn:
     role_why: str
     thread: str
     parent_thread: str
+    media: tuple[Span, ...]
+    """Placeholders of pictures in `context`."""
 
 
 def turn_of(record: TurnCommitted, number: int) -> Turn:
@@ -122,4 +125,5 @@ def turn_of(record: TurnCommitted, number: int) -> Turn:
         role_why=sys.intern(record.role_why),
         thread=sys.intern(record.thread),
         parent_thread=sys.intern(record.parent_thread),
+        media=record.media,
     )

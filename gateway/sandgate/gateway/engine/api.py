@@ -9,6 +9,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from sandgate.contract.trajectory import Floats, Ids
 from sandgate.gateway.conversation.messages import SamplingParams
 from sandgate.gateway.engine.labels import Labels
+from sandgate.gateway.media.pictures import Picture
+from sandgate.gateway.media.spans import Spans
 
 Finish = Literal["stop", "length", "abort"]
 
@@ -35,6 +37,10 @@ class Prompt:
     model: str = ""
     version: int = 0
     """The policy version last set by the trainer; used where the engine reports none."""
+    media: Spans = ()
+    """Where `ids` have placeholders of pictures."""
+    pictures: tuple[Picture, ...] = ()
+    """The pictures, in the same order. Prompts with the same ids and other pictures are other prompts."""
 
 
 @dataclass(frozen=True, slots=True)

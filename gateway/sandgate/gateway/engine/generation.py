@@ -45,6 +45,8 @@ class Generation:
     resumed: int = 0
     _piece: int = 0
     """Sampled tokens before the piece in the making."""
+    _seen: int = -1
+    """Of which piece the engine told the prompt that it made, if there are pictures."""
 
     def asks(self) -> tuple[Ids, int]:
         """What to ask for next: (ids to send, tokens still wanted)."""
@@ -54,6 +56,7 @@ class Generation:
 
     def take(self, step: Step) -> Delta | None:
         """Adds a step. Returns what to stream; None for a step without tokens."""
+        self._same_prompt(step)
         if self.finish is not None and step.ids:
             raise EngineFailed("the engine sent tokens after the end of the generation")
         self.ids.extend(step.ids)
@@ -70,6 +73,21 @@ class Generation:
             self._end_piece(step.labels)
             self.finish, self.stop_reason = step.finish, step.stop_reason
         return Delta(step.ids, step.logprobs, top, self.told) if step.ids else None
+
+    def _same_prompt(self, step: Step) -> None:
+        """A prompt with pictures is what was meant only if the engine made the same ids of it: it runs a processor of
+        its own. Raises EngineFailed before anything of the answer is taken."""
+        if not self.prompt.pictures or (step.prompt is None and self._seen == self.resumed):
+            return
+        wanted = self.prompt.ids + self.ids[: self._piece]
+        spans = tuple((span.start, span.length) for span in self.prompt.media)
+        if step.prompt is None or step.prompt != wanted or step.images != spans:
+            told = "none" if step.prompt is None else f"{len(step.prompt)} ids with images at {step.images}"
+            raise EngineFailed(
+                f"the engine was to make {len(wanted)} prompt ids with images at {spans}, and made {told}; are its "
+                "image processor's settings (--mm-processor-kwargs) those of spec.model.tokenizer?"
+            )
+        self._seen = self.resumed
 
     def _end_piece(self, labels: tuple[tuple[str | int, int, int], ...] | None) -> None:
         count = len(self.ids) - self._piece

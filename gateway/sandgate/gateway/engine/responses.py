@@ -95,10 +95,17 @@ class _Error(msgspec.Struct):
     message: str = ""
 
 
+class _Range(msgspec.Struct, gc=False):
+    offset: int
+    length: int
+
+
 class _Answer(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
     error: _Error | str | None = None
+    prompt_token_ids: list[int] | None = None
+    mm_placeholders: dict[str, list[_Range]] | None = None
 
 
 class _AnswerTop(_Answer):
@@ -126,6 +133,10 @@ class Step:
     labels: tuple[tuple[str | int, int, int], ...] | None = None
     """(weight version label, start, end), as reported; None if the engine does not report them."""
     cached_tokens: int = 0
+    prompt: Ids | None = None
+    """The prompt as the engine made it of the placeholders and the pictures, in the first step of an answer."""
+    images: tuple[tuple[int, int], ...] = ()
+    """(offset, length) of each picture in it."""
 
     def check(self, vocab_size: int = 0) -> None:
         """Raises EngineFailed for sentinels, NaN, positive or missing logprobs, and ids that do not exist."""
@@ -158,6 +169,9 @@ def read(
     step = _step(answer.choices[0], top, vocabulary) if answer.choices else Step()
     if answer.usage is not None and answer.usage.prompt_tokens_details is not None:
         step.cached_tokens = answer.usage.prompt_tokens_details.cached_tokens or 0
+    if answer.prompt_token_ids is not None:
+        step.prompt = array("i", answer.prompt_token_ids)
+        step.images = tuple((at.offset, at.length) for at in (answer.mm_placeholders or {}).get("image", ()))
     return step
 
 

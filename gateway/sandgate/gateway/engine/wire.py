@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from base64 import b64encode
 from enum import Enum
 from typing import Any
 
@@ -27,6 +28,7 @@ from sandgate.contract.errors import (
 )
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.engine.api import Prompt
+from sandgate.gateway.media.spans import collapse
 
 WORDS_MAX = 500
 """Characters of an engine's error that are passed on; its validation errors can repeat a whole prompt."""
@@ -63,6 +65,11 @@ def body_of(
     `piece` > 0: the generation is resumed after an abort. A fixed seed is then moved by `piece`: the engine's generator
     starts anew, and the same seed would draw the same numbers a second time.
     """
+    if prompt.pictures and endpoint is not GenerateEndpoint.GENERATE:
+        raise EngineFailed(
+            f"images go to {GenerateEndpoint.GENERATE.value} only, which this engine does not serve: start vLLM with "
+            "--enable-scale-out"
+        )
     head = _generate_head(prompt, max_tokens, piece) if endpoint is GenerateEndpoint.GENERATE else None
     if head is None:
         head = _completions_head(prompt, max_tokens, piece)
@@ -73,6 +80,10 @@ def body_of(
     if stream:
         head["stream"] = True
         head["stream_options"] = {"include_usage": True}
+    if (
+        prompt.pictures
+    ):  # vLLM runs its processor on them, and puts as many placeholders as it says for each one
+        ids = collapse(ids, prompt.media)
     field = b"token_ids" if endpoint is GenerateEndpoint.GENERATE else b"prompt"
     # numpy writes 5k ids in 18 us; a list of Python ints takes 68 us and makes 5k objects.
     packed = orjson.dumps(np.frombuffer(ids, dtype=np.int32), option=orjson.OPT_SERIALIZE_NUMPY)
@@ -130,6 +141,12 @@ def _generate_head(prompt: Prompt, max_tokens: int, piece: int) -> dict[str, Any
     head: dict[str, Any] = {"sampling_params": _sampling(prompt, max_tokens, piece)}
     if prompt.constraint is not None:  # it holds from the first token on; the thought is part of it
         head["reasoning_ended"] = True
+    if prompt.pictures:
+        head["content_parts"] = [
+            {"type": "image_url", "url": "data:image/png;base64," + b64encode(picture.png).decode()}
+            for picture in prompt.pictures
+        ]
+        head["return_token_ids"] = True
     return head
 
 

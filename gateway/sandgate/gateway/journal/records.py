@@ -14,8 +14,10 @@ import msgspec
 from sandgate.contract.errors import CorruptRecord, NewerRecord
 from sandgate.gateway.journal.reply import Reply
 from sandgate.gateway.journal.top_logprobs import NONE
+from sandgate.gateway.media.pictures import Picture
+from sandgate.gateway.media.spans import Span
 
-SCHEMA = 7
+SCHEMA = 8
 """The newest schema. A record carries the first schema that knew its kind, so that a journal without new kinds stays
 readable for older gateways."""
 
@@ -107,9 +109,16 @@ class TurnCommitted(_Record, frozen=True, kw_only=True, tag="turn"):
     thread: str = ""
     """What the client's headers call its conversation, and the one that started that."""
     parent_thread: str = ""
+    media: tuple[Span, ...] = ()
+    """Where `context` has placeholders of pictures (offsets in it), and of which. Since schema 8."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        end = 0
+        for span in self.media:
+            if span.start < end or span.length < 1 or 4 * (span.start + span.length) > len(self.context):
+                raise CorruptRecord(f"turn {self.turn}: its context has no picture at {span.start}")
+            end = span.start + span.length
         if len(self.ids) % 4 or len(self.context) % 4 or len(self.logprobs) != len(self.ids):
             raise CorruptRecord(
                 f"turn {self.turn}: {len(self.ids)} bytes of ids, {len(self.logprobs)} of logprobs, "
@@ -329,6 +338,18 @@ class ResponseForgotten(_Seventh, frozen=True, kw_only=True, tag="response_gone"
     turn: str
 
 
+class _Eighth(_Record, frozen=True, kw_only=True, omit_defaults=False):
+    """Kinds that schema 8 added; their bytes say so."""
+
+    schema: int = 8
+
+
+class PicturesKept(_Eighth, frozen=True, kw_only=True, tag="pictures"):
+    """Pictures that turns of the session show, each once, in the commit of the first of them."""
+
+    pictures: tuple[Picture, ...]
+
+
 TASKS = "~tasks"
 """Session field of the task queue's log, which is compacted by itself; no session can have this id."""
 
@@ -356,6 +377,7 @@ Record = Union[  # noqa: UP007 - msgspec wants the union as a value
     ItemsKept,
     ResponseKept,
     ResponseForgotten,
+    PicturesKept,
 ]
 
 _ENCODER = msgspec.msgpack.Encoder()

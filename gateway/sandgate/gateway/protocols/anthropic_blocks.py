@@ -10,6 +10,7 @@ import msgspec
 from sandgate.contract.errors import InvalidBody, Unsupported
 from sandgate.gateway.conversation.canonical import BILLING_HEADER
 from sandgate.gateway.conversation.messages import ImagePart, Message, Part, TextPart, ToolCall
+from sandgate.gateway.media.sources import image_url
 from sandgate.gateway.protocols.sealed_reasoning import unseal
 from sandgate.gateway.protocols.wire import ANYTHING, brief, read
 
@@ -120,12 +121,12 @@ def _url(source: BlockSource | None, field: str) -> str:
         case None:
             raise InvalidBody(f"{field} is missing", field=field)
         case BlockSource(type="base64", media_type=str() as kind, data=str() as data):
-            return f"data:{kind};base64,{data}"
+            return image_url(f"data:{kind};base64,{data}", field)
         case BlockSource(type="base64"):
             missing = f"{field}.{'data' if source.media_type else 'media_type'}"
             raise InvalidBody(f"{missing} is missing", field=missing)
         case BlockSource(type="url", url=str() as url):
-            return url
+            return image_url(url, f"{field}.url")
         case BlockSource(type="url"):
             raise InvalidBody(f"{field}.url is missing", field=f"{field}.url")
     raise Unsupported(

@@ -23,6 +23,7 @@ from sandgate.gateway.conversation.messages import (
     ToolCall,
     TurnRequest,
 )
+from sandgate.gateway.media.sources import image_url
 from sandgate.gateway.protocols.openai_sampling import (
     TOP_LOGPROBS_MAX,
     Asked,
@@ -200,7 +201,9 @@ def _part(part: _Part, role: Role, message: int, i: int) -> Part | None:
             image = part.image_url
             if image is None:
                 raise InvalidBody(f"{field}.image_url is missing", field=f"{field}.image_url")
-            return ImagePart(image) if isinstance(image, str) else ImagePart(image.url, image.detail)
+            if isinstance(image, str):
+                return ImagePart(image_url(image, f"{field}.image_url"))
+            return ImagePart(image_url(image.url, f"{field}.image_url.url"), image.detail)
     raise Unsupported(
         f"{field}.type is {brief(part.type)}; text and image_url are understood", field=f"{field}.type"
     )

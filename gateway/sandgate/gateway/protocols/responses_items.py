@@ -14,6 +14,7 @@ from sandgate.contract.errors import InvalidBody, Unsupported
 from sandgate.gateway.conversation.ids import call_id
 from sandgate.gateway.conversation.messages import ImagePart, Message, Part, Role, TextPart, ToolCall
 from sandgate.gateway.journal.reply import Reply
+from sandgate.gateway.media.sources import image_url
 from sandgate.gateway.protocols.base import History, ItemNotFound
 from sandgate.gateway.protocols.reply_items import CallItem, Item, ReasoningItem, TextItem
 from sandgate.gateway.protocols.responses_tools import Offered
@@ -217,7 +218,8 @@ def _part(part: _Part, field: str) -> Part | None:
         case "refusal":
             return TextPart(part.refusal) if part.refusal else None
         case "input_image":
-            return ImagePart(_needed(part.image_url, f"{field}.image_url"), part.detail)
+            where = f"{field}.image_url"
+            return ImagePart(image_url(_needed(part.image_url, where), where), part.detail)
     raise Unsupported(
         f"{field}.type is {brief(part.type)}; input_text, output_text and input_image are understood",
         field=f"{field}.type",

@@ -27,7 +27,15 @@ from sandgate.gateway.conversation.turn import Turn, unpack_ids
 from sandgate.gateway.conversation.turn_roles import role_of
 from sandgate.gateway.engine.api import Delta, Engine, GenerationResult, Prompt
 from sandgate.gateway.engine.health import none_up
-from sandgate.gateway.journal.records import CUT, Delivered, Intent, LetGo, Record, TurnCommitted
+from sandgate.gateway.journal.records import (
+    CUT,
+    Delivered,
+    Intent,
+    LetGo,
+    PicturesKept,
+    Record,
+    TurnCommitted,
+)
 from sandgate.gateway.metrics import GatewayMetrics
 from sandgate.gateway.protocols.base import TokenLogprobs
 from sandgate.gateway.protocols.responses_out import turn_named
@@ -378,6 +386,8 @@ class Completions:
             affinity=str(session.spec.get("uid") or session.session_id),
             model=self.config.engine.model or self.config.model.name,
             version=self.sessions.process.version,
+            media=prepared.media,
+            pictures=prepared.pictures,
         )
         try:
             with self.metrics.engine_s.time():
@@ -411,13 +421,24 @@ class Completions:
         call.fork = records[0].fork
         call.committing = True
         with self.metrics.commit_s.time():
-            await self.sessions.record(session, *records, *self._kept(call))
+            await self.sessions.record(
+                session, *self._pictures(session, asked.prepared), *records, *self._kept(call)
+            )
         self._count(records, asked.prepared)
         if call.told and not call.listeners:
             await self.delivered(call, partly=True)
         tops = [sample.top for sample, _ in made]
         turns = [session.tree[turn] for turn in call.turns]
         return [replace(turn, top=top) if top else turn for turn, top in zip(turns, tops, strict=True)]
+
+    def _pictures(self, session: Session, prepared: Prepared) -> Sequence[Record]:
+        """A record of the pictures that the session did not show before."""
+        fresh = {
+            picture.digest: picture for picture in prepared.pictures if picture.digest not in session.pictures
+        }
+        if not fresh:
+            return ()
+        return (PicturesKept(at=self.sessions.now(), pictures=tuple(fresh.values())),)
 
     def _kept(self, call: ModelCall) -> Sequence[Record]:
         """Records of what later requests may refer to."""
@@ -447,7 +468,7 @@ class Completions:
             if streamed:
                 records = self._records(call, asked, streamed, finish=CUT)
                 await self.sessions.keep_labels()
-                await self.sessions.record(session, *records)
+                await self.sessions.record(session, *self._pictures(session, asked.prepared), *records)
                 self._count(records, asked.prepared)
             elif isinstance(why, asyncio.CancelledError):
                 gone = [LetGo(at=self.sessions.now(), turn=turn) for turn in call.turns]

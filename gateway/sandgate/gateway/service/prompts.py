@@ -9,19 +9,23 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from sandgate.contract.errors import ForkReason, InvalidBody, PromptTooLong, ToolsNotSupported
+from sandgate.contract.errors import ForkReason, InvalidBody, PromptTooLong, ToolsNotSupported, Unsupported
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.byte_cache import ByteCache
 from sandgate.gateway.conversation.canonical import outline, tools_chars
 from sandgate.gateway.conversation.matching import MatchPolicy
-from sandgate.gateway.conversation.messages import Message, TurnRequest
+from sandgate.gateway.conversation.messages import ImagePart, Message, TurnRequest
 from sandgate.gateway.conversation.retold_text import retold
 from sandgate.gateway.conversation.sampled_words import as_sampled
+from sandgate.gateway.conversation.shown import Pictures, images_of
 from sandgate.gateway.conversation.tree import Match, Tree
 from sandgate.gateway.conversation.turn import Turn
+from sandgate.gateway.media.pictures import Picture
+from sandgate.gateway.media.spans import Spans, expand, stray, within
 from sandgate.gateway.metrics import GatewayMetrics
 from sandgate.gateway.service.fair_pool import Lane, lane
 from sandgate.gateway.tokens.api import Codec
+from sandgate.gateway.tokens.bridge import shows_images
 from sandgate.gateway.tokens.history_check import unchanged
 
 OFF_LOOP_CHARS = 6_000
@@ -38,8 +42,8 @@ TEXTS_BYTES_MAX, TEXT_BYTES_MAX = 8 << 20, 256 << 10
 """Decoded parts of branches, which are compared with each later text."""
 
 T = TypeVar("T")
-Rendered = tuple[Ids, int]
-"""Ids, and how many control tokens the text spells."""
+Rendered = tuple[Ids, int, Spans]
+"""Ids, how many control tokens the text spells, and where the ids have placeholders of pictures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,15 @@ class Prepared:
     """Turns in the tree when it was searched."""
     spelt: int = 0
     """Control tokens that the rendered text spells."""
+    media: Spans = ()
+    """Where `ids` have placeholders of pictures."""
+    pictures: tuple[Picture, ...] = ()
+    """The pictures, in the same order."""
+
+    @property
+    def own_media(self) -> Spans:
+        """The spans in this turn's context, with offsets in it."""
+        return within(self.media, self.known, len(self.ids))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +80,12 @@ class Prompts:
     metrics: GatewayMetrics
     pool: Executor
     texts: ByteCache[bytes, str] = field(default_factory=lambda: ByteCache(TEXTS_BYTES_MAX, TEXT_BYTES_MAX))
+    pictures: Pictures | None = field(init=False)
+    """Reads pictures, if the model takes any."""
+
+    def __post_init__(self) -> None:
+        vision = self.codec.vision
+        object.__setattr__(self, "pictures", Pictures(vision.rule) if vision is not None else None)
 
     async def prepare(self, tree: Tree, request: TurnRequest, window: int, session: str = "") -> Prepared:
         """The request's prompt. Hashes of messages find the parent; token ids decide whether it is one. Raises
@@ -80,21 +99,23 @@ class Prompts:
         codec = self.codec
         if request.template_kwargs:
             codec = await off_loop(pool, codec.variant, request.template_kwargs)
+        shown = await self._shown(pool, request.messages)
         seen = await _sized(pool, length, lambda: outline(request), most=OFF_LOOP_KEYS)
         match, size = tree.find(request, self.policy, seen), len(tree)
         with self.metrics.render_s.time():
             added: Rendered | ForkReason | None = match.fork
             if match.parent is not None:
                 parent = tree[match.parent]
-                added = await self._bridge(codec, tree, parent, request, match.tail, given, pool)
-            bridged = _bridged(tree, match, added, size) if isinstance(added, tuple) else None
+                added = await self._bridge(codec, tree, parent, request, match.tail, given, pool, shown)
+            bridged = _bridged(tree, match, added, size, shown) if isinstance(added, tuple) else None
             if bridged is not None and codec.history == "sampled":
                 return bridged
             messages = self._history(codec, tree, match, request)
 
             def work() -> Rendered:
                 conversation = tree.with_sampled_ids(messages), request.tools
-                return codec.render(*conversation), codec.spelt(*conversation)
+                ids, media = _expanded(codec, codec.render(*conversation), shown)
+                return ids, codec.spelt(*conversation), media
 
             made = await _sized(pool, length + given, work)
             why = None if isinstance(added, tuple) else added
@@ -103,7 +124,13 @@ class Prompts:
                 if await _sized(pool, length + given, lambda: unchanged(codec, told, made[0])):
                     return bridged
                 why = ForkReason.HISTORY_REWRITTEN_BY_TEMPLATE
-        return self._confirmed(tree, match, why, made, size)
+        return self._confirmed(tree, match, why, made, size, shown)
+
+    async def _shown(self, pool: Executor, messages: Sequence[Message]) -> tuple[Picture, ...]:
+        """The pictures of these messages; none where the model takes none, and its codec refuses them."""
+        if self.pictures is None or not shows_images(messages):
+            return ()
+        return tuple(await off_loop(pool, self.pictures.of, messages))
 
     async def _given(
         self, tree: Tree, request: TurnRequest, prompt: str | Ids, window: int, pool: Executor
@@ -136,6 +163,11 @@ class Prompts:
                     f"{self.codec.vocab_size}",
                     field=request.prompt_field,
                 )
+        if self.codec.vision is not None and stray(ids, self.codec.vision.placeholder, ()):
+            raise Unsupported(
+                f"{request.prompt_field} has placeholders of images; images are taken in messages only",
+                field=request.prompt_field,
+            )
         match = tree.place(ids)
         known_ids = len(tree.path_ids(match.parent)) if match.parent else 0
         fork = ForkReason.TOKENS_DIFFER if left_out and match.fork else match.fork
@@ -161,17 +193,24 @@ class Prompts:
         return as_sampled(request.messages, tree.turns, tree.path(match.parent))
 
     def _confirmed(
-        self, tree: Tree, match: Match, why: ForkReason | None, made: Rendered, size: int
+        self,
+        tree: Tree,
+        match: Match,
+        why: ForkReason | None,
+        made: Rendered,
+        size: int,
+        shown: tuple[Picture, ...],
     ) -> Prepared:
-        ids, spelt = made
-        parent = tree.find_ids(ids)
+        ids, spelt, media = made
+        parent = tree.find_ids(ids, media)
         if parent is None:
-            return Prepared(match, None, _value(why), ids, 0, size, spelt)
+            return Prepared(match, None, _value(why), ids, 0, size, spelt, media, shown)
         if parent.id == match.parent:
             why = match.fork
         elif not tree.children(parent.id):
             why = None  # other messages, but the very ids: no branch is left
-        return Prepared(match, parent.id, _value(why), ids, len(tree.path_ids(parent.id)), size, spelt)
+        known = len(tree.path_ids(parent.id))
+        return Prepared(match, parent.id, _value(why), ids, known, size, spelt, media, shown)
 
     async def _bridge(
         self,
@@ -182,6 +221,7 @@ class Prompts:
         start: int,
         given: int,
         pool: Executor,
+        shown: tuple[Picture, ...],
     ) -> Rendered | ForkReason:
         """The bridge from the parent to the messages from `start` on. Tools are rendered once and then remembered, so
         only very long ones count as work; `given` is their length in characters."""
@@ -192,19 +232,39 @@ class Prompts:
 
         answered = tree.with_sampled_ids(request.messages[start - 1 : start])[0].tool_calls if start else ()
         names = {call.id: call.name for call in answered}
+        before, earlier = tree.path_media(parent.id), len(images_of(request.messages[:start]))
 
         def work() -> Rendered | ForkReason:
+            if _differs(codec, path, before, shown[:earlier]):
+                return ForkReason.MULTIMODAL_NOT_BRIDGEABLE
             ids = codec.bridge(path[:cut], parent.ids, tail, tools, closed=closed, names=names)
-            return ids if isinstance(ids, ForkReason) else (ids, codec.spelt(tail, ()))
+            if isinstance(ids, ForkReason):
+                return ids
+            ids, media = _expanded(codec, ids, shown[earlier:])
+            return ids, codec.spelt(tail, ()), media
 
         return await _sized(pool, sum(map(chars, tail)) + (given if given > OFF_LOOP_KEYS else 0), work)
 
 
-def _bridged(tree: Tree, match: Match, added: Rendered, size: int) -> Prepared:
+def _bridged(tree: Tree, match: Match, added: Rendered, size: int, shown: tuple[Picture, ...]) -> Prepared:
     """The parent's path, and the ids that the bridge added."""
     assert match.parent is not None
-    path, (ids, spelt) = tree.path_ids(match.parent), added
-    return Prepared(match, match.parent, _value(match.fork), path + ids, len(path), size, spelt)
+    path, (ids, spelt, own) = tree.path_ids(match.parent), added
+    media = tree.path_media(match.parent) + tuple(span.moved(len(path)) for span in own)
+    return Prepared(match, match.parent, _value(match.fork), path + ids, len(path), size, spelt, media, shown)
+
+
+def _expanded(codec: Codec, ids: Ids, shown: Sequence[Picture]) -> tuple[Ids, Spans]:
+    """A render's ids with a placeholder for each patch of its pictures."""
+    vision = codec.vision
+    return expand(ids, vision.placeholder, shown, vision.rule) if vision is not None else (ids, ())
+
+
+def _differs(codec: Codec, path: Ids, media: Spans, shown: Sequence[Picture]) -> bool:
+    """Whether a path shows other pictures than these, or has a placeholder of none: the model sampled one."""
+    if [span.digest for span in media] != [picture.digest for picture in shown]:
+        return True
+    return codec.vision is not None and stray(path, codec.vision.placeholder, media)
 
 
 async def _sized(pool: Executor, size: int, work: Callable[[], T], most: int = OFF_LOOP_CHARS) -> T:
@@ -212,10 +272,11 @@ async def _sized(pool: Executor, size: int, work: Callable[[], T], most: int = O
 
 
 def chars(message: Message) -> int:
-    """Characters of a message that a template may show."""
+    """Characters of a message that a template may show, and of its images."""
     size = len(message.text) + len(message.reasoning or "") + len(message.name or "")
     for call in message.tool_calls:
         size += len(call.id) + len(call.name) + len(call.arguments)
+    size += sum(len(part.url) for part in message.parts if isinstance(part, ImagePart))
     return size + len(message.tool_call_id or "")
 
 

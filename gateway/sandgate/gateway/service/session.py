@@ -28,6 +28,7 @@ from sandgate.gateway.journal.records import (
     ItemsKept,
     LetGo,
     Opened,
+    PicturesKept,
     Record,
     ResponseForgotten,
     ResponseKept,
@@ -62,6 +63,8 @@ class Session:
     phase: SessionPhase = SessionPhase.OPEN
     tree: Tree = field(default_factory=Tree)
     kept: KeptResponses = field(default_factory=KeptResponses)
+    pictures: set[bytes] = field(default_factory=set)
+    """Digests of those that the journal has; the pictures themselves are nowhere in memory."""
     answers: dict[bytes, list[str]] = field(default_factory=dict)
     """Request digest -> its newest committed turn ids, in choice order."""
     asked_anew: set[bytes] = field(default_factory=set)
@@ -130,6 +133,8 @@ class Session:
             case ItemsKept() | ResponseKept() | ResponseForgotten():
                 if not self.ended:
                     self.kept.apply(record)
+            case PicturesKept():
+                self.pictures.update(picture.digest for picture in record.pictures)
             case Rewarded():
                 self.rewards.append(record)
             case Completed() | Sealed():

@@ -12,11 +12,14 @@ from sandgate.gateway.journal.records import (
     Completed,
     Delivered,
     Opened,
+    PicturesKept,
     Record,
     Rewarded,
     Sealed,
     TurnCommitted,
 )
+from sandgate.gateway.media.pictures import Picture
+from sandgate.gateway.media.spans import Spans
 from sandgate.gateway.service.session import Session, SessionPhase
 from sandgate.gateway.tokens.api import Codec
 from sandgate.gateway.trajectories.linearize import Facts, linearize
@@ -61,6 +64,9 @@ def _turn(session: Session, turn: Turn, codec: Codec | None) -> dict[str, Json]:
         "logprobs_mode": turn.logprobs_mode,
         "renderer": turn.renderer,
         "sampling": turn.sampling,
+        "images": [
+            {"start": span.start, "length": span.length, "digest": span.digest.hex()} for span in turn.media
+        ],
         "at": turn.at,
         "spans": [span(0, turn.context.tolist()), span(1, turn.ids.tolist())],
         "logprobs": turn.logprobs.tolist(),
@@ -75,7 +81,8 @@ def _delivered(session: Session, turn: Turn) -> bool | str:
 
 
 def trajectories_of(session: Session, facts: Facts) -> list[Trajectory]:
-    """One row per leaf of a finalized session, in order of each leaf's commit; no rows of any other session."""
+    """One row per leaf of a finalized session, in order of each leaf's commit; no rows of any other session. A session
+    that shows pictures has them in the journal only: `trajectories_from`."""
     if session.phase is not SessionPhase.FINALIZED or session.sealed is None:
         return []
     return linearize(
@@ -109,12 +116,14 @@ class _Turn:
     build: str
     logprobs_mode: str
     renderer: str
+    media: Spans
 
 
 def trajectories_from(session_id: str, records: Iterable[Record], facts: Facts) -> list[Trajectory]:
     """The rows that `trajectories_of` gives for the session of these records, without building the tree that a live
     session needs: in a third of the time."""
     turns: dict[str, _Turn] = {}
+    pictures: dict[bytes, Picture] = {}
     delivered: set[str] = set()
     partly: set[str] = set()
     rewarded: list[Rewarded] = []
@@ -126,6 +135,8 @@ def trajectories_from(session_id: str, records: Iterable[Record], facts: Facts) 
             case TurnCommitted():
                 if sealed is None and record.turn not in turns:
                     turns[record.turn] = _turn_of(record)
+            case PicturesKept():
+                pictures.update((picture.digest, picture) for picture in record.pictures)
             case Delivered():
                 if not record.unsure:
                     (partly if record.partly else delivered).add(record.turn)
@@ -149,6 +160,7 @@ def trajectories_from(session_id: str, records: Iterable[Record], facts: Facts) 
         rewarded=rewarded,
         completed=completed.info if completed else None,
         facts=facts,
+        pictures=pictures,
     )
 
 
@@ -168,4 +180,5 @@ def _turn_of(record: TurnCommitted) -> _Turn:
         record.build,
         record.logprobs_mode,
         record.renderer,
+        record.media,
     )

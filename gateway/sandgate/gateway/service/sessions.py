@@ -281,8 +281,8 @@ class Sessions:
         return [replace(turn, top=tops[turn.id]) for turn in turns]
 
     def trajectories(self, session: Session, facts: Facts) -> list[Trajectory]:
-        """Rows of an ended session, read from the journal if it was evicted."""
-        if not session.evicted:
+        """Rows of an ended session, read from the journal if it was evicted, or shows pictures."""
+        if not session.evicted and not session.pictures:
             return trajectories_of(session, facts)
         records = (record for _, _, record in self.store.scan(session.session_id))
         return trajectories_from(session.session_id, records, facts)

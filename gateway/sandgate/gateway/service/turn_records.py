@@ -113,7 +113,8 @@ def records_of(
                 role_why=told.why,
                 thread=request.caller.thread,
                 parent_thread=request.caller.parent,
-                schema=6 if finish else 1,
+                media=prepared.own_media,
+                schema=8 if prepared.own_media else 6 if finish else 1,
             )
         )
     return records

@@ -15,6 +15,7 @@ from sandgate.contract.errors import ForkReason
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.messages import Message, TemplateValue, Tool, TurnRequest
 from sandgate.gateway.journal.reply import Reply
+from sandgate.gateway.media.vision import Vision
 
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
 
@@ -91,6 +92,12 @@ class Codec(Protocol):
     @property
     def no_tools(self) -> str:
         """Why this model cannot be given tools; "" if it can."""
+        ...
+
+    @property
+    def vision(self) -> Vision | None:
+        """How the model sees pictures; None: it takes none. `render` and `bridge` give one placeholder per picture,
+        which `media.spans.expand` makes as many as the picture has patches."""
         ...
 
     def takes(self, asked: Mapping[str, TemplateValue]) -> dict[str, TemplateValue]:

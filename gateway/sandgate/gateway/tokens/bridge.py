@@ -126,8 +126,9 @@ class TailProver:
         names: Sequence[str] = (),
     ) -> _Behind | NotProved:
         """What follows the assistant's words, if it is the same in both probe conversations."""
-        probes = known_pair(answers, with_system=self._with_system, names=names)
-        plain = known_pair([""] * len(answers), with_system=self._with_system, names=names)
+        seen = shows_images(tail)
+        probes = known_pair(answers, with_system=self._with_system, names=names, seen=seen)
+        plain = known_pair([""] * len(answers), with_system=self._with_system, names=names, seen=seen)
         texts = []
         for probe, unnamed in zip(probes, plain, strict=True):
             after = self._tail_text(probe, unnamed, tail, tools)
@@ -261,6 +262,9 @@ def unbridgeable(tail: Sequence[Message]) -> ForkReason | None:
         return ForkReason.TEMPLATE_NOT_ADDITIVE
     if any(message.role == "assistant" for message in tail):
         return ForkReason.ASSISTANT_EDITED
-    if any(isinstance(part, ImagePart) for message in tail for part in message.parts):
-        return ForkReason.MULTIMODAL_NOT_BRIDGEABLE
     return None
+
+
+def shows_images(tail: Sequence[Message]) -> bool:
+    """Whether the tail has an image."""
+    return any(isinstance(part, ImagePart) for message in tail for part in message.parts)

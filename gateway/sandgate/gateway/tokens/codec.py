@@ -8,8 +8,9 @@ from typing import Any
 from sandgate.contract.errors import BadRequest, ForkReason
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.messages import Message, Tool, TurnRequest
+from sandgate.gateway.media.vision import Vision
 from sandgate.gateway.tokens.api import NO_NAMES, Parser
-from sandgate.gateway.tokens.bridge import NotProved, Tail, TailProver, append, unbridgeable
+from sandgate.gateway.tokens.bridge import NotProved, Tail, TailProver, append, shows_images, unbridgeable
 from sandgate.gateway.tokens.client_text import ClientText, SpecialText
 from sandgate.gateway.tokens.grammar import Grammar, detect
 from sandgate.gateway.tokens.harmony import HarmonyParser
@@ -29,6 +30,8 @@ from sandgate.gateway.tokens.turn_form import constraint_of
 from sandgate.gateway.tokens.variants import Varied
 from sandgate.gateway.tokens.vocab import Vocab
 
+NO_VISION = NotProved("the model has no processor of images")
+
 
 class TemplateCodec(PlainText, Varied):
     """Codec (see `api.Codec`) of any checkpoint with a chat template."""
@@ -41,10 +44,12 @@ class TemplateCodec(PlainText, Varied):
         eos_ids: Sequence[int] = (),
         history: History = "sampled",
         special_text: SpecialText = "text",
+        vision: Vision | None = None,
     ) -> None:
         self.template = template
         self.vocab = vocab
         self.history = history
+        self.vision = vision if template.dialect.images else None
         self.grammar: Grammar = detect(template.source, vocab.ids)
         closers = template_closers(template, vocab, next_turn=not eos_ids)
         self._stop_ids = tuple(dict.fromkeys((*eos_ids, *closers)))
@@ -74,6 +79,7 @@ class TemplateCodec(PlainText, Varied):
         return self.tool_support.why_not
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Ids:
+        self._refuse_spelt(messages)
         return self.words.encode(self._marking.render(messages, tools))
 
     def _conversation(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Ids:
@@ -91,10 +97,23 @@ class TemplateCodec(PlainText, Varied):
     ) -> Ids | ForkReason:
         if reason := unbridgeable(tail):
             return reason
-        proved = self.prover.prove(tail, tools, names)
+        self._refuse_spelt(tail)
+        seen = shows_images(tail)
+        proved = NO_VISION if seen and self.vision is None else self.prover.prove(tail, tools, names)
         if isinstance(proved, NotProved):
-            return ForkReason.TEMPLATE_NOT_ADDITIVE
+            return ForkReason.MULTIMODAL_NOT_BRIDGEABLE if seen else ForkReason.TEMPLATE_NOT_ADDITIVE
         return append(prompt, response, proved, self._stop_ids, closed=closed)
+
+    def _refuse_spelt(self, messages: Sequence[Message]) -> None:
+        """Raises BadRequest for words that would be taken for an image, where clients may spell control tokens."""
+        if self.vision is None or self.words.are_text:
+            return
+        for message in messages:
+            if self.vision.text in message.text:
+                raise BadRequest(
+                    f"a text spells {self.vision.text}, which stands for an image of the request",
+                    field="messages",
+                )
 
     def parser(self, prompt: Ids, tools: Sequence[Tool], stop: Sequence[str] = ()) -> Parser:
         if self.grammar.harmony:

@@ -15,7 +15,7 @@ from sandgate.contract.errors import BadRequest, ForkReason
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.messages import Message, Tool, TurnRequest
 from sandgate.gateway.tokens.api import NO_NAMES, Parser
-from sandgate.gateway.tokens.bridge import unbridgeable
+from sandgate.gateway.tokens.bridge import shows_images, unbridgeable
 from sandgate.gateway.tokens.buffered_parser import HeldParser
 from sandgate.gateway.tokens.client_text import ClientText, SpecialText
 from sandgate.gateway.tokens.grammar import Grammar, detect
@@ -73,6 +73,8 @@ def family_of(names: Sequence[str]) -> str | None:
 
 class FamilyCodec(PlainText, Varied):
     """Codec (see `api.Codec`) of one family. Raises FamilyError where the checkpoint's tokens are not the family's."""
+
+    vision = None
 
     def __init__(
         self,
@@ -155,6 +157,8 @@ class FamilyCodec(PlainText, Varied):
     ) -> Ids | ForkReason:
         if reason := unbridgeable(tail):
             return reason
+        if shows_images(tail):
+            return ForkReason.MULTIMODAL_NOT_BRIDGEABLE
         try:
             ids = self._bridge(self._tail_of(prompt), response, tail, tools, closed=closed)
         except BadRequest:

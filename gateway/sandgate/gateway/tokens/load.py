@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from sandgate.contract.errors import BadManifest, BadRequest
+from sandgate.gateway.media.pictures import installed
+from sandgate.gateway.media.vision import Vision, vision_of
 from sandgate.gateway.tokens.api import Codec
 from sandgate.gateway.tokens.bridge import Tail
 from sandgate.gateway.tokens.client_text import SpecialText
@@ -43,6 +45,8 @@ class Checkpoint:
     """Names of this checkpoint, most specific first."""
     templates: Mapping[str, str] = field(default_factory=dict)
     """Named templates besides the default."""
+    vision: Vision | str = "a model of text"
+    """How the model sees pictures, or why it does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +106,10 @@ def _codec(
     """The codec under these template variables. Raises BadManifest, which calls the model `name`."""
     tried: list[str] = []
     codec: TemplateCodec | FamilyCodec | None = None
-    if renderer != "template":
+    if renderer == "auto" and isinstance(checkpoint.vision, Vision):  # families render text only
+        codec = _bridge(checkpoint, rules, variables, tried, at_any_price=False)
+        codec = codec if codec is not None and codec.vision is not None else None
+    if codec is None and renderer != "template":
         codec = _family(checkpoint, renderer, rules, variables, tried)
     if codec is None and renderer in ("auto", "template"):
         codec = _bridge(checkpoint, rules, variables, tried, at_any_price=renderer == "template")
@@ -111,6 +118,9 @@ def _codec(
         raise BadManifest(f"no codec for {name}; tried: {why}", field="spec.model.renderer")
     for note in tried:
         logger.info("codec of %s: not %s", name, note)
+    if codec.vision is None:
+        why = checkpoint.vision if isinstance(checkpoint.vision, str) else "its codec renders text only"
+        logger.info("%s is given no images: %s", name, why)
     return codec
 
 
@@ -150,7 +160,10 @@ def _family(
 
 def _template(checkpoint: Checkpoint, variables: dict[str, Any]) -> ChatTemplate:
     """Raises InvalidBody if the template does not compile."""
-    return ChatTemplate(checkpoint.template or "", tokens=checkpoint.tokens, variables=variables)
+    placeholder = checkpoint.vision.text if isinstance(checkpoint.vision, Vision) else ""
+    return ChatTemplate(
+        checkpoint.template or "", tokens=checkpoint.tokens, variables=variables, placeholder=placeholder
+    )
 
 
 def _bridge(
@@ -176,6 +189,7 @@ def _bridge(
         eos_ids=checkpoint.eos_ids,
         history=rules.history,
         special_text=rules.special_text,
+        vision=checkpoint.vision if isinstance(checkpoint.vision, Vision) else None,
     )
     shapes = codec.shapes()
     if not any(isinstance(shape, Tail) for shape in shapes.values()):
@@ -235,7 +249,21 @@ def read_checkpoint(folder: Path, name: str = "") -> Checkpoint:
         eos_ids=_eos(vocab, tokens, _json(folder / "generation_config.json"), model_config),
         names=tuple(dict.fromkeys(n for n in names if n)),
         templates=templates,
+        vision=_vision(folder, model_config, vocab),
     )
+
+
+def _vision(folder: Path, model_config: Mapping[str, Any], vocab: Vocab) -> Vision | str:
+    """The vision of the checkpoint, if this installation can decode pictures."""
+    processor = _json(folder / "preprocessor_config.json")
+    if not processor:  # as transformers 5 writes it
+        inner = _json(folder / "processor_config.json").get("image_processor")
+        processor = inner if isinstance(inner, dict) else {}
+    found = vision_of(processor, model_config, vocab.texts)
+    if isinstance(found, Vision) and not installed():
+        found = "Pillow is not installed here: pip install 'sandgate[gateway-vision]'"
+        logger.warning("%s takes images, but %s", folder, found)
+    return found
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sandgate.gateway.conversation.messages import Message, TextPart, ToolCall
+from sandgate.gateway.conversation.messages import ImagePart, Message, TextPart, ToolCall
 
 TAIL_SHAPES: dict[str, tuple[Message, ...]] = {
     "user": (Message(role="user", parts=(TextPart("And now?"),)),),
@@ -70,18 +70,22 @@ def answers_of(tail: Sequence[Message]) -> tuple[str, ...]:
 
 
 def known_pair(
-    answers: Sequence[str], *, with_system: bool, names: Sequence[str] = ()
+    answers: Sequence[str], *, with_system: bool, names: Sequence[str] = (), seen: bool = False
 ) -> tuple[ProbeConversation, ProbeConversation]:
     """Two conversations for a tail, as different as the template lets them be.
 
     The assistant calls as many tools as the tail answers at its head (`answers_of`), under the ids that the tail names;
     for no answers it only talks. `with_system`: whether the second may have a system message. `names`: of the functions
-    called, the same in both; without, they differ.
+    called, the same in both; without, they differ. `seen`: the second shows an image, so that a tail whose images are
+    numbered from the conversation's first differs.
     """
     one, two = (names or [f"{base}{n}" for n in range(len(answers))] for base in ("fnone", "fntwo"))
     first = ProbeConversation((user("qone"), _closing("zkaone", one, answers)), _mark("zkaone", answers))
     head = [system("sysq two")] if with_system else []
-    head += [user("q0 of two"), assistant("a0 of two"), user("q2 of two")]
+    first_asked = (
+        Message(role="user", parts=(TextPart("q0 of two"), ImagePart("data:"))) if seen else user("q0 of two")
+    )
+    head += [first_asked, assistant("a0 of two"), user("q2 of two")]
     second = ProbeConversation((*head, _closing("zkbtwo", two, answers)), _mark("zkbtwo", answers))
     return first, second
 

@@ -147,6 +147,8 @@ class Dialect:
     """True: a tool without a description gets an empty one; the template fails without (gpt-oss)."""
     thinking: bool = False
     """True: reasoning is given as `thinking` as well (gpt-oss)."""
+    images: bool = False
+    """True: content with images is a list of parts in order, each image `{"type": "image"}`."""
 
 
 PLAIN = Dialect()
@@ -176,7 +178,9 @@ class ChatTemplate:
         tokens: Mapping[str, str] | None = None,
         variables: Mapping[str, Any] | None = None,
         now: Callable[[], datetime] = datetime.now,
+        placeholder: str = "",
     ) -> None:
+        """`placeholder`: what the model's templates write for an image; empty for a model of text."""
         if len(source) > TEMPLATE_CHARS_MAX:
             raise InvalidBody(
                 f"chat template has {len(source)} characters; limit {TEMPLATE_CHARS_MAX}",
@@ -196,6 +200,7 @@ class ChatTemplate:
         self.roles = Roles()
         self.dialect = self._find_dialect()
         self.roles = find_roles(self.render)
+        self._show_images(placeholder)
 
     def takes(self) -> frozenset[str]:
         """Variables that the template reads and nobody else sets: what a request may set."""
@@ -285,6 +290,21 @@ class ChatTemplate:
                 return min(texts, key=lambda dialect: len(texts[dialect]))
         return plain
 
+    def _show_images(self, placeholder: str) -> None:
+        """Gives the template images if it writes them, once each and in their place."""
+        shown = Message(
+            role="user", parts=(TextPart("zkleft"), ImagePart("data:"), TextPart("zkmid"), ImagePart("data:"))
+        )
+        plain, found = self.dialect, ""
+        if placeholder:
+            found = self._try(replace(plain, images=True), (shown,))
+        left, middle = found.find("zkleft"), found.find("zkmid")
+        if not (
+            found.count(placeholder) == 2
+            and 0 <= left < found.find(placeholder) < middle < found.rfind(placeholder)
+        ):
+            self.dialect = plain
+
     def _try(self, dialect: Dialect, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
         """The render in a dialect, "" if there is none."""
         self.dialect = dialect
@@ -295,12 +315,12 @@ class ChatTemplate:
 
 
 def message_dict(message: Message, dialect: Dialect = PLAIN) -> dict[str, Any]:
-    """A message as templates see it. Raises Unsupported for images."""
-    if any(isinstance(part, ImagePart) for part in message.parts):
-        raise Unsupported("this model's codec renders text only; images cannot be given", field="messages")
+    """A message as templates see it. Raises Unsupported for images, unless the template shows them."""
     text = message.text
     out: dict[str, Any] = {"role": message.role, "content": text}
-    if dialect.parts:
+    if any(isinstance(part, ImagePart) for part in message.parts):
+        out["content"] = _parts(message, dialect)
+    elif dialect.parts:
         out["content"] = [{"type": "text", "text": text}]
     if message.role == "assistant":
         if message.reasoning is not None:
@@ -316,6 +336,19 @@ def message_dict(message: Message, dialect: Dialect = PLAIN) -> dict[str, Any]:
     if message.name is not None:
         out["name"] = message.name
     return out
+
+
+def _parts(message: Message, dialect: Dialect) -> list[dict[str, Any]]:
+    if not dialect.images:
+        raise Unsupported("this model's codec renders text only; images cannot be given", field="messages")
+    if message.role == "assistant":
+        raise Unsupported(
+            "an assistant message has an image, which no model here can have said", field="messages"
+        )
+    return [
+        {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"}
+        for part in message.parts
+    ]
 
 
 def _call(call: ToolCall, dialect: Dialect) -> dict[str, Any]:

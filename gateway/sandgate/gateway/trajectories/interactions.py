@@ -87,6 +87,8 @@ def interactions(
     """
     check(discount, style)
     calls = list(calls)
+    if any(call.media for call in calls):
+        raise InvalidBody("AReaL's tensors cannot carry the images of this session", field="multimodal")
     order = in_order(calls)
     paths = {call.id: path for path in leaves(calls, delivered, partly, cut) for call in path[-1:]}
     worth = discounted([call.id for call in order], _own(order, rewarded, reward), discount)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, Protocol, get_args
 
 from sandgate.contract.choices import CutTurns, RewardSource
@@ -19,10 +20,14 @@ from sandgate.contract.errors import CorruptRecord, InvalidBody
 from sandgate.contract.session import COMPLETE
 from sandgate.contract.trajectory import Floats, Ids, Mask, Trajectory
 from sandgate.gateway.journal.records import CUT, Rewarded, Sealed
+from sandgate.gateway.media.pictures import Picture
+from sandgate.gateway.media.record import packed
+from sandgate.gateway.media.spans import Span, Spans
 from sandgate.gateway.trajectories.credit import Credit, credit
 from sandgate.gateway.trajectories.row_roles import owners_of, roles_of
 
 _MISSING = object()
+NO_PICTURES: Mapping[bytes, Picture] = MappingProxyType({})
 APART = "apart"
 """Member of `Opened.spec` in sessions where the body of /complete stands apart in `reward_info`; older sessions read as
 they did."""
@@ -79,6 +84,10 @@ class TurnLike(Protocol):
     def logprobs_mode(self) -> str: ...
     @property
     def renderer(self) -> str: ...
+    @property
+    def media(self) -> Spans:
+        """Placeholders of pictures in `context`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,9 +160,10 @@ def linearize(
     rewarded: Iterable[Rewarded] = (),
     completed: Mapping[str, Any] | None = None,
     facts: Facts | None = None,
+    pictures: Mapping[bytes, Picture] = NO_PICTURES,
 ) -> list[Trajectory]:
     """The rows of a session that ended; none if it was aborted. `turns` in order of commit; `spec`: `Opened.spec` (job,
-    uid, sample_index, attempt, model, metadata); `completed`: `Completed.info`.
+    uid, sample_index, attempt, model, metadata); `completed`: `Completed.info`; `pictures`: by digest, what turns show.
 
     Copies arrays and makes no Python object per token. `reward_info` is the union of the info of the rewards and of the
     seal, where later members win. The info of /complete is part of it where the agent rewards itself; else it stands
@@ -192,6 +202,7 @@ def linearize(
                 main=number == main,
                 **common,
                 **_path_fields(path, trained),
+                multimodal=packed(_media_of(path), pictures),
                 **settings(path, facts),
                 **_reward_fields(path, worth),
             )
@@ -236,6 +247,15 @@ def _path_fields(path: Sequence[TurnLike], trained: Collection[str]) -> dict[str
         "fork_reason": str(forked.fork or ""),
         "parent_turn": (forked.parent or "") if forked.fork else "",
     }
+
+
+def _media_of(path: Sequence[TurnLike]) -> Spans:
+    """The placeholders of pictures, with offsets in prompt_ids + response_ids."""
+    out, start = list[Span](), 0
+    for turn in path:
+        out += [span.moved(start) for span in turn.media]
+        start += len(turn.context) + len(turn.ids)
+    return tuple(out)
 
 
 def settings(path: Sequence[TurnLike], facts: Facts) -> dict[str, Any]:

@@ -150,10 +150,14 @@ class ScriptedEngine:
             stop_ids=prompt.stop_ids,
             stop=prompt.sampling.stop,
             top=prompt.top_logprobs,
+            pictures=[picture.png for picture in prompt.pictures],
         )
+        told = (ids, tuple((span.start, span.length) for span in prompt.media)) if prompt.pictures else None
         async with aclosing(self.player.play(ask)) as steps:
             async for step in steps:
                 step.check(self.player.vocab_size)
+                if told is not None:
+                    step.prompt, step.images = told
                 delta = made.take(step)
                 if delta is not None and on_delta is not None:
                     on_delta(delta)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from math import log
 from typing import Literal
 
@@ -19,6 +20,9 @@ from sandgate.gateway.journal.top_logprobs import Top
 
 INITIAL_LABEL = "default"
 """Of vLLM's weights, until somebody sets another."""
+
+SHOWN_MAX = 100
+"""Requests with pictures remembered, for a test to look at."""
 
 ABORTED_MAX = 1_000
 """Aborted generations remembered, so that the rest is played when the caller resumes."""
@@ -96,6 +100,8 @@ class Ask:
     stop_ids: Sequence[int] = ()
     stop: Sequence[str] = ()
     top: int = 0
+    pictures: Sequence[bytes] = ()
+    """PNGs that it was given."""
 
 
 @dataclass(slots=True)
@@ -148,6 +154,8 @@ class Player:
         """What a measurement of it finds; the logprobs of its script stay as they are."""
         self.counts: Counter[str] = Counter()
         """generations, aborted, resumed, refused."""
+        self.shown: deque[tuple[bytes, ...]] = deque(maxlen=SHOWN_MAX)
+        """Pictures (PNG) of the latest requests that had some."""
         self.refuse_paused = False
         """While paused in abort mode a new request is refused with 503 (vLLM 0.33); else it waits (0.32)."""
         self._runs: dict[str, _Run] = {}
@@ -252,7 +260,9 @@ class Player:
         """The rest of an aborted reply if this is its prompt and what was sampled; else the script's next reply."""
         number = self.counts["generations"]
         self.counts["generations"] += 1
-        key = ask.ids.tobytes()
+        key = _key(ask, ask.ids)
+        if ask.pictures:
+            self.shown.append(tuple(ask.pictures))
         if key in self._cut:
             self.counts["resumed"] += 1
             reply, ids, done = self._cut.pop(key)
@@ -357,10 +367,15 @@ class Player:
 
     def _remember(self, run: _Run) -> None:
         self.counts["aborted"] += 1
-        key = (run.ask.ids + array("i", run.ids[run.start : run.done])).tobytes()
+        key = _key(run.ask, run.ask.ids + array("i", run.ids[run.start : run.done]))
         self._cut[key] = (run.reply, run.ids, run.done)
         if len(self._cut) > ABORTED_MAX:
             self._cut.popitem(last=False)
+
+
+def _key(ask: Ask, ids: Ids) -> bytes:
+    """Of a prompt: the same ids with other pictures are another one."""
+    return ids.tobytes() + b"".join(blake2b(png, digest_size=16).digest() for png in ask.pictures)
 
 
 def _spoil(step: Step, fault: Fault) -> None:

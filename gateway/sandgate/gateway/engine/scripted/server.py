@@ -13,10 +13,10 @@ import json
 import socket
 import sys
 from array import array
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 import msgspec
@@ -24,11 +24,16 @@ import orjson
 from aiohttp import web
 
 from sandgate.contract.errors import SandgateError
+from sandgate.contract.trajectory import Ids
 from sandgate.gateway.engine.logprobs import ASKS
 from sandgate.gateway.engine.responses import Step
 from sandgate.gateway.engine.scripted.script import Ask, Broken, Player, Reply, ScriptedRefusal
 from sandgate.gateway.engine.wire import ABORT_PREFIX
 from sandgate.gateway.journal.top_logprobs import Top
+from sandgate.gateway.media.pictures import Picture
+from sandgate.gateway.media.sources import data_of
+from sandgate.gateway.media.spans import expand
+from sandgate.gateway.media.vision import Vision
 
 Shape = Callable[[Step], dict[str, Any]]
 
@@ -39,6 +44,9 @@ ACCEPT_STEPS = 3
 """Turns of the loop from asyncio's accept of a connection until our server knows it, and closes it at its end."""
 
 
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
 class _Params(msgspec.Struct):
     max_tokens: int = 16
     logprobs: int | None = None
@@ -46,11 +54,18 @@ class _Params(msgspec.Struct):
     stop_token_ids: list[int] = []
 
 
+class _ContentPart(msgspec.Struct):
+    type: str
+    url: str
+
+
 class _Generate(msgspec.Struct):
     token_ids: list[int]
     sampling_params: _Params
     stream: bool = False
     model: str | None = None
+    content_parts: list[_ContentPart] = []
+    return_token_ids: bool = False
 
 
 class _Completion(_Params):
@@ -74,14 +89,16 @@ class ScriptedServer:
         old_logprobs: bool = False,
         versions: bool = True,
         dev_mode: bool = True,
+        vision: Vision | None = None,
     ) -> None:
         """`generate_open` False: as vLLM without --enable-scale-out. `old_logprobs`: the shape up to 0.31.
         `versions` False: no weight_versions in answers. `dev_mode` False: no controls, as without
-        VLLM_SERVER_DEV_MODE=1."""
+        VLLM_SERVER_DEV_MODE=1. `vision`: of a model that takes images."""
         self.player, self.model = player, model
         self.healthy = True
         self._host, self._port, self._version = host, port, version
         self._open, self._old, self._versions, self._dev = generate_open, old_logprobs, versions, dev_mode
+        self._vision = vision
         self._runner: web.AppRunner | None = None
         self._socket: socket.socket | None = None
         self._name = 0
@@ -149,9 +166,36 @@ class ScriptedServer:
             return _error(400, str(error))
         if asked.model not in (None, self.model):
             return _error(404, f"The model `{asked.model}` does not exist.")
+        try:
+            ids, images, pictures = self._see(asked)
+        except (SandgateError, ValueError) as error:
+            return _error(400, str(error))
+        told: dict[str, Any] = {}
+        if asked.return_token_ids:
+            told = {"prompt_token_ids": list(ids), "mm_placeholders": {"image": images} if images else None}
         return await self._answer(
-            request, asked.token_ids, asked.sampling_params, asked.stream, self._as_generate
+            request, ids, asked.sampling_params, asked.stream, self._as_generate, told, pictures
         )
+
+    def _see(self, asked: _Generate) -> tuple[Ids, list[dict[str, int]], list[bytes]]:
+        """The prompt with a placeholder for each patch of the pictures, where these are, and the pictures: as vLLM's
+        processor makes it. Raises ValueError, BadRequest."""
+        ids = array("i", asked.token_ids)
+        if not asked.content_parts:
+            return ids, [], []
+        if self._vision is None or any(part.type != "image_url" for part in asked.content_parts):
+            raise ValueError("this model does not support such content_parts")
+        pictures = [data_of(part.url) for part in asked.content_parts]
+        sizes = [
+            (int.from_bytes(png[16:20]), int.from_bytes(png[20:24])) for png in pictures
+        ]  # PNG's first chunk
+        rule = self._vision.rule
+        shown = [
+            Picture(digest=b"", width=wide, height=high, grid=rule.grid(wide, high), png=png)
+            for (wide, high), png in zip(sizes, pictures, strict=True)
+        ]
+        ids, spans = expand(ids, self._vision.placeholder, shown, rule)
+        return ids, [{"offset": span.start, "length": span.length} for span in spans], pictures
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         try:
@@ -161,7 +205,14 @@ class ScriptedServer:
         return await self._answer(request, asked.prompt, asked, asked.stream, self._as_completion)
 
     async def _answer(
-        self, request: web.Request, ids: Sequence[int], params: _Params, stream: bool, shape: Shape
+        self,
+        request: web.Request,
+        ids: Sequence[int],
+        params: _Params,
+        stream: bool,
+        shape: Shape,
+        told: Mapping[str, Any] = NOTHING,
+        pictures: Sequence[bytes] = (),
     ) -> web.StreamResponse:
         if not ids:
             return _error(400, "the prompt has no tokens")
@@ -174,14 +225,15 @@ class ScriptedServer:
             stop_ids=params.stop_token_ids,
             stop=stop,
             top=params.logprobs or 0,
+            pictures=pictures,
         )
         try:
             if ask.request_id.startswith(ASKS):
-                return self._told(ask, await self.player.measured(ask), shape)
+                return self._told(ask, await self.player.measured(ask), shape, told)
             async with aclosing(self.player.play(ask)) as steps:
-                return await (
-                    self._stream(request, steps, shape) if stream else self._whole(ask, steps, shape)
-                )
+                if stream:
+                    return await self._stream(request, steps, shape, told)
+                return await self._whole(ask, steps, shape, told)
         except ScriptedRefusal as error:
             headers = {"Retry-After": error.retry_after} if error.retry_after else None
             return web.Response(
@@ -192,7 +244,9 @@ class ScriptedServer:
                 request.transport.abort()
             return web.Response()
 
-    async def _whole(self, ask: Ask, steps: AsyncGenerator[Step, None], shape: Shape) -> web.Response:
+    async def _whole(
+        self, ask: Ask, steps: AsyncGenerator[Step, None], shape: Shape, told: Mapping[str, Any]
+    ) -> web.Response:
         whole = Step()
         top: list[Top] = []
         async for step in steps:
@@ -201,22 +255,32 @@ class ScriptedServer:
             top.extend(step.top)
             whole.finish, whole.stop_reason, whole.labels = step.finish, step.stop_reason, step.labels
         whole.top = tuple(top)
-        return self._told(ask, whole, shape)
+        return self._told(ask, whole, shape, told)
 
-    def _told(self, ask: Ask, whole: Step, shape: Shape) -> web.Response:
+    def _told(self, ask: Ask, whole: Step, shape: Shape, told: Mapping[str, Any]) -> web.Response:
         usage = {"prompt_tokens": len(ask.ids), "completion_tokens": len(whole.ids)}
-        body = {"request_id": ABORT_PREFIX + ask.request_id, "usage": usage, "choices": [shape(whole)]}
+        body = {
+            "request_id": ABORT_PREFIX + ask.request_id,
+            "usage": usage,
+            "choices": [shape(whole)],
+            **told,
+        }
         return web.Response(body=orjson.dumps(body), content_type="application/json")
 
     async def _stream(
-        self, request: web.Request, steps: AsyncGenerator[Step, None], shape: Shape
+        self,
+        request: web.Request,
+        steps: AsyncGenerator[Step, None],
+        shape: Shape,
+        told: Mapping[str, Any],
     ) -> web.StreamResponse:
         first = await anext(steps, None)  # a refusal is a status, not an event
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         step = first
         while step is not None:
-            await response.write(b"data: " + orjson.dumps({"choices": [shape(step)]}) + b"\n\n")
+            await response.write(b"data: " + orjson.dumps({"choices": [shape(step)], **told}) + b"\n\n")
+            told = NOTHING
             step = await anext(steps, None)
         await response.write(b'data: {"choices":[],"usage":{"prompt_tokens":1}}\n\ndata: [DONE]\n\n')
         await response.write_eof()
@@ -340,7 +404,10 @@ async def _serve(args: argparse.Namespace) -> None:
         token_s=args.token_ms / 1000,
     )
     player.logprobs_mode = args.logprobs_mode
-    async with ScriptedServer(player, model=args.served_model_name, host=args.host, port=args.port) as server:
+    vision = checkpoint.vision if isinstance(checkpoint.vision, Vision) else None
+    async with ScriptedServer(
+        player, model=args.served_model_name, host=args.host, port=args.port, vision=vision
+    ) as server:
         print(json.dumps({"listening": server.url}), flush=True)  # noqa: T201 - the caller waits for this line
         await asyncio.Event().wait()
 

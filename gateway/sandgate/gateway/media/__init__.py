@@ -1,0 +1,1 @@
+"""Pictures in conversations: where they come from, what a model makes of them, what a record keeps."""
