@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import cast
 
 import msgspec
 
 from sandgate.contract.errors import NotFound, Unsupported
+from sandgate.gateway.conversation.kept_responses import ITEM_WEIGHT
 from sandgate.gateway.engine.api import Finish
 from sandgate.gateway.journal.records import ResponseForgotten, ResponseKept
 from sandgate.gateway.protocols.base import Choice, Context, Usage
 from sandgate.gateway.protocols.responses_out import reply, response_id, turn_named
+from sandgate.gateway.service.fair_pool import lane
 from sandgate.gateway.service.gateway_service import GatewayService
+from sandgate.gateway.service.prompts import off_loop
 from sandgate.gateway.service.session import Session
 
-_ITEM: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
+OFF_LOOP_BYTES = 100_000
+"""Input items of more are listed in a thread."""
+
+
+class _Named(msgspec.Struct):
+    id: msgspec.Raw = msgspec.Raw(b"")
+
+
+_NAMED = msgspec.json.Decoder(_Named)
 
 
 def named(path: str) -> list[str] | None:
@@ -36,7 +49,11 @@ async def answer(core: GatewayService, session: Session, method: str, parts: lis
         case "GET", []:
             return _response(session, kept)
         case "GET", ["input_items"]:
-            return _items(session, kept)
+            items = session.kept.items(kept)
+            work = partial(_list_of, items, kept.turn)
+            if sum(map(len, items)) + ITEM_WEIGHT * len(items) < OFF_LOOP_BYTES:
+                return work()
+            return await off_loop(lane(core.turns.pool, session.session_id), work)
         case "DELETE", []:
             session.refuse_if_ended()
             await core.sessions.record(session, ResponseForgotten(at=core.sessions.now(), turn=kept.turn))
@@ -61,18 +78,24 @@ def _response(session: Session, kept: ResponseKept) -> bytes:
     return reply(context, [choice], Usage(turn.prompt_tokens, len(turn.ids), turn.cached_tokens))
 
 
-def _items(session: Session, kept: ResponseKept) -> bytes:
-    """The response's own input items; each has an id, as OpenAI's have. What they hold is not read: it was taken."""
-    data: list[dict[str, msgspec.Raw]] = []
-    for number, raw in enumerate(session.kept.items(kept)):
-        item = {name: value for name, value in _ITEM.decode(raw).items() if bytes(value) != b"null"}
-        data.append({"id": msgspec.Raw(b'"in_%s_%d"' % (kept.turn.encode(), number)), **item})
-    return msgspec.json.encode(
-        {
-            "object": "list",
-            "data": data,
-            "first_id": data[0]["id"] if data else None,
-            "last_id": data[-1]["id"] if data else None,
-            "has_more": False,
-        }
+def _input_items(items: Sequence[bytes], turn: str) -> Iterator[bytes]:
+    """The response's own input items; each has an id, as OpenAI's have. What else they hold is not read: it was taken,
+    and may be 300,000 values."""
+    for number, raw in enumerate(items):
+        given = bytes(_NAMED.decode(raw).id)
+        own = b'"id":"in_%s_%d"' % (turn.encode(), number)
+        if not given:
+            raw = b"{%s,%s" % (own, raw[1:])
+        elif given == b"null":  # of two the last one counts
+            raw = b"%s,%s}" % (raw[:-1], own)
+        yield raw
+
+
+def _list_of(items: Sequence[bytes], turn: str) -> bytes:
+    told = list(_input_items(items, turn))
+    ends = [bytes(_NAMED.decode(item).id) for item in (told[:1] + told[-1:])] or [b"null"]
+    return b'{"object":"list","data":[%s],"first_id":%s,"last_id":%s,"has_more":false}' % (
+        b",".join(told),
+        ends[0],
+        ends[-1],
     )
