@@ -104,6 +104,8 @@ class ResponseForm(msgspec.Struct, frozen=True, omit_defaults=True):
     """The request's own input items, as JSON."""
     echo: dict[str, bytes] = {}
     """Fields that the response says again -> JSON."""
+    digests: tuple[bytes, ...] = ()
+    """Of `items`, then of `echo` in its own order; made where the request is decoded, in a thread if it is long."""
     store: bool = True
     sealed: bool = False
     """Reasoning is told in an opaque field, too."""

@@ -15,7 +15,15 @@ Item = dict[str, msgspec.Raw]
 LIMIT_MAX = 100
 """Of one page; without a limit it is all items, where OpenAI has 20."""
 _ITEM: msgspec.json.Decoder[Item] = msgspec.json.Decoder(Item)
-_TEXT: msgspec.json.Decoder[str] = msgspec.json.Decoder(str)
+MEMBERS_MAX = 10_000
+"""An item with more is told as it was sent, but for its id: to read 300,000 would hold every thread for 100 ms."""
+
+
+class _Named(msgspec.Struct):
+    id: str | msgspec.UnsetType = msgspec.UNSET
+
+
+_NAMED = msgspec.json.Decoder(_Named)
 _MESSAGE, _COMPLETED = msgspec.Raw(b'"message"'), msgspec.Raw(b'"completed"')
 _PARTS = {
     True: b'[{"type":"output_text","annotations":[],"text":%s}]',
@@ -66,15 +74,19 @@ def told(items: Sequence[bytes], turn: str, asked: Page) -> bytes:
         {
             "object": "list",
             "data": shown,
-            "first_id": shown[0]["id"] if shown else None,
-            "last_id": shown[-1]["id"] if shown else None,
+            "first_id": _named(shown[0]) if shown else None,
+            "last_id": _named(shown[-1]) if shown else None,
             "has_more": len(shown) < len(data),
         }
     )
 
 
-def _shown(raw: bytes, name: bytes) -> Item:
+def _shown(raw: bytes, name: bytes) -> msgspec.Raw:
     """Each has an id and a type, and a message's content is a list of parts, as OpenAI tells them."""
+    if raw.count(b'":') > MEMBERS_MAX:
+        return msgspec.Raw(
+            raw if _given(raw) else b'%s,"id":%s}' % (raw[:-1], name)
+        )  # of two the last one counts
     item = {key: value for key, value in _ITEM.decode(raw).items() if bytes(value) != b"null"}
     item = {"id": msgspec.Raw(name), "type": _MESSAGE, **item}
     if bytes(item["type"]) == b'"message"':
@@ -83,11 +95,17 @@ def _shown(raw: bytes, name: bytes) -> Item:
             own = bytes(item.get("role", b"")) == b'"assistant"'
             item["content"] = msgspec.Raw(_PARTS[own] % content)
         item.setdefault("status", _COMPLETED)
-    return item
+    return msgspec.Raw(msgspec.json.encode(item))
 
 
-def _named(item: Item) -> str:
+def _named(item: msgspec.Raw) -> str:
+    return _given(bytes(item)) or ""
+
+
+def _given(raw: bytes) -> str | None:
+    """The id that an item came with."""
     try:
-        return _TEXT.decode(item["id"])
+        found = _NAMED.decode(raw).id
     except msgspec.ValidationError:
-        return ""
+        return None
+    return None if found is msgspec.UNSET else found

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from sandgate.contract.errors import InvalidBody, Unsupported
+from sandgate.gateway.conversation.kept_responses import digests_of
 from sandgate.gateway.conversation.messages import (
     Message,
     ResponseForm,
@@ -134,11 +135,13 @@ def decode(body: bytes, history: History) -> TurnRequest:
     }
     digest = digest_of(fields)
     del fields["endpoint"]
+    items, echo, store = tuple([bytes(item) for item in own]), _echo(asked), asked.store is not False
     form = ResponseForm(
         previous=asked.previous_response_id,
-        items=tuple([bytes(item) for item in own]),
-        echo=_echo(asked),
-        store=asked.store is not False,
+        items=items,
+        echo=echo,
+        digests=digests_of(items, echo) if store else (),
+        store=store,
         sealed=sealed,
     )
     return TurnRequest(

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import cast
 
 import msgspec
 
 from sandgate.contract.errors import NotFound, Unsupported
+from sandgate.gateway.conversation.kept_responses import ITEM_WEIGHT
 from sandgate.gateway.engine.api import Finish
 from sandgate.gateway.journal.records import ResponseForgotten, ResponseKept
 from sandgate.gateway.protocols import input_items
 from sandgate.gateway.protocols.base import Choice, Context, Usage
 from sandgate.gateway.protocols.responses_out import reply, response_id, turn_named
+from sandgate.gateway.service.fair_pool import lane
 from sandgate.gateway.service.gateway_service import GatewayService
+from sandgate.gateway.service.prompts import off_loop
 from sandgate.gateway.service.session import Session
+
+OFF_LOOP_BYTES = 100_000
+"""Input items of more are listed in a thread."""
 
 
 def named(path: str) -> list[str] | None:
@@ -39,7 +46,11 @@ async def answer(
             input_items.unstreamed(query)
             return _response(session, kept)
         case "GET", ["input_items"]:
-            return input_items.told(session.kept.items(kept), kept.turn, input_items.page(query))
+            items = session.kept.items(kept)
+            work = partial(input_items.told, items, kept.turn, input_items.page(query))
+            if sum(map(len, items)) + ITEM_WEIGHT * len(items) < OFF_LOOP_BYTES:
+                return work()
+            return await off_loop(lane(core.turns.pool, session.session_id), work)
         case "DELETE", []:
             session.refuse_if_ended()
             await core.sessions.record(session, ResponseForgotten(at=core.sessions.now(), turn=kept.turn))
