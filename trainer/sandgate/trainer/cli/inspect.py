@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sandgate.contract.choices import TurnRole
 from sandgate.contract.errors import FailureClass
 from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer.cli import output
@@ -31,7 +32,7 @@ KeyOption = Annotated[
 ]
 
 SESSION_COLUMNS = (
-    "session", "uid", "sample", "attempt", "state", "turns", "tokens", "reward", "forks", "failure",
+    "session", "uid", "sample", "attempt", "state", "turns", "tokens", "reward", "forks", "beside", "failure",
 )  # fmt: skip
 
 
@@ -44,7 +45,7 @@ def status(
     context: Context = "",
     json: output.AsJson = False,
 ) -> None:
-    """Counts over all sessions: states, turns, tokens, forks by reason, failures by reason."""
+    """Counts over all sessions: states, turns, tokens, forks by reason, turns by role, failures by reason."""
     place = ClusterPlace(namespace, context)
     where = source(out, url, key, place=place)
     found = conditions(job, place) if isinstance(where, Cluster) and job else {}
@@ -72,11 +73,13 @@ def count(where: Source, job: str) -> dict[str, Any]:
     """The numbers of `status`."""
     states: Counter[str] = Counter()
     forks: Counter[str] = Counter()
+    roles: Counter[str] = Counter()
     failures: Counter[str] = Counter()
     sums: Counter[str] = Counter()
     for one in where.sessions(job):
         states[one["state"]] += 1
         forks.update(one["forks"])
+        roles.update(one.get("roles", {}))
         if one["failure_class"]:
             failures[f"{one['failure_class']}/{one['failure_reason']}"] += 1
         sums.update({name: one.get(name, 0) for name in SUMS})
@@ -85,6 +88,7 @@ def count(where: Source, job: str) -> dict[str, Any]:
         "sessions": dict(states),
         **counts,
         "forks": dict(forks.most_common()),
+        "roles": dict(roles.most_common()),
         "failures": dict(failures.most_common()),
     }
 
@@ -115,6 +119,7 @@ def session_row(one: dict[str, Any]) -> dict[str, Any]:
         "sample": one["sample_index"],
         "failure": one["failure_reason"],
         "tokens": one["sampled_tokens"],
+        "beside": {role: turns for role, turns in one.get("roles", {}).items() if role != TurnRole.MAIN},
     }
 
 
@@ -138,7 +143,7 @@ def forks(
     if json:
         output.as_json(found)
     elif found:
-        output.table(found, "session", "uid", "sample", "turn", "left", "reason", "prompt_tokens")
+        output.table(found, "session", "uid", "sample", "turn", "left", "reason", "role", "prompt_tokens")
     else:
         typer.echo("no forks: every turn's prompt begins with what was sampled before it")
     if found:
@@ -170,7 +175,7 @@ def trajectories(
 
 TRAJECTORY_COLUMNS = (
     "session_id", "trajectory_id", "uid", "sample_index", "reward", "turns", "prompt", "sampled", "context",
-    "fork_reason", "failure_reason",
+    "fork_reason", "role", "main", "failure_reason",
 )  # fmt: skip
 
 
@@ -190,6 +195,8 @@ def trajectory_row(one: Trajectory) -> dict[str, Any]:
         "context": len(one.response_ids) - sampled,
         "finish_reason": one.finish_reason,
         "fork_reason": one.fork_reason,
+        "role": one.role,
+        "main": one.main,
         "failure_class": one.failure_class,
         "failure_reason": one.failure_reason,
         "complete": one.complete,
