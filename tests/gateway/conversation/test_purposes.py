@@ -43,6 +43,17 @@ FOR = {
     "a compaction where a system message follows (Claude Code's second)": Case(
         (*TALK, user(ASKED), LISTS), COMPACTION, BUY
     ),
+    "a compaction by its system prompt (opencode)": Case(
+        (system("You are a context summarization agent."), user("...")), COMPACTION
+    ),
+    "a compaction by its last words (opencode)": Case(
+        (
+            user(
+                "<conversation>...\nCreate a new anchored summary from the conversation history in the tags."
+            ),
+        ),
+        COMPACTION,
+    ),
     "a title": Case(NAMING, TITLE),
     "no title, for it has tools": Case(NAMING, "", BUY),
     "a probe": Case((user("quota"),), QUOTA, limit=1),

@@ -14,7 +14,8 @@ END_CHARS = 4096
 COMPACTION_ASKED = re.compile(
     r"detailed summary of (?:the|our|this) conversation"  # Claude Code
     r"|context checkpoint compaction|handoff summary"  # Codex
-    r"|detailed prompt for continuing our conversation"  # opencode
+    r"|detailed prompt for continuing our conversation"  # opencode, until 1.17
+    r"|summary from the conversation history|context summarization agent"  # opencode 1.18
     r"|<state_snapshot>"  # qwen-code
     r"|structured context checkpoint summary|context summarization assistant"  # pi
     r"|summari[sz]e (?:the|our|this) (?:conversation|session|history)",
