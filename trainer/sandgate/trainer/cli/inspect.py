@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from sandgate.contract.choices import TurnRole
 from sandgate.contract.errors import FailureClass
 from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer.cli import output
@@ -32,7 +31,7 @@ KeyOption = Annotated[
 ]
 
 SESSION_COLUMNS = (
-    "session", "uid", "sample", "attempt", "state", "turns", "tokens", "reward", "forks", "beside", "failure",
+    "session", "uid", "sample", "attempt", "state", "turns", "tokens", "reward", "forks", "roles", "failure",
 )  # fmt: skip
 
 
@@ -119,7 +118,6 @@ def session_row(one: dict[str, Any]) -> dict[str, Any]:
         "sample": one["sample_index"],
         "failure": one["failure_reason"],
         "tokens": one["sampled_tokens"],
-        "beside": {role: turns for role, turns in one.get("roles", {}).items() if role != TurnRole.MAIN},
     }
 
 
