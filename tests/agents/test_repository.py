@@ -23,7 +23,7 @@ from tests.support.gateway import codec, engine, gateway, ids
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
-WINDOW = 200_000
+WINDOW, SMALL_WINDOW = 200_000, 70_000
 
 
 @dataclass
@@ -58,18 +58,24 @@ class Told:
 
 
 async def worked(name: str, what: str, folder: Path) -> Told:
-    """The agent mends the repository, with a sub-agent or a compaction after its first turn, or neither."""
+    """The agent mends the repository, with a sub-agent or a compaction after its first turn, by its own count or by our
+    400, or with neither."""
     work = repository.made(folder / "work")
     (home := folder / "home").mkdir()
     coder = CODERS[name](work)
     words, more = (coder.words, coder.env) if what == "compaction" else ((), {})
-    orders: list[Line] = [coder.shell("cat orders.txt")]
-    between = {"sub-agent": coder.sub_call, "compaction": orders, "": []}[what]
-    lines = [coder.lines[0], *between, *coder.lines[1:]]
+    asides: dict[str, list[Line]] = {
+        "": [],
+        "sub-agent": coder.sub_call,
+        "compaction": [coder.shell("cat orders.txt")],
+        "overflow": [coder.shell("tail -c 12000 orders.txt")] * 6,  # it keeps the newest as they are
+    }
+    window = SMALL_WINDOW if what == "overflow" else WINDOW
+    lines = [coder.lines[0], *asides[what], *coder.lines[1:]]
     brain = Brain(lines, coder.sub_lines if what == "sub-agent" else ())
     assert not repository.tests_pass(work)
-    async with gateway(engine(brain, max_model_len=WINDOW)) as g:
-        g.core.turns.told_window = WINDOW
+    async with gateway(engine(brain, max_model_len=window)) as g:
+        g.core.turns.told_window = window
         session = await g.session()
         ended = await launched(NODE_AGENTS[name], session, home, work, prompt=TASK, words=words, more=more)
         assert ended.code == 0, ended.tail
@@ -156,9 +162,13 @@ async def test_a_sub_agent_has_a_branch_of_its_own_which_names_its_parent(name: 
     assert LOOKED in codec().decode(row["response_ids"])
 
 
-@pytest.mark.parametrize("name", CODERS)
-async def test_after_a_compaction_the_main_row_is_the_one_with_the_answer(name: str, tmp_path: Path) -> None:
-    told = await worked(name, "compaction", tmp_path)
+@pytest.mark.parametrize(
+    ("name", "what"), [("Claude Code", "compaction"), ("Codex", "compaction"), ("Claude Code", "overflow")]
+)
+async def test_after_a_compaction_the_main_row_is_the_one_with_the_answer(
+    name: str, what: str, tmp_path: Path
+) -> None:
+    told = await worked(name, what, tmp_path)
     assert repository.tests_pass(tmp_path / "work")
     holds(told)
     sides, mains = told.of("side"), told.of("main")

@@ -113,7 +113,7 @@ def _of(session: Session) -> dict[str, Any]:
     out = {
         name: getattr(session, name)
         for name in ("spec", "opened_at", "phase", "rewards", "completed", "sealed", "turns", "tokens",
-                     "sampled", "spelt", "forks", "evicted", "answers", "delivered", "intents")
+                     "sampled", "spelt", "forks", "roles", "evicted", "answers", "delivered", "intents")
     }  # fmt: skip
     out["tree"] = [
         (turn.id, turn.parent, turn.context, turn.ids, turn.logprobs) for turn in session.tree.turns

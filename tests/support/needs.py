@@ -150,8 +150,10 @@ FIXTURES: dict[str, tuple[str, ...]] = {
 """Whose test asks for one of these, needs that."""
 
 PATHS: dict[str, tuple[str, ...]] = {
+    "tests/agents/test_compaction.py": ("node-agents",),
     "tests/agents/test_node_agents.py": ("node-agents",),
     "tests/agents/test_repository.py": ("node-agents",),
+    "tests/agents/test_on_vllm.py": ("node-agents",),
     "tests/agents/test_stall.py": ("node-agents",),
     "tests/chart/": ("helm",),
     "tests/images/": ("images",),

@@ -48,7 +48,17 @@ FORKED: list[Record] = [
     Delivered(at=2.6, turn="t2"),
     turn("t3", "t1", [5, 6], [13, 14], fork="user_or_tool_edited", versions=((7, 0, 1), (8, 1, 2))),
     Delivered(at=2.7, turn="t3"),
-    turn("t4", None, [9], [15], fork="compaction", finish="length", resampled=True),
+    turn(
+        "t4",
+        None,
+        [9],
+        [15],
+        fork="compaction",
+        finish="length",
+        resampled=True,
+        role="side",
+        role_why="compaction",
+    ),
     Rewarded(at=3.0, turn=None, reward=1.0),
     Sealed(at=4.0, reward=1.0),
 ]
@@ -72,10 +82,12 @@ def spoken(name: str, parent: str | None, context: str, sampled: str, **changes:
 
 SPOKEN: list[Record] = [
     opened(0, uid="kiwi"),
-    *spoken("a1", None, "<|im_start|>user\nbuy 7 kiwi<|im_end|>\n<|im_start|>assistant\n", "buy(kiwi, 7)"),
-    *spoken("a2", "a1", "\n<|im_start|>tool\nreceipt 44<|im_end|>\n<|im_start|>assistant\n", "receipt 44"),
+    *spoken("a1", None, "<|im_start|>user\nbuy 7 kiwi<|im_end|>\n<|im_start|>assistant\n", "buy(kiwi, 7)",
+            role="main"),
+    *spoken("a2", "a1", "\n<|im_start|>tool\nreceipt 44<|im_end|>\n<|im_start|>assistant\n", "receipt 44",
+            role="main"),
     *spoken("a3", None, "<|im_start|>user\ntitle of this chat?<|im_end|>\n<|im_start|>assistant\n", "Kiwi",
-            fork="side_call"),
+            fork="side_call", role="side", role_why="title"),
     Sealed(at=4.0, reward=1.0),
 ]  # fmt: skip
 """What docs/cli.md shows: a tool call, its answer, and a title asked for on the side."""
@@ -83,7 +95,12 @@ SPOKEN: list[Record] = [
 
 def rows_for(sessions: list[str], count: int = 2) -> list[Trajectory]:
     """Not what they said: what an export must give back as it is."""
-    return [trajectory(number, session_id=sessions[number % len(sessions)]) for number in range(count)]
+    return [
+        trajectory(
+            number, session_id=sessions[number % len(sessions)], role="main", main=number < len(sessions)
+        )
+        for number in range(count)
+    ]
 
 
 async def write_run(out: Path, sessions: dict[str, list[Record]], *, rows: int | None = 2) -> Path:

@@ -22,7 +22,7 @@ from sandgate.trainer.cli.inspect import session_row
 from sandgate.trainer.cli.show import rendered
 from sandgate.trainer.export.arrow import read_parquet, write_parquet
 from sandgate.trainer.export.jsonl import read_jsonl
-from sandgate.trainer.runs.trees import lay_out
+from sandgate.trainer.runs.trees import beside, lay_out
 from sandgate.trainer.tinymodel import write_tiny_model
 from tests.trainer.runs import LINEAR, rows_for, write_run
 from tests.trainer.trajectories import exact, trajectory
@@ -68,8 +68,11 @@ def test_what_a_model_says_does_not_steer_the_terminal() -> None:
 def test_forks_lists_each_with_its_reason_and_fails(run: Path) -> None:
     said = ask("forks", "--out", run, "--json")
     assert said.exit_code == 1
-    found = [(row["session"], row["turn"], row["left"], row["reason"]) for row in json.loads(said.stdout)]
-    assert found == [("forked", "t3", "t1", "user_or_tool_edited"), ("forked", "t4", "", "compaction")]
+    found = [tuple(row.values()) for row in json.loads(said.stdout)]
+    assert found == [
+        ("forked", "q1", 0, "t3", "t1", "user_or_tool_edited", "", 2),
+        ("forked", "q1", 0, "t4", "", "compaction", "side", 1),
+    ]
     assert "user_or_tool_edited" in ask("forks", "--out", run).stdout
 
 
@@ -124,9 +127,32 @@ def test_status_counts(run: Path) -> None:
         "in_flight": 0,
         "special_tokens_in_text": 0,
         "forks": {"user_or_tool_edited": 1, "compaction": 1},
+        "roles": {"side": 1},
         "failures": {"policy/TurnLimit": 1},
     }
     assert "compaction 1" in ask("status", "--out", run).stdout
+
+
+def test_turns_beside_the_main_conversation_are_told(run: Path) -> None:
+    forked, linear = json.loads(ask("sessions", "--out", run, "--json").stdout)
+    assert (forked["roles"], linear["roles"]) == ({"side": 1}, {}), "journals without roles say none"
+    assert "side 1" in ask("sessions", "--out", run).stdout
+    rows = json.loads(ask("trajectories", "--out", run, "--json").stdout)
+    assert [(row["role"], row["main"]) for row in rows] == [("main", True), ("main", True)]
+
+
+@pytest.mark.parametrize(
+    ("turn", "told"),
+    [
+        ({"role": "side", "role_why": "title"}, "side (title)"),
+        ({"role": "subagent", "role_why": ""}, "subagent"),
+        ({"role": "main", "role_why": "x-sandgate-role"}, ""),
+        ({"role": "", "role_why": ""}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_turn_of_the_main_conversation_says_no_role(turn: dict[str, str], told: str) -> None:
+    assert beside(turn) == told
 
 
 def test_a_run_that_still_writes_can_be_looked_at(run: Path) -> None:

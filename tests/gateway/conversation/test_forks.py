@@ -48,6 +48,14 @@ def titled() -> Talk:
     return talk
 
 
+def summarised() -> Talk:
+    """By a call with a system prompt of its own."""
+    talk = Talk()
+    talk.say(ask(AGENT, GO), LOOKED)
+    talk.say(request(SUMMARISER, user("<conversation>...</conversation>")), DONE)
+    return talk
+
+
 def ask(*messages: Message) -> TurnRequest:
     return request(*messages, tools=TOOLS)
 
@@ -56,6 +64,7 @@ def edited(at: int, message: Message, upto: int = 7) -> TurnRequest:
     return ask(*WHOLE[:at], message, *WHOLE[at + 1 : upto], *([user("thanks")] if upto == 7 else []))
 
 
+SUMMARISER, WHAT = system("You are a context summarization agent."), user("What did we do so far?")
 SUB, NOTE = system("you take notes"), user("write it down")
 CASES: dict[str, tuple[Callable[[], Talk], TurnRequest, str | None, ForkReason | None]] = {
     # what is no fork
@@ -185,6 +194,24 @@ CASES: dict[str, tuple[Callable[[], Talk], TurnRequest, str | None, ForkReason |
         ask(AGENT, user(f"So far: {DONE.text}\nGo on.")),
         None,
         ForkReason.COMPACTION,
+    ),
+    "opencode asks for a summary of what it quotes": (
+        shopped,
+        request(SUMMARISER, user("<conversation>...</conversation>\nCreate a new anchored summary of it.")),
+        None,
+        ForkReason.COMPACTION,
+    ),
+    "opencode goes on from a summary, as the first answer": (
+        summarised,
+        ask(AGENT, WHAT, assistant(DONE.text), user("Continue if you have next steps.")),
+        None,
+        ForkReason.COMPACTION,
+    ),
+    "another answer first is no summary": (
+        summarised,
+        ask(AGENT, WHAT, assistant("Nothing that I can remember, and that is all."), user("Continue.")),
+        None,
+        ForkReason.NEW_ROOT,
     ),
     # side_call
     "a title is asked later": (

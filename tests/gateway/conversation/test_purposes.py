@@ -33,6 +33,8 @@ WORDS = {
     "Codex": ("You are performing a CONTEXT CHECKPOINT COMPACTION.", COMPACTION),
     "Codex's other words": ("Create a handoff summary for another LLM", COMPACTION),
     "opencode": ("Provide a detailed prompt for continuing our conversation above.", COMPACTION),
+    "opencode 1.18": ("Create a new summary from the conversation history above.", COMPACTION),
+    "opencode 1.18's system prompt": ("You are a context summarization agent.", COMPACTION),
     "qwen-code": ("First, think, then generate the <state_snapshot>.", COMPACTION),
     "pi": ("Create a structured context checkpoint summary that", COMPACTION),
     "pi's system prompt": ("You are a context summarization assistant.", COMPACTION),
@@ -179,6 +181,17 @@ FOR = {
     "a compaction, with tools": Case((*TALK, user(ASKED)), COMPACTION, BUY),
     "a compaction where a system message follows (Claude Code's second)": Case(
         (*TALK, user(ASKED), LISTS), COMPACTION, BUY
+    ),
+    "a compaction by its system prompt (opencode)": Case(
+        (system("You are a context summarization agent."), user("...")), COMPACTION
+    ),
+    "a compaction by its last words (opencode)": Case(
+        (
+            user(
+                "<conversation>...\nCreate a new anchored summary from the conversation history in the tags."
+            ),
+        ),
+        COMPACTION,
     ),
     "a title": Case(NAMING, TITLE),
     "no title, for it has tools": Case(NAMING, "", BUY),

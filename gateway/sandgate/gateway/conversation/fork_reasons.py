@@ -64,7 +64,7 @@ def name(
 
     Call it only when a turn was committed before and the request is not a plain continuation.
     """
-    if why := _by_words(request, head, turns, by_echo):
+    if why := _by_words(request, head, turns, by_echo, parent):
         return why
     keys: dict[str, bytes] = {}
     branches = [_branch(turn, by_echo, keys) for turn in _tips(turns, by_echo)[-BRANCHES_MAX:]]
@@ -107,14 +107,20 @@ def of_ids(siblings: Sequence[Turn], added: Ids, *, rooted: bool) -> ForkReason 
 
 
 def _by_words(
-    request: TurnRequest, head: bytes, turns: Sequence[Turn], by_echo: Mapping[bytes, Turn]
+    request: TurnRequest,
+    head: bytes,
+    turns: Sequence[Turn],
+    by_echo: Mapping[bytes, Turn],
+    parent: Turn | None,
 ) -> ForkReason | None:
     asked = purpose(request)
     if asked == COMPACTION:
         return ForkReason.COMPACTION
     given = list(takewhile(_given, request.messages))
-    opening = ends(given, OPENING_CHARS)
-    if COMPACTION_USED.search(ends(given)) or _summary_used(opening, head, turns[-BRANCHES_MAX:], by_echo):
+    opening, newest = ends(given, OPENING_CHARS), turns[-BRANCHES_MAX:]
+    if COMPACTION_USED.search(ends(given)) or _summary_used(opening, head, newest, by_echo):
+        return ForkReason.COMPACTION
+    if parent is None and _summary_first(request.messages[len(given) :], newest):
         return ForkReason.COMPACTION
     return ForkReason.SIDE_CALL if asked else None
 
@@ -133,6 +139,14 @@ def _summary_used(opening: str, head: bytes, turns: Sequence[Turn], by_echo: Map
         if len(reply) >= SUMMARY_CHARS_MIN and reply in opening:
             return turn.head_key != head or _before(turn, by_echo) is not None
     return False
+
+
+def _summary_first(said: Sequence[Message], turns: Sequence[Turn]) -> bool:
+    """Whether the answer to a compaction is the first that the assistant said: so opencode goes on, after a question
+    that it puts into its user's mouth."""
+    text = ends(said[:1], OPENING_CHARS) if said and said[0].role == "assistant" else ""
+    asked = [turn.reply.text.strip() for turn in turns if turn.fork == ForkReason.COMPACTION]
+    return any(len(reply) >= SUMMARY_CHARS_MIN and reply in text for reply in asked)
 
 
 # --- by the head

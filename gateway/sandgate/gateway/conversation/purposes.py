@@ -15,7 +15,9 @@ _COMPACTION_ASKED = (
     re.compile(r"detailed summary of (?:the|our|this) conversation"),  # Claude Code
     re.compile(r"context checkpoint compaction"),  # Codex
     re.compile(r"handoff summary"),
-    re.compile(r"detailed prompt for continuing our conversation"),  # opencode
+    re.compile(r"detailed prompt for continuing our conversation"),  # opencode, until 1.17
+    re.compile(r"summary from the conversation history"),  # opencode 1.18
+    re.compile(r"context summarization agent"),
     re.compile(r"<state_snapshot>"),  # qwen-code
     re.compile(r"structured context checkpoint summary"),  # pi
     re.compile(r"context summarization assistant"),

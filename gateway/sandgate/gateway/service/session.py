@@ -92,6 +92,8 @@ class Session:
     journalled: int = 0
     """Bytes of the session's records."""
     forks: dict[str, int] = field(default_factory=dict)
+    roles: dict[str, int] = field(default_factory=dict)
+    """Turns by role; those of journals without roles are not counted."""
     spelt: int = 0
     """Control tokens that the clients' text spelt."""
     limit_reached: str = ""
@@ -175,6 +177,8 @@ class Session:
         self.spelt += record.spelt
         if record.fork:
             self.forks[record.fork] = self.forks.get(record.fork, 0) + 1
+        if record.role:
+            self.roles[record.role] = self.roles.get(record.role, 0) + 1
 
     @property
     def ended(self) -> bool:
@@ -272,6 +276,7 @@ class Session:
             "tokens": self.tokens,
             "sampled_tokens": self.sampled,
             "forks": dict(self.forks),
+            "roles": dict(self.roles),
             "special_tokens_in_text": self.spelt,
             "in_flight": self.in_flight,
             "limit_reached": self.limit_reached or None,

@@ -31,7 +31,7 @@ KeyOption = Annotated[
 ]
 
 SESSION_COLUMNS = (
-    "session", "uid", "sample", "attempt", "state", "turns", "tokens", "reward", "forks", "failure",
+    "session", "uid", "sample", "attempt", "state", "turns", "tokens", "reward", "forks", "roles", "failure",
 )  # fmt: skip
 
 
@@ -44,7 +44,7 @@ def status(
     context: Context = "",
     json: output.AsJson = False,
 ) -> None:
-    """Counts over all sessions: states, turns, tokens, forks by reason, failures by reason."""
+    """Counts over all sessions: states, turns, tokens, forks by reason, turns by role, failures by reason."""
     place = ClusterPlace(namespace, context)
     where = source(out, url, key, place=place)
     found = conditions(job, place) if isinstance(where, Cluster) and job else {}
@@ -72,11 +72,13 @@ def count(where: Source, job: str) -> dict[str, Any]:
     """The numbers of `status`."""
     states: Counter[str] = Counter()
     forks: Counter[str] = Counter()
+    roles: Counter[str] = Counter()
     failures: Counter[str] = Counter()
     sums: Counter[str] = Counter()
     for one in where.sessions(job):
         states[one["state"]] += 1
         forks.update(one["forks"])
+        roles.update(one.get("roles", {}))
         if one["failure_class"]:
             failures[f"{one['failure_class']}/{one['failure_reason']}"] += 1
         sums.update({name: one.get(name, 0) for name in SUMS})
@@ -85,6 +87,7 @@ def count(where: Source, job: str) -> dict[str, Any]:
         "sessions": dict(states),
         **counts,
         "forks": dict(forks.most_common()),
+        "roles": dict(roles.most_common()),
         "failures": dict(failures.most_common()),
     }
 
@@ -138,7 +141,7 @@ def forks(
     if json:
         output.as_json(found)
     elif found:
-        output.table(found, "session", "uid", "sample", "turn", "left", "reason", "prompt_tokens")
+        output.table(found, "session", "uid", "sample", "turn", "left", "reason", "role", "prompt_tokens")
     else:
         typer.echo("no forks: every turn's prompt begins with what was sampled before it")
     if found:
@@ -170,7 +173,7 @@ def trajectories(
 
 TRAJECTORY_COLUMNS = (
     "session_id", "trajectory_id", "uid", "sample_index", "reward", "turns", "prompt", "sampled", "context",
-    "fork_reason", "failure_reason",
+    "fork_reason", "role", "main", "failure_reason",
 )  # fmt: skip
 
 
@@ -190,6 +193,8 @@ def trajectory_row(one: Trajectory) -> dict[str, Any]:
         "context": len(one.response_ids) - sampled,
         "finish_reason": one.finish_reason,
         "fork_reason": one.fork_reason,
+        "role": one.role,
+        "main": one.main,
         "failure_class": one.failure_class,
         "failure_reason": one.failure_reason,
         "complete": one.complete,

@@ -11,7 +11,7 @@ from sandgate.trainer.cli import output
 from sandgate.trainer.cli.inspect import Context, KeyOption, Namespace, Out, Url
 from sandgate.trainer.client.cluster import ClusterPlace
 from sandgate.trainer.runs.sources import source, tree_of
-from sandgate.trainer.runs.trees import Line, Tree, lay_out, versions
+from sandgate.trainer.runs.trees import Line, Tree, beside, lay_out, versions
 
 SHOWN_CHARS = 400
 """Of one span, head and tail; system prompts are long and alike. --full shows all."""
@@ -37,7 +37,8 @@ def show(
     full: Annotated[bool, typer.Option("--full", help="Show every token of every span.")] = False,
     json: output.AsJson = False,
 ) -> None:
-    """The session's tree: turns, parents, fork reasons, and tokens (sampled ones stand out from context)."""
+    """The session's tree: turns, parents, fork reasons, side calls and sub-agents, and tokens (sampled ones stand out
+    from context)."""
     tree = tree_of(source(out, url, key, tokenizer, ClusterPlace(namespace, context)), session)
     if json:
         output.as_json(tree)
@@ -80,6 +81,8 @@ def _turn(line: Line, *, colours: bool, limit: int | None) -> list[Text]:
     if turn["fork"]:
         left = f" from {turn['parent']}" if turn["parent"] else ""
         title.append(f"  fork: {turn['fork']}{left}", "bold yellow")
+    if role := beside(turn):
+        title.append(f"  role: {output.printable(role, keep='')}", "bold cyan")
     for name in ("resampled", "resumed"):
         if turn[name]:
             title.append(f"  {name}", "yellow")

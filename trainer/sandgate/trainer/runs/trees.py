@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from sandgate.contract.choices import TurnRole
 from sandgate.contract.trajectory import Json
 
 Tree = dict[str, Json]
@@ -47,11 +48,21 @@ def fork_rows(tree: Tree) -> list[dict[str, Json]]:
             "turn": turn["turn"],
             "left": turn["parent"] or "",
             "reason": turn["fork"],
+            "role": turn.get("role", ""),
             "prompt_tokens": turn["prompt_tokens"],
         }
         for turn in tree["turns"]
         if turn["fork"]
     ]
+
+
+def beside(turn: dict[str, Any]) -> str:
+    """`side (title)`: the role of a turn that is not of the main conversation, and what told it; else empty. A gateway
+    that is older than roles says none."""
+    role, why = turn.get("role", ""), turn.get("role_why", "")
+    if role in ("", TurnRole.MAIN):
+        return ""
+    return f"{role} ({why})" if why else str(role)
 
 
 def versions(turn: dict[str, Any]) -> str:

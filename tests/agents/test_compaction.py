@@ -1,0 +1,72 @@
+"""opencode, pi and qwen-code, unmodified, when a prompt is longer than the window: our 400 starts their compaction.
+
+What asks for the summary is a side call, in whatever words, and the row with the answer is the main one.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.agents.launch import launched
+from tests.agents.table import NODE_AGENTS, call
+from tests.support.gateway import codec, engine, gateway
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+ANSWER = "There are 1,500 orders."
+SUMMARY = "The orders of this shop were read in part, and 1,500 are expected."
+ORDERS = "".join(f"{number:04} kiwi {number * 7 % 13} plum\n" for number in range(1500))
+LOOKS = 5
+"""How often the model looks into the orders before it answers; the last but one is too much."""
+AGENTS = {"opencode": ("bash", 36_000), "pi": ("bash", 30_000), "qwen-code": ("run_shell_command", 49_500)}
+"""Its tool, and a window that its own prompt and four looks do not leave enough of."""
+STOPS_THEN = {"pi"}
+"""With -p it compacts, and ends without an answer."""
+
+
+class Brain:
+    """Looks, and looks, and answers; makes a summary when asked for one."""
+
+    def __init__(self, tool: str) -> None:
+        self.tool, self.looked = tool, 0
+
+    def __call__(self, prompt: Any, _: int) -> str:
+        text = codec().decode(prompt)
+        if "<tools>" not in text:
+            return "A title" if "title generator" in text else SUMMARY
+        self.looked += 1
+        if self.looked > LOOKS:
+            return ANSWER
+        asked = {"command": "tail -c 12000 orders.txt", "description": "see", "is_background": False}
+        return call(self.tool, json.dumps(asked))
+
+
+@pytest.mark.parametrize("name", AGENTS)
+async def test_a_summary_is_a_side_call_and_the_answer_is_in_the_main_row(name: str, tmp_path: Path) -> None:
+    tool, window = AGENTS[name]
+    (work := tmp_path / "work").mkdir()
+    (work / "orders.txt").write_text(ORDERS)
+    async with gateway(engine(Brain(tool), max_model_len=window)) as g:
+        g.core.turns.told_window = window
+        session = await g.session()
+        ended = await launched(NODE_AGENTS[name], session, tmp_path, work)
+        turns = await g.tree(session)
+        rows = await g.finalize(session)
+    asked = [turn for turn in turns if SUMMARY in turn["spans"][1]["text"]]
+    assert asked, "it was not asked for a summary"
+    assert {(turn["role"], turn["role_why"], turn["fork"]) for turn in asked} == {
+        ("side", "compaction", "compaction")
+    }
+    others = {turn["role_why"] for turn in turns if turn["role"] != "main"} - {"compaction"}
+    assert others <= {"title"}
+    (row,) = (row for row in rows if row["main"])
+    if name in STOPS_THEN:
+        assert ended.code == 0, ended.tail
+        return
+    assert ANSWER in ended.out, ended.tail
+    assert ANSWER in codec().decode(row["response_ids"])
+    assert row["fork_reason"] == "compaction", "it goes on from the summary"
