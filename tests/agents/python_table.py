@@ -48,3 +48,8 @@ PYTHON_AGENTS: dict[str, RealAgent] = {
     "CrewAI": _agent("crewai", "crewai", CHAT, environment=OPENAI2),
     "Strands": _agent("strands-agents", "strands", CHAT, environment=OPENAI2),
 }  # fmt: skip
+TEAMS: dict[str, RealAgent] = {
+    protocol: _agent("openai-agents", "openai_agents", protocol, protocol, "team")
+    for protocol in (CHAT, RESPONSES)
+}
+"""A clerk whose one tool is another agent, with the tool of the others."""

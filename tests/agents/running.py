@@ -44,7 +44,10 @@ class Brain:
 
     def __call__(self, prompt: Any, number: int) -> str:
         self.seen.append(list(prompt))
-        text = codec().decode(prompt)
+        return self.say(codec().decode(prompt))
+
+    def say(self, text: str) -> str:
+        """What is sampled for a prompt."""
         if self.agent.tools_shown and "<tools>" not in text:
             return TITLE
         answered = text.rpartition(PROMPT)[2].count(self.agent.answered)
@@ -68,9 +71,9 @@ class Episode:
     """Hosts that it asked for beside the gateway."""
 
 
-async def episode(agent: RealAgent, home: Path) -> Episode:
-    """Run it, in a HOME of its own. Raises AssertionError if it fails."""
-    brain = Brain(agent)
+async def episode(agent: RealAgent, home: Path, brain: Brain | None = None) -> Episode:
+    """Run it, in a HOME of its own, with the model that its table says. Raises AssertionError if it fails."""
+    brain = brain or Brain(agent)
     async with gateway(engine(brain, max_model_len=WINDOW)) as g, only_loopback() as (proxy, elsewhere):
         g.core.turns.told_window = WINDOW
         session = await g.session()
