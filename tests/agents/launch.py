@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.agents.table import DRIVERS, PROMPT, NodeAgent, written
-from tests.agents.test_node_agents import QUIET
-from tests.support.environments import node_packages
+from tests.agents.real_agent import DRIVERS, NODE, PROMPT, RealAgent
 from tests.support.gateway import Agent
+
+QUIET = {
+    "CI": "1", "DO_NOT_TRACK": "1", "DISABLE_AUTOUPDATER": "1", "CLINE_NO_AUTO_UPDATE": "1",
+    "DISABLE_TELEMETRY": "1", "IS_SANDBOX": "1", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    "PI_OFFLINE": "1", "PI_TELEMETRY": "0", "OPENCODE_DISABLE_AUTOUPDATE": "1",
+    "OPENCODE_DISABLE_MODELS_FETCH": "1", "OPENCODE_DISABLE_LSP_DOWNLOAD": "1", "OPENAI_MODEL": "shop",
+    "OPENAI_AGENTS_DISABLE_TRACING": "1", "NO_COLOR": "1", "PYTHONDONTWRITEBYTECODE": "1",
+    "OTEL_SDK_DISABLED": "true", "ANONYMIZED_TELEMETRY": "False", "AGNO_TELEMETRY": "false",
+    "CREWAI_DISABLE_TELEMETRY": "true", "CREWAI_TRACING_ENABLED": "false", "LANGSMITH_TRACING": "false",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True", "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1",
+}  # fmt: skip
+"""No telemetry, no updates, no titles over the network."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +41,7 @@ class Ended:
 
 
 async def launched(
-    agent: NodeAgent,
+    agent: RealAgent,
     session: Agent,
     home: Path,
     work: Path,
@@ -41,20 +52,24 @@ async def launched(
     more: Mapping[str, str] | None = None,
 ) -> Ended:
     """Run it in `work`, with HOME `home`, asking `prompt`. `words` follow its own; `more`: of its environment."""
-    packages = node_packages("tests/agents/node")
+    installed = agent.installed
     base, key = session.handle["base_url"], session.handle["api_key"]
-    written(agent.files, home, base, key)
-    for driver in DRIVERS.glob("*.mjs"):  # a module finds its packages beside itself
-        shutil.copy(driver, packages)
+    for name, make in agent.files.items():
+        path = home / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(make(base, key)), "utf-8")
+    if agent.environment == NODE:
+        for driver in DRIVERS.glob("*.mjs"):  # a module finds its packages beside itself
+            shutil.copy(driver, installed)
     (home / ".codex").mkdir(exist_ok=True)
     env = QUIET | {
-        "PATH": os.environ["PATH"], "HOME": str(home), "SANDGATE_PROMPT": prompt,
+        "PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": str(home), "SANDGATE_PROMPT": prompt,
         "CODEX_HOME": str(home / ".codex"),
         "OPENAI_BASE_URL": base, "OPENAI_API_KEY": key,
         "ANTHROPIC_BASE_URL": session.handle["anthropic_base_url"], "ANTHROPIC_API_KEY": key,
         **(more or {}),
     }  # fmt: skip
-    command = agent.command(packages / "node_modules" / ".bin", base)
+    command = agent.command(installed, base)
     process = await asyncio.create_subprocess_exec(
         *[prompt if word == PROMPT else word for word in command],
         *words,

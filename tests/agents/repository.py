@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tests.agents.table import call
+from tests.agents.real_agent import call
 from tests.support.gateway import codec
 
 TASK = "The tests of this repository fail. Mend price.py, and say in one sentence what was wrong."

@@ -22,12 +22,13 @@ from typing import Any
 from sandgate.gateway.config import Limits
 from sandgate.gateway.engine.scripted.engine import Gate, Reply
 from tests.agents.launch import Ended, launched
-from tests.agents.table import LOOK, NODE_AGENTS, NodeAgent, _driver
-from tests.agents.test_node_agents import FINAL, THOUGHT, WINDOW
+from tests.agents.node_table import NODE_AGENTS, NodeAgent, driver
+from tests.agents.real_agent import FINAL, LOOK
+from tests.agents.running import THOUGHT, WINDOW
 from tests.support.gateway import Running, codec, engine, gateway, ids
 
 CLIENTS = {name: NODE_AGENTS[name] for name in ("Claude Code", "Codex", "qwen-code", "opencode")} | {
-    "openai-node": NodeAgent("openai", "chat", _driver("openai_node.mjs"), LOOK)
+    "openai-node": NodeAgent(package="openai", protocol="chat", command=driver("openai_node.mjs"), calls=LOOK)
 }
 STALLS = {"first token": 0, "middle": len(ids(THOUGHT)) // 2}
 """Tokens sampled before the engine stalls."""

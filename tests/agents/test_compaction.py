@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from tests.agents.launch import launched
-from tests.agents.table import NODE_AGENTS, call
+from tests.agents.node_table import NODE_AGENTS
+from tests.agents.real_agent import call
 from tests.support.gateway import codec, engine, gateway
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]

@@ -18,7 +18,8 @@ from sandgate.gateway.engine.vllm import VllmEngine
 from sandgate.gateway.tokens.load import load_codec
 from tests.agents.caller_model import WINDOW, caller_model
 from tests.agents.launch import launched
-from tests.agents.table import NODE_AGENTS, PROMPT
+from tests.agents.node_table import NODE_AGENTS
+from tests.agents.real_agent import PROMPT
 from tests.e2e.truth import check
 from tests.support import vllm as served
 from tests.support.gateway import gateway

@@ -17,8 +17,8 @@ import pytest
 from sandgate.gateway.engine.scripted.engine import logprob_of
 from tests.agents import repository
 from tests.agents.launch import launched
+from tests.agents.node_table import NODE_AGENTS
 from tests.agents.repository import ANSWER, CODERS, LOOKED, SUMMARY, TASK, Brain, Line, Said
-from tests.agents.table import NODE_AGENTS
 from tests.support.gateway import codec, engine, gateway, ids
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]

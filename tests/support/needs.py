@@ -109,10 +109,16 @@ NEEDS: dict[str, Need] = {
     "areal": _environment("trainer-env.sh", "areal", "AReaL's environment (3 GB, 1 min)"),
     "verl": _environment("trainer-env.sh", "verl", "verl's environment (3 GB, 1 min)"),
     "node-agents": Need(
-        "agents from Node's registry (1.3 GB, 30 s)",
+        "agents from Node's registry (1.8 GB, 100 s)",
         lambda: environments.node_built("tests/agents/node") is not None,
         partial(_run, "node-env.sh", "tests/agents/node"),
         lambda: "" if shutil.which("npm") else "npm is not on the PATH",
+    ),
+    "openai3-agents": _environment(
+        "agent-env.sh", "tests/agents/openai3", "agents from PyPI with OpenAI's SDK 3 (0.5 GB, 30 s)"
+    ),
+    "openai2-agents": _environment(
+        "agent-env.sh", "tests/agents/openai2", "agents from PyPI with OpenAI's SDK 2 (1.1 GB, 25 s)"
     ),
     "apiserver": Need(
         "etcd and kube-apiserver from source (7 min)",
@@ -155,6 +161,7 @@ PATHS: dict[str, tuple[str, ...]] = {
     "tests/agents/test_repository.py": ("node-agents",),
     "tests/agents/test_on_vllm.py": ("node-agents",),
     "tests/agents/test_stall.py": ("node-agents",),
+    "tests/agents/test_python_agents.py": ("openai3-agents", "openai2-agents"),
     "tests/chart/": ("helm",),
     "tests/images/": ("images",),
     "tests/cluster/e2e/": ("images", "helm"),
