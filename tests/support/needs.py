@@ -150,6 +150,7 @@ FIXTURES: dict[str, tuple[str, ...]] = {
 """Whose test asks for one of these, needs that."""
 
 PATHS: dict[str, tuple[str, ...]] = {
+    "tests/gateway/media/test_real_vllm.py": ("engine", "verl"),
     "tests/agents/test_node_agents.py": ("node-agents",),
     "tests/chart/": ("helm",),
     "tests/images/": ("images",),
