@@ -17,9 +17,9 @@ RUN /build/bin/pip wheel --no-cache-dir -q --no-deps --no-build-isolation --whee
 
 # What the room's extras need, apart from the wheel: it changes rarely. Without pip of its own: nothing is installed into
 # a running pod. gateway-arrow, for leases in Arrow and for Parquet files, is 165 MB, more than all the rest: without it
-# (EXTRAS="gateway gateway-postgres") trainers lease JSON, and jobs with spec.output.parquet do not run.
+# (EXTRAS="gateway gateway-postgres gateway-vision") trainers lease JSON, and jobs with spec.output.parquet do not run.
 FROM $BASE AS install
-ARG EXTRAS="gateway gateway-postgres gateway-arrow"
+ARG EXTRAS="gateway gateway-postgres gateway-vision gateway-arrow"
 COPY pyproject.toml constraints.txt /src/
 RUN python3 -m venv --without-pip /opt/sandgate \
  && python3 -c 'import tomllib; p = tomllib.load(open("/src/pyproject.toml", "rb"))["project"]; \

@@ -20,8 +20,8 @@ INTRO = """\
 # The gateway
 
 `python -m sandgate.gateway --config FILE` starts one. It needs the extra `gateway`; `gateway-arrow` for leases as
-Arrow, `gateway-postgres` for a journal in a shared database. SIGTERM drains it: running turns finish, readiness is
-red at once, and what is new gets 503 with Retry-After.
+Arrow, `gateway-postgres` for a journal in a shared database, `gateway-vision` for images. SIGTERM drains it: running
+turns finish, readiness is red at once, and what is new gets 503 with Retry-After.
 """
 SETTINGS = "One JSON file. Unknown keys are refused; a missing default means that the key is required."
 ENDPOINTS = (

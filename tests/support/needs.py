@@ -157,6 +157,7 @@ FIXTURES: dict[str, tuple[str, ...]] = {
 
 PATHS: dict[str, tuple[str, ...]] = {
     "tests/agents/test_compaction.py": ("node-agents",),
+    "tests/gateway/media/test_real_vllm.py": ("engine", "verl"),
     "tests/agents/test_node_agents.py": ("node-agents",),
     "tests/agents/test_repository.py": ("node-agents",),
     "tests/agents/test_on_vllm.py": ("node-agents",),

@@ -24,7 +24,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +60,8 @@ ENV = {
     "DO_NOT_TRACK": "1",
 }
 
+
+NO_MORE: Mapping[str, str] = {}
 
 DIE_WITH_PARENT = "import ctypes,os,sys; ctypes.CDLL(None).prctl(1, 15); os.execv(sys.argv[1], sys.argv[1:])"
 """PR_SET_PDEATHSIG, then the command: a killed test run leaves no engine behind (it holds 3 GB)."""
@@ -103,14 +105,19 @@ def engine_python() -> Path:
 
 
 @contextlib.contextmanager
-def another(flags: Sequence[str], *, model: Path = MODEL) -> Iterator[Vllm]:
+def another(flags: Sequence[str], *, model: Path = MODEL, env: Mapping[str, str] = NO_MORE) -> Iterator[Vllm]:
     """One of its own with other flags, or of another checkpoint, for the length of a test. It takes half a minute to
     start, and 3 GB."""
     with contextlib.ExitStack() as stack:
-        yield _start(flags, stack.callback, model)
+        yield _start(flags, stack.callback, model, env)
 
 
-def _start(flags: Sequence[str], at_end: Callable[[Callable[[], None]], object], model: Path = MODEL) -> Vllm:
+def _start(
+    flags: Sequence[str],
+    at_end: Callable[[Callable[[], None]], object],
+    model: Path = MODEL,
+    more: Mapping[str, str] = NO_MORE,
+) -> Vllm:
     """`at_end` takes what is to be called at the end, the last first."""
     python = engine_python()
     port = _free_port()
@@ -130,7 +137,7 @@ def _start(flags: Sequence[str], at_end: Callable[[Callable[[], None]], object],
     sockets = tempfile.mkdtemp(prefix="sandgate-vllm-")  # vLLM leaves them behind
     process = subprocess.Popen(
         command,
-        env={**clean, **ENV, "VLLM_RPC_BASE_PATH": sockets},
+        env={**clean, **ENV, **more, "VLLM_RPC_BASE_PATH": sockets},
         stdout=log,
         stderr=log,
         start_new_session=True,

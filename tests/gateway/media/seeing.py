@@ -77,6 +77,7 @@ def write(folder: Path, template: str = TEMPLATE, **processor: Any) -> Path:
         "video_token_id": ids["<|video_pad|>"],
         "vision_start_token_id": ids["<|vision_start|>"],
         "vision_end_token_id": ids["<|vision_end|>"],
+        "eos_token_id": ids["<|im_end|>"],
     }
     (folder / "config.json").write_text(json.dumps(config), "utf-8")
     if processor is not None:

@@ -78,7 +78,7 @@ KINDS: dict[str, tuple[bytes, tuple[int, int], tuple[int, int, int]]] = {
         (255, 127, 127),
     ),
     "one pixel": (encoded(Image.new("RGB", (1, 1), "red")), (28, 28), (255, 0, 0)),
-    "a long one": (encoded(Image.new("RGB", (28 * 199, 28), "red")), (1568, 28), (255, 0, 0)),
+    "a long one": (encoded(Image.new("RGB", (28 * 16, 28), "red")), (448, 28), (255, 0, 0)),
     "larger than the model takes": (encoded(Image.new("RGB", (1024, 768), "red")), (112, 84), (255, 0, 0)),
 }
 
@@ -130,7 +130,11 @@ REFUSED: dict[str, tuple[Callable[[], bytes], str]] = {
     "an animated GIF": (lambda: animated("GIF"), "animation; send one frame"),
     "an animated WebP": (lambda: animated("WEBP"), "animation; send one frame"),
     "an animated PNG": (lambda: animated("PNG"), "animation; send one frame"),
-    "a strip": (lambda: encoded(Image.new("L", (2001, 10))), "more than 200 times the other"),
+    "a strip": (lambda: encoded(Image.new("L", (2001, 10))), "2001 and 10, which is too narrow"),
+    "a strip that keeps more pixels than the model's limit": (
+        lambda: encoded(Image.new("L", (28 * 199, 28))),
+        "too narrow",
+    ),
 }
 
 

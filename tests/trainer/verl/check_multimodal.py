@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 from array import array
 from types import SimpleNamespace
 from typing import Any
@@ -10,12 +12,17 @@ import numpy as np
 import pytest
 import torch  # type: ignore[import-not-found]
 import transfer_queue as tq  # type: ignore[import-not-found]
+from PIL import Image
 from verl import DataProto  # type: ignore[import-not-found]
 from verl.experimental.agent_loop.agent_loop import AgentLoopWorker  # type: ignore[import-not-found]
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer  # type: ignore[import-not-found]
 from verl.utils.tokenizer import hf_processor, hf_tokenizer  # type: ignore[import-not-found]
 
 from sandgate.contract.errors import CorruptRecord, InvalidBody
+from sandgate.gateway.media.grids import GridRule
+from sandgate.gateway.media.pictures import read
+from sandgate.gateway.media.record import packed
+from sandgate.gateway.media.spans import expand
 from sandgate.trainer.verl import Lengths, agent_loop_output, put_group, to_dataproto, transfer_rows
 from sandgate.trainer.verl.multimodal import inputs_of, pack
 from tests.trainer.verl import vision
@@ -150,6 +157,69 @@ def test_a_batch_with_images_survives_verls_own_operations(processor: Any, tmp_p
     assert sizes == [[[1, 2, 2]], [[1, 2, 4]]]
     again = DataProto.from_tensordict(data.to_tensordict())
     assert again.batch["position_ids"].shape == (2, 4, P + R)
+
+
+def of_a_gateway(*images: Any, session: int = 0) -> tuple[Any, list[Any]]:
+    """A row as a gateway records it, and the pictures as its engine was sent them."""
+    rule = GridRule(14, 2, vision.PIXELS["min_pixels"], vision.PIXELS["max_pixels"])
+    pictures = [read(png_of(image), rule) for image in images]
+    ids, collapsed = array("i", [5]), array("i", [5])
+    for _ in pictures:
+        collapsed.extend([vision.START, vision.IMAGE, vision.END])
+    ids, spans = expand(collapsed, vision.IMAGE, pictures, rule)
+    kept = packed(spans, {picture.digest: picture for picture in pictures})
+    shown = [Image.open(io.BytesIO(picture.png)) for picture in pictures]
+    return row(session, prompt_ids=ids, multimodal=kept), shown
+
+
+def png_of(image: Any) -> bytes:
+    out = io.BytesIO()
+    image.save(out, "PNG")
+    return out.getvalue()
+
+
+async def test_a_gateways_pictures_are_what_verls_agent_loop_makes_of_them(
+    processor: Any, worker: Any
+) -> None:
+    first, seen_first = of_a_gateway(vision.picture(200, 100), vision.picture(56, 56))
+    again, seen_again = of_a_gateway(vision.picture(56, 56), vision.picture(56, 56), session=2)
+    rows, media = [first, short(1), again], [{"images": seen_first}, {}, {"images": seen_again}]
+    theirs = await by_verl(worker, rows, media)
+    ours = to_dataproto(rows, LENGTHS, pad_token_id=vision.PAD, pad_positions="verl", processor=processor)
+    for name in theirs.batch.keys():  # noqa: SIM118 - a TensorDict iterates over its rows
+        assert torch.equal(ours.batch[name], theirs.batch[name]), name
+    for mine, its in zip(
+        *(one.non_tensor_batch["multi_modal_inputs"] for one in (ours, theirs)), strict=True
+    ):
+        assert set(mine) == set(its)
+        assert all(torch.equal(mine[name], its[name]) for name in mine)
+    (made,) = transfer_rows([first], uid="q1", session=0, global_steps=1, processor=processor)
+    assert torch.equal(made.fields["multi_modal_inputs"]["pixel_values"], mine_of(ours, 0)["pixel_values"])
+
+
+def mine_of(batch: Any, at: int) -> Any:
+    return batch.non_tensor_batch["multi_modal_inputs"][at]
+
+
+@pytest.mark.parametrize("size", [(1, 1), (57, 83), (200, 100), (1024, 768), (28, 400), (300, 30)])
+def test_the_gateways_grids_are_the_processors(size: tuple[int, int], processor: Any) -> None:
+    one, _ = of_a_gateway(vision.picture(*size))
+    grid = processor.image_processor(images=[vision.picture(*size)], return_tensors="pt")["image_grid_thw"]
+    assert torch.equal(inputs_of(one)["image_grid_thw"], grid)
+
+
+def test_another_models_processor_is_refused(processor: Any) -> None:
+    one, _ = of_a_gateway(vision.picture(56, 56))
+    other = copy.deepcopy(processor)
+    other.image_processor.size = {"shortest_edge": 84 * 84, "longest_edge": 112 * 112}
+    with pytest.raises(InvalidBody, match="other patches than the gateway did"):
+        to_dataproto([one], LENGTHS, processor=other)
+
+
+def test_a_gateways_pictures_need_the_processor(processor: Any) -> None:
+    one, _ = of_a_gateway(vision.picture(56, 56))
+    with pytest.raises(InvalidBody, match="need verl's processor"):
+        to_dataproto([one], LENGTHS)
 
 
 def damaged(**tensors: Any) -> Any:

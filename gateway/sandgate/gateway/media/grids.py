@@ -45,12 +45,16 @@ class GridRule:
         return self.patch * self.merge
 
     def size(self, width: int, height: int) -> tuple[int, int]:
-        """(width, height) to which a picture is resized. Raises InvalidBody for one that is too narrow."""
-        if max(width, height) > RATIO_MAX * min(width, height):
+        """(width, height) to which a picture is resized. Raises InvalidBody for one that is too narrow: a strip that
+        the processor gives more pixels than its limit would be resized again by whoever gets it next."""
+        size = self._resized(width, height)
+        if max(width, height) > RATIO_MAX * min(width, height) or self._resized(*size) != size:
             raise InvalidBody(
-                f"its sides are {width} and {height}: one is more than {RATIO_MAX} times the other",
-                field="messages",
+                f"its sides are {width} and {height}, which is too narrow for this model", field="messages"
             )
+        return size
+
+    def _resized(self, width: int, height: int) -> tuple[int, int]:
         side = self.side
         high, wide = round(height / side) * side, round(width / side) * side
         if high * wide > self.max_pixels:

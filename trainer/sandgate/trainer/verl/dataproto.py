@@ -42,7 +42,7 @@ def to_dataproto(
     found = kept_in_place([of.cut(row, lengths) for row in trajectories])
     if not found:
         raise InvalidBody("a DataProto needs at least one row", field="trajectories")
-    inputs = [inputs_of(row) for row in found]
+    inputs = [inputs_of(row, processor) for row in found]
     if processor is None:
         _text_only(found)
     metrics = [NO_METRICS | {"generate_sequences": took} for took in seconds or [0.0] * len(found)]

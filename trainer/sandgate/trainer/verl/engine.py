@@ -45,7 +45,10 @@ class VerlEngine:
     async def generate(
         self, prompt: Prompt, on_delta: Callable[[Delta], None] | None = None
     ) -> GenerationResult:
-        """See `Engine.generate`. Raises Unsupported for grammars and alternatives, which verl does not carry."""
+        """See `Engine.generate`. Raises Unsupported for grammars, alternatives and pictures: verl does not carry them,
+        or does not tell which prompt it made of them."""
+        if prompt.pictures:
+            raise Unsupported("verl's engine client takes no images", field="messages")
         if prompt.constraint is not None or prompt.top_logprobs:
             raise Unsupported("verl's engine client takes no grammar and gives no top_logprobs")
         made = Generation(prompt, told=prompt.version, streams=on_delta is not None)

@@ -1,14 +1,18 @@
 """Images and videos of a row: what the model's processor made of them, and its M-RoPE positions.
 
-A record carries the processor's outputs in `multimodal`, a safetensors file of tensors by the processor's own names
-(pixel_values, image_grid_thw, pixel_values_videos, video_grid_thw, ...): no pickle, and nothing is computed twice, so a
-trainer sees the pixels that the engine saw. Rows hold one placeholder token per merged patch, as the engine saw them.
+A record carries them in `multimodal`, a safetensors file: no pickle. Those that a gateway writes have the pictures as
+the engine was sent them, as PNGs of the size that the processor gives them, and its image_grid_thw; the processor is
+run on them here, as verl's agent loops run it, and must come to the same grids. Those that `pack` writes have all
+outputs of the processor, by its own names (pixel_values, image_grid_thw, pixel_values_videos, video_grid_thw, ...).
+Rows hold one placeholder token per merged patch, as the engine saw them.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
+from io import BytesIO
 from typing import Any
 
 from sandgate.contract.errors import CorruptRecord, InvalidBody
@@ -16,13 +20,17 @@ from sandgate.contract.trajectory import Trajectory
 
 NOT_INPUTS = frozenset({"input_ids", "attention_mask", "mm_token_type_ids"})
 """Of a processor's outputs: made of the prompt alone. A row has its own ids, and verl computes the rest from them."""
+MEMBER, VERSION, PNG = "sandgate", 1, "png."
+"""Of files that gateways write: metadata that tells the pictures, its version, and the names of their tensors
+(docs/reference/records.md)."""
 KINDS = {"image": ("image_grid_thw", 1), "video": ("video_grid_thw", 2)}
 """Placeholder -> the processor's grid (t, h, w in patches, a line each), and its number in mm_token_type_ids."""
 
 
-def inputs_of(row: Trajectory) -> dict[str, Any]:
-    """verl's multi_modal_inputs: tensors by name, with images_seqlens as verl adds it; {} for a row of text. Raises
-    CorruptRecord for bytes that are no safetensors."""
+def inputs_of(row: Trajectory, processor: Any = None) -> dict[str, Any]:
+    """verl's multi_modal_inputs: tensors by name, with images_seqlens as verl adds it; {} for a row of text. Without
+    `processor`, pictures are left out. Raises CorruptRecord for bytes that are no safetensors, InvalidBody for a
+    processor that is not of the row's model."""
     if row.multimodal is None:
         return {}
     import torch  # type: ignore[import-not-found]
@@ -31,6 +39,7 @@ def inputs_of(row: Trajectory) -> dict[str, Any]:
 
     try:
         found = {name: value for name, value in load(row.multimodal).items() if name not in NOT_INPUTS}
+        images = pictures_in(row.multimodal)
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise CorruptRecord(
             f"session {row.session_id}: multimodal is no safetensors file: {error}"
@@ -41,10 +50,54 @@ def inputs_of(row: Trajectory) -> dict[str, Any]:
             raise CorruptRecord(
                 f"session {row.session_id}: multimodal.{name} is {tuple(grid.shape)}, not [n, 3]"
             )
+    if images is not None:
+        found = _processed(row, found, images, processor)
     grid = found.get("image_grid_thw")
     if grid is not None:
         found["images_seqlens"] = torch.repeat_interleave(grid[:, 1] * grid[:, 2], grid[:, 0])
     return found
+
+
+def pictures_in(multimodal: bytes) -> list[dict[str, Any]] | None:
+    """What a gateway says of a row's pictures: digest, start and length of the placeholders, in the order of the ids.
+    None for a file of another writer. Raises ValueError, KeyError, TypeError, CorruptRecord."""
+    size = int.from_bytes(multimodal[:8], "little")
+    told = json.loads(multimodal[8 : 8 + size]).get("__metadata__", {}).get(MEMBER)
+    if told is None:
+        return None
+    about = json.loads(told)
+    if about["version"] > VERSION:
+        raise CorruptRecord(f"multimodal is of version {about['version']}; version {VERSION} is understood")
+    images: list[dict[str, Any]] = about["images"]
+    return images
+
+
+def _processed(
+    row: Trajectory, found: Mapping[str, Any], images: Sequence[Mapping[str, Any]], processor: Any
+) -> dict[str, Any]:
+    """The processor's outputs for a row's pictures."""
+    import torch
+    from PIL import Image
+
+    grid = found.get("image_grid_thw")
+    names = [f"{PNG}{one['digest']}" for one in images]
+    if grid is None or len(grid) != len(names) or any(name not in found for name in names):
+        raise CorruptRecord(f"session {row.session_id}: multimodal lacks pictures that it names")
+    if processor is None:
+        return {"image_grid_thw": grid}
+    try:
+        pictures = [Image.open(BytesIO(found[name].numpy().tobytes())) for name in names]
+        made = processor.image_processor(images=pictures, return_tensors="pt")
+    except (OSError, ValueError) as error:
+        raise CorruptRecord(f"session {row.session_id}: multimodal has a broken picture: {error}") from error
+    made = {name: value for name, value in made.items() if name not in NOT_INPUTS}
+    if "image_grid_thw" not in made or not torch.equal(made["image_grid_thw"], grid):
+        raise InvalidBody(
+            f"session {row.session_id}: the processor cuts its pictures in other patches than the gateway did; is it "
+            "this model's, with its settings?",
+            field="multimodal",
+        )
+    return made
 
 
 def pack(outputs: Mapping[str, Any]) -> bytes:

@@ -75,7 +75,7 @@ def _fields(row: Trajectory, processor: Any, *, scored: bool) -> dict[str, Any]:
     response = torch.from_numpy(np.frombuffer(row.response_ids, np.int32).astype(np.int64))
     mask = torch.from_numpy(np.frombuffer(row.loss_mask, np.int8).astype(np.int64))
     ids = torch.cat([prompt, response])
-    inputs, positions = inputs_of(row), torch.arange(len(ids))
+    inputs, positions = inputs_of(row, processor), torch.arange(len(ids))
     if processor is not None:
         check_placeholders(processor, ids, inputs, row.session_id)
     if has_rope(processor):
