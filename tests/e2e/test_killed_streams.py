@@ -307,7 +307,7 @@ async def wrong_of(alive: World, name: str, case: Protocol, seen: Seen, *, json_
         listed = await case.agent.http.get(f"v1/responses/{whole.id}/input_items")
         (item,) = listed.json()["data"]
         said["not the same when it is read"] = read.model_dump() == whole.model_dump()
-        said["other input items"] = item["content"] == case.text
+        said["other input items"] = item["content"][0]["text"] == case.text
     return [what for what, held in said.items() if not held]
 
 
@@ -374,7 +374,8 @@ async def test_a_history_that_the_server_keeps_outlives_a_kill(tmp_path: Path) -
         for made in (first, second, third):
             assert (await sdk.responses.retrieve(made.id)).model_dump() == made.model_dump()
             (item,) = (await sdk.responses.input_items.list(made.id)).data
-            assert getattr(item, "content", None) == f"<kept> {[first, second, third].index(made)}"
+            content: Any = getattr(item, "content", None)
+            assert content[0].text == f"<kept> {[first, second, third].index(made)}"
         with pytest.raises(openai.NotFoundError):
             await sdk.responses.retrieve(gone.id)
         with pytest.raises(openai.BadRequestError) as refused:
