@@ -80,6 +80,8 @@ def _turn(line: Line, *, colours: bool, limit: int | None) -> list[Text]:
     if turn["fork"]:
         left = f" from {turn['parent']}" if turn["parent"] else ""
         title.append(f"  fork: {turn['fork']}{left}", "bold yellow")
+    for image in turn.get("images", ()):
+        title.append(f"  image {image['digest'][:8]}", "cyan")
     for name in ("resampled", "resumed"):
         if turn[name]:
             title.append(f"  {name}", "yellow")
