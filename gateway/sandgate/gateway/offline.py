@@ -19,7 +19,7 @@ from sandgate.gateway.journal.records import TASKS, Record
 from sandgate.gateway.journal.rows import read
 from sandgate.gateway.journal.sqlite import APPLICATION_ID, SELECT
 from sandgate.gateway.service.session import Session
-from sandgate.gateway.service.session_tree import trajectories_of, tree_view
+from sandgate.gateway.service.session_tree import trajectories_from, tree_view
 from sandgate.gateway.tokens.api import Codec
 from sandgate.gateway.tokens.load import load_codec
 from sandgate.gateway.trajectories.leases import LeaseBook
@@ -108,9 +108,9 @@ def rows_of(out: Path, session_id: str) -> int:
     """Trajectories that a sealed session gives. Raises NotFound, CorruptRecord, NewerRecord."""
     for path in journals(out):
         with _opened(path) as db:
-            session = _fold(db, session_id)
-        if session.opened_at:
-            return len(trajectories_of(session, Facts()))
+            records = list(_records(db, session_id))
+        if records:
+            return len(trajectories_from(session_id, records, Facts()))
     raise NotFound(f"no session {session_id!r} in {out}")
 
 

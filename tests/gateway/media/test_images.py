@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from sandgate.contract.trajectory import from_json
+from sandgate.gateway import offline
 from sandgate.gateway.engine.scripted.engine import ScriptedEngine
 from sandgate.gateway.journal.records import PicturesKept, TurnCommitted
 from sandgate.gateway.journal.sqlite import SqliteStore
@@ -145,6 +146,7 @@ async def test_later_turns_are_bridged_and_new_pictures_too(g: Running) -> None:
     assert [turn["fork"] for turn in turns] == [None] * 4
     assert [turn["parent"] for turn in turns] == [None, *(turn["turn"] for turn in turns[:-1])]
     assert [[image["length"] for image in turn["images"]] for turn in turns] == [[4], [], [3], []]
+    assert [turn["spans"][0]["text"].count("<|image_pad|>") for turn in turns] == [1, 0, 1, 0]
     whole = g.engine.prompts[-1]
     assert whole.ids.count(placeholder()) == 7
     assert g.engine.player.shown[-1] == png(RED, WIDE)
@@ -330,13 +332,13 @@ async def test_a_placeholder_that_the_model_sampled_is_not_taken_for_a_picture()
 
 
 async def test_pictures_and_branches_live_through_a_restart(tmp_path: Path) -> None:
-    store = await SqliteStore.open(tmp_path / "j")
+    store = await SqliteStore.open(tmp_path / "journal.sqlite")
     async with store, gateway(engine(), model=codec(), folder=tmp_path, store=store) as g:
         agent = await g.session()
         said = await agent.ask(shown("q", RED))
         handle = agent.handle
         await agent.ask(shown("q", RED), said, shown(WIDE))
-    store = await SqliteStore.open(tmp_path / "j")
+    store = await SqliteStore.open(tmp_path / "journal.sqlite")
     async with store, gateway(engine(), model=codec(), folder=tmp_path, store=store) as g:
         agent = g.agent(handle)
         other = await agent.post(shown("q", GREEN), said, "sure?")
@@ -349,7 +351,7 @@ async def test_pictures_and_branches_live_through_a_restart(tmp_path: Path) -> N
         assert len(kept) == len({one.digest for one in kept}) == 3
         assert {record.schema for record in records if isinstance(record, TurnCommitted)} == {8, 1}
         rows = [from_json(row) for row in await g.finalize(agent)]
-        assert len(rows) == 3
+        assert len(rows) == offline.rows_of(tmp_path, agent.id) == 3
         assert all(row.multimodal for row in rows)
 
 

@@ -199,6 +199,20 @@ def test_a_thousand_images_are_refused_before_one_is_read() -> None:
         Pictures(RULE).of(messages(*["data:image/png;base64,*"] * 1000))
 
 
+@pytest.mark.parametrize("cached", [False, True], ids=["new", "seen before"])
+def test_the_pixels_of_a_request_are_bounded_in_all(cached: bool) -> None:
+    side = int(PIXELS_MAX**0.5)
+    one = seeing.data_url(encoded(Image.new("1", (side, side))))
+    pictures = Pictures(RULE)
+    if cached:
+        pictures.of(messages(one))
+    assert len(pictures.of(messages(*[one] * 8))) == 8
+    with pytest.raises(
+        InvalidBody, match="image 9 of the request: with it the request's images have more than"
+    ):
+        pictures.of(messages(*[one] * 9))
+
+
 def test_a_picture_is_read_once() -> None:
     pictures = Pictures(RULE)
     first, again = pictures.of(messages(url(), url()))

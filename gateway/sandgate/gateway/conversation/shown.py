@@ -10,7 +10,7 @@ from sandgate.contract.errors import InvalidBody, SandgateError
 from sandgate.gateway.conversation.byte_cache import ByteCache
 from sandgate.gateway.conversation.messages import ImagePart, Message
 from sandgate.gateway.media.grids import GridRule
-from sandgate.gateway.media.pictures import Picture, read
+from sandgate.gateway.media.pictures import REQUEST_PIXELS_MAX, TOO_MANY, Picture, read_within
 from sandgate.gateway.media.sources import PICTURES_MAX, data_of
 
 CACHE_BYTES, PICTURE_BYTES_MAX = 64 << 20, 8 << 20
@@ -22,7 +22,7 @@ class Pictures:
     """Reads pictures under one rule, and keeps the latest. May be used in threads."""
 
     rule: GridRule
-    cache: ByteCache[bytes, Picture] = field(
+    cache: ByteCache[bytes, tuple[Picture, int]] = field(
         default_factory=lambda: ByteCache(CACHE_BYTES, PICTURE_BYTES_MAX)
     )
 
@@ -33,18 +33,26 @@ class Pictures:
             raise InvalidBody(
                 f"the request has {len(urls)} images; at most {PICTURES_MAX} are taken", field="messages"
             )
-        return [self._read(url, number) for number, url in enumerate(urls, 1)]
+        shown, left = list[Picture](), REQUEST_PIXELS_MAX
+        for number, url in enumerate(urls, 1):
+            picture, area = self._read(url, number, left)
+            shown.append(picture)
+            left -= area
+        return shown
 
-    def _read(self, url: str, number: int) -> Picture:
+    def _read(self, url: str, number: int, left: int) -> tuple[Picture, int]:
+        """A picture, and how many pixels it was sent with: at most `left`."""
         key = blake2b(url.encode("utf-8", "surrogatepass"), digest_size=32).digest()
-        picture = self.cache.get(key)
-        if picture is None:
-            try:
-                picture = read(data_of(url), self.rule)
-            except SandgateError as error:
-                raise InvalidBody(f"image {number} of the request: {error}", field="messages") from error
-            self.cache.put(key, picture, len(picture.png) + len(key))
-        return picture
+        seen = self.cache.get(key)
+        try:
+            if seen is None:
+                seen = read_within(data_of(url), self.rule, left)
+                self.cache.put(key, seen, len(seen[0].png) + len(key))
+            elif seen[1] > left:
+                raise InvalidBody(TOO_MANY, field="messages")
+        except SandgateError as error:
+            raise InvalidBody(f"image {number} of the request: {error}", field="messages") from error
+        return seen
 
 
 def images_of(messages: Iterable[Message]) -> list[str]:

@@ -23,6 +23,9 @@ PIXELS_MAX = 1 << 25
 """Of a picture as it is sent, 33 megapixels: of a screen of 8K, or a good camera. Decoded it has 100 MB."""
 SIDE_MAX = 16_384
 """Pixels of one side."""
+REQUEST_PIXELS_MAX = 1 << 28
+"""Of all images of a request, decoded before or not: 100 screens of 2 megapixels. The work of some seconds."""
+TOO_MANY = f"with it the request's images have more than {REQUEST_PIXELS_MAX} pixels"
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 DIGEST_BYTES = 16
 SMALL = 1
@@ -52,11 +55,18 @@ def installed() -> bool:
 
 def read(raw: bytes, rule: GridRule) -> Picture:
     """Decodes a picture. Raises InvalidBody: no picture, a broken one, an animation, or one that is too large."""
+    return read_within(raw, rule, PIXELS_MAX)[0]
+
+
+def read_within(raw: bytes, rule: GridRule, most: int) -> tuple[Picture, int]:
+    """The same, and how many pixels it had. Raises InvalidBody for more than `most`, before they are decoded."""
     from PIL import Image
 
     try:
         with Image.open(BytesIO(raw), formats=FORMATS) as file:
             _refuse_large(file.size)
+            if (area := file.width * file.height) > most:
+                raise InvalidBody(TOO_MANY, field="messages")
             if (
                 getattr(file, "is_animated", False) and file.format != "MPO"
             ):  # MPO: a photograph and its preview
@@ -72,7 +82,7 @@ def read(raw: bytes, rule: GridRule) -> Picture:
             f"it is no whole PNG, JPEG, WebP or GIF: {str(error)[:200] or type(error).__name__}",
             field="messages",
         ) from error
-    return _of_pixels(pixels, rule)
+    return _of_pixels(pixels, rule), area
 
 
 def _of_pixels(pixels: Image, rule: GridRule) -> Picture:

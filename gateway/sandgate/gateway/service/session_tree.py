@@ -19,7 +19,7 @@ from sandgate.gateway.journal.records import (
     TurnCommitted,
 )
 from sandgate.gateway.media.pictures import Picture
-from sandgate.gateway.media.spans import Spans
+from sandgate.gateway.media.spans import Spans, collapse
 from sandgate.gateway.service.session import Session, SessionPhase
 from sandgate.gateway.tokens.api import Codec
 from sandgate.gateway.trajectories.linearize import Facts, linearize
@@ -38,7 +38,8 @@ def _turn(session: Session, turn: Turn, codec: Codec | None) -> dict[str, Json]:
     def span(mask: int, ids: list[int]) -> dict[str, Json]:
         out: dict[str, Json] = {"mask": mask, "ids": ids}
         if codec is not None:
-            out["text"] = codec.decode(turn.ids if mask else turn.context)[:TEXT_CHARS_MAX]
+            shown = turn.ids if mask else collapse(turn.context, turn.media)  # one placeholder per picture
+            out["text"] = codec.decode(shown)[:TEXT_CHARS_MAX]
         return out
 
     return {

@@ -83,6 +83,8 @@ def _turn(line: Line, *, colours: bool, limit: int | None) -> list[Text]:
         title.append(f"  fork: {turn['fork']}{left}", "bold yellow")
     if role := beside(turn):
         title.append(f"  role: {output.printable(role, keep='')}", "bold cyan")
+    for image in turn.get("images", ()):
+        title.append(f"  image {image['digest'][:8]}", "cyan")
     for name in ("resampled", "resumed"):
         if turn[name]:
             title.append(f"  {name}", "yellow")
