@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,4 +92,15 @@ async def launched(
         process.kill()
         await process.wait()
         raise
+    finally:
+        _end_what_it_left(home)
     return Ended(code, out.decode(errors="replace"), err.decode(errors="replace"))
+
+
+def _end_what_it_left(home: Path) -> None:
+    """Ends daemons that it started (cline's hub): processes with its HOME."""
+    mark = f"HOME={home}".encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark in (process / "environ").read_bytes().split(b"\0"):
+                os.kill(int(process.name), signal.SIGKILL)
