@@ -12,9 +12,9 @@ import pytest
 
 from tests.support.gateway import Agent, Running, gateway
 
-STEP_S = 0.010
-"""CPU time for which nothing may hold the event loop, twice what it is meant to be: the client's work is in it, and
-others use this machine. It was 16 to 240 ms."""
+STEP_S = 0.05
+"""CPU time for which nothing may hold the event loop, five times what was seen: the client's work is in it, and others
+use this machine. It was up to 240 ms."""
 
 
 @pytest.fixture

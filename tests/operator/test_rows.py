@@ -61,6 +61,14 @@ def test_the_table_has_no_field_that_there_is_not() -> None:
     assert odd == []
 
 
+def test_rules_for_roles_decide() -> None:
+    rules = [[{"role": "side", "header": "x-a"}], [{"role": "side", "header": "x-b"}], []]
+    seen = [part(("spec.gateway.roles", rule)) for rule in rules]
+    assert [found.get("spec.gateway.roles") for found in seen] == [*rules[:2], None]
+    assert seen[2] == part()
+    assert len({digest(found) for found in seen}) == 3
+
+
 SAYS = {
     "a field that nobody has thought about decides": ("sampling.dry", Says.ROW),
     "a new block too": ("steering.vector", Says.ROW),

@@ -31,6 +31,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "tests/images/",
     ),
     ENGINE: (
+        "tests/agents/test_on_vllm.py",
         "tests/e2e/",
         "tests/gateway/engine/",
         "tests/gateway/test_turn_forms.py",
@@ -41,6 +42,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "tests/truth/",
     ),
     TRAINERS: (
+        "tests/gateway/media/test_real_vllm.py",
         "tests/trainer/areal/",
         "tests/trainer/verl/",
         "tests/trainer/trl/",

@@ -52,6 +52,7 @@ _ROW = """
     sampling.frequencyPenalty sampling.repetitionPenalty sampling.seed sampling.maxTokens sampling.override
     limits.turns limits.totalTokens limits.sessionSeconds
     reward.source reward.verifier.container reward.verifier.seconds reward.discount reward.cutTurns
+    gateway.roles
 """
 _WHERE = """
     engine.endpoints engine.selector.matchLabels engine.selector.port engine.managed.replicas engine.managed.gpus
@@ -129,6 +130,8 @@ def _leaves(made: Any, path: str) -> Iterator[tuple[str, Json]]:
             yield from _leaves(value, at)
         elif not isinstance(value, tuple) or not any(map(is_dataclass, value)):
             yield from _json_leaves(value, at)
+        elif says(at) is Says.ROW:
+            yield at, [dict(_leaves(one, "")) for one in value]
 
 
 def _json_leaves(value: Json, path: str) -> Iterator[tuple[str, Json]]:
