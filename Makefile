@@ -50,12 +50,17 @@ test: venv
 ## make test-all [T=...]    every test: a real Kubernetes, chart and images (root, Go), chaos, verl, AReaL, TRL
 .PHONY: test-all
 test-all: venv
-	@$(BIN)/pytest --tier all $(SIDE_BY_SIDE) $(if $(HOG),--hog $(HOG)) $(T)
+	@$(BIN)/pytest --tier all --durations 60 --durations-min 10 $(SIDE_BY_SIDE) $(if $(HOG),--hog $(HOG)) $(T)
 
 ## make check               lint, format, types, walls, generated files: all that can be said without running
 .PHONY: check
 check: venv
-	@$(MAKE) -k check-lint check-format check-types check-layers check-generated check-tidy # -k: say all that is wrong
+	@$(MAKE) -k $(STATIC) check-tidy # -k: say all that is wrong
+
+STATIC := check-lint check-format check-types check-layers check-generated
+.PHONY: check-static
+check-static: venv
+	@$(MAKE) -k $(STATIC)
 
 .PHONY: check-lint check-format check-types check-layers check-generated check-tidy
 check-lint: ; $(BIN)/ruff check
@@ -104,9 +109,10 @@ cluster-down: venv
 test-parts: venv
 	@$(BIN)/python -m tests.support.prepare $(PARTS)
 
-## make chaos [TIMES=10] [HAND=8] [KINDS="node etcd"]  kills operators, gateways, agents, nodes, engines, etcd, API servers under jobs in the test cluster
+## make chaos [TIMES=10] [HAND=8] [TASKS=10] [KINDS="node etcd"]  kills operators, gateways, agents, nodes, engines, etcd, API servers under jobs in the test cluster
 .PHONY: chaos
 chaos: export SANDGATE_CHAOS_TIMES := $(or $(TIMES),10)
+chaos: export SANDGATE_CHAOS_TASKS := $(or $(TASKS),10)
 chaos: export SANDGATE_CHAOS_KINDS := $(KINDS)
 chaos: export SANDGATE_CHAOS_HAND := $(or $(HAND),8)
 chaos: venv

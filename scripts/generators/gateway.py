@@ -21,7 +21,17 @@ INTRO = """\
 
 `python -m sandgate.gateway --config FILE` starts one. It needs the extra `gateway`; `gateway-arrow` for leases as
 Arrow, `gateway-postgres` for a journal in a shared database, `gateway-vision` for images. SIGTERM drains it: running
-turns finish, readiness is red at once, and what is new gets 503 with Retry-After.
+turns finish, readiness is red at once, and what is new gets 503 with Retry-After. When it listens it prints one JSON
+line, with its address as `listening`.
+
+By hand, without a job (`sandgate run` and the operator do all of this):
+
+```sh
+openssl rand -hex 32 > secret                      # as secret_file; whoever reads it can make every key
+sandgate gateway --config gateway.json             # {"listening": "http://127.0.0.1:8000", ...}
+export KEY="$(sandgate key --secret-file secret)"  # of scope trainer; --job, --ttl and --scope admin
+curl -H "authorization: Bearer $KEY" -d '{"uid": "q1"}' http://127.0.0.1:8000/v1/sessions  # a session's handle
+```
 """
 SETTINGS = "One JSON file. Unknown keys are refused; a missing default means that the key is required."
 ENDPOINTS = (

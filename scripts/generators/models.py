@@ -46,8 +46,9 @@ assistant turn.
 
 A control token is only ever written by the template: one that a client's text spells (`<|im_end|>`, `</think>`,
 `<tool_call>`) is encoded as words, everywhere in a request. `model.specialTokensInText: control` gives what
-`apply_chat_template` gives. ADR 0010 says which tokens are control. Requests are messages: there is no door for a
-prompt in raw text, or in ids.
+`apply_chat_template` gives. ADR 0010 says which tokens are control. A prompt that a client
+makes itself, as text (`/v1/completions`) or as ids (`/inference/v1/generate`), passes no template: control
+tokens in such a text are a 400, unless the job says `specialTokensInText: control`; ids are taken as they are.
 
 Templates are those that the packages in `scripts/fetch_templates.py` ship, with small tokenizers that have their
 special tokens. Your checkpoint may differ: the gateway proves its own template at start-up, and every tail again when

@@ -24,15 +24,15 @@ DOCUMENTS: dict[str, tuple[Any, Any]] = {
         {"uid": "q", "prompt": "p", "data": TRUTH, "sample_index": 1},
         {"uid": "q", "prompt": "p", "data": SEEN, "sample_index": 1},
     ),
-    "nothing of data without a public part": (
+    "an agent sees nothing of data without a public part": (
         {"uid": "q", "prompt": "p", "data": {"answer": "GROUND"}, "sample_index": 1},
         {"uid": "q", "prompt": "p", "data": None, "sample_index": 1},
     ),
-    "nothing of data that is no object": (
+    "an agent sees nothing of data that is no object": (
         {"uid": "q", "prompt": "p", "data": ["GROUND", "public"], "sample_index": 1},
         {"uid": "q", "prompt": "p", "data": None, "sample_index": 1},
     ),
-    "nothing that somebody put beside them": (
+    "an agent sees nothing that somebody put beside the fields": (
         {"uid": "q", "prompt": "p", "solution": "GROUND", "tests": ["GROUND"]},
         {"uid": "q", "prompt": "p", "data": None, "sample_index": 0},
     ),

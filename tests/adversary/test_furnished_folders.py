@@ -10,7 +10,7 @@ import pytest
 from sandgate.operator.local.sandboxes import _furnish
 
 LEFT: dict[str, Callable[[Path], object]] = {
-    "nothing was left": lambda home: None,
+    "the agent left no folder": lambda home: None,
     "a file": lambda home: home.write_text("x"),
     "a link to another folder": lambda home: home.symlink_to(home.parent),
     "a link to nowhere": lambda home: home.symlink_to("nowhere"),

@@ -29,7 +29,7 @@ async def read_and_cut(
     if stream:
         await wire.until_said(SEEN)
     await wire.cut()
-    await eventually(lambda: not g.core.turns.calls, "the call is gone")
+    await eventually(lambda: not g.core.turns.registry.calls, "the call is gone")
 
 
 async def test_what_was_read_and_cut_is_in_the_rows_as_it_was_sampled() -> None:
@@ -61,7 +61,7 @@ async def test_what_was_read_and_cut_and_ran_to_its_end_all_the_same_is_in_the_r
             await wire.cut()
             await eventually(lambda: g.call().listeners == 0, "noticed")
             gate.open.set()
-            await eventually(lambda: not g.core.turns.calls, "the call is over")
+            await eventually(lambda: not g.core.turns.registry.calls, "the call is over")
         await agent.ask("hi 2")
         tree = await g.tree(agent)
         rows = await g.finalize(agent, reward=1.0)
@@ -87,7 +87,7 @@ async def test_a_stream_that_is_cut_while_it_is_made_durable_is_partly_delivered
         if noticed:
             await eventually(lambda: call.listeners == 0, "noticed")
         latch.open()
-        await eventually(lambda: not g.core.turns.calls, "the call is over")
+        await eventually(lambda: not g.core.turns.registry.calls, "the call is over")
         await eventually(lambda: g.core.sessions.get(agent.id).partly == {call.turns[0]}, "it is noted")
         (turn,) = await g.tree(agent)
         assert (turn["finish"], turn["delivered"]) == ("stop", "partly")

@@ -92,7 +92,7 @@ BACK = {
     "a number beyond float64": '{"a":1e999}',
     "an integer of many digits": '{"a":' + "9" * 5_000 + "}",
     "no object": "[1]",
-    "nothing": "",
+    "an empty text": "",
 }
 
 

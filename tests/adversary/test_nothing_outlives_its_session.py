@@ -96,7 +96,11 @@ def writes(code: str) -> str:
     return f"pid = hide({code!r})\nopen('pid', 'w').write(str(pid))\nopen('result', 'w').write('[1]')\n"
 
 
-@pytest.mark.parametrize("code", [SLEEP, SPLITS, HOPS], ids=["it sleeps", "it multiplies", "it hops"])
+@pytest.mark.parametrize(
+    "code",
+    [SLEEP, SPLITS, HOPS],
+    ids=["a daemon that sleeps", "a daemon that multiplies", "a daemon that hops"],
+)
 async def test_a_daemon_without_a_trace_of_its_session_ends_with_it(box: Box, code: str) -> None:
     process = await box.start(writes(code))
     end = await process.wait()

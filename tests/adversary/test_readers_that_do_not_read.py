@@ -123,7 +123,7 @@ class Timers:
 
 
 READERS: dict[str, tuple[list[int], bool]] = {
-    "nothing": ([9 * header_limits.READ_BYTES_MIN] * 2, True),
+    "a reader that takes nothing": ([9 * header_limits.READ_BYTES_MIN] * 2, True),
     "a little": ([9 * header_limits.READ_BYTES_MIN, 9 * header_limits.READ_BYTES_MIN - 65_536], True),
     "enough": (
         [
@@ -137,7 +137,7 @@ READERS: dict[str, tuple[list[int], bool]] = {
         [9 * header_limits.READ_BYTES_MIN, *[8 * header_limits.READ_BYTES_MIN] * 2],
         True,
     ),
-    "not the last of it": ([70_000, 69_000], True),
+    "a reader that does not take the last bytes": ([70_000, 69_000], True),
 }
 
 

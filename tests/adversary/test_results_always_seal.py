@@ -111,7 +111,7 @@ def test_any_text_as_a_detail_seals(detail: str) -> None:
     sealed(SessionOutcome(failure_reason=FailureReason.AGENT_EXIT, detail=detail))
 
 
-@pytest.mark.parametrize("large", [False, True], ids=["its depth (400)", "its size (413)"])
+@pytest.mark.parametrize("large", [False, True], ids=["too deep (400)", "too large (413)"])
 async def test_a_seal_that_the_gateway_refuses_for_its_content_seals_without_it(
     large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from sandgate.gateway.conversation import canonical
+from sandgate.gateway.conversation import message_equality
 from sandgate.gateway.conversation.byte_cache import ByteCache
 from sandgate.gateway.conversation.messages import Tool
 from sandgate.gateway.journal.top_logprobs import joined, packed, parted, unpacked
@@ -55,7 +55,7 @@ async def test_a_retry_is_told_the_same_alternatives_before_and_after_it_was_tol
             assert second.content == first.content
             assert b"top_logprobs" in first.content
         assert g.generations == 2
-        assert (g.core.turns.load.in_flight, g.core.turns.calls) == (0, {})
+        assert (g.core.turns.load.in_flight, g.core.turns.registry.calls) == (0, {})
 
 
 def test_alternatives_are_packed_exactly() -> None:
@@ -93,7 +93,7 @@ async def test_every_cache_that_clients_fill_has_a_bound_in_bytes() -> None:
         caches: list[ByteCache[Any, Any]] = [
             template._KEPT,
             openai_tools._CACHED,
-            canonical._TOOLS_KEYS,
+            message_equality._TOOLS_KEYS,
             codec().prover._bases,
         ]
         for cache in caches:

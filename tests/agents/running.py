@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sandgate.gateway.conversation.matching import Level
+from sandgate.gateway.conversation.echo_matching import Level
 from sandgate.gateway.conversation.tree import Match, Tree
 from tests.agents.launch import launched
 from tests.agents.only_loopback import only_loopback

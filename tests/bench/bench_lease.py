@@ -13,10 +13,13 @@ UNITS = {
 
 
 def bench(smoke: bool) -> dict[str, float]:
-    """One group at a time, and 32 at once."""
-    names = ("groups", "leases_of_32")
-    return {
+    """Groups as they come, and 32 in one lease."""
+    names = ("groups", "groups_acked_one_by_one", "leases_of_32")
+    rows = measure(smoke)
+    found = {
         f"{name}_{unit}": row[key]
-        for name, row in zip(names, measure(smoke), strict=True)
+        for name, row in zip(names, rows, strict=True)
         for key, unit in UNITS.items()
     }
+    ratio = rows[0]["trainer_cpu_mb_per_s"] / rows[-1]["trainer_cpu_mb_per_s"]
+    return found | {"groups_to_leases_of_32_ratio": ratio}

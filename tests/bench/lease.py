@@ -61,13 +61,17 @@ class Case:
     groups: int
     """Of one lease; 0: `fleet.groups()`, one at a time, leased ahead."""
     ahead: int = 0
+    commit: int = 1
+    """Groups that are acknowledged together, as by a checkpoint; 1: each when it was taken."""
+    turns: int = TURNS
 
 
 def cases(smoke: bool) -> list[Case]:
     """The journal is made for the first; the others lease it again."""
-    count = 96 if smoke else 10_000
+    count = 96 if smoke else int(os.environ.get("BENCH_SESSIONS", "10000"))
     return [
-        Case("`fleet.groups()`, 4 ahead", count, 8, 0, ahead=4),
+        Case("`fleet.groups()`, 32 ahead, a checkpoint for 32 groups", count, 8, 0, ahead=32, commit=32),
+        Case("`fleet.groups()`, 32 ahead, each acknowledged", count, 8, 0, ahead=32),
         Case("`client.lease(max_groups=32)`", count, 8, 32),
     ]
 
@@ -80,8 +84,10 @@ def ids(rng: random.Random, count: int) -> bytes:
     return array("i", [rng.randrange(150_000) for _ in range(count)]).tobytes()
 
 
-def session(name: str, spec: dict[str, Any], rng: random.Random, pool: bytes) -> list[Record]:
-    """What a gateway writes of a session with TURNS turns; logprobs and ids are slices of one random pool."""
+def session(
+    name: str, spec: dict[str, Any], rng: random.Random, pool: bytes, turns: int = TURNS
+) -> list[Record]:
+    """What a gateway writes of a session with so many turns; logprobs and ids are slices of one random pool."""
 
     def some(count: int) -> bytes:
         at = rng.randrange(len(pool) // 4 - count) * 4
@@ -89,7 +95,7 @@ def session(name: str, spec: dict[str, Any], rng: random.Random, pool: bytes) ->
 
     found: list[Record] = [Opened(at=1.0, spec=spec)]
     parent = None
-    for number in range(TURNS):
+    for number in range(turns):
         turn = f"{name}-t{number}"
         found.append(
             TurnCommitted(
@@ -128,7 +134,7 @@ async def write_journal(path: Path, case: Case) -> None:
                 "attempt": 0, "model": "bench", "reward_source": "trainer",
             }  # fmt: skip
             name = f"s-{number:06d}"
-            await store.append(name, *session(name, spec, rng, pool), sync=number % 64 == 63)
+            await store.append(name, *session(name, spec, rng, pool, case.turns), sync=number % 64 == 63)
         await store.append("", Delivered(at=4.0, turn="end"))
     finally:
         await store.aclose()
@@ -186,8 +192,14 @@ async def train(origin: str, case: Case) -> Row:
                 await client.ack(lease)
         else:
             async for group in fleet.groups(idle_s=0.0, ahead=Ahead(case.ahead)):
-                async with group:
-                    took(group.trajectories)
+                took(group.trajectories)
+                if case.commit == 1:
+                    await group.ack()
+                    continue
+                fleet.trained(group)
+                if row["trajectories"] % (case.commit * case.group) == 0:
+                    await fleet.commit(await fleet.checkpoint())
+            await fleet.commit(await fleet.checkpoint())
         row["wall_s"], row["trainer_cpu_s"] = time.monotonic() - began, time.process_time() - cpu
     return row | {"peak_rss_mb": peak_mb()}
 

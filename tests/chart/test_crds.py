@@ -58,8 +58,8 @@ def test_braces_in_a_description_are_not_read_by_helm() -> None:
 
 BAD = {
     "labels of its own": f"{DEFINITION}  labels: {{a: b}}\nspec: {{}}\n",
-    "something behind spec": f"{DEFINITION}spec:\n  a: b\nstatus: {{}}\n",
-    "another kind": DEFINITION.replace("CustomResourceDefinition", "ConfigMap") + "spec: {}\n",
+    "a definition with a field behind spec": f"{DEFINITION}spec:\n  a: b\nstatus: {{}}\n",
+    "an object of another kind": DEFINITION.replace("CustomResourceDefinition", "ConfigMap") + "spec: {}\n",
 }
 
 

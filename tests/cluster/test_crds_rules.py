@@ -151,6 +151,10 @@ PAIRS: dict[str, Pair | Status] = {
     **stays("spec.engine.managed", (("spec.engine.managed.replicas", 2),), UNMANAGED, MANAGED),
     **stays("spec.group.quorum", (("spec.group.retry.infra", 9),), (("spec.group.quorum", GONE),)),
     **fixed("spec.model", {"name": "other", "tokenizer": "/models/tiny"}),
+    **fixed("spec.engine.kind", "sglang"),
+    "spec.engine: a managed engine is vLLM: start SGLang yourself, and name it in endpoints or selector": Pair(
+        (("spec.engine.kind", "sglang"),), (*MANAGED, ("spec.engine.kind", "sglang"))
+    ),
     **fixed("spec.engine.model", "other"),
     **fixed("spec.engine.logprobsMode", "raw_logprobs"),
     **fixed("spec.engine.selector", {"matchLabels": {"app": "other"}}, SELECTOR),
@@ -167,6 +171,7 @@ PAIRS: dict[str, Pair | Status] = {
     **fixed("spec.gateway.beside", "Required"),
     **fixed("spec.gateway.journal", {"sqlite": {"storage": "2Gi"}}),
     **fixed("spec.gateway.roles", [{"role": "side", "header": "x-a"}]),
+    **fixed("spec.gateway.media", {"allowedHosts": ["images.example.com"]}),
     **fixed("spec.gateway.image", "gateway:2"),
     **fixed("spec.gateway.template", {"metadata": {"labels": {"a": "b"}}}),
     **fixed("spec.groupSize", 5),

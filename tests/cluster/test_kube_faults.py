@@ -55,7 +55,7 @@ PASSING = {
     "the server failed": [Fault(500), Fault(503), Fault(504)],
     "the connection broke": [CUT, CUT],
     "the answer was lost": [LOST, LOST],
-    "something else answered": [Fault(200, raw="<html>"), Fault(502, raw="<html>")],
+    "a server that is no API server answered": [Fault(200, raw="<html>"), Fault(502, raw="<html>")],
 }
 
 

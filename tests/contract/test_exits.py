@@ -32,8 +32,8 @@ def test_other_numbers_are_told_as_they_are(number: int, name: str) -> None:
 
 LINES = {
     "the last line": ("one\ntwo\n", "two"),
-    "not an empty one": ("one\n\n  \n", "one"),
-    "nothing of nothing": ("\n\n", ""),
+    "empty lines at the end are passed over": ("one\n\n  \n", "one"),
+    "lines that are all empty have no last words": ("\n\n", ""),
     "the last state of a progress bar": ("1 %\r50 %\r99 %", "99 %"),
     "colours are left out": ("\x1b[1;31mno disk\x1b[0m\n", "no disk"),
     "titles of terminals are left out": ("\x1b]0;pwned\x07no disk\n", "no disk"),

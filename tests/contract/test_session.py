@@ -96,7 +96,7 @@ def test_every_reason_has_a_class() -> None:
 
 
 MESSAGES = {
-    "nothing was left": (b"", TerminationMessage()),
+    "an empty termination message": (b"", TerminationMessage()),
     "a reward with info": (
         b'{"reward": 1, "reward_info": {"a": 2}}',
         TerminationMessage(1.0, {"a": 2}, {"reward": 1, "reward_info": {"a": 2}}),

@@ -16,7 +16,7 @@ MASKED: dict[str, tuple[dict[str, Any], bool]] = {
     "what ended well, for a reward of nothing": ({"reward": 0.0}, False),
     "what nobody gave a reward is masked": ({"reward": None}, True),
     "the policy's own failure is trained on": ({"failure_class": FailureClass.POLICY}, False),
-    "its failure without a reward is masked": (
+    "a failure of the agent without a reward is masked": (
         {"failure_class": FailureClass.POLICY, "reward": None}, True),
     "a crashed agent's is masked": ({"failure_class": FailureClass.AGENT}, True),
     "the infrastructure's is masked": ({"failure_class": FailureClass.INFRA}, True),

@@ -90,9 +90,9 @@ class Run:
         """Events of a kind."""
         return [one for one in self.events if isinstance(one, kind)]
 
-    async def go(self, wanted: RolloutJob) -> JobResult:
+    async def go(self, wanted: RolloutJob, *, within_s: float = WITHIN_S) -> JobResult:
         """`sandgate run`, without its command line."""
-        async with asyncio.timeout(WITHIN_S):
+        async with asyncio.timeout(within_s):
             return await run_local(
                 wanted,
                 manifest_dir=self.base,

@@ -100,7 +100,7 @@ ACCEPTS: dict[str, tuple[str, list[str], str | None]] = {
     "JSON refused": (f"{JSON};q=0, */*", BOTH, ARROW),
     "capitals and spaces": (" Application/JSON ; Q=1", BOTH, JSON),
     "a quality that is no number": (f"{JSON};q=much", BOTH, None),
-    "something else": ("text/html", BOTH, None),
+    "a type that is neither": ("text/html", BOTH, None),
 }
 
 

@@ -53,9 +53,9 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "an unset variable": ({"journal": "/data/$(NOBODY)"}, "journal", "NOBODY"),
     "no engine, and nothing to wait for": ({"engine": {"urls": []}}, "engine.urls", "engine.wait"),
     "an engine that is not served": (
-        {"engine": {"urls": ["u"], "kind": "sglang"}},
+        {"engine": {"urls": ["u"], "kind": "tgi"}},
         "engine.kind",
-        "engine.kind: Invalid enum value 'sglang'; it may be vllm$",
+        "engine.kind: Invalid enum value 'tgi'; it may be vllm, sglang$",
     ),
     "an engine in no mode that there is": (
         {"engine": {"urls": ["u"], "logprobs_mode": "raw"}},
@@ -64,6 +64,11 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "a key that nobody knows": ({"engine": {"url": "u"}}, "engine", "engine: .*`url`$"),
     "no object at all": ({"engine": ["u"]}, "engine", "Expected `object`, got `array`$"),
+    "a host of images with a path": (
+        {"media": {"allowed_hosts": ["a.example", "b.example/x"]}},
+        "media.allowed_hosts[1]",
+        "'b.example/x' is not a host such as",
+    ),
     "no text in a list": ({"engine": {"urls": [5]}}, "engine.urls[0]", "Expected `str`, got `int`$"),
 }
 
@@ -77,3 +82,29 @@ def test_a_bad_config_names_the_field(tmp_path: Path, more: Any, field: str, say
 
 def test_without_an_engine_it_is_told_to_wait(tmp_path: Path) -> None:
     assert load(_file(tmp_path, engine={"wait": True}), {}).engine.urls == ()
+
+
+@pytest.mark.parametrize(
+    ("peers", "place"),
+    [
+        ({}, 0),
+        ({"count": 4, "name": "$(POD)"}, 3),
+        ({"count": 2, "name": "$(POD)"}, 1),
+        ({"count": 4, "name": "gateway"}, 0),
+        ({"count": 4}, 0),
+    ],
+    ids=[
+        "alone",
+        "by the number of its name",
+        "beyond the count, as gateways are added",
+        "no number",
+        "no name",
+    ],
+)
+def test_a_gateways_place_among_its_peers(tmp_path: Path, peers: dict[str, Any], place: int) -> None:
+    assert load(_file(tmp_path, peers=peers), {"POD": "shop-gateway-3"}).peers.place == place
+
+
+def test_a_gateway_is_one_of_its_peers(tmp_path: Path) -> None:
+    with pytest.raises(BadManifest, match=r"peers\.count"):
+        load(_file(tmp_path, peers={"count": 0}), {})

@@ -78,7 +78,7 @@ FORKS = {
     "edited user message": (_edited_user, "user_or_tool_edited"),
     "edited assistant message": (_edited_assistant, "assistant_edited"),
     "other tools": (_tools, "tools_changed"),
-    "another system prompt": (_system, "system_changed"),
+    "a request with another system prompt": (_system, "system_changed"),
 }
 
 

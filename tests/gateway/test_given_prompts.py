@@ -86,6 +86,17 @@ async def test_a_second_way_on_from_a_turn_is_named(g: Running) -> None:
     assert [turn["parent"] for turn in turns[1:]] == [turns[0]["turn"]] * 2
 
 
+async def test_ids_behind_a_turn_that_went_on_with_nothing_added_edit_no_answer(g: Running) -> None:
+    agent = await g.session()
+    first = await complete(agent, ids("one"))
+    path = ids("one") + first["token_ids"]
+    more = await complete(agent, path)
+    answer = await post(agent, path + ids("three"))
+    assert answer.headers["x-sandgate-fork"] == "user_or_tool_edited"
+    edited = await post(agent, [*path, *more["token_ids"][:1], *ids("!")])
+    assert edited.headers["x-sandgate-fork"] == "assistant_edited"
+
+
 async def test_ids_of_a_chat_go_on_in_its_tree(g: Running) -> None:
     agent = await g.session()
     await agent.ask("buy 7 kiwi")

@@ -21,7 +21,7 @@ NAMES = (
     "x-session-id",
 )
 VALUES: dict[str, bytes] = {
-    "nothing": b"",
+    "no byte at all": b"",
     "bytes that are no ASCII": "é\u00ff🥝".encode(),
     "bytes that are no UTF-8": b"\xff\xfe\x80",
     "100 kB": b"a" * 100_000,

@@ -66,7 +66,7 @@ ITEMS: dict[str, tuple[Any, str]] = {
     ),
     "an image without a URL": (
         {"role": "user", "content": [{"type": "input_image", "file_id": "f"}]},
-        "input[0].content[0].image_url",
+        "input[0].content[0].file_id",
     ),
     "output of null": ({"type": "function_call_output", "call_id": "c", "output": None}, "input[0].output"),
     "output of a number": ({"type": "function_call_output", "call_id": "c", "output": 1}, "input[0].output"),
@@ -133,7 +133,7 @@ BODIES = {
     + b"}",
     "metadata that is not closed": b'{"model":"shop","input":"hi","metadata":{"a":[}}',
     "no object": b"[]",
-    "nothing": b"",
+    "an empty body": b"",
 }
 
 

@@ -133,7 +133,7 @@ SAME = {
         "system": [{"type": "text", "text": "You are a clerk.", "cache_control": {"type": "ephemeral"}}],
         "tools": [{**BUY, "cache_control": {"type": "ephemeral"}}],
     },
-    "another billing header": {
+    "a system prompt with another billing header": {
         "system": [
             {"type": "text", "text": "x-anthropic-billing-header: cch=12"},
             {"type": "text", "text": "You are a clerk."},

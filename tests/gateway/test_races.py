@@ -38,6 +38,10 @@ def end(g: Running, agent: Agent, how: str, **body: Any) -> asyncio.Future[Any]:
     return asyncio.ensure_future(g.admin.post(f"/v1/sessions/{agent.id}/{how}", json=body))
 
 
+async def sampled(g: Running, generations: int) -> None:
+    await eventually(lambda: g.generations >= generations, "it is sampled")
+
+
 async def test_nothing_is_committed_behind_a_seal() -> None:
     """A turn that starts while the seal is on its way to the disk is refused; in the journal the seal is last."""
     latch = Latch()
@@ -185,7 +189,7 @@ async def test_an_error_reaches_everybody_who_waits_for_the_call() -> None:
         g.call().cancel()
         assert [(await one).status_code for one in (whole, again)] == [410, 410]
         assert b'"error"' in (await streamed).content
-        assert not g.core.turns.calls
+        assert not g.core.turns.registry.calls
 
 
 class Careless:
@@ -214,7 +218,7 @@ async def test_a_bug_while_tokens_arrive_frees_its_slot_and_is_told_as_an_error(
         assert b"Traceback" not in answer.content
         assert g.core.turns.load.in_flight == 0
         assert g.core.sessions.get(agent.id).in_flight == 0
-        assert not g.core.turns.calls
+        assert not g.core.turns.registry.calls
         assert "failed" in caplog.text
 
 
@@ -227,7 +231,7 @@ async def test_of_two_identical_calls_a_retry_joins_the_one_that_lost_its_client
         await within(gate_one.reached)
         second = await Wire.chat(agent, body)
         await within(gate_two.reached)
-        calls = g.core.turns.calls[(agent.id, next(iter(g.core.turns.calls))[1])]
+        calls = g.core.turns.registry.calls[(agent.id, next(iter(g.core.turns.registry.calls))[1])]
         await second.cut()
         await eventually(lambda: calls[1].listeners == 0, "the second lost its client")
         again = asyncio.ensure_future(agent.post("hi", headers={"x-stainless-retry-count": "1"}))
@@ -245,7 +249,7 @@ async def test_memory_holds_nothing_of_what_is_over() -> None:
             await agent.post("hi", stream=bool(number % 2))
             await agent.post("hi", headers={"x-stainless-retry-count": "1"})
             await g.finalize(agent)
-        assert g.core.turns.calls == {}
+        assert g.core.turns.registry.calls == {}
         assert g.core.sessions.opening == {}
         assert not list(g.core.ending)
         for session in g.core.sessions.live.values():
@@ -293,3 +297,94 @@ async def test_a_journal_with_a_turn_behind_its_seal_opens_all_the_same() -> Non
     store.crash()
     async with gateway(store=MemoryStore(disk)) as g:
         assert await g.finalize(agent) == rows
+
+
+SYSTEMS = ("You are the main agent.", "You label chats.")
+TOOL = {"type": "function", "function": {"name": "buy", "parameters": {"type": "object", "properties": {}}}}
+ASIDE = {"role": "system", "content": SYSTEMS[1]}
+
+AT_ONCE: dict[str, tuple[list[dict[str, Any]], list[str | None], list[str]]] = {
+    "first requests of one conversation": (
+        [{"messages": [{"role": "user", "content": f"q{number}"}]} for number in range(4)],
+        [None, "new_root", "new_root", "new_root"],
+        ["main"] * 4,
+    ),
+    "a main agent and a helper with a prompt of its own": (
+        [
+            {"messages": [{"role": "system", "content": SYSTEMS[0]}], "tools": [TOOL]},
+            {"messages": [ASIDE]},
+        ],
+        [None, "side_call"],
+        ["main", "side"],
+    ),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("bodies", "forks", "roles"), AT_ONCE.values(), ids=AT_ONCE)
+async def test_turns_that_are_committed_at_once_are_what_they_are_one_after_the_other(
+    bodies: list[dict[str, Any]], forks: list[str | None], roles: list[str], stream: bool
+) -> None:
+    latch = Latch()
+    store = MemoryStore(gate=latch)
+    async with gateway(lambda ids, number: f"answer {number}", store=store) as g:
+        agent = await g.session()
+        latch.shut()
+        asked = []
+        for number, body in enumerate(bodies):
+            body = {"model": "shop", "stream": stream, **body}
+            if len(body["messages"]) == 1 and body["messages"][0]["role"] == "system":
+                body["messages"] = [*body["messages"], {"role": "user", "content": "go"}]
+            asked.append(asyncio.ensure_future(agent.http.post("v1/chat/completions", json=body)))
+            await sampled(g, number + 1)
+        await within(latch.reached)
+        latch.open()
+        assert [answer.status_code for answer in await asyncio.gather(*asked)] == [200] * len(bodies)
+        tree = await g.tree(agent)
+        assert [turn["fork"] for turn in tree] == forks
+        assert [turn["role"] for turn in tree] == roles
+        if not stream:  # a stream's headers leave before it is known
+            told = [answer.headers.get("x-sandgate-fork") for answer in await asyncio.gather(*asked)]
+            assert told == forks
+        assert not g.core.turns.committer.order._locks
+
+
+async def test_siblings_that_are_committed_at_once_are_named() -> None:
+    latch = Latch()
+    async with gateway(lambda ids, number: "done", store=MemoryStore(gate=latch)) as g:
+        agent = await g.session()
+        await agent.ask("root")
+        root = [{"role": "user", "content": "root"}, {"role": "assistant", "content": "done"}]
+        latch.shut()
+        asked = []
+        for number in range(4):
+            messages = [*root, {"role": "user", "content": f"q{number}"}]
+            asked.append(
+                asyncio.ensure_future(
+                    agent.http.post("v1/chat/completions", json={"model": "shop", "messages": messages})
+                )
+            )
+            await sampled(g, number + 2)
+        latch.open()
+        await asyncio.gather(*asked)
+        assert [turn["fork"] for turn in await g.tree(agent)] == [None, None, *["user_or_tool_edited"] * 3]
+
+
+async def test_a_session_that_ends_while_turns_wait_for_each_other_has_the_first_alone() -> None:
+    latch = Latch()
+    async with gateway(lambda ids, number: "x", store=MemoryStore(gate=latch)) as g:
+        agent = await g.session()
+        latch.shut()
+        asked = []
+        for number in range(3):
+            asked.append(asyncio.ensure_future(agent.post(f"q{number}")))
+            await sampled(g, number + 1)
+        await within(latch.reached)
+        sealing = end(g, agent, "finalize", reward=1.0)
+        await eventually(lambda: g.core.sessions.get(agent.id).closing, "it is being ended")
+        latch.open()
+        assert sorted([answer.status_code for answer in await asyncio.gather(*asked)]) == [200, 410, 410]
+        (row,) = (await sealing).json()["trajectories"]
+        assert len(row["turn_ids"]) == 1
+        assert isinstance(records(g, agent)[-1], Sealed)
+        assert not g.core.turns.committer.order._locks

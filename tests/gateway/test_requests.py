@@ -397,7 +397,7 @@ def test_nothing_that_a_client_sends_is_a_500(
     key = {"admin": admin_key(), "nobody": ""}.get(who) or handle.get(who, "")
 
     async def ask() -> httpx.Response:
-        running.core.turns.resume()
+        running.core.turns.admission.resume()
         async with _asgi(running) as http:
             request = http.build_request(
                 method,
@@ -413,7 +413,7 @@ def test_nothing_that_a_client_sends_is_a_500(
     if answer.status_code >= 400 and method != "HEAD" and answer.status_code not in (408, 426):
         assert answer.json()["error"]["message"]
     assert running.core.turns.load.in_flight == 0
-    assert not running.core.turns.calls
+    assert not running.core.turns.registry.calls
 
 
 def _quoted(path: str) -> str:

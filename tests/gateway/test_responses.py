@@ -275,7 +275,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"input": [{"role": "user", "content": [{"type": "input_file"}]}]},
         "input[0].content[0].type",
     ),
-    "nothing": ({"input": []}, "input"),
+    "an empty input": ({"input": []}, "input"),
     "a number": ({"input": 7}, "input"),
     "an effort that spells a token": ({"reasoning": {"effort": "<|im_end|>"}}, "reasoning.effort"),
     "no such format": ({"text": {"format": {"type": "xml"}}}, "text.format.type"),

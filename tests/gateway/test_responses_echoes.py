@@ -101,10 +101,10 @@ ECHOES: dict[str, Callable[[Items], Items]] = {
     ],
 }
 EDITS: dict[str, Callable[[Items], Items]] = {
-    "another text": changed("message", content="I buy."),
+    "a message with another text": changed("message", content="I buy."),
     "a call is missing": lambda items: items[:-1],
     "other calls in order": lambda items: [*items[:-2], items[-1], items[-2]],
-    "another tool": lambda items: renamed(
+    "a call of another tool": lambda items: renamed(
         [{**item, "name": "buy"} if "input" in item else item for item in items]
     ),
     "other arguments of calls that are not known": lambda items: renamed(
@@ -167,10 +167,10 @@ async def test_a_turn_that_was_edited_is_another_branch(edit: Callable[[Items], 
 
 
 FREE: dict[str, str] = {
-    "another name": call_text("patch", patch="+x"),
+    "an argument of another name": call_text("patch", patch="+x"),
     "more than the input": call_text("patch", input="+x", note=1),
     "a number": call_text("patch", input=7),
-    "nothing": call_text("patch"),
+    "a call without arguments": call_text("patch"),
 }
 
 

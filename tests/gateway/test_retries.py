@@ -64,7 +64,7 @@ async def test_cut_after_commit_before_delivery_the_retry_gets_the_committed_ans
         await wire.cut()
         await eventually(lambda: g.call().listeners == 0, "the gateway notices the cut")
         latch.open()
-        await eventually(lambda: not g.core.turns.calls, "the turn is durable")
+        await eventually(lambda: not g.core.turns.registry.calls, "the turn is durable")
         answer = await agent.http.post("v1/chat/completions", json=body, headers=headers)
         assert answer.status_code == 200
         text = said(answer.content) if stream else answer.json()["choices"][0]["message"]["content"]
@@ -200,7 +200,7 @@ async def test_two_retries_at_once_share_one_generation() -> None:
         answers = [(await one).content for one in asked]
         assert len(set(answers)) == 1
         assert g.generations == 1
-        assert not g.core.turns.calls
+        assert not g.core.turns.registry.calls
 
 
 async def test_an_answer_that_is_being_told_is_not_replayed_to_somebody_else() -> None:
@@ -211,7 +211,7 @@ async def test_an_answer_that_is_being_told_is_not_replayed_to_somebody_else() -
         body = agent.body("hi", stream=True, logprobs=True, top_logprobs=5)
         wire = await Wire.chat(agent, body)  # reads nothing: the socket's buffers fill up
         await eventually(
-            lambda: any(one.done.done() for calls in g.core.turns.calls.values() for one in calls),
+            lambda: any(one.done.done() for calls in g.core.turns.registry.calls.values() for one in calls),
             "the turn is durable",
         )
         call = g.call()

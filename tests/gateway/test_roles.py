@@ -112,3 +112,56 @@ async def test_what_an_agent_says_of_its_role_changes_no_token_and_no_reward() -
             (row,) = await g.finalize(agent, reward=0.5)
             rows.append({name: row[name] for name in row if name not in ("turn_ids", "created_at")})
     assert rows[0] == rows[1], "the only row of a session is its main one, whatever it was called"
+
+
+JUDGE, OTHER = {"role": "system", "content": "You grade it."}, {"role": "system", "content": "You research."}
+HELPED = {"role": "system", "content": "You solve tasks."}
+FIND = {**BUY, "function": {**BUY["function"], "name": "find"}}
+Talk = tuple[dict[str, Any] | None, int, list[Any]]
+"""A conversation: its system prompt, its turns, its tools."""
+TALKS: dict[str, tuple[list[Talk], int]] = {
+    "a judge is asked once, after a text-only agent's many turns": ([(HELPED, 3, []), (JUDGE, 1, [])], 0),
+    "a judge of one answer comes after it": ([(HELPED, 1, []), (JUDGE, 1, [])], 0),
+    "a planner without tools comes before many turns of a worker": ([(OTHER, 1, []), (HELPED, 3, [])], 1),
+    "a planner without tools comes before a worker with tools": ([(OTHER, 1, []), (HELPED, 1, [BUY])], 1),
+    "a text-only agent has a helper with tools": ([(HELPED, 3, []), (OTHER, 2, [FIND])], 0),
+    "a helper has the agent's tools, and another system prompt": ([(HELPED, 3, [BUY]), (OTHER, 1, [BUY])], 0),
+    "a text-only agent has no system prompt, its judge has one": ([(None, 2, []), (JUDGE, 1, [])], 0),
+    "an agent asked anew is the newest of its conversations": ([(HELPED, 3, [BUY]), (HELPED, 1, [BUY])], 1),
+    "an agent asked anew, with other tools": ([(HELPED, 3, [BUY]), (HELPED, 1, [FIND])], 1),
+    "a critic is asked at each step": ([(HELPED, 2, []), (JUDGE, 1, []), (JUDGE, 1, []), (JUDGE, 1, [])], 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("talks", "main"), TALKS.values(), ids=TALKS)
+async def test_the_main_row_is_the_agents_own_conversation(talks: list[Talk], main: int) -> None:
+    async with gateway([f"answer {number}" for number in range(12)]) as g:
+        agent = await g.session()
+        for number, (system, turns, tools) in enumerate(talks):
+            said: list[Any] = [*([system] if system else []), user(f"task {number}")]
+            for turn in range(turns):
+                answer = await agent.ask(*said, **({"tools": tools} if tools else {}))
+                said += [answer, user(f"output {turn}")]
+        rows = await g.finalize(agent)
+    assert [row["main"] for row in rows] == [number == main for number in range(len(talks))]
+
+
+async def test_an_agent_that_names_its_main_calls_is_the_main_row_however_short() -> None:
+    async with gateway(["one", "two", "three"]) as g:
+        agent = await g.session()
+        await agent.post(HELPED, "task", headers={"x-sandgate-role": "main"})
+        said = await agent.ask(OTHER, "look")
+        await agent.ask(OTHER, "look", said, user("more"))
+        rows = await g.finalize(agent)
+    assert [(row["role"], row["main"]) for row in rows] == [("main", True), ("main", False)]
+
+
+async def test_a_system_prompt_that_changes_in_the_middle_is_one_conversation() -> None:
+    async with gateway(["one", "two", "three", "four", "five"]) as g:
+        agent = await g.session()
+        said: list[Any] = [user("task")]
+        for turn in range(4):
+            today = {"role": "system", "content": f"It is day {turn // 3}."}
+            said += [await agent.ask(today, *said), user(f"output {turn}")]
+        rows = await g.finalize(agent)
+    assert [(row["fork_reason"], row["main"]) for row in rows] == [("", False), ("system_changed", True)]

@@ -96,7 +96,7 @@ async def said(agent: Agent, *, stream: bool, **more: Any) -> tuple[str, str, li
 
 
 FORMS: dict[str, tuple[dict[str, Any], Any]] = {
-    "nothing is asked for": ({}, "K"),
+    "a request that names no form": ({}, "K"),
     "json_object": ({"response_format": {"type": "json_object"}}, dict),
     "json_schema": ({"response_format": SCHEMA}, Order),
     "json_schema beside tools": ({"response_format": SCHEMA, "tools": [BUY, SELL]}, Order),
@@ -172,7 +172,7 @@ async def test_stop_strings_and_choices_with_a_seed(agent: Agent) -> None:
 
 
 SAMPLING: dict[str, dict[str, Any]] = {
-    "nothing": {},
+    "a request without sampling parameters": {},
     "as agents do": {"temperature": 0.0, "max_tokens": 9},
     "everything": {
         "temperature": 0.9, "top_p": 0.7, "presence_penalty": 0.1, "frequency_penalty": 0.2, "seed": 5,

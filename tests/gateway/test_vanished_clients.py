@@ -24,7 +24,7 @@ async def test_nobody_listens_the_engine_aborts_after_linger_and_only_what_was_t
         wire = await Wire.chat(agent, agent.body("hi", stream=stream))
         await within(gate.reached)
         await wire.cut()
-        await eventually(lambda: not g.core.turns.calls, "the call is gone")
+        await eventually(lambda: not g.core.turns.registry.calls, "the call is gone")
         assert g.engine.player.running == 0
         assert g.engine.player.counts["aborted"] == 1
         told = int(stream and at > 0)
@@ -75,7 +75,7 @@ async def test_a_retry_never_joins_a_call_that_is_being_aborted() -> None:
         answer = await agent.ask("hi")
         assert answer["content"] == "second try"
         slow.let_go.set()
-        await eventually(lambda: not g.core.turns.calls, "all calls are gone")
+        await eventually(lambda: not g.core.turns.registry.calls, "all calls are gone")
         assert g.core.turns.load.in_flight == 0
         assert len(await g.tree(agent)) == 1
 
@@ -93,7 +93,7 @@ async def test_a_turn_whose_commit_has_begun_is_kept_though_nobody_listens() -> 
         await eventually(lambda: call.listeners == 0, "noticed")
         call.cancel()
         latch.open()
-        await eventually(lambda: not g.core.turns.calls, "the call is over")
+        await eventually(lambda: not g.core.turns.registry.calls, "the call is over")
         stored = [record for _, _, record in g.store.scan(agent.id) if isinstance(record, TurnCommitted)]
         assert [turn["turn"] for turn in await g.tree(agent)] == [record.turn for record in stored]
         assert (await agent.ask("hi"))["content"] == TEXT

@@ -155,6 +155,32 @@ async def test_x_api_key_is_taken_and_the_key_alone_names_the_session(g: Running
     assert len(await g.tree(agent)) == 3
 
 
+DUMMY = "sk-dummy"
+TWO_KEYS: dict[str, tuple[str, str, int]] = {
+    "a dummy beside a key": (DUMMY, "own", 200),
+    "a key beside a dummy": ("own", DUMMY, 200),
+    "one key twice": ("own", "own", 200),
+    "two dummies": (DUMMY, "sk-other", 401),
+    "keys of two sessions": ("own", "other", 401),
+    "keys of two sessions, the other way": ("other", "own", 401),
+    "an agent's and an admin's": ("own", "admin", 401),
+    "a tampered key beside a dummy": ("spoilt", DUMMY, 401),
+}
+
+
+@pytest.mark.parametrize(("authorization", "x_api_key", "status"), TWO_KEYS.values(), ids=TWO_KEYS)
+async def test_of_two_keys_one_may_be_none(
+    g: Running, authorization: str, x_api_key: str, status: int
+) -> None:
+    agent, other = await g.session(), await g.session()
+    own = agent.handle["api_key"]
+    keys = {"own": own, "other": other.handle["api_key"], "admin": admin_key(), "spoilt": _spoilt(own, "")}
+    headers = bearer(keys.get(authorization, authorization)) | {"x-api-key": keys.get(x_api_key, x_api_key)}
+    async with httpx.AsyncClient(verify=False, headers=headers) as bare:
+        answer = await bare.post(agent.handle["base_url"] + "/chat/completions", json=agent.body("one"))
+    assert answer.status_code == status, answer.text
+
+
 async def test_a_trainers_key_opens_its_own_job_only() -> None:
     async with gateway(["hello"] * 9, job="") as g:  # of any job
         await _own_job_only(g)

@@ -33,6 +33,7 @@ from sandgate.operator.local.gateways import LocalGateway, LocalGateways
 from sandgate.operator.local.resuming import Recipe
 from sandgate.operator.local.sandboxes import Sandboxes
 from sandgate.operator.local.supervise import Supervised
+from sandgate.operator.observed import events
 from sandgate.operator.observed.job import Observed
 from sandgate.operator.plan.actions import Action, JobWant, Outage, Ref, SessionObserved
 from sandgate.operator.settings import Settings
@@ -118,7 +119,7 @@ class Bench(ABC):
 
     def _filled(self) -> None:
         take(self.state, [TASK])
-        self.state.observed.gateway(self.home, ready=True)
+        self.state.observe(events.GatewayChanged(self.home, ready=True))
 
 
 class Processes(Bench):
@@ -133,8 +134,8 @@ class Processes(Bench):
         container = {"command": [*command, str(folder / "seen")]}
         fields["spec"]["agent"] = {"taskDelivery": "File", "template": {"spec": {"containers": [container]}}}
         job = decode(RolloutJob, fields)
-        observed = Observed(JobWant(name="shop", spec=job.spec), lambda key: None)
-        state = DriverState(job=job, observed=observed, now=time.time)
+        observed = Observed(want=JobWant(name="shop", spec=job.spec))
+        state = DriverState(job=job, observed=observed, changed=lambda key: None, now=time.time)
         (folder / "logs").mkdir()
         self.beside: set[asyncio.Task[None]] = set()
         self.sandboxes = Sandboxes(
@@ -145,7 +146,7 @@ class Processes(Bench):
         self.driver = JobDriver(
             state=state,
             backend=self.sandboxes,
-            gateways=LocalGateways({self.home: known}, observed),
+            gateways=LocalGateways({self.home: known}, state),
             watcher=Nobody(),
             forget_timers=self.forgotten.append,
         )
@@ -204,7 +205,7 @@ def _never() -> ProcessSpec:
 
 
 @dataclass
-class Door:
+class Monitor:
     """What a cluster's driver has of a gateway."""
 
     name: str
@@ -237,8 +238,8 @@ class Pods(Bench):
             now=time.time,
         )
         self.driver = self.job.driver
-        self.door = Door(self.home, self.gateway)
-        self.job.at.doors[self.home] = cast(Any, self.door)
+        self.monitor = Monitor(self.home, self.gateway)
+        self.job.at.monitors[self.home] = cast(Any, self.monitor)
         self.job.at.secret = bytes(32)
         self.kube.watchers.append(self._news)
         self._filled()
@@ -272,7 +273,7 @@ class Pods(Bench):
         return agents_task(self.gateway.specs[ref.name].task)
 
     def was_away(self, since: float, until_: float) -> None:
-        self.door.same, self.door.heard_at = False, since
+        self.monitor.same, self.monitor.heard_at = False, since
 
 
 def _now() -> str:
@@ -293,7 +294,7 @@ class Simulated(Bench):
     async def agent_runs(self, ref: Ref) -> None:
         world = self.world
         world.agents[ref.name] = ref, replace(world.agents[ref.name][1], started_at=world.now)
-        world.store.sandbox(ref, world.agents[ref.name][1])
+        world.state.observe(events.AgentSeen(ref, world.agents[ref.name][1]))
 
     async def agent_fails(self, ref: Ref) -> None:
         self.world.end_agent(ref.name, "crash")

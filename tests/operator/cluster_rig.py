@@ -34,7 +34,7 @@ from sandgate.operator.cluster import (
 )
 from sandgate.operator.cluster.job_controller import JobController
 from sandgate.operator.driver import reconcile
-from sandgate.operator.plan import groups
+from sandgate.operator.plan import retries
 from sandgate.operator.settings import Settings
 from tests.operator.fake_kube import FakeKube
 from tests.support.gateway import SECRET, WITHIN_S, Running, engine, gateway
@@ -67,7 +67,8 @@ class Engines:
         self.urls = tuple(urls)
 
     def status(self) -> list[EngineStatus]:
-        return [EngineStatus(url, self.healthy, 0) for url in self.urls]
+        why = "" if self.healthy else "connection refused"
+        return [EngineStatus(url, self.healthy, 0, why) for url in self.urls]
 
     async def aclose(self) -> None:
         await self.inner.aclose()
@@ -375,7 +376,7 @@ QUICK: dict[Any, dict[str, float]] = {
     status_writer: {"EVERY_S": 0.02, "AGAIN_S": 0.05},
     resync: {"GATHER_S": 5.0, "TASKS_S": 0.05},
     engine_discovery: {"ENGINES_S": 0.05, "TASKS_S": 0.05},
-    groups: {"RETRY_S": 0.05},
+    retries: {"RETRY_S": 0.05},
     reconcile: {"BACKOFF_S": 0.01, "BACKOFF_S_MAX": 0.2},
 }
 """Periods, so that a test lives to see several of each."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from sandgate.contract.session import SessionState
 from sandgate.contract.status import JobCondition
+from sandgate.operator.observed.frozen_map import FrozenMap
 from sandgate.operator.observed.job import JOB_KEY
 from sandgate.operator.plan.actions import WriteStatus
 from sandgate.operator.plan.status import is_over
@@ -148,7 +150,7 @@ def test_planning_again_after_carrying_out_gives_nothing(
 def test_a_plan_costs_what_runs_not_what_the_job_is_large() -> None:
     """A million tasks, eight sessions: the plan may look at a handful of objects."""
 
-    class Fresh(dict[str, None]):
+    class Fresh(FrozenMap[str, None]):
         looked = 0
 
         def __iter__(self) -> Any:
@@ -157,7 +159,8 @@ def test_a_plan_costs_what_runs_not_what_the_job_is_large() -> None:
                 yield uid
 
     made = world({"groupSize": 4, "parallelism": 8}, 1, seed=0)
-    made.store.fresh = Fresh({f"t{index}": None for index in range(100_000)})
+    many = Fresh({f"t{index}": None for index in range(100_000)})
+    made.state.observed = replace(made.store, fresh=many)
     plan = [one for one in made.plan(JOB_KEY) if not isinstance(one, WriteStatus)]
     assert len(plan) == 8
     assert Fresh.looked < 10

@@ -59,6 +59,7 @@ async def test_its_environment_has_no_credentials(monkeypatch: pytest.MonkeyPatc
     assert argv[4] == str(tmp_path / "tiny")
     assert "hidden" not in env.values()
     assert "PYTHONPATH" not in env
+    assert env["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0", "no worker that spins beside the agents"
     assert (env["HF_HOME"], env["HF_HUB_OFFLINE"], env["A"]) == ("/cache", "1", "1")
     assert (env["VLLM_SERVER_DEV_MODE"], env["OMP_NUM_THREADS"]) == ("1", "3")
 

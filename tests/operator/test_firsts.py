@@ -83,10 +83,10 @@ def verdict(
 ) -> Hopeless | None:
     firsts = Firsts()
     for number, (uid, _, _) in enumerate(sessions):
-        firsts.opened(Ref("shop", uid, number, 0).name, uid)
+        firsts = firsts.opened(Ref("shop", uid, number, 0).name, uid)
     for number, (uid, one, sample) in enumerate(sessions):
         if one is not None and sample is not None:
-            firsts.ended(replace(one, ref=Ref("shop", uid, number, 0)), sample)
+            firsts = firsts.ended(replace(one, ref=Ref("shop", uid, number, 0)), sample)
     return firsts.hopeless(together=together, total=total, tasks=tasks, more=more)
 
 
@@ -172,18 +172,19 @@ def test_what_was_said_stays_whatever_they_come_to_that_are_stopped_for_it() -> 
     firsts = Firsts()
     ends = [unjudged("a"), ended("b", R.ABORTED, turns=2), ended("c", None, turns=2)]
     for number, (uid, _, _) in enumerate(ends):
-        firsts.opened(Ref("shop", uid, number, 0).name, uid)
+        firsts = firsts.opened(Ref("shop", uid, number, 0).name, uid)
     found = []
     for number, (uid, one, sample) in enumerate(ends):
-        firsts.ended(replace(one, ref=Ref("shop", uid, number, 0)), sample)
+        firsts = firsts.ended(replace(one, ref=Ref("shop", uid, number, 0)), sample)
         found.append(firsts.hopeless(together=1, total=3, tasks=3, more=False))
+        firsts = replace(firsts, said=found[-1])
     assert found == [Hopeless("ProgramMissing", "verifier: judge.py: Permission denied")] * 3
 
 
 def test_what_is_followed_is_bounded() -> None:
     firsts = Firsts()
     for number in range(KEPT_MAX + 1):
-        firsts.opened(f"s{number}", "a")
+        firsts = firsts.opened(f"s{number}", "a")
     assert (firsts.passed, firsts.ends) == (True, {})
 
 

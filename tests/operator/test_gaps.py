@@ -69,20 +69,21 @@ CAUSES: dict[str, tuple[Gaps, dict[Sample, SessionSummary], str]] = {
     "the first that ended is named": (
         {"a": (0, 1), "b": (0,)},
         {("a", 0): attempt(9, **ENGINE), ("a", 1): attempt(5, **INFRA), ("b", 0): attempt(7)},
-        "2 of 3 groups are not there, 3 samples without a row; the first: s5: infra/StartFailed pythonx is not on PATH",
+        "2 of 3 groups are incomplete, 3 samples without a row; the first: s5: infra/StartFailed"
+        " pythonx is not on PATH",
     ),
     "not one of a group that is there": (
         {"b": (0,)},
         {("a", 0): attempt(1, **INFRA), ("b", 0): attempt(7, **ENGINE)},
-        "1 of 3 groups are not there, 1 samples without a row; the first: s7: infra/EngineError exit code 1;"
+        "1 of 3 groups are incomplete, 1 samples without a row; the first: s7: infra/EngineError exit code 1;"
         " the engine failed 2 calls of it: no such model",
     ),
     "it ended well": (
         {"b": (0,)},
         {("b", 0): attempt(7)},
-        "1 of 3 groups are not there, 1 samples without a row; the first: s7: it ended without a turn",
+        "1 of 3 groups are incomplete, 1 samples without a row; the first: s7: it ended without a turn",
     ),
-    "none of them ever ran": ({"b": (0,)}, {}, "1 of 3 groups are not there, 1 samples without a row"),
+    "none of them ever ran": ({"b": (0,)}, {}, "1 of 3 groups are incomplete, 1 samples without a row"),
 }
 
 

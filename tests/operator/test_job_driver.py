@@ -12,6 +12,7 @@ from sandgate.contract.errors import FailureReason, Unavailable, Unsupported
 from sandgate.contract.job import Task
 from sandgate.contract.session import DROPPED, SessionOutcome, SessionState, agents_task, task_of
 from sandgate.operator.driver.session_spec import session_spec
+from sandgate.operator.observed.events import GroupBegun
 from sandgate.operator.plan.actions import (
     AbortSession,
     Action,
@@ -76,7 +77,7 @@ async def test_a_session_is_opened_once_though_asked_twice(bench: Bench) -> None
     await bench.act(opens(bench), opens(bench))
     assert bench.gateway.calls["create"] == 1
     assert list(bench.gateway.sessions) == [REF.name]
-    assert bench.state.observed.placed(REF.name) == bench.home
+    assert bench.state.observed.placed[REF.name] == bench.home
 
 
 @pytest.mark.parametrize("when", ["fail", "lose"])
@@ -133,7 +134,7 @@ async def test_a_session_that_somebody_aborted_ends(bench: Bench) -> None:
     assert bench.gateway.outcomes == {}
     assert bench.seen.summary is not None
     assert bench.seen.summary.state is SessionState.ABORTED
-    assert bench.state.observed.placed(REF.name) == ""
+    assert REF.name not in bench.state.observed.placed
 
 
 async def test_a_session_that_is_aborted_for_its_deleted_object_ends(bench: Bench) -> None:
@@ -215,7 +216,7 @@ async def test_a_group_is_closed_and_its_session_forgotten(bench: Bench) -> None
 
 
 async def test_a_group_that_its_gateway_never_heard_of_is_closed(bench: Bench) -> None:
-    bench.state.observed.begin("a", bench.home)
+    bench.state.observe(GroupBegun("a", bench.home))
     await bench.act(CloseGroup("a", bench.home))
     assert "a" in bench.state.observed.settled
 
@@ -260,7 +261,7 @@ async def test_what_an_agent_that_ended_well_lived_through_is_not_asked_for() ->
 
 async def test_a_gateway_that_is_away_begins_nothing() -> None:
     bench = Pods()
-    bench.job.at.doors.clear()
+    bench.job.at.monitors.clear()
     with pytest.raises(Unavailable, match="is not known"):
         await bench.act(opens(bench))
     assert bench.state.observed.groups == {}

@@ -76,7 +76,7 @@ async def test_who_fails_fails_alone_and_says_why(up: Rig) -> None:
     assert not result.complete, "one group is short of a row"
     assert result.missing_groups == 1
     assert result.cause.startswith(
-        "1 of 8 groups are not there, 1 samples without a row; the first: shop-fault-"
+        "1 of 8 groups are incomplete, 1 samples without a row; the first: shop-fault-"
     )
     assert "infra/EngineError exit code 1 with a traceback: urllib.error.HTTPError" in result.cause
     assert result.cause.endswith("the engine failed 1 calls of it: the engine answered 500: bad engine")

@@ -19,7 +19,7 @@ from sandgate.contract.labels import JOB, MANAGED_BY, ROLE, SHARD
 from sandgate.contract.names import KEYS_PER_SECRET, LABEL_MAX, LABEL_PATTERN, group_name
 from sandgate.contract.schema import decode
 from sandgate.contract.serving import RoleRule
-from sandgate.gateway.config import Config, load
+from sandgate.gateway.config import Config, MediaConfig, load
 from sandgate.operator.manifests import (
     Json,
     Settings,
@@ -34,6 +34,7 @@ from sandgate.operator.manifests import (
     session_object,
 )
 from sandgate.operator.manifests.example import session_objects
+from sandgate.operator.manifests.policies import LINK_LOCAL, PRIVATE, gateway_policy
 from sandgate.operator.plan.actions import Ref
 from tests.contract.manifests import Manifest, spoilt
 from tests.operator.manifest_jobs import (
@@ -165,6 +166,48 @@ def test_a_gateway_has_the_jobs_rules_for_roles(tmp_path: Path) -> None:
         RoleRule(role=TurnRole.SIDE, system_contains="you judge"),
         RoleRule(role=TurnRole.SUBAGENT, header="x-worker"),
     )
+
+
+def test_a_gateway_has_the_jobs_hosts_of_images(tmp_path: Path) -> None:
+    hosts = ["images.example.com", "http://10.0.0.7:9000"]
+    file = tmp_path / "gateway.json"
+    made = objects(job(spoilt(("spec.gateway.media", {"allowedHosts": hosts, "privateAddresses": True}))))
+    file.write_text(one(made, "ConfigMap")["data"]["gateway.json"])
+    said = load(file, {"POD_NAME": "shop-gateway-0"}).media
+    assert said == MediaConfig(allowed_hosts=tuple(hosts), private_addresses=True)
+    assert "media" not in one(objects(job(SELECTED)), "ConfigMap")["data"]["gateway.json"]
+
+
+IMAGE_HOSTS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
+    "a name is any public address at its port": (
+        {"allowedHosts": ["images.example.com", "https://other.example.com:8443"]},
+        [{
+            "to": [{"ipBlock": {"cidr": cidr, "except": list(less)}} for cidr, less in PRIVATE.items()],
+            "ports": [{"protocol": "TCP", "port": port} for port in (443, 8443)],
+        }],
+    ),
+    "a name may be a Service, with any port behind it": (
+        {"allowedHosts": ["http://images.rl.svc.cluster.local"], "privateAddresses": True},
+        [{"to": [{"ipBlock": {"cidr": cidr, "except": list(less)}} for cidr, less in LINK_LOCAL.items()]}],
+    ),
+    "an address is itself": (
+        {"allowedHosts": ["http://10.0.0.7:9000", "[2606:2800:220:1::1]"]},
+        [
+            {"to": [{"ipBlock": {"cidr": "10.0.0.7/32"}}], "ports": [{"protocol": "TCP", "port": 9000}]},
+            {"to": [{"ipBlock": {"cidr": "2606:2800:220:1::1/128"}}], "ports": [{"protocol": "TCP", "port": 443}]},
+        ],
+    ),
+    "none is nothing": ({}, []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("which", IMAGE_HOSTS)
+def test_gateways_reach_the_hosts_of_images(which: str) -> None:
+    media, rules = IMAGE_HOSTS[which]
+    engine = ("spec.engine", MANAGED["spec"]["engine"])
+    plain = gateway_policy(job(spoilt(engine)), SETTINGS)["spec"]["egress"]
+    made = gateway_policy(job(spoilt(engine, ("spec.gateway.media", media))), SETTINGS)["spec"]["egress"]
+    assert made == [*plain, *rules]
 
 
 ROLLS: dict[str, tuple[tuple[str, Any], bool]] = {

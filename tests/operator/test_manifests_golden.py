@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sandgate.operator.manifests import example_objects
-from sandgate.trainer.cli.render import to_yaml
+from sandgate.trainer.cli.render_manifest import to_yaml
 from tests.contract.manifests import Manifest
 from tests.operator.manifest_jobs import JOBS, SETTINGS, job, objects
 

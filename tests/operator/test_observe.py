@@ -7,24 +7,34 @@ from typing import Any
 import pytest
 
 from sandgate.contract.errors import FailureClass, FailureReason
-from sandgate.contract.session import SessionOutcome, SessionState, SessionSummary
+from sandgate.contract.session import SessionState, SessionSummary
+from sandgate.operator.observed import events
+from sandgate.operator.observed.fold import apply
 from sandgate.operator.observed.job import JOB_KEY, Observed
+from sandgate.operator.observed.restarts import recalled
 from sandgate.operator.plan.actions import Exit, Hopeless, Ref, Running, SampleState, Stop
 from sandgate.operator.plan.job import plan_job
 from tests.operator.plans import ref, start, want
 
 
 class Seen:
-    """An `Observed` and the keys it named."""
+    """What is observed, and the keys that events named."""
 
     def __init__(self, *uids: str, **spec: Any) -> None:
         self.keys: list[str] = []
         self.settled: list[str] = []
-        self.it = Observed(want(**spec), self.keys.append)
-        self.it.on_settled(self.settled.append)
-        self.it.tasks(uids)
-        self.it.gateway("g0", ready=True)
+        self.it = Observed(want=want(**spec))
+        self.see(events.TasksAdded(uids))
+        self.see(events.GatewayChanged("g0", ready=True))
         self.keys.clear()
+
+    def see(self, event: events.Event) -> None:
+        self.it = apply(self.it, event)
+        self.keys += self.it.changed
+        self.settled += self.it.now_settled
+
+    def found(self, listed: list[SessionSummary], again: frozenset[tuple[str, int]] = frozenset()) -> None:
+        self.see(events.SessionsFound("g0", recalled(self.it.want, listed), again))
 
     def said(self, at: Ref, state: str = "finalized", **more: Any) -> SessionSummary:
         return SessionSummary(
@@ -41,55 +51,55 @@ class Seen:
 
 def test_a_session_that_opens_is_live_and_counts_for_its_gateway() -> None:
     seen = Seen("a", "b", groupSize=2)
-    seen.it.opened(ref("a", 0), "g0", 5.0)
+    seen.see(events.SessionOpened(ref("a", 0), "g0", 5.0))
     job = seen.it.job()
     assert (list(job.fresh), list(job.groups), job.begun, job.total) == (["b"], ["a"], 1, 4)
     assert [one.state for one in job.groups["a"].samples] == [SampleState.LIVE, SampleState.WAITING]
     assert job.groups["a"].samples[0].starting
     assert job.gateways == {"g0": 1}
     assert seen.keys == [ref("a", 0).name, JOB_KEY]
-    seen.it.opened(ref("a", 0), "g0", 6.0)
+    seen.see(events.SessionOpened(ref("a", 0), "g0", 6.0))
     assert seen.it.job().gateways == {"g0": 1}
 
 
 def test_a_group_is_where_it_was_begun_until_its_first_session_is_found_elsewhere() -> None:
     seen = Seen("a", groupSize=3)
-    seen.it.begin("a", "g0")
+    seen.see(events.GroupBegun("a", "g0"))
     assert seen.it.gateway_of("a") == "g0"
-    seen.it.begin("a", "g1")
+    seen.see(events.GroupBegun("a", "g1"))
     assert seen.it.gateway_of("a") == "g0"
-    seen.it.opened(ref("a", 0), "g1", 5.0)
+    seen.see(events.SessionOpened(ref("a", 0), "g1", 5.0))
     assert seen.it.gateway_of("a") == "g1"
-    seen.it.opened(ref("a", 1), "g0", 5.0)
+    seen.see(events.SessionOpened(ref("a", 1), "g0", 5.0))
     assert seen.it.gateway_of("a") == "g1"
     assert seen.it.job().begun == 1
 
 
 def test_a_start_is_news_to_the_job_once() -> None:
     seen = Seen("a")
-    seen.it.opened(ref("a"), "g0", 5.0)
+    seen.see(events.SessionOpened(ref("a"), "g0", 5.0))
     seen.keys.clear()
-    seen.it.sandbox(ref("a"), Running(5.0))
+    seen.see(events.AgentSeen(ref("a"), Running(5.0)))
     assert seen.keys == [ref("a").name]
-    seen.it.sandbox(ref("a"), Running(5.0, 6.0))
+    seen.see(events.AgentSeen(ref("a"), Running(5.0, 6.0)))
     assert seen.keys == [ref("a").name, JOB_KEY, ref("a").name]
     assert not seen.it.job().groups["a"].samples[0].starting
-    seen.it.sandbox(ref("a"), Running(5.0, 6.0, Exit(7.0, 0)))
+    seen.see(events.AgentSeen(ref("a"), Running(5.0, 6.0, Exit(7.0, 0))))
     assert seen.keys.count(JOB_KEY) == 1
 
 
 def test_a_group_settles_when_its_last_sample_ends_well_and_is_only_counted_then() -> None:
     seen = Seen("a", groupSize=2)
     for sample in (0, 1):
-        seen.it.opened(ref("a", sample), "g0", 5.0)
-    seen.it.told(seen.said(ref("a", 0)), 60.0)
+        seen.see(events.SessionOpened(ref("a", sample), "g0", 5.0))
+    seen.see(events.SessionReported(seen.said(ref("a", 0)), 60.0))
     assert seen.settled == []
     assert seen.it.job().groups["a"].samples[0].ended_at == 50.0
     more = {"failure_class": "policy", "failure_reason": "TurnLimit"}
-    seen.it.told(seen.said(ref("a", 1), **more), 60.0)
+    seen.see(events.SessionReported(seen.said(ref("a", 1), **more), 60.0))
     job = seen.it.job()
     assert seen.settled == ["a"]
-    assert (job.groups, job.gateways, seen.it.settled) == ({}, {"g0": 0}, {"a": 2})
+    assert (dict(job.groups), job.gateways, dict(seen.it.settled)) == ({}, {"g0": 0}, {"a": 2})
     assert (job.tally.ended, job.tally.failed) == (2, 1)
     assert seen.it.live == []
 
@@ -97,61 +107,62 @@ def test_a_group_settles_when_its_last_sample_ends_well_and_is_only_counted_then
 def test_infra_failures_are_counted_against_retries_but_not_our_own_doing() -> None:
     seen = Seen("a")
     for attempt, reason in enumerate(["OOMKilled", "DriverLost", "Aborted", "NodeLost"]):
-        seen.it.opened(ref("a", 0, attempt), "g0", 5.0)
+        seen.see(events.SessionOpened(ref("a", 0, attempt), "g0", 5.0))
         said = seen.said(ref("a", 0, attempt), failure_class="infra", failure_reason=reason)
-        seen.it.told(said, 60.0)
+        seen.see(events.SessionReported(said, 60.0))
     (sample,) = seen.it.job().groups["a"].samples
     assert (sample.spent, sample.attempt, sample.failure) == (2, 3, FailureClass.INFRA)
 
 
 def test_a_closed_group_settles_with_what_there_is() -> None:
     seen = Seen("a", groupSize=2)
-    seen.it.opened(ref("a", 0), "g0", 5.0)
-    seen.it.closed("a")
+    seen.see(events.SessionOpened(ref("a", 0), "g0", 5.0))
+    seen.see(events.GroupCloseConfirmed("a"))
     assert seen.settled == [], "one still runs"
-    seen.it.told(seen.said(ref("a", 0)), 60.0)
+    seen.see(events.SessionReported(seen.said(ref("a", 0)), 60.0))
     assert seen.settled == ["a"]
     assert seen.it.settled == {"a": 1}
     assert seen.it.job().tally.failed == 1
-    seen.it.closed("never begun")
+    seen.see(events.GroupCloseConfirmed("never begun"))
 
 
 def test_a_session_that_somebody_aborted_has_ended() -> None:
     seen = Seen("a")
-    seen.it.opened(ref("a"), "g0", 5.0)
-    seen.it.told(seen.said(ref("a"), "aborted"), 60.0)
+    seen.see(events.SessionOpened(ref("a"), "g0", 5.0))
+    seen.see(events.SessionReported(seen.said(ref("a"), "aborted"), 60.0))
     (sample,) = seen.it.job().groups["a"].samples
     assert (sample.state, sample.reason) == (SampleState.ENDED, FailureReason.ABORTED)
 
 
 def test_a_reason_of_a_newer_gateway_is_infrastructure() -> None:
     seen = Seen("a")
-    seen.it.opened(ref("a"), "g0", 5.0)
-    seen.it.told(seen.said(ref("a"), failure_class="infra", failure_reason="Meteor"), 60.0)
+    seen.see(events.SessionOpened(ref("a"), "g0", 5.0))
+    seen.see(
+        events.SessionReported(seen.said(ref("a"), failure_class="infra", failure_reason="Meteor"), 60.0)
+    )
     assert seen.it.job().groups["a"].samples[0].failure is FailureClass.INFRA
 
 
 def test_a_session_that_its_gateway_lost_is_tried_again() -> None:
     seen = Seen("a")
-    seen.it.opened(ref("a"), "g0", 5.0)
-    seen.it.vanished(ref("a"), 60.0)
+    seen.see(events.SessionOpened(ref("a"), "g0", 5.0))
+    seen.see(events.SessionVanished(ref("a"), 60.0))
     (sample,) = seen.it.job().groups["a"].samples
     assert (sample.reason, sample.spent) == (FailureReason.GATEWAY_LOST, 1)
 
 
 def test_the_first_reason_to_stop_stands() -> None:
     seen = Seen("a")
-    seen.it.opened(ref("a"), "g0", 5.0)
-    seen.it.stopping(ref("a"), Stop(FailureReason.SESSION_TIMEOUT))
-    seen.it.stopping(ref("a"), Stop(FailureReason.STRAGGLER))
+    seen.see(events.SessionOpened(ref("a"), "g0", 5.0))
+    seen.see(events.AgentStopping(ref("a"), Stop(FailureReason.SESSION_TIMEOUT)))
+    seen.see(events.AgentStopping(ref("a"), Stop(FailureReason.STRAGGLER)))
     assert seen.it.sessions[ref("a").name].stop == Stop(FailureReason.SESSION_TIMEOUT)
     assert seen.it.job().groups["a"].samples[0].stopping
 
 
 def test_what_an_earlier_driver_left_is_found_again() -> None:
     seen = Seen("a", "b", "c", groupSize=2)
-    seen.it.found(
-        "g0",
+    seen.found(
         [
             seen.said(ref("b", 0, 0), failure_class="infra", failure_reason="OOMKilled"),
             seen.said(ref("b", 0, 1), "open"),
@@ -161,7 +172,7 @@ def test_what_an_earlier_driver_left_is_found_again() -> None:
         ],
     )
     job = seen.it.job()
-    assert (list(job.fresh), list(job.groups), seen.it.settled) == (["c"], ["b"], {"a": 2})
+    assert (list(job.fresh), list(job.groups), dict(seen.it.settled)) == (["c"], ["b"], {"a": 2})
     assert (job.begun, job.tally.ended, job.tally.failed) == (2, 2, 1)
     first, second = job.groups["b"].samples
     assert (first.state, first.attempt, first.spent, first.starting) == (SampleState.LIVE, 1, 1, False)
@@ -183,14 +194,14 @@ def test_sessions_that_are_not_of_this_job_are_left_alone(other: dict[str, Any])
     seen = Seen("a")
     said = seen.said(ref("a"))
     fields = {name: getattr(said, name) for name in SessionSummary.__dataclass_fields__}
-    seen.it.found("g0", [SessionSummary(**{**fields, **other})])
+    seen.found([SessionSummary(**{**fields, **other})])
     assert list(seen.it.job().fresh) == ["a"]
 
 
 def test_a_group_whose_straggler_was_cut_is_over_for_the_next_driver_too() -> None:
     seen = Seen("a", groupSize=2)
     cut = seen.said(ref("a", 1), failure_class="agent", failure_reason="Straggler")
-    seen.it.found("g0", [seen.said(ref("a", 0)), cut])
+    seen.found([seen.said(ref("a", 0)), cut])
     assert seen.it.settled == {"a": 2}
 
 
@@ -198,7 +209,7 @@ def test_samples_are_tried_anew_with_attempts_that_count_on() -> None:
     seen = Seen("a", "b", groupSize=2, group={"retry": {"infra": 0}})
     failed = seen.said(ref("a", 1, 2), failure_class="infra", failure_reason="EngineError", turns=3)
     good = [seen.said(ref(uid, sample)) for uid in "ab" for sample in (0, 1) if (uid, sample) != ("a", 1)]
-    seen.it.found("g0", [*good, failed], again={("a", 1), ("b", 1)})
+    seen.found([*good, failed], again=frozenset({("a", 1), ("b", 1)}))
     group = seen.it.job().groups["a"]
     assert [(one.state, one.attempt, one.spent) for one in group.samples] == [
         (SampleState.ENDED, 0, 0),
@@ -210,9 +221,10 @@ def test_samples_are_tried_anew_with_attempts_that_count_on() -> None:
 
 def absent(seen: Seen, at: Ref) -> None:
     """Its program is not there."""
-    seen.it.opened(at, "g0", 5.0)
-    seen.it.sandbox(at, Running(5.0, None, Exit(5.0, detail="pythonx is not on PATH")))
-    seen.it.sealed(at, SessionOutcome(failure_reason=FailureReason.START_FAILED), None, 6.0)
+    seen.see(events.SessionOpened(at, "g0", 5.0))
+    seen.see(events.AgentSeen(at, Running(5.0, None, Exit(5.0, detail="pythonx is not on PATH"))))
+    ended = seen.said(at, failure_class="infra", failure_reason="StartFailed")
+    seen.see(events.SessionReported(ended, 6.0))
 
 
 def test_first_sessions_that_all_lack_their_program_leave_no_hope() -> None:
@@ -225,12 +237,12 @@ def test_first_sessions_that_all_lack_their_program_leave_no_hope() -> None:
 
 def test_a_job_that_got_somewhere_in_an_earlier_life_is_not_hopeless() -> None:
     seen = Seen("a", "b", "c", parallelism=2)
-    seen.it.found("g0", [seen.said(ref("a"), turns=1)])
+    seen.found([seen.said(ref("a"), turns=1)])
     absent(seen, ref("b"))
     absent(seen, ref("c"))
     assert seen.it.job().hopeless is None
     trained = Seen("b", "c", parallelism=2)
-    trained.it.committed_before(1)
+    trained.see(events.CommittedBefore(1))
     absent(trained, ref("b"))
     absent(trained, ref("c"))
     assert trained.it.job().hopeless is None
@@ -238,29 +250,29 @@ def test_a_job_that_got_somewhere_in_an_earlier_life_is_not_hopeless() -> None:
 
 def test_what_is_committed_may_be_forgotten() -> None:
     seen = Seen("a", groupSize=1)
-    seen.it.opened(ref("a"), "g0", 5.0)
-    seen.it.told(seen.said(ref("a")), 60.0)
-    seen.it.commit("a", [ref("a").name, "unknown"])
+    seen.see(events.SessionOpened(ref("a"), "g0", 5.0))
+    seen.see(events.SessionReported(seen.said(ref("a")), 60.0))
+    seen.see(events.GroupCommitted("a", (ref("a").name, "unknown")))
     assert seen.it.sessions[ref("a").name].committed
     assert seen.it.job().committed == 1
-    seen.it.forget(ref("a"))
+    seen.see(events.SessionForgotten(ref("a")))
     assert seen.it.sessions == {}
 
 
 def test_news_of_what_is_forgotten_changes_nothing() -> None:
     seen = Seen("a")
-    seen.it.sandbox(ref("a"), Running(1.0))
-    seen.it.verifier(ref("a"), Running(1.0))
-    seen.it.told(seen.said(ref("a")), 1.0)
-    seen.it.stopping(ref("a"), Stop(None))
-    seen.it.waits(ref("a").name, 5.0)
-    assert (seen.it.sessions, seen.keys) == ({}, [])
+    seen.see(events.AgentSeen(ref("a"), Running(1.0)))
+    seen.see(events.VerifierSeen(ref("a"), Running(1.0)))
+    seen.see(events.SessionReported(seen.said(ref("a")), 1.0))
+    seen.see(events.AgentStopping(ref("a"), Stop(None)))
+    seen.see(events.TimerSet(ref("a").name, 5.0))
+    assert (dict(seen.it.sessions), seen.keys) == ({}, [])
 
 
 def test_a_gateway_that_leaves_takes_no_sessions_and_comes_back_with_its_load() -> None:
     seen = Seen("a", "b")
-    seen.it.opened(ref("a"), "g0", 5.0)
-    seen.it.gateway("g0", ready=False)
+    seen.see(events.SessionOpened(ref("a"), "g0", 5.0))
+    seen.see(events.GatewayChanged("g0", ready=False))
     assert seen.it.job().gateways == {}
-    seen.it.gateway("g0", ready=True)
+    seen.see(events.GatewayChanged("g0", ready=True))
     assert seen.it.job().gateways == {"g0": 1}

@@ -69,6 +69,13 @@ def test_rules_for_roles_decide() -> None:
     assert len({digest(found) for found in seen}) == 3
 
 
+def test_hosts_of_images_decide() -> None:
+    hosts = [["images.example.com"], ["other.example.com"], []]
+    seen = [part(("spec.gateway.media.allowedHosts", listed)) for listed in hosts]
+    assert seen[2] == part()
+    assert len({digest(found) for found in seen}) == 3
+
+
 SAYS = {
     "a field that nobody has thought about decides": ("sampling.dry", Says.ROW),
     "a new block too": ("steering.vector", Says.ROW),

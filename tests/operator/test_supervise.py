@@ -88,7 +88,7 @@ async def test_one_that_is_stopped_while_it_starts_again_leaves_nothing(bench: B
     os.kill(process.process.pid, signal.SIGKILL)
     await bench.again.wait()
     await process.stop(0.0)
-    guard = bench.guard._process.pid
+    guard = bench.guard.pid
     assert children() - before <= {guard}
     assert procfs.below(guard) == []
 

@@ -19,7 +19,9 @@ from sandgate.contract.session import SessionHandle, SessionOutcome, SessionSumm
 from sandgate.contract.status import JobCondition, RolloutJobStatus
 from sandgate.operator.driver.job_driver import JobDriver
 from sandgate.operator.driver.state import DriverState
+from sandgate.operator.observed import events
 from sandgate.operator.observed.job import JOB_KEY, Observed
+from sandgate.operator.observed.restarts import recalled
 from sandgate.operator.plan.actions import (
     Action,
     Exit,
@@ -74,23 +76,31 @@ class World:
     def restart(self) -> None:
         """A driver is born: it knows only what gateways tell. Agents of the one before are dead."""
         self.agents, self.verifiers, self.dirty, self.timers = {}, {}, set(), {}
-        self.store = Observed(self.want, self.dirty.add, started_at=self.now)
         meta = Metadata(name=self.want.name)
         job = RolloutJob(api_version=API_VERSION, kind=RolloutJob.KIND, metadata=meta, spec=self.want.spec)
         tasks = {uid: Task(uid=uid) for uid in self.tasks}
-        state = DriverState(job=job, observed=self.store, now=lambda: self.now, tasks=tasks)
+        seen = Observed(want=self.want, started_at=self.now)
+        self.state = DriverState(
+            job=job, observed=seen, changed=self.dirty.add, now=lambda: self.now, tasks=tasks
+        )
         self.driver = JobDriver(
-            state=state,
+            state=self.state,
             backend=self,
             gateways=self,
             watcher=self,
             forget_timers=self.forget_timers,
         )
         for name, gateway in self.gateways.items():
-            self.store.found(name, list(gateway.sessions.values()))
-        self.store.tasks(self.tasks)
+            known = recalled(self.want, list(gateway.sessions.values()))
+            self.state.observe(events.SessionsFound(name, known))
+        self.state.observe(events.TasksAdded(tuple(self.tasks)))
         for name in self.gateways:
-            self.store.gateway(name, ready=True)
+            self.state.observe(events.GatewayChanged(name, ready=True))
+
+    @property
+    def store(self) -> Observed:
+        """What the driver has observed."""
+        return self.state.observed
 
     # -- time goes on -------------------------------------------------------------------------------------------------
 
@@ -115,12 +125,12 @@ class World:
         self.now = max(self.now, min(self.timers.values()))
         for key in [key for key, at in self.timers.items() if at <= self.now]:
             del self.timers[key]
-            self.store.waits(key, None)
+            self.state.observe(events.TimerSet(key, None))
             self.dirty.add(key)
 
     def plan(self, key: str) -> list[Action]:
         if key == JOB_KEY:
-            return plan_job(self.want, self.store.job(), self.now)
+            return plan_job(self.want, self.state.job_observed(), self.now)
         return self.driver.plan_session(key) if key in self.store.sessions else []
 
     def turn(self, key: str) -> None:
@@ -147,7 +157,7 @@ class World:
         self.now += self.rng.random()
         if seen.started_at is None and self.rng.random() < 0.7:
             self.agents[name] = ref, Running(seen.asked_at, self.now)
-            self.store.sandbox(ref, self.agents[name][1])
+            self.state.observe(events.AgentSeen(ref, self.agents[name][1]))
             return
         self.end_agent(name, self.rng.choice(ENDS))
 
@@ -165,14 +175,14 @@ class World:
             self.said(name, **more)
         self.said(name, turns=1)
         end = Exit(at=self.now, code=code, signal=None if code is not None else 9, reason=reason)
-        self.store.sandbox(ref, Running(seen.asked_at, seen.started_at or self.now, end))
+        self.state.observe(events.AgentSeen(ref, Running(seen.asked_at, seen.started_at or self.now, end)))
 
     def verifier_goes_on(self, name: str) -> None:
         ref, seen = self.verifiers.pop(name)
         well = self.rng.random() < 0.9
         message = TerminationMessage(reward=1.0) if well else TerminationMessage()
         end = Exit(at=self.now, code=0 if well else 1, message=message)
-        self.store.verifier(ref, Running(seen.asked_at, self.now, end))
+        self.state.observe(events.VerifierSeen(ref, Running(seen.asked_at, self.now, end)))
 
     # -- gateways (driver.backend.Gateways) ---------------------------------------------------------------------------
 
@@ -180,7 +190,7 @@ class World:
         return self.gateways[gateway]
 
     def gateway_of(self, ref: Ref) -> str:
-        if not (gateway := self.store.placed(ref.name)):
+        if not (gateway := self.store.placed.get(ref.name, "")):
             raise Unavailable(f"{ref.name} has ended")
         return gateway
 
@@ -227,7 +237,7 @@ class World:
     async def start(self, ref: Ref, task: Task) -> None:
         self.begun[ref.name] += 1
         self.agents[ref.name] = ref, Running(self.now)
-        self.store.sandbox(ref, self.agents[ref.name][1])
+        self.state.observe(events.AgentSeen(ref, self.agents[ref.name][1]))
 
     async def stop(self, ref: Ref) -> None:
         self.may_fail("stop")
@@ -240,7 +250,7 @@ class World:
 
     async def start_verifier(self, ref: Ref, task: Task, end: Exit | None) -> None:
         self.verifiers[ref.name] = ref, Running(self.now, self.now)
-        self.store.verifier(ref, self.verifiers[ref.name][1])
+        self.state.observe(events.VerifierSeen(ref, self.verifiers[ref.name][1]))
 
     async def stop_verifier(self, ref: Ref) -> None:
         if ref.name in self.verifiers and not self.stubborn:

@@ -374,7 +374,16 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-async def test_a_driver_that_is_killed_leaves_nothing(tmp_path: Path, mark: str) -> None:
+def _children_of(pid: int) -> list[int]:
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.parametrize(
+    "children_first", [False, True], ids=["alone", "and its children before, as Ray does"]
+)
+async def test_a_driver_that_is_killed_leaves_nothing(
+    tmp_path: Path, mark: str, children_first: bool
+) -> None:
     driver = await asyncio.create_subprocess_exec(sys.executable, "-c", DRIVER, str(tmp_path / "log"), mark)
 
     async def born() -> bool:
@@ -385,6 +394,9 @@ async def test_a_driver_that_is_killed_leaves_nothing(tmp_path: Path, mark: str)
 
     try:
         await until(born, what="an agent and its child run", within_s=30)
+        driver.send_signal(signal.SIGSTOP)  # so that it does not see its children end
+        for child in _children_of(driver.pid) if children_first else ():
+            os.kill(child, signal.SIGKILL)
     finally:
         driver.kill()
         await driver.wait()
@@ -399,8 +411,7 @@ def test_the_guard_follows_its_lines() -> None:
 
 async def test_a_guard_that_was_killed_stops_nothing(box: Box) -> None:
     guard = Guard()
-    guard._process.kill()
-    guard._process.wait()
+    os.kill(guard.pid, signal.SIGKILL)
     process = await box.start("pass", guard)
     assert (await process.wait()).code == 0
     guard.close()

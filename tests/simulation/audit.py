@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 REST_S = 200.0
 """Longer than any linger, stall or patience."""
-SERVANTS = ("write-behind", "retire", "watch", "check", "_probe")
+SERVANTS = ("write-behind", "retire", "watch", "check", "_probe", "label_of", "load_of")
 """Tasks that live as long as their process."""
 
 
@@ -62,8 +62,8 @@ async def at_rest(world: World) -> None:
     assert store is not None
     if core.turns.load.in_flight:
         world.wrong(f"load.in_flight is {core.turns.load.in_flight} at rest")
-    if core.turns.calls:
-        world.wrong(f"calls are left at rest: {len(core.turns.calls)}")
+    if core.turns.registry.calls:
+        world.wrong(f"calls are left at rest: {len(core.turns.registry.calls)}")
     for session in core.sessions.live.values():
         if session.in_flight:
             world.wrong(f"{session.session_id}: in_flight is {session.in_flight} at rest")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from sandgate.contract.trajectory import Ids
-from sandgate.gateway.engine import vllm
+from sandgate.gateway.engine import pool, vllm
 from sandgate.gateway.engine.logprobs import ASKS
 from sandgate.gateway.engine.transport import HttpAnswer, Lost
 from sandgate.gateway.engine.wire import ABORT_PREFIX
@@ -347,6 +347,9 @@ def _said(fleet: Fleet, url: str, path: str) -> HttpAnswer:
         return HttpAnswer(200, b'{"version": "0.32.0"}')
     if path == "v1/models":
         return HttpAnswer(200, b'{"data": [{"id": "shop", "max_model_len": %d}]}' % WINDOW)
+    if path == "metrics":
+        running = sum(run.url == url for run in fleet.running)
+        return HttpAnswer(200, b'vllm:num_requests_running{engine="0"} %d.0\n' % running)
     if path == "inference/v1/generate":
         return HttpAnswer(404, b'{"error": {"message": "The model does not exist"}}')
     return HttpAnswer(200, b"{}")
@@ -354,5 +357,5 @@ def _said(fleet: Fleet, url: str, path: str) -> HttpAnswer:
 
 async def connect(fleet: Fleet, urls: Sequence[str] = URLS, **more: Any) -> vllm.VllmEngine:
     """The real engine client over the simulated wire."""
-    with mock.patch.object(vllm, "Transport", return_value=SimTransport(fleet)):
+    with mock.patch.object(pool, "Transport", return_value=SimTransport(fleet)):
         return await vllm.VllmEngine.connect(urls, model="shop", **more)

@@ -18,7 +18,7 @@ import pytest
 
 from sandgate.contract.errors import Gone, JournalUnavailable
 from sandgate.gateway.conversation.messages import Message, SamplingParams, TextPart, TurnRequest
-from sandgate.gateway.engine import vllm
+from sandgate.gateway.engine import pool, vllm
 from sandgate.gateway.engine.api import Prompt, VersionSpan
 from sandgate.gateway.journal.memory import MemoryDisk, MemoryStore
 from sandgate.gateway.journal.records import Delivered, Record, Sealed
@@ -139,12 +139,12 @@ async def test_a_call_cancelled_before_its_first_step_gives_back_what_it_reserve
         (session,) = g.core.sessions.live.values()
         question = Message("user", (TextPart("hi"),))
         call = g.core.turns.begin(session, TurnRequest(model="", messages=(question,)), retry=False)
-        g.core.turns.attach(call)
-        await g.core.turns.cancel(session)
+        g.core.turns.registry.attach(call)
+        await g.core.turns.registry.cancel(session)
         with pytest.raises(Gone):
             await asyncio.wait_for(call.done, timeout=5.0)
-        g.core.turns.detach(call)
-        assert (g.core.turns.load.in_flight, session.in_flight, g.core.turns.calls) == (0, 0, {})
+        g.core.turns.registry.detach(call)
+        assert (g.core.turns.load.in_flight, session.in_flight, g.core.turns.registry.calls) == (0, 0, {})
         assert await g.core.turns.drain(0.1)
 
 
@@ -201,7 +201,7 @@ async def test_what_is_sampled_after_a_pause_is_labelled_and_salted_with_the_new
         version = 2
 
     http = Pausing(update)
-    with mock.patch.object(vllm, "Transport", return_value=http):
+    with mock.patch.object(pool, "Transport", return_value=http):
         engine = vllm.VllmEngine(["http://engine"], version_now=lambda: version)
     prompt = Prompt(
         request_id="r", ids=array("i", [1]), sampling=SamplingParams(), max_tokens=1, stop_ids=(5,), version=1

@@ -26,7 +26,6 @@ from sandgate.gateway.metrics import GatewayMetrics
 from sandgate.gateway.service.auth import Gate
 from sandgate.gateway.service.completion import Completions
 from sandgate.gateway.service.gateway_service import GatewayService
-from sandgate.gateway.service.prompts import Prompts
 from sandgate.gateway.service.sessions import Sessions
 from sandgate.gateway.web.server import AsgiApp
 from tests.simulation import audit
@@ -197,10 +196,16 @@ class World:
         )
         pool = InlineExecutor(self.loop, self._fork())
         metrics = GatewayMetrics()
-        turns = Completions(self._config, sessions, engine, codec(), metrics, self._new_id, WINDOW)
-        turns.pool.shutdown(wait=False)
-        turns.pool = pool  # type: ignore[assignment]
-        turns.prompts = Prompts(codec(), turns.prompts.policy, metrics, pool)
+        turns = Completions(
+            self._config,
+            sessions,
+            engine,
+            codec(),
+            metrics,
+            self._new_id,
+            WINDOW,
+            pool=pool,  # type: ignore[arg-type]
+        )
         core = GatewayService(
             self._config, Gate(SECRET, now), sessions, turns, engine, metrics, "http://sim", self._new_id()
         )
@@ -393,7 +398,7 @@ class World:
                 self.kill_rest()
             await self.start()
         assert self.core is not None
-        self.core.turns.resume()
+        self.core.turns.admission.resume()
         self.say("healed")
 
     def kill_rest(self) -> None:

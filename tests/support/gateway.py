@@ -264,7 +264,7 @@ class Running:
 
     def call(self) -> Any:
         """The only call in the making."""
-        (calls,) = self.core.turns.calls.values()
+        (calls,) = self.core.turns.registry.calls.values()
         (call,) = calls
         return call
 

@@ -105,6 +105,11 @@ NEEDS: dict[str, Need] = {
         "the environment of tests/support/instructor (10 s)",
         everyday=True,
     ),
+    "sglang": _environment(
+        "agent-env.sh",
+        "tests/gateway/engine/sglang",
+        "SGLang's HTTP server, for the engine's interpreter (0.4 GB, 30 s)",
+    ),
     "trl": _environment("trainer-env.sh", "trl", "TRL's environment (3 GB, 1 min)"),
     "areal": _environment("trainer-env.sh", "areal", "AReaL's environment (3 GB, 1 min)"),
     "verl": _environment("trainer-env.sh", "verl", "verl's environment (3 GB, 1 min)"),
@@ -157,7 +162,9 @@ FIXTURES: dict[str, tuple[str, ...]] = {
 
 PATHS: dict[str, tuple[str, ...]] = {
     "tests/agents/test_compaction.py": ("node-agents",),
+    "tests/gateway/engine/test_sglang_own.py": ("engine", "sglang"),
     "tests/gateway/media/test_real_vllm.py": ("engine", "verl"),
+    "tests/gateway/media/test_vllm_processors.py": ("engine", "verl"),
     "tests/agents/test_node_agents.py": ("node-agents",),
     "tests/agents/test_repository.py": ("node-agents",),
     "tests/agents/test_on_vllm.py": ("node-agents",),
@@ -176,6 +183,7 @@ PATHS: dict[str, tuple[str, ...]] = {
     "tests/gateway/test_sdk_suites.py": ("sdk-tests",),
     "tests/gateway/test_turn_forms.py": ("instructor",),
     "tests/e2e/test_third_party.py": ("mini-swe-agent",),
+    "tests/trainer/test_cli_runner.py": ("mini-swe-agent",),
     "tests/e2e/test_shop_rl.py": ("trl",),
     "tests/gateway/tokens/": ("templates",),
     "tests/truth/": ("templates",),

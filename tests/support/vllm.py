@@ -55,6 +55,7 @@ ENV = {
     # One thread, bound nowhere: 100 tokens a second on two busy cores; two threads that wait for each other made 20.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # no worker process that waits without sleep: operator/manifests/vllm.py
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
@@ -97,6 +98,16 @@ def vllm(request: pytest.FixtureRequest) -> Vllm:
 def _told() -> Vllm:
     served = json.loads(_get(f"{TOLD}/v1/models"))["data"][0]
     return Vllm(TOLD.rstrip("/"), served["id"], MODEL, max_model_len=served["max_model_len"])
+
+
+def borrowed_torchvision(folder: Path) -> Path:
+    """Puts a torchvision into the folder, for PYTHONPATH. vLLM's image processors need it, the engine's environment has
+    none, and verl's has one for the same torch."""
+    (packages,) = python_of("trainer-env.sh", "verl").parents[1].glob("lib/python3.*/site-packages")
+    about = (path.name for path in packages.glob("torchvision-*.dist-info"))
+    for name in ("torchvision", "torchvision.libs", *about):
+        (folder / name).symlink_to(packages / name)
+    return folder
 
 
 def engine_python() -> Path:

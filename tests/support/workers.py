@@ -43,6 +43,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     TRAINERS: (
         "tests/gateway/media/test_real_vllm.py",
+        "tests/gateway/media/test_vllm_processors.py",
         "tests/trainer/areal/",
         "tests/trainer/verl/",
         "tests/trainer/trl/",

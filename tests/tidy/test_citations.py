@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from sandgate.gateway.conversation.rules import RULES
+from sandgate.gateway.conversation.rules_page import RULES
 from tests.tidy import walls
 from tests.tidy.source import ROOT, module_names, parse, tracked
 
@@ -83,7 +83,7 @@ def test_every_page_that_is_named_is_here() -> None:
 def test_every_rule_of_matching_that_is_cited_is_in_the_table() -> None:
     known = {rule.number for rule in RULES}
     unknown = [
-        f"{path.relative_to(ROOT)}: N{number} is not in gateway/sandgate/gateway/conversation/rules.py"
+        f"{path.relative_to(ROOT)}: N{number} is not in gateway/sandgate/gateway/conversation/rules_page.py"
         for path in tracked()
         if path.suffix in (".py", ".md")
         for number in RULE.findall(path.read_text("utf-8"))

@@ -14,7 +14,7 @@ from sandgate.contract.errors import InvalidBody
 from sandgate.contract.trajectory import Trajectory
 from sandgate.gateway.journal.records import Sealed
 from sandgate.gateway.trajectories.linearize import linearize
-from sandgate.trainer.credit.prepare import EPSILON, CreditedGroup, prepare
+from sandgate.trainer.credit.group_advantages import EPSILON, CreditedGroup, prepare
 from tests.gateway.trajectories.forest import T, seen
 from tests.trainer.trajectories import trajectory
 

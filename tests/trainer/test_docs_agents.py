@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from inspect import signature
 from pathlib import Path
@@ -15,6 +16,7 @@ from sandgate.contract import session_urls
 from sandgate.contract.errors import FAILURE_CLASS, FailureReason, SandgateError
 from sandgate.contract.session import OUTCOME_BYTES_MAX
 from sandgate.gateway.config import Limits
+from sandgate.gateway.web.body_limits import EncodedBody
 from sandgate.operator.cluster.remote_sessions import ELSEWHERE
 from sandgate.operator.local.sandboxes import base_env
 from sandgate.operator.manifests import sandbox_pods
@@ -23,6 +25,8 @@ from sandgate.operator.plan.outcome import failure, reward_of
 from sandgate.sandbox import agents, process
 from sandgate.trainer import tinymodel
 from sandgate.trainer.export.arrow import read_parquet
+from tests.agents.node_table import NODE_AGENTS
+from tests.agents.real_agent import PROMPT
 from tests.operator import plans
 from tests.operator import sandbox_pods as pods
 from tests.trainer.jobs import MANIFEST, lab
@@ -58,6 +62,21 @@ def test_every_variable_of_an_agent_has_a_row_and_no_other() -> None:
 
 def test_the_section_names_what_verifiers_and_local_processes_find_too_and_nothing_else() -> None:
     assert told(section("What it finds")) == AGENTS | VERIFIERS | {*base_env(Path("/"))}
+
+
+COMMANDS = re.findall(r"^\| ([A-Za-z -]+) \| `((?:claude|codex|qwen) .*?)`", PAGE, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("name", "command"), COMMANDS, ids=[name for name, _ in COMMANDS])
+def test_a_coding_agent_is_started_as_the_tests_of_agents_start_it(name: str, command: str) -> None:
+    for variable, value in (("P", PROMPT), ("SANDGATE_MODEL", "shop"), ("OPENAI_BASE_URL", "BASE")):
+        command = command.replace(f"${variable}", value)
+    program, *words = NODE_AGENTS[name].command(Path("installed"), "BASE")
+    assert shlex.split(command) == [Path(program).name, *words]
+
+
+def test_three_coding_agents_are_told() -> None:
+    assert [name for name, _ in COMMANDS] == ["Claude Code", "Codex", "qwen-code"]
 
 
 @pytest.mark.parametrize("delivery", ["Env", "File"])
@@ -98,6 +117,7 @@ def statuses(error: type[SandgateError]) -> set[int]:
 
 def test_every_status_of_a_model_call_is_explained() -> None:
     rows = re.findall(r"^\| (\d{3}(?:, \d{3})*) \|", PAGE, re.MULTILINE)
+    assert EncodedBody.status in statuses(SandgateError), "it is defined beside what raises it"
     assert {int(one) for row in rows for one in row.split(", ")} == statuses(SandgateError) - {409}, (
         "409 is the control API's alone"
     )

@@ -215,6 +215,10 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], str, str, str]] = {
     "a family whose calls no engine can be held to": (
         with_template(zoo()["trl/lfm2_v2"].source), "forms", "warn", "parallel_tool_calls: false",
     ),
+    "an image processor that is not served": (
+        with_json("preprocessor_config.json", image_processor_type="MllamaImageProcessor"),
+        "images", "warn", "docs/protocols.md has the processors that are served",
+    ),
     "a broken tokenizer": (with_json("tokenizer.json", x=1), "codec", "fail", ""),
     "no generation config": (without("generation_config.json"), "stop ids", "warn", "eos_token_id"),
     "another end of turn": (with_json("generation_config.json", eos_token_id=0), "stop ids", "warn", "eos_token_id"),

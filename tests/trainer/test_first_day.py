@@ -74,7 +74,7 @@ def test_the_final_table_counts_them_apart(done: Done) -> None:
     told = dict(line.rstrip().split(None, 1) for line in done.first.stdout.splitlines()[1:])
     assert told["state"] == "complete"
     assert told["sessions"] == "24 in 6 groups"
-    assert told["reward"] == "0.500 ± 0.500, 50% solved"
+    assert told["reward"] == "0.500 ± 0.500, 50% of 20 scored sessions solved"
     reasons, _, tracebacks = told["failures"].partition("; ")
     assert sorted(reasons.split(", ")) == [
         "AgentExit 2",

@@ -121,7 +121,7 @@ def test_the_summary_counts_crashes_that_look_like_wrong_answers(ran: tuple[Path
     assert sorted(failures.partition(";")[0].split(", ")) == [
         "AgentExit 1", "AgentSignal 1", "AnswerWrong 2", "SessionTimeout 1",
     ]  # fmt: skip
-    assert told["reward"].strip() == "0.250 ± 0.433, 25% solved"
+    assert told["reward"].strip() == "0.250 ± 0.433, 25% of 4 scored sessions solved"
 
 
 TOLD = {

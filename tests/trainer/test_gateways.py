@@ -9,7 +9,7 @@ import pytest
 
 from sandgate.contract.errors import Conflict, NotFound, Unavailable
 from sandgate.contract.session import SessionHandle
-from sandgate.trainer.client.gateway_manager import GatewayManager, SessionGateway, uploaded
+from sandgate.trainer.client.gateway_manager import GatewayManager, Outcome, SessionGateway, uploaded
 from tests.trainer.trajectories import trajectory
 
 
@@ -33,9 +33,15 @@ class Told:
         urls = dict.fromkeys(("base_url", "anthropic_base_url", "complete_url", "reward_url"), "http://x")
         return SessionHandle(session_id=session_id, api_key="k", reward_key="r", expires_at=0.0, **urls)
 
-    async def finalize_session(self, session_id: str, reward: float | None = None) -> list[Any]:
+    async def finalize_session(
+        self, session_id: str, reward: float | None = None, outcome: Outcome = None
+    ) -> list[Any]:
         await self._say("finalize", session_id)
         return [trajectory(session_id=session_id)]
+
+    async def limit_reached(self, session_id: str) -> str | None:
+        await self._say("limit", session_id)
+        return None
 
     async def abort_session(self, session_id: str) -> None:
         await self._say("abort", session_id)

@@ -84,6 +84,9 @@ class Trainer:
             self.stream.task.cancel()
         if self.up.keeper.task is not None:
             self.up.keeper.task.cancel()
+        if self.stream is not None:
+            self.stream.supply.ended = True
+            self.stream.supply.buffer.clear()
         self.fleet = self.stream = None
         self.hand, self.learned = [], self.saved[0].copy()
 
@@ -115,7 +118,7 @@ def some(wanted: Callable[[Trainer], Any]) -> Callable[[Callable[..., None]], Ca
 class TwoTrainers(RuleBasedStateMachine):
     """The trainers' own model of what they learned judges."""
 
-    @initialize(ahead=st.sampled_from([0, 2]))
+    @initialize(ahead=st.sampled_from([0, 2, 8]))
     def start(self, ahead: int) -> None:
         self.runner = asyncio.Runner()
         self.world = World()

@@ -138,9 +138,10 @@ WRONG: dict[str, tuple[list[tuple[str, str]], str]] = {
         [managed('command: [PYTHON, agent.py]')],
         "error: spec.engine.managed.command: has no $(PORT)",
     ),
-    "an engine that is not served": (
+    "an SGLang that is to be started": (
         [("{managed: {gpus: 0}}", "{kind: sglang, managed: {gpus: 0}}")],
-        "error: spec.engine.kind: must be vllm, not 'sglang' (DIR/job.yaml:6)",
+        "error: spec.engine.kind: a managed engine is vLLM: start SGLang yourself, and name it in endpoints or "
+        "selector (DIR/job.yaml:6)",
     ),
 }  # fmt: skip
 

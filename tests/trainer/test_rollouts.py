@@ -87,7 +87,8 @@ async def test_closing_gives_back_what_was_leased_ahead_and_not_what_was_handed_
     for number in range(4):
         await world.roll("g0", f"q{number}")
     fleet = world.fleet()
-    group = await anext(stream(fleet, Ahead(groups=2)))
+    groups = stream(fleet, Ahead(groups=2))
+    group = await anext(groups)
     await world.settle()
     assert await left(world) == 1
     await fleet.aclose()

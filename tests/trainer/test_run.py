@@ -49,7 +49,7 @@ async def test_a_job_runs_to_its_end_and_says_what_it_gave(tmp_path: Path) -> No
 
 
 NOT_SCORED: dict[str, tuple[str, str]] = {
-    "some have no reward": ("'yes'", "1.000 ± 0.000, 100% solved, 2 not scored"),
+    "some have no reward": ("'yes'", "1.000 ± 0.000, 100% of 2 scored sessions solved, 2 not scored"),
     "none has one": ("'never'", "4 not scored"),
 }
 

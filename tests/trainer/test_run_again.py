@@ -38,7 +38,7 @@ async def test_a_job_of_which_nothing_came_is_no_success_until_it_is_mended(tmp_
         assert second.code == 1
         assert (found["complete"], found["missing_groups"], found["trajectories"]) == (False, 2, 0)
         assert found["cause"].startswith(
-            "2 of 2 groups are not there, 4 samples without a row; the first: ask-q"
+            "2 of 2 groups are incomplete, 4 samples without a row; the first: ask-q"
         )
         assert found["cause"].endswith(f"policy/{WORDS}")
         assert second.stderr == f"error: {found['cause']}\n"

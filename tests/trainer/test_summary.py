@@ -26,7 +26,7 @@ CASES: dict[str, tuple[list[Trajectory], dict[str, Any]]] = {
     ),
     "a session without a reward is in no mean": (
         [trajectory(0, reward=None), trajectory(1, reward=1.0)],
-        {"sessions": 2, "reward_mean": 1.0, "solved": 1.0},
+        {"sessions": 2, "scored": 1, "reward_mean": 1.0, "solved": 1.0},
     ),
     "branches share turns and their session": (
         PAIR,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support import elsewhere
 from tests.support.environments import python_of
 
 ROOT = Path(__file__).parents[2]
@@ -37,13 +37,11 @@ def environ(**more: str) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(RUN_S)
+@pytest.mark.timeout(RUN_S + 30.0)
 @pytest.mark.skipif(sys.platform != "linux", reason="the lock holds wheels for Linux")
 def test_in_trls_own_environment() -> None:
     """All of them in one process: the import of TRL is what they cost most."""
-    words = [environment(), "-m", "pytest", "-q", "-c", str(HERE / "pytest.ini"), str(HERE)]
-    said = subprocess.run(
-        words, capture_output=True, text=True, timeout=RUN_S, env=environ(), cwd=ROOT, check=False
-    )
-    assert said.returncode == 0, said.stdout[-10_000:] + said.stderr[-2_000:]
-    assert " passed" in said.stdout
+    words = [environment(), "-m", "pytest", "-v", "-c", str(HERE / "pytest.ini"), str(HERE)]
+    said = elsewhere.run(words, env=environ(), within_s=RUN_S)
+    assert said.code == 0, said.text[-20_000:]
+    assert " passed" in said.text

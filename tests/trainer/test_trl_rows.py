@@ -50,6 +50,7 @@ def test_a_row_is_the_trajectory_to_the_bit() -> None:
         "sandgate_versions": [[7, 7, -1, -1, 8]],
         "sandgate_failure": [None],
         "sandgate_left_out": [0],
+        "sandgate_masked": [None],
     }
 
 

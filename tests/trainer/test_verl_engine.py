@@ -49,6 +49,7 @@ def prompt(**changes: Any) -> Prompt:
         "max_tokens": 4,
         "stop_ids": (END,),
         "affinity": "q1",
+        "session": "s1",
         "version": 3,
     }
     return Prompt(**said | changes)
@@ -82,7 +83,7 @@ async def test_an_answer_is_a_sample(said: Any, finish: str, versions: tuple[Ver
     assert list(sample.logprobs) == said.log_probs
     assert client.asked == [
         (
-            "q1",
+            "q1\x1fs1",
             [1, 2],
             {
                 "temperature": 0.5,
@@ -99,7 +100,7 @@ async def test_an_answer_is_a_sample(said: Any, finish: str, versions: tuple[Ver
 async def test_an_aborted_generation_goes_on_after_its_last_token_with_its_own_version() -> None:
     client = Client(output([5], stop_reason="aborted"), output([6, END], extra_fields={"global_steps": 8}))
     told: list[Delta] = []
-    sample = await VerlEngine(client, max_model_len=64).generate(prompt(), told.append)
+    sample = await VerlEngine(client, max_model_len=64, aborted_s=0.0).generate(prompt(), told.append)
     assert list(sample.ids) == [5, 6, END]
     assert sample.versions == (VersionSpan(7, 0, 1), VersionSpan(8, 1, 3))
     assert [(ids, params["max_tokens"]) for _, ids, params in client.asked] == [([1, 2], 4), ([1, 2, 5], 3)]
@@ -132,6 +133,43 @@ async def test_what_verl_does_not_carry_is_refused_before_it_is_asked(asked: dic
     with pytest.raises(Unsupported):
         await sampled(client, **asked)
     assert client.asked == []
+
+
+class LLMServerClient(Client):
+    """verl's plain client, by its name."""
+
+
+class FullyAsyncLLMServerClient(LLMServerClient):
+    """verl's asynchronous one, which takes up what a weight update aborted and tells two versions of the whole."""
+
+    def _configured_response_length(self) -> None: ...
+
+    async def generate(self, *_: Any, **__: Any) -> Any:
+        raise AssertionError("its loop hides the versions between the oldest and the newest")
+
+
+async def test_under_verls_asynchronous_client_every_token_has_its_own_version() -> None:
+    client = FullyAsyncLLMServerClient(
+        output([5, 6], stop_reason="aborted", extra_fields={"global_steps": 7}),
+        output([], stop_reason="aborted", extra_fields={"global_steps": None}),
+        output([5], stop_reason="abort", extra_fields={"global_steps": 8}),
+        output([END], extra_fields={"global_steps": 9}),
+    )
+    sample = await VerlEngine(client, max_model_len=64, aborted_s=0.0).generate(prompt())
+    assert sample.versions == (VersionSpan(7, 0, 2), VersionSpan(8, 2, 3), VersionSpan(9, 3, 4))
+
+
+async def test_a_weight_update_may_abort_more_often_than_a_generation_may_be_cut() -> None:
+    aborted = [output([], stop_reason="aborted") for _ in range(40)]
+    sample = await VerlEngine(Client(*aborted, output([END])), max_model_len=64, aborted_s=0.0).generate(
+        prompt()
+    )
+    assert (list(sample.ids), sample.resumed) == ([END], 0)
+
+
+@pytest.mark.parametrize("mode", ["processed_logprobs", "raw_logprobs"])
+def test_the_logprobs_mode_is_the_engines(mode: str) -> None:
+    assert VerlEngine(Client(), max_model_len=64, logprobs_mode=mode).facts.logprobs_mode == mode
 
 
 async def test_full_determinism_gets_an_id_of_its_own() -> None:

@@ -42,6 +42,10 @@ class Site(httpx.AsyncBaseTransport):
         self.in_flight = 0
         self.lose: list[str] = []
         """Paths of which the next answer is lost on the way."""
+        self.seen: list[str] = []
+        """Paths that were asked for, in order."""
+        self.slow: asyncio.Event | None = None
+        """Answers are held back until it is set."""
         self._stack = AsyncExitStack()
         self._door: httpx.ASGITransport | None = None
 
@@ -68,10 +72,13 @@ class Site(httpx.AsyncBaseTransport):
         if self._door is None or self.cut_off:
             raise httpx.ConnectError("connection refused", request=request)
         self.in_flight += 1
+        self.seen.append(request.url.path)
         try:
             answer = await self._door.handle_async_request(request)
         finally:
             self.in_flight -= 1
+        if self.slow is not None:
+            await self.slow.wait()
         if request.url.path in self.lose:
             self.lose.remove(request.url.path)
             raise httpx.ReadError("connection reset", request=request)

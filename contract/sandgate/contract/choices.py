@@ -28,6 +28,8 @@ class EngineKind(StrEnum):
 
     VLLM = "vllm"
     """vLLM."""
+    SGLANG = "sglang"
+    """SGLang's native API; images, and engines that the operator manages, are vLLM's only."""
 
 
 class LogprobsMode(StrEnum):

@@ -198,6 +198,21 @@ def lease(
     return endpoints.LEASE.call(lambda answer: Lease.of(answer.json), json=body, most=ROWS_BYTES_MAX)
 
 
+def leases(
+    *,
+    most: int,
+    ttl_s: float = LEASE_TTL_S,
+    job: str | None = None,
+    max_tokens: int | None = None,
+    lease_id: str,
+) -> ControlCall[list[Lease]]:
+    """The same for up to `most` groups, each under a lease of its own, the first of which has the id `lease_id` (see
+    `lease.lease_name`). `max_tokens`: of all of them; one group is given even if it alone has more."""
+    body: Document = {"leases": most, "ttl_s": ttl_s, "lease_id": lease_id}
+    body |= {name: value for name, value in (("job", job), ("max_tokens", max_tokens)) if value}
+    return endpoints.LEASE.call(lambda answer: Lease.several_of(answer.json), json=body, most=ROWS_BYTES_MAX)
+
+
 def renew(lease_id: str, ttl_s: float) -> ControlCall[None]:
     """The trainer still works on these."""
     return endpoints.RENEW.call(nothing, {"lease_id": lease_id}, json={"ttl_s": ttl_s})
@@ -206,6 +221,11 @@ def renew(lease_id: str, ttl_s: float) -> ControlCall[None]:
 def ack(lease_id: str) -> ControlCall[None]:
     """The trainer has these for good."""
     return endpoints.ACK.call(nothing, {"lease_id": lease_id}, json={})
+
+
+def ack_leases(lease_ids: Sequence[str]) -> ControlCall[dict[str, str]]:
+    """The same for many leases, in one write; those that are refused, and why. At most LEASES_MAX."""
+    return endpoints.ACK_LEASES.call(_refused, json={"lease_ids": list(lease_ids)})
 
 
 def nack(lease_id: str) -> ControlCall[None]:
@@ -291,6 +311,10 @@ def healthy() -> ControlCall[bool]:
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def _refused(answer: ControlAnswer) -> dict[str, str]:
+    return {str(name): str(why) for name, why in document(answer)["refused"].items()}
 
 
 def _named(spec: Mapping[str, Json]) -> None:

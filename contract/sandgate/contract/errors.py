@@ -25,6 +25,7 @@ SandgateError
  |   +- Draining               this process is shutting down
  |   +- JournalUnavailable     a turn cannot be made durable now
  |   +- EngineUnavailable      no replica answers
+ |   +- MediaUnavailable       a host of images does not give one now
  +- RecordError                a stored record cannot be trusted
      +- NewerRecord            written by a newer version
      +- CorruptRecord          damaged
@@ -380,6 +381,17 @@ class EngineUnavailable(Unavailable):
     """No engine replica answers."""
 
     reason = "EngineUnavailable"
+
+
+class MediaUnavailable(Unavailable):
+    """A host of images (`media.allowedHosts`) does not give one that a request names, and may give it later."""
+
+    reason = "MediaUnavailable"
+
+    def __init__(self, message: str, *, retry_after: float = 1.0, unreached: bool = False) -> None:
+        super().__init__(message, retry_after=retry_after)
+        self.unreached = unreached
+        """The host itself was not reached, which no address in it can bring about."""
 
 
 class RecordError(SandgateError):

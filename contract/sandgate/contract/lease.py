@@ -15,8 +15,17 @@ LEASE_HEADER: Final = "x-sandgate-lease"
 """Where an Arrow answer says the lease's id; without it there was nothing to lease."""
 UNTIL_HEADER: Final = "x-sandgate-lease-until"
 """Where it says `until`."""
+LEASES_HEADER: Final = "x-sandgate-leases"
+"""Where an Arrow answer says how many of its rows each lease has, if several were asked for: "8,8,0"."""
+LEASES_MAX: Final = 256
+"""Leases of one request."""
 FAILED_HEADER: Final = "x-sandgate-lease-failed"
 """Where it names the sessions whose rows it is without, because they cannot be given."""
+
+
+def lease_name(lease_id: str, number: int) -> str:
+    """The id of one of several leases that were asked for by one id; the first has that."""
+    return f"{lease_id}.{number}" if number else lease_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +38,19 @@ class Lease:
     """All of them; one that never took a turn has no trajectory."""
     trajectories: tuple[Trajectory, ...]
     """By group, sample and trajectory id."""
+
+    @classmethod
+    def several_of(cls, answer: Any) -> list[Lease]:
+        """From the gateway's JSON when several leases were asked for. A gateway that knows of one only gives that."""
+        if "leases" not in answer:
+            one = cls.of(answer)
+            return [] if one is None else [one]
+        rows, found = [from_json(row) for row in answer["trajectories"]], []
+        for said in answer["leases"]:
+            mine, rows = tuple(rows[: said["rows"]]), rows[said["rows"] :]
+            sessions = tuple(map(str, said["sessions"]))
+            found.append(cls(str(said["lease_id"]), float(answer["until"]), sessions, mine))
+        return found
 
     @classmethod
     def of(cls, answer: Any) -> Lease | None:

@@ -27,7 +27,8 @@ from sandgate.contract.kinds import (
     Text,
     Word,
 )
-from sandgate.contract.rules import Bounds, Cel, Doc, Grows, Mutable, OneOf, Size
+from sandgate.contract.media_hosts import PATTERN, SAYS, first_wrong
+from sandgate.contract.rules import Bounds, Cel, Check, Doc, Grows, Mutable, OneOf, Pattern, Size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +96,15 @@ class ManagedEngineSpec:
 class EngineSpec:
     """The inference servers; exactly one of endpoints, selector and managed."""
 
-    RULES: ClassVar = (OneOf(("endpoints", "selector", "managed")),)
+    RULES: ClassVar = (
+        OneOf(("endpoints", "selector", "managed")),
+        Cel(
+            "self.kind != 'sglang' || !has(self.managed)",
+            "a managed engine is vLLM: start SGLang yourself, and name it in endpoints or selector",
+            "kind",
+            lambda engine: engine.kind is not EngineKind.SGLANG or engine.managed is None,
+        ),
+    )
 
     endpoints: Annotated[
         tuple[HttpUrl, ...] | None, Size(1, 1024), Mutable(), Doc("Base URLs of engines that run already.")
@@ -178,6 +187,29 @@ class RoleRule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MediaSpec:
+    """Whence images may come, beyond the request itself."""
+
+    allowed_hosts: Annotated[
+        tuple[Annotated[str, Size(1, 300), Pattern(PATTERN, SAYS)], ...],
+        Size(0, 64),
+        Check(first_wrong),
+        Doc(
+            "Hosts from which gateways fetch images that agents name by address, each exactly as it is written: "
+            "images.example.com (https, port 443), images.example.com:8443, http://10.0.0.7:9000. International names "
+            "as xn--... Empty: none are fetched."
+        ),
+    ] = ()
+    private_addresses: Annotated[
+        bool,
+        Doc(
+            "Whether names among them may lead to private addresses, such as Services of the cluster. Never to "
+            "loopback, link-local or a cloud's metadata."
+        ),
+    ] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySpec:
     """The job's gateways: one process, one core each."""
 
@@ -206,3 +238,4 @@ class GatewaySpec:
             "Which calls are side calls or a sub-agent's, beyond what gateways know; the first rule that fits counts."
         ),
     ] = ()
+    media: Annotated[MediaSpec, Doc("Images that agents name by address.")] = field(default_factory=MediaSpec)

@@ -124,11 +124,14 @@ class Trajectory:
     tokenizer_digest: str = ""
     """Of tokenizer.json: ids of one digest are of one vocabulary."""
     multimodal: bytes | None = None
-    """Of images, as safetensors; null for text. A gateway's has metadata `sandgate`, JSON with `version` 1, `images`:
-    for each `digest`, `start` and `length` of its placeholders in prompt_ids + response_ids, in their order. Tensors:
-    `image_grid_thw`, the processor's; and once each `png.DIGEST`, the picture as the engine was sent it, in RGB and
-    of the size that the processor gives it, so that the processor's other outputs follow from it. Without the metadata:
-    all of the processor's outputs, by its own names."""
+    """Of images, as safetensors; null for text. A gateway's has metadata `sandgate`, JSON with `version`: 1 of grids, 2
+    of the other kinds of processors, named in `kind` (square, rows, tiles); and `images`: for each `digest`, `start`
+    and `length` of the ids that stand for it in prompt_ids + response_ids, in their order. Tensors: `image_grid_thw` of
+    grids, `image_sizes` of rows, as the processor tells them; and once each `png.DIGEST`, the picture as the engine was
+    sent it, in RGB and of the size that the processor gives it, so that the processor's other outputs follow from it.
+    With videos it is of `version` 3: `videos`, each with its `frames`, too; `video_grid_thw`, `second_per_grid_ts`
+    where positions count seconds, and `png.DIGEST.N` of each frame. Without the metadata: all of the processor's
+    outputs, by its own names."""
     routed_experts: bytes | None = None
     """For replaying a mixture of experts' routing; null if it was not captured."""
     created_at: float = 0.0

@@ -95,24 +95,15 @@ async def gateway(
         sessions.replay()
         await sessions.keep_doubts()
         if engine is None:
-            engine = await ENGINES[config.engine.kind](
-                config.engine.urls if sessions.process.engines is None else sessions.process.engines,
-                model=config.engine.model or config.model.name,
-                logprobs_mode=config.engine.logprobs_mode,
-                timeout_s=config.engine.timeout_s,
-                vocab_size=_vocabulary(config, codec),
-                version_now=lambda: sessions.process.version,
-                labels=sessions.labels,
-                patient=config.engine.wait,
-            )
+            engine = await _engine(config, sessions, codec)
             stack.push_async_callback(engine.aclose)
         elif isinstance(engine, Labelled):
             engine.labels = sessions.labels
         metrics = GatewayMetrics()
         turns = Completions(config, sessions, engine, codec, metrics, _new_id, _window(config, engine))
         if sessions.process.paused:
-            turns.pause()
-        stack.callback(turns.pool.shutdown, wait=False, cancel_futures=True)
+            turns.admission.pause()
+        stack.push_async_callback(turns.aclose)
         gate = Gate(secret, now, config.job)
         core = GatewayService(config, gate, sessions, turns, engine, metrics, origin, _new_id())
         stack.callback(core.exports.shutdown, wait=False, cancel_futures=True)
@@ -191,6 +182,22 @@ def _vocabulary(config: Config, codec: Codec) -> int:
     return max(codec.vocab_size, padded)
 
 
+async def _engine(config: Config, sessions: Sessions, codec: Codec) -> Engine:
+    """The engines of the settings, or those that the journal was told of since."""
+    return await ENGINES[config.engine.kind].connect(
+        config.engine.urls if sessions.process.engines is None else sessions.process.engines,
+        model=config.engine.model or config.model.name,
+        logprobs_mode=config.engine.logprobs_mode,
+        timeout_s=config.engine.timeout_s,
+        vocab_size=_vocabulary(config, codec),
+        version_now=lambda: sessions.process.version,
+        labels=sessions.labels,
+        patient=config.engine.wait,
+        peers=config.peers.count,
+        index=config.peers.place,
+    )
+
+
 def _window(config: Config, engine: Engine) -> int:
     """The window of the settings, not more than the engine takes, if that is known already; a later engine may lower
     it."""
@@ -242,6 +249,7 @@ async def serve(config: Config) -> None:
         serving = asyncio.ensure_future(server.serve([sock]))
         stopping = asyncio.ensure_future(stop.wait())
         log.info("listening on %s", origin)
+        _say({"listening": origin, "job": config.job, "model": config.model.name})
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not serving.done():
             done = await running.core.turns.drain(config.limits.drain_s)
@@ -249,6 +257,13 @@ async def serve(config: Config) -> None:
         server.should_exit = True
         stopping.cancel()
         await serving
+
+
+def _say(told: dict[str, str]) -> None:
+    """One JSON line, for whoever started the process; nobody has to read it."""
+    with contextlib.suppress(OSError):
+        sys.stdout.write(json.dumps(told) + "\n")
+        sys.stdout.flush()
 
 
 def web_server(app: AsgiApp) -> uvicorn.Server:

@@ -16,6 +16,7 @@ import msgspec
 from sandgate.contract.choices import EngineKind
 from sandgate.contract.errors import BadManifest
 from sandgate.contract.keys import SECRET_BYTES_MIN
+from sandgate.contract.media_hosts import first_wrong
 from sandgate.contract.serving import RoleRule
 
 
@@ -41,7 +42,7 @@ class EngineConfig(_Strict, frozen=True, kw_only=True):
     """Start without an engine, and be ready while none answers: turns get 503 until one does. For gateways that are
     told of their engines later, and must take sessions before."""
     kind: EngineKind = EngineKind.VLLM
-    """Whose API they speak; `vllm` is what is served."""
+    """Whose API they speak."""
     logprobs_mode: Literal["processed_logprobs", "raw_logprobs"] = "processed_logprobs"
     """As the engine was started; recorded beside the data. It is measured before a replica's first turn, and one
     that is in another mode is not used."""
@@ -49,6 +50,22 @@ class EngineConfig(_Strict, frozen=True, kw_only=True):
     """The engine's name of the model; empty = `model.name`."""
     timeout_s: float = 1800.0
     """One generation at most; a longer one is a dead engine."""
+
+
+class Peers(_Strict, frozen=True, kw_only=True):
+    """Gateways that share the engines, so that they do not all send their sessions to the same ones."""
+
+    count: int = 1
+    """This one included."""
+    name: str = ""
+    """Of this one among them; it ends with its number from 0, as a pod's of a StatefulSet does. `$(NAME)` as in
+    `origin`."""
+
+    @property
+    def place(self) -> int:
+        """Its number."""
+        number = re.search(r"[0-9]{1,9}$", self.name)
+        return int(number[0]) % self.count if number else 0
 
 
 class ModelConfig(_Strict, frozen=True, kw_only=True):
@@ -139,6 +156,16 @@ class Limits(_Strict, frozen=True, kw_only=True):
     """SIGTERM: how long running turns may finish; Kubernetes kills at 30 s."""
 
 
+class MediaConfig(_Strict, frozen=True, kw_only=True):
+    """Whence images may come, beyond the request itself."""
+
+    allowed_hosts: tuple[str, ...] = ()
+    """Hosts from which images that agents name by address are fetched, each exactly as it is written:
+    `images.example.com` (https), `images.example.com:8443`, `http://10.0.0.7:9000`. Empty = none are fetched."""
+    private_addresses: bool = False
+    """Whether names among them may lead to private addresses. Never to loopback, link-local or a cloud's metadata."""
+
+
 class OutputConfig(_Strict, frozen=True, kw_only=True):
     """Where trajectories go when no trainer leases them."""
 
@@ -159,6 +186,7 @@ class Config(_Strict, frozen=True, kw_only=True):
     name: str = ""
     """Of this gateway, unlike any other's: its journal is called so in a shared database. `$(NAME)` as in `origin`."""
     engine: EngineConfig
+    peers: Peers = Peers()
     model: ModelConfig
     job: str = ""
     secret_file: str
@@ -185,6 +213,7 @@ class Config(_Strict, frozen=True, kw_only=True):
     roles: tuple[RoleRule, ...] = ()
     """Which calls are side calls or a sub-agent's, beyond those that are known ([roles](../protocols.md#roles)); the
     first that fits counts."""
+    media: MediaConfig = MediaConfig()
     log_level: str = "INFO"
 
 
@@ -201,8 +230,12 @@ def load(path: Path, env: Mapping[str, str] = os.environ) -> Config:
     """Read a config file; `$(NAME)` in `origin` and `journal` comes from `env`. Raises BadManifest naming the field."""
     config = _read(path)
     config = msgspec.structs.replace(
-        config, **{name: expanded(getattr(config, name), env, name) for name in EXPANDED}
+        config,
+        peers=msgspec.structs.replace(config.peers, name=expanded(config.peers.name, env, "peers.name")),
+        **{name: expanded(getattr(config, name), env, name) for name in EXPANDED},
     )
+    if config.peers.count < 1:
+        raise BadManifest(f"{path}: peers.count: at least 1, this gateway itself", field="peers.count")
     if not config.engine.urls and not config.engine.wait:
         raise BadManifest(f"{path}: engine.urls: no engine, and engine.wait is not set", field="engine.urls")
     if config.journal.startswith(DATABASES) and not config.name:
@@ -211,6 +244,9 @@ def load(path: Path, env: Mapping[str, str] = os.environ) -> Config:
         field = "limits.buffered_bytes_per_key"
         raise BadManifest(f"{path}: {field}: a body may have limits.body_bytes, which is more", field=field)
     _check_areal_key(config, path)
+    if misfit := first_wrong(config.media.allowed_hosts):
+        field = f"media.allowed_hosts{misfit[0]}"
+        raise BadManifest(f"{path}: {field}: {misfit[1]}", field=field)
     return config
 
 

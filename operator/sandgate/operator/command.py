@@ -1,4 +1,4 @@
-"""Options and settings of the operator, read and checked; then one replica runs until it is told to stop."""
+"""The operator's command: reads and checks its options and settings, then runs one replica until it is told to stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an installation decides, apart from any job: images, names, defaults; a file that the chart writes. (pure)"""
+"""Settings of an installation, apart from any job: images, names, defaults; a file that the chart writes. (pure)"""
 
 from __future__ import annotations
 

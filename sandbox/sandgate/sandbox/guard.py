@@ -2,7 +2,8 @@
 
 PR_SET_PDEATHSIG reaches only direct children and needs code between fork and exec, which is not safe in a process
 with threads. This small process holds the read end of a pipe whose only write end is the driver's: whatever ends the
-driver ends the pipe. Lines: `+GROUP MARK` (a process group, and a NAME=value of its environment) and `-GROUP`.
+driver ends the pipe. It is no child of the driver's: Ray, for one, kills the children of a worker that it ends.
+Lines: `+GROUP MARK` (a process group, and a NAME=value of its environment) and `-GROUP`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ def follow(lines: list[str], groups: dict[int, bytes]) -> None:
 
 
 def main() -> None:
-    """Reads until the pipe ends, then kills."""
+    """Says its process id, reads until the pipe ends, then kills. The driver waits for the end of stdout."""
+    if os.fork():
+        os._exit(0)
+    os.write(1, f"{os.getpid()}\n".encode())
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     groups: dict[int, bytes] = {}

@@ -110,11 +110,14 @@ class Guard:
             [sys.executable, "-I", "-S", "-c", run, str(Path(__file__).resolve().parents[2])],
             stdin=subprocess.PIPE,
             bufsize=0,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             start_new_session=True,
             cwd="/",
             env={"LANG": "C.UTF-8"},
         )
+        assert self._process.stdout is not None
+        self.pid = int(self._process.stdout.readline())
+        self._process.wait()  # what we started; the guard is its child
 
     def add(self, group: int, mark: str) -> None:
         """Registers a process group, which is killed when we die."""
@@ -133,8 +136,10 @@ class Guard:
     def close(self) -> None:
         """Ends the guard, which kills the process groups that are still registered."""
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.close()
-        self._process.wait()
+        self._process.stdout.read()  # until it has ended
+        self._process.stdout.close()
 
 
 class _Keeper:

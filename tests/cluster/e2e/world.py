@@ -204,6 +204,7 @@ def vllm_engine(gpus: int = 1) -> dict[str, Any]:
                 "OMP_NUM_THREADS": "1",
                 "VLLM_CPU_OMP_THREADS_BIND": "nobind",
                 "VLLM_CPU_KVCACHE_SPACE": "1",
+                "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
                 "TORCHDYNAMO_DISABLE": "1",  # there is no C++ compiler in the image
             },
             "template": {

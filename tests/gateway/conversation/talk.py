@@ -5,8 +5,8 @@ from __future__ import annotations
 from array import array
 from typing import Any
 
+from sandgate.gateway.conversation.echo_matching import MatchPolicy
 from sandgate.gateway.conversation.ids import call_id
-from sandgate.gateway.conversation.matching import MatchPolicy
 from sandgate.gateway.conversation.messages import Message, TextPart, Tool, ToolCall, TurnRequest
 from sandgate.gateway.conversation.tree import Match, Tree
 from sandgate.gateway.conversation.turn import pack

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sandgate.contract.errors import ForkReason
-from sandgate.gateway.conversation.canonical import normal_arguments
 from sandgate.gateway.conversation.ids import call_id
+from sandgate.gateway.conversation.message_equality import normal_arguments
 from sandgate.gateway.conversation.messages import Message, TextPart, ToolCall
 from sandgate.gateway.conversation.tree import Tree
 from sandgate.gateway.journal.reply import Reply, ReplyCall

@@ -13,8 +13,8 @@ from sandgate.contract.choices import TurnRole
 from sandgate.contract.errors import ForkReason
 from sandgate.contract.serving import RoleRule
 from sandgate.gateway.conversation.callers import caller_of
-from sandgate.gateway.conversation.canonical import outline
 from sandgate.gateway.conversation.fork_reasons import BRANCHES_MAX
+from sandgate.gateway.conversation.message_equality import outline
 from sandgate.gateway.conversation.messages import Message, SamplingParams, Tool, TurnRequest
 from sandgate.gateway.conversation.purposes import (
     COMPACTION,
@@ -48,7 +48,7 @@ WORDS = {
     "a title in another sentence": ("Write code. The title is wrong.", ""),
     "a subtitle": ("use the subtitle generator, and a subtitle for the film", ""),
     "a title that is asked too late": ("write" + " very" * 12 + " long title", ""),
-    "nothing of it": ("buy a kiwi", ""),
+    "a request with no known purpose": ("buy a kiwi", ""),
 }
 FILL = "buy a kiwi " * 1_000
 

@@ -98,9 +98,9 @@ CASES: dict[str, tuple[str, int, bool]] = {
     "all of it": ("one two<|im_end|> three four", 4, False),
     "the first turn, where the second says something else": ("one two<|im_end|> three five", 2, False),
     "the first turn, its end left out": ("one two three", 2, True),
-    "nothing, where the answer is another": ("one too<|im_end|>", 0, False),
-    "nothing of another prompt": ("two two", 0, False),
-    "nothing, where the text ends within the answer": ("one t", 0, False),
+    "no turn is retold where the answer is another": ("one too<|im_end|>", 0, False),
+    "no turn is retold by another prompt": ("two two", 0, False),
+    "no turn is retold where the text ends within the answer": ("one t", 0, False),
 }
 
 

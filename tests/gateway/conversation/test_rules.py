@@ -9,10 +9,10 @@ from typing import NamedTuple
 import pytest
 
 from sandgate.contract.errors import ForkReason
+from sandgate.gateway.conversation.echo_matching import Level, MatchPolicy
 from sandgate.gateway.conversation.ids import call_id
-from sandgate.gateway.conversation.matching import Level, MatchPolicy
 from sandgate.gateway.conversation.messages import ImagePart, Message, TextPart, Tool, ToolCall, TurnRequest
-from sandgate.gateway.conversation.rules import RULES
+from sandgate.gateway.conversation.rules_page import RULES
 from sandgate.gateway.journal.reply import Reply
 from tests.gateway.conversation.talk import (
     BUY,

@@ -13,8 +13,12 @@ from typing import Any, TypeVar
 from sandgate.gateway.conversation.messages import SamplingParams
 from sandgate.gateway.engine.api import Engine, Prompt
 from sandgate.gateway.engine.control import EngineControl
+from sandgate.gateway.engine.pool import EnginePool
 from sandgate.gateway.engine.scripted.engine import Player, Script, ScriptedEngine
 from sandgate.gateway.engine.scripted.server import ScriptedServer
+from sandgate.gateway.engine.scripted.sglang_server import ScriptedSglang
+from sandgate.gateway.engine.sglang.control import SglangControl
+from sandgate.gateway.engine.sglang.engine import SglangEngine
 from sandgate.gateway.engine.transport import Transport
 from sandgate.gateway.engine.vllm import VllmEngine
 from sandgate.gateway.tokens.load import read_checkpoint
@@ -146,16 +150,50 @@ async def real(vllm: Vllm) -> AsyncIterator[Subject]:
 
 
 @asynccontextmanager
-async def _client(url: str, model: str) -> AsyncIterator[Subject]:
-    engine = await VllmEngine.connect([url], model=model, vocab_size=VOCABULARY)
+async def sglang(
+    script: Script = babble, *, server: dict[str, Any] | None = None, **more: Any
+) -> AsyncIterator[Subject]:
+    """SglangEngine against the scripted server that speaks SGLang's wire."""
+    player = Player(
+        script,
+        **{"decode": decode, "eos_ids": EOS, "max_model_len": WINDOW, "vocab_size": VOCABULARY, **more},
+    )
+    async with (
+        ScriptedSglang(player, **(server or {})) as serving,
+        _client(serving.url, "scripted", SglangEngine, SglangControl, "sglang:num_running_reqs") as subject,
+    ):
+        subject.player = player
+        yield subject
+
+
+@asynccontextmanager
+async def own_sglang(url: str) -> AsyncIterator[Subject]:
+    """SglangEngine against SGLang's own HTTP server, with its label as it was at the start."""
+    async with _client(url, "scripted", SglangEngine, SglangControl, "sglang:num_running_reqs") as subject:
+        try:
+            yield subject
+        finally:
+            await subject.resume()
+            await subject.label("default")
+
+
+@asynccontextmanager
+async def _client(
+    url: str,
+    model: str,
+    kind: type[EnginePool] = VllmEngine,
+    controls: type[EngineControl | SglangControl] = EngineControl,
+    gauge: str = "vllm:num_requests_running",
+) -> AsyncIterator[Subject]:
+    engine = await kind.connect([url], model=model, vocab_size=VOCABULARY)
     http = Transport()
 
     async def running() -> int:
         text = (await http.ask("GET", f"{url}/metrics", timeout_s=METRICS_S)).body.decode()
-        lines = [line for line in text.splitlines() if line.startswith("vllm:num_requests_running")]
+        lines = [line for line in text.splitlines() if line.startswith(gauge)]
         return int(sum(float(line.rsplit(" ", 1)[1]) for line in lines))
 
-    async with EngineControl([url]) as control:
+    async with controls([url]) as control:
         try:
             yield Subject(
                 engine,

@@ -1,4 +1,4 @@
-"""What every engine keeps: the scripted one, the same behind vLLM's wire, and vLLM itself."""
+"""What every engine keeps: the scripted one, the same behind vLLM's and SGLang's wires, and vLLM itself."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from tests.gateway.engine.subjects import (
     in_process,
     over_http,
     real,
+    sglang,
 )
 from tests.support.waiting import until
 
@@ -32,7 +33,13 @@ SUBJECTS: dict[str, Callable[[], AbstractAsyncContextManager[Subject]]] = {
     "scripted over http": over_http,
     "completions over http": lambda: over_http(server={"generate_open": False}),
     "0.31 over http": lambda: over_http(server={"old_logprobs": True, "versions": False}, chunk=3),
+    "sglang": sglang,
+    "sglang with new tokens only": lambda: sglang(server={"incremental": True}, chunk=3),
+    "sglang without versions": lambda: sglang(server={"versions": False, "old_paths": True}),
 }
+
+REPORTING = ("scripted", "scripted over http", "vllm", "sglang", "sglang with new tokens only")
+"""Those that report the version of each token."""
 
 
 @pytest.fixture(params=[*SUBJECTS, pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.timeout(400)])])
@@ -231,7 +238,7 @@ async def _swapped(subject: Subject, mode: str) -> tuple[GenerationResult, Liste
 
 
 def _reports_versions(subject: Subject, request: pytest.FixtureRequest) -> bool:
-    return request.node.callspec.params["subject"] in ("scripted", "scripted over http", "vllm")
+    return request.node.callspec.params["subject"] in REPORTING
 
 
 async def test_tokens_from_before_the_first_update_are_of_the_initial_version(

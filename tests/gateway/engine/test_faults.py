@@ -22,12 +22,17 @@ from sandgate.contract.errors import (
 from sandgate.gateway.engine.api import Delta, VersionSpan
 from sandgate.gateway.engine.generation import RESUMES_MAX
 from sandgate.gateway.engine.scripted.engine import Fault, Gate, Player, Reply, logprob_of
-from tests.gateway.engine.subjects import Subject, in_process, over_http
+from tests.gateway.engine.subjects import Subject, in_process, over_http, sglang
 
 SUBJECTS: dict[str, Callable[..., AbstractAsyncContextManager[Subject]]] = {
     "scripted": in_process,
     "over http": over_http,
+    "sglang": sglang,
+    "sglang with new tokens only": lambda *script, **more: sglang(
+        *script, server={"incremental": True}, **more
+    ),
 }
+WIRES = {name: opens for name, opens in SUBJECTS.items() if name != "scripted"}
 IDS = [11, 12, 13, 14, 15, 16]
 PROMPT = [5, 6, 7]
 LOGPROBS = array("f", [logprob_of(token, len(PROMPT) + at) for at, token in enumerate(IDS)])
@@ -90,14 +95,16 @@ async def test_a_stream_that_breaks_goes_on_after_its_last_id(opens: Open, after
     assert [token for delta in deltas for token in delta.ids] == IDS
 
 
-async def test_what_breaks_before_anything_was_heard_is_asked_again() -> None:
-    async with over_http([Reply(IDS, fault=Fault("reset", after=3)), Reply([21, 22])]) as subject:
+@pytest.mark.parametrize("wire", WIRES.values(), ids=WIRES)
+async def test_what_breaks_before_anything_was_heard_is_asked_again(wire: Open) -> None:
+    async with wire([Reply(IDS, fault=Fault("reset", after=3)), Reply([21, 22])]) as subject:
         sample = await subject.engine.generate(subject.prompt())
     assert (sample.ids.tolist(), sample.resumed) == ([21, 22], 0)
 
 
-async def test_what_breaks_again_and_again_is_unavailable() -> None:
-    async with over_http([Reply(IDS, fault=Fault("reset"))]) as subject:
+@pytest.mark.parametrize("wire", WIRES.values(), ids=WIRES)
+async def test_what_breaks_again_and_again_is_unavailable(wire: Open) -> None:
+    async with wire([Reply(IDS, fault=Fault("reset"))]) as subject:
         with pytest.raises(EngineUnavailable):
             await subject.engine.generate(subject.prompt())
         assert not subject.engine.status()[0].healthy

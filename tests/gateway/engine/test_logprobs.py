@@ -16,12 +16,11 @@ from sandgate.gateway.conversation.messages import SamplingParams
 from sandgate.gateway.engine import logprobs_check
 from sandgate.gateway.engine.api import Prompt
 from sandgate.gateway.engine.logprobs import against, kind_of
-from sandgate.gateway.engine.logprobs_check import measure
 from sandgate.gateway.engine.responses import SENTINEL
 from sandgate.gateway.engine.scripted.script import Ask, Player, ScriptedRefusal
 from sandgate.gateway.engine.scripted.server import ScriptedServer
 from sandgate.gateway.engine.transport import Transport
-from sandgate.gateway.engine.vllm import VllmEngine
+from sandgate.gateway.engine.vllm import VllmEngine, measure
 from sandgate.gateway.engine.wire import GenerateEndpoint
 from sandgate.gateway.journal.top_logprobs import Top
 from tests.support.vllm import FLAGS, Vllm, another

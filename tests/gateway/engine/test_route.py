@@ -12,17 +12,37 @@ from sandgate.gateway.engine.routing import FAILURES_MAX, ReplicaTable
 A, B, C = "http://a", "http://b", "http://c"
 
 CASES: dict[str, tuple[list[str], list[str | None]]] = {
-    "new groups go where least is in flight": (["g1", "g2", "g3"], [A, B, C]),
-    "a group stays on its replica": (["g1", "g2", "g1", "g1"], [A, B, A, A]),
-    "groups that rest count as homes": (
-        ["g1", "-a", "g2", "-b", "g3", "-c", "g1"],
+    "new sessions go where fewest are": (["g1/1", "g2/1", "g3/1"], [A, B, C]),
+    "a session stays on its replica": (["g1/1", "-a", "g2/1", "-b", "g1/1"], [A, None, B, None, A]),
+    "a group's second session joins the first": (["g1/1", "g1/2"], [A, A]),
+    "a group larger than its share spreads": (["g1/1", "g1/2", "g1/3", "g1/4"], [A, A, B, C]),
+    "sessions that rest count": (
+        ["g1/1", "-a", "g2/1", "-b", "g3/1", "-c", "g1/1"],
         [A, None, B, None, C, None, A],
     ),
-    "without a group: least in flight": (["", "", ""], [A, B, C]),
-    "a group whose home is down moves": (["g1", "!a", "g1"], [A, None, B]),
-    "a group that moved stays where it moved": (["g1", "!a", "g1", "+a", "g1"], [A, None, B, None, B]),
-    "no replica is up": (["!a", "!b", "!c", "g1"], [None, None, None, None]),
-    "one is up again": (["!a", "!b", "!c", "+b", "g1"], [None, None, None, None, B]),
+    "sessions that ended do not": (
+        ["g1/1", "-a", "g2/1", "-b", "g3/1", "-c", "g1/1.", "g4/1"],
+        [A, None, B, None, C, None, None, A],
+    ),
+    "sessions one after the other take turns": (
+        ["g1/1", "-a", "g1/1.", "g2/1", "-b", "g2/1.", "g3/1", "-c", "g3/1.", "g4/1"],
+        [A, None, None, B, None, None, C, None, None, A],
+    ),
+    "without a group or session: least in flight": (["", "", ""], [A, B, C]),
+    "a session whose home is down moves": (["g1/1", "!a", "g1/1"], [A, None, B]),
+    "a session that moved stays where it moved": (
+        ["g1/1", "!a", "g1/1", "+a", "g1/1"],
+        [A, None, B, None, B],
+    ),
+    "no replica is up": (["!a", "!b", "!c", "g1/1"], [None, None, None, None]),
+    "one is up again": (["!a", "!b", "!c", "+b", "g1/1"], [None, None, None, None, B]),
+    "what others do there counts": (["a=5", "b=1", "c=3", "g1/1"], [None, None, None, B]),
+    "a group does not join where others do too much": (["g1/1", "a=9", "g1/2"], [A, None, B]),
+    "a session leaves where others do too much": (["g1/1", "-a", "a=20", "g1/1"], [A, None, None, B]),
+    "a session stays where others do a little more": (
+        ["g1/1", "-a", "a=4", "b=3", "c=3", "g1/1"],
+        [A, None, None, None, None, A],
+    ),
 }
 
 
@@ -31,19 +51,27 @@ def test_table(events: list[str], want: list[str | None]) -> None:
     table = ReplicaTable.of((A, B, C))
     got: list[str | None] = []
     for event in events:
-        url = f"http://{event[1:]}"
+        done: str | None = None
         if event.startswith("-"):
-            table.release(url)
-            got.append(None)
+            table.release(f"http://{event[1:]}")
         elif event.startswith("!"):
-            table.down(url, "gone")
-            got.append(None)
+            table.down(f"http://{event[1:]}", "gone")
         elif event.startswith("+"):
-            assert table.probed(url, None)
-            got.append(None)
+            assert table.probed(f"http://{event[1:]}", None)
+        elif "=" in event:
+            table.reported(f"http://{event[0]}", float(event[2:]))
+        elif event.endswith("."):
+            table.ended(event[:-1])
         else:
-            got.append(table.reserve(event))
+            done = table.reserve(event.split("/")[0], session=event if "/" in event else "")
+        got.append(done)
     assert got == want
+
+
+def test_gateways_begin_at_different_replicas() -> None:
+    urls = tuple(f"http://{number}" for number in range(8))
+    first = [ReplicaTable.of(urls, peers=4, index=index).reserve("g", session="g/1") for index in range(4)]
+    assert first == [urls[0], urls[2], urls[4], urls[6]]
 
 
 def test_a_replica_is_down_after_failures_in_a_row_and_up_after_one_success() -> None:
@@ -61,31 +89,53 @@ def test_avoided_replicas_are_not_taken() -> None:
     assert [each.in_flight for each in table.status()] == [0, 1]
 
 
-def test_forgotten_groups_are_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forgotten_sessions_are_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routing, "HOMES_MAX", 2)
     table = ReplicaTable.of((A, B))
-    for group in ("g1", "g2", "g1", "g3"):  # g2 is the least recently used
-        table.release(str(table.reserve(group)))
-    assert {url: replica.homes for url, replica in table.replicas.items()} == {A: 2, B: 0}
-    assert set(table._homes) == {"g1", "g3"}
+    for session in ("s1", "s2", "s1", "s3"):  # s2 is the least recently used
+        table.release(str(table.reserve("", session=session)))
+    assert set(table._sessions) == {"s1", "s3"}
+    assert sum(replica.sessions for replica in table.replicas.values()) == 2
 
 
-@given(st.lists(st.tuples(st.sampled_from(["take", "give", "down", "up"]), st.integers(0, 4)), max_size=60))
-def test_counts_are_what_was_taken_and_not_given_back(events: list[tuple[str, int]]) -> None:
+EVENTS = st.tuples(
+    st.sampled_from(["take", "give", "down", "up", "end", "join", "leave", "report"]), st.integers(0, 4)
+)
+
+
+@given(st.lists(EVENTS, max_size=80), st.integers(1, 4))
+def test_counts_are_what_was_taken_and_not_given_back(events: list[tuple[str, int]], peers: int) -> None:
     urls = (A, B, C)
-    table = ReplicaTable.of(urls)
+    table = ReplicaTable.of(urls, peers=peers, index=peers - 1)
     held: list[str] = []
     for what, number in events:
-        if what == "take":
-            url = table.reserve(f"g{number}")
-            if url is not None:
-                assert table.replicas[url].healthy
-                held.append(url)
-        elif what == "give" and held:
-            table.release(held.pop(number % len(held)))
-        elif what == "down":
-            table.down(urls[number % 3], "x")
-        elif what == "up":
-            table.probed(urls[number % 3], None)
-    assert {each.url: each.in_flight for each in table.status()} == {url: held.count(url) for url in urls}
-    assert sum(replica.homes for replica in table.replicas.values()) == len(table._homes)
+        url = urls[number % 3]
+        match what:
+            case "take":
+                taken = table.reserve(f"g{number // 2}", session=f"s{number}")
+                assert (taken is None) == (not any(table.replicas[each].healthy for each in table.members()))
+                if taken is not None:
+                    assert table.replicas[taken].healthy
+                    assert not table.replicas[taken].leaving
+                    held.append(taken)
+            case "give" if held:
+                table.release(held.pop(number % len(held)))
+            case "down":
+                table.down(url, "x")
+            case "up":
+                table.probed(url, None)
+            case "end":
+                table.ended(f"s{number}")
+            case "join":
+                table.join(url)
+            case "leave" if url in table.members():
+                table.leave(url)
+            case "report":
+                table.reported(url, float(number))
+        members = [each for each in table.replicas.values() if not each.leaving]
+        assert sum(each.sessions for each in members) == len(table._sessions)
+        assert [each.position for each in table.replicas.values()] == list(range(len(table.replicas)))
+        assert all(each.others >= 0 for each in members)
+        assert {each.url: each.in_flight for each in table.replicas.values() if each.in_flight} == {
+            each: held.count(each) for each in set(held)
+        }

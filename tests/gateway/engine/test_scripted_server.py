@@ -9,7 +9,8 @@ import socket
 import pytest
 
 from sandgate.gateway.engine.scripted.engine import Player
-from sandgate.gateway.engine.scripted.server import ACCEPT_STEPS, ScriptedServer
+from sandgate.gateway.engine.scripted.server import ScriptedServer
+from sandgate.gateway.engine.scripted.serving import ACCEPT_STEPS
 
 
 @pytest.mark.parametrize("steps", range(ACCEPT_STEPS + 3))

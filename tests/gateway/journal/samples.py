@@ -12,7 +12,9 @@ from sandgate.gateway.journal.records import (
     Delivered,
     EnginesLabelled,
     EnginesSet,
+    FetchedImage,
     GroupClosed,
+    ImagesFetched,
     Intent,
     ItemsKept,
     Leased,
@@ -143,5 +145,24 @@ EVERY_KIND: dict[str, Record] = {
     "pictures": PicturesKept(
         at=22.0,
         pictures=(Picture(digest=b"p" * 16, width=28, height=28, grid=(1, 2, 2), png=b"\x89PNG"),),
+    ),
+    "a video": PicturesKept(
+        at=24.0,
+        schema=10,
+        pictures=(
+            Picture(
+                digest=b"v" * 16,
+                width=28,
+                height=28,
+                grid=(1, 2, 2),
+                png=b"",
+                frames=(b"\x89PNG",) * 2,
+                seconds=2.0,
+            ),
+        ),
+    ),
+    "images fetched": ImagesFetched(
+        at=23.0,
+        images=(FetchedImage("https://images.example.com/a.png", b"k" * 16, b"s" * 32, 784, b"p" * 16),),
     ),
 }

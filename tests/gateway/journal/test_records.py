@@ -11,6 +11,7 @@ from sandgate.gateway.journal.records import (
     CapacityChanged,
     EnginesLabelled,
     EnginesSet,
+    ImagesFetched,
     ItemsKept,
     LetGo,
     PicturesKept,
@@ -36,8 +37,9 @@ SINCE = {
     ResponseKept: 7,
     ResponseForgotten: 7,
     PicturesKept: 8,
+    ImagesFetched: 9,
 }
-KINDS_SINCE = {"a cut turn": 6, "a turn with a picture": 8}
+KINDS_SINCE = {"a cut turn": 6, "a turn with a picture": 8, "a video": 10}
 
 
 @pytest.mark.parametrize("kind", EVERY_KIND)

@@ -14,6 +14,7 @@ from typing import Any
 from PIL import Image
 
 from sandgate.gateway.media.grids import GridRule
+from sandgate.gateway.media.vision import Vision
 from sandgate.gateway.tokens.codec import TemplateCodec
 from sandgate.gateway.tokens.load import load_codec
 from tests.gateway.tokens import lab
@@ -45,7 +46,8 @@ PROCESSOR: dict[str, Any] = {
 """Pictures of one to sixteen placeholders."""
 RULE = GridRule(14, 2, SIDE * SIDE, SIDE * SIDE * 16, 3)
 TEMPLATE = """{% macro said(content) %}{% if content is string %}{{ content }}{% else %}{% for part in content %}\
-{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}\
+{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% elif part.type == 'video' %}\
+<|vision_start|><|video_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}\
 {% endfor %}{% endif %}{% endmacro %}\
 {% if tools %}<|im_start|>system
 {% for tool in tools %}{{ tool | tojson }}
@@ -98,10 +100,14 @@ def codec(**more: Any) -> TemplateCodec:
     return made
 
 
+def vision() -> Vision:
+    found = codec().vision
+    assert found is not None
+    return found
+
+
 def placeholder() -> int:
-    vision = codec().vision
-    assert vision is not None
-    return vision.placeholder
+    return vision().placeholder
 
 
 def picture(color: Any = "red", size: tuple[int, int] = (56, 56)) -> Image.Image:
@@ -126,12 +132,12 @@ def data_url(raw: bytes, kind: str = "image/png") -> str:
 
 
 def shown(*parts: str) -> dict[str, Any]:
-    """A user's message of chat completions; what begins with `data:` is an image."""
+    """A user's message of chat completions; data URLs and addresses are images."""
     return {"role": "user", "content": [chat_part(part) for part in parts]}
 
 
 def chat_part(part: str) -> dict[str, Any]:
-    if part.startswith("data:"):
+    if part.startswith(("data:", "http://", "https://")):
         return {"type": "image_url", "image_url": {"url": part}}
     return {"type": "text", "text": part}
 

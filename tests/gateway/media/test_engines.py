@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 
 from sandgate.contract.errors import EngineFailed
+from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.messages import SamplingParams
 from sandgate.gateway.engine.api import Delta, Prompt
 from sandgate.gateway.engine.scripted.script import Fault, Player, Reply
 from sandgate.gateway.engine.scripted.server import ScriptedServer
 from sandgate.gateway.engine.vllm import VllmEngine
 from sandgate.gateway.media.grids import GridRule
-from sandgate.gateway.media.pictures import read
-from sandgate.gateway.media.spans import expand
+from sandgate.gateway.media.pictures import Picture, read
+from sandgate.gateway.media.placing import expand
+from sandgate.gateway.media.spans import Spans
 from sandgate.gateway.media.vision import Vision
 from tests.gateway.media.seeing import RULE, encoded, picture
 
@@ -31,10 +33,14 @@ def asked(*colors: str, ids: Sequence[int] = (), **more: Any) -> Prompt:
     """Of a prompt with a picture for each colour, between words."""
     pictures = [read(encoded(picture(color)), RULE) for color in colors]
     collapsed = array("i", ids or [1, *(token for _ in colors for token in (7, PAD, 8)), 2])
-    whole, media = expand(collapsed, PAD, pictures, RULE)
+    return prompt_of(VISION, *expand(collapsed, VISION, pictures), pictures, **more)
+
+
+def prompt_of(vision: Vision, ids: Ids, media: Spans, pictures: Sequence[Picture], **more: Any) -> Prompt:
+    """As the pipeline makes it."""
     return Prompt(
-        request_id=more.pop("name", "t1"), ids=whole, sampling=SamplingParams(), max_tokens=16, media=media,
-        pictures=tuple(pictures), **more,
+        request_id=more.pop("name", "t1"), ids=ids, sampling=SamplingParams(), max_tokens=16, media=media,
+        pictures=tuple(pictures), told=vision.told(ids, media) if media else None, **more,
     )  # fmt: skip
 
 

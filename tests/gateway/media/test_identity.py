@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandgate.gateway.conversation.matching import MatchPolicy
+from sandgate.gateway.conversation.echo_matching import MatchPolicy
 from sandgate.gateway.conversation.messages import ImagePart, Message, TextPart, TurnRequest
-from sandgate.gateway.conversation.shown import Pictures, images_of
+from sandgate.gateway.conversation.shown import Pictures, media_of
 from sandgate.gateway.conversation.tree import Tree
 from sandgate.gateway.journal.records import TurnCommitted, decode, encode
 from sandgate.gateway.journal.reply import Reply
@@ -59,7 +59,7 @@ async def speak(said: Sequence[Said]) -> None:
                 messages.append(Message("user", shown))
                 request = TurnRequest(model="m", messages=tuple(messages))
                 prepared = await prompts.prepare(tree, request, 4096)
-                digests = [DIGEST_OF[one] for one in images_of(messages)]
+                digests = [DIGEST_OF[part.url] for part in media_of(messages) if isinstance(part, ImagePart)]
                 assert [span.digest for span in prepared.media] == digests
                 assert prepared.ids.count(placeholder()) == 4 * len(digests)
                 if prepared.parent is not None:

@@ -13,8 +13,9 @@ from PIL import Image
 from sandgate.contract.errors import BadRequest, InvalidBody
 from sandgate.gateway.conversation.messages import ImagePart, Message
 from sandgate.gateway.conversation.shown import Pictures
-from sandgate.gateway.media.grids import GridRule, UnknownProcessor, rule_of
+from sandgate.gateway.media.grids import GridRule, rule_of
 from sandgate.gateway.media.pictures import PIXELS_MAX, Picture, read
+from sandgate.gateway.media.rules import UnknownProcessor
 from sandgate.gateway.media.sources import BYTES_MAX, data_of, image_url
 from tests.gateway.media import seeing
 from tests.gateway.media.seeing import RULE, encoded, picture, url
@@ -151,11 +152,10 @@ def test_rows_that_a_png_says_to_have_and_lacks_are_black() -> None:
 
 
 URLS: dict[str, tuple[str, str]] = {
-    "an address": ("https://example.org/cat.png", "fetches no pictures"),
-    "an address without TLS": ("http://169.254.169.254/latest", "fetches no pictures"),
-    "a file": ("file:///etc/passwd", "fetches no pictures"),
-    "a name": ("cat.png", "fetches no pictures"),
-    "nothing": ("", "fetches no pictures"),
+    "an address of no host": ("https:///cat.png", "is no address of the form"),
+    "a file": ("file:///etc/passwd", "a picture is a data URL"),
+    "a name": ("cat.png", "a picture is a data URL"),
+    "nothing": ("", "a picture is a data URL"),
     "a URL without data": ("data:image/png", "no data URL of the form"),
     "no base64": ("data:image/png,%89PNG", "must say base64"),
     "no type": ("data:;base64,AAAA", "pictures are of type"),
@@ -220,6 +220,15 @@ def test_a_picture_is_read_once() -> None:
     assert pictures.of(messages(url()))[0] is first
 
 
+def test_a_photograph_of_twelve_megapixels_is_read_once() -> None:
+    noise = Image.effect_noise((4000, 3000), 80).convert("RGB")
+    pictures = Pictures(GridRule(14, 2, 56 * 56, 14 * 14 * 4 * 16_384))
+    asked = messages(seeing.data_url(encoded(noise, "JPEG", quality=50), "image/jpeg"))
+    (first,) = pictures.of(asked)
+    assert len(first.png) > 8 << 20
+    assert pictures.of(asked)[0] is first
+
+
 def test_pictures_with_the_same_pixels_are_one_and_others_are_not() -> None:
     found = [read(encoded(picture(), kind), RULE).digest for kind in ("PNG", "GIF")]
     assert found[0] == found[1]
@@ -253,7 +262,6 @@ PROCESSORS: dict[str, tuple[dict[str, object], GridRule | str]] = {
         {"patch_size": 16, "size": {"shortest_edge": 65536, "longest_edge": 16_777_216}},
         GridRule(16, 2, 65536, 16_777_216),
     ),
-    "another one's": ({"image_processor_type": "PixtralImageProcessor"}, "PixtralImageProcessor"),
     "one that does not resize": ({"do_resize": False}, "does not resize"),
     "sizes that are none": ({"patch_size": 0}, "no numbers"),
     "a size beyond all bounds": ({"max_pixels": 2**40}, "no numbers"),

@@ -13,11 +13,13 @@ from sandgate.gateway.conversation.messages import ImagePart, Message, TextPart,
 from sandgate.gateway.conversation.shown import Pictures
 from sandgate.gateway.media import pictures as pictures_module
 from sandgate.gateway.media.pictures import Picture
-from sandgate.gateway.media.spans import Span, collapse, expand, stray, within
+from sandgate.gateway.media.placing import expand, stray
+from sandgate.gateway.media.spans import Span, collapse, within
+from sandgate.gateway.media.vision import Vision
 from sandgate.gateway.tokens.codec import TemplateCodec
 from sandgate.gateway.tokens.load import load_codec
 from tests.gateway.media import seeing
-from tests.gateway.media.seeing import RULE, SIDE, codec, ids, placeholder, url
+from tests.gateway.media.seeing import RULE, SIDE, codec, ids, placeholder, url, vision
 
 BUY = Tool("buy", "buy some", {"type": "object", "properties": {}})
 RED = ImagePart(url())
@@ -35,7 +37,7 @@ def pads(count: int) -> str:
 
 def rendered(*messages: Message, tools: tuple[Tool, ...] = ()) -> Ids:
     pictures = Pictures(RULE).of(messages)
-    return expand(codec().render(messages, tools), placeholder(), pictures, RULE)[0]
+    return expand(codec().render(messages, tools), vision(), pictures)[0]
 
 
 RENDERED: dict[str, tuple[tuple[Message, ...], str]] = {
@@ -109,7 +111,7 @@ def test_a_tail_is_bridged_to_what_a_whole_render_has(case: str) -> None:
         prompt, array("i", sampled), tail, (BUY,), closed=True, names={"call_1": "buy"} if called else {}
     )
     assert not isinstance(added, ForkReason)
-    own, _ = expand(added, placeholder(), Pictures(RULE).of(tail), RULE)
+    own, _ = expand(added, vision(), Pictures(RULE).of(tail))
     assert prompt + array("i", sampled) + own == rendered(asked, answer, *tail, tools=(BUY,))
 
 
@@ -178,16 +180,16 @@ def shape(digest: bytes, width: int = 56, height: int = 56) -> Picture:
 
 
 def test_spans_are_where_the_placeholders_are() -> None:
-    pad = 9
-    made, spans = expand(array("i", [1, pad, 2, pad]), pad, [shape(b"a"), shape(b"b", 28, 28)], RULE)
+    pad, seen = 9, Vision(9, "<|image_pad|>", RULE)
+    made, spans = expand(array("i", [1, pad, 2, pad]), seen, [shape(b"a"), shape(b"b", 28, 28)])
     assert made.tolist() == [1, pad, pad, pad, pad, 2, pad]
     assert spans == (Span(1, 4, b"a"), Span(6, 1, b"b"))
     assert collapse(made, spans).tolist() == [1, pad, 2, pad]
     assert within(spans, 5, 7) == (Span(1, 1, b"b"),)
-    assert not stray(made, pad, spans)
-    assert stray(made + array("i", [pad]), pad, spans)
+    assert not stray(made, seen, spans)
+    assert stray(made + array("i", [pad]), seen, spans)
 
 
 def test_two_pictures_side_by_side_stay_two() -> None:
-    made, spans = expand(array("i", [9, 9]), 9, [shape(b"a"), shape(b"b")], RULE)
+    made, spans = expand(array("i", [9, 9]), Vision(9, "<|image_pad|>", RULE), [shape(b"a"), shape(b"b")])
     assert (len(made), collapse(made, spans).tolist()) == (8, [9, 9])

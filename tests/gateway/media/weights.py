@@ -1,4 +1,5 @@
-"""Random weights of a tiny Qwen2.5-VL, by the engine environment's Python. argv[1]: the folder of `seeing.write`."""
+"""Random weights of a tiny model that sees, by the engine environment's Python. argv[1]: a folder of `seeing.write`, or
+of `kinds.write`."""
 
 from __future__ import annotations
 
@@ -31,11 +32,13 @@ def main() -> None:
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
     folder = Path(sys.argv[1])
     torch.manual_seed(0)
-    told = settings(folder)
-    told.pop("model_type")
-    config = transformers.Qwen2_5_VLConfig(**told)
-    model = transformers.Qwen2_5_VLForConditionalGeneration(config).to(torch.float32)
-    model.save_pretrained(folder)
+    if "text_config" in json.loads((folder / "config.json").read_text("utf-8")):
+        config = transformers.AutoConfig.from_pretrained(folder)
+    else:
+        told = settings(folder)
+        told.pop("model_type")
+        config = transformers.Qwen2_5_VLConfig(**told)
+    transformers.AutoModelForImageTextToText.from_config(config).to(torch.float32).save_pretrained(folder)
 
 
 if __name__ == "__main__":

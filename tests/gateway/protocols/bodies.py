@@ -69,7 +69,6 @@ WRONG: dict[str, tuple[Any, ...]] = {
         "audio",
         "input_audio",
         "file",
-        "video_url",
         "thinking",
     ),
     "messages[1].content[0].text": (*NOT_TEXT, None, ABSENT),

@@ -7,7 +7,9 @@ import json
 import pytest
 
 from sandgate.contract.errors import BadRequest
+from sandgate.gateway.protocols.anthropic_blocks import FAILED
 from sandgate.gateway.protocols.base import Adapter
+from sandgate.gateway.protocols.table import ADAPTERS
 from tests.gateway.protocols.bodies import CHAT, VALID, Spoiling
 from tests.gateway.protocols.golden import CHAT as ADAPTER
 from tests.gateway.protocols.golden import MESSAGES as ANTHROPIC
@@ -92,6 +94,102 @@ NO_HARM: dict[str, dict[str, object]] = {
 }  # fmt: skip
 
 
+def _messages(*blocks: dict[str, object]) -> dict[str, object]:
+    """A request of these blocks of the user, after a call."""
+    call = {"type": "tool_use", "id": "c1", "name": "search", "input": {}}
+    said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": [call]}]
+    return SAID | {"messages": [*said, {"role": "user", "content": list(blocks)}]}
+
+
+def _document(**more: object) -> dict[str, object]:
+    source = {"type": "text", "media_type": "text/plain", "data": "prices"}
+    return {"type": "document", "source": source, **more}
+
+
+_RESULT = {"type": "tool_result", "tool_use_id": "c1"}
+SHOWN: dict[str, tuple[dict[str, object], str]] = {
+    "a failure without words": (_RESULT | {"is_error": True}, FAILED),
+    "a failure with words": (_RESULT | {"is_error": True, "content": "no such file"}, "no such file"),
+    "a success without words": (_RESULT | {"is_error": False}, ""),
+    "a document's title and context": (_document(title="May", context="of the shop"), "May\nof the shop\nprices"),
+    "a document of no title": (_document(title=None, context="", citations={"enabled": False}), "prices"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("block", "text"), SHOWN.values(), ids=SHOWN)
+def test_what_the_model_is_shown_of_a_block(block: dict[str, object], text: str) -> None:
+    assert ANTHROPIC.decode(json.dumps(_messages(block)).encode(), {}).messages[-1].text == text
+
+
+def test_a_refusal_without_content_is_what_was_said() -> None:
+    said = {"role": "assistant", "content": None, "refusal": "I will not."}
+    body = VALID | {"messages": [{"role": "user", "content": "x"}, said, {"role": "user", "content": "y"}]}
+    assert ADAPTER.decode(json.dumps(body).encode(), {}).messages[1].text == "I will not."
+
+
+GENERATE: dict[str, object] = {"token_ids": [5, 6], "sampling_params": {"max_tokens": 2}}
+TEXTS: dict[str, object] = {"model": "tiny", "prompt": "x"}
+_TWO_TOOLS = [
+    {"type": "function", "name": "a__b"},
+    {"type": "namespace", "name": "a", "tools": [{"type": "function", "name": "b"}]},
+]
+_ONE_NAME = [{"type": "function", "name": "x"}, {"type": "custom", "name": "x"}]
+_FILE = {"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}
+NAMED: dict[str, tuple[str, dict[str, object], str]] = {
+    "chat: a prompt that is cut": ("openai_chat", VALID | {"truncate_prompt_tokens": 3}, "truncate_prompt_tokens"),
+    "chat: no turn to sample": ("openai_chat", VALID | {"add_generation_prompt": False}, "add_generation_prompt"),
+    "chat: the stop string in the text": (
+        "openai_chat", VALID | {"include_stop_str_in_output": True}, "include_stop_str_in_output",
+    ),
+    "chat: an end of thinking": ("openai_chat", VALID | {"thinking_token_budget": 9}, "thinking_token_budget"),
+    "completions: a prompt that is cut": (
+        "openai_completions", TEXTS | {"truncate_prompt_tokens": -1}, "truncate_prompt_tokens",
+    ),
+    "token requests: a prompt that is cut": (
+        "token_generate", GENERATE | {"sampling_params": {"truncate_prompt_tokens": 1}},
+        "sampling_params.truncate_prompt_tokens",
+    ),
+    "token requests: an end of thinking": (
+        "token_generate", GENERATE | {"sampling_params": {"thinking_token_budget": 1}},
+        "sampling_params.thinking_token_budget",
+    ),
+    "messages: citations": (
+        "anthropic_messages", _messages(_document(citations={"enabled": True})),
+        "messages[2].content[0].citations.enabled",
+    ),
+    "messages: a search result": (
+        "anthropic_messages", _messages({"type": "search_result", "source": "https://x", "title": "t", "content": []}),
+        "messages[2].content[0].type",
+    ),
+    "messages: an image whose source is text": (
+        "anthropic_messages", _messages({"type": "image", "source": "https://x"}), "messages[2].content[0].source",
+    ),
+    "responses: two tools under one shown name": (
+        "openai_responses", {"model": "m", "input": "x", "tools": _TWO_TOOLS}, "tools[1].tools[0].name",
+    ),
+    "responses: the same, the other way": (
+        "openai_responses", {"model": "m", "input": "x", "tools": _TWO_TOOLS[::-1]}, "tools[1].name",
+    ),
+    "responses: a function and a custom tool of one name": (
+        "openai_responses", {"model": "m", "input": "x", "tools": _ONE_NAME}, "tools[1].name",
+    ),
+    "responses: an image that is kept elsewhere": (
+        "openai_responses", {"model": "m", "input": [_FILE]}, "input[0].content[0].file_id",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("dialect", "body", "field"), NAMED.values(), ids=NAMED)
+def test_what_cannot_be_honoured_is_refused_by_name(
+    dialect: str, body: dict[str, object], field: str
+) -> None:
+    adapter = next(one for one in ADAPTERS.values() if one.name == dialect)
+    with pytest.raises(BadRequest) as seen:
+        adapter.decode(json.dumps(body).encode(), {})
+    assert seen.value.field == field
+    assert field.rpartition(".")[2] in str(seen.value)
+
+
 @pytest.mark.parametrize("more", NO_HARM.values(), ids=NO_HARM)
 def test_understood_as_messages(more: dict[str, object]) -> None:
     request = ANTHROPIC.decode(json.dumps(SAID | more).encode(), {})
@@ -121,7 +219,7 @@ INPUTS = {
     "what was no object is its text again": (b'{"_unparsed": "7 kiwi"}', "7 kiwi"),
     "an argument of that name": (b'{"_unparsed":"x","a":1}', '{"_unparsed":"x","a":1}'),
     "a value of that name that is no text": (b'{"_unparsed":[1]}', '{"_unparsed":[1]}'),
-    "nothing": (b"{}", "{}"),
+    "an empty object": (b"{}", "{}"),
 }  # fmt: skip
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sandgate.gateway.conversation.canonical import echo_of
-from sandgate.gateway.conversation.matching import Level, MatchPolicy, recognise
+from sandgate.gateway.conversation.echo_matching import Level, MatchPolicy, recognise
+from sandgate.gateway.conversation.message_equality import echo_of
 from tests.gateway.protocols.golden import DIALECTS, MESSAGES, Case, cases
 
 EVERY = pytest.mark.parametrize("folder", cases(), ids=lambda folder: f"{folder.parent.name}-{folder.name}")

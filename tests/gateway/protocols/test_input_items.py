@@ -51,7 +51,7 @@ PAGES: dict[str, tuple[bytes, list[int], bool]] = {
     "a page": (b"order=asc&limit=2", [0, 1], True),
     "the next": (b"order=asc&limit=2&after=in_turn_1", [2], False),
     "behind one, newest first": (b"after=in_turn_1", [0], False),
-    "nothing is behind the last": (b"after=in_turn_0", [], False),
+    "no item is behind the last": (b"after=in_turn_0", [], False),
 }
 
 

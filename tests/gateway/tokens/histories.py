@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from sandgate.contract.trajectory import Ids, Trajectory
+from sandgate.gateway.conversation.echo_matching import MatchPolicy
 from sandgate.gateway.conversation.ids import call_id
-from sandgate.gateway.conversation.matching import MatchPolicy
 from sandgate.gateway.conversation.messages import Message, TextPart, ToolCall, TurnRequest
 from sandgate.gateway.conversation.tree import Tree
 from sandgate.gateway.conversation.turn import pack

@@ -23,6 +23,8 @@ class T:
     finish: str = "stop"
     index: int = 0
     role: str = ""
+    role_why: str = ""
+    head_key: bytes = b""
     version: int = 1
     sampling: Mapping[str, Any] = field(default_factory=lambda: {"temperature": 1.0})
     spans: tuple[tuple[int, int, int], ...] | None = None

@@ -153,6 +153,21 @@ class Forever(RuleBasedStateMachine):
                 del self.given[name]
 
     @invariant()
+    def what_is_free_is_what_looking_at_everything_finds(self) -> None:
+        book, now = self.it.book, self.it.now
+        book.standing(now)
+        taken = {book.members[name].key for name in (*book.held, *book.acking) if name in book.members}
+        for lease in book.leases.values():
+            mine = [book.members[name] for name in lease.sessions if name in book.members]
+            if lease.until > now and not lease.over:
+                taken |= {one.key for one in mine if one.leased == lease.lease and not one.acked}
+        for queue, whole in ((book.whole, True), (book.partial, False)):
+            offering = {key for key, group in book.groups.items() if group.offer(whole=whole)}
+            assert set(queue) == offering
+            assert queue.free == offering - taken
+            assert list(queue.oldest(None)) == [key for key in queue if key in queue.free], "oldest first"
+
+    @invariant()
     def nothing_is_acked_twice(self) -> None:
         assert all(count == 1 for count in self.acked.values())
 

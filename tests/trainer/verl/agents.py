@@ -72,6 +72,25 @@ async def forked(*, session: SessionHandle, raw_prompt: Any, **_: Any) -> None:
     await ask(session, [{"role": "user", "content": "something else"}])
 
 
+async def endless(
+    *, session: SessionHandle, raw_prompt: Any, time: bool = False, score: float | None = None, **_: Any
+) -> float:
+    """Never content with the answer. `time`: its runner says that it took too long, after two turns."""
+    from sandgate.trainer.verl import TimedOut
+
+    messages = list(raw_prompt)
+    while True:
+        try:
+            answer = await ask(session, messages)
+        except httpx.HTTPStatusError:
+            if score is not None:
+                await complete(session, {"score": score})
+            raise
+        messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": "more"}]
+        if time and len(messages) == 5:
+            raise TimedOut("the agent took too long")
+
+
 async def _end(session: SessionHandle, do: str, kwargs: dict[str, Any]) -> float | None:
     if do == "raise":
         raise RuntimeError("the agent broke")

@@ -66,7 +66,7 @@ async def by_verl(rows: list[Any]) -> DataProto:
 async def test_verls_own_post_processing_makes_the_same_batch(rows: list[Any]) -> None:
     theirs = await by_verl(rows)
     ours = to_dataproto(rows, LENGTHS, pad_token_id=99, pad_positions="verl")
-    assert set(ours.batch.keys()) == set(theirs.batch.keys())
+    assert set(ours.batch.keys()) == set(theirs.batch.keys()) | {"sandgate_versions"}
     for name in theirs.batch.keys():  # noqa: SIM118 - a TensorDict iterates over its rows
         assert ours.batch[name].dtype == theirs.batch[name].dtype, name
         assert torch.equal(ours.batch[name], theirs.batch[name]), name
@@ -104,13 +104,28 @@ def test_padded_position_ids_are_0() -> None:
     assert batch["position_ids"].tolist() == [[0, 0, 0, 1, 2, 3, 0, 0, 0, 0]]
 
 
-def test_a_row_is_cut_before_it_is_padded() -> None:
-    (cut,) = usable([row()], Lengths(2, 4))
-    batch = to_dataproto([row()], Lengths(2, 4)).batch
-    assert batch["input_ids"].tolist() == [[2, 3, 10, 11, 4, 5]]
-    assert batch["response_mask"].tolist() == [[1, 1, 0, 0]]
-    assert batch["rm_scores"].tolist() == [[0.0, 0.0, 0.0, 1.0]]
-    assert (cut.turn_ids, cut.turn_ends, cut.turn_rewards) == (("a", "b"), (2, 4), (0.0, 1.0))
+def test_a_row_that_does_not_fit_is_masked_and_said_and_never_cut() -> None:
+    assert usable([row()], Lengths(2, 5)) == usable([row()], Lengths(3, 4)) == []
+    made = to_dataproto([row(0, reward=1.0), short(1, reward=0.5), short(2, reward=0.0)], Lengths(2, 4))
+    assert made.non_tensor_batch["sandgate_left_out"].tolist() == ["too_long", "", ""]
+    assert made.batch["input_ids"][0].tolist() == [0, 1, 10, 0, 0, 0]
+    assert made.batch["response_mask"].sum(-1).tolist() == [0, 2, 2]
+    assert made.batch["rm_scores"].sum(-1).tolist() == [0.25, 0.5, 0.0]
+
+
+def test_every_token_has_its_own_version() -> None:
+    made = to_dataproto([row(), short()], LENGTHS)
+    assert made.batch["sandgate_versions"].tolist() == [[7, 7, -1, -1, 8, -1], [8, 8, -1, -1, -1, -1]]
+    assert made.non_tensor_batch["min_global_steps"].tolist() == [7, 8]
+
+
+def test_rows_that_a_limit_ended_are_masked_if_the_job_says_so() -> None:
+    rows = [row(0), short(1), short(2, failure_class="policy", failure_reason="ContextExceeded")]
+    scored, masked = to_dataproto(rows, LENGTHS), to_dataproto(rows, LENGTHS, truncated="mask")
+    assert scored.batch["response_mask"].any(-1).tolist() == [True, True, True]
+    assert masked.batch["response_mask"].any(-1).tolist() == [True, True, False]
+    assert masked.non_tensor_batch["sandgate_left_out"].tolist() == ["", "", "truncated"]
+    assert masked.non_tensor_batch["sandgate_failure"].tolist() == [None, None, "ContextExceeded"]
 
 
 def test_a_row_without_sampled_tokens_is_no_row() -> None:

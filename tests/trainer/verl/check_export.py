@@ -39,7 +39,7 @@ def export(run: Path, form: str, *options: object) -> dict[str, Any]:
 def test_a_dataproto_is_verls_own_and_its_advantages_are_computed(run: Path) -> None:
     told = export(run, "dataproto", "--pad-token-id", 99)
     assert told == {
-        "path": str(run / "trajectories.dataproto.pkl"), "format": "dataproto", "trajectories": 3, "cut": 0,
+        "path": str(run / "trajectories.dataproto.pkl"), "format": "dataproto", "trajectories": 3, "too_long": 0,
         "missing": 0, "missing_groups": 0,
     }  # fmt: skip
     found = DataProto.load_from_disk(told["path"])
@@ -54,10 +54,12 @@ def test_a_dataproto_is_verls_own_and_its_advantages_are_computed(run: Path) -> 
     assert advantages[0, 0] > 0 > advantages[1, 0]
 
 
-def test_a_dataproto_is_cut_to_the_lengths_and_says_how_many(run: Path) -> None:
+def test_rows_over_the_lengths_are_masked_whole_and_counted(run: Path) -> None:
     told = export(run, "dataproto", "--prompt-length", 2, "--response-length", 4)
-    assert told["cut"] == 2
-    assert DataProto.load_from_disk(told["path"]).batch["prompts"].tolist() == [[2, 3], [1, 2], [2, 3]]
+    assert told["too_long"] == 2
+    batch = DataProto.load_from_disk(told["path"]).batch
+    assert batch["prompts"].tolist() == [[0, 1], [1, 2], [0, 1]]
+    assert [bool(sum(mask)) for mask in batch["response_mask"].tolist()] == [False, True, False]
 
 
 def test_areals_tensor_dict_holds_each_rows_own(run: Path) -> None:

@@ -30,6 +30,7 @@ from sandgate.trainer.verl import (
     NoReward,
     NotCompleted,
     NotStarted,
+    NoTurns,
     OpenAICompatibleAgentFramework,
     per_trajectory,
     reward_loop_score,
@@ -106,6 +107,45 @@ async def test_a_batch_that_must_align_has_a_masked_row_for_a_failed_session(one
     assert len(out) == 2
     assert out.batch["response_mask"].sum(-1).tolist() == [6, 0]
     assert out.batch["rm_scores"].sum(-1).tolist() == [1.0, 1.0]  # the group's mean
+
+
+LIMITS: dict[str, tuple[dict[str, Any], str]] = {
+    "the window": ({}, "ContextExceeded"),
+    "its time": ({"time": True}, "SessionTimeout"),
+}
+
+
+@pytest.mark.parametrize("truncated", ["score", "mask"])
+@pytest.mark.parametrize(("asked", "reason"), LIMITS.values(), ids=LIMITS)
+async def test_a_truncated_episode_is_a_row_that_says_so_and_is_scored_or_masked(
+    one: RunningGateway, asked: dict[str, Any], reason: str, truncated: Any
+) -> None:
+    """The agent goes on until it is refused, and fails of that; the gateway is told verl's lengths."""
+    runner = {"runner_fqn": "tests.trainer.verl.agents.endless", "runner_kwargs": asked}
+    framework = running(one, configs(on=runner), truncated=truncated)
+    out = await framework.generate_sequences(batch(group(2)))
+    assert out.non_tensor_batch["sandgate_failure"].tolist() == [reason] * 2
+    assert all((out.non_tensor_batch["__num_turns__"] >= 4).tolist())
+    assert out.batch["response_mask"].any(-1).tolist() == [truncated == "score"] * 2
+    if truncated == "score":
+        assert out.batch["rm_scores"].sum(-1).tolist() == [0.0, 0.0]
+    left = {"rows/left_out/truncated": 0.0 if truncated == "score" else 2.0}
+    assert left.items() <= framework.counters.metrics().items()
+
+
+async def test_a_truncated_episode_that_the_agent_scored_keeps_that_score(one: RunningGateway) -> None:
+    runner = {"runner_fqn": "tests.trainer.verl.agents.endless", "runner_kwargs": {"score": 0.25}}
+    framework = running(one, configs(on=runner), truncated_reward=-1.0)
+    out = await framework.generate_sequences(batch(group(1)))
+    assert out.batch["rm_scores"].sum(-1).tolist() == [0.25]
+
+
+async def test_a_prompt_over_verls_length_is_refused_before_it_is_sampled(one: RunningGateway) -> None:
+    framework = OpenAICompatibleAgentFramework(
+        GatewayManager([HttpGateway(one.client)]), configs(), Lengths(2, 64)
+    )
+    with pytest.raises(NoTurns, match="sampled nothing; prompts may have 2 tokens"):
+        await framework.generate_sequences(batch(group(1)))
 
 
 async def test_a_batch_of_failures_raises_the_first(one: RunningGateway) -> None:
@@ -301,7 +341,9 @@ async def test_verls_own_manager_would_say_the_same_of_the_time_it_took(one: Run
     theirs = AgentLoopManager._performance_metrics(None, [metrics], out)
     ours = timed(out).meta_info
     assert "metrics" not in ours
-    assert {name: float(value) for name, value in theirs.items()} == pytest.approx(ours["timing"])
+    told = {name: value for name, value in ours["timing"].items() if not name.startswith("agent_loop/rows/")}
+    assert {name: float(value) for name, value in theirs.items()} == pytest.approx(told)
+    assert ours["timing"]["agent_loop/rows/taught"] == 3
 
 
 RETURNED: dict[str, tuple[Any, float | None]] = {

@@ -21,8 +21,9 @@ from verl.utils.tokenizer import hf_processor, hf_tokenizer  # type: ignore[impo
 from sandgate.contract.errors import CorruptRecord, InvalidBody
 from sandgate.gateway.media.grids import GridRule
 from sandgate.gateway.media.pictures import read
+from sandgate.gateway.media.placing import expand
 from sandgate.gateway.media.record import packed
-from sandgate.gateway.media.spans import expand
+from sandgate.gateway.media.vision import Vision
 from sandgate.trainer.verl import Lengths, agent_loop_output, put_group, to_dataproto, transfer_rows
 from sandgate.trainer.verl.multimodal import inputs_of, pack
 from tests.trainer.verl import vision
@@ -81,7 +82,7 @@ async def test_the_batch_is_verls_to_the_bit(case: str, processor: Any, worker: 
     rows = [vision.seen(processor, 0, **media[0]), short(1), vision.seen(processor, 2, **media[2])]
     theirs = await by_verl(worker, rows, media)
     ours = to_dataproto(rows, LENGTHS, pad_token_id=vision.PAD, pad_positions="verl", processor=processor)
-    assert set(ours.batch.keys()) == set(theirs.batch.keys())
+    assert set(ours.batch.keys()) == set(theirs.batch.keys()) | {"sandgate_versions"}
     for name in theirs.batch.keys():  # noqa: SIM118 - a TensorDict iterates over its rows
         assert ours.batch[name].dtype == theirs.batch[name].dtype, name
         assert torch.equal(ours.batch[name], theirs.batch[name]), name
@@ -166,7 +167,7 @@ def of_a_gateway(*images: Any, session: int = 0) -> tuple[Any, list[Any]]:
     ids, collapsed = array("i", [5]), array("i", [5])
     for _ in pictures:
         collapsed.extend([vision.START, vision.IMAGE, vision.END])
-    ids, spans = expand(collapsed, vision.IMAGE, pictures, rule)
+    ids, spans = expand(collapsed, Vision(vision.IMAGE, "<|image_pad|>", rule), pictures)
     kept = packed(spans, {picture.digest: picture for picture in pictures})
     shown = [Image.open(io.BytesIO(picture.png)) for picture in pictures]
     return row(session, prompt_ids=ids, multimodal=kept), shown
@@ -263,10 +264,11 @@ def test_images_without_a_processor_are_refused(processor: Any) -> None:
         transfer_rows([one], uid="q1", session=0, global_steps=1)
 
 
-def test_a_row_with_images_is_never_cut(processor: Any) -> None:
+def test_a_row_with_images_is_never_cut_but_masked_whole(processor: Any) -> None:
     one = vision.seen(processor, images=[vision.picture(84, 84)])
-    with pytest.raises(InvalidBody, match="with images do not fit 4 \\+ 6, and cannot be cut"):
-        to_dataproto([one], Lengths(4, 6), processor=processor)
+    made = to_dataproto([one], Lengths(4, 6), processor=processor)
+    assert made.batch["response_mask"].sum().item() == 0
+    assert vision.IMAGE not in made.batch["input_ids"]
 
 
 def test_pixels_are_the_engines_to_the_bit(processor: Any) -> None:

@@ -27,13 +27,18 @@ from verl.utils.tensordict_utils import (  # type: ignore[import-not-found]
     get_tensordict,
 )
 from verl.workers.rollout.llm_server import LLMServerClient  # type: ignore[import-not-found]
-from verl.workers.rollout.router import GlobalRequestLoadBalancer  # type: ignore[import-not-found]
+from verl.workers.rollout.router import (  # type: ignore[import-not-found]
+    GlobalRequestLoadBalancer,
+    RequestLoadBalancer,
+    get_router_handle,
+)
 
 from sandgate.contract.errors import Unavailable
 from sandgate.gateway.engine.scripted.engine import ScriptedEngine
 from sandgate.trainer import tinymodel
 from sandgate.trainer.ray import AgentGatewayManager, GatewaySettings, gateway_actor
 from sandgate.trainer.verl import (
+    GroupRouter,
     Lengths,
     OpenAICompatibleAgentFramework,
     build_agent_framework,
@@ -205,7 +210,12 @@ def config(model: Path, **framework: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def adapter(queue_running: None, model: Path) -> Iterator[Any]:
-    conf = config(model, gateway_count=1)
+    where = {
+        "gateway_options": {"scheduling_strategy": "SPREAD", "num_cpus": 0.5},
+        "gateway_host": "127.0.0.1",
+    }
+    limits = {"gateway_limits": {"in_flight": 100}, "session_limits": {"turns": 50}}
+    conf = config(model, gateway_count=1, **where, **limits)
     server = ray.remote(agents.Server).options(num_cpus=0).remote()
     balancer = ray.remote(GlobalRequestLoadBalancer).options(num_cpus=0).remote(servers={"server-0": server})
     made = load_class_from_fqn(
@@ -248,6 +258,9 @@ def test_v0_gives_a_row_per_prompt_through_verls_own_client(adapter: Any) -> Non
     whole.batch["token_level_rewards"] = scores
     found = compute_advantage(whole, adv_estimator=AdvantageEstimator.GRPO, num_repeat=3)
     assert not found.batch["advantages"].any()  # all solved it; the failed one moves no baseline
+    assert out.non_tensor_batch["sandgate_left_out"].tolist() == ["", "failure", "", "", "", ""]
+    assert adapter.metrics()["rows/left_out/failure"] == 1.0
+    assert 'sandgate_trainer_rows_left_out_total{reason="failure"} 1' in adapter.prometheus()
 
 
 async def test_v0_may_be_awaited_as_the_one_step_off_policy_trainer_does(adapter: Any) -> None:
@@ -315,6 +328,20 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "gateway_count is missing": ({"gateway_count": None}, "agent_framework.gateway_count is required"),
     "gateway_count is no count": ({"gateway_count": 0}, "gateway_count must be at least 1, not 0"),
     "a key is misspelt": ({"gateway_cuont": 1}, "agent_framework.gateway_cuont: no such key"),
+    "an option of Ray's is misspelt": (
+        {"gateway_options": {"num_cpu": 1}},
+        "gateway_options.num_cpu: no such key",
+    ),
+    "an option that would outlive the trainer": (
+        {"gateway_options": {"lifetime": "detached"}},
+        "gateway_options.lifetime: no such key",
+    ),
+    "a limit is misspelt": ({"gateway_limits": {"body_byte": 1}}, "gateway_limits.body_byte: no such key"),
+    "a session's limit is misspelt": ({"session_limits": {"turn": 1}}, "session_limits.turn: no such key"),
+    "options that are no mapping": ({"gateway_options": "SPREAD"}, "gateway_options must be a mapping"),
+    "a host that is none": ({"gateway_host": 7}, "gateway_host must be a string"),
+    "another word for truncated episodes": ({"truncated": "drop"}, "truncated must be score or mask"),
+    "a reward that is none": ({"truncated_reward": "zero"}, "truncated_reward must be a finite number"),
 }
 
 
@@ -323,6 +350,24 @@ def test_a_config_is_refused_by_a_value_error(case: str, model: Path) -> None:
     change, why = WRONG[case]
     with pytest.raises(ValueError, match=why):
         build_agent_framework(config(model, **change))
+
+
+def test_numbers_that_are_no_logprobs_are_refused(model: Path) -> None:
+    conf = config(model)
+    conf.actor_rollout_ref.rollout.logprobs_mode = "raw_logits"
+    with pytest.raises(ValueError, match=r"rollout\.logprobs_mode: raw_logits are no logprobs"):
+        build_agent_framework(conf)
+
+
+def test_our_router_is_one_of_verls(tmp_path: Path, ray_cluster: None) -> None:
+    (tmp_path / "router.yaml").write_text("router_class: sandgate.trainer.verl.GroupRouter\nslack: 1.5\n")
+    router = get_router_handle({"a": "A", "b": "B"}, router_config_path=str(tmp_path / "router.yaml"))
+    taken = [ray.get(router.acquire_server.remote(f"q1\x1fs{at}"))[0] for at in range(4)]
+    assert taken == ["a", "a", "a", "b"]  # with the default slack b would have the third
+    assert ray.get(router.get_total_inflight.remote()) == 4
+    ray.kill(router)
+    wanted = {name for name in vars(RequestLoadBalancer) if not name.startswith("_")}
+    assert wanted <= set(vars(GroupRouter))
 
 
 def test_no_section_at_all_is_refused_by_a_value_error(model: Path) -> None:

@@ -18,7 +18,7 @@ from transformers import (  # type: ignore[import-not-found]
 
 from sandgate.gateway.conversation.messages import ImagePart, Message, TextPart
 from sandgate.gateway.conversation.shown import Pictures
-from sandgate.gateway.media.spans import expand
+from sandgate.gateway.media.placing import expand
 from tests.gateway.media import seeing
 from tests.trainer.verl import vision
 
@@ -81,7 +81,7 @@ def test_ids_are_those_of_transformers_processor(case: str, processor: Any) -> N
     said = CONVERSATIONS[case]
     messages = ours(said)
     pictures = Pictures(seeing.RULE).of(messages)
-    ids, spans = expand(seeing.codec().render(messages, ()), seeing.placeholder(), pictures, seeing.RULE)
+    ids, spans = expand(seeing.codec().render(messages, ()), seeing.vision(), pictures)
     wanted = theirs(processor, said)
     assert ids.tolist() == wanted["input_ids"][0].tolist()
     assert [list(picture.grid) for picture in pictures] == wanted["image_grid_thw"].tolist()

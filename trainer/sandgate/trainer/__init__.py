@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sandgate.trainer.client.rollout_client import AsyncRolloutClient
     from sandgate.trainer.client.streaming import Ahead, groups
     from sandgate.trainer.client.weight_update import weight_update
-    from sandgate.trainer.credit.prepare import prepare
+    from sandgate.trainer.credit.group_advantages import prepare
 
 __all__ = [
     "Ahead",
@@ -66,7 +66,7 @@ def __getattr__(name: str) -> Any:
     if name == "Retries":
         return import_module("sandgate.gateway.client").Retries
     if name == "prepare":
-        return import_module("sandgate.trainer.credit.prepare").prepare
+        return import_module("sandgate.trainer.credit.group_advantages").prepare
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"sandgate.trainer.client.{_HOMES[name]}"), name)

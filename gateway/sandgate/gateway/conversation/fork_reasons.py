@@ -13,7 +13,7 @@ from itertools import takewhile
 
 from sandgate.contract.errors import ForkReason
 from sandgate.contract.trajectory import Ids
-from sandgate.gateway.conversation.canonical import (
+from sandgate.gateway.conversation.message_equality import (
     FOREIGN,
     KEY_BYTES,
     NO_TOOLS,
@@ -94,10 +94,13 @@ def of_ids(siblings: Sequence[Turn], added: Ids, *, rooted: bool) -> ForkReason 
     if not siblings:
         return None
     for turn in siblings:
-        if added[: len(turn.context)] == turn.context:
-            return (
-                ForkReason.ASSISTANT_EDITED if len(added) > len(turn.context) else ForkReason.RETRY_RESAMPLED
-            )
+        begun = len(turn.context)
+        if added[:begun] != turn.context:
+            continue
+        if len(added) == begun:
+            return ForkReason.RETRY_RESAMPLED
+        if begun or added[:1] == turn.ids[:1]:  # else it went on with nothing added, and this adds something
+            return ForkReason.ASSISTANT_EDITED
     if any(turn.context[: len(added)] == added for turn in siblings):
         return ForkReason.HISTORY_TRUNCATED
     return ForkReason.NEW_ROOT if rooted else ForkReason.USER_OR_TOOL_EDITED

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
@@ -18,13 +18,26 @@ class TextPart(msgspec.Struct, frozen=True, tag="text", omit_defaults=True):
 
 
 class ImagePart(msgspec.Struct, frozen=True, tag="image", omit_defaults=True):
-    """An image: a data URL or any URL, as the client sent it; never fetched by the gateway."""
+    """An image: a data URL, or an address, as the client sent it."""
 
     url: str
     detail: str | None = None
+    field: str = ""
+    """Of an address: the request's field that has it."""
+
+    kind: ClassVar[str] = "image"
+    """As templates call it."""
 
 
-Part = TextPart | ImagePart
+class VideoPart(msgspec.Struct, frozen=True, tag="video", omit_defaults=True):
+    """A video, as data URLs of its frames."""
+
+    frames: tuple[str, ...]
+
+    kind: ClassVar[str] = "video"
+
+
+Part = TextPart | ImagePart | VideoPart
 
 
 class ToolCall(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from sandgate.gateway.conversation.canonical import head_length
+from sandgate.gateway.conversation.message_equality import head_length
 from sandgate.gateway.conversation.messages import Message, TextPart, TurnRequest
 
 END_CHARS = 4096

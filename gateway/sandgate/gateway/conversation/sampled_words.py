@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from sandgate.gateway.conversation.canonical import foreign_key
 from sandgate.gateway.conversation.ids import call_mark, mark_of
+from sandgate.gateway.conversation.message_equality import foreign_key
 from sandgate.gateway.conversation.messages import Message, TextPart
 from sandgate.gateway.conversation.turn import Turn
 from sandgate.gateway.journal.reply import Reply

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from sandgate.gateway.conversation.canonical import FOREIGN, RUN_MAX, Outline, chain, echo_of, turn_key
+from sandgate.gateway.conversation.echo_matching import Level, MatchPolicy, Recognised, recognise
 from sandgate.gateway.conversation.ids import call_mark
-from sandgate.gateway.conversation.matching import Level, MatchPolicy, Recognised, recognise
+from sandgate.gateway.conversation.message_equality import FOREIGN, RUN_MAX, Outline, chain, echo_of, turn_key
 from sandgate.gateway.conversation.turn import Turn
 
 FRONTIER_MAX = 16

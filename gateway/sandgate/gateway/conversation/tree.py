@@ -1,8 +1,8 @@
 """Tree: a session's turns as a forest, and which turn a request continues. (pure)
 
-Hashes find, tokens decide. `find` follows the request's keys (see `canonical`) from its head, and at every assistant
-message looks up the turns that were sampled for exactly the chain so far. The caller, who renders the prompt, compares
-its ids.
+Hashes find, tokens decide. `find` follows the request's keys (see `message_equality`) from its head, and at every
+assistant message looks up the turns that were sampled for exactly the chain so far. The caller, who renders the prompt,
+compares its ids.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from msgspec.structs import replace
 from sandgate.contract.errors import CorruptRecord, ForkReason
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation import fork_reasons
-from sandgate.gateway.conversation.canonical import (
+from sandgate.gateway.conversation.echo_matching import Level, MatchPolicy
+from sandgate.gateway.conversation.ids import call_mark, mark_of
+from sandgate.gateway.conversation.message_equality import (
     GIVEN_HEAD,
     Outline,
     chain,
@@ -25,9 +27,8 @@ from sandgate.gateway.conversation.canonical import (
     start_key,
     turn_key,
 )
-from sandgate.gateway.conversation.ids import call_mark, mark_of
-from sandgate.gateway.conversation.matching import Level, MatchPolicy
 from sandgate.gateway.conversation.messages import Message, TurnRequest
+from sandgate.gateway.conversation.regrouped import regrouped
 from sandgate.gateway.conversation.search import Index, Reading, walk
 from sandgate.gateway.conversation.turn import Turn, turn_of
 from sandgate.gateway.journal.records import TurnCommitted
@@ -64,6 +65,8 @@ class Tree:
         self._index = Index()
         self._sampled_ids: dict[str, str] = {}
         """Mark of a call (see `ids.call_mark`) -> its id as sampled, where the family prints one."""
+        self._parallel: dict[str, tuple[str, int]] = {}
+        """Mark of a call -> its turn and number, of turns that made several."""
 
     @property
     def turns(self) -> list[Turn]:
@@ -113,6 +116,8 @@ class Tree:
         for index, call in enumerate(turn.reply.tool_calls):
             if call.id:
                 self._sampled_ids[call_mark(turn.id, index)] = call.id
+            if len(turn.reply.tool_calls) > 1:
+                self._parallel[call_mark(turn.id, index)] = (turn.id, index)
         return turn
 
     # --- finding
@@ -193,6 +198,10 @@ class Tree:
         )
 
     # --- reading
+
+    def regrouped(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        """The messages of a request as they are found: calls of one turn stand together."""
+        return regrouped(messages, self._parallel) if self._parallel else messages
 
     def with_sampled_ids(self, messages: Sequence[Message]) -> Sequence[Message]:
         """The messages with the call ids that the model sampled, where clients got others."""

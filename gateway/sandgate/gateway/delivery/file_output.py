@@ -101,7 +101,7 @@ class FileOutput:
     async def _made(self, record: Leased, name: str) -> bytes | None:
         """The bytes of a group's file; None if it is stuck. Raises JournalUnavailable: it may be read later."""
         try:
-            return (await self._leasing.rows(record, self._shape)).rows
+            return (await self._leasing.rows(record, shape=self._shape)).rows
         except JournalUnavailable:
             raise
         except Exception as error:
@@ -137,8 +137,7 @@ class FileOutput:
 
 def unfinished(book: LeaseBook) -> list[str]:
     """Ids of our leases that the process before this one neither acknowledged nor gave back."""
-    mine = (lease for lease in book.leases.values() if lease.lease.startswith(OURS))
-    return [lease.lease for lease in mine if not lease.over and not lease.done]
+    return [lease for lease in book.leases if lease.startswith(OURS) and book.outstanding(lease)]
 
 
 def file_name(book: LeaseBook, sessions: Sequence[str]) -> str:

@@ -33,7 +33,10 @@ class Prompt:
     top_logprobs: int = 0
     """Logprobs of so many likely tokens are asked for; 0 = of the sampled token only."""
     affinity: str = ""
-    """Requests of one group have the same value, because they share a prefix; they go to one replica."""
+    """Requests of one group have the same value, because they share a prefix; they go to one replica as far as load
+    allows."""
+    session: str = ""
+    """Requests of one session have the same value: each goes on from the last, and goes to its replica."""
     model: str = ""
     version: int = 0
     """The policy version last set by the trainer; used where the engine reports none."""
@@ -41,6 +44,8 @@ class Prompt:
     """Where `ids` have placeholders of pictures."""
     pictures: tuple[Picture, ...] = ()
     """The pictures, in the same order. Prompts with the same ids and other pictures are other prompts."""
+    told: Ids | None = None
+    """With pictures: what an engine is sent that puts their placeholders in itself, and then comes to `ids`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +147,15 @@ class Labelled(Protocol):
     async def version_told(self) -> None:
         """Reads every replica's label again, because the trainer set a version, or whether labels carry versions. A
         replica whose label needs a number and has none is not used until it has one."""
+        ...
+
+
+@runtime_checkable
+class KeepsSessions(Protocol):
+    """An engine that remembers on which replica a session's history is."""
+
+    def ended(self, session: str) -> None:
+        """The session samples no more."""
         ...
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import msgspec
 import orjson
@@ -31,15 +31,18 @@ class _Info(msgspec.Struct):
     weight_version: str
 
 
-class EngineControl:
+class ReplicaControl:
     """Every method acts on all replicas at once, and raises if one of them did not do it: EngineUnavailable if it does
     not answer, EngineFailed if it refuses. Then the replicas may disagree; `resume` is safe to repeat."""
+
+    missing: ClassVar[str] = ""
+    """What to do about an endpoint that is not there."""
 
     def __init__(self, urls: Sequence[str], *, api_key: str = "") -> None:
         self.urls = tuple(dict.fromkeys(url.rstrip("/") for url in urls))
         self._http = Transport(api_key=api_key)
 
-    async def __aenter__(self) -> EngineControl:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(
@@ -50,6 +53,47 @@ class EngineControl:
     async def aclose(self) -> None:
         """Closes connections."""
         await self._http.aclose()
+
+    async def _get(self, path: str, kind: type[Any]) -> list[Any]:
+        try:
+            return [msgspec.json.decode(body, type=kind) for body in await self._all("GET", path)]
+        except msgspec.DecodeError as error:
+            raise EngineFailed(f"{path}: {error}") from error
+
+    async def _all(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        params: dict[str, str] | None = None,
+    ) -> list[bytes]:
+        """Every replica's answer, in order; all are asked even if one fails."""
+        asked = (self._ask(method, url, path, body, params) for url in self.urls)
+        results = await asyncio.gather(*asked, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return [result for result in results if isinstance(result, bytes)]
+
+    async def _ask(
+        self, method: str, url: str, path: str, body: dict[str, Any] | None, params: dict[str, str] | None
+    ) -> bytes:
+        packed = None if body is None else orjson.dumps(body)
+        try:
+            answer = await self._http.ask(method, url + path, body=packed, params=params, timeout_s=CONTROL_S)
+        except Lost as error:
+            raise EngineUnavailable(f"{url}{path}: {error}") from error
+        if answer.status == 404:
+            raise EngineFailed(f"{url}{path}: no such endpoint{self.missing}")
+        if answer.status != 200:
+            raise EngineFailed(f"{url}{path} answers {answer.status}: {words_of(answer.body)}")
+        return answer.body
+
+
+class EngineControl(ReplicaControl):
+    """vLLM servers."""
+
+    missing = "; start vLLM with VLLM_SERVER_DEV_MODE=1"
 
     async def pause(self, mode: Literal["abort", "wait", "keep"] = "keep") -> None:
         """Pauses generation. Mode abort: running generations end now (the gateway resumes them); wait: they finish
@@ -84,38 +128,3 @@ class EngineControl:
         await self._all(
             "POST", "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}}
         )
-
-    async def _get(self, path: str, kind: type[Any]) -> list[Any]:
-        try:
-            return [msgspec.json.decode(body, type=kind) for body in await self._all("GET", path)]
-        except msgspec.DecodeError as error:
-            raise EngineFailed(f"{path}: {error}") from error
-
-    async def _all(
-        self,
-        method: str,
-        path: str,
-        body: dict[str, Any] | None = None,
-        params: dict[str, str] | None = None,
-    ) -> list[bytes]:
-        """Every replica's answer, in order; all are asked even if one fails."""
-        asked = (self._ask(method, url, path, body, params) for url in self.urls)
-        results = await asyncio.gather(*asked, return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
-        return [result for result in results if isinstance(result, bytes)]
-
-    async def _ask(
-        self, method: str, url: str, path: str, body: dict[str, Any] | None, params: dict[str, str] | None
-    ) -> bytes:
-        packed = None if body is None else orjson.dumps(body)
-        try:
-            answer = await self._http.ask(method, url + path, body=packed, params=params, timeout_s=CONTROL_S)
-        except Lost as error:
-            raise EngineUnavailable(f"{url}{path}: {error}") from error
-        if answer.status == 404:
-            raise EngineFailed(f"{url}{path}: no such endpoint; start vLLM with VLLM_SERVER_DEV_MODE=1")
-        if answer.status != 200:
-            raise EngineFailed(f"{url}{path} answers {answer.status}: {words_of(answer.body)}")
-        return answer.body

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sandgate.contract.errors import EngineFailed, EngineUnavailable
@@ -81,7 +82,7 @@ class Generation:
             return
         wanted = self.prompt.ids + self.ids[: self._piece]
         spans = tuple((span.start, span.length) for span in self.prompt.media)
-        if step.prompt is None or step.prompt != wanted or step.images != spans:
+        if step.prompt is None or step.prompt != wanted or not _cover(step.images, spans):
             told = "none" if step.prompt is None else f"{len(step.prompt)} ids with images at {step.images}"
             raise EngineFailed(
                 f"the engine was to make {len(wanted)} prompt ids with images at {spans}, and made {told}; are its "
@@ -147,6 +148,15 @@ class Generation:
             top=tuple(self.top),
             resumed=self.resumed,
         )
+
+
+def _cover(told: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> bool:
+    """Whether the engine has each picture where it is meant to be. It may count what stands around one to it: the new
+    lines of Gemma 3."""
+    return len(told) == len(spans) and all(
+        at <= start and start + length <= at + size
+        for (at, size), (start, length) in zip(told, spans, strict=True)
+    )
 
 
 def _merged(spans: list[VersionSpan]) -> tuple[VersionSpan, ...]:

@@ -5,25 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from sandgate.contract.errors import EngineFailed, EngineUnavailable
-from sandgate.gateway.engine.facts import probe
 from sandgate.gateway.engine.health import PROBE_S
-from sandgate.gateway.engine.logprobs import (
-    ASKS,
-    MODES,
-    PROMPTS,
-    Kind,
-    against,
-    alternatives_of,
-    kind_of,
-    measuring_request,
-)
+from sandgate.gateway.engine.logprobs import ASKS, MODES, Kind
 from sandgate.gateway.engine.routing import ReplicaTable
 from sandgate.gateway.engine.transport import Lost, Transport
-from sandgate.gateway.engine.wire import GenerateEndpoint, words_of
+from sandgate.gateway.engine.wire import words_of
 
 MEASURE_S = 1800.0
 """Time-out of a measuring generation in seconds: it waits in the engine's queue as turns do, and through weight
@@ -40,44 +30,20 @@ NOT_YET = "its logprobs are not measured yet"
 log = logging.getLogger("sandgate.gateway.engine")
 
 
-async def measure(http: Transport, url: str, endpoint: GenerateEndpoint, *, model: str) -> Kind:
-    """The kind of a replica's logprobs. Raises EngineFailed if it refuses the request or its answer cannot be read,
-    EngineUnavailable if it cannot answer now."""
-    kind: Kind = "unclear"
-    for ids in PROMPTS:
-        kind = kind_of(
-            alternatives_of(
-                await _ask(http, url, endpoint, measuring_request(endpoint, model, ids)), endpoint
-            )
-        )
-        if kind != "unclear":
-            break
-    return kind
-
-
-async def _ask(http: Transport, url: str, endpoint: GenerateEndpoint, body: bytes) -> bytes:
+async def sampled(http: Transport, url: str, path: str, body: bytes) -> bytes:
+    """The answer to a measuring request. Raises EngineFailed if it is refused, EngineUnavailable if there is none
+    now."""
     try:
         async with asyncio.timeout(MEASURE_S):
-            async with http.post(url + endpoint.value, body, request_id=ASKS + uuid.uuid4().hex) as answer:
+            async with http.post(url + path, body, request_id=ASKS + uuid.uuid4().hex) as answer:
                 status, content = answer.status, await answer.body()
     except (Lost, TimeoutError) as error:
-        raise EngineUnavailable(f"{url}{endpoint.value}: {error}") from error
+        raise EngineUnavailable(f"{url}{path}: {error}") from error
     if status in (408, 425, 429) or status >= 500:
-        raise EngineUnavailable(f"{url}{endpoint.value} answers {status}: {words_of(content)}")
+        raise EngineUnavailable(f"{url}{path} answers {status}: {words_of(content)}")
     if status != 200:
-        raise EngineFailed(f"{url}{endpoint.value} answers {status}: {words_of(content)}")
+        raise EngineFailed(f"{url}{path} answers {status}: {words_of(content)}")
     return content
-
-
-async def why_not(url: str, *, model: str, mode: str) -> str:
-    """Why a gateway with logprobs mode `mode` would not use this engine; empty if it would. Raises as `measure`
-    does."""
-    http, url = Transport(), url.rstrip("/")
-    try:
-        endpoint = (await probe(http, url, model=model, logprobs_mode=mode)).endpoint
-        return against(await measure(http, url, endpoint, model=model), mode)
-    finally:
-        await http.aclose()
 
 
 @dataclass(slots=True)
@@ -88,12 +54,14 @@ class LogprobsCheck:
     refuses the measurement is used, as its turns will be refused in the same words.
     """
 
-    http: Transport
     mode: str
     """The mode of the gateway's settings; a mode that cannot be measured is believed."""
-    model: str
     table: ReplicaTable
     """The routing table, which gets the results."""
+    ask: Callable[[str], Awaitable[Kind]]
+    """Measures one replica."""
+    unfit: Callable[[Kind, str], str]
+    """Why a replica of that kind is not used in that mode (see `Dialect.against`)."""
     _fit: set[str] = field(default_factory=set)
     _running: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     wrong: dict[str, str] = field(default_factory=dict)
@@ -104,12 +72,12 @@ class LogprobsCheck:
         if self.mode in MODES and url not in self._fit:
             self.table.measured(url, unmeasured=NOT_YET)
 
-    def start(self, url: str, endpoint: GenerateEndpoint) -> None:
+    def start(self, url: str) -> None:
         """Starts to measure a replica, unless that is done or under way."""
         if self.mode not in MODES or url in self._fit or url in self._running:
             return
         self.expect(url)
-        task = asyncio.create_task(self._until_known(url, endpoint))
+        task = asyncio.create_task(self._until_known(url))
         self._running[url] = task
         task.add_done_callback(lambda done: self._ended(url, done))
 
@@ -153,13 +121,13 @@ class LogprobsCheck:
                 log.error("engine %s: its logprobs could not be measured", url, exc_info=error)
                 self.table.measured(url, wrong=f"its logprobs could not be measured: {error!r}")
 
-    async def _until_known(self, url: str, endpoint: GenerateEndpoint) -> None:
+    async def _until_known(self, url: str) -> None:
         while True:
-            kind = await self._measured(url, endpoint)
+            kind = await self._measured(url)
             if kind is not None:
                 break
             await asyncio.sleep(PROBE_S)
-        why = against(kind, self.mode)
+        why = self.unfit(kind, self.mode)
         if why:
             self.wrong[url] = why
             log.error("engine %s is not used: %s", url, why)
@@ -169,10 +137,10 @@ class LogprobsCheck:
                 log.warning("engine %s: its logprobs are taken for %s, unmeasured", url, self.mode)
         self.table.measured(url, wrong=why)
 
-    async def _measured(self, url: str, endpoint: GenerateEndpoint) -> Kind | None:
+    async def _measured(self, url: str) -> Kind | None:
         """The kind of a replica's logprobs; None if it has to be asked again."""
         try:
-            return await measure(self.http, url, endpoint, model=self.model)
+            return await self.ask(url)
         except EngineUnavailable as error:
             self.table.measured(url, unmeasured=f"{NOT_YET}: {error}")
             return None

@@ -140,7 +140,7 @@ class Step:
 
     def check(self, vocab_size: int = 0) -> None:
         """Raises EngineFailed for sentinels, NaN, positive or missing logprobs, and ids that do not exist."""
-        _check(self.ids, self.logprobs, vocab_size)
+        check_values(self.ids, self.logprobs, vocab_size)
 
 
 def read(
@@ -171,7 +171,9 @@ def read(
         step.cached_tokens = answer.usage.prompt_tokens_details.cached_tokens or 0
     if answer.prompt_token_ids is not None:
         step.prompt = array("i", answer.prompt_token_ids)
-        step.images = tuple((at.offset, at.length) for at in (answer.mm_placeholders or {}).get("image", ()))
+        told = answer.mm_placeholders or {}
+        at = [*told.get("image", ()), *told.get("video", ())]
+        step.images = tuple(sorted((one.offset, one.length) for one in at))
     return step
 
 
@@ -192,7 +194,7 @@ def _step(choice: _Choice, top: int, vocabulary: int | None) -> Step:
         if top:
             alternatives = tuple(_best(cast(_EntryTop, entry).top_logprobs, top) for entry in content)
     if vocabulary is not None:
-        _check(ids, numbers, vocabulary)  # before packing: an array would box every number anew
+        check_values(ids, numbers, vocabulary)  # before packing: an array would box every number anew
     try:
         packed_ids, packed = array("i", ids), array("f", cast(Sequence[float], numbers))
     except (OverflowError, TypeError):
@@ -245,7 +247,7 @@ def _finish(reason: str | None) -> Finish | None:
     return FINISHES[reason]
 
 
-def _check(ids: Sequence[int], numbers: Sequence[float | None], vocab_size: int) -> None:
+def check_values(ids: Sequence[int], numbers: Sequence[float | None], vocab_size: int) -> None:
     """Raises EngineFailed for sentinels, NaN, infinities, positive or missing logprobs, and ids that do not exist."""
     if len(numbers) != len(ids):
         raise EngineFailed(f"the engine answered {len(ids)} ids and {len(numbers)} logprobs")

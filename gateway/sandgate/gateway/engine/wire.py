@@ -28,7 +28,7 @@ from sandgate.contract.errors import (
 )
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.engine.api import Prompt
-from sandgate.gateway.media.spans import collapse
+from sandgate.gateway.media.pictures import Picture
 
 WORDS_MAX = 500
 """Characters of an engine's error that are passed on; its validation errors can repeat a whole prompt."""
@@ -80,10 +80,8 @@ def body_of(
     if stream:
         head["stream"] = True
         head["stream_options"] = {"include_usage": True}
-    if (
-        prompt.pictures
-    ):  # vLLM runs its processor on them, and puts as many placeholders as it says for each one
-        ids = collapse(ids, prompt.media)
+    if prompt.told is not None:  # vLLM runs its processor on the pictures, and puts in what that says
+        ids = prompt.told + ids[len(prompt.ids) :]
     field = b"token_ids" if endpoint is GenerateEndpoint.GENERATE else b"prompt"
     # numpy writes 5k ids in 18 us; a list of Python ints takes 68 us and makes 5k objects.
     packed = orjson.dumps(np.frombuffer(ids, dtype=np.int32), option=orjson.OPT_SERIALIZE_NUMPY)
@@ -142,12 +140,19 @@ def _generate_head(prompt: Prompt, max_tokens: int, piece: int) -> dict[str, Any
     if prompt.constraint is not None:  # it holds from the first token on; the thought is part of it
         head["reasoning_ended"] = True
     if prompt.pictures:
-        head["content_parts"] = [
-            {"type": "image_url", "url": "data:image/png;base64," + b64encode(picture.png).decode()}
-            for picture in prompt.pictures
-        ]
+        head["content_parts"] = list(map(_content_part, prompt.pictures))
         head["return_token_ids"] = True
     return head
+
+
+def _content_part(picture: Picture) -> dict[str, str]:
+    if not picture.frames:
+        return {"type": "image_url", "url": "data:image/png;base64," + b64encode(picture.png).decode()}
+    frames = ",".join(b64encode(frame).decode() for frame in picture.frames)
+    return {
+        "type": "video_url",
+        "url": "data:video/jpeg;base64," + frames,
+    }  # so vLLM calls frames of any format
 
 
 def _completions_head(prompt: Prompt, max_tokens: int, piece: int) -> dict[str, Any]:
@@ -170,6 +175,7 @@ class _Words(msgspec.Struct):
 
 class _Refusal(msgspec.Struct):
     error: _Words | str | None = None
+    message: str | None = None
     detail: msgspec.Raw = msgspec.Raw(b"")
 
 
@@ -179,7 +185,7 @@ def words_of(body: bytes) -> str:
     try:
         refusal = msgspec.json.decode(body, type=_Refusal)
         text = refusal.error.message if isinstance(refusal.error, _Words) else refusal.error or ""
-        text = text or bytes(refusal.detail).decode("utf-8", "replace").strip('"')
+        text = text or refusal.message or bytes(refusal.detail).decode("utf-8", "replace").strip('"')
     except (msgspec.DecodeError, UnicodeDecodeError):
         pass
     text = " ".join((text or body[: 4 * WORDS_MAX].decode("utf-8", "replace")).split())

@@ -7,6 +7,7 @@ Token arrays are packed little-endian: int32 ids, float32 logprobs.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Union
 
 import msgspec
@@ -17,7 +18,7 @@ from sandgate.gateway.journal.top_logprobs import NONE
 from sandgate.gateway.media.pictures import Picture
 from sandgate.gateway.media.spans import Span
 
-SCHEMA = 8
+SCHEMA = 10
 """The newest schema. A record carries the first schema that knew its kind, so that a journal without new kinds stays
 readable for older gateways."""
 
@@ -345,9 +346,45 @@ class _Eighth(_Record, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class PicturesKept(_Eighth, frozen=True, kw_only=True, tag="pictures"):
-    """Pictures that turns of the session show, each once, in the commit of the first of them."""
+    """Pictures that turns of the session show, each once, in the commit of the first of them. Make it with `kept`."""
 
     pictures: tuple[Picture, ...]
+
+    @staticmethod
+    def kept(pictures: Iterable[Picture], *, at: float) -> PicturesKept:
+        """Of schema 10 with a video among them, and 9 with a picture of another kind than Qwen-VL's grids: an older
+        gateway would read these as such."""
+        found = tuple(pictures)
+        grids = all(picture.kind == "grid" for picture in found)
+        schema = 10 if any(picture.frames for picture in found) else 8 if grids else 9
+        return PicturesKept(at=at, pictures=found, schema=schema)
+
+
+class _Ninth(_Record, frozen=True, kw_only=True, omit_defaults=False):
+    """Kinds that schema 9 added; their bytes say so."""
+
+    schema: int = 9
+
+
+class FetchedImage(msgspec.Struct, frozen=True, array_like=True):
+    """What an address gave."""
+
+    address: str
+    key: bytes
+    """Of the address, however it is spelt (media.addresses)."""
+    sha256: bytes
+    """Of the bytes that came."""
+    pixels: int
+    """Of the image as it came."""
+    digest: bytes
+    """Of the picture that the model is shown of it."""
+
+
+class ImagesFetched(_Ninth, frozen=True, kw_only=True, tag="fetched"):
+    """Addresses of images that were fetched for the session, in one commit with the pictures, before a turn that shows
+    them: the session never asks there again."""
+
+    images: tuple[FetchedImage, ...]
 
 
 TASKS = "~tasks"
@@ -378,6 +415,7 @@ Record = Union[  # noqa: UP007 - msgspec wants the union as a value
     ResponseKept,
     ResponseForgotten,
     PicturesKept,
+    ImagesFetched,
 ]
 
 _ENCODER = msgspec.msgpack.Encoder()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sandgate.contract.errors import InvalidBody, SandgateError
-from sandgate.gateway.media.grids import GridRule
+from sandgate.gateway.media.rules import Rule
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -32,16 +32,32 @@ SMALL = 1
 """zlib's level: the next ones take three times as long for a tenth less."""
 
 
-class Picture(msgspec.Struct, frozen=True, kw_only=True):
-    """A picture as the model sees it."""
+class Picture(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A picture as the model sees it, or a video."""
 
     digest: bytes
     """Of its size and pixels: two files with the same pixels are one picture."""
     width: int
     height: int
     grid: tuple[int, int, int]
-    """The processor's image_grid_thw: patches in time, height and width."""
+    """As its kind's rule counts: image_grid_thw for grids."""
     png: bytes
+    kind: str = "grid"
+    """Of its rule."""
+    frames: tuple[bytes, ...] = ()
+    """Of a video, each as PNG; `png` is empty then, and `grid` its video_grid_thw."""
+    seconds: float = 0.0
+    """Of a video: how long each moment of its grid is, where positions count that (second_per_grid_ts)."""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height, of a video's frames too."""
+        return self.width, self.height
+
+    @property
+    def weight(self) -> int:
+        """Bytes of its PNGs."""
+        return len(self.png) + sum(map(len, self.frames))
 
 
 def installed() -> bool:
@@ -53,12 +69,12 @@ def installed() -> bool:
     return True
 
 
-def read(raw: bytes, rule: GridRule) -> Picture:
+def read(raw: bytes, rule: Rule) -> Picture:
     """Decodes a picture. Raises InvalidBody: no picture, a broken one, an animation, or one that is too large."""
     return read_within(raw, rule, PIXELS_MAX)[0]
 
 
-def read_within(raw: bytes, rule: GridRule, most: int) -> tuple[Picture, int]:
+def read_within(raw: bytes, rule: Rule, most: int) -> tuple[Picture, int]:
     """The same, and how many pixels it had. Raises InvalidBody for more than `most`, before they are decoded."""
     from PIL import Image
 
@@ -71,8 +87,11 @@ def read_within(raw: bytes, rule: GridRule, most: int) -> tuple[Picture, int]:
                 getattr(file, "is_animated", False) and file.format != "MPO"
             ):  # MPO: a photograph and its preview
                 raise InvalidBody("it is an animation; send one frame of it", field="messages")
-            size = rule.size(*_upright_size(file))
-            pixels = _upright(file).resize(size, Image.Resampling(rule.resample))
+            fit = rule.fit(*_upright_size(file))
+            pixels = _upright(file)
+            for size in fit.resized:
+                pixels = pixels.resize(size, Image.Resampling(rule.resample))
+            pixels = pixels.crop(fit.box) if fit.box is not None else pixels
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise InvalidBody(f"it has more than {PIXELS_MAX} pixels", field="messages") from None
     except SandgateError:
@@ -85,16 +104,15 @@ def read_within(raw: bytes, rule: GridRule, most: int) -> tuple[Picture, int]:
     return _of_pixels(pixels, rule), area
 
 
-def _of_pixels(pixels: Image, rule: GridRule) -> Picture:
+def _of_pixels(pixels: Image, rule: Rule) -> Picture:
     """An RGB image, which has its size already, as a picture."""
     raw = pixels.tobytes()
     digest = blake2b(raw, digest_size=DIGEST_BYTES, person=b"%dx%d" % pixels.size).digest()
     out = BytesIO()
     pixels.save(out, "PNG", compress_level=SMALL)
     width, height = pixels.size
-    return Picture(
-        digest=digest, width=width, height=height, grid=rule.grid(width, height), png=out.getvalue()
-    )
+    grid = rule.grid(width, height)
+    return Picture(digest=digest, width=width, height=height, grid=grid, png=out.getvalue(), kind=rule.kind)
 
 
 def _refuse_large(size: Sequence[int]) -> None:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import msgspec
 
-from sandgate.contract.errors import BadRequest
 from sandgate.contract.trajectory import Ids
-from sandgate.gateway.media.grids import GridRule
-from sandgate.gateway.media.pictures import Picture
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):
@@ -28,41 +25,16 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
 Spans = tuple[Span, ...]
 
 
-def expand(ids: Ids, placeholder: int, pictures: Sequence[Picture], rule: GridRule) -> tuple[Ids, Spans]:
-    """A rendered text's ids, with one placeholder per picture, as the processor gives them: one for each patch. Raises
-    BadRequest where the template did not show each picture once."""
-    if not pictures and not ids.count(placeholder):
-        return ids, ()
-    at = [index for index, token in enumerate(ids) if token == placeholder]
-    if len(at) != len(pictures):
-        raise BadRequest(
-            f"the chat template shows {len(at)} of {len(pictures)} images of these messages, and none may be lost",
-            field="messages",
-        )
-    out, spans, done = array("i"), list[Span](), 0
-    for index, picture in zip(at, pictures, strict=True):
-        out.extend(ids[done:index])
-        length = rule.tokens(picture.width, picture.height)
-        spans.append(Span(len(out), length, picture.digest))
-        out.extend(array("i", (placeholder,)) * length)
-        done = index + 1
-    out.extend(ids[done:])
-    return out, tuple(spans)
-
-
-def collapse(ids: Ids, spans: Iterable[Span]) -> Ids:
-    """The inverse of `expand`: what is asked of an engine that expands placeholders itself."""
+def collapse(ids: Ids, spans: Iterable[Span], placeholder: int | None = None) -> Ids:
+    """One id per picture: what a person is shown, and most engines are asked. Without `placeholder` it is the first
+    of those that stand for it."""
     out, done = array("i"), 0
     for span in spans:
-        out.extend(ids[done : span.start + 1])
+        out.extend(ids[done : span.start])
+        out.append(ids[span.start] if placeholder is None else placeholder)
         done = span.start + span.length
     out.extend(ids[done:])
     return out
-
-
-def stray(ids: Ids, placeholder: int, spans: Iterable[Span]) -> bool:
-    """Whether a placeholder stands for no picture: a client wrote it, or the model sampled it."""
-    return ids.count(placeholder) != sum(span.length for span in spans)
 
 
 def within(spans: Iterable[Span], start: int, end: int) -> Spans:

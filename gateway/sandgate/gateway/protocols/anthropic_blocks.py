@@ -8,14 +8,16 @@ from __future__ import annotations
 import msgspec
 
 from sandgate.contract.errors import InvalidBody, Unsupported
-from sandgate.gateway.conversation.canonical import BILLING_HEADER
+from sandgate.gateway.conversation.message_equality import BILLING_HEADER
 from sandgate.gateway.conversation.messages import ImagePart, Message, Part, TextPart, ToolCall
-from sandgate.gateway.media.sources import image_url
+from sandgate.gateway.protocols.image_parts import image_part
 from sandgate.gateway.protocols.sealed_reasoning import unseal
 from sandgate.gateway.protocols.wire import ANYTHING, brief, read
 
 _Raw = msgspec.Raw
 _NONE = _Raw(b"")
+FAILED = "The tool failed, and said nothing."
+"""What the model is shown of a result with `is_error` and without content: else it could not tell it from success."""
 UNPARSED = "_unparsed"
 """Name under which an answer has arguments that are no object; then there is no other."""
 UNPARSED_MARK = UNPARSED.encode()
@@ -44,7 +46,11 @@ class Block(msgspec.Struct):
     input: _Raw = _NONE
     tool_use_id: str | None = None
     content: _Raw = _NONE
-    source: BlockSource | None = None
+    is_error: bool | None = None
+    source: BlockSource | str | None = None
+    title: str | None = None
+    context: str | None = None
+    citations: _Raw = _NONE
 
 
 _CONTENT: msgspec.json.Decoder[str | list[Block] | None] = msgspec.json.Decoder(str | list[Block] | None)
@@ -89,7 +95,8 @@ def user_messages(content: str | list[Block], field: str) -> list[Message]:
 def _result(block: Block, field: str) -> tuple[Part, ...]:
     if block.tool_use_id is None:
         raise InvalidBody(f"{field}.tool_use_id is missing", field=f"{field}.tool_use_id")
-    return _inner(block.content, f"{field}.content")
+    parts = _inner(block.content, f"{field}.content")
+    return (TextPart(FAILED),) if block.is_error and not parts else parts
 
 
 def _inner(raw: _Raw, field: str) -> tuple[Part, ...]:
@@ -107,26 +114,32 @@ def _parts(block: Block, field: str) -> tuple[Part, ...]:
             text = _text(block, field)
             return (TextPart(text),) if text else ()
         case "image":
-            return (ImagePart(_url(block.source, f"{field}.source")),)
+            return (_image(_source(block, field), f"{field}.source"),)
         case "document":
-            return _document(block.source, f"{field}.source")
+            return _document(block, field)
     raise Unsupported(
         f"{field}.type is {brief(block.type)}; text, image, document (of text) and tool_result are understood",
         field=f"{field}.type",
     )
 
 
-def _url(source: BlockSource | None, field: str) -> str:
+def _source(block: Block, field: str) -> BlockSource | None:
+    if isinstance(block.source, str):
+        raise InvalidBody(f"{field}.source must be an object", field=f"{field}.source")
+    return block.source
+
+
+def _image(source: BlockSource | None, field: str) -> ImagePart:
     match source:
         case None:
             raise InvalidBody(f"{field} is missing", field=field)
         case BlockSource(type="base64", media_type=str() as kind, data=str() as data):
-            return image_url(f"data:{kind};base64,{data}", field)
+            return image_part(f"data:{kind};base64,{data}", field)
         case BlockSource(type="base64"):
             missing = f"{field}.{'data' if source.media_type else 'media_type'}"
             raise InvalidBody(f"{missing} is missing", field=missing)
         case BlockSource(type="url", url=str() as url):
-            return image_url(url, f"{field}.url")
+            return image_part(url, f"{field}.url")
         case BlockSource(type="url"):
             raise InvalidBody(f"{field}.url is missing", field=f"{field}.url")
     raise Unsupported(
@@ -134,12 +147,27 @@ def _url(source: BlockSource | None, field: str) -> str:
     )
 
 
-def _document(source: BlockSource | None, field: str) -> tuple[Part, ...]:
+class _Citations(msgspec.Struct):
+    enabled: bool | None = None
+
+
+_CITATIONS: msgspec.json.Decoder[_Citations | None] = msgspec.json.Decoder(_Citations | None)
+
+
+def _document(block: Block, where: str) -> tuple[Part, ...]:
+    """A document's text behind its title and context, a line each."""
+    field = f"{where}.source"
+    cited = read(_CITATIONS, block.citations, f"{where}.citations") if bytes(block.citations) else None
+    if cited and cited.enabled:
+        field = f"{where}.citations.enabled"
+        raise Unsupported(f"{field}: answers have no citations here", field=field)
+    source = _source(block, where)
     match source:
         case None:
             raise InvalidBody(f"{field} is missing", field=field)
         case BlockSource(type="text", data=str() as data):
-            return (TextPart(data),) if data else ()
+            text = "\n".join(line for line in (block.title, block.context, data) if line)
+            return (TextPart(text),) if text else ()
         case BlockSource(type="text"):
             raise InvalidBody(f"{field}.data is missing", field=f"{field}.data")
     raise Unsupported(f"{field}.type is {brief(source.type)}; text is understood", field=f"{field}.type")

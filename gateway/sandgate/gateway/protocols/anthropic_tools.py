@@ -64,7 +64,7 @@ def _tool(tool: _Tool, field: str) -> Tool:
     if tool.input_schema is None:
         raise InvalidBody(f"{field}.input_schema is missing", field=f"{field}.input_schema")
     shallow(tool.input_schema, f"{field}.input_schema")
-    return Tool(tool.name, tool.description, tool.input_schema, tool.strict)
+    return Tool(tool.name, tool.description, tool.input_schema, tool.strict or None)
 
 
 def choice_of(raw: msgspec.Raw, tools: tuple[Tool, ...]) -> tuple[ToolChoice, bool]:

@@ -39,6 +39,8 @@ class Usage:
     completion: int
     """Of all choices together."""
     cached: int = 0
+    reasoning: int = 0
+    """Of `completion`, those that were thought."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,8 @@ class Context:
     request_id: str = ""
     token_text: Callable[[int], str] | None = None
     """Text of one token; needed where `logprobs` is true."""
+    token_bytes: Callable[[int], bytes] | None = None
+    """The bytes of one that is a part of a character."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

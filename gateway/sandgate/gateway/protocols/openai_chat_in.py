@@ -11,9 +11,8 @@ from typing import Any
 import msgspec
 
 from sandgate.contract.errors import InvalidBody, Unsupported
-from sandgate.gateway.conversation.canonical import BILLING_HEADER
+from sandgate.gateway.conversation.message_equality import BILLING_HEADER
 from sandgate.gateway.conversation.messages import (
-    ImagePart,
     Message,
     Part,
     ResponseFormat,
@@ -22,8 +21,9 @@ from sandgate.gateway.conversation.messages import (
     TextPart,
     ToolCall,
     TurnRequest,
+    VideoPart,
 )
-from sandgate.gateway.media.sources import image_url
+from sandgate.gateway.protocols.image_parts import image_part, video_part
 from sandgate.gateway.protocols.openai_sampling import (
     TOP_LOGPROBS_MAX,
     Asked,
@@ -50,6 +50,19 @@ class _Part(msgspec.Struct):
     text: str | None = None
     refusal: str | None = None
     image_url: _Url | str | None = None
+    video_url: _Url | str | None = None
+    video: str | list[str] | None = None
+    fps: float | None = None
+    nframes: _Raw = _NONE
+    min_frames: _Raw = _NONE
+    max_frames: _Raw = _NONE
+    min_pixels: _Raw = _NONE
+    max_pixels: _Raw = _NONE
+    total_pixels: _Raw = _NONE
+    resized_height: _Raw = _NONE
+    resized_width: _Raw = _NONE
+    video_start: _Raw = _NONE
+    video_end: _Raw = _NONE
 
 
 class _Function(msgspec.Struct):
@@ -75,6 +88,7 @@ class _Message(msgspec.Struct):
     tool_calls: list[_Call] | None = None
     tool_call_id: str | None = None
     name: str | None = None
+    refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: _Raw = _NONE
     function_call: _Function | None = None
@@ -107,6 +121,7 @@ class _Body(Asked, kw_only=True):
     function_call: _Raw = _NONE
     web_search_options: _Raw = _NONE
     continue_final_message: _Raw = _NONE
+    add_generation_prompt: bool | None = None
     chat_template: _Raw = _NONE
 
 
@@ -130,6 +145,11 @@ def decode(body: bytes) -> TurnRequest:
     refuse(chat, _REFUSED, _INSTEAD)
     if chat.modalities and chat.modalities != ["text"]:
         raise Unsupported("modalities: only text is generated here", field="modalities")
+    if chat.add_generation_prompt is False:
+        raise Unsupported(
+            "add_generation_prompt must be true: what is sampled is the assistant's turn",
+            field="add_generation_prompt",
+        )
     if not chat.messages:
         raise InvalidBody("messages is empty; at least one message is needed", field="messages")
     limited(len(chat.messages), MESSAGES_MAX, "messages", "messages")
@@ -174,6 +194,8 @@ def _message(message: _Message, index: int) -> Message:
         parts = tuple([part for i, given in enumerate(content) if (part := _part(given, role, index, i))])
     if role != "assistant":
         return Message(role, parts, None, (), message.tool_call_id if role == "tool" else None, message.name)
+    if not parts and message.refusal:
+        parts = (TextPart(message.refusal),)
     reasoning = message.reasoning_content or _text(message.reasoning, f"messages[{index}].reasoning")
     calls = tuple([_call(call, index, i) for i, call in enumerate(message.tool_calls or ())])
     if message.function_call and not calls:
@@ -202,11 +224,31 @@ def _part(part: _Part, role: Role, message: int, i: int) -> Part | None:
             if image is None:
                 raise InvalidBody(f"{field}.image_url is missing", field=f"{field}.image_url")
             if isinstance(image, str):
-                return ImagePart(image_url(image, f"{field}.image_url"))
-            return ImagePart(image_url(image.url, f"{field}.image_url.url"), image.detail)
+                return image_part(image, f"{field}.image_url")
+            return image_part(image.url, f"{field}.image_url.url", image.detail)
+        case "video_url" | "video":
+            return _video(part, field)
     raise Unsupported(
-        f"{field}.type is {brief(part.type)}; text and image_url are understood", field=f"{field}.type"
+        f"{field}.type is {brief(part.type)}; text, image_url, video_url and video are understood",
+        field=f"{field}.type",
     )
+
+
+_VIDEO_SETTINGS = tuple(name for name in _Part.__struct_fields__ if _Part.__annotations__[name] == "_Raw")
+
+
+def _video(part: _Part, field: str) -> VideoPart:
+    """As vLLM's clients send it (`video_url`), or Qwen's (`video`: a URL, or its frames)."""
+    where = f"{field}.{part.type}"
+    video = part.video if part.type == "video" else part.video_url
+    if video is None:
+        raise InvalidBody(f"{where} is missing", field=where)
+    if isinstance(video, _Url):
+        video, where = video.url, f"{where}.url"
+    others = [
+        name for name in _VIDEO_SETTINGS if bytes(memoryview(getattr(part, name))) not in (b"", b"null")
+    ]
+    return video_part(video, where, field, part.fps, others)
 
 
 def _call(call: _Call, message: int, i: int) -> ToolCall:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, assert_never
 
 import msgspec
@@ -42,6 +42,7 @@ def usage_of(usage: Usage) -> dict[str, Any]:
         "completion_tokens": usage.completion,
         "total_tokens": usage.prompt + usage.completion,
         "prompt_tokens_details": {"cached_tokens": usage.cached},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
     }
 
 
@@ -93,13 +94,12 @@ def _message(reply: Reply, turn: str) -> dict[str, Any]:
 
 
 def _logprobs(tokens: TokenLogprobs, context: Context) -> dict[str, Any]:
-    text = context.token_text or str
     top = map(unpacked, tokens.top) if tokens.top else ((),) * len(tokens.ids)
     return {
         "content": [
             {
-                **_token(token, logprob, text),
-                "top_logprobs": [_token(other, its, text) for other, its in others],
+                **_token(token, logprob, context),
+                "top_logprobs": [_token(other, its, context) for other, its in others],
             }
             for token, logprob, others in zip(tokens.ids, tokens.logprobs, top, strict=True)
         ],
@@ -107,12 +107,16 @@ def _logprobs(tokens: TokenLogprobs, context: Context) -> dict[str, Any]:
     }
 
 
-def _token(token: int, logprob: float, text: Callable[[int], str]) -> dict[str, Any]:
-    entry = text(token)
-    raw = (
-        None if "\ufffd" in entry else list(entry.encode())
-    )  # part of a character: its bytes are not known here
-    return {"token": entry, "logprob": max(logprob, LOGPROB_MIN), "bytes": raw}
+def _token(token: int, logprob: float, context: Context) -> dict[str, Any]:
+    text = (context.token_text or str)(token)
+    raw: bytes | None = text.encode()
+    if "\ufffd" in text:  # a part of a character, or that character itself
+        raw = context.token_bytes(token) if context.token_bytes else None
+    return {
+        "token": text,
+        "logprob": max(logprob, LOGPROB_MIN),
+        "bytes": None if raw is None else list(raw),
+    }
 
 
 # --- streamed

@@ -59,10 +59,13 @@ class Asked(msgspec.Struct, kw_only=True):
     guided_json: msgspec.Raw = _NONE
     guided_regex: msgspec.Raw = _NONE
     ignore_eos: msgspec.Raw = _NONE
+    include_stop_str_in_output: msgspec.Raw = _NONE
     min_tokens: msgspec.Raw = _NONE
     prompt_logprobs: msgspec.Raw = _NONE
     stop_token_ids: msgspec.Raw = _NONE
     structured_outputs: msgspec.Raw = _NONE
+    thinking_token_budget: msgspec.Raw = _NONE
+    truncate_prompt_tokens: msgspec.Raw = _NONE
     use_beam_search: msgspec.Raw = _NONE
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from sandgate.contract.errors import InvalidBody
-from sandgate.gateway.conversation.canonical import tools_key
+from sandgate.gateway.conversation.message_equality import tools_key
 from sandgate.gateway.conversation.messages import TemplateValue
 from sandgate.gateway.protocols.wire import limited
 

@@ -76,7 +76,6 @@ class _Body(msgspec.Struct, kw_only=True):
     min_p: float | None = None
     stream: bool | None = None
     metadata: _Raw = _NONE
-    truncation: _Raw = _NONE
     user: _Raw = _NONE
     chat_template_kwargs: dict[str, Any] | None = None
     # Refused where they ask for anything.
@@ -97,8 +96,8 @@ _REFUSED = {
     "prompt": "send `instructions` and `input`",
     "top_logprobs": "use chat completions",
 }
-_ECHOED = ("instructions", "tools", "tool_choice", "text", "reasoning", "metadata", "truncation", "user")
-"""Fields that a response says again as they were sent."""
+_ECHOED = ("instructions", "tools", "tool_choice", "text", "reasoning", "metadata", "user")
+"""Fields that a response says again as they were sent. `truncation` is not: nothing is truncated here."""
 
 
 def decode(body: bytes, history: History) -> TurnRequest:

@@ -12,10 +12,10 @@ import msgspec
 
 from sandgate.contract.errors import InvalidBody, Unsupported
 from sandgate.gateway.conversation.ids import call_id
-from sandgate.gateway.conversation.messages import ImagePart, Message, Part, Role, TextPart, ToolCall
+from sandgate.gateway.conversation.messages import Message, Part, Role, TextPart, ToolCall
 from sandgate.gateway.journal.reply import Reply
-from sandgate.gateway.media.sources import image_url
 from sandgate.gateway.protocols.base import History, ItemNotFound
+from sandgate.gateway.protocols.image_parts import image_part
 from sandgate.gateway.protocols.reply_items import CallItem, Item, ReasoningItem, TextItem
 from sandgate.gateway.protocols.responses_tools import Offered
 from sandgate.gateway.protocols.sealed_reasoning import unseal
@@ -38,6 +38,7 @@ class _Part(msgspec.Struct):
     text: str | None = None
     refusal: str | None = None
     image_url: str | None = None
+    file_id: str | None = None
     detail: str | None = None
 
 
@@ -218,8 +219,13 @@ def _part(part: _Part, field: str) -> Part | None:
         case "refusal":
             return TextPart(part.refusal) if part.refusal else None
         case "input_image":
+            if part.file_id and not part.image_url:
+                raise Unsupported(
+                    f"{field}.file_id: no files are kept here; send the image as `image_url`, a data URL",
+                    field=f"{field}.file_id",
+                )
             where = f"{field}.image_url"
-            return ImagePart(image_url(_needed(part.image_url, where), where), part.detail)
+            return image_part(_needed(part.image_url, where), where, part.detail)
     raise Unsupported(
         f"{field}.type is {brief(part.type)}; input_text, output_text and input_image are understood",
         field=f"{field}.type",

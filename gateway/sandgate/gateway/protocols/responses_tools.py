@@ -148,7 +148,12 @@ def _add(
                 field=f"{field}.type",
             )
     shown = shown_name(_name(name, f"{field}.name"), namespace)
-    tools.append(Tool(shown, _description(tool), schema, tool.strict))
+    if shown in forms or ((kind == "custom" or namespace) and any(tool.name == shown for tool in tools)):
+        raise InvalidBody(
+            f"{field}.name: another tool is shown to the model as {brief(shown)}, too; rename one of them",
+            field=f"{field}.name",
+        )
+    tools.append(Tool(shown, _description(tool), schema, tool.strict or None))
     if kind == "custom" or namespace:
         forms[shown] = ToolForm(kind, name, namespace)
 

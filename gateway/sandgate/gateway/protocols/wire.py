@@ -68,7 +68,10 @@ def _misfit(raw: bytes, message: str, under: str) -> InvalidBody:
 
 def _malformed(raw: bytes, message: str, under: str) -> InvalidBody:
     """The strict reader gives a byte offset only; a laxer one may tell which value it is."""
-    field = f"{under}{_unspeakable_in(raw) or ''}".lstrip(".") or "body"
+    place = _unspeakable_in(raw)
+    if place is not None and "truncated" in message:
+        message = "holds half of a surrogate pair, which is no text"
+    field = f"{under}{place or ''}".lstrip(".") or "body"
     return InvalidBody(f"{field}: {message}", field=field)
 
 

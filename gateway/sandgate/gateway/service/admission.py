@@ -1,10 +1,13 @@
-"""Admission of turns: limits on generations in flight, per process and per session; none while draining. (pure)"""
+"""Admission of turns: limits on generations in flight, per process and per session; pause and drain."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
+from dataclasses import dataclass, field
 
-from sandgate.contract.errors import Draining, Overloaded
+from sandgate.contract.errors import Draining, Overloaded, Paused
+from sandgate.gateway.config import Limits
+from sandgate.gateway.service.session import Session
 
 RETRY_AFTER_S = 1.0
 """Seconds until a refused client may ask again: a turn takes about a second on a busy engine; sooner only adds load."""
@@ -30,3 +33,81 @@ def refuse(load: Load, *, limit: int, session_in_flight: int, session_limit: int
             f"{session_in_flight} generations in flight in this session, limit {session_limit}",
             retry_after=RETRY_AFTER_S,
         )
+
+
+@dataclass(slots=True)
+class Admission:
+    """Counts generations in flight, and holds turns while weights are updated."""
+
+    limits: Limits
+    load: Load = field(default_factory=Load)
+    resumed: asyncio.Event = field(default_factory=asyncio.Event)
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.resumed.set()
+        self.idle.set()
+
+    def refuse_overload(self, session: Session, asked: int) -> None:
+        """Raises Draining or Overloaded if the session may not start `asked` more generations."""
+        refuse(
+            self.load,
+            limit=self.limits.in_flight,
+            session_in_flight=session.in_flight + session.counting,
+            session_limit=self.limits.in_flight_per_session,
+            asked=asked,
+        )
+
+    def enter(self, n: int) -> None:
+        """`n` more generations are in flight."""
+        self.load.in_flight += n
+        self.idle.clear()
+
+    def leave(self, n: int) -> None:
+        """`n` of them are over."""
+        self.load.in_flight -= n
+        if self.load.in_flight == 0:
+            self.idle.set()
+
+    async def hold(self) -> None:
+        """Waits until a weight update is over. Raises Paused when it takes longer than `pause_hold_s`, Draining when
+        this process ends before."""
+        if self.resumed.is_set():
+            return
+        try:
+            async with asyncio.timeout(self.limits.pause_hold_s):
+                await self.resumed.wait()
+        except TimeoutError:
+            raise Paused("a weight update holds new turns", retry_after=5.0) from None
+        if self.load.paused:
+            self.refuse_if_draining()
+
+    def refuse_if_draining(self) -> None:
+        """Raises Draining while this process ends."""
+        if self.load.draining:
+            raise Draining("the gateway is shutting down", retry_after=2.0)
+
+    def pause(self) -> None:
+        """Holds turns that have not reached the engine."""
+        self.load.paused = True
+        if not self.load.draining:
+            self.resumed.clear()
+
+    def resume(self) -> None:
+        """Lets held turns go on."""
+        self.load.paused = False
+        self.resumed.set()
+
+    def drain(self) -> None:
+        """Takes no new turns. Turns that a weight update holds are refused, because the engine was not asked yet."""
+        self.load.draining = True
+        self.resumed.set()
+
+    async def drained(self, seconds: float) -> bool:
+        """Whether the turns that run end in time."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self.idle.wait()
+        except TimeoutError:
+            return False
+        return True

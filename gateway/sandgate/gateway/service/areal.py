@@ -138,7 +138,7 @@ class Areal:
         """Waits until the session's agent ended it. Raises TimeoutError; Draining when this process ends before."""
         async with asyncio.timeout(timeout_s):
             while session.phase is SessionPhase.OPEN:
-                self.core.turns.refuse_if_draining()
+                self.core.turns.admission.refuse_if_draining()
                 await self.core.sessions.changed.wait()
 
     async def export(self, session: Session, discount: float, style: str) -> list[Interaction]:

@@ -18,17 +18,23 @@ CACHE_MAX = 8_192
 RawHeaders = Iterable[tuple[bytes, bytes]]
 
 
-def bearer(headers: RawHeaders) -> str:
-    """The key in `Authorization: Bearer` or `x-api-key`. Raises Unauthorized if there is none."""
-    key = ""
+def presented(headers: RawHeaders) -> list[str]:
+    """What stands in `Authorization: Bearer` and in `x-api-key`: one or two texts, the first of them named first.
+    Raises Unauthorized if there is none."""
+    bearer = key = ""
     for name, value in headers:
         if name == b"authorization" and value[:7].lower() == b"bearer ":
-            return value[7:].strip().decode("latin-1")
+            bearer = bearer or value[7:].strip().decode("latin-1")
         if name == b"x-api-key":
             key = value.strip().decode("latin-1")
-    if not key:
+    if not bearer and not key:
         raise Unauthorized("no key: send Authorization: Bearer or x-api-key")
-    return key
+    return [text for text in dict.fromkeys((bearer, key)) if text]
+
+
+def bearer(headers: RawHeaders) -> str:
+    """The first of the texts presented as a key. Raises Unauthorized if there is none."""
+    return presented(headers)[0]
 
 
 def digest(text: str) -> bytes:
@@ -51,20 +57,35 @@ class Gate:
     """Unix seconds of the last call with a trainer's key; None = not in this life of the process."""
 
     def key(self, headers: RawHeaders) -> Key:
-        """The caller's verified key. Raises Unauthorized; Forbidden for a trainer's or admin's key of another job."""
-        text = bearer(headers)
+        """The caller's verified key. Of two texts one may be no key: command lines send a dummy beside the real one.
+        Raises Unauthorized, also for two keys that differ; Forbidden for a trainer's or admin's key of another job."""
         now = self.now()
+        found: list[Key] = []
+        refused: list[Unauthorized] = []
+        for text in presented(headers):
+            try:
+                found.append(self._known(text, now))
+            except Unauthorized as error:
+                refused.append(error)
+        if not found:
+            raise refused[0]
+        key = found[0]
+        if any(other != key for other in found):
+            raise Unauthorized("Authorization and x-api-key are two different keys: send one of them")
+        if key.scope in (Scope.TRAINER, Scope.ADMIN):
+            if key.job and self.job and key.job != self.job:
+                raise Forbidden("this key is for another job")
+            if key.scope is Scope.TRAINER:
+                self.trainer_seen_at = now
+        return key
+
+    def _known(self, text: str, now: float) -> Key:
         key = self.cache.get(text)
         if key is None or (key.expires_at and now >= key.expires_at):
             key = self.read(text)
             if len(self.cache) >= CACHE_MAX:
                 self.cache.clear()
             self.cache[text] = key
-        if key.scope in (Scope.TRAINER, Scope.ADMIN):
-            if key.job and self.job and key.job != self.job:
-                raise Forbidden("this key is for another job")
-            if key.scope is Scope.TRAINER:
-                self.trainer_seen_at = now
         return key
 
     def read(self, text: str) -> Key:

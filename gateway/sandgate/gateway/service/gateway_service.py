@@ -6,7 +6,7 @@ import asyncio
 import copy
 import logging
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -27,9 +27,9 @@ from sandgate.contract.errors import (
 )
 from sandgate.contract.keys import Key, Scope
 from sandgate.contract.session_urls import SessionUrls
-from sandgate.contract.trajectory import Json
+from sandgate.contract.trajectory import Json, Trajectory
 from sandgate.gateway.config import Config
-from sandgate.gateway.engine.api import Engine, Labelled, Replaceable
+from sandgate.gateway.engine.api import Engine, KeepsSessions, Labelled, Replaceable
 from sandgate.gateway.journal.records import Completed, Delivered, Leased, Record, Rewarded, Sealed
 from sandgate.gateway.metrics import GatewayMetrics
 from sandgate.gateway.service import auth, sampling
@@ -146,13 +146,15 @@ class GatewayService:
         behind the seal."""
         session.closing = True
         try:
-            await self.turns.cancel(session)
+            await self.turns.registry.cancel(session)
             notes = [
                 Delivered(at=sealed.at, turn=turn) for turn in sorted(session.unsure - session.delivered)
             ]
             await self.sessions.record(session, *notes, sealed)
         finally:
             session.closing = False
+        if isinstance(self.engine, KeepsSessions):
+            self.engine.ended(session.session_id)
 
     async def reward(self, session: Session, body: RewardBody, *, by_agent: bool = False) -> str | None:
         """Rewards a turn and returns its id (None = the turn that is last when the session ends). `by_agent`: the
@@ -174,34 +176,43 @@ class GatewayService:
 
     async def finalize(self, session: Session, body: Finalize) -> dict[str, Json]:
         """Seals the session (calls in flight are cancelled) and returns its trajectories. The first outcome counts."""
-        async with self._alone(session):
-            if session.phase is SessionPhase.ABORTED:
-                raise Gone(f"session {session.session_id} was aborted")
-            if not session.ended:
-                await self._seal(session, self._sealed(body))
+        await self.seal(session, body)
         if body.trajectories:
             return await self.trajectories(session)
         session.evict()
         return {"session_id": session.session_id, "state": session.phase.value}
 
+    async def seal(self, session: Session, body: Finalize) -> None:
+        """The same without the trajectories."""
+        async with self._alone(session):
+            if session.phase is SessionPhase.ABORTED:
+                raise Gone(f"session {session.session_id} was aborted")
+            if not session.ended:
+                await self._seal(session, self._sealed(body))
+
     async def trajectories(self, session: Session) -> dict[str, Json]:
-        """The rows of a finalized session; reading changes nothing. Raises Gone if the session was aborted, Conflict if
-        it has not ended or its rows are invalid."""
+        """The rows of a finalized session as JSON. Raises what `rows` raises."""
+        rows = await self.rows(session, as_json)
+        return {
+            "session_id": session.session_id,
+            "state": session.phase.value,
+            "trajectories": orjson.Fragment(rows),
+        }
+
+    async def rows(self, session: Session, shape: Callable[[Iterable[Trajectory]], T]) -> T:
+        """The rows of a finalized session, shaped in a thread; reading changes nothing. Raises Gone if the session was
+        aborted, Conflict if it has not ended or its rows are invalid."""
         if session.phase is SessionPhase.ABORTED:
             raise Gone(f"session {session.session_id} was aborted")
         if not session.ended:
             raise Conflict(
                 f"session {session.session_id} has not ended: its trajectories are made at its end"
             )
-        rows = await self.leasing.rows_of([session], as_json)
+        rows = await self.leasing.rows_of([session], shape)
         if rows.failed:
             raise Conflict(f"session {session.session_id} has no rows: {rows.failed[session.session_id]}")
         session.evict()
-        return {
-            "session_id": session.session_id,
-            "state": session.phase.value,
-            "trajectories": orjson.Fragment(rows.rows),
-        }
+        return rows.rows
 
     def _sealed(self, body: Finalize) -> Sealed:
         outcome = body.outcome
@@ -235,15 +246,16 @@ class GatewayService:
             tokenizer_digest=codec.tokenizer_digest,
         )
 
-    async def lease(self, body: LeaseBody, key: Key) -> Leased | None:
-        """Leases whole groups to a trainer, oldest first, until the lease ends; None if there are none. The id of a
-        lease that the trainer has already gives that lease."""
-        if body.lease_id and (lease := self.leasing.again(body.lease_id)):
-            for member in lease.sessions:
+    async def lease(self, body: LeaseBody, key: Key) -> list[Leased]:
+        """Leases whole groups to a trainer, oldest first, until the leases end; none if there are none. The id of a
+        lease that the trainer has already gives that lease, and those that were made with it."""
+        if body.lease_id and (leases := self.leasing.again_several(body.lease_id, body.leases)):
+            for member in (name for lease in leases for name in lease.sessions):
                 auth.control(key, job=self.sessions.get(member).spec.get("job"))
-            return lease
-        return await self.leasing.lease(
+            return leases
+        return await self.leasing.lease_several(
             body.lease_id or self.turns.new_id(),
+            body.leases,
             job=body.job or key.job or None,
             max_groups=body.max_groups,
             max_tokens=body.max_tokens,
@@ -325,18 +337,18 @@ class GatewayService:
 
     async def pause(self) -> None:
         """Holds turns that have not reached the engine, through a restart too."""
-        self.turns.pause()
+        self.turns.admission.pause()
         try:
             await self.sessions.set_paused(True)
         except BaseException:
             if not self.sessions.process.paused:
-                self.turns.resume()
+                self.turns.admission.resume()
             raise
 
     async def resume(self) -> None:
         """Lets held turns go on."""
         await self.sessions.set_paused(False)
-        self.turns.resume()
+        self.turns.admission.resume()
 
     async def set_version(self, version: int, labelled: bool | None = None) -> None:
         """Sets the policy version to what the trainer says its weights are. Returns when that is durable and the

@@ -9,7 +9,8 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from sandgate.contract.lease import LEASE_TTL_S
+from sandgate.contract.errors import Conflict, NotFound
+from sandgate.contract.lease import LEASE_TTL_S, lease_name
 from sandgate.contract.trajectory import Trajectory
 from sandgate.gateway.journal.records import Leased
 from sandgate.gateway.metrics import GatewayMetrics
@@ -52,7 +53,7 @@ class Leasing:
             lease_id,
             self.sessions.now(),
             ttl_s=ttl_s,
-            size=lambda session_id: self.sessions.get(session_id).tokens,
+            size=self._tokens,
             job=job,
             max_groups=max_groups,
             max_tokens=max_tokens,
@@ -60,6 +61,56 @@ class Leasing:
         )
         await self.sessions.settle(record)
         return record
+
+    async def lease_several(
+        self,
+        lease_id: str,
+        most: int,
+        *,
+        job: str | None,
+        max_groups: int,
+        max_tokens: int | None,
+        ttl_s: float,
+        whole_groups: bool,
+    ) -> list[Leased]:
+        """Up to `most` leases, made durable together; fewer if there are not so many groups."""
+        now, found, left = self.sessions.now(), list[Leased](), max_tokens
+        try:
+            for number in range(most):
+                record = self.sessions.book.lease(
+                    lease_name(lease_id, number),
+                    now,
+                    ttl_s=ttl_s,
+                    size=self._tokens,
+                    job=job,
+                    max_groups=max_groups,
+                    max_tokens=left,
+                    whole_groups=whole_groups,
+                    at_least_one=not number,
+                )
+                if record is None:
+                    break
+                found.append(record)
+                if left is not None:
+                    left = max(0, left - sum(map(self._tokens, record.sessions)))
+        except BaseException:
+            for record in found:
+                self.sessions.book.undo(record)
+            raise
+        await self.sessions.settle(*found)
+        return found
+
+    def _tokens(self, session_id: str) -> int:
+        return self.sessions.get(session_id).tokens
+
+    def again_several(self, lease_id: str, most: int) -> list[Leased]:
+        """The leases that were made by one request with this id, as far as they hold."""
+        found = []
+        for number in range(most):
+            if (record := self.again(lease_name(lease_id, number))) is None:
+                break
+            found.append(record)
+        return found
 
     def again(self, lease_id: str) -> Leased | None:
         """The lease that has this id already, if it still holds."""
@@ -79,6 +130,17 @@ class Leasing:
         """The trainer has its rows for good. Idempotent."""
         await self.sessions.settle(self.sessions.book.ack(lease_id, self.sessions.now()))
 
+    async def ack_several(self, lease_ids: Iterable[str]) -> dict[str, str]:
+        """The same for many leases, in one write. Those that are refused, and why; the others are acknowledged."""
+        now, refused, decided = self.sessions.now(), dict[str, str](), []
+        for lease_id in dict.fromkeys(lease_ids):
+            try:
+                decided.append(self.sessions.book.ack(lease_id, now))
+            except (NotFound, Conflict) as error:
+                refused[lease_id] = f"{error.reason}: {error}"
+        await self.sessions.settle(*decided)
+        return refused
+
     async def nack(self, lease_id: str) -> None:
         """The trainer gives its rows back. Idempotent."""
         await self.sessions.settle(self.sessions.book.nack(lease_id, self.sessions.now()))
@@ -96,11 +158,10 @@ class Leasing:
             )
             await self.ack(lease_id)
 
-    async def rows(self, lease: Leased | None, shape: Callable[[Iterable[Trajectory]], T]) -> Rows[T]:
-        """The trajectories of a lease, by group, sample and trajectory id, as `shape` gives them."""
-        return await self.rows_of(
-            [self.sessions.get(name) for name in lease.sessions] if lease else [], shape
-        )
+    async def rows(self, *leases: Leased, shape: Callable[[Iterable[Trajectory]], T]) -> Rows[T]:
+        """The trajectories of leases, by group, sample and trajectory id, as `shape` gives them."""
+        names = [name for lease in leases for name in lease.sessions]
+        return await self.rows_of([self.sessions.get(name) for name in names], shape)
 
     async def rows_of(self, sessions: list[Session], shape: Callable[[Iterable[Trajectory]], T]) -> Rows[T]:
         """Trajectories of ended sessions, made and shaped in a thread. A session that cannot be shaped is named, and

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from sandgate.contract.errors import ForkReason, InvalidBody, PromptTooLong, ToolsNotSupported, Unsupported
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.byte_cache import ByteCache
-from sandgate.gateway.conversation.canonical import outline, tools_chars
-from sandgate.gateway.conversation.matching import MatchPolicy
-from sandgate.gateway.conversation.messages import ImagePart, Message, TurnRequest
+from sandgate.gateway.conversation.echo_matching import MatchPolicy
+from sandgate.gateway.conversation.message_equality import outline, tools_chars
+from sandgate.gateway.conversation.messages import Message, TurnRequest
 from sandgate.gateway.conversation.retold_text import retold
 from sandgate.gateway.conversation.sampled_words import as_sampled
-from sandgate.gateway.conversation.shown import Pictures, images_of
+from sandgate.gateway.conversation.shown import NONE_FETCHED, Pictures, Seen, media_of, urls_of
 from sandgate.gateway.conversation.tree import Match, Tree
 from sandgate.gateway.conversation.turn import Turn
 from sandgate.gateway.media.pictures import Picture
-from sandgate.gateway.media.spans import Spans, expand, stray, within
+from sandgate.gateway.media.placing import expand, stray
+from sandgate.gateway.media.spans import Spans, within
 from sandgate.gateway.metrics import GatewayMetrics
 from sandgate.gateway.service.fair_pool import Lane, lane
 from sandgate.gateway.tokens.api import Codec
@@ -64,6 +65,8 @@ class Prepared:
     """Where `ids` have placeholders of pictures."""
     pictures: tuple[Picture, ...] = ()
     """The pictures, in the same order."""
+    told: Ids | None = None
+    """With pictures: `ids` as an engine is sent them that puts the placeholders in itself."""
 
     @property
     def own_media(self) -> Spans:
@@ -85,11 +88,29 @@ class Prompts:
 
     def __post_init__(self) -> None:
         vision = self.codec.vision
-        object.__setattr__(self, "pictures", Pictures(vision.rule) if vision is not None else None)
+        object.__setattr__(
+            self, "pictures", Pictures(vision.rule, vision.video) if vision is not None else None
+        )
 
-    async def prepare(self, tree: Tree, request: TurnRequest, window: int, session: str = "") -> Prepared:
-        """The request's prompt. Hashes of messages find the parent; token ids decide whether it is one. Raises
-        BadRequest where the template refuses the messages, PromptTooLong where no tokenizer could make them fit."""
+    async def prepare(
+        self,
+        tree: Tree,
+        request: TurnRequest,
+        window: int,
+        session: str = "",
+        fetched: Mapping[str, Seen] = NONE_FETCHED,
+    ) -> Prepared:
+        """The request's prompt; `fetched`: the images of addresses. Hashes of messages find the parent; token ids
+        decide whether it is one. Raises BadRequest where the template refuses the messages, PromptTooLong
+        where no tokenizer could make them fit."""
+        made, vision = await self._prepare(tree, request, window, session, fetched), self.codec.vision
+        if vision is None or not made.media:
+            return made
+        return replace(made, told=vision.told(made.ids, made.media))
+
+    async def _prepare(
+        self, tree: Tree, request: TurnRequest, window: int, session: str, fetched: Mapping[str, Seen]
+    ) -> Prepared:
         if request.prompt is not None:
             return await self._given(tree, request, request.prompt, window, lane(self.pool, session))
         length, given = sum(map(chars, request.messages)), tools_chars(request.tools)
@@ -99,7 +120,7 @@ class Prompts:
         codec = self.codec
         if request.template_kwargs:
             codec = await off_loop(pool, codec.variant, request.template_kwargs)
-        shown = await self._shown(pool, request.messages)
+        shown = await self._shown(pool, request.messages, fetched)
         seen = await _sized(pool, length, lambda: outline(request), most=OFF_LOOP_KEYS)
         match, size = tree.find(request, self.policy, seen), len(tree)
         with self.metrics.render_s.time():
@@ -126,11 +147,18 @@ class Prompts:
                 why = ForkReason.HISTORY_REWRITTEN_BY_TEMPLATE
         return self._confirmed(tree, match, why, made, size, shown)
 
-    async def _shown(self, pool: Executor, messages: Sequence[Message]) -> tuple[Picture, ...]:
-        """The pictures of these messages; none where the model takes none, and its codec refuses them."""
-        if self.pictures is None or not shows_images(messages):
+    async def _shown(
+        self, pool: Executor, messages: Sequence[Message], fetched: Mapping[str, Seen]
+    ) -> tuple[Picture, ...]:
+        """The pictures of these messages. Raises Unsupported where the model takes none."""
+        if not shows_images(messages):
             return ()
-        return tuple(await off_loop(pool, self.pictures.of, messages))
+        if self.pictures is None:
+            raise Unsupported(
+                f"messages: this model is given text only; images cannot be given: {self.codec.no_images}",
+                field="messages",
+            )
+        return tuple(await off_loop(pool, self.pictures.of, messages, fetched))
 
     async def _given(
         self, tree: Tree, request: TurnRequest, prompt: str | Ids, window: int, pool: Executor
@@ -163,7 +191,7 @@ class Prompts:
                     f"{self.codec.vocab_size}",
                     field=request.prompt_field,
                 )
-        if self.codec.vision is not None and stray(ids, self.codec.vision.placeholder, ()):
+        if self.codec.vision is not None and stray(ids, self.codec.vision, ()):
             raise Unsupported(
                 f"{request.prompt_field} has placeholders of images; images are taken in messages only",
                 field=request.prompt_field,
@@ -232,7 +260,7 @@ class Prompts:
 
         answered = tree.with_sampled_ids(request.messages[start - 1 : start])[0].tool_calls if start else ()
         names = {call.id: call.name for call in answered}
-        before, earlier = tree.path_media(parent.id), len(images_of(request.messages[:start]))
+        before, earlier = tree.path_media(parent.id), len(media_of(request.messages[:start]))
 
         def work() -> Rendered | ForkReason:
             if _differs(codec, path, before, shown[:earlier]):
@@ -257,14 +285,14 @@ def _bridged(tree: Tree, match: Match, added: Rendered, size: int, shown: tuple[
 def _expanded(codec: Codec, ids: Ids, shown: Sequence[Picture]) -> tuple[Ids, Spans]:
     """A render's ids with a placeholder for each patch of its pictures."""
     vision = codec.vision
-    return expand(ids, vision.placeholder, shown, vision.rule) if vision is not None else (ids, ())
+    return expand(ids, vision, shown) if vision is not None else (ids, ())
 
 
 def _differs(codec: Codec, path: Ids, media: Spans, shown: Sequence[Picture]) -> bool:
     """Whether a path shows other pictures than these, or has a placeholder of none: the model sampled one."""
     if [span.digest for span in media] != [picture.digest for picture in shown]:
         return True
-    return codec.vision is not None and stray(path, codec.vision.placeholder, media)
+    return codec.vision is not None and stray(path, codec.vision, media)
 
 
 async def _sized(pool: Executor, size: int, work: Callable[[], T], most: int = OFF_LOOP_CHARS) -> T:
@@ -276,7 +304,7 @@ def chars(message: Message) -> int:
     size = len(message.text) + len(message.reasoning or "") + len(message.name or "")
     for call in message.tool_calls:
         size += len(call.id) + len(call.name) + len(call.arguments)
-    size += sum(len(part.url) for part in message.parts if isinstance(part, ImagePart))
+    size += sum(sum(map(len, urls_of(part))) for part in message.parts)
     return size + len(message.tool_call_id or "")
 
 

@@ -32,6 +32,8 @@ class Rows(Generic[T]):
     rows: T
     failed: dict[str, str] = field(default_factory=dict)
     """Session -> why none of its rows is included."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """Session -> how many rows it has here."""
 
 
 def shaped(
@@ -42,6 +44,7 @@ def shaped(
     """The rows of all sessions whose rows are valid, in order. `shape` gets them one by one, so that it need not keep
     them all. Raises JournalUnavailable: that is no session's fault."""
     failed: dict[str, str] = {}
+    counts: dict[str, int] = {}
 
     def good() -> Iterator[Trajectory]:
         for session in sessions:
@@ -54,9 +57,10 @@ def shaped(
             except (SandgateError, ValueError, TypeError, OverflowError, RecursionError) as error:
                 failed[session.session_id] = f"{type(error).__name__}: {error}"[:WHY_CHARS_MAX]
             else:
+                counts[session.session_id] = len(mine)
                 yield from mine
 
-    return Rows(shape(good()), failed)
+    return Rows(shape(good()), failed, counts)
 
 
 def refuse_unsayable(row: Trajectory) -> None:

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import orjson
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from sandgate.contract.lease import LEASE_TTL_S
+from sandgate.contract.lease import LEASE_TTL_S, LEASES_MAX
 from sandgate.gateway.trajectories.credit import REWARD_MAX
 
 SESSION_ID = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?$"
@@ -93,6 +93,10 @@ class SessionLimits(_Body):
     turns: int | None = Field(default=None, ge=0, le=2**31 - 1)
     total_tokens: int | None = Field(default=None, ge=0, le=2**53, alias="totalTokens")
     journal_bytes: int | None = Field(default=None, ge=0, le=2**53, alias="journalBytes")
+    prompt_tokens: int | None = Field(default=None, ge=0, le=2**31 - 1, alias="promptTokens")
+    """Of a conversation's first prompt: what the session's trainer takes. More is a 400, before anything is sampled."""
+    response_tokens: int | None = Field(default=None, ge=0, le=2**31 - 1, alias="responseTokens")
+    """Of all that follows it in one conversation, sampled or not: answers end there, a longer history is a 400."""
 
 
 class SessionBody(_Body):
@@ -157,9 +161,17 @@ class LeaseBody(_Body):
     max_groups: int = Field(default=1, ge=1, le=100_000)
     max_tokens: int | None = Field(default=None, ge=1)
     ttl_s: LeaseSeconds = LEASE_TTL_S
+    leases: int = Field(default=1, ge=1, le=LEASES_MAX)
+    """So many leases at once, each of `max_groups` groups, each acknowledged by itself; `max_tokens` is of all."""
     whole_groups: bool = True
     lease_id: str | None = Field(default=None, pattern=SESSION_ID)
     """Chosen by the trainer, new for each lease: asking again with it, because the answer was lost, gives the same."""
+
+
+class AckLeasesBody(_Body):
+    """Body of POST /v1/leases/ack."""
+
+    lease_ids: list[str] = Field(min_length=1, max_length=LEASES_MAX)
 
 
 class RenewBody(_Body):

@@ -24,6 +24,8 @@ from sandgate.gateway.journal.records import (
     CUT,
     Completed,
     Delivered,
+    FetchedImage,
+    ImagesFetched,
     Intent,
     ItemsKept,
     LetGo,
@@ -65,6 +67,8 @@ class Session:
     kept: KeptResponses = field(default_factory=KeptResponses)
     pictures: set[bytes] = field(default_factory=set)
     """Digests of those that the journal has; the pictures themselves are nowhere in memory."""
+    fetched: dict[bytes, tuple[bytes, int]] = field(default_factory=dict)
+    """Key of an address -> digest of its picture, and how many pixels it came with."""
     answers: dict[bytes, list[str]] = field(default_factory=dict)
     """Request digest -> its newest committed turn ids, in choice order."""
     asked_anew: set[bytes] = field(default_factory=set)
@@ -137,12 +141,19 @@ class Session:
                     self.kept.apply(record)
             case PicturesKept():
                 self.pictures.update(picture.digest for picture in record.pictures)
+            case ImagesFetched():
+                self._apply_fetched(record.images)
             case Rewarded():
                 self.rewards.append(record)
             case Completed() | Sealed():
                 self._apply_end(record)
             case _:
                 raise TypeError(f"{type(record).__name__} is not a record of a session")
+
+    def _apply_fetched(self, images: tuple[FetchedImage, ...]) -> None:
+        if not self.ended:
+            for image in images:
+                self.fetched.setdefault(image.key, (image.digest, image.pixels))
 
     def _apply_end(self, record: Completed | Sealed) -> None:
         if isinstance(record, Completed):
@@ -250,7 +261,7 @@ class Session:
         """Drops the tree of an ended session from memory; counts stay. The journal can give it back."""
         if self.ended:
             self.tree, self.answers, self.delivered, self.evicted = Tree(), {}, set(), True
-            self.asked_anew, self.kept = set(), KeptResponses()
+            self.asked_anew, self.kept, self.fetched = set(), KeptResponses(), {}
             self.intents, self.unsure, self.partly = {}, set(), set()
 
     def same_spec(self, spec: dict[str, Any]) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sandgate.gateway.conversation.ids import item_mark, mark_of
-from sandgate.gateway.protocols.base import Earlier
+from sandgate.gateway.protocols.base import Earlier, PreviousNotFound
 from sandgate.gateway.protocols.reply_items import Item
-from sandgate.gateway.protocols.responses_out import output_items, turn_named
+from sandgate.gateway.protocols.responses_out import output_items, response_id, turn_named
 from sandgate.gateway.service.session import Session
 
 
@@ -29,8 +29,10 @@ class SessionHistory:
         """See `History`."""
         self._refuse_if_dropped()
         kept, tree = self.session.kept, self.session.tree
-        chain = kept.chain(turn_named(response))
+        named = turn_named(response)
+        chain = kept.chain(named)
         if chain is None or any(one.turn not in tree for one in chain):
+            self._refuse_if_forgotten(named)
             return None
         return [Earlier(one.turn, kept.items(one), tree[one.turn].reply) for one in chain]
 
@@ -46,6 +48,18 @@ class SessionHistory:
                 for number, one in enumerate(output_items(tree[turn].reply))
             }
         return self._items.get(mark_of(item))
+
+    def _refuse_if_forgotten(self, named: str) -> None:
+        """Raises PreviousNotFound for a response that is kept, and goes on from one that is not."""
+        by_turn, at = self.session.kept.by_turn, named
+        while (kept := by_turn.get(at)) is not None and kept.previous is not None:
+            at = kept.previous
+        if at != named and at not in by_turn:
+            raise PreviousNotFound(
+                f"Previous response with id '{response_id(at)}' not found: it was deleted, and "
+                f"'{response_id(named)}' goes on from it.",
+                field="previous_response_id",
+            )
 
     def _refuse_if_dropped(self) -> None:
         """Raises Gone where there is nothing to refer to any more: that says more than that it is not found."""

@@ -113,6 +113,8 @@ class _Turn:
     finish: str
     index: int
     role: str
+    role_why: str
+    head_key: bytes
     sampling: dict[str, Json]
     build: str
     logprobs_mode: str
@@ -177,6 +179,8 @@ def _turn_of(record: TurnCommitted) -> _Turn:
         record.finish,
         record.index,
         record.role,
+        record.role_why,
+        record.head_key,
         record.sampling,
         record.build,
         record.logprobs_mode,

@@ -357,24 +357,26 @@ class Sessions:
         self.tasks.fold(record)
         self.wake()
 
-    async def settle(self, record: Record | None) -> None:
-        """Carries out a decision of the lease book: makes it durable, then folds it; undoes it if it cannot be made
-        durable. Carried through even if the caller is cancelled."""
-        if record is not None:
-            await _carried_through(self._settle(record))
+    async def settle(self, *records: Record | None) -> None:
+        """Carries out decisions of the lease book: makes them durable, all or none, then folds them; undoes them if
+        they cannot be made durable. Carried through even if the caller is cancelled."""
+        if decided := [record for record in records if record is not None]:
+            await _carried_through(self._settle(decided))
 
-    async def _settle(self, record: Record) -> None:
+    async def _settle(self, records: Sequence[Record]) -> None:
         self.settling += 1
         try:
-            await self._append("", record)
+            await self._append("", *records)
         except BaseException:
-            self.book.undo(record)
+            for record in records:
+                self.book.undo(record)
             raise
         else:
-            self.book.fold("", record)
-            for session_id in record.sessions if isinstance(record, Acked) else ():
-                if (session := self.live.get(session_id)) is not None:
-                    self.tell(session, COMMITTED)
+            for record in records:
+                self.book.fold("", record)
+                for session_id in record.sessions if isinstance(record, Acked) else ():
+                    if (session := self.live.get(session_id)) is not None:
+                        self.tell(session, COMMITTED)
         finally:
             self.settling -= 1
 

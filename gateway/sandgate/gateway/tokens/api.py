@@ -97,7 +97,12 @@ class Codec(Protocol):
     @property
     def vision(self) -> Vision | None:
         """How the model sees pictures; None: it takes none. `render` and `bridge` give one placeholder per picture,
-        which `media.spans.expand` makes as many as the picture has patches."""
+        which `media.placing.expand` makes as many as the picture has patches."""
+        ...
+
+    @property
+    def no_images(self) -> str:
+        """Why this model cannot be given images; "" if it can."""
         ...
 
     def takes(self, asked: Mapping[str, TemplateValue]) -> dict[str, TemplateValue]:
@@ -164,6 +169,10 @@ class Codec(Protocol):
 
     def decode(self, ids: Ids) -> str:
         """The text of ids, special tokens included (for viewers)."""
+        ...
+
+    def bytes_of(self, token: int) -> bytes:
+        """The UTF-8 bytes of one id, perhaps a part of a character."""
         ...
 
     def spelt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> int:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from sandgate.contract.errors import BadRequest, ForkReason
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.byte_cache import ByteCache
-from sandgate.gateway.conversation.messages import ImagePart, Message, Tool
+from sandgate.gateway.conversation.messages import Message, TextPart, Tool
 from sandgate.gateway.tokens.api import NO_NAMES
 from sandgate.gateway.tokens.client_text import ClientText
 from sandgate.gateway.tokens.probe_conversations import (
@@ -266,5 +266,5 @@ def unbridgeable(tail: Sequence[Message]) -> ForkReason | None:
 
 
 def shows_images(tail: Sequence[Message]) -> bool:
-    """Whether the tail has an image."""
-    return any(isinstance(part, ImagePart) for message in tail for part in message.parts)
+    """Whether the tail has an image, or a video."""
+    return any(not isinstance(part, TextPart) for message in tail for part in message.parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sandgate.contract.errors import BadRequest, ForkReason
@@ -50,6 +51,9 @@ class TemplateCodec(PlainText, Varied):
         self.vocab = vocab
         self.history = history
         self.vision = vision if template.dialect.images else None
+        if self.vision is not None and not template.dialect.videos:
+            self.vision = replace(self.vision, video=None)
+        self.no_images = "" if self.vision else "its chat template does not show each image once"
         self.grammar: Grammar = detect(template.source, vocab.ids)
         closers = template_closers(template, vocab, next_turn=not eos_ids)
         self._stop_ids = tuple(dict.fromkeys((*eos_ids, *closers)))
@@ -108,11 +112,11 @@ class TemplateCodec(PlainText, Varied):
         """Raises BadRequest for words that would be taken for an image, where clients may spell control tokens."""
         if self.vision is None or self.words.are_text:
             return
+        words = [self.vocab.texts[token] for token in sorted(self.vision.reserved)]
         for message in messages:
-            if self.vision.text in message.text:
+            if spelt := next((word for word in words if word in message.text), None):
                 raise BadRequest(
-                    f"a text spells {self.vision.text}, which stands for an image of the request",
-                    field="messages",
+                    f"a text spells {spelt}, which stands for an image of the request", field="messages"
                 )
 
     def parser(self, prompt: Ids, tools: Sequence[Tool], stop: Sequence[str] = ()) -> Parser:

@@ -75,6 +75,7 @@ class FamilyCodec(PlainText, Varied):
     """Codec (see `api.Codec`) of one family. Raises FamilyError where the checkpoint's tokens are not the family's."""
 
     vision = None
+    no_images = "its codec renders text only"
 
     def __init__(
         self,

@@ -12,6 +12,7 @@ from typing import Any
 
 from sandgate.contract.errors import BadManifest, BadRequest
 from sandgate.gateway.media.pictures import installed
+from sandgate.gateway.media.rules import Checkpoint as Seen
 from sandgate.gateway.media.vision import Vision, vision_of
 from sandgate.gateway.tokens.api import Codec
 from sandgate.gateway.tokens.bridge import Tail
@@ -119,8 +120,8 @@ def _codec(
     for note in tried:
         logger.info("codec of %s: not %s", name, note)
     if codec.vision is None:
-        why = checkpoint.vision if isinstance(checkpoint.vision, str) else "its codec renders text only"
-        logger.info("%s is given no images: %s", name, why)
+        codec.no_images = checkpoint.vision if isinstance(checkpoint.vision, str) else codec.no_images
+        logger.info("%s is given no images: %s", name, codec.no_images)
     return codec
 
 
@@ -160,9 +161,14 @@ def _family(
 
 def _template(checkpoint: Checkpoint, variables: dict[str, Any]) -> ChatTemplate:
     """Raises InvalidBody if the template does not compile."""
-    placeholder = checkpoint.vision.text if isinstance(checkpoint.vision, Vision) else ""
+    vision = checkpoint.vision if isinstance(checkpoint.vision, Vision) else None
     return ChatTemplate(
-        checkpoint.template or "", tokens=checkpoint.tokens, variables=variables, placeholder=placeholder
+        checkpoint.template or "",
+        tokens=checkpoint.tokens,
+        variables=variables,
+        placeholder=vision.text if vision else "",
+        wrapped=vision.wrapped if vision else "",
+        video=vision.video.text if vision and vision.video else "",
     )
 
 
@@ -255,11 +261,13 @@ def read_checkpoint(folder: Path, name: str = "") -> Checkpoint:
 
 def _vision(folder: Path, model_config: Mapping[str, Any], vocab: Vocab) -> Vision | str:
     """The vision of the checkpoint, if this installation can decode pictures."""
-    processor = _json(folder / "preprocessor_config.json")
-    if not processor:  # as transformers 5 writes it
-        inner = _json(folder / "processor_config.json").get("image_processor")
-        processor = inner if isinstance(inner, dict) else {}
-    found = vision_of(processor, model_config, vocab.texts)
+    image, processor = _json(folder / "preprocessor_config.json"), _json(folder / "processor_config.json")
+    if not image:  # as transformers 5 writes it
+        inner = processor.get("image_processor")
+        image = inner if isinstance(inner, dict) else {}
+    video = _json(folder / "video_preprocessor_config.json") or processor.get("video_processor") or image
+    video = video if isinstance(video, dict) else {}
+    found = vision_of(Seen(image, processor, model_config, vocab.texts, vocab.encode, video))
     if isinstance(found, Vision) and not installed():
         found = "Pillow is not installed here: pip install 'sandgate[gateway-vision]'"
         logger.warning("%s takes images, but %s", folder, found)

@@ -37,6 +37,10 @@ class PlainText:
             return self.vocab.segments.encode(text, at_head=False)
         return array("i", self.vocab.raw.encode(text, add_special_tokens=True).ids)
 
+    def bytes_of(self, token: int) -> bytes:
+        """See `Codec.bytes_of`."""
+        return self.vocab.bytes_of(token)
+
     def spelt_in(self, text: str) -> int:
         """See `Codec.spelt_in`."""
         return self.words.count_in(text)

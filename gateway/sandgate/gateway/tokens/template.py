@@ -25,7 +25,7 @@ from jinja2.utils import Namespace
 
 from sandgate.contract.errors import BadRequest, InvalidBody, Unsupported
 from sandgate.gateway.conversation.byte_cache import ByteCache
-from sandgate.gateway.conversation.messages import ImagePart, Message, TextPart, Tool, ToolCall
+from sandgate.gateway.conversation.messages import ImagePart, Message, TextPart, Tool, ToolCall, VideoPart
 from sandgate.gateway.tokens.client_text import ClientText
 from sandgate.gateway.tokens.jsonslice import sayable
 from sandgate.gateway.tokens.marks import Marked, printed, unmark
@@ -149,6 +149,8 @@ class Dialect:
     """True: reasoning is given as `thinking` as well (gpt-oss)."""
     images: bool = False
     """True: content with images is a list of parts in order, each image `{"type": "image"}`."""
+    videos: bool = False
+    """The same for videos."""
 
 
 PLAIN = Dialect()
@@ -179,8 +181,11 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
         now: Callable[[], datetime] = datetime.now,
         placeholder: str = "",
+        wrapped: str = "",
+        video: str = "",
     ) -> None:
-        """`placeholder`: what the model's templates write for an image; empty for a model of text."""
+        """`placeholder`: what the model's templates write for an image; empty for a model of text. `wrapped`: what the
+        processor makes of it in the text, if it is more."""
         if len(source) > TEMPLATE_CHARS_MAX:
             raise InvalidBody(
                 f"chat template has {len(source)} characters; limit {TEMPLATE_CHARS_MAX}",
@@ -190,6 +195,7 @@ class ChatTemplate:
         self.variables = {**(tokens or {}), **(variables or {})}
         self.dated = "strftime_now" in source
         self._now = now
+        self._image = (placeholder, wrapped) if placeholder and wrapped else None
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateError as error:
@@ -201,6 +207,7 @@ class ChatTemplate:
         self.dialect = self._find_dialect()
         self.roles = find_roles(self.render)
         self._show_images(placeholder)
+        self._show_videos(video)
 
     def takes(self) -> frozenset[str]:
         """Variables that the template reads and nobody else sets: what a request may set."""
@@ -251,7 +258,7 @@ class ChatTemplate:
     def _render(
         self, messages: list[dict[str, Any]], tools: list[Any] | None, generation_prompt: bool
     ) -> str:
-        return self._template.render(
+        text = self._template.render(
             messages=messages,
             tools=tools,
             documents=None,
@@ -259,6 +266,7 @@ class ChatTemplate:
             strftime_now=lambda form: self._now().strftime(form),
             **self.variables,
         )
+        return text.replace(*self._image) if self._image else text
 
     def _find_dialect(self) -> Dialect:
         """The first form in which the template renders plain text, then calls as JSON (no Python repr, no drop)."""
@@ -291,18 +299,25 @@ class ChatTemplate:
         return plain
 
     def _show_images(self, placeholder: str) -> None:
-        """Gives the template images if it writes them, once each and in their place."""
+        """Gives the template images if it writes each once. Some (LLaVA's) write those of a message before its words,
+        as they were trained."""
         shown = Message(
             role="user", parts=(TextPart("zkleft"), ImagePart("data:"), TextPart("zkmid"), ImagePart("data:"))
         )
         plain, found = self.dialect, ""
         if placeholder:
             found = self._try(replace(plain, images=True), (shown,))
-        left, middle = found.find("zkleft"), found.find("zkmid")
-        if not (
-            found.count(placeholder) == 2
-            and 0 <= left < found.find(placeholder) < middle < found.rfind(placeholder)
-        ):
+        if not (found.count(placeholder) == 2 and "zkleft" in found and "zkmid" in found):
+            self.dialect = plain
+
+    def _show_videos(self, placeholder: str) -> None:
+        """Gives the template videos if it shows images, and writes each video once, in its place among them."""
+        shown = (TextPart("zkleft"), VideoPart(("data:",)), TextPart("zkmid"), ImagePart("data:"))
+        plain, found = self.dialect, ""
+        if placeholder and plain.images:
+            found = self._try(replace(plain, videos=True), (Message(role="user", parts=shown),))
+        at = found.find(placeholder) if placeholder else -1
+        if not (found.count(placeholder) == 1 and found.find("zkleft") < at < found.find("zkmid")):
             self.dialect = plain
 
     def _try(self, dialect: Dialect, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
@@ -318,7 +333,7 @@ def message_dict(message: Message, dialect: Dialect = PLAIN) -> dict[str, Any]:
     """A message as templates see it. Raises Unsupported for images, unless the template shows them."""
     text = message.text
     out: dict[str, Any] = {"role": message.role, "content": text}
-    if any(isinstance(part, ImagePart) for part in message.parts):
+    if any(isinstance(part, ImagePart | VideoPart) for part in message.parts):
         out["content"] = _parts(message, dialect)
     elif dialect.parts:
         out["content"] = [{"type": "text", "text": text}]
@@ -340,13 +355,20 @@ def message_dict(message: Message, dialect: Dialect = PLAIN) -> dict[str, Any]:
 
 def _parts(message: Message, dialect: Dialect) -> list[dict[str, Any]]:
     if not dialect.images:
-        raise Unsupported("this model's codec renders text only; images cannot be given", field="messages")
+        raise Unsupported(
+            "messages: this model's codec renders text only; images cannot be given", field="messages"
+        )
+    if not dialect.videos and any(isinstance(part, VideoPart) for part in message.parts):
+        raise Unsupported(
+            "messages: this model takes no videos here: its processor or its template has none; send frames as images",
+            field="messages",
+        )
     if message.role == "assistant":
         raise Unsupported(
             "an assistant message has an image, which no model here can have said", field="messages"
         )
     return [
-        {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"}
+        {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": part.kind}
         for part in message.parts
     ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -128,6 +129,21 @@ class Vocab:
             token = self.raw.id_to_token(token_id)
             raw_bytes = self._pieces[token_id] = b"" if token is None else _bytes_of(token)
         return raw_bytes
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """UTF-8 bytes (perhaps a part of a character) of one id of any vocabulary; b"" for an unknown id."""
+        if (added := self.texts.get(token_id)) is not None:
+            return added.encode()
+        if self.byte_level:
+            return self.piece(token_id)
+        token = self.raw.id_to_token(token_id) or ""
+        if match := _FALLBACK_BYTE.fullmatch(token):
+            return bytes([int(match[1], 16)])
+        return str(token).replace("\u2581", " ").encode()
+
+
+_FALLBACK_BYTE = re.compile("<0x([0-9A-F]{2})>")
+"""How vocabularies that are no byte-level ones (SentencePiece) name a byte."""
 
 
 def _added(raw: Tokenizer) -> Iterable[AddedToken]:

@@ -16,13 +16,16 @@ it while the record is being made durable:
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from sandgate.contract.errors import Conflict, NotFound, Overloaded
 from sandgate.gateway.journal.records import Acked, GroupClosed, Leased, Nacked, Opened, Record, Sealed
 from sandgate.gateway.trajectories.groups import GroupKey, GroupState, Member, group_key
+from sandgate.gateway.trajectories.offer_queue import OfferQueue
 
 GROUP_SIZE_MAX = 65_536
 """A larger `group_size` is a mistake; the group would never be whole."""
@@ -37,8 +40,13 @@ class HeldLease:
     until: float
     over: bool = False
     """The lease was given back."""
-    done: bool = False
-    """All its sessions are acknowledged: it holds none, and need not be checked for each new lease."""
+    expired: bool = field(default=False, compare=False)
+    """Its time was over when groups were last leased."""
+
+    @property
+    def live(self) -> bool:
+        """It keeps its sessions from others."""
+        return not self.over and not self.expired
 
 
 @dataclass(slots=True)
@@ -48,14 +56,18 @@ class LeaseBook:
     members: dict[str, Member] = field(default_factory=dict)
     groups: dict[GroupKey, GroupState] = field(default_factory=dict)
     leases: dict[str, HeldLease] = field(default_factory=dict)
-    whole: dict[GroupKey, None] = field(default_factory=dict)
+    whole: OfferQueue = field(default_factory=OfferQueue)
     """Whole groups with something to offer, in the order in which they became so; leased ones included."""
-    partial: dict[GroupKey, None] = field(default_factory=dict)
+    partial: OfferQueue = field(default_factory=OfferQueue)
     """Groups, whole or not, with something to offer, in the order in which they came to have it."""
     holds: dict[str, Leased] = field(default_factory=dict)
     """Leases that are being made durable."""
+    held: Counter[str] = field(default_factory=Counter)
+    """Sessions of those leases."""
     acking: Counter[str] = field(default_factory=Counter)
     """Sessions whose acknowledgement is being made durable."""
+    ends: list[tuple[float, str]] = field(default_factory=list, compare=False)
+    """A heap of (until, lease), one for each time a lease was made or renewed."""
 
     def fold(self, session: str, record: Record) -> None:
         """Folds one record, in journal order. Records of forgotten sessions, and of other kinds, change nothing."""
@@ -88,34 +100,33 @@ class LeaseBook:
         max_groups: int = 1,
         max_tokens: int | None = None,
         whole_groups: bool = True,
+        at_least_one: bool = True,
     ) -> Leased | None:
         """Leases the oldest groups that are ready and on no live lease; None if there are none. `lease`: a new unique
         id.
 
         `size`: tokens of a session. The first group is leased even if it alone exceeds `max_tokens`: it would never be
-        otherwise. `whole_groups` False: the sealed and good sessions of any group, the rest later. No two live leases
-        share a group.
+        otherwise, unless `at_least_one` is False. `whole_groups` False: the sealed and good sessions of any group, the
+        rest later. No two live leases share a group.
         """
         if lease in self.leases or lease in self.holds:
             raise Conflict(f"lease {lease} exists")
-        taken = self._taken(now)
+        self._expire(now)
+        queue = self.whole if whole_groups else self.partial
         sessions: list[str] = []
-        groups = tokens = 0
-        for key in self.whole if whole_groups else self.partial:
-            if groups >= max_groups:
-                break
-            if key in taken or (job is not None and key.job != job):
-                continue
+        tokens = 0
+        for number, key in enumerate(islice(queue.oldest(job), max_groups)):
             offer = [member.session for member in self.groups[key].offer(whole=whole_groups)]
-            weight = sum(map(size, offer))
-            if max_tokens is not None and groups and tokens + weight > max_tokens:
+            weight = sum(map(size, offer)) if max_tokens is not None else 0
+            first = at_least_one and not number
+            if max_tokens is not None and not first and tokens + weight > max_tokens:
                 break
             sessions += offer
-            groups, tokens = groups + 1, tokens + weight
+            tokens += weight
         if not sessions:
             return None
         record = Leased(at=now, lease=lease, sessions=tuple(sessions), until=now + ttl_s)
-        self.holds[lease] = record
+        self._hold(record)
         return record
 
     def ack(self, lease: str, now: float, sessions: Iterable[str] | None = None) -> Acked | None:
@@ -135,6 +146,7 @@ class LeaseBook:
         if not fresh:
             return None
         self.acking.update(fresh)
+        self._refresh_all(fresh)
         return Acked(at=now, lease=lease, sessions=fresh)
 
     def renew(self, lease: str, now: float, *, ttl_s: float) -> Leased | None:
@@ -149,7 +161,8 @@ class LeaseBook:
             raise Conflict(f"lease {lease} was given back")
         self._refuse_lost(lease, members)
         until = max(held.until, now + ttl_s)
-        record = self.holds[lease] = Leased(at=now, lease=lease, sessions=held.sessions, until=until)
+        record = Leased(at=now, lease=lease, sessions=held.sessions, until=until)
+        self._hold(record)
         return record
 
     def again(self, lease: str, now: float) -> HeldLease | None:
@@ -180,13 +193,19 @@ class LeaseBook:
     def undo(self, record: Record) -> None:
         """Undoes a decision whose record could not be made durable."""
         if isinstance(record, Leased):
-            self.holds.pop(record.lease, None)
+            self._release(record.lease)
         elif isinstance(record, Acked):
             self._acknowledged(record.sessions)
 
     def standing(self, now: float) -> tuple[int, int]:
         """Counts of whole groups: (those with sessions that are not acknowledged, those of them on a live lease)."""
-        return len(self.whole), len(self._taken(now) & self.whole.keys())
+        self._expire(now)
+        return len(self.whole), len(self.whole) - len(self.whole.free)
+
+    def outstanding(self, lease: str) -> bool:
+        """Does it hold sessions that it has neither acknowledged nor given back?"""
+        held = self.leases[lease]
+        return not held.over and not all(member.acked for member in self._members_of(held.sessions))
 
     def disposable(self) -> list[str]:
         """Sessions whose records are needed no more. They go by whole groups: the rest of one would never be whole
@@ -241,29 +260,30 @@ class LeaseBook:
         self._refresh(key)
 
     def _leased(self, record: Leased) -> None:
-        self.holds.pop(record.lease, None)
-        if (renewed := self.leases.get(record.lease)) is not None:  # renewed
-            renewed.until = record.until
-            return
-        for member in self._members_of(record.sessions):
-            self.leases.setdefault(record.lease, HeldLease(record.lease, record.sessions, record.until))
-            member.leased = record.lease
+        if (renewed := self.leases.get(record.lease)) is not None:
+            renewed.until, renewed.expired = record.until, False
+        else:
+            for member in self._members_of(record.sessions):
+                self.leases.setdefault(record.lease, HeldLease(record.lease, record.sessions, record.until))
+                member.leased = record.lease
+        heapq.heappush(self.ends, (record.until, record.lease))
+        self._release(record.lease)
+        self._refresh_all(record.sessions)
 
     def _acked(self, record: Acked) -> None:
         self._acknowledged(record.sessions)
         for member in self._members_of(record.sessions):
             self.leases.setdefault(record.lease, HeldLease(record.lease, record.sessions, record.at))
             member.acked = member.acked or record.lease
-            self._refresh(member.key)
-        if (lease := self.leases.get(record.lease)) is not None:
-            lease.done = all(member.acked for member in self._members_of(lease.sessions))
+        self._refresh_all(record.sessions)
 
-    def _acknowledged(self, sessions: Iterable[str]) -> None:
+    def _acknowledged(self, sessions: Sequence[str]) -> None:
         """The acknowledgement of these sessions is not being made durable any more."""
         for session in sessions:
             self.acking[session] -= 1
             if self.acking[session] <= 0:
                 del self.acking[session]
+        self._refresh_all(sessions)
 
     def _nacked(self, record: Nacked) -> None:
         if (lease := self.leases.get(record.lease)) is not None:
@@ -271,36 +291,60 @@ class LeaseBook:
             for member in self._members_of(lease.sessions):
                 if member.leased == record.lease and not member.acked:
                     member.leased = ""
+            self._refresh_all(lease.sessions)
+
+    def _hold(self, record: Leased) -> None:
+        """The lease is being made durable. One that is under way twice, as a renewal sent again, is held once."""
+        self._release(record.lease)
+        self.holds[record.lease] = record
+        self.held.update(record.sessions)
+        self._refresh_all(record.sessions)
+
+    def _release(self, lease: str) -> None:
+        """The lease is not being made durable any more."""
+        if (record := self.holds.pop(lease, None)) is not None:
+            self.held.subtract(record.sessions)
+            for session in record.sessions:
+                if self.held[session] <= 0:
+                    del self.held[session]
+            self._refresh_all(record.sessions)
+
+    def _expire(self, now: float) -> None:
+        """Groups of leases whose time is over are free again. Each end is looked at once."""
+        while self.ends and self.ends[0][0] <= now:
+            lease = self.leases.get(heapq.heappop(self.ends)[1])
+            if lease is not None and lease.until <= now and not lease.expired:
+                lease.expired = True
+                self._refresh_all(lease.sessions)
+
+    def _refresh_all(self, sessions: Iterable[str]) -> None:
+        for key in dict.fromkeys(member.key for member in self._members_of(sessions)):
+            self._refresh(key)
 
     def _refresh(self, key: GroupKey) -> None:
-        """Lists the group under `whole` and `partial` if it has sessions to offer; one that had some keeps its
-        place."""
+        """Lists the group under `whole` and `partial` if it has sessions to offer; one that had some keeps its place,
+        leased or not."""
         group = self.groups.get(key)
-        for index, whole in ((self.whole, True), (self.partial, False)):
-            if group is not None and group.offer(whole=whole):
-                index.setdefault(key)
-            else:
-                index.pop(key, None)
+        taken = group is not None and any(map(self._taken, group.members()))
+        for queue, whole in ((self.whole, True), (self.partial, False)):
+            offers = group is not None and bool(group.offer(whole=whole))
+            queue.settle(key, offers=offers, taken=taken)
 
-    def _taken(self, now: float) -> set[GroupKey]:
-        """Groups that must not be leased now."""
-        taken = {member.key for record in self.holds.values() for member in self._members_of(record.sessions)}
-        for lease in self.leases.values():
-            if lease.until > now and not lease.over and not lease.done:
-                mine = (member for member in self._members_of(lease.sessions) if member.leased == lease.lease)
-                taken.update(member.key for member in mine if not member.acked)
-        taken.update(member.key for member in self._members_of(self.acking))
-        return taken
+    def _taken(self, member: Member) -> bool:
+        """Must its group not be leased now?"""
+        if member.session in self.held or member.session in self.acking:
+            return True
+        lease = self.leases.get(member.leased)
+        return not member.acked and lease is not None and lease.live
 
     def _refuse_lost(self, lease: str, members: Iterable[Member]) -> None:
         """Raises Conflict if one of the members went to another lease since then, or is just going to one."""
-        again = {
-            session for name, record in self.holds.items() if name != lease for session in record.sessions
-        }
+        own = set(self.holds[lease].sessions) if lease in self.holds else set()
         lost = [
             member.session
             for member in members
-            if (member.acked or member.leased) != lease or (not member.acked and member.session in again)
+            if (member.acked or member.leased) != lease
+            or (not member.acked and self.held[member.session] > (member.session in own))
         ]
         if lost:
             raise Conflict(f"lease {lease} expired and was given to another: {', '.join(sorted(lost)[:8])}")

@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from sandgate.contract.choices import TurnRole
 from sandgate.gateway.conversation.turn_roles import told_then
+from sandgate.gateway.trajectories.main_row import Cast, main_row
 
 STRONGEST_FIRST = (TurnRole.MAIN, TurnRole.SUBAGENT, TurnRole.SIDE)
-
-
-class Cast(Protocol):
-    """The part of a turn that is needed here."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def fork(self) -> str | None: ...
-    @property
-    def index(self) -> int: ...
-    @property
-    def role(self) -> str: ...
 
 
 def roles_of(paths: Sequence[Sequence[Cast]]) -> tuple[list[TurnRole], int]:
@@ -31,8 +18,8 @@ def roles_of(paths: Sequence[Sequence[Cast]]) -> tuple[list[TurnRole], int]:
     A path's role is the strongest (main, subagent, side) of the turns that only it has: a title asked in the middle of
     a conversation is a side call, though the conversation is its head. Where that would leave a turn in weaker paths
     alone (a conversation that ends in two such titles), the newest of them has its role. The main one is the newest of
-    the paths with role main; of the choices of one request, which are equally new, the first. Where no path has role
-    main, the newest is taken for it: whatever the session did, it did there.
+    the agent's own conversation (see `main_row`). Where no path has role main, the newest is taken for it: whatever the
+    session did, it did there.
     """
     told: dict[str, TurnRole] = {}
     holders: dict[str, list[int]] = {}
@@ -48,11 +35,15 @@ def roles_of(paths: Sequence[Sequence[Cast]]) -> tuple[list[TurnRole], int]:
                 _covers(found[at], told[name]) for at in held
             ):
                 found[held[-1]] = told[name]
-    mains = [number for number, role in enumerate(found) if role is TurnRole.MAIN] or range(len(paths))
-    main = max(mains, key=lambda number: (paths[number][-1].index == 0, number), default=-1)
+    mains = [number for number, role in enumerate(found) if role is TurnRole.MAIN]
+    main = main_row(paths, mains, told) if mains else _newest(paths)
     if main >= 0:
         found[main] = TurnRole.MAIN
     return found, main
+
+
+def _newest(paths: Sequence[Sequence[Cast]]) -> int:
+    return max(range(len(paths)), key=lambda number: (paths[number][-1].index == 0, number), default=-1)
 
 
 def _covers(path: TurnRole, turn: TurnRole) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sandgate.contract.errors import InvalidBody, Overloaded, TooLarge
+from sandgate.contract.errors import InvalidBody, Overloaded, TooLarge, Unsupported
 
 AsgiScope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -17,6 +17,12 @@ SMALL_BYTES = 512 * 1024
 may be an escape of six."""
 RETRY_S = 1.0
 """Seconds until a refused client may send its body again: bodies arrive in milliseconds."""
+
+
+class EncodedBody(Unsupported):
+    """415 for a body that is compressed: no client does it, and a few bytes may be gigabytes."""
+
+    status = 415
 
 
 class ClientGone(Exception):
@@ -76,6 +82,12 @@ def announced(scope: AsgiScope) -> int:
 async def read_body(scope: AsgiScope, receive: Receive, limit: int, within_s: float, hold: BodyHold) -> bytes:
     """The whole body. Raises TooLarge early if the length is announced; InvalidBody if it did not come in time;
     Overloaded; ClientGone if the client went away."""
+    for name, value in scope["headers"]:
+        if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
+            said = value[:40].decode("latin-1")
+            raise EncodedBody(
+                f"content-encoding is {said!r}; send the body as it is", field="content-encoding"
+            )
     if (size := announced(scope)) > limit:
         raise TooLarge(f"body of {size} bytes; the limit is {limit}")
     try:

@@ -9,10 +9,10 @@ from starlette.exceptions import HTTPException
 
 from sandgate.contract.errors import BadRequest, InvalidBody, NotFound, SandgateError, TooLarge
 from sandgate.gateway.service.areal import Areal
-from sandgate.gateway.service.completion import INTERNAL
+from sandgate.gateway.service.call_registry import INTERNAL
 from sandgate.gateway.service.gateway_service import GatewayService
 from sandgate.gateway.service.schemas import SessionBody
-from sandgate.gateway.web import areal, leases, process, sessions, tasks
+from sandgate.gateway.web import areal, leases, process, sessions, tasks, trace_viewer
 from sandgate.gateway.web.dependencies import Controller, JsonBody
 
 UNION = ("body", SessionBody.__name__, f"list[{SessionBody.__name__}]")
@@ -65,6 +65,7 @@ def build(core: GatewayService) -> FastAPI:
         tasks.router,
         process.router,
         process.probes,
+        trace_viewer.router(),
     ):
         app.include_router(router)
     if not core.config.docs:  # else the app serves it itself, to anybody

@@ -18,6 +18,8 @@ from sandgate.gateway.service.fair_pool import lane
 from sandgate.gateway.service.gateway_service import GatewayService
 from sandgate.gateway.service.prompts import off_loop
 from sandgate.gateway.service.session import Session
+from sandgate.gateway.tokens.api import Codec
+from sandgate.gateway.tokens.reasoning_count import reasoning_tokens
 
 OFF_LOOP_BYTES = 100_000
 """Input items of more are listed in a thread."""
@@ -38,13 +40,15 @@ async def answer(
     name, *rest = parts
     if session.evicted:
         session.refuse_if_ended()
+    if method == "POST" and rest != ["cancel"]:
+        raise NotFound(f"no such endpoint: POST /responses/{'/'.join(parts)[:200]}")
     kept = session.kept.by_turn.get(turn_named(name))
     if kept is None or kept.turn not in session.tree:
         raise NotFound(f"Response with id '{name[:80]}' not found.")
     match method, rest:
         case "GET", []:
             input_items.unstreamed(query)
-            return _response(session, kept)
+            return _response(session, kept, core.turns.codec)
         case "GET", ["input_items"]:
             items = session.kept.items(kept)
             work = partial(input_items.told, items, kept.turn, input_items.page(query))
@@ -61,7 +65,7 @@ async def answer(
     raise NotFound(f"no such endpoint: {method} /responses/{'/'.join(parts)[:200]}")
 
 
-def _response(session: Session, kept: ResponseKept) -> bytes:
+def _response(session: Session, kept: ResponseKept, codec: Codec) -> bytes:
     turn = session.tree[kept.turn]
     previous = response_id(kept.previous) if kept.previous else None
     context = Context(
@@ -72,4 +76,5 @@ def _response(session: Session, kept: ResponseKept) -> bytes:
         form=session.kept.form(kept, previous),
     )
     choice = Choice(reply=turn.reply, finish=cast("Finish", turn.finish), stop_reason=turn.stop_reason)
-    return reply(context, [choice], Usage(turn.prompt_tokens, len(turn.ids), turn.cached_tokens))
+    thought = reasoning_tokens(turn.ids, turn.reply, codec.bytes_of)
+    return reply(context, [choice], Usage(turn.prompt_tokens, len(turn.ids), turn.cached_tokens, thought))

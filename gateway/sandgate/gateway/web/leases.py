@@ -15,11 +15,12 @@ from starlette.exceptions import HTTPException
 
 from sandgate.contract import endpoints
 from sandgate.contract.errors import Conflict
-from sandgate.contract.lease import ARROW, FAILED_HEADER, LEASE_HEADER, UNTIL_HEADER
+from sandgate.contract.lease import ARROW, FAILED_HEADER, LEASE_HEADER, LEASES_HEADER, UNTIL_HEADER
 from sandgate.contract.trajectory import Trajectory
+from sandgate.gateway.journal.records import Leased
 from sandgate.gateway.service import auth
-from sandgate.gateway.service.rows import as_json
-from sandgate.gateway.service.schemas import CloseGroupBody, LeaseBody, RenewBody
+from sandgate.gateway.service.rows import Rows, as_json
+from sandgate.gateway.service.schemas import AckLeasesBody, CloseGroupBody, LeaseBody, RenewBody
 from sandgate.gateway.web.dependencies import Controller, Front, JsonBody, serves
 
 JSON = "application/json"
@@ -37,6 +38,9 @@ async def lease(
 
     `failed`: sessions of the lease that have no rows because they cannot be given, each with its reason.
 
+    With `leases` over 1: that many leases at once, of which each is acknowledged by itself; their ids are `lease_id`,
+    `lease_id.1` and so on. JSON lists them under `leases`; Arrow has the rows of each in `x-sandgate-leases`.
+
     As JSON, or with `Accept: application/vnd.apache.arrow.stream` as Arrow IPC; 406 if the gateway can give neither.
     """
     body = body or LeaseBody()
@@ -46,24 +50,32 @@ async def lease(
     form = wanted(accept, [JSON, ARROW] if has_arrow() else [JSON])
     if form is None:
         raise HTTPException(406, f"rows are given as {JSON}, or as {ARROW} with the extra gateway-arrow")
-    record = await core.lease(body, key)
+    leases = await core.lease(body, key)
+    until = min((one.until for one in leases), default=core.sessions.now())
     if form == ARROW:
-        stream = await core.leasing.rows(record, _as_arrow)
-        until = record.until if record else core.sessions.now()
-        headers = {UNTIL_HEADER: repr(until)} | ({LEASE_HEADER: record.lease} if record else {})
+        stream = await core.leasing.rows(*leases, shape=as_arrow)
+        headers = {UNTIL_HEADER: repr(until)} | ({LEASE_HEADER: leases[0].lease} if leases else {})
+        if body.leases > 1:
+            headers[LEASES_HEADER] = ",".join(str(_count(one, stream)) for one in leases)
         if stream.failed:
             headers[FAILED_HEADER] = ",".join(islice(stream.failed, FAILED_SAID))
         return Response(stream.rows, media_type=ARROW, headers=headers)
-    rows = await core.leasing.rows(record, as_json)
+    rows = await core.leasing.rows(*leases, shape=as_json)
+    several = [{"lease_id": one.lease, "sessions": one.sessions, "rows": _count(one, rows)} for one in leases]
     return JsonBody(
         {
-            "lease_id": record.lease if record else None,
-            "until": record.until if record else core.sessions.now(),
-            "sessions": record.sessions if record else [],
+            "lease_id": leases[0].lease if leases else None,
+            "until": until,
+            "sessions": [name for one in leases for name in one.sessions],
             "trajectories": orjson.Fragment(rows.rows),
             "failed": rows.failed,
         }
+        | ({"leases": several} if body.leases > 1 else {})
     )
+
+
+def _count(lease: Leased, rows: Rows[Any]) -> int:
+    return sum(rows.counts.get(session, 0) for session in lease.sessions)
 
 
 @functools.cache
@@ -72,7 +84,12 @@ def has_arrow() -> bool:
     return find_spec("pyarrow") is not None
 
 
-def _as_arrow(rows: Iterable[Trajectory]) -> bytes:
+def wants_arrow(accept: str) -> bool:
+    """Whether rows go as Arrow to who also takes JSON."""
+    return has_arrow() and wanted(accept, [JSON, ARROW]) == ARROW
+
+
+def as_arrow(rows: Iterable[Trajectory]) -> bytes:
     from sandgate.gateway.delivery import arrow
 
     return arrow.to_ipc(rows)
@@ -107,6 +124,13 @@ async def ack(core: Front, _: Controller, lease_id: str) -> Any:
     """The trainer has them for good. 409 if the lease expired and another trainer was given them. Idempotent."""
     await core.leasing.ack(lease_id)
     return {"lease_id": lease_id, "state": "acked"}
+
+
+@serves(router, endpoints.ACK_LEASES)
+async def ack_leases(core: Front, _: Controller, body: AckLeasesBody) -> Any:
+    """The same for many leases, in one write. `refused`: lease -> why; the others are acknowledged. Idempotent."""
+    refused = await core.leasing.ack_several(body.lease_ids)
+    return {"acked": [one for one in dict.fromkeys(body.lease_ids) if one not in refused], "refused": refused}
 
 
 @serves(router, endpoints.NACK)

@@ -28,16 +28,18 @@ from sandgate.gateway.protocols.base import (
     TokenLogprobs,
     Usage,
 )
-from sandgate.gateway.protocols.table import FALLBACK, adapter_for, counter_for
+from sandgate.gateway.protocols.models_list import models
+from sandgate.gateway.protocols.table import ADAPTERS, FALLBACK, adapter_for, counter_for
 from sandgate.gateway.service import auth
 from sandgate.gateway.service.areal import Areal
 from sandgate.gateway.service.call import ModelCall, Step
-from sandgate.gateway.service.completion import INTERNAL
+from sandgate.gateway.service.call_registry import INTERNAL
 from sandgate.gateway.service.fair_pool import Lane, lane
 from sandgate.gateway.service.gateway_service import GatewayService
 from sandgate.gateway.service.prompts import off_loop
 from sandgate.gateway.service.session import Session
 from sandgate.gateway.service.session_history import SessionHistory
+from sandgate.gateway.tokens.reasoning_count import reasoning_tokens
 from sandgate.gateway.web import control, kept_responses
 from sandgate.gateway.web.agent_requests import Headers, is_retry, parse_complete, split
 from sandgate.gateway.web.body_limits import SMALL_BYTES, Bodies, BodyHold, ClientGone, again, read_body
@@ -180,7 +182,7 @@ class AsgiApp:
         except SandgateError as error:
             await self._refuse(adapter, error, send)
             return
-        self.core.turns.attach(call)
+        self.core.turns.registry.attach(call)
         gone = asyncio.ensure_future(receive())
         try:
             if request.stream:
@@ -189,11 +191,11 @@ class AsgiApp:
                 delivered = await self._json(adapter, call, request, gone, send)
         finally:
             gone.cancel()
-            self.core.turns.detach(call)
+            self.core.turns.registry.detach(call)
         if delivered:
-            await self.core.turns.delivered(call)
+            await self.core.turns.committer.delivered(call)
         elif call.told:
-            await self.core.turns.let_go(call)
+            await self.core.turns.committer.let_go(call)
 
     async def _asked(
         self,
@@ -221,7 +223,8 @@ class AsgiApp:
             else:
                 decode = partial(adapter.decode, body, headers, history)
                 request = self.core.turns.pool.charged(session.session_id, decode)
-            request = replace(request, caller=caller_of(headers, self.core.config.roles))
+            caller = caller_of(headers, self.core.config.roles)
+            request = replace(request, caller=caller, messages=session.tree.regrouped(request.messages))
             if "areal" not in session.spec:  # its agents say "default", and its own proxy reads no model
                 self._check_model(request.model)
             return then(session, request)
@@ -348,6 +351,7 @@ class AsgiApp:
             prompt_told=request.prompt_told,
             request_id=request.request_id,
             token_text=self._token_text if request.logprobs else None,
+            token_bytes=core.turns.codec.bytes_of,
         )
 
     def _token_text(self, token: int) -> str:
@@ -358,7 +362,9 @@ class AsgiApp:
         turns = call.done.result()
         choices = [choice_of(turn, call) for turn in turns]
         sampled = sum(len(turn.ids) for turn in turns)
-        return choices, Usage(turns[0].prompt_tokens, sampled, turns[0].cached_tokens)
+        bytes_of = self.core.turns.codec.bytes_of
+        thought = sum(reasoning_tokens(turn.ids, turn.reply, bytes_of) for turn in turns)
+        return choices, Usage(turns[0].prompt_tokens, sampled, turns[0].cached_tokens, thought)
 
     def _turn_headers(self, call: ModelCall, fork: str | None) -> Headers:
         headers = [(b"x-sandgate-turn", call.turns[0].encode())]
@@ -375,7 +381,7 @@ class AsgiApp:
     async def _small(
         self, named: str | None, path: str, scope: AsgiScope, receive: Receive, send: Send
     ) -> None:
-        adapter = FALLBACK
+        adapter = ADAPTERS["/messages"] if _is_anthropic(scope["headers"]) else FALLBACK
         try:
             key = self.core.gate.key(scope["headers"])
             self._enter(scope, key)
@@ -396,16 +402,10 @@ class AsgiApp:
         self, key: Key, named: str | None, path: str, scope: AsgiScope, receive: Receive
     ) -> Any:
         method = scope["method"]
-        model = self.core.config.model.name
-        shown = {"id": model, "object": "model", "created": 0, "owned_by": "sandgate"}
         if method == "GET" and path.startswith("/v1/models"):
             if key.scope is Scope.AGENT or named is not None:
                 self._session(key, named)
-            if path in ("/v1/models", "/v1/models/"):
-                return {"object": "list", "data": [shown]}
-            if path.removeprefix("/v1/models/") == model:
-                return shown
-            raise ModelNotFound(f"The model `{path.removeprefix('/v1/models/')[:200]}` does not exist")
+            return models(path, self.core.config.model.name, anthropic=_is_anthropic(scope["headers"]))
         if method == "POST" and path in ("/complete", "/v1/complete"):
             if key.scope is not Scope.AGENT:
                 raise Forbidden("only the session's own agent key completes it here")
@@ -422,6 +422,11 @@ class AsgiApp:
 def _failure(call: ModelCall) -> BaseException | None:
     """What a call failed of, if it is over."""
     return call.done.exception() if call.done.done() else None
+
+
+def _is_anthropic(headers: Headers) -> bool:
+    """Whether a client speaks Anthropic's dialect, on a path that has none."""
+    return any(name == b"anthropic-version" for name, _ in headers)
 
 
 def _name(key: Key) -> str:

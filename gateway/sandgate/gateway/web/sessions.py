@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Query
+from fastapi import APIRouter, Body, Header, Query
 from fastapi.responses import Response
 
 from sandgate.contract import endpoints
 from sandgate.contract.errors import NotFound
 from sandgate.contract.keys import Scope
+from sandgate.contract.lease import ARROW
 from sandgate.contract.session import agents_task
 from sandgate.gateway.service import auth
 from sandgate.gateway.service.schemas import Complete, Finalize, RewardBody, SessionBody
@@ -25,8 +26,10 @@ from sandgate.gateway.web.dependencies import (
     own,
     serves,
 )
+from sandgate.gateway.web.leases import as_arrow, wants_arrow
 
 router = APIRouter(tags=["sessions"])
+Accept = Annotated[str, Header()]
 
 
 @serves(router, endpoints.CREATE_SESSIONS, status_code=201)
@@ -82,7 +85,7 @@ async def wait(
     try:
         async with asyncio.timeout(timeout_s):
             while session.phase is SessionPhase.OPEN:
-                core.turns.refuse_if_draining()
+                core.turns.admission.refuse_if_draining()
                 await core.sessions.changed.wait()
     except TimeoutError:
         return JsonBody(core.sessions.summary(session), 408)
@@ -124,14 +127,24 @@ async def complete(core: Front, key: Controller, session_id: str, body: Complete
 
 
 @serves(router, endpoints.FINALIZE)
-async def finalize(core: Front, key: Controller, session_id: str, body: Finalize | None = None) -> Any:
-    """Seal the session's tree and linearize it. Idempotent: the first outcome stands."""
-    return JsonBody(await core.finalize(own(core, key, session_id), body or Finalize()))
+async def finalize(
+    core: Front, key: Controller, session_id: str, body: Finalize | None = None, accept: Accept = "*/*"
+) -> Any:
+    """Seal the session's tree and linearize it. Idempotent: the first outcome stands. Trajectories as JSON, or as Arrow
+    IPC where that is accepted, as of a lease."""
+    session, body = own(core, key, session_id), body or Finalize()
+    if body.trajectories and wants_arrow(accept):
+        await core.seal(session, body)
+        return Response(await core.rows(session, as_arrow), media_type=ARROW)
+    return JsonBody(await core.finalize(session, body))
 
 
 @serves(router, endpoints.TRAJECTORIES)
-async def trajectories(core: Front, key: Controller, session_id: str) -> Any:
-    """The trajectories of a finalized session; 409 while it has not ended. Reads only: they stay to be leased."""
+async def trajectories(core: Front, key: Controller, session_id: str, accept: Accept = "*/*") -> Any:
+    """The trajectories of a finalized session; 409 while it has not ended. Reads only: they stay to be leased. As JSON,
+    or as Arrow IPC where that is accepted."""
+    if wants_arrow(accept):
+        return Response(await core.rows(own(core, key, session_id), as_arrow), media_type=ARROW)
     return JsonBody(await core.trajectories(own(core, key, session_id)))
 
 

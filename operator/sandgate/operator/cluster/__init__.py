@@ -1,1 +1,1 @@
-"""Jobs on Kubernetes: what interprets the plan's actions as objects of an API server and calls of gateways."""
+"""Jobs on Kubernetes: carries out a plan's actions as calls of the API server and of gateways."""

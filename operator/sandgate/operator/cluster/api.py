@@ -1,4 +1,4 @@
-"""What the driver needs of the API server and of gateways, so that tests can be both. (pure)"""
+"""Interfaces of the API server and of gateways that the cluster driver needs; tests implement both. (pure)"""
 
 from __future__ import annotations
 

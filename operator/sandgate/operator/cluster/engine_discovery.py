@@ -1,4 +1,6 @@
-"""What gateways and engines of a job say, and what they are told: engine sets, weights, signs of life, pushed tasks."""
+"""EngineDiscovery: follows a job's engines and gateways: replicas, policy versions, the trainer's heartbeat, pushed
+tasks.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sandgate.contract.errors import FailureReason, SandgateError
-from sandgate.operator.cluster.engines import answering, engine_urls
+from sandgate.operator.cluster.engines import Answering, answering, engine_urls
 from sandgate.operator.cluster.gateway_monitor import GatewayMonitor
 from sandgate.operator.cluster.job_state import JobState
 from sandgate.operator.driver.task_queue import Queues
+from sandgate.operator.observed import events
 from sandgate.operator.plan.actions import Outage
 
 log = logging.getLogger(__name__)
@@ -30,8 +33,8 @@ class EngineDiscovery:
     engines: list[str] | None = None
     """Where they are; None until that was looked at."""
     queues: Queues = field(default_factory=Queues)
-    _healthy: dict[str, int] = field(default_factory=dict)
-    """Gateway -> engines that answer it."""
+    _heard: dict[str, Answering] = field(default_factory=dict)
+    """Gateway -> what it last said of its engines."""
     _dry_since: dict[str, float] = field(default_factory=dict)
     """Gateway -> since when no engine answers it."""
     occasion: asyncio.Event = field(default_factory=asyncio.Event)
@@ -39,38 +42,45 @@ class EngineDiscovery:
 
     # -- what a gateway says ------------------------------------------------------------------------------------------
 
-    async def says(self, door: GatewayMonitor, status: dict[str, Any]) -> None:
+    async def says(self, monitor: GatewayMonitor, status: dict[str, Any]) -> None:
         """Its GET /v1/status; the set of engines is corrected by it."""
-        seen, now = self.at.observed, self.at.now()
-        known, healthy = answering(status)
-        if self.engines is not None and known != set(self.engines):
-            await door.client.set_engines(self.engines)
-        seen.version(int(status.get("policy_version") or 0))
+        now = self.at.now()
+        heard = answering(status)
+        if self.engines is not None and heard.urls != set(self.engines):
+            await monitor.client.set_engines(self.engines)
+        self.at.observe(events.VersionPublished(int(status.get("policy_version") or 0)))
         if status.get("trainer_seen_at"):
-            seen.heard(float(status["trainer_seen_at"]), now)
-        self._engines_at(door, healthy, now)
+            self.at.observe(events.TrainerHeard(float(status["trainer_seen_at"]), now))
+        self._engines_at(monitor, heard, now)
 
-    def _engines_at(self, door: GatewayMonitor, healthy: int, now: float) -> None:
-        self._healthy[door.name] = healthy
-        self.at.observed.engines_answer(max(self._healthy.values()))
-        if not healthy:
-            since = self._dry_since.setdefault(door.name, now)
-            self.at.observed.outage(door.name, Outage(since, None, FailureReason.ENGINE_LOST))
-        elif (since_dry := self._dry_since.pop(door.name, None)) is not None:
-            self.at.observed.outage(door.name, Outage(since_dry, now, FailureReason.ENGINE_LOST))
+    def _engines_at(self, monitor: GatewayMonitor, heard: Answering, now: float) -> None:
+        self._heard[monitor.name] = heard
+        most = max(one.healthy for one in self._heard.values())
+        first = self._heard[
+            min(self._heard)
+        ]  # always the same gateway's words, so that the status keeps still
+        self.at.observe(events.EnginesCounted(most, "" if most else first.why))
+        if not heard.healthy:
+            since = self._dry_since.setdefault(monitor.name, now)
+            self._outage(monitor, Outage(since, None, FailureReason.ENGINE_LOST))
+        elif (since_dry := self._dry_since.pop(monitor.name, None)) is not None:
+            self._outage(monitor, Outage(since_dry, now, FailureReason.ENGINE_LOST))
 
-    def left(self, door: GatewayMonitor) -> None:
+    def _outage(self, monitor: GatewayMonitor, outage: Outage) -> None:
+        self.at.observe(events.OutageSeen(monitor.name, outage))
+
+    def left(self, monitor: GatewayMonitor) -> None:
         """It is away: no new groups, and what runs there may be hurt by it."""
-        self._healthy.pop(door.name, None)
-        self._dry_since.pop(door.name, None)
-        self.at.observed.gateway(door.name, ready=False)
-        since = self.at.now() if door.away_since is None else door.away_since
-        self.at.observed.outage(door.name, Outage(since, None, FailureReason.GATEWAY_LOST))
+        self._heard.pop(monitor.name, None)
+        self._dry_since.pop(monitor.name, None)
+        self.at.observe(events.GatewayChanged(monitor.name, ready=False))
+        since = self.at.now() if monitor.away_since is None else monitor.away_since
+        self._outage(monitor, Outage(since, None, FailureReason.GATEWAY_LOST))
 
-    def back(self, door: GatewayMonitor) -> None:
+    def back(self, monitor: GatewayMonitor) -> None:
         """It answers again."""
-        if door.absences:  # of those before, the store knows
-            self.at.observed.outage(door.name, door.absences[-1])
+        if monitor.absences:  # of those before, the store knows
+            self._outage(monitor, monitor.absences[-1])
 
     # -- engines ------------------------------------------------------------------------------------------------------
 
@@ -81,9 +91,9 @@ class EngineDiscovery:
                 found = await engine_urls(self.at.kube, self.at.job)
                 if found != self.engines:
                     self.engines = found
-                    for door in tuple(self.at.doors.values()):
-                        if door.open:
-                            await door.client.set_engines(found)
+                    for monitor in tuple(self.at.monitors.values()):
+                        if monitor.open:
+                            await monitor.client.set_engines(found)
             except (SandgateError, OSError, TimeoutError) as error:
                 log.warning("job %s/%s: engines: %s", self.at.namespace, self.at.name, error)
             self.occasion.clear()
@@ -99,18 +109,18 @@ class EngineDiscovery:
         """For ever: tasks that the trainer pushed to any of the gateways."""
         while True:
             ended = self.queues.ended
-            observed = self.at.observed
-            asked = [await self._look(door) for door in list(self.at.doors.values())]
-            if ended and all(asked) and self.at.observed is observed:
-                observed.no_more()
+            queues = self.queues
+            asked = [await self._look(monitor) for monitor in list(self.at.monitors.values())]
+            if ended and all(asked) and self.queues is queues:  # else all is looked at anew
+                self.at.observe(events.TasksEnded())
             await asyncio.sleep(TASKS_S)
 
-    async def _look(self, door: GatewayMonitor) -> bool:
+    async def _look(self, monitor: GatewayMonitor) -> bool:
         """Whether it said all that it has."""
-        if not door.open or not self.at.observed.loaded:
+        if not monitor.open or not self.at.observed.loaded:
             return False
         try:
-            await self.queues.look(door.name, door.client, self.at)
+            await self.queues.look(monitor.name, monitor.client, self.at)
         except (SandgateError, OSError, TimeoutError) as error:
             log.info("job %s/%s: tasks: %s", self.at.namespace, self.at.name, error)
             return False

@@ -1,5 +1,4 @@
-"""Tasks that are done and whose AgentSessions were collected: so that a gateway that loses its volume, too, does not
-have them rolled out again.
+"""FinishedTasks: remembers tasks whose AgentSessions were deleted, so that no lost volume makes them run again.
 
 A gateway's journal remembers what was committed, and so does an AgentSession; `Settings.history` bounds how many of the
 latter there are. Before the record of a done task goes, twelve hex digits of it go into a ConfigMap.

@@ -1,4 +1,4 @@
-"""Collection: what nobody needs any more goes, in batches: pods, keys, old AgentSessions."""
+"""GarbageCollector: deletes pods, keys and old AgentSessions that nobody needs any more, in batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The job's gateways as the operator sees them: who answers, what changed there, since when one is away."""
+"""GatewayMonitor: watches one gateway: whether it answers, which sessions changed, and since when it is away."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ STATUS_S = 3.0
 class Watcher(Protocol):
     """Who is told what happens at gateways."""
 
-    async def arrived(self, door: GatewayMonitor, listed: list[SessionSummary]) -> None:
+    async def arrived(self, monitor: GatewayMonitor, listed: list[SessionSummary]) -> None:
         """It answers, after a start or an absence; this is all it holds of the job."""
 
-    async def changed(self, door: GatewayMonitor, name: str, state: str) -> None:
+    async def changed(self, monitor: GatewayMonitor, name: str, state: str) -> None:
         """A session's state there."""
 
-    async def says(self, door: GatewayMonitor, status: dict[str, Any]) -> None:
+    async def says(self, monitor: GatewayMonitor, status: dict[str, Any]) -> None:
         """Its GET /v1/status."""
 
-    def left(self, door: GatewayMonitor) -> None:
+    def left(self, monitor: GatewayMonitor) -> None:
         """It does not answer any more."""
 
 

@@ -1,4 +1,4 @@
-"""Is this operator well, and would a restart help? Verdicts from what it says about itself. (pure)
+"""Health of an operator: whether it makes progress, and whether a restart would help. (pure)
 
 Liveness is for what a restart mends: a stuck queue, a stuck loop, a client that lost its way. Readiness says whether
 this replica does its part; one that waits for the Lease does.

@@ -1,4 +1,4 @@
-"""One RolloutJob in a cluster: its parts, its plans, and who tells the store what happens.
+"""ClusterJob: one RolloutJob in a cluster: its parts, its plans, and the events that it observes.
 
 Its life: gateways and engine are made, gateways are asked what they hold, objects and pods are listed; from then on it
 is the same plan as everywhere. When a gateway turns out to have lost what it knew, the store is built anew, as after a
@@ -24,6 +24,7 @@ from sandgate.operator.cluster.engine_discovery import EngineDiscovery
 from sandgate.operator.cluster.finished_tasks import FinishedTasks
 from sandgate.operator.cluster.garbage_collection import GarbageCollector
 from sandgate.operator.cluster.gateway_monitor import GatewayMonitor
+from sandgate.operator.cluster.gateway_pods import GatewayPods
 from sandgate.operator.cluster.job_state import JobState
 from sandgate.operator.cluster.object_store import ObjectTable, PodKept, pod_kept, session_seen
 from sandgate.operator.cluster.pod_backend import PodBackend
@@ -35,6 +36,7 @@ from sandgate.operator.cluster.status_writer import StatusWriter
 from sandgate.operator.driver.job_driver import JobDriver
 from sandgate.operator.driver.task_queue import Queues
 from sandgate.operator.manifests import gateway_origin
+from sandgate.operator.observed import events
 from sandgate.operator.observed.job import JOB_KEY, Observed
 from sandgate.operator.observed.pod_record import PodSeen
 from sandgate.operator.plan.actions import Action, JobObserved, JobWant, Provided, Ref, SessionObserved, Told
@@ -73,8 +75,12 @@ class ClusterJob:
         self.touch, self._forget, self.connect = touch, forget, connect
         self._refused = self._taken = ""
         self.writer = StatusWriter(kube, job.metadata.namespace, job.metadata.name, status)
-        self.at = JobState(kube=kube, settings=settings, job=job, observed=self._observe(status), now=now)
+        self.at = JobState(
+            kube=kube, settings=settings, job=job, observed=self._observe(status), changed=touch, now=now
+        )
         self.collector = GarbageCollector(self.at, FinishedTasks(self.at))
+        self.at.on_settled.append(self.collector.settled)
+        self._looked: dict[str, tuple[object, ...]] = {}
         self.objects, self.remote = SessionObjects(self.at), RemoteActs(self.at)
         self.sandboxes = PodBackend(self.at, self.objects, self.remote, self.collector)
         self.driver = JobDriver(
@@ -86,6 +92,7 @@ class ClusterJob:
             cluster=self,
         )
         self.follower = EngineDiscovery(self.at)
+        self.gateway_pods = GatewayPods(self.at)
         self.intake = Resync(
             at=self.at,
             collector=self.collector,
@@ -98,21 +105,20 @@ class ClusterJob:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def _observe(self, status: RolloutJobStatus | None) -> Observed:
-        seen = Observed(self._want(), self.touch)
-        seen.status, seen.loaded, seen.provided = status, False, Provided.NOTHING
-        seen.started_at = seconds(status.start_time) if status and status.start_time else self.now()
-        seen.policy_version = status.policy_version if status else 0
-        seen.engines = 0
-        seen.heard_at = self.now() if self.job.spec.trainer is not None else None
-        seen.on_settled(self._settled)
-        return seen
+        return Observed(
+            want=self._want(),
+            status=status,
+            loaded=False,
+            provided=Provided.NOTHING,
+            started_at=seconds(status.start_time) if status and status.start_time else self.now(),
+            policy_version=status.policy_version if status else 0,
+            engines=0,
+            heard_at=self.now() if self.job.spec.trainer is not None else None,
+        )
 
     def _anew(self, status: RolloutJobStatus | None) -> Observed:
         self.follower.queues = Queues()
         return self._observe(status)
-
-    def _settled(self, uid: str) -> None:
-        self.collector.settled(uid)
 
     def _want(self) -> JobWant:
         meta = self.job.metadata
@@ -164,19 +170,19 @@ class ClusterJob:
         """Its spec is another."""
         before, self.job, self._refused = self.job, job, ""
         self.at.job = job
-        self.observed.want = self._want()
+        self.at.observe(events.WantChanged(self._want()))
         resumed = before.spec.suspend and not job.spec.suspend
         if job.spec.trainer is None:
-            self.observed.heard_at = None
+            self.at.observe(events.TrainerAwaited(None))
         elif before.spec.trainer is None or resumed:  # a trainer has no reason to talk to a suspended job
-            self.observed.heard_at = self.now()
+            self.at.observe(events.TrainerAwaited(self.now()))
         self.follower.occasion.set()
         self.touch(JOB_KEY)
 
     def refuse(self, why: str) -> None:
         """A newer spec cannot run: the one before stays, and the status says so."""
         self._refused = why
-        self.observed.want = self._want()
+        self.at.observe(events.WantChanged(self._want()))
         self.touch(JOB_KEY)
 
     # -- plans and actions --------------------------------------------------------------------------------------------
@@ -184,7 +190,7 @@ class ClusterJob:
     def plan(self, key: str) -> list[Action]:
         """What is to be done for a key now."""
         if key == JOB_KEY:
-            job = self.observed.job()
+            job = self.at.job_observed()
             self._stir(job)
             return plan_job(self.observed.want, job, self.now())
         if key not in self.observed.sessions:
@@ -207,7 +213,7 @@ class ClusterJob:
             newest=seen.remotes.newest.get((ref.uid, ref.sample)),
         )
         job = seen.job()
-        seen.remotes.looked[key] = self._holds(job)
+        self._looked[key] = self._holds(job)
         return plan_remote(seen.want, job, one, self.now())
 
     def _holds(self, job: JobObserved) -> tuple[object, ...]:
@@ -217,11 +223,12 @@ class ClusterJob:
 
     def _stir(self, job: JobObserved) -> None:
         """Plan anew what was held up by something else than there is now."""
-        remotes = self.observed.remotes
-        if remotes.asked:
+        asked = self.observed.remotes.asked
+        self._looked = {name: holds for name, holds in self._looked.items() if name in asked}
+        if asked:
             holds = self._holds(job)
-            for name in remotes.asked:
-                if remotes.looked.get(name) != holds:
+            for name in asked:
+                if self._looked.get(name) != holds:
                     self.touch(name)
 
     # -- what happens (driver.backend.JobWatcher) ---------------------------------------------------------------------
@@ -235,7 +242,7 @@ class ClusterJob:
     def wrote(self, status: RolloutJobStatus) -> None:
         """Its object is to say so."""
         if status.start_time:
-            self.observed.started_at = seconds(status.start_time)
+            self.at.observe(events.JobStarted(seconds(status.start_time)))
         self.writer.want(status)
         self.touch(JOB_KEY)  # a job that is over by this plans its end
 
@@ -270,60 +277,63 @@ class ClusterJob:
             return
         self._is_taken("")
         self.at.secret = bytes.fromhex(secret)
-        if not self.at.doors:
+        if not self.at.monitors:
             self.spawn(self.follower.run_engines())
-        self._open_doors(job)
-        self.observed.provides(Provided.RUNNING if engine else Provided.STOPPED, job.metadata.generation)
+            self.spawn(self.gateway_pods.run())
+        self._watch_gateways(job)
+        what = Provided.RUNNING if engine else Provided.STOPPED
+        self.at.observe(events.EngineProvided(what, job.metadata.generation))
 
     def _is_taken(self, why: str) -> None:
         if why != self._taken:
             self._taken = why
-            self.observed.want = self._want()
+            self.at.observe(events.WantChanged(self._want()))
             self.touch(JOB_KEY)
 
-    def _open_doors(self, job: RolloutJob) -> None:
+    def _watch_gateways(self, job: RolloutJob) -> None:
         """To gateways that there was none to: their number may grow."""
         meta = job.metadata
         key = mint(self.at.secret, Key(Scope.ADMIN, job=meta.name))
         for index in range(job.spec.gateway.replicas):
-            if (name := gateway_name(meta.name, index)) in self.at.doors:
+            if (name := gateway_name(meta.name, index)) in self.at.monitors:
                 continue
             origin = gateway_origin(meta.name, index, meta.namespace, self.settings)
-            door = GatewayMonitor(name, origin, meta.name, key, self.connect, self, self.now)
-            self.at.doors[name] = door
-            self.spawn(door.run())
+            monitor = GatewayMonitor(name, origin, meta.name, key, self.connect, self, self.now)
+            self.at.monitors[name] = monitor
+            self.spawn(monitor.run())
 
-    # -- gateways (doors.Watcher) -------------------------------------------------------------------------------------
+    # -- gateways (gateway_monitor.Watcher) ----------------------------------------------------------------------------
 
-    async def arrived(self, door: GatewayMonitor, listed: list[SessionSummary]) -> None:
+    async def arrived(self, monitor: GatewayMonitor, listed: list[SessionSummary]) -> None:
         """It answers: what it holds is taken in, or compared with what is known."""
-        if await self.intake.arrived(door, listed):
-            self.follower.back(door)
-            self.observed.gateway(door.name, ready=True)
+        if await self.intake.arrived(monitor, listed):
+            self.follower.back(monitor)
+            self.at.observe(events.GatewayChanged(monitor.name, ready=True))
             for said in listed:
                 if said.session_id in self.observed.sessions:
-                    self.observed.told(said, self.now())
+                    self.at.observe(events.SessionReported(said, self.now()))
                     if said.committed:  # the event that told so may have died with the gateway
-                        self.observed.commit_session(said.session_id)
+                        self.at.observe(events.SessionCommitted(said.session_id))
 
-    async def changed(self, door: GatewayMonitor, name: str, state: str) -> None:
+    async def changed(self, monitor: GatewayMonitor, name: str, state: str) -> None:
         """A session's state at its gateway, by others than us."""
         async with self.intake.lock:  # what is being built anew would not know of it
             seen = self.observed.sessions.get(name)
         if seen is None:
             return
         if state == COMMITTED:
-            self.observed.commit_session(name)
+            self.at.observe(events.SessionCommitted(name))
         elif state in NEWS:
             await self.driver.look(seen.ref)
 
-    async def says(self, door: GatewayMonitor, status: dict[str, Any]) -> None:
+    async def says(self, monitor: GatewayMonitor, status: dict[str, Any]) -> None:
         """Engines, weights, the trainer's sign of life."""
-        await self.follower.says(door, status)
+        await self.follower.says(monitor, status)
 
-    def left(self, door: GatewayMonitor) -> None:
+    def left(self, monitor: GatewayMonitor) -> None:
         """It does not answer any more."""
-        self.follower.left(door)
+        self.follower.left(monitor)
+        self.gateway_pods.away.set()
 
     # -- objects ------------------------------------------------------------------------------------------------------
 
@@ -337,13 +347,15 @@ class ClusterJob:
         else:
             news = self.at.sessions.put(seen.name, seen)
             if news and seen.spec.remote and self.observed.loaded and seen.told < Told.FINALIZED:
-                self.observed.ask(seen.ref, seen.spec.gateway)
+                self.at.observe(events.RemoteAsked(seen.ref, seen.spec.gateway))
 
     def session_gone(self, name: str, uid: str) -> None:
         """It is not there any more."""
         kept = self.at.sessions.held.get(name)
         if kept is not None and kept.uid == uid:
             self.objects.gone(kept)
+        else:
+            self.at.sessions.pop(name, uid)  # late news of it do not bring it back
 
     def saw_pod(self, body: Mapping[str, Any], *, gone: bool = False) -> None:
         """A pod of this job came, changed or went."""
@@ -366,9 +378,9 @@ class ClusterJob:
             return
         before = session.sandbox if pod.role == AGENT else session.verifier
         if before is not None and before.exit is not None:
-            return  # an end stays what it was
-        report = self.observed.sandbox if pod.role == AGENT else self.observed.verifier
-        report(session.ref, pod.running)
+            return  # there is nothing to look at again, either
+        seen = events.AgentSeen if pod.role == AGENT else events.VerifierSeen
+        self.at.observe(seen(session.ref, pod.running))
         if pod.again_at is not None:
             self.later(pod.again_at, lambda: self._look_again(pod))
 
@@ -387,9 +399,11 @@ class ClusterJob:
 
     def _pod_ended(self, kept: PodKept) -> None:
         """With its last status, which may hold its exit."""
+        table, session = self._table(kept.seen.role), kept.seen.session
+        table.put(session, kept)
         if kept.seen.running.exit is not None:
             self._pod_says(kept)
-        self.pod_gone(kept.seen.session, kept.uid)
+        self.pod_gone(session, kept.uid)
 
     def pod_gone(self, session: str, uid: str) -> None:
         """It is not there any more."""

@@ -1,4 +1,4 @@
-"""All jobs of one operator: news in, a driver for each, one queue of keys; one that is wrong never stops the others."""
+"""JobController: all jobs of one operator: a driver for each, one queue of keys; a broken job stops no other."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from sandgate.operator.cluster.status_writer import StatusWriter
 from sandgate.operator.driver.reconcile import Reconciler
 from sandgate.operator.kubernetes.kinds import selector
 from sandgate.operator.manifests import check_cluster
+from sandgate.operator.observed.events import TimerSet
 from sandgate.operator.plan.actions import Action
 from sandgate.operator.settings import Settings
 
@@ -173,7 +174,7 @@ class JobController:
     def _woke(self, key: str) -> None:
         uid, _, inner = key.partition("/")
         if (run := self.runs.get(uid)) is not None:
-            run.observed.waits(inner, None)
+            run.at.observe(TimerSet(inner, None))
 
     # -- life ---------------------------------------------------------------------------------------------------------
 

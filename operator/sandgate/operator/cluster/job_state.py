@@ -1,4 +1,4 @@
-"""What one job's driver holds: the parts that its actions, its collector and its watchers share."""
+"""JobState: what the parts of one job's driver in a cluster share: gateways, objects, pods, keys."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class JobState(DriverState):
     settings: Settings
     secret: bytes = b""
     """Signs the job's keys; known once gateways are provided."""
-    doors: dict[str, GatewayMonitor] = field(default_factory=dict)
+    monitors: dict[str, GatewayMonitor] = field(default_factory=dict)
     sessions: ObjectTable[SessionSeen] = field(default_factory=ObjectTable)
     agents: ObjectTable[PodKept] = field(default_factory=ObjectTable)
     """By session."""
@@ -66,7 +66,7 @@ class JobState(DriverState):
 
     def client(self, gateway: str) -> GatewayClient:
         """Raises Unavailable for one that is not known (yet), or does not answer."""
-        return self._door(gateway).client
+        return self._monitor(gateway).client
 
     def gateway_of(self, ref: Ref) -> str:
         """The gateway that holds a session. Raises Unavailable if the operator does not know it (yet)."""
@@ -74,16 +74,16 @@ class JobState(DriverState):
         gateway = seen.gateway if seen is not None else ""
         if not gateway and ref.uid in self.observed.groups:
             gateway = self.observed.gateway_of(ref.uid)
-        return self._door(gateway or self.observed.placed(ref.name)).name
+        return self._monitor(gateway or self.observed.placed.get(ref.name, "")).name
 
     async def absence(self, gateway: str, now: float) -> Outage | None:
         """It restarted, and its long poll has not told so yet."""
-        door = self._door(gateway)
-        if await door.same_life():
+        monitor = self._monitor(gateway)
+        if await monitor.same_life():
             return None
-        return Outage(door.heard_at, now, FailureReason.GATEWAY_LOST)
+        return Outage(monitor.heard_at, now, FailureReason.GATEWAY_LOST)
 
-    def _door(self, gateway: str) -> GatewayMonitor:
-        if gateway not in self.doors:
+    def _monitor(self, gateway: str) -> GatewayMonitor:
+        if gateway not in self.monitors:
             raise Unavailable(f"gateway {gateway!r} is not known")
-        return self.doors[gateway]
+        return self.monitors[gateway]

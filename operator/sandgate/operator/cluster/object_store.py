@@ -1,4 +1,4 @@
-"""What is kept of objects: slim records, never bodies; late and repeated news of an object change nothing. (pure)"""
+"""Slim records of AgentSessions and pods; late and repeated news of an object change nothing. (pure)"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Remote AgentSessions of which there is no job (yet): they say so, and wait."""
+"""Remote AgentSessions whose job does not exist (yet): their status says so, and they wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Agents and verifiers as pods, with the keys that these mount. Idempotent: names are derived."""
+"""PodBackend: runs agents and verifiers as pods, with the keys that they mount. Idempotent: names are derived."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from sandgate.operator.cluster.remote_sessions import RemoteActs
 from sandgate.operator.cluster.session_objects import SessionObjects, check_owner
 from sandgate.operator.manifests import keys_secret
 from sandgate.operator.manifests.sandbox_pods import RESULT_BYTES_MAX, agent_pod, verifier_pod
+from sandgate.operator.observed.events import AgentSeen, VerifierSeen
 from sandgate.operator.observed.job import Observed
 from sandgate.operator.observed.pod_record import pod_gone
 from sandgate.operator.plan.actions import Exit, Ref, Running, Told
@@ -129,7 +130,7 @@ class PodBackend:
         await self._run(ref, at.verifiers, body)
 
     def _urls(self, ref: Ref) -> SessionUrls:
-        return SessionUrls.of(self.at.doors[self.at.gateway_of(ref)].origin, ref.name)
+        return SessionUrls.of(self.at.monitors[self.at.gateway_of(ref)].origin, ref.name)
 
     async def _run(self, ref: Ref, table: ObjectTable[PodKept], body: Json) -> None:
         made = await self._create_pod(body)
@@ -140,8 +141,8 @@ class PodBackend:
             self._report(ref, table, made.seen.running)
 
     def _report(self, ref: Ref, table: ObjectTable[PodKept], running: Running) -> None:
-        report = self.observed.sandbox if table is self.at.agents else self.observed.verifier
-        report(ref, running)
+        seen = AgentSeen if table is self.at.agents else VerifierSeen
+        self.at.observe(seen(ref, running))
 
     async def _create_pod(self, body: Json) -> PodKept | Exit:
         at = self.at

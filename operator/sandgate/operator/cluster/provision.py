@@ -1,4 +1,4 @@
-"""Setting a job up: its signing Secret, made once; its gateways and its engine, applied."""
+"""Provisions a job: creates its signing Secret once, and applies its gateways and its engine."""
 
 from __future__ import annotations
 

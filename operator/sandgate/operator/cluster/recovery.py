@@ -1,4 +1,4 @@
-"""What a new operator knows of sessions, from gateways, AgentSessions and pods. (pure)
+"""Recovery: what a new operator concludes about sessions from gateways, AgentSessions and pods. (pure)
 
 Gateways remember what was sampled, objects remember what was decided, pods are what runs. Nothing is run twice: an open
 session that has a pod goes on; one without a pod is started only if no turn of it was ever taken and no status names a

@@ -1,4 +1,4 @@
-"""The status of a job that cannot run. (pure)"""
+"""The status of a job whose manifest cannot run. (pure)"""
 
 from __future__ import annotations
 

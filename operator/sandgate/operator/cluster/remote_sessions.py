@@ -1,4 +1,4 @@
-"""Sessions of agents that run elsewhere, which people apply: their keys, their opening, and why one is not opened.
+"""Opens sessions for agents that run elsewhere, which people apply: their keys, and why one is not opened.
 
 The Secret with the agent's environment is made before the gateway is told: it says which gateway was chosen, also to an
 operator that comes after one that died in between.
@@ -25,6 +25,7 @@ from sandgate.operator.cluster.object_store import SessionSeen, controller, owne
 from sandgate.operator.cluster.session_status import held_status
 from sandgate.operator.driver.session_spec import session_spec
 from sandgate.operator.manifests import remote_secret, remote_verifier_secret
+from sandgate.operator.observed import events
 from sandgate.operator.observed.remotes import METADATA
 from sandgate.operator.plan.actions import Ref
 from sandgate.sandbox.agents import agent_env
@@ -50,25 +51,26 @@ class RemoteActs:
     async def open(self, ref: Ref, gateway: str) -> None:
         """Its keys, then at its gateway. What can never be is written into its status and not tried again."""
         at = self.at
-        kept, remotes = at.sessions.held.get(ref.name), at.observed.remotes
+        kept = at.sessions.held.get(ref.name)
         if kept is None or ref.name in at.observed.sessions:
-            remotes.no_more(ref.name)
+            at.observe(events.RemoteWithdrawn(ref.name))
             return
-        settled = ref.uid in remotes.homes
-        remotes.homes.setdefault(ref.uid, gateway)  # siblings that are opened meanwhile go there too
+        settled = ref.uid in at.observed.remotes.homes
+        if not settled:  # siblings that are opened meanwhile go there too
+            at.observe(events.RemotePlaced(ref.uid, gateway))
         try:
             place = await self._keys(ref, kept, gateway, settled=settled)
-            remotes.homes[ref.uid] = place
+            at.observe(events.RemotePlaced(ref.uid, place))
             spec = session_spec(at.job.spec, ref, Task(uid=ref.uid), metadata=METADATA)
             await at.client(place).create(spec)
         except (RemoteRefused, Conflict, BadRequest) as error:
             await self.hold(ref, str(error), final=True)
             return
         at.opened[ref.name] = None
-        at.observed.opened_remote(ref, place, at.now())
+        at.observe(events.RemoteOpened(ref, place, at.now()))
         now_kept = at.sessions.held.get(ref.name)
         if now_kept is None or now_kept.uid != kept.uid:  # deleted meanwhile
-            at.observed.deleted(ref)
+            at.observe(events.ObjectDeleted(ref))
 
     async def _keys(self, ref: Ref, kept: SessionSeen, gateway: str, *, settled: bool) -> str:
         """The gateway that its Secret names; it is made if there is none. Where siblings are wins."""
@@ -80,7 +82,7 @@ class RemoteActs:
             found = await at.kube.get("Secret", at.namespace, remote_keys_name(ref.name))
             _owned(found, kept.uid)
             said = gateway_said(found)
-            if said == gateway or (said in at.doors and not settled):
+            if said == gateway or (said in at.monitors and not settled):
                 return said
             await at.kube.apply(body)
         except Forbidden as error:
@@ -93,7 +95,7 @@ class RemoteActs:
         at, limits = self.at, self.at.job.spec.limits
         expires = at.now() + KEY_MARGIN_S + limits.session_seconds
         key = mint(at.secret, Key(Scope.AGENT, ref.job, ref.name, expires))
-        handle = replace(SessionUrls.of(at.doors[gateway].origin, ref.name).handle(), api_key=key)
+        handle = replace(SessionUrls.of(at.monitors[gateway].origin, ref.name).handle(), api_key=key)
         env = agent_env(handle, model=at.job.spec.model.name, prompt="", delivery="")
         return {name: value for name, value in env.items() if name not in ELSEWHERE}
 
@@ -112,7 +114,7 @@ class RemoteActs:
         at = self.at
         kept = at.sessions.held.get(ref.name)
         if final or kept is None:
-            at.observed.remotes.refused(ref)
+            at.observe(events.RemoteRefused(ref))
         if kept is not None:
             reason = SessionReason.REFUSED if final else SessionReason.ON_HOLD
             written = await tell(at.kube, at.namespace, kept, reason, why, at.now())

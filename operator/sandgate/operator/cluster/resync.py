@@ -1,5 +1,5 @@
-"""Taking in what is out there: gateways' sessions, AgentSessions, pods, tasks; at the start, and when a gateway holds
-something else than is known (it lost its volume). There is one way to recover: build the store anew.
+"""Resync: reads gateways' sessions, AgentSessions, pods and tasks, at the start and when a gateway lost its volume.
+Both build what is observed anew: there is one way to recover.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sandgate.contract.agent_session import AgentSession
@@ -22,8 +22,10 @@ from sandgate.operator.cluster.object_store import text_of
 from sandgate.operator.cluster.recovery import Recovered, unknown
 from sandgate.operator.cluster.tasks import fixed_tasks
 from sandgate.operator.driver.task_queue import take
+from sandgate.operator.observed import events
 from sandgate.operator.observed.job import Observed
 from sandgate.operator.observed.remotes import is_remote
+from sandgate.operator.observed.restarts import recalled
 from sandgate.operator.plan.actions import Told
 
 log = logging.getLogger(__name__)
@@ -46,7 +48,7 @@ class Resync:
     beside: Beside
     """Run it as long as the job's driver runs."""
     observe: Callable[[RolloutJobStatus | None], Observed]
-    """An empty store."""
+    """Of a job of which nothing was seen yet."""
     session: Callable[[Body], None]
     pod: Callable[[Body], None]
     """Told of each object that a list brings."""
@@ -63,18 +65,20 @@ class Resync:
 
     # -- gateways -----------------------------------------------------------------------------------------------------
 
-    async def arrived(self, door: GatewayMonitor, listed: list[SessionSummary]) -> bool:
+    async def arrived(self, monitor: GatewayMonitor, listed: list[SessionSummary]) -> bool:
         """It answers, and holds this. True once the store knows it; False: others are waited for."""
         async with self.lock:
-            self._listed[door.name] = listed
+            self._listed[monitor.name] = listed
             if not self.at.observed.loaded:
                 if not self._may_load():
                     return False
-                await self._load_with(door)
-            elif (listed and door.name not in self._known) or self._forgot(door, listed):
-                log.warning("gateway %s holds something else than is known; all is looked at anew", door.name)
-                await self._load_with(door)
-            self._known.add(door.name)
+                await self._load_with(monitor)
+            elif (listed and monitor.name not in self._known) or self._forgot(monitor, listed):
+                log.warning(
+                    "gateway %s holds something else than is known; all is looked at anew", monitor.name
+                )
+                await self._load_with(monitor)
+            self._known.add(monitor.name)
             self._listed.clear()
         return True
 
@@ -83,7 +87,7 @@ class Resync:
         if not self._gathering:
             self._gathering = True
             self.beside(self._gather())
-        return all(name in self._listed for name in self.at.doors)
+        return all(name in self._listed for name in self.at.monitors)
 
     async def _gather(self) -> None:
         """Go on with those gateways that are there, if nothing was ever begun, so that no other can hold anything."""
@@ -96,7 +100,7 @@ class Resync:
                 log.info("job %s/%s: %s", self.at.namespace, self.at.name, error)
 
     async def _go_on(self) -> None:
-        there = [one for one in self.at.doors.values() if one.open and one.name in self._listed]
+        there = [one for one in self.at.monitors.values() if one.open and one.name in self._listed]
         if there and not self.at.observed.loaded and not await self._was_begun():
             await self._load_with(there[0])
             self._listed.clear()
@@ -110,10 +114,10 @@ class Resync:
         labels = f"{JOB}={at.name}"
         return bool(await at.kube.list_metadata(AgentSession.KIND, at.namespace, labels=labels))
 
-    def _forgot(self, door: GatewayMonitor, listed: list[SessionSummary]) -> bool:
+    def _forgot(self, monitor: GatewayMonitor, listed: list[SessionSummary]) -> bool:
         there = {one.session_id for one in listed}
         at = self.at
-        mine = (one for one in at.sessions.held.values() if one.gateway == door.name)
+        mine = (one for one in at.sessions.held.values() if one.gateway == monitor.name)
         return any(
             one.name not in there
             and one.name in at.opened
@@ -122,11 +126,11 @@ class Resync:
             for one in mine
         )
 
-    async def _load_with(self, door: GatewayMonitor) -> None:
+    async def _load_with(self, monitor: GatewayMonitor) -> None:
         """With the newest word of every gateway. Raises Unavailable if that of a known one cannot be had now: what it
         holds must not be begun a second time."""
-        for other in tuple(self.at.doors.values()):
-            if other is door:
+        for other in tuple(self.at.monitors.values()):
+            if other is monitor:
                 continue
             if other.open:
                 self._listed[other.name] = [one async for one in other.client.sessions(job=self.at.name)]
@@ -144,23 +148,28 @@ class Resync:
         for body in await at.kube.list("Pod", at.namespace, labels=f"{JOB}={at.name}"):
             self.pod(body)
         await self.collector.ledger.load()
-        was, at.observed = at.observed, self.observe(at.observed.status)
-        at.observed.provided, at.observed.provided_for = was.provided, was.provided_for
-        at.observed.heard_at = was.heard_at
-        at.observed.engines = was.engines
+        was, ledger = at.observed, self.collector.ledger
+        at.observed = replace(
+            self.observe(was.status),
+            provided=was.provided,
+            provided_for=was.provided_for,
+            heard_at=was.heard_at,
+            engines=was.engines,
+            done=ledger.done,
+            more=True,
+            loaded=True,
+        )
         at.tasks.clear()
         self._recall()
-        at.observed.more, at.observed.loaded = True, True
         if not await self._fixed() and not self._asking:
             self._asking = True
             self.beside(self._ask())
-        for door in at.doors.values():
-            at.observed.gateway(door.name, ready=door.open)
+        for monitor in at.monitors.values():
+            at.observe(events.GatewayChanged(monitor.name, ready=monitor.open))
 
     def _recall(self) -> None:
         at, now = self.at, self.at.now()
-        at.observed.done = done = self.collector.ledger.done
-        memory = Recovered(at.sessions.held, at.agents.held, at.verifiers.held, now, done)
+        memory = Recovered(at.sessions.held, at.agents.held, at.verifiers.held, now, at.observed.done)
         self._known = set(self._listed)  # of one that was not asked, nothing is known: it comes later
         at.opened.clear()
         committed = 0
@@ -168,15 +177,16 @@ class Resync:
             listed = [one for one in self._listed[name] if one.job == at.name]
             at.opened |= {one.session_id: None for one in listed}
             listed += unknown(name, listed, memory)
-            at.observed.found(name, listed, memory.recall)
-            for absence in at.doors[name].absences:
-                at.observed.outage(name, absence)
+            known = recalled(at.observed.want, listed, memory.recall)
+            at.observe(events.SessionsFound(name, known))
+            for absence in at.monitors[name].absences:
+                at.observe(events.OutageSeen(name, absence))
             committed += sum(one.committed for one in listed if not is_remote(one))
-        at.observed.committed_before(committed)
+        at.observe(events.CommittedBefore(committed))
         live = at.observed.sessions
         for one in at.sessions.held.values():
             if one.spec.remote and one.told < Told.FINALIZED:
-                at.observed.ask(one.ref, one.spec.gateway)
+                at.observe(events.RemoteAsked(one.ref, one.spec.gateway))
         self.collector.resume(
             pods=[name for name in {**at.agents.held, **at.verifiers.held} if name not in live],
             sessions=[one for one in at.sessions.held.values() if one.name not in live],
@@ -189,13 +199,13 @@ class Resync:
         try:
             tasks = await fixed_tasks(self.at.kube, self.at.job)
         except (NotFound, BadRequest) as error:
-            self.at.observed.no_tasks(str(error))
+            self.at.observe(events.TasksUnavailable(str(error)))
             return False
         if tasks is None:
             return False
         take(self.at, tasks)
-        self.at.observed.no_tasks("")
-        self.at.observed.no_more()
+        self.at.observe(events.TasksUnavailable(""))
+        self.at.observe(events.TasksEnded())
         return True
 
     async def _ask(self) -> None:

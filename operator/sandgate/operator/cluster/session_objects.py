@@ -1,4 +1,4 @@
-"""AgentSessions of a job: made before their sessions, told how those stand. Idempotent: names are derived."""
+"""Creates AgentSessions and writes their status. Idempotent: names are derived."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from sandgate.operator.cluster.job_state import JobState
 from sandgate.operator.cluster.object_store import SessionSeen, controller, owner_uid, session_seen
 from sandgate.operator.cluster.session_status import session_status
 from sandgate.operator.manifests import session_object
+from sandgate.operator.observed import events
 from sandgate.operator.observed.job import Observed
 from sandgate.operator.plan.actions import Ref, SessionObserved, Told
 from sandgate.operator.plan.outcome import in_words
@@ -66,13 +67,13 @@ class SessionObjects:
         if seen is None:
             return
         if kept is None:
-            self.observed.wrote_session(ref, None)
+            self.at.observe(events.ObjectWritten(ref, None))
             return
         status = session_status(
             seen,
             kept.status,
             at.now(),
-            base_url=SessionUrls.of(at.doors[at.gateway_of(ref)].origin, ref.name).base_url,
+            base_url=SessionUrls.of(at.monitors[at.gateway_of(ref)].origin, ref.name).base_url,
             node=at.agents.held[ref.name].seen.node if ref.name in at.agents.held else "",
             detail=_detail(seen),
         )
@@ -89,13 +90,13 @@ class SessionObjects:
                 self.gone(kept)
                 return
             at.sessions.put(ref.name, session_seen(body) or kept)
-        self.observed.wrote_session(ref, _told(seen))
+        self.at.observe(events.ObjectWritten(ref, _told(seen)))
 
     def gone(self, kept: SessionSeen) -> None:
         """Somebody deleted an AgentSession: that attempt is discarded."""
-        self.observed.remotes.no_more(kept.name)
+        self.at.observe(events.RemoteWithdrawn(kept.name))
         self.at.sessions.pop(kept.name, kept.uid)
-        self.observed.deleted(kept.ref)
+        self.at.observe(events.ObjectDeleted(kept.ref))
 
 
 def check_owner(body: Json, uid: str) -> None:

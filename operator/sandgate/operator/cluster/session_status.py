@@ -1,4 +1,4 @@
-"""What an AgentSession's status says, from what is seen of the session. (pure)
+"""The status of an AgentSession, made from what is observed of the session. (pure)
 
 Conditions, in the order of a life. One that is not reached yet is absent, or False with a reason where that reason is
 worth knowing: Finished=False says that the agent is being stopped and why, and a new operator reads it back.

@@ -1,4 +1,4 @@
-"""A job's status: the newest one, at most once a second, and never the same twice."""
+"""StatusWriter: writes a job's newest status, at most once a second, and never the same twice."""
 
 from __future__ import annotations
 

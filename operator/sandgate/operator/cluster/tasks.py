@@ -1,4 +1,4 @@
-"""A job's tasks in a cluster: in its manifest, in a ConfigMap, or pushed by its trainer to any of its gateways."""
+"""Reads a job's tasks in a cluster: from its manifest or a ConfigMap; a queue is read from its gateways."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kopf lists, watches and reconnects, and does nothing else here; what it sees goes to the job controller.
+"""Watches of the API server: kopf lists, watches and reconnects; what it sees goes to the job controller.
 
 Only `on.event` is used, so no state, finalizer or annotation is ever written by kopf. A watch that has to begin with a
 new list may have missed deletions, and kopf does not tell of them: that is what `relisted` is for.

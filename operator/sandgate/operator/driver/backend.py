@@ -1,4 +1,4 @@
-"""What a job's driver needs of the place where the job runs: somewhere for agents, and the job's gateways."""
+"""Interfaces between a job's driver and the place where the job runs: sandboxes, gateways, objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interpreter of a job's plan: every action is carried out here, wherever agents run, and nothing is decided."""
+"""JobDriver: carries out every action of a job's plan, wherever agents run; it decides nothing."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from sandgate.operator.driver.backend import Gateways, JobObjects, JobWatcher, S
 from sandgate.operator.driver.sealing import seal
 from sandgate.operator.driver.session_spec import session_spec
 from sandgate.operator.driver.state import DriverState
+from sandgate.operator.observed import events
 from sandgate.operator.observed.job import Observed
 from sandgate.operator.plan import actions
 from sandgate.operator.plan.actions import Action, Exit, Ref, Stop, Told
@@ -35,7 +36,7 @@ class JobDriver:
 
     @property
     def observed(self) -> Observed:
-        """The store as it is now."""
+        """What is observed now."""
         return self.state.observed
 
     def plan_session(self, name: str) -> list[Action]:
@@ -58,7 +59,7 @@ class JobDriver:
                 await self._stop(ref, stop)
             case actions.KillAttempt(ref):
                 await self.backend.kill(ref)
-                self.observed.killed(ref)
+                self.state.observe(events.AgentKilled(ref))
             case actions.AbortSession(ref):
                 await self._abort(ref)
             case actions.LookSession(ref):
@@ -67,10 +68,10 @@ class JobDriver:
                 await self._start_verifier(ref)
             case actions.StopVerifier(ref):
                 await self.backend.stop_verifier(ref)
-                self.observed.stopping_verifier(ref, self.state.now())
+                self.state.observe(events.VerifierStopping(ref, self.state.now()))
             case actions.KillVerifier(ref):
                 await self.backend.kill_verifier(ref)
-                self.observed.killed_verifier(ref)
+                self.state.observe(events.VerifierKilled(ref))
             case actions.SealSession(ref, outcome):
                 await self._seal(ref, outcome)
             case actions.CloseGroup(uid, gateway):
@@ -78,10 +79,10 @@ class JobDriver:
             case actions.Forget(ref):
                 await self._forget(key, ref)
             case actions.WriteStatus(status):
-                self.observed.wrote(status)
+                self.state.observe(events.StatusWritten(status))
                 self.watcher.wrote(status)
             case actions.WakeAt(at):
-                self.observed.waits(key, at)
+                self.state.observe(events.TimerSet(key, at))
             case actions.OpenRemote(ref, gateway):
                 await self._objects(action).open_remote(ref, gateway)
             case actions.HoldRemote(ref, why, final):
@@ -112,10 +113,10 @@ class JobDriver:
             gateway = self.observed.gateway_of(ref.uid)
         self.gateways.client(gateway)
         # From now on: what is prepared next may say so, whatever fails after it.
-        self.observed.begin(ref.uid, gateway)
+        self.state.observe(events.GroupBegun(ref.uid, gateway))
         home = await self._at_gateway(ref, task, gateway)
         told = None if self.cluster is None else Told.NOTHING
-        self.observed.opened(ref, home, self.state.now(), told)
+        self.state.observe(events.SessionOpened(ref, home, self.state.now(), told))
 
     async def _at_gateway(self, ref: Ref, task: Task, gateway: str) -> str:
         """Where it is. A driver that died may have come to any step of this."""
@@ -143,7 +144,7 @@ class JobDriver:
 
     async def _stop(self, ref: Ref, stop: Stop) -> None:
         """What fails of it is done again (`plan_session`)."""
-        self.observed.stopping(ref, stop, self.state.now())
+        self.state.observe(events.AgentStopping(ref, stop, self.state.now()))
         self.state.unstopped[ref.name] = None
         await self.backend.stop(ref)
         self.state.unstopped.pop(ref.name, None)
@@ -162,17 +163,17 @@ class JobDriver:
         if end is not None and end.code != 0:
             away = await self.gateways.absence(gateway, asked)
             if away is not None:
-                self.observed.outage(gateway, away)
+                self.state.observe(events.OutageSeen(gateway, away))
         await self._ask(ref, gateway, asked)
 
     async def _ask(self, ref: Ref, gateway: str, asked: float) -> SessionSummary | None:
         try:
             said = await self.gateways.client(gateway).get(ref.name)
         except NotFound:
-            self.observed.vanished(ref, asked)
+            self.state.observe(events.SessionVanished(ref, asked))
             return None
         self.watcher.stands(gateway, said)
-        self.observed.told(said, asked)
+        self.state.observe(events.SessionReported(said, asked))
         return said
 
     async def _abort(self, ref: Ref) -> None:
@@ -194,15 +195,15 @@ class JobDriver:
         client = self.gateways.client(gateway)
         with suppress(NotFound):  # nothing of it was ever opened there
             await client.close_group(uid, job=self.state.job.metadata.name)
-        self.observed.closed(uid)
+        self.state.observe(events.GroupCloseConfirmed(uid))
 
     async def _forget(self, key: str, ref: Ref) -> None:
         await self.backend.forget(ref)
-        self.observed.forget(ref)
+        self.state.observe(events.SessionForgotten(ref))
         self.state.opened.pop(ref.name, None)
         self.forget_timers(key)
         if ref.name in self.observed.remotes.asked:  # another of that name came meanwhile
-            self.observed.changed(ref.name)
+            self.state.changed(ref.name)
 
 
 def _ends(plan: list[Action]) -> bool:

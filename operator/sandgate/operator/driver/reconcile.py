@@ -1,4 +1,4 @@
-"""Keyed queue, backoff, deadline heap: store -> plan -> driver. Knows neither kopf nor Kubernetes.
+"""Reconciler: a queue of keys with backoff and timers; it plans each key and carries the plan out.
 
 One key is never worked on twice at the same time; what happens to it meanwhile is looked at right after. A plan that
 could not be carried out is planned again after a pause, from what is seen then.

@@ -1,4 +1,4 @@
-"""Sealing a session at its gateway: whatever its sandbox left, it ends."""
+"""Seals a session at its gateway: finalizes it with its outcome, whatever its sandbox left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a session is asked for at its gateway: the same for agents in pods, in processes, and elsewhere. (pure)"""
+"""Makes the SessionSpec that a gateway is sent: the same for agents in pods, in processes, and elsewhere. (pure)"""
 
 from __future__ import annotations
 

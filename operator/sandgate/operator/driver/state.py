@@ -1,4 +1,4 @@
-"""What the parts of one job's driver share."""
+"""DriverState: what the parts of one job's driver share, and how they tell what they observed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sandgate.contract.job import RolloutJob, Task
+from sandgate.operator.observed.events import Event, GaveUp
+from sandgate.operator.observed.fold import apply
 from sandgate.operator.observed.job import Observed
+from sandgate.operator.plan.actions import JobObserved
 
 
 @dataclass(slots=True, kw_only=True)
@@ -15,7 +18,8 @@ class DriverState:
 
     job: RolloutJob
     observed: Observed
-    """Another one after a resync."""
+    changed: Callable[[str], None]
+    """Called with each key that must be planned again."""
     now: Callable[[], float]
     tasks: dict[str, Task] = field(default_factory=dict)
     """Those that are not settled."""
@@ -23,3 +27,21 @@ class DriverState:
     """Live sessions that their gateway is known to hold."""
     unstopped: dict[str, None] = field(default_factory=dict)
     """Sessions that are to be stopped and whose sandbox was not told yet."""
+    on_settled: list[Callable[[str], None]] = field(default_factory=list)
+    """Called with the uid of each group that settles."""
+
+    def observe(self, event: Event) -> None:
+        """Take in what was observed."""
+        after = self.observed = apply(self.observed, event)
+        for key in after.changed:
+            self.changed(key)
+        for uid in after.now_settled:
+            for call in self.on_settled:
+                call(uid)
+
+    def job_observed(self) -> JobObserved:
+        """What a plan of the job sees. That nothing will come of the job stays once a plan has seen it."""
+        job = self.observed.job()
+        if job.hopeless is not None and self.observed.firsts.said is None:
+            self.observe(GaveUp(job.hopeless))
+        return job

@@ -1,4 +1,4 @@
-"""Tasks that a trainer pushes to any of a job's gateways: taken in once, and their places freed as groups settle."""
+"""Reads tasks that a trainer pushes to a job's gateways, each once, and frees their places as groups settle."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from sandgate.contract.control_api import TaskPage
 from sandgate.contract.errors import NotFound
 from sandgate.contract.job import Task
 from sandgate.operator.driver.state import DriverState
+from sandgate.operator.observed.events import TasksAdded
 
 log = logging.getLogger(__name__)
 
@@ -84,4 +85,4 @@ def take(state: DriverState, tasks: Iterable[Task]) -> None:
     """Further tasks of a job; those that are settled are not kept."""
     fresh = [task for task in tasks if task.uid not in state.tasks]
     state.tasks.update((task.uid, task) for task in fresh if task.uid not in state.observed.settled)
-    state.observed.tasks(task.uid for task in fresh)
+    state.observe(TasksAdded(tuple(task.uid for task in fresh)))

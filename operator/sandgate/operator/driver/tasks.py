@@ -1,4 +1,4 @@
-"""A job's tasks, read from a local disk."""
+"""Reads a job's tasks from a local disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How to reach an API server: as a pod of the cluster, or by a kubeconfig."""
+"""Access to an API server: as a pod of the cluster, or by a kubeconfig."""
 
 from __future__ import annotations
 

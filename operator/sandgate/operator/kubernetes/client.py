@@ -1,4 +1,4 @@
-"""A small typed client of one API server: the verbs that the operator needs, over dicts.
+"""KubeClient: a small typed client of one API server: the verbs that the operator needs, over dicts.
 
 Every verb but `create` may be repeated, and is: on 429, 5xx and broken connections, until the deadline. So a restart of
 the API server is a pause. What cannot be mended by repeating is raised at once, as an error of contract.errors.

@@ -1,4 +1,4 @@
-"""Who trains on a local run: files that trainers lock, what gateways heard of them, and how long the run waits."""
+"""Attendance: which trainers are attached to a local run, and how long the run waits for one."""
 
 from __future__ import annotations
 

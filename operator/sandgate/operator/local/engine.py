@@ -1,4 +1,4 @@
-"""The job's engine, locally: given by URL, or started as a process of its own."""
+"""The engine of a local run: given by URL, or started as a process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `--out` folder of a local run: where everything lies, whose it is, and that only one run uses it."""
+"""The `--out` folder of a local run: its paths, its owner, and a lock that lets only one run use it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's folder as it was before the run: what a run writes goes, everything else stays."""
+"""Empties a run's folder for a fresh run: what a run writes is deleted, everything else stays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The job's gateways as supervised processes that share their listening sockets with us.
+"""The gateways of a local run: supervised processes that inherit their listening sockets from it.
 
 We open the socket and keep it: while a killed gateway starts again, connections queue in the kernel, so that no agent
 is ever refused.
@@ -21,11 +21,11 @@ from sandgate.contract.job import RolloutJob
 from sandgate.contract.keys import Key, Scope, mint
 from sandgate.contract.names import gateway_name
 from sandgate.gateway.client import GatewayClient
+from sandgate.operator.driver.state import DriverState
 from sandgate.operator.local.folder import Folder, replace
 from sandgate.operator.local.progress import GatewayReady, ProcessRestarted, Tell
 from sandgate.operator.local.supervise import Supervised, log_path, own_env
 from sandgate.operator.manifests.gateway_config import gateway_config
-from sandgate.operator.observed.job import Observed
 from sandgate.operator.plan.actions import Outage, Ref
 from sandgate.sandbox.process import Guard, ProcessSpec
 
@@ -54,7 +54,7 @@ class LocalGateways:
     """All of a run (`driver.backend.Gateways`). Calls wait for one that is away."""
 
     found: Mapping[str, LocalGateway]
-    observed: Observed
+    state: DriverState
 
     def client(self, gateway: str) -> GatewayClient:
         """Of one that this run has."""
@@ -62,7 +62,7 @@ class LocalGateways:
 
     def gateway_of(self, ref: Ref) -> str:
         """Of a session that has not ended."""
-        if not (gateway := self.observed.placed(ref.name)):
+        if not (gateway := self.state.observed.placed.get(ref.name, "")):
             raise Unavailable(f"{ref.name}: has ended")
         return gateway
 
@@ -166,6 +166,7 @@ def config(
         urls=urls,
         tokenizer=str((manifest_dir / job.spec.model.tokenizer).resolve()),
         secret_file=str(folder.secret.resolve()),
+        place=f"gateway-{index}",
     )
 
 

@@ -1,4 +1,4 @@
-"""Files of a local run: each group that settles is read from its gateway, and written.
+"""GroupFiles: writes the trajectories of each settled group of a local run to a file.
 
 The file is the acknowledgement: a group is done when its file is there, whole and durable, and until then it is written
 again. No lease is taken, so the gateways' groups are all there for a trainer that attaches to the run (ADR 0008).
@@ -15,10 +15,11 @@ from typing import Any, NamedTuple, TypeAlias
 from sandgate.contract.errors import FailureClass
 from sandgate.contract.session import SessionOutcome, SessionState, SessionSummary
 from sandgate.contract.trajectory import Trajectory
+from sandgate.operator.driver.state import DriverState
 from sandgate.operator.local.folder import Folder
 from sandgate.operator.local.gateways import LocalGateway
 from sandgate.operator.local.progress import GroupCollected, Tell
-from sandgate.operator.observed.job import Observed
+from sandgate.operator.observed.events import GroupCloseConfirmed, GroupCommitted
 from sandgate.operator.plan.actions import Ref
 
 WriteGroups: TypeAlias = Callable[[Path, Iterable[Trajectory]], Any]
@@ -44,7 +45,7 @@ class GroupFiles:
     job: str
     folder: Folder
     gateways: Mapping[str, LocalGateway]
-    observed: Observed
+    state: DriverState
     write_groups: WriteGroups
     tell: Tell
     collected: set[str] = field(default_factory=set)
@@ -72,19 +73,19 @@ class GroupFiles:
 
     def settled(self, uid: str) -> None:
         """Nothing more comes of this group."""
-        if uid not in self.collected and self.observed.settled.get(uid):
+        if uid not in self.collected and self.state.observed.settled.get(uid):
             self.due[uid] = None
             self.occasion.set()
 
     def resume(self) -> None:
         """Files of earlier runs. A group is written when it is whole or closed: nothing more comes of it."""
-        for uid in (*self.observed.settled, *self.observed.groups):
+        for uid in (*self.state.observed.settled, *self.state.observed.groups):
             if uid not in self.reopened and self.folder.group(self.job, uid).exists():
                 self.collected.add(uid)
                 self.good.pop(uid, None)
                 self.due.pop(uid, None)
-                self.observed.closed(uid)
-                self.observed.commit(uid, ())
+                self.state.observe(GroupCloseConfirmed(uid))
+                self.state.observe(GroupCommitted(uid))
 
     async def run(self) -> None:
         """For ever."""
@@ -112,11 +113,13 @@ class GroupFiles:
         self.good.pop(uid, None)
         self.collected.add(uid)
         self.tell(GroupCollected(uid=uid, trajectories=len(rows), path=path))
-        self.observed.commit(uid, [one.session for one in samples.values()])
+        self.state.observe(GroupCommitted(uid, tuple(one.session for one in samples.values())))
 
     def missing(self) -> list[str]:
         """Groups that have something to write and no file yet."""
-        return [uid for uid, count in self.observed.settled.items() if count and uid not in self.collected]
+        return [
+            uid for uid, count in self.state.observed.settled.items() if count and uid not in self.collected
+        ]
 
     def files(self, uids: Iterable[str]) -> list[Path]:
         """Group files that exist, in the order of `uids`."""

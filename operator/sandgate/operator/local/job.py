@@ -1,4 +1,4 @@
-"""A RolloutJob without a cluster: engine, gateways and agents as processes of this machine, under the same plan.
+"""LocalJob: a RolloutJob without a cluster: engine, gateways and agents are processes of this machine.
 
 Agents run as local processes with this user's rights: there is no isolation. Everything that matters is in the
 `out` folder: a run that was interrupted, killed or drained goes on when it is started again.
@@ -38,6 +38,7 @@ from sandgate.operator.local.progress import EngineStarting as EngineStarting
 from sandgate.operator.local.progress import Event as Event
 from sandgate.operator.local.progress import GatewayReady as GatewayReady
 from sandgate.operator.local.progress import GroupCollected as GroupCollected
+from sandgate.operator.local.progress import GroupSettled as GroupSettled
 from sandgate.operator.local.progress import JobResult as JobResult
 from sandgate.operator.local.progress import Note as Note
 from sandgate.operator.local.progress import Problem as Problem
@@ -55,7 +56,9 @@ from sandgate.operator.local.sandboxes import Sandboxes, check
 from sandgate.operator.local.stack import LocalStack, absolute, standing
 from sandgate.operator.local.supervise import Supervised
 from sandgate.operator.local.trainers import Trainers
+from sandgate.operator.observed import events
 from sandgate.operator.observed.job import JOB_KEY, Observed
+from sandgate.operator.observed.restarts import recalled
 from sandgate.operator.plan import actions
 from sandgate.operator.plan.actions import Action, JobWant, SessionObserved
 from sandgate.operator.plan.gaps import Gaps, Sample, gaps
@@ -146,33 +149,49 @@ class LocalJob:
         # While nobody publishes weights nothing can be stale, and waiting for them would never end.
         self.alone = JobWant(name=job.metadata.name, spec=replace(job.spec, staleness=None))
         self.reconciler = Reconciler(
-            self._plan, self._carry_out, woke=lambda key: self.observed.waits(key, None)
+            self._plan, self._carry_out, woke=lambda key: self.state.observe(events.TimerSet(key, None))
         )
-        self.observed = Observed(self.want, self.reconciler.touch, started_at=time.time())
-        self.state = DriverState(job=job, observed=self.observed, now=time.time, tasks=self.tasks)
+        pushed = job.spec.tasks.queue is not None
+        self.state = DriverState(
+            job=job,
+            observed=Observed(
+                want=self.want,
+                started_at=time.time(),
+                more=pushed,
+                heard_at=time.time() if pushed and job.spec.trainer is not None else None,
+            ),
+            changed=self.reconciler.touch,
+            now=time.time,
+            tasks=self.tasks,
+        )
         self.sandboxes = Sandboxes(
             self.state, manifest_dir, folder, ours.guard, ours.recipe, spawn=self._spawn, tell=tell
         )
         self.driver = JobDriver(
             state=self.state,
             backend=self.sandboxes,
-            gateways=LocalGateways(found, self.observed),
+            gateways=LocalGateways(found, self.state),
             watcher=self,
             forget_timers=self.reconciler.forget,
         )
-        self.collector = GroupFiles(job.metadata.name, folder, found, self.observed, write_groups, tell)
+        self.collector = GroupFiles(job.metadata.name, folder, found, self.state, write_groups, tell)
         self.samples_in = samples_in
         self.retry_failed = False
-        self.observed.on_settled(self.collector.settled)
-        self.trainers = Trainers(job, ours.desk, found, self.observed, tell)
-        self.pushed = PushedTasks(self.state, found) if job.spec.tasks.queue is not None else None
-        if self.pushed is not None:
-            self.observed.more = True
-            self.observed.heard_at = None if job.spec.trainer is None else time.time()
-        self.meter = Meter(self.observed, found, tell)
+        self.state.on_settled.append(self.collector.settled)
+        self.state.on_settled.append(
+            lambda uid: tell(GroupSettled(uid=uid, sessions=self.observed.settled.get(uid, 0)))
+        )
+        self.trainers = Trainers(job, ours.desk, found, self.state, tell)
+        self.pushed = PushedTasks(self.state, found) if pushed else None
+        self.meter = Meter(self.state, found, tell)
         self.resumed, self.over = asyncio.Event(), asyncio.Event()
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._beside: set[asyncio.Task[None]] = set()
+
+    @property
+    def observed(self) -> Observed:
+        """What is observed now."""
+        return self.state.observed
 
     # -- the run ------------------------------------------------------------------------------------------------------
 
@@ -216,9 +235,10 @@ class LocalJob:
             lost += sum(not one.state.ended for one in listed)
             for one in listed:
                 self.collector.ended(gateway.name, one)
-            self.observed.found(gateway.name, listed, again=again)
+            known = recalled(self.want, listed)
+            self.state.observe(events.SessionsFound(gateway.name, known, frozenset(again)))
         if self.pushed is None:
-            self.observed.tasks(self.tasks)
+            self.state.observe(events.TasksAdded(tuple(self.tasks)))
         else:
             await self.pushed.look()
         self.collector.resume()
@@ -227,7 +247,7 @@ class LocalJob:
         if job.begun:
             self.tell(Resumed(ended=job.tally.ended, lost=lost, collected=len(self.collector.collected)))
         for name in self.gateways:
-            self.observed.gateway(name, ready=True)
+            self.state.observe(events.GatewayChanged(name, ready=True))
         self.resumed.set()
         await self.reconciler.run()
 
@@ -250,7 +270,7 @@ class LocalJob:
 
     async def _drain(self, stop: asyncio.Event) -> None:
         await stop.wait()
-        self.observed.drain()
+        self.state.observe(events.DrainAsked())
         if running := len(self.observed.live):  # else it ends now, or says what it waits for
             self.tell(DrainStarted(running=running))
         self._check_over()
@@ -266,7 +286,7 @@ class LocalJob:
                 changed |= {one.ref.name for one in self.observed.live}
             for name in changed & self.observed.sessions.keys():
                 seen = self.observed.sessions.get(name)  # it may have gone while another was looked at
-                if seen is not None and self.observed.placed(name):
+                if seen is not None and name in self.observed.placed:
                     await self.driver.look(seen.ref)
 
     async def finish(self, served: list[Supervised], merge: Merge) -> JobResult:
@@ -274,7 +294,7 @@ class LocalJob:
         await self.collector.sweep()
         for action in self._plan(JOB_KEY):  # what was collected since the last plan
             if isinstance(action, actions.WriteStatus):
-                self.observed.wrote(action.status)
+                self.state.observe(events.StatusWritten(action.status))
         status = self.observed.status
         over = any(is_over(status, kind) for kind in (JobCondition.COMPLETE, JobCondition.FAILED))
         missing: Gaps = {}
@@ -352,7 +372,7 @@ class LocalJob:
         now = time.time()
         if key == JOB_KEY:
             want = self.want if self.trainers.expected else self.alone
-            plan = plan_job(want, self.observed.job(), now)
+            plan = plan_job(want, self.state.job_observed(), now)
             self._check_over()
             return plan
         return self.driver.plan_session(key) if key in self.observed.sessions else []

@@ -1,4 +1,4 @@
-"""Manifests as people write them: YAML -> RolloutJob, with errors that name file, line and field."""
+"""Reads manifests as people write them: YAML to RolloutJob, with errors that name file, line and field."""
 
 from __future__ import annotations
 

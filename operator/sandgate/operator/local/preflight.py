@@ -1,5 +1,6 @@
-"""What would stop a run on this machine, found by looking, before anything is started: programs, tasks, the engine's
-own command. Everything that is wrong is said at once."""
+"""Preflight of a local run: finds missing programs, bad tasks and a bad engine command before anything starts, and
+tells all of them at once.
+"""
 
 from __future__ import annotations
 

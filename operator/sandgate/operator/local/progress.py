@@ -1,4 +1,4 @@
-"""What a run tells while it goes on, and what it was when it is over: typed, for any display. (pure data)"""
+"""Events and the result of a local run, typed, for any display. (pure data)"""
 
 from __future__ import annotations
 
@@ -99,6 +99,14 @@ class GroupCollected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSettled:
+    """Nothing more comes of a group. `sessions`: how many of them count; with none, no trainer is ever offered it."""
+
+    uid: str
+    sessions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
     """How far the job is; told about once a second."""
 
@@ -156,6 +164,7 @@ Event: TypeAlias = (
     | SessionStarted
     | SessionEnded
     | GroupCollected
+    | GroupSettled
     | Counts
     | DrainStarted
     | Note

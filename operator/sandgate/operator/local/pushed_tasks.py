@@ -1,4 +1,4 @@
-"""Tasks that a trainer pushes to a local run while it goes on."""
+"""Follows tasks that a trainer pushes to a local run."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from sandgate.operator.driver.state import DriverState
 from sandgate.operator.driver.task_queue import Queues
 from sandgate.operator.local.gateways import LocalGateway
+from sandgate.operator.observed.events import TasksEnded
 
 LOOK_S = 0.5
 """Between looks of a local run at its gateways' queues."""
@@ -23,7 +24,7 @@ class PushedTasks:
     queues: Queues = field(default_factory=Queues)
 
     def __post_init__(self) -> None:
-        self.state.observed.on_settled(self._settled)
+        self.state.on_settled.append(self._settled)
 
     async def run(self) -> None:
         """For ever."""
@@ -37,7 +38,7 @@ class PushedTasks:
         for name, gateway in self.gateways.items():
             await self.queues.look(name, gateway.client, self.state)
         if ended:
-            self.state.observed.no_more()
+            self.state.observe(TasksEnded())
 
     def _settled(self, uid: str) -> None:
         self.state.tasks.pop(uid, None)

@@ -1,4 +1,4 @@
-"""Numbers of a run: while it goes on, and at its end."""
+"""Counts a local run's sessions and tokens while it goes on, and makes its result at the end."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from sandgate.contract.errors import FailureClass
 from sandgate.contract.session import SessionOutcome, SessionState, SessionSummary
 from sandgate.contract.status import ConditionStatus, JobCondition, RolloutJobStatus
+from sandgate.operator.driver.state import DriverState
 from sandgate.operator.local.gateways import LocalGateway
 from sandgate.operator.local.progress import Counts, JobResult, SessionEnded, Tell
 from sandgate.operator.observed.job import Observed
@@ -28,7 +29,7 @@ LISTED_MAX = 256
 class Meter:
     """Counts sessions and tokens of this run."""
 
-    observed: Observed
+    state: DriverState
     gateways: Mapping[str, LocalGateway]
     tell: Tell
     began: float = field(default_factory=time.monotonic)
@@ -78,8 +79,8 @@ class Meter:
         """Of a run that is given up and whose gateways do not answer: what it saw itself, nothing of earlier runs."""
         return JobResult(
             complete=False,
-            status=self.observed.status or RolloutJobStatus(),
-            sessions=self.observed.tally.ended,
+            status=self.state.observed.status or RolloutJobStatus(),
+            sessions=self.state.observed.tally.ended,
             failures=dict(self.failures),
             tracebacks=self.tracebacks,
             turns=self.turns,
@@ -94,10 +95,10 @@ class Meter:
         while True:
             await asyncio.sleep(every_s)
             turns = sampled = 0
-            if len(self.observed.live) <= LISTED_MAX:
+            if len(self.state.observed.live) <= LISTED_MAX:
                 for gateway in self.gateways.values():
                     async for one in gateway.client.sessions(
-                        state=SessionState.OPEN.value, job=self.observed.want.name
+                        state=SessionState.OPEN.value, job=self.state.observed.want.name
                     ):
                         turns, sampled = turns + one.turns, sampled + one.sampled_tokens
             self.counts(turns, sampled)
@@ -109,8 +110,8 @@ class Meter:
         while now - self._marks[0][0] > WINDOW_S and len(self._marks) > 2:
             self._marks.popleft()
         first, before = self._marks[0]
-        status = self.observed.status or RolloutJobStatus()
-        size = max(1, self.observed.want.spec.group_size)
+        status = self.state.observed.status or RolloutJobStatus()
+        size = max(1, self.state.observed.want.spec.group_size)
         self.tell(
             Counts(
                 total=status.sessions,
@@ -118,7 +119,7 @@ class Meter:
                 ended=status.ended,
                 failed=status.failed,
                 retries=status.retries,
-                collected=len(self.observed.committed),
+                collected=len(self.state.observed.committed),
                 groups=status.sessions // size,
                 turns=self.turns + turns,
                 sampled_tokens=total,

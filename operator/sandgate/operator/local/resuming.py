@@ -1,4 +1,4 @@
-"""May this manifest go on in this folder? What rows were made with is known: each says so, and manifests are kept.
+"""Decides whether a manifest may resume in a folder: rows there must be as this manifest would make them.
 
 `manifests/DIGEST.json` holds each manifest that rows may have been made with; `made.json` says which of them, and which
 tasks, the folder was last used with, so that an unchanged job is admitted without a look into its journals.

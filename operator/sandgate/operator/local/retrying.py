@@ -1,4 +1,4 @@
-"""What a run finds at its gateways and in its files when it goes on, and what of it is tried again when asked to."""
+"""Finds the sessions and files that a resumed run has, and the samples that `--retry-failed` runs again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Agents and verifiers as local processes: containers of the manifest, run without containers."""
+"""Sandboxes of a local run: agents and verifiers run as processes, by the containers of the manifest."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from sandgate.operator.local.folder import Folder
 from sandgate.operator.local.progress import SessionStarted, Tell
 from sandgate.operator.local.resuming import Recipe
 from sandgate.operator.local.supervise import OFFLINE
+from sandgate.operator.observed.events import AgentSeen, VerifierSeen
 from sandgate.operator.plan.actions import NO_MESSAGE, Exit, Ref, Running
 from sandgate.sandbox.agents import (
     agent_env,
@@ -109,7 +110,7 @@ class Sandboxes:
         )
         container = agent.template["spec"]["containers"][0]
         spec = self._process(container, env, home, f"{ref.name}.log", handle)
-        await self._run(ref, spec, self.agents, self.state.observed.sandbox)
+        await self._run(ref, spec, self.agents, AgentSeen)
 
     async def start_verifier(self, ref: Ref, task: Task, end: Exit | None) -> None:
         """The same for the verifier, which sees the task and what the agent left."""
@@ -131,7 +132,7 @@ class Sandboxes:
             termination_path=str(home / "termination-log"),
         )
         spec = self._process(verifier.container, env, home, f"{ref.name}.verifier.log", handle)
-        await self._run(ref, spec, self.verifiers, self.state.observed.verifier)
+        await self._run(ref, spec, self.verifiers, VerifierSeen)
 
     async def stop(self, ref: Ref) -> None:
         """SIGTERM now, SIGKILL later; its end is told when it comes."""
@@ -194,7 +195,7 @@ class Sandboxes:
         ref: Ref,
         spec: ProcessSpec,
         held: dict[str, SandboxProcess],
-        report: Callable[[Ref, Running], None],
+        seen: type[AgentSeen] | type[VerifierSeen],
     ) -> None:
         asked = time.time()
         try:
@@ -203,15 +204,15 @@ class Sandboxes:
             missing = isinstance(error, ProgramMissing)
             reason = FailureReason.AGENT_MISSING if missing else FailureReason.START_FAILED
             exit_ = Exit(at=time.time(), reason=reason, detail=one_line(str(error)))
-            report(ref, Running(asked, None, exit_))
+            self.state.observe(seen(ref, Running(asked, None, exit_)))
             return
         held[ref.name] = process
-        report(ref, Running(asked, process.started_at))
+        self.state.observe(seen(ref, Running(asked, process.started_at)))
 
         async def follow() -> None:
             end = await process.wait()
             held.pop(ref.name, None)
-            report(ref, Running(asked, process.started_at, exit_of(end)))
+            self.state.observe(seen(ref, Running(asked, process.started_at, exit_of(end))))
 
         self.spawn(follow())
 

@@ -1,4 +1,4 @@
-"""Engine and gateways of a job on this machine, and nothing else: whoever asks runs the agents, and leases groups."""
+"""Starts the engine and gateways of a job on this machine, and no agents: the caller runs them and leases groups."""
 
 from __future__ import annotations
 

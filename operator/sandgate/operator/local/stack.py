@@ -1,4 +1,4 @@
-"""What a job of this machine stands on: its folder, its engine and its gateways, for as long as a block runs."""
+"""LocalStack: a run's folder, engine and gateways, which stand for as long as a block runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keep a process running: started again when it ends, with a pause that grows, and given up in the end."""
+"""Keeps a process running: restarts it when it ends, after pauses that grow, and gives up in the end."""
 
 from __future__ import annotations
 

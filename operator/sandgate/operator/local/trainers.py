@@ -1,4 +1,4 @@
-"""The trainers of a local run: what they say is taken in, what they left is given back, and the end waits for them."""
+"""Follows the trainers of a local run: versions and heartbeats, leases of the dead, and the wait at the end."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from sandgate.contract.attach import RunInfo, RunState
 from sandgate.contract.errors import Conflict, NotFound
 from sandgate.contract.job import RolloutJob, TrainerSpec
 from sandgate.contract.trajectory import Json
+from sandgate.operator.driver.state import DriverState
 from sandgate.operator.local.attendance import Attendance, Seen, look, waits
 from sandgate.operator.local.folder import Folder
 from sandgate.operator.local.folder import replace as put
 from sandgate.operator.local.gateways import LocalGateway
 from sandgate.operator.local.progress import Problem, Tell, TrainerNews
-from sandgate.operator.observed.job import JOB_KEY, Observed
+from sandgate.operator.observed.events import TrainerAwaited, TrainerHeard, VersionPublished
+from sandgate.operator.observed.job import JOB_KEY
 
 LOOK_S = 0.5
 """Between looks at the trainers' files and the gateways' statuses: a few small answers."""
@@ -61,7 +63,7 @@ class Trainers:
     job: RolloutJob
     desk: Desk
     gateways: Mapping[str, LocalGateway]
-    observed: Observed
+    state: DriverState
     tell: Tell
     seen: Attendance = field(default_factory=Attendance)
     ever: bool = False
@@ -101,7 +103,7 @@ class Trainers:
             now = time.time()
             self._attended(files, now)
             for one in said:
-                self.observed.version(int(one["policy_version"]))
+                self.state.observe(VersionPublished(int(one["policy_version"])))
             heard = max((float(one["trainer_seen_at"] or 0.0) for one in said), default=0.0)
             owed = sum(int(one["groups"]["owed"]) for one in said)
             self.seen = Attendance(
@@ -112,14 +114,14 @@ class Trainers:
                 progress_at=self.seen.progress_at if owed == self.seen.owed else now,
             )
             if self.seen.heard_at is not None:
-                self.observed.heard(self.seen.heard_at, now)
+                self.state.observe(TrainerHeard(self.seen.heard_at, now))
             await self._bury(files)
             self._hold_told(any(one["paused"] for one in said))
             expected = self.needed or self.seen.expected(self.patience, now)
             self.ever = self.ever or bool(files) or self.seen.heard_at is not None
             if expected != self.expected:
                 self.expected = expected
-                self.observed.changed(JOB_KEY)
+                self.state.changed(JOB_KEY)
 
     def _attended(self, files: Mapping[str, Seen], now: float) -> None:
         """Who came, who left, who died."""
@@ -134,9 +136,8 @@ class Trainers:
             self.tell(TrainerNews(text=f"the trainer (process {name.split('-')[0]}) left"))
         if gone and not files:
             self._left_at = now
-            if not self.needed and self.observed.heard_at is not None:
-                self.observed.heard_at = None  # the run goes on without one
-                self.observed.changed(JOB_KEY)
+            if not self.needed:
+                self.state.observe(TrainerAwaited(None))  # the run goes on without one
 
     async def _bury(self, files: Mapping[str, Seen]) -> None:
         """What the dead were working on is offered again, at once. Their files go when another takes their place."""

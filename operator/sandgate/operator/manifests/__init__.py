@@ -1,4 +1,4 @@
-"""The Kubernetes objects of a job: pure functions of job and settings, for `KubeClient.apply` and `.create`. (pure)
+"""The Kubernetes objects of a job, as pure functions of the job and the settings. (pure)
 
 All objects of a job are `gateway_objects` + `engine_objects`, to be applied in their order: policies come before the
 pods they are about. `check_cluster` says first whether the job can run in a cluster at all.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from sandgate.operator.manifests.base import Json as Json
 from sandgate.operator.manifests.base import engine_pods as engine_pods
 from sandgate.operator.manifests.base import gateway_origin as gateway_origin
+from sandgate.operator.manifests.base import gateway_pods as gateway_pods
 from sandgate.operator.manifests.base import owner as owner
 from sandgate.operator.manifests.check import check_cluster as check_cluster
 from sandgate.operator.manifests.engines import engine_objects as engine_objects

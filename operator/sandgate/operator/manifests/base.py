@@ -6,7 +6,7 @@ import base64
 from typing import Any, Final
 
 from sandgate.contract.job import RolloutJob
-from sandgate.contract.labels import ENGINE, JOB, ROLE, SHARD, labels
+from sandgate.contract.labels import ENGINE, GATEWAY, JOB, ROLE, SHARD, labels
 from sandgate.contract.names import API_VERSION, gateway_name, gateways_name
 from sandgate.operator.settings import Settings
 
@@ -52,6 +52,11 @@ def metadata(job: RolloutJob, name: str, role: str, **more: str) -> Json:
 def pods_of(job: RolloutJob, role: str) -> dict[str, str]:
     """Labels that select the job's pods of a role. Selectors are immutable: nothing in here ever changes."""
     return {JOB: job.metadata.name, ROLE: role}
+
+
+def gateway_pods(job: RolloutJob) -> tuple[dict[str, str], str]:
+    """(labels of the gateways' pods, name of the StatefulSet that makes them)."""
+    return pods_of(job, GATEWAY), gateways_name(job.metadata.name)
 
 
 def engine_pods(job: RolloutJob) -> tuple[dict[str, str], int] | None:

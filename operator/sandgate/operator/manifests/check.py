@@ -1,4 +1,4 @@
-"""Whether a job can run in a cluster: what only works on one machine is refused here, naming the field. (pure)"""
+"""Checks that a job can run in a cluster, and refuses what works on one machine only, naming the field. (pure)"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All objects of a job for a person to look at, with those of one session. (pure)"""
+"""Renders all objects of a job, and those of one session, for a person to look at. (pure)"""
 
 from __future__ import annotations
 

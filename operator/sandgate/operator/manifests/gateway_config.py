@@ -1,4 +1,4 @@
-"""A gateway's settings file (sandgate.gateway.config), from a job: the same for every driver. (pure)"""
+"""Makes a gateway's settings file (sandgate.gateway.config) from a job: the same for every driver. (pure)"""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ def gateway_config(
     tokenizer: str,
     secret_file: str,
     name: str = "",
+    place: str = "",
 ) -> dict[str, Any]:
     """The file's content. Everything that is not the job's own is given: where to listen, what is found where. `name`:
-    of its journal in a shared database."""
+    of its journal in a shared database. `place`: a name of this gateway that ends with its number."""
     spec = job.spec
     sampling = {name: value for name, value in asdict(spec.sampling).items() if value is not None}
     queue = spec.tasks.queue
@@ -51,5 +52,9 @@ def gateway_config(
         "sampling": sampling,
         "log_level": "INFO",
     }
+    if place and spec.gateway.replicas > 1:
+        found["peers"] = {"count": spec.gateway.replicas, "name": place}
     roles = [asdict(rule) for rule in spec.gateway.roles]
-    return found | ({"roles": roles} if roles else {}) | ({"name": name} if name else {})
+    media = asdict(spec.gateway.media) if spec.gateway.media.allowed_hosts else None
+    told = {"roles": roles, "name": name, "media": media}
+    return found | {field: value for field, value in told.items() if value}

@@ -127,6 +127,7 @@ def _config(job: RolloutJob, settings: Settings, engine_urls: Sequence[str]) -> 
         tokenizer=tokenizer_path(job.spec, settings),
         secret_file=f"{SECRET_DIR}/secret",
         name=journal_name(job, "$(POD_NAME)") if postgres else "",
+        place="$(POD_NAME)",
     )
     config["engine"]["wait"] = True
     config["limits"] = {"drain_s": DRAIN_S} | config.get("limits", {})
@@ -151,8 +152,9 @@ def _config_map(job: RolloutJob, config: Json) -> Json:
 
 
 def _hash(config: Json) -> str:
-    """Of what a running gateway cannot be told."""
+    """Of what a running gateway cannot be told, and cannot do without."""
     fixed = config | {"engine": config["engine"] | {"urls": []}}
+    fixed.pop("peers", None)
     return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -1,4 +1,4 @@
-"""Where a model's files are, in a cluster. (pure)
+"""Paths of a model's files in a cluster. (pure)
 
 A manifest's relative paths begin beside it when it runs locally, and at `settings.models_dir` in pods: how that folder
 comes there (a volume, the image) is said in `gateway.template` and `engine.managed.template`.

@@ -1,4 +1,4 @@
-"""A part of a PodTemplateSpec laid over ours: `gateway.template`, `engine.managed.template`. (pure)
+"""Lays a user's PodTemplateSpec over ours: `gateway.template`, `engine.managed.template`. (pure)
 
 As a strategic merge patch: maps merge, lists of named things merge by their key, other lists are appended to, null
 removes. What would break a gateway or an engine is refused, naming the field.

@@ -1,4 +1,4 @@
-"""Who may talk to whom: NetworkPolicies of a job. (pure)
+"""NetworkPolicies of a job: who may talk to whom. (pure)
 
 Policies add up. Whoever needs more (a verifier that asks a judge, Prometheus, remote agents, weights sent straight to
 engines) gets it by a policy of their own that selects our labels `sandgate.dev/job` and `sandgate.dev/role`.
@@ -10,6 +10,7 @@ from typing import Final
 
 from sandgate.contract.job import Isolation, RolloutJob
 from sandgate.contract.labels import AGENT, ENGINE, GATEWAY, VERIFIER
+from sandgate.contract.media_hosts import origin_of
 from sandgate.contract.names import engines_name, gateways_name
 from sandgate.operator.manifests.base import HTTP_PORT, Json, engine_pods, metadata, pods_of
 from sandgate.operator.settings import Settings
@@ -19,6 +20,13 @@ DNS_PORTS: Final = (53, 5353)
 NAMESPACE_NAME: Final = "kubernetes.io/metadata.name"
 """Label that the API server gives every namespace."""
 
+
+LINK_LOCAL: Final = {"0.0.0.0/0": ("169.254.0.0/16",), "::/0": ("fe80::/10",)}
+PRIVATE: Final = {
+    "0.0.0.0/0": ("10.0.0.0/8", "100.64.0.0/10", "169.254.0.0/16", "172.16.0.0/12", "192.168.0.0/16"),
+    "::/0": ("fc00::/7", "fe80::/10"),
+}
+"""Blocks, and what of them stays closed."""
 
 ANY: Final = "*"
 """Of namespaces: all of them."""
@@ -67,13 +75,34 @@ def trainers(settings: Settings) -> list[Json]:
 
 
 def gateway_egress(job: RolloutJob, settings: Settings) -> list[Json] | None:
-    """The engines and DNS; None, which is anything, where an address is not known: engines given as URLs have names,
-    and policies only know pods and IP blocks; a Postgres is named in a Secret; a Parquet output is any store's URL."""
+    """The engines, DNS and hosts of images; None, which is anything, where an address is not known: engines given as
+    URLs have names, and policies only know pods and IP blocks; a Postgres is named in a Secret; a Parquet output is any
+    store's URL."""
     found = engine_pods(job)
     if found is None or job.spec.gateway.journal.postgres is not None or job.spec.output.parquet is not None:
         return None
     labels, port = found
-    return [{"to": [{"podSelector": {"matchLabels": labels}}], "ports": tcp(port)}, to_dns(settings)]
+    engines = {"to": [{"podSelector": {"matchLabels": labels}}], "ports": tcp(port)}
+    return [engines, to_dns(settings), *to_image_hosts(job)]
+
+
+def to_image_hosts(job: RolloutJob) -> list[Json]:
+    """Egress rules: policies know no names, so that a host that has one is any public address at its port; with
+    `privateAddresses` it may be a Service, whose pods have other ports: any but link-local ones."""
+    media = job.spec.gateway.media
+    origins = [origin_of(entry) for entry in media.allowed_hosts]
+    rules: list[Json] = [
+        {"to": [{"ipBlock": {"cidr": f"{origin.ip}/{origin.ip.max_prefixlen}"}}], "ports": tcp(origin.port)}
+        for origin in origins
+        if origin.ip is not None
+    ]
+    named = sorted({origin.port for origin in origins if origin.ip is None})
+    if not named:
+        return rules
+    closed = LINK_LOCAL if media.private_addresses else PRIVATE
+    blocks = [{"ipBlock": {"cidr": cidr, "except": list(less)}} for cidr, less in closed.items()]
+    ports = {} if media.private_addresses else {"ports": [rule for port in named for rule in tcp(port)]}
+    return [*rules, {"to": blocks, **ports}]
 
 
 def engine_policies(job: RolloutJob) -> list[Json]:

@@ -1,4 +1,4 @@
-"""How vLLM is called so that it returns exact ids, logprobs and versions: the same for every driver. (pure)"""
+"""vLLM's command line, so that it returns exact ids, logprobs and versions: the same for every driver. (pure)"""
 
 from __future__ import annotations
 
@@ -7,9 +7,15 @@ from sandgate.contract.job import ManagedEngineSpec, RolloutJobSpec
 VLLM_ENV = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 """Dev mode: pause, resume and weight updates. Only where nobody else reaches it: on loopback, or behind the
 NetworkPolicy that lets in the job's gateways alone."""
-CPU_ENV = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+CPU_ENV = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+}
 """1 GiB of cache: a small model needs less, and the default takes half the machine. Threads bound to no core: agents
-and gateways run beside it."""
+and gateways run beside it. No worker process where one is enough: 0.32 (platforms/cpu.py) starts one otherwise, and it
+and the engine's core wait for each other without sleep, for a second after each step (45 s of CPU where 19 do). More
+than one worker (tensor parallel) vLLM starts all the same."""
 CPU_MEMORY_SHARE = "0.2"
 """Of the memory node, that vLLM wants free when it starts. Given a cache size 0.32 does not ask (it started with 0.99
 on a machine in use); where it does ask, its default of 0.92 fails as soon as anything else runs."""

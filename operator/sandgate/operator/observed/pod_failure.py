@@ -1,4 +1,4 @@
-"""How a pod ended and whose fault that is, from its status. (pure)
+"""Reads from a pod's status how it ended, and whose fault that is. (pure)
 
 The container named by the annotation kubectl.kubernetes.io/default-container decides; side-cars do not. Times are
 unix seconds. Which component says what: Kubernetes' "Pod disruption conditions" and "Pod lifecycle", and the corpus of
@@ -54,6 +54,8 @@ CONFIG_PATIENTLY = frozenset(
     | {"PreStartHookError", "PostStartHookError"}
 )
 """Reasons of a waiting container."""
+USUAL = (": ContainerCreating", ": PodInitializing")
+"""How the words end of a container that waits as every container does."""
 NEVER_RAN = frozenset({"StartError", "ContainerCannotRun"})
 NODE_FORGOT = frozenset({"Unknown", "ContainerStatusUnknown"})
 """Reasons of a terminated container: the runtime could not start it; its node forgot how it ended (power cut)."""
@@ -327,6 +329,11 @@ class PodStatus:
     def _transition(self, kind: str, status: str | None = None) -> float | None:
         found = self.conditions.get(kind, {}) if status is None else self._condition(kind, status)
         return unix(found.get("lastTransitionTime"))
+
+
+def is_trouble(words: str) -> bool:
+    """Whether these words of `waiting` say more than that a pod is on its way."""
+    return bool(words) and not words.endswith(USUAL)
 
 
 def evicted_for(text: str) -> FailureReason:

@@ -1,4 +1,4 @@
-"""What is kept of a sandbox pod, and what the planner is told of it. (pure)"""
+"""PodSeen: what is kept of a sandbox's pod, and what the plan is told of it. (pure)"""
 
 from __future__ import annotations
 

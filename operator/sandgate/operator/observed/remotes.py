@@ -1,13 +1,17 @@
-"""Sessions of agents elsewhere, which people apply: they belong to a job but are none of its samples. (pure)"""
+"""Remotes: sessions of agents elsewhere, which people apply: they are of a job, and none of its samples. (pure)"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from sandgate.contract.session import SessionSummary
 from sandgate.operator.plan.actions import Ref
 from sandgate.operator.plan.remote import Attempt
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 REMOTE = "remote"
 """In the metadata that a gateway keeps of a session."""
@@ -19,58 +23,64 @@ def is_remote(said: SessionSummary) -> bool:
     return said.metadata.get(REMOTE) is True
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Remotes:
     """Of one job."""
 
-    asked: dict[str, tuple[Ref, str]] = field(default_factory=dict)
+    asked: Mapping[str, tuple[Ref, str]] = field(default_factory=dict)
     """AgentSessions that are not open yet -> (what they are, gateway that they name)."""
-    looked: dict[str, tuple[object, ...]] = field(default_factory=dict)
-    """What of the job was seen when they were planned last."""
-    homes: dict[str, str] = field(default_factory=dict)
+    homes: Mapping[str, str] = field(default_factory=dict)
     """Task -> the gateway of its sessions."""
-    newest: dict[tuple[str, int], Attempt] = field(default_factory=dict)
+    newest: Mapping[tuple[str, int], Attempt] = field(default_factory=dict)
     """(task, sample) -> its newest attempt."""
-    live: dict[str, None] = field(default_factory=dict)
+    live: Mapping[str, None] = field(default_factory=dict)
     """Sessions that are not sealed."""
-    _owed: set[str] = field(default_factory=set)
+    due: frozenset[str] = frozenset()
+    """Sessions that live, or that somebody is still to be given."""
 
-    @property
-    def owed(self) -> int:
-        """Sessions that live, or that somebody is still to be given."""
-        return len(self._owed)
+    def ask(self, ref: Ref, gateway: str) -> Remotes:
+        """Somebody wants it."""
+        return replace(self, asked={**self.asked, ref.name: (ref, gateway)})
 
-    def opened(self, ref: Ref, gateway: str) -> None:
+    def place(self, uid: str, gateway: str) -> Remotes:
+        """Sessions of this task are there."""
+        return replace(self, homes={**self.homes, uid: gateway})
+
+    def opened(self, ref: Ref, gateway: str) -> Remotes:
         """It is at that gateway."""
-        self.no_more(ref.name)
-        self.homes.setdefault(ref.uid, gateway)
-        self.live[ref.name] = None
-        self._owed.add(ref.name)
-        held = self.newest.get((ref.uid, ref.sample))
+        held, newest = self.newest.get((ref.uid, ref.sample)), self.newest
         if held is None or held.attempt <= ref.attempt:
-            self.newest[ref.uid, ref.sample] = Attempt(ref.name, ref.attempt)
+            newest = {**newest, (ref.uid, ref.sample): Attempt(ref.name, ref.attempt)}
+        return replace(
+            self.withdrawn(ref.name),
+            homes={ref.uid: gateway, **self.homes},
+            live={**self.live, ref.name: None},
+            due=self.due | {ref.name},
+            newest=newest,
+        )
 
-    def no_more(self, name: str) -> None:
+    def withdrawn(self, name: str) -> Remotes:
         """It is open, refused, or gone."""
-        self.asked.pop(name, None)
-        self.looked.pop(name, None)
+        return replace(self, asked=_without(self.asked, name)) if name in self.asked else self
 
-    def refused(self, ref: Ref) -> None:
+    def refused(self, ref: Ref) -> Remotes:
         """It will not be opened. A task of which nothing is open is free again."""
-        self.no_more(ref.name)
-        if not any(uid == ref.uid for uid, _ in self.newest):
-            self.homes.pop(ref.uid, None)
+        free = not any(uid == ref.uid for uid, _ in self.newest)
+        homes = _without(self.homes, ref.uid) if free else self.homes
+        return replace(self.withdrawn(ref.name), homes=homes)
 
-    def ended(self, ref: Ref, *, counts: bool) -> None:
+    def ended(self, ref: Ref, *, counts: bool) -> Remotes:
         """It is sealed; `counts`: a trainer will be given it."""
-        self.live.pop(ref.name, None)
-        if not counts:
-            self._owed.discard(ref.name)
-        held = self.newest.get((ref.uid, ref.sample))
+        held, newest = self.newest.get((ref.uid, ref.sample)), self.newest
         if held is not None and held.name == ref.name:
-            self.newest[ref.uid, ref.sample] = Attempt(ref.name, ref.attempt, failed=not counts)
+            newest = {**newest, (ref.uid, ref.sample): Attempt(ref.name, ref.attempt, failed=not counts)}
+        due = self.due if counts else self.due - {ref.name}
+        return replace(self, live=_without(self.live, ref.name), due=due, newest=newest)
 
-    def forget(self, ref: Ref) -> None:
+    def forget(self, ref: Ref) -> Remotes:
         """Nothing is left to be done for it."""
-        self.live.pop(ref.name, None)
-        self._owed.discard(ref.name)
+        return replace(self, live=_without(self.live, ref.name), due=self.due - {ref.name})
+
+
+def _without(entries: Mapping[K, V], key: K) -> Mapping[K, V]:
+    return {name: value for name, value in entries.items() if name != key}

@@ -1,4 +1,4 @@
-"""What a new driver makes of a session that it finds at a gateway, where sandboxes end with their driver. (pure)"""
+"""Restarts: what a new driver concludes about sessions that it finds at a gateway. (pure)"""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from sandgate.contract.errors import FailureReason
 from sandgate.contract.session import SessionSummary
+from sandgate.operator.observed.events import Recalled
 from sandgate.operator.observed.remotes import is_remote
 from sandgate.operator.plan.actions import (
     GroupObserved,
@@ -39,6 +40,11 @@ def of_job(want: JobWant, listed: Iterable[SessionSummary]) -> Iterator[tuple[Re
         ref = Ref(said.job, said.uid, said.sample_index, said.attempt)
         if 0 <= said.sample_index < want.spec.group_size and said.session_id == ref.name:
             yield ref, said
+
+
+def recalled(want: JobWant, listed: Iterable[SessionSummary], recall: Recall = lost) -> tuple[Recalled, ...]:
+    """The job's sessions of those that a gateway lists, and what is known of each."""
+    return tuple(Recalled(ref, said, recall(ref, said)) for ref, said in of_job(want, listed))
 
 
 def regained(group: GroupObserved, again: Collection[tuple[str, int]]) -> GroupObserved:

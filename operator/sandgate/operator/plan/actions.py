@@ -1,4 +1,4 @@
-"""What a plan sees and what it says: observed state in, actions out. (pure)
+"""Types of the plan: what it sees (what is observed of jobs and sessions), and the actions that it says. (pure)
 
 Every action is idempotent: its object's name is derived from `Ref`, so a repeat meets what the first one made.
 Times are unix seconds.
@@ -247,6 +247,10 @@ class JobObserved:
     policy_version: int = 0
     engines: int | None = None
     """That answer; None where nobody counts them."""
+    engine_trouble: str = ""
+    """Why none answers, for people."""
+    gateway_trouble: str = ""
+    """Why no gateway's pod is ready, for people."""
     heard_at: float | None = None
     """When the trainer last gave a sign of life, or could first have; None where none is waited for."""
     provided: Provided | None = None

@@ -1,4 +1,4 @@
-"""When does a job stop, and why: suspended, out of time, its trainer silent or gone. (pure)"""
+"""Decides when a job stops, and why: suspended, out of time, its trainer silent or gone. (pure)"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Did a job's first sessions all fail of what cannot get better? Then the others need not be tried. (pure)
+"""Finds jobs without hope: all of the first sessions failed of a cause that stays, so that others need not run. (pure)
 
 Of what cannot get better: a program that is not there, a model that the engine does not serve, a tokenizer of another
 model; and agents that all end in the same words before their first turn. What may pass by itself (an engine that starts
@@ -8,12 +8,13 @@ again, a node) is neither for it nor against it; one session that got anywhere i
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from sandgate.contract.conditions import JobReason
 from sandgate.contract.errors import FailureClass, FailureReason, ModelNotServed, TokenizerMismatch
 from sandgate.operator.plan.actions import Hopeless, Running, SampleObserved, SessionObserved
-from sandgate.operator.plan.groups import FREE
+from sandgate.operator.plan.retries import FREE
 
 FIRST = 8
 """Sessions that must have ended so; fewer where fewer run at once, or the job has no more."""
@@ -49,57 +50,54 @@ class End:
     """The cause itself says that it will come again."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Firsts:
     """The first sessions of a job that this driver opened, until it is known that some get somewhere."""
 
-    ends: dict[str, tuple[str, End | None]] = field(default_factory=dict)
+    ends: Mapping[str, tuple[str, End | None]] = field(default_factory=dict)
     """Session -> (uid, its end; None while it runs), in the order in which they were opened."""
     passed: bool = False
     """One got somewhere, or too many are followed: nothing is said any more."""
     said: Hopeless | None = None
     """It stays, whatever those come to that are stopped for it."""
 
-    def opened(self, name: str, uid: str) -> None:
+    def opened(self, name: str, uid: str) -> Firsts:
         """A session of the job."""
         if self.passed:
-            return
-        if len(self.ends) < KEPT_MAX:
-            self.ends[name] = uid, None
-        else:
-            self.somewhere()
+            return self
+        if len(self.ends) >= KEPT_MAX:
+            return self.somewhere()
+        return replace(self, ends={**self.ends, name: (uid, None)})
 
-    def ended(self, seen: SessionObserved, sample: SampleObserved) -> None:
+    def ended(self, seen: SessionObserved, sample: SampleObserved) -> Firsts:
         """It is sealed."""
-        if self.passed or seen.ref.name not in self.ends:
-            return
+        name = seen.ref.name
+        if self.passed or name not in self.ends:
+            return self
         end = end_of(seen, sample)
         if end is not None:
-            self.ends[seen.ref.name] = seen.ref.uid, end
-        elif sample.reason in FREE or (sample.failure is FailureClass.INFRA and not _turns(seen)):
-            del self.ends[seen.ref.name]
-        else:
-            self.somewhere()
+            return replace(self, ends={**self.ends, name: (seen.ref.uid, end)})
+        if sample.reason in FREE or (sample.failure is FailureClass.INFRA and not _turns(seen)):
+            return replace(self, ends={key: value for key, value in self.ends.items() if key != name})
+        return self.somewhere()
 
-    def somewhere(self) -> None:
+    def somewhere(self) -> Firsts:
         """The job's sessions can get somewhere."""
-        self.passed = True
-        self.ends.clear()
+        return replace(self, ends={}, passed=True)
 
     def hopeless(self, *, together: int, total: int, tasks: int, more: bool) -> Hopeless | None:
         """Why nothing will come of the job. `together`: sessions that run at once; `total`, `tasks`: of the job, so far
         as it is known; `more`: further tasks may come."""
-        if self.said is None and not self.passed:
-            self.said = self._judge(min(FIRST, together, total), None if more else tasks)
-        return self.said
+        if self.said is not None or self.passed:
+            return self.said
+        return self._judge(min(FIRST, together, total), None if more else tasks)
 
     def _judge(self, wanted: int, tasks: int | None) -> Hopeless | None:
-        firsts = list(self.ends.values())
-        if not wanted or len(firsts) < wanted:
+        if not wanted or len(self.ends) < wanted:
             return None
         uids: set[str] = set()
         kept: list[End] = []
-        for uid, end in firsts:
+        for uid, end in self.ends.values():
             if end is None or (kept and (end.reason, end.like) != (kept[0].reason, kept[0].like)):
                 return None
             kept.append(end)

@@ -1,4 +1,4 @@
-"""Which groups are not there, and why: what makes a run a failure, and what `--retry-failed` runs again. (pure)
+"""Gaps: groups that a run lacks, and why: they make it a failure, and `--retry-failed` runs them again. (pure)
 
 A group is there when as many of its samples have a row as its job's quorum says (`group.quorum`, default `groupSize`).
 A sample has a row when one of its attempts took a turn and did not fail of the infrastructure. Rows stay: what is run
@@ -37,12 +37,12 @@ def gaps(uids: Iterable[str], spec: RolloutJobSpec, have: Collection[Sample]) ->
 
 
 def cause(missing: Gaps, groups: int, newest: Mapping[Sample, SessionSummary]) -> str:
-    """In one line, why groups are not there: how many, and what the first of their samples failed of."""
+    """In one line, why groups are incomplete: how many, and what the first of their samples failed of."""
     if not missing:
         return ""
     samples = [(uid, index) for uid, indices in missing.items() for index in indices]
     ended = [newest[one] for one in samples if one in newest]
-    text = f"{len(missing)} of {groups} groups are not there, {len(samples)} samples without a row"
+    text = f"{len(missing)} of {groups} groups are incomplete, {len(samples)} samples without a row"
     if not ended:
         return text
     first = min(ended, key=lambda one: (one.changed_at, one.session_id))

@@ -1,4 +1,4 @@
-"""What of a job runs next, and where. (pure)"""
+"""Plans a job: which sessions start next, and at which gateway. (pure)"""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from sandgate.operator.plan.actions import (
     WriteStatus,
 )
 from sandgate.operator.plan.ends import deleted_at, ending, turning_points, why_stop
-from sandgate.operator.plan.groups import cut_at, decided, retry_at, retryable, settled
+from sandgate.operator.plan.groups import cut_at, decided, settled
+from sandgate.operator.plan.retries import retry_at, retryable
 from sandgate.operator.plan.status import is_over, job_status
 
 

@@ -1,4 +1,4 @@
-"""How did a session end, and what is it worth? (pure)
+"""Decides how a session ended: its reward and its failure class, from exit, limits and verifier. (pure)
 
 Whose fault a failure is decides what becomes of it: the policy's is trained on, the agent program's is masked,
 infrastructure's is tried again and never becomes a reward of 0. Only what was seen scores: what an agent says of itself

@@ -1,4 +1,4 @@
-"""May a session that a person applied be opened, and where? (pure)"""
+"""Decides whether a session that a person applied may be opened, and at which gateway. (pure)"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What decides what a row is: which fields of a manifest may change between two runs into one folder. (pure)
+"""Lists the manifest fields that decide what a row is, and so may not change between two runs into a folder. (pure)
 
 A field that is in no table decides: a field that is new mixes nothing until somebody has thought about it. What is left
 at its default is left out, so that a manifest is the same whether its defaults are written out or not, and a later
@@ -52,7 +52,7 @@ _ROW = """
     sampling.frequencyPenalty sampling.repetitionPenalty sampling.seed sampling.maxTokens sampling.override
     limits.turns limits.totalTokens limits.sessionSeconds
     reward.source reward.verifier.container reward.verifier.seconds reward.discount reward.cutTurns
-    gateway.roles
+    gateway.roles gateway.media.allowedHosts gateway.media.privateAddresses
 """
 _WHERE = """
     engine.endpoints engine.selector.matchLabels engine.selector.port engine.managed.replicas engine.managed.gpus

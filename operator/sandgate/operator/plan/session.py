@@ -1,4 +1,4 @@
-"""One attempt from its opening to its end. (pure)"""
+"""Plans one attempt, from its opening to its end. (pure)"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job's status: counts and conditions. (pure)"""
+"""Makes a job's status: counts and conditions. (pure)"""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import replace
 from sandgate.contract.status import Condition, ConditionStatus, JobCondition, RolloutJobStatus
 from sandgate.operator.plan.actions import GroupObserved, JobObserved, JobWant, Provided, SampleState
 from sandgate.operator.plan.ends import ending, silent, stamp
-from sandgate.operator.plan.groups import good, retries, retryable, settled
+from sandgate.operator.plan.groups import good, retries, settled
+from sandgate.operator.plan.retries import retryable
 
 Fact = tuple[bool, str, str]
 """(status, reason, message)."""
@@ -74,10 +75,14 @@ def _ready(seen: JobObserved) -> Fact:
     if seen.provided is Provided.NOTHING:
         return False, "NothingMade", "gateways and engine are not made yet"
     if not seen.gateways:
-        return False, "NoGateway", "no gateway takes sessions"
+        return False, "NoGateway", _because("no gateway takes sessions", seen.gateway_trouble)
     if seen.engines == 0:
-        return False, "NoEngine", "no engine answers"
+        return False, "NoEngine", _because("no engine answers", seen.engine_trouble)
     return True, "GatewaysReady" if seen.engines is None else "GatewaysAndEnginesReady", ""
+
+
+def _because(what: str, why: str) -> str:
+    return f"{what}: {why}" if why else what
 
 
 def _suspended(want: JobWant, seen: JobObserved, now: float, *, over: bool) -> Fact:

@@ -1,4 +1,4 @@
-"""Log records as JSON, one object a line. What looks like a key or a token is never written."""
+"""Logs as JSON, one object a line; keys and tokens are never written."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""One leader among replicas, by a Lease of coordination.k8s.io. No clock is compared with another machine's: a Lease
-has run out when it did not change for its whole duration, by our own clock.
+"""Leader election among the operator's replicas, by a Lease of coordination.k8s.io. Clocks of two machines are never
+compared: a Lease has run out when it did not change for its whole duration, by our own clock.
 
 The holder gives up well before others may take over. A stalled process may still have one request under way when it
 wakes up: that is harmless, because objects have derived names and deletions name the uid.

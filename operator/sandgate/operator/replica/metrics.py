@@ -1,4 +1,4 @@
-"""Prometheus names, units and bounded labels of the operator. Nothing per object."""
+"""Prometheus metrics of the operator: names, units and bounded labels. Nothing per object."""
 
 from __future__ import annotations
 

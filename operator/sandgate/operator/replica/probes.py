@@ -1,4 +1,4 @@
-"""/healthz, /readyz and /metrics of an operator replica; and the measure of its event loop."""
+"""Serves /healthz, /readyz and /metrics of an operator replica, and measures its event loop's lag."""
 
 from __future__ import annotations
 

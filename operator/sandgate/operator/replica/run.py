@@ -1,4 +1,4 @@
-"""One operator replica, from its settings to its exit code: wait for the API server, for the Lease, lead, drain."""
+"""Runs one operator replica: waits for the API server and the Lease, leads, drains; gives its exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When to sweep: every few minutes, and soon after a watch had to begin anew (it may have missed deletions)."""
+"""Decides when to sweep: every few minutes, and soon after a watch began anew (it may have missed deletions)."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from sandgate.contract.errors import CorruptRecord, InvalidBody
 from sandgate.contract.trajectory import Json, Trajectory
-from sandgate.trainer.credit.prepare import LeftOut, why_left_out
+from sandgate.trainer.credit.group_advantages import LeftOut, why_left_out
 
 Columns = dict[str, npt.NDArray[Any]]
 """Name -> array; [1, length], or [1] for rewards."""

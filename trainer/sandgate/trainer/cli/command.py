@@ -14,7 +14,18 @@ from typing import Annotated
 
 import typer
 
-from sandgate.trainer.cli import crds, doctor, exports, inspect, output, render, run, serve, show
+from sandgate.trainer.cli import (
+    crds,
+    doctor,
+    exports,
+    inspect,
+    key,
+    output,
+    render_manifest,
+    run,
+    serve,
+    show,
+)
 
 app = typer.Typer(
     cls=output.Commands,
@@ -22,20 +33,21 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="On-policy RL rollouts from any agent that speaks OpenAI's chat completions.",
+    help="On-policy RL rollouts from any agent that speaks OpenAI or Anthropic.",
 )
 app.command("run")(run.run)
 app.command("show")(show.show)
 app.command("crds")(crds.crds)
 app.command("doctor")(doctor.doctor)
 app.command("gateway")(serve.gateway)
+app.command("key")(key.key)
 app.command("operator")(serve.operator)
 app.command("forks")(inspect.forks)
 app.command("sessions")(inspect.sessions)
 app.command("trajectories")(inspect.trajectories)
 app.command("status")(inspect.status)
 app.command("export")(exports.export)
-app.command("render")(render.render)
+app.command("render")(render_manifest.render)
 
 
 def _version(asked: bool) -> None:

@@ -1,4 +1,4 @@
-"""`sandgate doctor`."""
+"""`sandgate doctor`: checks whether a model and an engine are fit for exact rollouts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def examine(
     """What all checks found. Raises InvalidBody if there is nothing to check."""
     import httpx
 
-    from sandgate.trainer.doctor.engine import TIMEOUT_S, CheckedEngine, check_engine
+    from sandgate.trainer.doctor.asked import CheckedEngine
+    from sandgate.trainer.doctor.engine import TIMEOUT_S, check_engine
     from sandgate.trainer.doctor.model import CheckedModel, check_model, positions
 
     if folder is None and url is None:

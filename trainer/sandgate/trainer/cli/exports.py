@@ -1,4 +1,4 @@
-"""`sandgate export`."""
+"""`sandgate export`: writes a run's trajectories as Parquet, Arrow, JSON lines, packed trees or tensors."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def _packed(target: Path, rows: Rows, **options: int) -> dict[str, Json]:
 def _dataproto(target: Path, rows: Rows, **options: int) -> dict[str, Json]:
     from sandgate.trainer.cli.tensor_files import write_dataproto
 
-    written, cut = write_dataproto(target, rows, **options)
-    return {"trajectories": written, "cut": cut}
+    written, too_long = write_dataproto(target, rows, **options)
+    return {"trajectories": written, "too_long": too_long}
 
 
 WRITERS: dict[Format, Callable[..., dict[str, Json]]] = {
@@ -207,4 +207,4 @@ def _more(told: dict[str, Any]) -> str:
     if told.get("left_out"):
         whys = ", ".join(f"{why} {count}" for why, count in sorted(told["left_out"].items()))
         return f"; left out, as they teach nothing: {whys}"
-    return f"; {told['cut']} cut to the lengths" if told.get("cut") else ""
+    return f"; {told['too_long']} over the lengths, masked" if told.get("too_long") else ""

@@ -1,4 +1,4 @@
-"""How commands speak: tables for people, JSON for pipes, one line for an error."""
+"""Output of commands: tables for people, JSON for pipes, one line for an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run looks while it goes on: bars on a terminal, lines in a log. Both on stderr: stdout is for the result."""
+"""Progress of a run: bars on a terminal, lines in a log. Both go to stderr: stdout is for the result."""
 
 from __future__ import annotations
 

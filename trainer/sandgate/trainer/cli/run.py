@@ -319,7 +319,9 @@ def rows(found: dict[str, Any]) -> list[dict[str, str]]:
     """The summary for people: every number with its unit, nothing that is empty."""
     reward = "-"
     if found["reward_mean"] is not None:
-        reward = f"{found['reward_mean']:.3f} ± {found['reward_std']:.3f}, {found['solved']:.0%} solved"
+        scored = found.get("scored", found["sessions"])  # a result that was kept by an older version has none
+        whom = "" if scored == found["sessions"] else f" of {output.plural(scored, 'scored session')}"
+        reward = f"{found['reward_mean']:.3f} ± {found['reward_std']:.3f}, {found['solved']:.0%}{whom} solved"
     if found["unscored"]:
         reward = ", ".join([*([] if reward == "-" else [reward]), f"{found['unscored']:,} not scored"])
     failures = output.cell(found["failures"])

@@ -28,7 +28,7 @@ def write_dataproto(
     pad_token_id: int = 0,
 ) -> tuple[int, int]:
     """A DataProto, saved by verl's own `save_to_disk` (a pickle: load it only where you trust it); how many rows, and
-    how many of them were cut to the lengths. Lengths: in tokens, by default of the longest row.
+    how many of them are over the lengths, and masked. Lengths: in tokens, by default of the longest row.
 
     Raises InvalidBody: no rows, images, or verl is not installed.
     """

@@ -16,7 +16,7 @@ import fcntl
 import logging
 import os
 import secrets
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,10 +26,11 @@ import httpx
 
 from sandgate.contract.attach import ATTACH, JOB, LOCK, SECRET, TRAINERS, NoRun, RunInfo, RunState
 from sandgate.contract.keys import Key, Scope, mint
-from sandgate.contract.lease import Lease
+from sandgate.contract.lease import Lease, lease_name
 from sandgate.gateway.client import gateway_transport, new_lease_id
 from sandgate.trainer.client.fleet import AWAY_S, PATIENT, AsyncFleet
 from sandgate.trainer.client.rollout_client import AsyncRolloutClient
+from sandgate.trainer.client.streaming import Ask, Wanted
 
 log = logging.getLogger(__name__)
 
@@ -253,6 +254,20 @@ class LocalFleet(AsyncFleet):
             return await super().lease(lease_id=lease_id, **asked)
         finally:
             self._asked.discard(lease_id)
+
+    def _asks(self) -> Mapping[str, Ask]:
+        self._grow()
+        return super()._asks()
+
+    async def _ask(self, gateway: str, wanted: Wanted, lease_id: str = "") -> list[Lease]:
+        lease_id = lease_id or new_lease_id()
+        names = {lease_name(lease_id, number) for number in range(wanted.groups)}
+        self._asked |= names
+        self._hold()
+        try:
+            return await super()._ask(gateway, wanted, lease_id)
+        finally:
+            self._asked -= names
 
     def _grow(self) -> None:
         """Add the gateways that are new: a run that was started again may have more."""

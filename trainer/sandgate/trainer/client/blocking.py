@@ -1,4 +1,4 @@
-"""A fleet for programs without an event loop, which is what most training loops are: the same calls, blocking.
+"""The fleet for programs without an event loop, as most training loops are: the same calls, blocking.
 
 with cluster("shop") as fleet:
     for group in fleet.groups(max_behind=1):
@@ -28,7 +28,7 @@ from sandgate.trainer.client.groups import Group as AsyncGroup
 from sandgate.trainer.client.loop_thread import Blocking, LoopThread, blocking, blocking_stream, entered
 from sandgate.trainer.client.streaming import Ahead
 
-AHEAD = Ahead(groups=4)
+AHEAD = Ahead(groups=8)
 """By default: enough that a step finds its batch there, little enough that other ranks find theirs."""
 
 

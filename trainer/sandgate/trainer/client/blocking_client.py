@@ -1,4 +1,4 @@
-"""`AsyncRolloutClient` for programs without an event loop: every call of it, blocking; the loop is a thread's."""
+"""The rollout client for programs without an event loop: every call of `AsyncRolloutClient`, blocking."""
 
 from __future__ import annotations
 
@@ -119,6 +119,7 @@ class RolloutClient(Blocking[AsyncRolloutClient]):
     lease = blocking(AsyncRolloutClient.lease)
     renew = blocking(AsyncRolloutClient.renew)
     ack = blocking(AsyncRolloutClient.ack)
+    ack_leases = blocking(AsyncRolloutClient.ack_leases)
     nack = blocking(AsyncRolloutClient.nack)
     push_tasks = blocking(AsyncRolloutClient.push_tasks)
     close_group = blocking(AsyncRolloutClient.close_group)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 PREFIX = "sandgate_trainer_"
@@ -43,15 +44,19 @@ class Counters:
 
     def prometheus(self, **labels: str) -> str:
         """In the text format 0.0.4, for whatever the trainer exposes; `labels` go to every sample."""
-        told = ",".join(f'{name}="{_escaped(text)}"' for name, text in labels.items())
+        told = labels_of(labels)
         lines: list[str] = []
         for one in fields(self):
             name = PREFIX + one.name + ("" if one.name in GAUGES else "_total")
             lines.append(f"# TYPE {name} {'gauge' if one.name in GAUGES else 'counter'}")
-            lines.append(
-                f"{name}{{{told}}} {getattr(self, one.name)}" if told else f"{name} {getattr(self, one.name)}"
-            )
+            lines.append(f"{name}{told} {getattr(self, one.name)}")
         return "\n".join(lines) + "\n"
+
+
+def labels_of(labels: Mapping[str, str]) -> str:
+    """`{name="text",...}`; nothing for none."""
+    told = ",".join(f'{name}="{_escaped(text)}"' for name, text in labels.items())
+    return f"{{{told}}}" if told else ""
 
 
 def _escaped(text: str) -> str:

@@ -15,11 +15,13 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from weakref import WeakSet
 
 from sandgate.contract.attach import NoRun
+from sandgate.contract.choices import EngineKind
 from sandgate.contract.errors import Conflict, NotFound, SandgateError, Unavailable
 from sandgate.contract.job import Task
 from sandgate.contract.lease import LEASE_TTL_S, Lease
@@ -32,8 +34,8 @@ from sandgate.trainer.client.counters import Counters
 from sandgate.trainer.client.groups import Group
 from sandgate.trainer.client.lease_renewal import Keeper
 from sandgate.trainer.client.rollout_client import AsyncRolloutClient
-from sandgate.trainer.client.streaming import POLL_S, Ahead, Groups
-from sandgate.trainer.client.trained import Entry, Note, TrainedGroups, entries
+from sandgate.trainer.client.streaming import POLL_S, Ahead, Ask, Groups, Supply, Wanted
+from sandgate.trainer.client.trained import Note, TrainedGroups, entries
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +97,7 @@ class AsyncFleet:
         self._leased: dict[str, str] = {}
         """The gateway of each lease, by lease id."""
         self._ledger = TrainedGroups()
-        self._streams: WeakSet[Groups] = WeakSet()
+        self._streams: WeakSet[Supply] = WeakSet()
         self._version: int | None = None
         self._updating = asyncio.Lock()
 
@@ -157,6 +159,7 @@ class AsyncFleet:
         stream = Groups(
             self,
             self.keeper,
+            self._asks,
             job=job or self.job or None,
             ttl_s=ttl_s,
             idle_s=idle_s,
@@ -164,9 +167,19 @@ class AsyncFleet:
             admit=admit,
             over=self.over,
             poll_s=poll_s,
+            away_s=self._away_s,
         )
-        self._streams.add(stream)
+        self._streams.add(stream.supply)
         return stream
+
+    def _asks(self) -> Mapping[str, Ask]:
+        """How each gateway is asked for groups. In a subclass: of those that there are now."""
+        return {name: partial(self._ask, name) for name in self._order}
+
+    async def _ask(self, gateway: str, wanted: Wanted, lease_id: str = "") -> list[Lease]:
+        found = await self.clients[gateway].call(lease_call.several(wanted, lease_id), ASK)
+        self._leased.update(dict.fromkeys((lease.lease_id for lease in found), gateway))
+        return found
 
     async def _first_time(self, group: Group) -> bool:
         rows = self._ledger.fresh(group.trajectories)
@@ -290,23 +303,40 @@ class AsyncFleet:
 
     async def _commit_all(self, note: Note) -> list[BaseException]:
         """What the gateways said to those that are not acknowledged now."""
-        mine = [one for one in entries(note) if one.lease in self._ledger.entries]
-        said = await asyncio.gather(*map(self._commit, mine), return_exceptions=True)
-        self.counters.acked += said.count(True)
+        mine: dict[str, list[Lease]] = {}
+        for one in entries(note):
+            if one.lease not in self._ledger.entries:
+                continue
+            if one.lease in self._leased:
+                lease = Lease(one.lease, 0.0, one.sessions, ())
+                mine.setdefault(self._leased[one.lease], []).append(lease)
+            else:
+                log.warning("lease %s is of gateway %s, which is not here", one.lease, one.gateway)
+        said = await asyncio.gather(*(self._commit(*one) for one in mine.items()), return_exceptions=True)
         return [error for error in said if isinstance(error, BaseException)]
 
-    async def _commit(self, entry: Entry) -> bool:
-        if entry.lease not in self._leased:
-            log.warning("lease %s is of gateway %s, which is not here", entry.lease, entry.gateway)
-            return False
+    async def _commit(self, gateway: str, leases: Sequence[Lease]) -> None:
+        """At one gateway, in one write."""
+        client = self.clients[gateway]
         try:
-            await self.ack(Lease(entry.lease, 0.0, entry.sessions, ()))
-            return True
-        except NotFound:  # acknowledged, and forgotten by its gateway
-            self._settled(entry.lease)
-        except Conflict as error:
-            log.warning("lease %s was trained on, but is not acknowledged: %s", entry.lease, error)
-        return False
+            refused = await client.ack_leases(leases)
+        except NotFound:  # a gateway that is older than this call
+            refused = {}
+            for lease in leases:
+                try:
+                    await client.ack(lease)
+                except (NotFound, Conflict) as error:
+                    refused[lease.lease_id] = f"{error.reason}: {error}"
+        for lease in leases:
+            why = refused.get(lease.lease_id, "")
+            if not why:
+                self.counters.acked += 1
+            if not why or why.startswith(
+                NotFound.reason
+            ):  # or acknowledged before, and forgotten by its gateway
+                self._settled(lease.lease_id)
+            else:
+                log.warning("lease %s was trained on, but is not acknowledged: %s", lease.lease_id, why)
 
     async def resume_from(self, note: Note) -> None:
         """First thing after a restart, with the note of the checkpoint that was loaded: what it holds is acknowledged,
@@ -373,18 +403,20 @@ class AsyncFleet:
         *,
         mode: weight_update.Mode = "keep",
         engines: Iterable[str] = (),
+        kind: EngineKind | str = EngineKind.VLLM,
         drain_s: float = weight_update.DRAIN_S,
     ) -> AsyncIterator[weight_update.Update]:
         """Pause every gateway; swap the weights inside the block; then all carry `version` and go on.
 
-        `engines`: URLs of vLLM servers that are paused too, labelled with the version, and have their prefix caches
-        cleared; the trainer must reach them. `mode`: what becomes of running generations (see `weight_update.Mode`).
+        `engines`: URLs of servers of this `kind` that are paused too, labelled with the version, and have their prefix
+        caches cleared; the trainer must reach them. `mode`: what becomes of running generations (see
+        `weight_update.Mode`).
 
         A gateway or engine that cannot be paused is an error before the block, with the others let go again. If the
         block raises, the old weights must still be there: the version stays, and turns go on. What fails afterwards is
         a `weight_update.HalfUpdated`. Updates wait for one another.
         """
-        async with self._updating, weight_update.controls(engines) as controls:
+        async with self._updating, weight_update.controls(engines, kind=kind) as controls:
             began = self.keeper.clock()
             try:
                 async with weight_update.weight_update(

@@ -12,6 +12,8 @@ from sandgate.contract.trajectory import Json, Trajectory
 from sandgate.trainer.client.rollout_client import AsyncRolloutClient
 
 Policy = Literal["least_loaded", "round_robin"]
+Outcome = Mapping[str, Json] | None
+"""None: it ended well."""
 UPLOADED = ("reward", "score")
 """Keys of an agent's reward_info that are the session's reward, in this order."""
 
@@ -23,9 +25,15 @@ class SessionGateway(Protocol):
         """Open a session. Raises Unavailable if the gateway does not answer."""
         ...
 
-    async def finalize_session(self, session_id: str, reward: float | None = None) -> list[Trajectory]:
+    async def finalize_session(
+        self, session_id: str, reward: float | None = None, outcome: Outcome = None
+    ) -> list[Trajectory]:
         """Seal the session and return its trajectories, sorted by id. `reward`: the session's; by default the one that
-        the agent gave to /complete."""
+        the agent gave to /complete. `outcome`: how it ended, if not well (`SessionOutcome.body()["outcome"]`)."""
+        ...
+
+    async def limit_reached(self, session_id: str) -> str | None:
+        """Which limit refused it a turn, if one did: `context`, `turns`, `totalTokens` or `journalBytes`."""
         ...
 
     async def abort_session(self, session_id: str) -> None: ...
@@ -55,12 +63,24 @@ class HttpGateway:
         """See `SessionGateway`."""
         return await self.client.create_session(session_id=session_id, **spec)
 
-    async def finalize_session(self, session_id: str, reward: float | None = None) -> list[Trajectory]:
+    async def finalize_session(
+        self, session_id: str, reward: float | None = None, outcome: Outcome = None
+    ) -> list[Trajectory]:
         """See `SessionGateway`."""
+        return await self.client.finalize(session_id, **await self.ending(session_id, reward, outcome))
+
+    async def ending(self, session_id: str, reward: float | None, outcome: Outcome = None) -> dict[str, Json]:
+        """The reward and the outcome that a session ends with, as the body of its finalization."""
         info = (await self.client.session(session_id)).get("complete_info") or {}
         given = uploaded(info) if reward is None else reward
         body: dict[str, Json] = {} if given is None else {"reward": given, "reward_info": info}
-        return await self.client.finalize(session_id, **body)
+        if outcome is not None:
+            body["outcome"] = dict(outcome)
+        return body
+
+    async def limit_reached(self, session_id: str) -> str | None:
+        """See `SessionGateway`."""
+        return (await self.client.session(session_id)).get("limit_reached") or None
 
     async def abort_session(self, session_id: str) -> None:
         """See `SessionGateway`."""
@@ -113,11 +133,17 @@ class GatewayManager:
                 self._down.discard(at)
                 return handle
 
-    async def finalize_session(self, session_id: str, reward: float | None = None) -> list[Trajectory]:
+    async def finalize_session(
+        self, session_id: str, reward: float | None = None, outcome: Outcome = None
+    ) -> list[Trajectory]:
         """Seal the session and return its trajectories. After a failure, call it again or abort. Raises NotFound."""
-        rows = await self._gateway_of(session_id).finalize_session(session_id, reward)
+        rows = await self._gateway_of(session_id).finalize_session(session_id, reward, outcome)
         self._release(session_id)
         return rows
+
+    async def limit_reached(self, session_id: str) -> str | None:
+        """See `SessionGateway`. Raises NotFound."""
+        return await self._gateway_of(session_id).limit_reached(session_id)
 
     async def abort_session(self, session_id: str) -> None:
         """Discard the session. Does nothing for a session that is not open here."""

@@ -1,10 +1,11 @@
-"""An event loop in a thread, for programs that have none: coroutines, streams and blocks, as calls that block."""
+"""Runs an event loop in a thread, so that programs without one can call coroutines, streams and blocks."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
+from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from functools import wraps
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
@@ -22,9 +23,13 @@ class LoopThread:
         self._thread = threading.Thread(target=self._loop.run_forever, name="sandgate client", daemon=True)
         self._thread.start()
 
+    def submit(self, doing: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine, and do not wait for it."""
+        return asyncio.run_coroutine_threadsafe(doing, self._loop)
+
     def run(self, doing: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine and return its result. If the caller is interrupted (Ctrl-C), the coroutine is cancelled."""
-        future = asyncio.run_coroutine_threadsafe(doing, self._loop)
+        future = self.submit(doing)
         try:
             return future.result()
         except BaseException:

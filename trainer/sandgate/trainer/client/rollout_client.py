@@ -14,12 +14,12 @@ from contextlib import asynccontextmanager
 
 from sandgate.contract import control_api
 from sandgate.contract.job import Task
-from sandgate.contract.lease import LEASE_TTL_S, Lease
+from sandgate.contract.lease import LEASE_TTL_S, LEASES_MAX, Lease
 from sandgate.contract.session import SessionHandle
 from sandgate.contract.trajectory import Json, Trajectory
 from sandgate.gateway.client import ControlClient
 from sandgate.trainer.client import lease_call
-from sandgate.trainer.client.streaming import Ahead, Groups, groups
+from sandgate.trainer.client.streaming import Ahead, Groups, Wanted, groups
 
 
 def _spec(spec: Mapping[str, Json]) -> dict[str, Json]:
@@ -79,12 +79,14 @@ class AsyncRolloutClient(ControlClient):
         stands."""
         body = {"outcome": outcome, "reward": reward, "reward_info": reward_info, "discount": discount}
         given = {name: value for name, value in body.items() if value is not None}
-        return await self.call(control_api.finalize(session_id, given | {"trajectories": trajectories}))
+        return await self.call(
+            lease_call.rows(control_api.finalize(session_id, given | {"trajectories": trajectories}))
+        )
 
     async def trajectories(self, session_id: str) -> list[Trajectory]:
         """Those of a finalized session. Reads only: they stay to be leased. Raises Conflict while it has not ended,
         Gone if it was aborted."""
-        return await self.call(control_api.trajectories(session_id))
+        return await self.call(lease_call.rows(control_api.trajectories(session_id)))
 
     async def abort(self, session_id: str) -> None:
         """Cancel what is in flight, discard. Siblings are untouched."""
@@ -111,6 +113,16 @@ class AsyncRolloutClient(ControlClient):
         """Keep a lease: `ttl_s` seconds from now on. Raises Conflict (another trainer was given it), NotFound."""
         await self.call(control_api.renew(lease_id, ttl_s))
 
+    async def ack_leases(self, leases: Sequence[Lease]) -> dict[str, str]:
+        """The same as `ack` for many, in one write. Lease id -> why it is not acknowledged, for those that are not.
+        Raises NotFound if the gateway is older than this call."""
+        refused: dict[str, str] = {}
+        for start in range(0, len(leases), LEASES_MAX):
+            some = [lease.lease_id for lease in leases[start : start + LEASES_MAX]]
+            said: dict[str, str] = await self.call(control_api.ack_leases(some))
+            refused |= said
+        return refused
+
     async def ack(self, lease: Lease) -> None:
         """These are trained on, or stored: never offered again. Idempotent."""
         await self.call(control_api.ack(lease.lease_id))
@@ -134,7 +146,10 @@ class AsyncRolloutClient(ControlClient):
             async with group:      # acknowledged when the block ends, given back when it raises
                 await train(group.trajectories)
         """
-        return groups(self, job=job, ttl_s=ttl_s, idle_s=idle_s, ahead=ahead)
+        return groups(self, job=job, ttl_s=ttl_s, idle_s=idle_s, ahead=ahead, ask=self._ask)
+
+    async def _ask(self, wanted: Wanted) -> list[Lease]:
+        return await self.call(lease_call.several(wanted))
 
     async def push_tasks(self, tasks: Sequence[Task], *, last: bool = False, job: str = "") -> None:
         """To a job with `tasks.queue`, at most 10,000 at once; all of them or none, durable when this returns. `last`:

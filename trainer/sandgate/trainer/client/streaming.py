@@ -1,17 +1,23 @@
-"""Stream of leased groups: prefetched within bounds of groups and bytes, filtered by staleness."""
+"""Stream of leased groups: prefetched within bounds of groups and bytes, from all gateways at once.
+
+A gateway is asked for several groups in one request, and gives each of them under a lease of its own.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
+import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from sandgate.contract.lease import Lease
+from sandgate.contract.attach import NoRun
+from sandgate.contract.errors import Unavailable
+from sandgate.contract.lease import LEASES_MAX, Lease
 from sandgate.trainer.client.groups import Group, Leaser
 from sandgate.trainer.client.lease_renewal import Keeper
 
@@ -21,6 +27,12 @@ POLL_FIRST = 0.1
 """Of that, after the first question that finds none; doubles from there."""
 CLOSE_S = 5.0
 """What a request that is under way when the stream is closed may take; what it leases is given back."""
+TOKEN_BYTES = 13
+"""Of the arrays of a response token: id, logprob, mask, version."""
+MANY = 8
+"""Groups ahead from which on they are asked for by halves."""
+REQUEST_BYTES = 64 << 20
+"""Of what one request is asked for; a group that is larger comes alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +40,50 @@ class Ahead:
     """How much is leased before the trainer asks for it: what one trainer holds, another cannot have."""
 
     groups: int = 0
-    """0: a group is leased when the trainer asks."""
+    """0: a group is leased when the trainer asks. From 8 on, half of them are asked for at a time, so that one request
+    brings several."""
     nbytes: int = 1 << 30
-    """Of token arrays; nothing more is leased once this is reached, so one group may go beyond it."""
+    """Of token arrays; nothing more is leased once this is reached, so one group may go beyond it, and one for each
+    gateway that is being asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a gateway is asked for."""
+
+    groups: int
+    max_tokens: int | None
+    ttl_s: float
+    job: str | None
+
+
+Ask = Callable[[Wanted], Awaitable[list[Lease]]]
+"""One gateway's groups, each under a lease of its own; none if there is none now. Raises Unavailable."""
+
+
+@dataclass(slots=True, eq=False)
+class Well:
+    """One gateway, as the stream knows it."""
+
+    name: str
+    ask: Ask
+    task: asyncio.Task[list[Lease]] | None = None
+    asking: int = 0
+    """Groups that it is being asked for."""
+    asked_at: float = 0.0
+    call: int = -1
+    """The number of the trainer's call that it was asked for last."""
+    empty_at: float = float("-inf")
+    """When the last question was sent that found no group."""
+    rests_until: float = float("-inf")
+    """On the loop's clock, which `poll_s` is of."""
+    rest_s: float = 0.0
+    away: Unavailable | None = None
+    """What the last question met with."""
+    over: bool = False
+    """No group would ever come again when the last question was sent."""
+    dry: bool = False
+    """It was so, and there was none."""
 
 
 def never() -> bool:
@@ -51,19 +104,271 @@ def groups(
     idle_s: float | None,
     ahead: Ahead | None = None,
     poll_s: float = POLL_S,
+    ask: Ask | None = None,
 ) -> Groups:
-    """Groups as they become ready, oldest first, each under its own lease; ends after `idle_s` seconds without one."""
+    """Groups as they become ready, oldest first, each under its own lease; ends after `idle_s` seconds without one.
+    `ask`: for several at once, if the client can."""
+
+    async def one(wanted: Wanted) -> list[Lease]:
+        lease = await client.lease(job=wanted.job, max_groups=1, ttl_s=wanted.ttl_s)
+        return [] if lease is None else [lease]
+
+    asks = {"": ask or one}
     keeper = Keeper(client, time.monotonic)
-    return Groups(client, keeper, job=job, ttl_s=ttl_s, idle_s=idle_s, ahead=ahead or Ahead(), poll_s=poll_s)
+    return Groups(
+        client,
+        keeper,
+        lambda: asks,
+        job=job,
+        ttl_s=ttl_s,
+        idle_s=idle_s,
+        ahead=ahead or Ahead(),
+        poll_s=poll_s,
+    )
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Supply:
+    """What stands behind a stream: asks gateways, and keeps what they gave until somebody takes it."""
+
+    client: Leaser
+    keeper: Keeper
+    asks: Callable[[], Mapping[str, Ask]]
+    """The gateways that there are now, by name."""
+    job: str | None
+    ttl_s: float
+    ahead: Ahead
+    poll_s: float
+    over: Callable[[], bool]
+    away_s: float
+    """How long all gateways may be away."""
+    buffer: deque[tuple[Group, int]] = field(default_factory=deque)
+    nbytes: int = 0
+    wells: dict[str, Well] = field(default_factory=dict)
+    """In turn: the next one to be asked is first."""
+    waiting: int = 0
+    """Callers that want a group now."""
+    asked: int = 0
+    """Calls for a group so far."""
+    awake_at: float = float("inf")
+    """When the loop was here last, on the keeper's clock."""
+    away_since: float | None = None
+    """Since when no gateway answers."""
+    task: asyncio.Task[None] | None = None
+    ended: bool = False
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    # -- what the trainer sees ----------------------------------------------------------------------------------------
+
+    def pop(self) -> Group:
+        group, size = self.buffer.popleft()
+        self._count(-1, -size)
+        return group
+
+    def tell(self) -> None:
+        """Whoever waits looks again."""
+        self.news.set()
+        self.news = asyncio.Event()
+
+    @property
+    def empty_at(self) -> float:
+        """When the last round of questions began that found no group anywhere."""
+        return min((well.empty_at for well in self.wells.values()), default=float("-inf"))
+
+    @property
+    def dry(self) -> bool:
+        """All that there ever will be was leased."""
+        return bool(self.wells) and all(well.dry for well in self.wells.values())
+
+    def run(self) -> None:
+        """Ask in the background. Raises what the last attempt to do so has raised; the next call tries again."""
+        if self.task is not None and self.task.done():
+            ended, self.task = self.task, None
+            ended.result()
+        if self.task is None:
+            self.task = asyncio.get_running_loop().create_task(self._fill(), name="lease groups")
+            self.task.add_done_callback(lambda _: self.tell())
+
+    async def aclose(self) -> None:
+        """Lease no more, and give back what nobody took."""
+        self.ended = True
+        self.tell()
+        if self.task is not None:
+            _, late = await asyncio.wait([self.task], timeout=CLOSE_S)
+            if late:
+                self.task.cancel()
+                await asyncio.wait([self.task])
+        left = [self.pop() for _ in range(len(self.buffer))]
+        await asyncio.gather(*(group.nack() for group in left), return_exceptions=True)
+
+    # -- asking -------------------------------------------------------------------------------------------------------
+
+    async def _fill(self) -> None:
+        try:
+            while not self.ended and not self.dry:
+                self._look_for_gateways()
+                await self._wake_up()
+                self._ask_more()
+                await self._something()
+                for well in [one for one in self.wells.values() if one.task is not None and one.task.done()]:
+                    self._answered(well)
+                self._all_away()
+        finally:
+            await self._last_answers()
+
+    async def _wake_up(self) -> None:
+        """A trainer that slept, as in a long step on this loop, renews what it holds before it asks for more: its own
+        groups would be what it is given."""
+        before, self.awake_at = self.awake_at, self.keeper.clock()
+        if self.awake_at - before > self.ttl_s:
+            await self.keeper.renew_due()
+
+    def _look_for_gateways(self) -> None:
+        for name, ask in self.asks().items():
+            if name not in self.wells:
+                self.wells[name] = Well(name, ask, rest_s=self.poll_s * POLL_FIRST)
+
+    def _ask_more(self) -> None:
+        now = asyncio.get_running_loop().time()
+        ready = [well for well in self.wells.values() if self._may_ask(well, now)]
+        rested = [well for well in ready if well.rests_until <= now]
+        room = self._room()
+        for number, well in enumerate(chosen := rested or ready):
+            if room <= 0:
+                return
+            share = min(-(-room // (len(chosen) - number)), LEASES_MAX)
+            room -= share
+            self._ask(well, share)
+
+    def _may_ask(self, well: Well, now: float) -> bool:
+        """One that had nothing rests, unless somebody came meanwhile who wants a group, and no other may have one."""
+        if well.task is not None:
+            return False
+        if well.rests_until <= now:
+            return True
+        asking = any(one.asking for one in self.wells.values())
+        return not asking and self.waiting > len(self.buffer) and well.call != self.asked
+
+    def _room(self) -> int:
+        """How many groups to ask for now."""
+        coming = len(self.buffer) + sum(well.asking for well in self.wells.values())
+        if coming and self._bytes_left() <= 0:
+            return 0
+        if self.waiting <= coming and self.ahead.groups >= MANY and coming > self.ahead.groups // 2:
+            return 0  # not each time that one is taken, or each would be a request of its own
+        return max(self.ahead.groups, self.waiting) - coming
+
+    def _bytes_left(self) -> int:
+        asking = sum(1 for well in self.wells.values() if well.asking)
+        return (
+            self.ahead.nbytes - self.nbytes - asking * REQUEST_BYTES
+            if asking
+            else self.ahead.nbytes - self.nbytes
+        )
+
+    def _ask(self, well: Well, count: int) -> None:
+        tokens = max(1, min(self._bytes_left(), REQUEST_BYTES) // TOKEN_BYTES)
+        wanted = Wanted(count, tokens if count > 1 else None, self.ttl_s, self.job)
+        well.asking, well.asked_at, well.call, well.over = count, self.keeper.clock(), self.asked, self.over()
+        well.task = asyncio.ensure_future(well.ask(wanted))
+        well.task.add_done_callback(lambda _: self.tell())
+        self.wells[well.name] = self.wells.pop(well.name)  # the others come first next time
+
+    async def _something(self) -> None:
+        """Wait for an answer, for somebody who asks or takes, or until a gateway has rested."""
+        if any(well.task is not None and well.task.done() for well in self.wells.values()):
+            return
+        now, news = asyncio.get_running_loop().time(), self.news
+        rests = [
+            well.rests_until for well in self.wells.values() if well.task is None and well.rests_until > now
+        ]
+        wakes = rests if self._room() > 0 else []
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(wakes) - now if wakes else None):
+                await news.wait()
+
+    def _answered(self, well: Well) -> None:
+        """Take in what a gateway said. Raises what it raised, unless it is only away."""
+        assert well.task is not None
+        task, well.task, well.asking = well.task, None, 0
+        try:
+            leases = task.result()
+            well.away = None
+        except NoRun:
+            if not well.over:
+                raise
+            leases, well.away = [], None
+        except Unavailable as error:
+            leases, well.away = [], error
+        for lease in leases:
+            self._push(lease, well.asked_at)
+        if leases:
+            well.rest_s, well.rests_until = self.poll_s * POLL_FIRST, float("-inf")
+            return
+        if well.away is None or any(one.away is None for one in self.wells.values()):
+            well.empty_at, well.dry = well.asked_at, well.over
+        well.rests_until = asyncio.get_running_loop().time() + well.rest_s
+        well.rest_s = min(2 * well.rest_s, self.poll_s)
+        self.tell()
+
+    def _all_away(self) -> None:
+        """Raises Unavailable if no gateway has answered for too long."""
+        if not all(well.away for well in self.wells.values()):
+            self.away_since = None
+            return
+        now = asyncio.get_running_loop().time()
+        self.away_since = now if self.away_since is None else self.away_since
+        if now >= self.away_since + self.away_s:
+            self.away_since = None
+            told = "; ".join(f"{one.name}: {one.away}" for one in self.wells.values())
+            if len(self.wells) == 1 and (only := next(iter(self.wells.values()))).away and not only.name:
+                raise only.away
+            raise Unavailable(f"no gateway answers: {told}")
+
+    def _push(self, lease: Lease, asked_at: float) -> None:
+        named = next(iter(lease.trajectories), None)
+        job, uid = (named.job, named.uid) if named else ("", "")
+        hold = self.keeper.hold(lease.lease_id, self.ttl_s, asked_at)
+        group = Group(job, uid, lease.trajectories, lease, self.client, self.keeper, hold)
+        size = group.nbytes
+        self.keeper.counters.leased += 1
+        self.keeper.counters.leased_bytes += size
+        self.buffer.append((group, size))
+        self._count(1, size)
+
+    def _count(self, groups: int, size: int) -> None:
+        self.nbytes += size
+        self.keeper.counters.buffered += groups
+        self.keeper.counters.buffered_bytes += size
+        self.tell()
+
+    async def _last_answers(self) -> None:
+        """What is under way may still bring groups: they are kept, to be handed out or given back."""
+        pending = [well for well in self.wells.values() if well.task is not None]
+        if not pending:
+            return
+        try:
+            await asyncio.wait([well.task for well in pending if well.task], timeout=CLOSE_S)
+        finally:
+            for well in pending:
+                assert well.task is not None
+                if not well.task.done():
+                    well.task.cancel()
+                elif not well.task.cancelled() and well.task.exception() is None:
+                    for lease in well.task.result():
+                        self._push(lease, well.asked_at)
+                well.task, well.asking = None, 0
 
 
 class Groups(AsyncIterator[Group]):
-    """See `groups`. `aclose` (or `async with`) gives back what was leased ahead."""
+    """See `groups`. `aclose` (or `async with`) gives back what was leased ahead, and so does whoever drops it, as by
+    leaving a loop over it in the middle."""
 
     def __init__(
         self,
         client: Leaser,
         keeper: Keeper,
+        asks: Callable[[], Mapping[str, Ask]],
         *,
         job: str | None,
         ttl_s: float,
@@ -72,140 +377,62 @@ class Groups(AsyncIterator[Group]):
         admit: Callable[[Group], Awaitable[bool]] = everything,
         over: Callable[[], bool] = never,
         poll_s: float = POLL_S,
+        away_s: float = 0.0,
     ) -> None:
         """`admit`: False if it settled the group itself. Asked when the trainer asks, not when the group comes. `over`:
         no group will ever come again; asked before each question that finds none."""
-        self._client, self._keeper, self._admit, self._over = client, keeper, admit, over
-        self._job, self._ttl_s, self._idle_s, self._ahead, self._poll_s = job, ttl_s, idle_s, ahead, poll_s
-        self._clock, self._counters = keeper.clock, keeper.counters
-        self._buffer: deque[tuple[Group, int]] = deque()
-        self._nbytes = 0
-        self._waiting = 0
-        """Callers that want a group now."""
-        self._asked = 0
-        """Calls for a group so far."""
-        self._empty_at = float("-inf")
-        """When the last question was sent that found no group."""
-        self.task: asyncio.Task[None] | None = None
-        self._dry = False
-        """All that there ever will be was leased."""
-        self._ended = False
-        self._news = asyncio.Event()
+        self.supply = Supply(client, keeper, asks, job, ttl_s, ahead, poll_s, over, away_s)
+        self._keeper, self._admit, self._idle_s = keeper, admit, idle_s
+        self._dropped: weakref.finalize[..., Groups] | None = None
+
+    @property
+    def task(self) -> asyncio.Task[None] | None:
+        """What asks in the background."""
+        return self.supply.task
 
     async def __anext__(self) -> Group:
         """Raises StopAsyncIteration after `idle_s` without a group, and what the gateways say."""
-        began = self._clock()
+        began = self._keeper.clock()
         try:
             while (group := await self._next(began)) is not None:
                 if await self._keeper.sure(group.hold) and await self._admit(group):
-                    self._counters.given += 1
+                    self._keeper.counters.given += 1
                     return group
         finally:
-            self._counters.waited_s += self._clock() - began
+            self._keeper.counters.waited_s += self._keeper.clock() - began
         raise StopAsyncIteration
 
     async def _next(self, began: float) -> Group | None:
         """From the buffer, or as soon as there is one; None when it was idle long enough since `began`."""
-        self._waiting += 1
-        self._asked += 1
-        self._tell()
+        supply = self.supply
+        if self._dropped is None:
+            loop = asyncio.get_running_loop()
+            self._dropped = weakref.finalize(self, _give_back, supply, loop)
+            self._dropped.atexit = False
+        supply.waiting += 1
+        supply.asked += 1
+        supply.tell()
         try:
-            while not self._ended:
-                if self._buffer:
-                    return self._pop()
-                if self.task is not None and self.task.done():
-                    ended, self.task = self.task, None  # the next call tries again
-                    ended.result()
-                idle = self._idle_s is not None and self._empty_at >= began + self._idle_s
-                if idle or self._dry:
-                    self._ended = True
-                    self._tell()
+            while not supply.ended:
+                if supply.buffer:
+                    return supply.pop()
+                idle = self._idle_s is not None and supply.empty_at >= began + self._idle_s
+                if idle or supply.dry:
+                    supply.ended = True
+                    supply.tell()
                     break
-                if self.task is None:
-                    self.task = asyncio.get_running_loop().create_task(self._fill(), name="lease groups")
-                    self.task.add_done_callback(lambda _: self._tell())
-                await self._news.wait()
+                supply.run()
+                await supply.news.wait()
         finally:
-            self._waiting -= 1
+            supply.waiting -= 1
         return None
-
-    def _pop(self) -> Group:
-        group, size = self._buffer.popleft()
-        self._count(-1, -size)
-        return group
-
-    def _count(self, groups: int, size: int) -> None:
-        self._nbytes += size
-        self._counters.buffered += groups
-        self._counters.buffered_bytes += size
-        self._tell()
-
-    def _tell(self) -> None:
-        """Whoever waits looks again."""
-        self._news.set()
-        self._news = asyncio.Event()
-
-    def _room(self) -> bool:
-        held = len(self._buffer)
-        return held < max(self._ahead.groups, self._waiting) and (
-            not held or self._nbytes < self._ahead.nbytes
-        )
-
-    async def _fill(self) -> None:
-        wait_s = self._poll_s * POLL_FIRST
-        while not self._ended:
-            if not self._room():
-                await self._news.wait()
-                continue
-            asked_at, over = self._clock(), self._over()
-            lease = await self._client.lease(job=self._job, max_groups=1, ttl_s=self._ttl_s)
-            if lease is not None:
-                wait_s = self._poll_s * POLL_FIRST
-                self._push(lease, asked_at)
-                continue
-            self._empty_at = asked_at
-            if over:
-                self._dry = True
-                return
-            self._tell()
-            await self._rest(wait_s)
-            wait_s = min(2 * wait_s, self._poll_s)
-        await self._give_back()
-
-    def _push(self, lease: Lease, asked_at: float) -> None:
-        named = next(iter(lease.trajectories), None)
-        job, uid = (named.job, named.uid) if named else ("", "")
-        hold = self._keeper.hold(lease.lease_id, self._ttl_s, asked_at)
-        group = Group(job, uid, lease.trajectories, lease, self._client, self._keeper, hold)
-        size = group.nbytes
-        self._counters.leased += 1
-        self._counters.leased_bytes += size
-        self._buffer.append((group, size))
-        self._count(1, size)
-
-    async def _rest(self, seconds: float) -> None:
-        """Sleep, or until somebody comes who wants a group now."""
-        asked = self._asked
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                while self._asked == asked and not self._ended:
-                    await self._news.wait()
-
-    async def _give_back(self) -> None:
-        left = [self._pop() for _ in range(len(self._buffer))]
-        await asyncio.gather(*(group.nack() for group in left), return_exceptions=True)
 
     async def aclose(self) -> None:
         """Give back what was leased ahead, and lease no more. Groups that were handed out are the trainer's to settle.
         Idempotent."""
-        self._ended = True
-        self._tell()
-        if self.task is not None:
-            _, late = await asyncio.wait([self.task], timeout=CLOSE_S)
-            if late:
-                self.task.cancel()
-                await asyncio.wait([self.task])
-        await self._give_back()
+        if self._dropped is not None:
+            self._dropped.detach()
+        await self.supply.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -214,3 +441,21 @@ class Groups(AsyncIterator[Group]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
+
+
+_closing: set[asyncio.Task[None]] = set()
+"""Streams that are being closed because nobody holds them any more."""
+
+
+def _give_back(supply: Supply, loop: asyncio.AbstractEventLoop) -> None:
+    """In whatever thread the last reference was dropped."""
+
+    def close() -> None:
+        task = loop.create_task(supply.aclose(), name="give groups back")
+        _closing.add(task)
+        task.add_done_callback(_closing.discard)
+
+    if not supply.ended or supply.buffer:
+        supply.ended = True
+        with contextlib.suppress(RuntimeError):  # the loop is closed: leases run out
+            loop.call_soon_threadsafe(close)

@@ -1,4 +1,4 @@
-"""The note of groups that were trained on and are not acknowledged yet.
+"""The trainer's note: groups that were trained on and are not acknowledged yet.
 
 It belongs into the trainer's own checkpoint, so that a crash between the checkpoint and the acknowledgement trains
 nothing twice, and one before the checkpoint loses nothing.

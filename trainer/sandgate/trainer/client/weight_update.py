@@ -20,6 +20,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from sandgate.contract.choices import EngineKind
 from sandgate.contract.errors import InvalidBody, Unavailable
 from sandgate.contract.trajectory import Json
 
@@ -177,9 +178,18 @@ async def _carried_through(task: asyncio.Future[None]) -> None:
 
 
 @asynccontextmanager
-async def controls(urls: Iterable[str], api_key: str = "") -> AsyncIterator[dict[str, UpdatableEngine]]:
-    """vLLM servers (VLLM_SERVER_DEV_MODE=1) by URL; each is asked alone, so that it is known which one failed."""
+async def controls(
+    urls: Iterable[str], api_key: str = "", *, kind: EngineKind | str = EngineKind.VLLM
+) -> AsyncIterator[dict[str, UpdatableEngine]]:
+    """Servers of one kind by URL (vLLM with VLLM_SERVER_DEV_MODE=1); each is asked alone, so that it is known which one
+    failed."""
     from sandgate.gateway.engine.control import EngineControl
+    from sandgate.gateway.engine.sglang.control import SglangControl
 
+    sglang = EngineKind(kind) is EngineKind.SGLANG
+    control: type[EngineControl | SglangControl] = SglangControl if sglang else EngineControl
     async with AsyncExitStack() as stack:
-        yield {url: await stack.enter_async_context(EngineControl([url], api_key=api_key)) for url in urls}
+        servers = {url: control([url], api_key=api_key) for url in urls}
+        for one in servers.values():
+            await stack.enter_async_context(one)
+        yield dict(servers)

@@ -6,34 +6,82 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from math import sqrt
+from statistics import fmean, stdev
 
-from sandgate.contract.trajectory import Trajectory
-from sandgate.trainer.credit.prepare import prepare, why_left_out
+from sandgate.contract.trajectory import Ids, Trajectory
+from sandgate.trainer.credit.reasons import CreditRules, LeftOut, reasons
 
 
-def taught(rows: Sequence[Trajectory]) -> tuple[list[Trajectory], Counter[str]]:
+def taught(
+    rows: Sequence[Trajectory], rules: CreditRules | None = None
+) -> tuple[list[Trajectory], Counter[str]]:
     """The rows that teach, and how many do not, by reason, for a trainer that takes whatever it is given into its
     group's mean. Where nobody scored anything, rows without a reward stay: the trainer scores them itself."""
-    scored = any(row.reward is not None for row in rows)
-    whys = [(row, why_left_out(row, scored=scored)) for row in rows]
-    return [row for row, why in whys if why is None], Counter(why.value for _, why in whys if why is not None)
+    whys = reasons(rows, _scored(rows, rules))
+    kept = [row for row, why in zip(rows, whys, strict=True) if why is None]
+    return kept, Counter(why.value for why in whys if why is not None)
 
 
-def kept_in_place(rows: Sequence[Trajectory]) -> list[Trajectory]:
-    """For a batch that keeps its size, of any number of groups: rows that teach nothing have mask 0, and, where others
-    have a score, the mean of their group, which leaves that mean as it is. (The group's deviation shrinks.)"""
-    groups: dict[str, list[Trajectory]] = {}
-    for row in rows:
-        groups.setdefault(row.uid, []).append(row)
-    scored = any(row.reward is not None for row in rows)
-    means = {uid: prepare(group).mean for uid, group in groups.items()}
-    return [
-        row
-        if why_left_out(row, scored=scored) is None
-        else replace(
-            row,
-            loss_mask=array("b", bytes(len(row.loss_mask))),
-            reward=means[row.uid] if scored else None,
-        )
-        for row in rows
-    ]
+def kept_in_place(
+    rows: Sequence[Trajectory], rules: CreditRules | None = None
+) -> tuple[list[Trajectory], list[LeftOut | None]]:
+    """For a batch that keeps its size, of any number of groups; the rows, and why each teaches nothing. One that does
+    not has mask 0, and, where others have a score, a `neutral_scores` of its group. One that is too long is one token
+    after another, so that it fits."""
+    found = _scored(rows, rules)
+    whys = reasons(rows, found)
+    groups: dict[str, list[int]] = {}
+    for at, row in enumerate(rows):
+        groups.setdefault(row.uid, []).append(at)
+    scores: dict[int, float] = {}
+    for members in groups.values():
+        kept = [reward for at in members if whys[at] is None and (reward := rows[at].reward) is not None]
+        out = [at for at in members if whys[at] is not None]
+        scores.update(zip(out, neutral_scores(kept, len(out)), strict=True))
+    made = []
+    for at, (row, why) in enumerate(zip(rows, whys, strict=True)):
+        if why is not None:
+            row = emptied(row) if found.lengths is not None and not found.lengths.fits(row) else row
+            mask = array("b", bytes(len(row.loss_mask)))
+            row = replace(row, loss_mask=mask, reward=scores[at] if found.scored else None)
+        made.append(row)
+    return made, whys
+
+
+def neutral_scores(scores: Sequence[float], count: int) -> list[float]:
+    """`count` scores that, put beside these, change neither their mean nor their deviation as a sample (n - 1): half
+    of them lie above the mean, half below. A single one can only keep the mean, and then the deviation of n scores
+    shrinks by the root of (n - 1) / n. Beside a single score all are equal to it."""
+    mean = fmean(scores) if scores else 0.0
+    pairs = count // 2
+    if not pairs or len(scores) < 2:
+        return [mean] * count
+    step = stdev(scores) * sqrt(count / (2 * pairs))
+    return [mean + step, mean - step] * pairs + [mean] * (count % 2)
+
+
+def _scored(rows: Sequence[Trajectory], rules: CreditRules | None) -> CreditRules:
+    return replace(rules or CreditRules(), scored=any(row.reward is not None for row in rows))
+
+
+def emptied(row: Trajectory) -> Trajectory:
+    """One token after another under mask 0, in place of a row that does not fit, or is not there."""
+    return replace(
+        row,
+        prompt_ids=_first(row.prompt_ids),
+        response_ids=_first(row.response_ids),
+        response_logprobs=array("f", [0.0]),
+        loss_mask=array("b", [0]),
+        versions=array("i", [-1]),
+        turn_ids=(),
+        turn_ends=(),
+        turn_rewards=(),
+        turn_settings=(),
+        multimodal=None,
+        routed_experts=None,
+    )
+
+
+def _first(ids: Ids) -> Ids:
+    return ids[:1] or array("i", [0])

@@ -1,1 +1,1 @@
-"""Is this model, and is this engine, fit for exact rollouts? Checks that measure, and say what to do."""
+"""Checks that measure whether a model and an engine are fit for exact rollouts, and say what to do."""

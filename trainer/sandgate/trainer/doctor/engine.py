@@ -1,10 +1,9 @@
-"""Checks of a running vLLM: does it take ids, and give back exactly what it sampled? By asking it, over its wire."""
+"""Checks a running vLLM (or SGLang: sglang.py) over HTTP: whether it takes token ids and returns what it sampled."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -15,6 +14,8 @@ from sandgate.gateway.conversation.messages import Message, TextPart
 from sandgate.gateway.engine.logprobs import PROMPTS, Kind, alternatives_of, kind_of, measuring_request
 from sandgate.gateway.engine.wire import GenerateEndpoint, is_shut
 from sandgate.gateway.tokens.api import Codec
+from sandgate.trainer.doctor import sglang
+from sandgate.trainer.doctor.asked import CheckedEngine
 from sandgate.trainer.doctor.findings import Finding, fail, ok, skip, warn
 
 TIMEOUT_S = 60.0
@@ -29,40 +30,14 @@ FALLBACK_IDS = [1, 2, 3, 4]
 JSON = {"Content-Type": "application/json"}
 
 
-@dataclass(slots=True)
-class CheckedEngine:
-    """One server, and what was learned about it."""
-
-    http: httpx.Client
-    codec: Codec | None = None
-    model: str = ""
-    max_model_len: int = 0
-    probe: list[int] = field(default_factory=list)
-
-    def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        """(status, JSON or None)."""
-        answer = self.http.request(method, path, json=body)
-        try:
-            return answer.status_code, answer.json()
-        except ValueError:
-            return answer.status_code, None
-
-    def generate(self, **sampling: Any) -> tuple[int, Any]:
-        """A short generation after the probe prompt."""
-        body = {
-            "model": self.model,
-            "token_ids": self.probe,
-            "sampling_params": {"max_tokens": 4, "temperature": 1.0, "logprobs": 0, "seed": 0} | sampling,
-            "stream": False,
-        }
-        return self.ask("POST", "/inference/v1/generate", body)
-
-
 def check_engine(engine: CheckedEngine, *, positions: int = 0) -> Iterator[Finding]:
     """All checks; those that need an answer which did not come are left out. `positions`: of the weights, 0 unknown."""
     try:
         yield (alive := reachable(engine))
         if alive.verdict != "ok":
+            return
+        if engine.ask("GET", "/version")[0] != 200 and sglang.is_sglang(engine):
+            yield from check_sglang(engine, positions)
             return
         yield version(engine)
         yield (served := models(engine))
@@ -91,6 +66,17 @@ def reachable(engine: CheckedEngine) -> Finding:
         if status == 200
         else fail("engine", f"/health is {status}", fix)
     )
+
+
+def check_sglang(engine: CheckedEngine, positions: int) -> Iterator[Finding]:
+    """As `check_engine`; its tokenizer is not compared."""
+    yield from sglang.settings(engine)
+    yield (served := models(engine))
+    if served.verdict == "fail":
+        return
+    yield length(engine, positions)
+    engine.probe = engine.codec.render(question(), ()).tolist() if engine.codec else FALLBACK_IDS
+    yield from sglang.sampling(engine)
 
 
 def version(engine: CheckedEngine) -> Finding:

@@ -1,4 +1,4 @@
-"""What a check found. No I/O."""
+"""Finding: what a check found, and what to do about it. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of a model folder: can its tokens be known without asking anybody?"""
+"""Checks a model folder: whether its tokenizer and template can be used without asking anybody."""
 
 from __future__ import annotations
 
@@ -54,6 +54,7 @@ def check_model(model: CheckedModel) -> Iterator[Finding]:
     yield ok("tokenizer", f"{codec.vocab_size:,} ids, digest {codec.tokenizer_digest[:16]}")
     yield ok("codec", codec.name)
     yield tools(codec)
+    yield images(model, codec)
     yield forms(codec)
     yield tails(codec)
     yield stop_ids(model, codec)
@@ -70,6 +71,22 @@ def tools(codec: Codec) -> Finding:
         codec.no_tools,
         "requests with `tools` are refused with 400; use a chat template that shows tools and keeps calls, or describe "
         "tools in the prompt and read calls from the text",
+    )
+
+
+def images(model: CheckedModel, codec: Codec) -> Finding:
+    """Can it be given images?"""
+    if codec.vision is not None:
+        return ok(
+            "images",
+            f"taken, as {codec.vision.rule.kind}; each is where the template writes {codec.vision.text}",
+        )
+    if not model.config("preprocessor_config.json") and not model.config("processor_config.json"):
+        return ok("images", "a model of text")
+    return warn(
+        "images",
+        codec.no_images,
+        "requests with images are refused with 400; docs/protocols.md has the processors that are served",
     )
 
 

@@ -1,1 +1,1 @@
-"""Trajectories in other people's forms: Arrow, Parquet, JSON lines."""
+"""Exports trajectories in the forms of others: Arrow, Parquet, JSON lines."""

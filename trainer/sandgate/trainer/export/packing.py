@@ -1,4 +1,4 @@
-"""Trajectories into packed trees, as they go by."""
+"""Packs trajectories into trees, group by group, as they are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON as text inside other formats: strict, exact, and errors that name the field."""
+"""Encodes JSON as text inside other formats: strict, exact, with errors that name the field."""
 
 from __future__ import annotations
 

@@ -12,13 +12,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from sandgate.contract import control_api
+from sandgate.contract.control_call import ControlAnswer
 from sandgate.contract.errors import Unavailable
 from sandgate.contract.keys import Key, Scope, mint
 from sandgate.contract.session import SessionHandle
-from sandgate.contract.trajectory import Json, Trajectory
+from sandgate.contract.trajectory import Json
 from sandgate.gateway.app import gateway, web_server
-from sandgate.gateway.config import Config, EngineConfig, Listen, ModelConfig
-from sandgate.trainer.client.gateway_manager import HttpGateway
+from sandgate.gateway.config import Config, EngineConfig, Limits, Listen, ModelConfig, SessionLimits
+from sandgate.trainer.client import lease_call
+from sandgate.trainer.client.gateway_manager import HttpGateway, Outcome
 from sandgate.trainer.client.rollout_client import AsyncRolloutClient
 
 SECRET_BYTES = 32
@@ -40,6 +45,9 @@ class GatewaySettings:
     max_model_len: int = 0
     """Tokens of prompt and answer; 0 = the engine's."""
     job: str = ""
+    limits: dict[str, Json] = field(default_factory=dict)
+    """`limits` of its configuration."""
+    session_limits: dict[str, Json] = field(default_factory=dict)
 
 
 class AgentGateway:
@@ -81,6 +89,8 @@ class AgentGateway:
             model=ModelConfig(name=made.model, tokenizer=made.tokenizer, max_model_len=made.max_model_len),
             job=made.job,
             secret_file=str(folder / "secret"),
+            limits=msgspec.convert(made.limits, Limits),
+            session_limits=msgspec.convert(made.session_limits, SessionLimits),
         )
         engine = made.engine() if made.engine is not None else None
         running = await self._stack.enter_async_context(gateway(config, origin=origin, engine=engine))
@@ -110,11 +120,20 @@ class AgentGateway:
         await self.start()
         return await self._gateway.create_session(session_id, **(spec or {}))
 
-    async def finalize_session(self, session_id: str, reward: float | None = None) -> list[Trajectory]:
-        """Its trajectories; the session is forgotten, here and in the journal."""
-        rows = await self._gateway.finalize_session(session_id, reward)
+    async def finalize_session(
+        self, session_id: str, reward: float | None = None, outcome: Outcome = None
+    ) -> ControlAnswer:
+        """Its trajectories, as the gateway has written them in a thread: whoever asked decodes them, not this loop,
+        which streams turns. The session is forgotten, here and in the journal."""
+        body = await self._gateway.ending(session_id, reward, outcome)
+        call = control_api.finalize(session_id, body | {"trajectories": True})
+        said = await self._gateway.client.call(lease_call.raw(call))
         await self._forget(session_id)
-        return rows
+        return ControlAnswer(said.status, {"content-type": said.headers.get("content-type", "")}, said.body)
+
+    async def limit_reached(self, session_id: str) -> str | None:
+        """See `SessionGateway`."""
+        return await self._gateway.limit_reached(session_id)
 
     async def abort_session(self, session_id: str) -> None:
         """Cancel, discard, forget. Harmless for a session that is not here."""

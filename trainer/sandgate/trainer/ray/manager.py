@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
 
+from sandgate.contract import control_api
+from sandgate.contract.control_call import ControlAnswer
 from sandgate.contract.errors import Unavailable
 from sandgate.contract.session import SessionHandle
 from sandgate.contract.trajectory import Json, Trajectory
-from sandgate.trainer.client.gateway_manager import GatewayManager, Policy
+from sandgate.trainer.client import lease_call
+from sandgate.trainer.client.gateway_manager import GatewayManager, Outcome, Policy
 from sandgate.trainer.ray.actor import AgentGateway, GatewaySettings
 
 T = TypeVar("T")
@@ -36,10 +40,18 @@ class RayGateway:
         handle: SessionHandle = await _asked(self.actor.create_session.remote(session_id, spec))
         return handle
 
-    async def finalize_session(self, session_id: str, reward: float | None = None) -> list[Trajectory]:
+    async def finalize_session(
+        self, session_id: str, reward: float | None = None, outcome: Outcome = None
+    ) -> list[Trajectory]:
         """See Gateway."""
-        rows: list[Trajectory] = await _asked(self.actor.finalize_session.remote(session_id, reward))
-        return rows
+        said: ControlAnswer = await _asked(self.actor.finalize_session.remote(session_id, reward, outcome))
+        read = lease_call.rows(control_api.finalize(session_id, {"trajectories": True})).read
+        return await asyncio.to_thread(read, said)
+
+    async def limit_reached(self, session_id: str) -> str | None:
+        """See Gateway."""
+        found: str | None = await _asked(self.actor.limit_reached.remote(session_id))
+        return found
 
     async def abort_session(self, session_id: str) -> None:
         """See Gateway."""

@@ -1,4 +1,4 @@
-"""A run that is finished: what it gave, kept in its folder, so that asking for it again needs no engine."""
+"""The result of a finished run, kept in its folder, so that asking for it again needs no engine."""
 
 from __future__ import annotations
 

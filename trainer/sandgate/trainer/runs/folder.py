@@ -1,4 +1,4 @@
-"""What a `--out DIR` of `sandgate run` holds, and how to find it again."""
+"""The files that a `--out DIR` of `sandgate run` holds, and how to find them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Before a run starts anything: can this job run here, with this model and this engine? No hub is asked."""
+"""Preflight of a run: whether the job can run here, with this model and this engine. No hub is asked."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 
 from sandgate.contract.errors import BadRequest, EngineFailed, EngineUnavailable
-from sandgate.contract.job import RolloutJob, Task
-from sandgate.gateway.engine.logprobs_check import why_not
+from sandgate.contract.job import EngineKind, EngineSpec, RolloutJob, Task
+from sandgate.gateway.engine.factory import why_not
 from sandgate.gateway.tokens.load import hub_cache, load_codec
 from sandgate.operator.local.preflight import (
     TOKENIZER,
@@ -64,7 +64,7 @@ async def preflight(job: RolloutJob, manifest_dir: Path, *, engine_url: str | No
         name = served_name(job.spec)
         made.findings += await engines(urls, where, name, ENGINE_S if not made.findings else 0.0)
         if not made.findings:
-            made.findings += await modes(urls, where, name, job.spec.engine.logprobs_mode.value)
+            made.findings += await modes(urls, where, name, job.spec.engine)
     return made
 
 
@@ -165,18 +165,20 @@ async def _served(http: httpx.AsyncClient, url: str) -> list[str] | str | None:
         return None
 
 
-async def modes(urls: Sequence[str], at: str, model: str, mode: str) -> list[Obstacle]:
-    """Engines whose logprobs are of another mode than records would say. Each gateway measures it again at its start;
-    one that does not answer in time is left to that."""
-    said = await asyncio.gather(*(_mode(url, model, mode) for url in urls))
+async def modes(urls: Sequence[str], at: str, model: str, spec: EngineSpec) -> list[Obstacle]:
+    """Engines that a gateway would not use: of another kind, or with logprobs of another mode than records would say.
+    Each gateway asks again at its start; one that does not answer in time is left to that."""
+    said = await asyncio.gather(*(_mode(url, model, spec) for url in urls))
     return [found(at, f"{url}: {why}") for url, why in zip(urls, said, strict=True) if why]
 
 
-async def _mode(url: str, model: str, mode: str) -> str:
+async def _mode(url: str, model: str, spec: EngineSpec) -> str:
     try:
         async with asyncio.timeout(MEASURE_S):
-            return await why_not(url, model=model, mode=mode)
-    except (TimeoutError, EngineFailed, EngineUnavailable):
+            return await why_not(url, kind=spec.kind, model=model, mode=spec.logprobs_mode.value)
+    except EngineFailed as error:
+        return str(error) if spec.kind is not EngineKind.VLLM else ""
+    except (TimeoutError, EngineUnavailable):
         return ""
 
 

@@ -1,4 +1,4 @@
-"""Where sessions are read from: a job in a cluster, a gateway, or the --out directory of a run, all alike."""
+"""Sources of sessions: a job in a cluster, a gateway, or the --out directory of a run, all read alike."""
 
 from __future__ import annotations
 

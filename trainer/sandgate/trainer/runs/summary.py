@@ -1,4 +1,4 @@
-"""What a run gave, in numbers: a fold over its trajectories. No I/O."""
+"""Summary of a run in numbers: a fold over its trajectories. No I/O."""
 
 from __future__ import annotations
 
@@ -63,6 +63,7 @@ class Summary:
             "trajectories": self.trajectories,
             "reward_mean": mean,
             "reward_std": spread,
+            "scored": len(known),
             "solved": sum(reward >= SOLVED for reward in known) / len(known) if known else None,
             "turns": len(self.turn_ids),
             "sampled_tokens": self.sampled_tokens,

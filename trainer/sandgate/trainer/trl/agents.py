@@ -1,4 +1,4 @@
-"""Who carries out the tasks of a round: agents in the trainer's process, or those that the job's operator starts."""
+"""Runs the tasks of a round: by agents in the trainer's process, or by those that the job's operator starts."""
 
 from __future__ import annotations
 

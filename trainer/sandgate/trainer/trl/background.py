@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own: TRL calls from its training loop, agents and leases go on meanwhile."""
+"""Runs an event loop in a thread: TRL calls from its training loop while agents and leases go on."""
 
 from __future__ import annotations
 

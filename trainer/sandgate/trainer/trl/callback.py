@@ -1,4 +1,4 @@
-"""What transformers' Trainer and TRL call back."""
+"""Callbacks that transformers' Trainer and TRL call: saves, steps, weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""transformers' checkpoint folders: which of them is whole, and when it is on disk."""
+"""transformers' checkpoint folders: finds which of them are whole and on disk."""
 
 from __future__ import annotations
 

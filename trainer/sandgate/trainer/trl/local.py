@@ -1,4 +1,4 @@
-"""A job's gateways from its manifest alone: engine and gateways start here, for as long as they are needed."""
+"""Starts a job's engine and gateways from its manifest, for as long as a trainer needs them."""
 
 from __future__ import annotations
 

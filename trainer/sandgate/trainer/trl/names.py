@@ -1,4 +1,4 @@
-"""What a group of a training run is called, so that a trainer that was killed finds its own again. (pure)"""
+"""Names of a training run's groups, so that a trainer that was killed finds its own again. (pure)"""
 
 from __future__ import annotations
 

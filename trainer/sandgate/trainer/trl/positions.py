@@ -1,4 +1,4 @@
-"""Where in its row a token stands: counted from the row's first token, as engines count."""
+"""Positions of a row's tokens, counted from the row's first token, as engines count."""
 
 from __future__ import annotations
 

@@ -144,7 +144,8 @@ class Rollouts:
         groups = self._background.call(rounds.take([task.uid for task in named], self._wait_s))
         if not training:
             self._background.call(rounds.commit(this.step + 1, training=False))
-        found = [row for group in groups for row in of.group_rows(group, n, self.pick)]
+        rules = of.rules_of(trainer.args)
+        found = [row for group in groups for row in of.group_rows(group, n, self.pick, rules)]
         of.check_sampling(found, trainer.temperature)
         out: dict[str, Any] = of.rollout(found, int(trainer.processing_class.pad_token_id))
         if self._weights is not None:
@@ -249,7 +250,10 @@ class Rollouts:
         """At the first call, when the trainer knows the step it resumes from."""
         if self._rounds is None:
             leases = LeaseFile(Path(trainer.args.output_dir) / LEASES)
-            self._rounds = self._background.call(self._begin(leases, int(trainer.state.global_step)))
+            bound = of.rules_of(trainer.args).lengths
+            options: dict[str, Json] = {} if bound is None else {"limits": bound.limits()}
+            begun = self._begin(leases, int(trainer.state.global_step), options | self._session)
+            self._rounds = self._background.call(begun)
         return self._rounds
 
     @property
@@ -258,7 +262,7 @@ class Rollouts:
             raise Conflict("Rollouts: use it as `with Rollouts(...) as rollouts`")
         return self._fleet
 
-    async def _begin(self, leases: LeaseFile, step: int) -> Rounds:
+    async def _begin(self, leases: LeaseFile, step: int, options: dict[str, Json]) -> Rounds:
         driver: Driver = QueuedAgents(self._connected)
         if self._agent is not None:
             driver = await self._stack.enter_async_context(
@@ -266,7 +270,7 @@ class Rollouts:
                     self._connected,
                     self._agent,
                     job=self.job,
-                    options=self._session,
+                    options=options,
                     wanted=lambda uid: (found := Round.of(self.run, uid)) is not None and found.step >= step,
                     parallel=self._parallel,
                 )

@@ -1,4 +1,4 @@
-"""Groups by their names: started once, leased as they become whole, acknowledged when they are in a checkpoint."""
+"""Rounds: groups by name are started once, leased when whole, acknowledged when they are in a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,14 +1,21 @@
-"""Trajectories as what a `rollout_func` of TRL's GRPOTrainer returns: exactly one completion per prompt entry."""
+"""Turns trajectories into what a `rollout_func` of TRL's GRPOTrainer returns: one completion per prompt entry."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from sandgate.contract.choices import TurnRole
 from sandgate.contract.errors import Conflict, InvalidBody
 from sandgate.contract.trajectory import Trajectory, main_row
+from sandgate.trainer.credit.batches import emptied
+from sandgate.trainer.credit.lengths import Lengths
+from sandgate.trainer.credit.one_row import alone
+from sandgate.trainer.credit.reasons import CreditRules, LeftOut, Truncated
 
+NO_BOUND = 2**31 - 1
+"""Tokens; TRL has no bound of prompts."""
 Pick = Callable[[Sequence[Trajectory]], Trajectory]
 """Of a session's trajectories, the one that is trained on."""
 
@@ -21,11 +28,13 @@ class Row:
     """None: its session sampled nothing, or there is none."""
     left_out: int = 0
     """Further trajectories of its session."""
+    why: LeftOut | None = None
+    """It teaches nothing, and why (`prepare`'s reasons)."""
 
     @property
     def trained(self) -> bool:
-        """Not masked (see `Trajectory.masked`)."""
-        return self.trajectory is not None and not self.trajectory.masked
+        """It teaches."""
+        return self.trajectory is not None and self.why is None
 
 
 def final(rows: Sequence[Trajectory]) -> Trajectory:
@@ -33,8 +42,11 @@ def final(rows: Sequence[Trajectory]) -> Trajectory:
     return main_row(rows)
 
 
-def group_rows(trajectories: Sequence[Trajectory], n: int, pick: Pick = final) -> list[Row]:
-    """One Row for each sample 0..n-1. Raises Conflict for a sample beyond: the job's groups are larger than the
+def group_rows(
+    trajectories: Sequence[Trajectory], n: int, pick: Pick = final, rules: CreditRules | None = None
+) -> list[Row]:
+    """One Row for each sample 0..n-1, with all that was sampled on its path. `rules`: which teach.
+    Raises Conflict for a sample beyond: the job's groups are larger than the
     trainer's; InvalidBody for images, which TRL's rollout_func cannot carry."""
     sessions: dict[int, list[Trajectory]] = {}
     for one in trajectories:
@@ -48,11 +60,25 @@ def group_rows(trajectories: Sequence[Trajectory], n: int, pick: Pick = final) -
                 f"session {one.session_id}: rows with images cannot pass rollout_func", field="multimodal"
             )
         sessions.setdefault(one.sample_index, []).append(one)
+    taught = replace(rules or CreditRules(), roles=tuple(TurnRole))  # the one that was picked, whatever it is
     found = []
     for sample in range(n):
         rows = [row for row in sessions.get(sample, ()) if row.response_ids]
-        found.append(Row(pick(rows), len(rows) - 1) if rows else Row(None))
+        if not rows:
+            found.append(Row(None, why=LeftOut.NOTHING_SAMPLED))
+            continue
+        own = alone(rows, pick(rows))
+        found.append(Row(own, len(rows) - 1, taught.why(own)))
     return found
+
+
+def rules_of(args: Any) -> CreditRules:
+    """What a GRPOConfig takes: `max_completion_length` tokens after the prompt, and episodes that a limit ended unless
+    `mask_truncated_completions`."""
+    most = getattr(args, "max_completion_length", None)
+    mask = bool(getattr(args, "mask_truncated_completions", False))
+    truncated: Truncated = "mask" if mask else "score"
+    return CreditRules(lengths=Lengths(NO_BOUND, int(most)) if most else None, truncated=truncated)
 
 
 def rollout(rows: Sequence[Row], pad_token_id: int) -> dict[str, list[Any]]:
@@ -60,10 +86,13 @@ def rollout(rows: Sequence[Row], pad_token_id: int) -> dict[str, list[Any]]:
     one length; context has mask 0 and logprob 0.0), `env_reward` (float, None for a masked row), and for reward
     functions `uid`, `sandgate_session`, `sandgate_trajectory`, `sandgate_sample`, `sandgate_reward_info`,
     `sandgate_versions` (per completion id, -1 for context), `sandgate_failure` (the reason, None for a session that
-    ended well) and `sandgate_left_out`.
+    ended well), `sandgate_masked` (why the row teaches nothing, None if it does) and `sandgate_left_out` (further rows
+    of its session).
 
-    A row without tokens is one padding token under mask 0: TRL takes no empty completion.
+    A row without tokens, or with more than the trainer takes, is one token under mask 0: TRL takes no empty completion,
+    and a row that was cut would be none of the policy's.
     """
+    rows = [_within(row) for row in rows]
     return {
         "prompt_ids": [_ids(row, "prompt_ids", pad_token_id) for row in rows],
         "completion_ids": [_ids(row, "response_ids", pad_token_id) for row in rows],
@@ -78,7 +107,14 @@ def rollout(rows: Sequence[Row], pad_token_id: int) -> dict[str, list[Any]]:
         "sandgate_versions": [row.trajectory.versions.tolist() if row.trajectory else [-1] for row in rows],
         "sandgate_failure": [row.trajectory.failure_reason if row.trajectory else "NoTurns" for row in rows],
         "sandgate_left_out": [row.left_out for row in rows],
+        "sandgate_masked": [None if row.why is None else row.why.value for row in rows],
     }
+
+
+def _within(row: Row) -> Row:
+    if row.trajectory is None or row.why is not LeftOut.TOO_LONG:
+        return row
+    return replace(row, trajectory=emptied(row.trajectory))
 
 
 def _ids(row: Row, name: str, pad_token_id: int) -> list[int]:
@@ -107,6 +143,8 @@ def env_reward(
 
 def _metrics(rewards: Sequence[float | None], columns: Mapping[str, Any]) -> dict[str, float]:
     found = {"rollout/masked": sum(one is None for one in rewards) / len(rewards)}
+    if (masked := columns.get("sandgate_masked")) is not None:
+        found |= {f"rollout/masked/{why.value}": masked.count(why.value) / len(rewards) for why in LeftOut}
     now, versions = columns.get("sandgate_version"), columns.get("sandgate_versions")
     if now is not None and versions is not None:
         behind = [now[0] - min(known) for row in versions if (known := [v for v in row if v >= 0])]

@@ -10,10 +10,13 @@ import numpy as np
 from sandgate.contract.errors import InvalidBody
 from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer.credit.batches import kept_in_place
+from sandgate.trainer.credit.reasons import CreditRules, LeftOut, Truncated
 from sandgate.trainer.verl import rows as of
 from sandgate.trainer.verl.multimodal import check_placeholders, has_rope, inputs_of, rope_positions
 
 PadPositions = Literal["zero", "verl"]
+LEFT_OUT = "sandgate_left_out"
+"""Column: why a row teaches nothing; empty for one that does."""
 NO_METRICS = {"generate_sequences": 0.0, "tool_calls": 0.0, "compute_score": 0.0, "num_preempted": -1}
 """verl's AgentLoopMetrics where nothing was measured."""
 
@@ -27,19 +30,22 @@ def to_dataproto(
     columns: Mapping[str, Sequence[Any]] | None = None,
     processor: Any = None,
     seconds: Sequence[float] | None = None,
+    truncated: Truncated = "score",
 ) -> Any:
-    """A batch as verl's agent loops make it, one row per trajectory, in order, cut to `lengths`. A row that teaches
-    nothing (a failure that is not the policy's, a side call) has mask 0 and its group's mean for a score.
+    """A batch as verl's agent loops make it, one row per trajectory, in order. A row that teaches nothing (a failure
+    that is not the policy's, a side call, more tokens than `lengths`) has mask 0, the reason in `sandgate_left_out`,
+    and a score that changes nothing of what GRPO makes of the others (`neutral_scores`).
 
     `columns`: further non-tensor columns, one value per row. `pad_positions`: of padding; verl's comments say 0, its
     code has other numbers there, which `verl` gives; attention never looks at them. `processor`: of a model that
     sees, as verl's `hf_processor` makes it; position_ids are [rows, 4, length] if the model's are M-RoPE.
-    `seconds`: how long each session took. `rm_scores` is there if every row has a reward. Raises InvalidBody for no
-    rows at all, and for rows with images without a processor; CorruptRecord.
+    `seconds`: how long each session took. `truncated`: whether rows that a limit ended are masked. `rm_scores` is there
+    if every row has a reward. Raises InvalidBody for no rows at all, and for rows with images without a processor;
+    CorruptRecord.
     """
     from verl import DataProto  # type: ignore[import-not-found]
 
-    found = kept_in_place([of.cut(row, lengths) for row in trajectories])
+    found, whys = kept_in_place(trajectories, CreditRules(lengths=lengths, truncated=truncated))
     if not found:
         raise InvalidBody("a DataProto needs at least one row", field="trajectories")
     inputs = [inputs_of(row, processor) for row in found]
@@ -55,7 +61,7 @@ def to_dataproto(
         _see(processor, found, tensors, inputs, pad_positions)
     return DataProto.from_dict(
         tensors=tensors,
-        non_tensors={**_columns(found, inputs), **extra, **_given(columns or {}, len(found))},
+        non_tensors={**_columns(found, inputs, whys), **extra, **_given(columns or {}, len(found))},
         meta_info=meta,
     )
 
@@ -80,7 +86,7 @@ def _see(
 
     ids, attention = tensors["input_ids"], tensors["attention_mask"]
     for at, row in enumerate(rows):
-        check_placeholders(processor, ids[at][attention[at].bool()], inputs[at], row.session_id)
+        check_placeholders(processor, ids[at][attention[at].bool()], inputs[at], row)
     if has_rope(processor):
         pad = 1 if positions == "verl" else 0
         made = [rope_positions(processor, *one, pad=pad) for one in zip(ids, attention, inputs, strict=True)]
@@ -97,6 +103,7 @@ def _tensors(
     attention = np.zeros((size, prompt + response), np.int64)
     mask = np.zeros((size, response), np.int64)
     logprobs = np.zeros((size, response), np.float32)
+    versions = np.full((size, response), -1, np.int64)
     scores = np.zeros((size, response), np.float32)
     for at, row in enumerate(rows):
         start, end = prompt - len(row.prompt_ids), prompt + len(row.response_ids)
@@ -105,6 +112,7 @@ def _tensors(
         attention[at, start:end] = 1
         mask[at, : end - prompt] = np.frombuffer(row.loss_mask, np.int8)
         logprobs[at, : end - prompt] = np.frombuffer(row.response_logprobs, np.float32)
+        versions[at, : end - prompt] = np.frombuffer(row.versions, np.int32)
         if end > prompt:
             scores[at, end - prompt - 1] = row.reward or 0.0
     found = {
@@ -115,6 +123,7 @@ def _tensors(
         "attention_mask": attention,
         "position_ids": position_ids(attention, positions),
         "rollout_log_probs": logprobs,
+        of.VERSIONS: versions,
     }
     if of.all_or_none(rows):
         found["rm_scores"] = scores
@@ -127,7 +136,9 @@ def position_ids(attention: Any, pad: PadPositions = "zero") -> Any:
     return found * attention if pad == "zero" else found
 
 
-def _columns(rows: Sequence[Trajectory], inputs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _columns(
+    rows: Sequence[Trajectory], inputs: Sequence[Mapping[str, Any]], whys: Sequence[LeftOut | None]
+) -> dict[str, Any]:
     fields = [of.extra_fields(row) for row in rows]
     found = {
         name: objects([one[name] for one in fields]) for name in fields[0] if name != "reward_extra_info"
@@ -135,6 +146,7 @@ def _columns(rows: Sequence[Trajectory], inputs: Sequence[Mapping[str, Any]]) ->
     found |= {
         "uid": objects([row.uid for row in rows]),
         "extras": objects([None] * len(rows)),
+        LEFT_OUT: objects(["" if why is None else why.value for why in whys]),
         "multi_modal_inputs": objects(inputs),
         "__num_turns__": np.array([of.num_turns(row) for row in rows], np.int32),
     }

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from array import array
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from sandgate.contract.errors import EngineFailed, EngineUnavailable, Unsupported
 from sandgate.gateway.engine.api import Delta, EngineFacts, EngineStatus, Finish, GenerationResult, Prompt
 from sandgate.gateway.engine.generation import Generation
 from sandgate.gateway.engine.responses import Step
+from sandgate.trainer.verl.affinity import sticky_id
 
 URL = "verl://"
 COPIED = (
@@ -18,17 +20,34 @@ COPIED = (
 )  # fmt: skip
 
 
-class VerlEngine:
-    """An `Engine` (see the gateway's) over `llm_client.generate`. verl balances and routes; the session's group is told
-    as the sticky request id, so that its turns find their prefix in one server's cache.
+ABORTED_S = 1.0
+"""Between two attempts, in seconds; verl's own wait for a weight update."""
 
-    verl gives no token before the last one, so nothing streams; and one version range per generation: if weights
-    changed meanwhile, all its tokens carry the oldest. A generation that is cancelled runs to its end at verl's server.
+
+class VerlEngine:
+    """An `Engine` (see the gateway's) over `llm_client.generate`. verl balances and routes; group and session are told
+    as the sticky request id, so that a session's turns find their prefix in one server's cache (see `affinity`).
+
+    verl gives no token before the last one, so nothing streams. A weight update aborts its generations; each is taken
+    up here, so that every token has the version that it was sampled at. (verl's asynchronous client would do that, too,
+    and tell the oldest and the newest version of the whole.) A generation that is cancelled runs to its end at verl's
+    server.
     """
 
-    def __init__(self, client: Any, *, max_model_len: int, vocab_size: int = 0) -> None:
-        self.client, self.vocab_size = client, vocab_size
-        self.facts = EngineFacts(name="verl", logprobs_mode="processed_logprobs", max_model_len=max_model_len)
+    def __init__(
+        self,
+        client: Any,
+        *,
+        max_model_len: int,
+        vocab_size: int = 0,
+        logprobs_mode: str = "processed_logprobs",
+        aborted_s: float = ABORTED_S,
+    ) -> None:
+        """`logprobs_mode`: as verl starts its servers (`rollout.logprobs_mode`). `aborted_s`: from an abort to the next
+        attempt."""
+        self.client, self.vocab_size, self.aborted_s = client, vocab_size, aborted_s
+        self.facts = EngineFacts(name="verl", logprobs_mode=logprobs_mode, max_model_len=max_model_len)
+        self._ask = one_attempt(client)
         self._running = 0
         rollout = getattr(
             getattr(getattr(client, "config", None), "actor_rollout_ref", None), "rollout", None
@@ -62,14 +81,15 @@ class VerlEngine:
 
     def _request_id(self, prompt: Prompt) -> str:
         """By it verl chooses the server; with full_determinism vLLM itself gets it, and takes none twice at once."""
-        return prompt.request_id if self._ids_are_unique or not prompt.affinity else prompt.affinity
+        sticky = "" if self._ids_are_unique else sticky_id(prompt.affinity, prompt.session)
+        return sticky or prompt.request_id
 
     async def _attempt(
         self, prompt: Prompt, made: Generation, on_delta: Callable[[Delta], None] | None
     ) -> None:
         ids, max_tokens = made.asks()
         try:
-            output = await self.client.generate(
+            output = await self._ask(
                 self._request_id(prompt),
                 prompt_ids=ids.tolist(),
                 sampling_params=sampling_params(prompt, max_tokens),
@@ -80,11 +100,23 @@ class VerlEngine:
             raise EngineUnavailable(f"verl's inference client: {type(error).__name__}: {error}") from error
         step = step_of(output, prompt, max_tokens)
         step.check(self.vocab_size)
+        if step.finish == "abort" and not step.ids:  # its servers abort whatever comes during a weight update
+            await asyncio.sleep(self.aborted_s)
+            return
         delta = made.take(step)
         if delta is not None and on_delta is not None:
             on_delta(delta)
-        if made.finish == "abort":
-            made.cut("verl aborted it", told=prompt.version)
+        if made.finish == "abort" and made.cut("verl aborted it", told=prompt.version):
+            await asyncio.sleep(self.aborted_s)
+
+
+def one_attempt(client: Any) -> Callable[..., Awaitable[Any]]:
+    """Its `generate`, or that of verl's plain client inside of the asynchronous one, which hides where one version of
+    the weights ends and the next begins."""
+    plain = next((each for each in type(client).__mro__ if each.__name__ == "LLMServerClient"), None)
+    if plain is None or not hasattr(client, "_configured_response_length"):
+        return client.generate  # type: ignore[no-any-return]
+    return functools.partial(plain.generate, client)  # type: ignore[attr-defined]
 
 
 def sampling_params(prompt: Prompt, max_tokens: int) -> dict[str, Any]:

@@ -8,27 +8,39 @@ along, and the trainer's process does nothing but call.
 from __future__ import annotations
 
 import functools
-import inspect
 import random
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer.client.gateway_manager import GatewayManager
+from sandgate.trainer.credit.reasons import Truncated
 from sandgate.trainer.ray.actor import GatewaySettings
 from sandgate.trainer.ray.manager import AgentGatewayManager, gateway_actor
+from sandgate.trainer.verl.calls import GeneratesSequences
+from sandgate.trainer.verl.cli import CliRunner
 from sandgate.trainer.verl.dataproto import to_dataproto
 from sandgate.trainer.verl.engine import VerlEngine
 from sandgate.trainer.verl.framework import OpenAICompatibleAgentFramework
 from sandgate.trainer.verl.rows import Lengths, extra_fields
 from sandgate.trainer.verl.runners import LEGACY, RunnerConfig, runner_configs
 from sandgate.trainer.verl.sessions import Score
-from sandgate.trainer.verl.timing import timed
+from sandgate.trainer.verl.settings import (
+    GatewayActors,
+    gateway_actors,
+    logprobs_mode_of,
+    reward_of,
+    truncated_of,
+)
 
-KEYS = frozenset({"gateway_count", "agent_runners", "model_name"})
+KEYS = frozenset(
+    {
+        "gateway_count", "agent_runners", "model_name", "truncated", "truncated_reward",
+        "gateway_host", "gateway_options", "gateway_limits", "session_limits",
+    }
+)  # fmt: skip
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 """What a model that sees has beside its tokenizer."""
 MODEL = "default"
@@ -50,6 +62,10 @@ class FrameworkSettings:
     validation_sampling: dict[str, Any]
     model: str
     tokenizer: str
+    truncated: Truncated = "score"
+    truncated_reward: float = 0.0
+    actors: GatewayActors = field(default_factory=GatewayActors)
+    logprobs_mode: str = "processed_logprobs"
 
 
 def framework_settings(config: Any) -> FrameworkSettings:
@@ -69,7 +85,7 @@ def framework_settings(config: Any) -> FrameworkSettings:
     validation = rollout.get("val_kwargs") or {}
     return FrameworkSettings(
         gateway_count=count,
-        runners=runners,
+        runners=told_the_model(runners, str(section.get("model_name") or MODEL)),
         lengths=Lengths(int(rollout.prompt_length), int(rollout.response_length)),
         n=int(rollout.get("n") or 1),
         validation_n=int(validation.get("n") or 1),
@@ -77,7 +93,23 @@ def framework_settings(config: Any) -> FrameworkSettings:
         validation_sampling=_sampling(validation),
         model=str(section.get("model_name") or MODEL),
         tokenizer=_folder(config.actor_rollout_ref.model),
+        truncated=truncated_of(section),
+        truncated_reward=reward_of(section),
+        actors=gateway_actors(section),
+        logprobs_mode=logprobs_mode_of(rollout),
     )
+
+
+def told_the_model(runners: Mapping[str, RunnerConfig], model: str) -> dict[str, RunnerConfig]:
+    """Programs learn the model's name; one that says its own keeps that."""
+    cli = f"{CliRunner.__module__}.{CliRunner.__qualname__}"
+    names = {cli, f"{__package__}.{CliRunner.__qualname__}"}
+    return {
+        name: replace(one, runner_kwargs={"model": model} | one.runner_kwargs)
+        if one.runner_fqn in names
+        else one
+        for name, one in runners.items()
+    }
 
 
 def _plain(value: Any) -> Any:
@@ -102,18 +134,24 @@ def _folder(model: Any) -> str:
 
 
 def start_gateways(settings: FrameworkSettings, llm_client: Any, **options: Any) -> list[Any]:
-    """`gateway_count` actors that answer, over verl's inference servers. `options` are Ray's. Raises what a gateway
-    raises when it cannot start; then none is left."""
+    """`gateway_count` actors that answer, over verl's inference servers. `options` are Ray's, before the configured
+    ones. Raises what a gateway raises when it cannot start; then none is left."""
     import ray  # type: ignore[import-not-found]
 
     window = settings.lengths.prompt + settings.lengths.response
     told = GatewaySettings(
         model=settings.model,
         tokenizer=settings.tokenizer,
-        engine=functools.partial(VerlEngine, llm_client, max_model_len=window),
+        engine=functools.partial(
+            VerlEngine, llm_client, max_model_len=window, logprobs_mode=settings.logprobs_mode
+        ),
         max_model_len=window,
+        host=settings.actors.host,
+        limits=settings.actors.limits,
+        session_limits=settings.actors.session_limits,
     )
-    actors = [gateway_actor(told, **options) for _ in range(settings.gateway_count)]
+    chosen = settings.actors.options | options
+    actors = [gateway_actor(told, **chosen) for _ in range(settings.gateway_count)]
     try:
         ray.get([actor.start.remote() for actor in actors])
     except BaseException:
@@ -149,6 +187,8 @@ def build_agent_framework(
         if reward_loop_worker_handles
         else None,
         processor=processor,
+        truncated=settings.truncated,
+        truncated_reward=settings.truncated_reward,
     )
 
 
@@ -210,8 +250,13 @@ class AgentFrameworkWorker:
         """A DataProto batch, row by row."""
         return await self.framework.generate_aligned(prompts)
 
+    async def rows(self) -> tuple[dict[str, float], str]:
+        """What teaches and what does not, since the start: for a trainer's log, and for Prometheus."""
+        counters = self.framework.counters
+        return counters.metrics(), counters.prometheus()
 
-class AgentFrameworkRolloutAdapter:
+
+class AgentFrameworkRolloutAdapter(GeneratesSequences):
     """verl's agent loop manager, with our framework behind it. Make it with `create`."""
 
     def __init__(self, worker: Any, gateways: Sequence[Any]) -> None:
@@ -239,19 +284,16 @@ class AgentFrameworkRolloutAdapter:
         ray.get(made.ready.remote())
         return cls(made, gateways)
 
-    def generate_sequences(self, prompts: Any) -> Any:
-        """verl v1 (TensorDict): returns None at once, rows come through TransferQueue. v0 (DataProto): waits, and gives
-        exactly one row per prompt, with verl's timing in meta_info. A coroutine may await it, as verl's one-step
-        off-policy trainer does; whoever calls it without await gets the batch."""
+    def metrics(self) -> dict[str, float]:
+        """Rows that teach, and rows that do not, by reason, since the start; for a trainer's log."""
         import ray
-        from verl import DataProto  # type: ignore[import-not-found]
 
-        if not isinstance(prompts, DataProto):
-            ray.get(self.worker.submit.remote(prompts))
-            return None
-        if sys._getframe(1).f_code.co_flags & inspect.CO_COROUTINE:  # verl's own rule: `auto_await`
-            return self._generate(prompts)
-        return timed(ray.get(self.worker.generate.remote(prompts)))
+        found: tuple[dict[str, float], str] = ray.get(self.worker.rows.remote())
+        return found[0]
 
-    async def _generate(self, prompts: Any) -> Any:
-        return timed(await self.worker.generate.remote(prompts))
+    def prometheus(self) -> str:
+        """The same in Prometheus' text format."""
+        import ray
+
+        found: tuple[dict[str, float], str] = ray.get(self.worker.rows.remote())
+        return found[1]

@@ -7,18 +7,23 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from array import array
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from sandgate.contract.errors import FailureClass, FailureReason
 from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer.client.gateway_manager import GatewayManager
-from sandgate.trainer.verl.dataproto import to_dataproto
-from sandgate.trainer.verl.rewards import final, group_mean
+from sandgate.trainer.credit.batches import emptied, taught
+from sandgate.trainer.credit.counters import RowCounters
+from sandgate.trainer.credit.one_row import alone
+from sandgate.trainer.credit.reasons import CreditRules, LeftOut, Truncated
+from sandgate.trainer.verl.dataproto import LEFT_OUT, to_dataproto
 from sandgate.trainer.verl.rows import Lengths
 from sandgate.trainer.verl.runners import Runner, RunnerConfig
 from sandgate.trainer.verl.sessions import BatchSample, Score, SessionRunner
-from sandgate.trainer.verl.transfer import TRAIN, VALIDATION, put_rows, put_status, transfer_rows
+from sandgate.trainer.verl.transfer import TRAIN, VALIDATION, companion, put_rows, put_status, transfer_rows
 
 log = logging.getLogger(__name__)
 
@@ -56,12 +61,20 @@ class OpenAICompatibleAgentFramework(AgentFramework):
         score: Score | None = None,
         processor: Any = None,
         job: str = "",
+        truncated: Truncated = "score",
+        truncated_reward: float = 0.0,
     ) -> None:
         """`sampling`: as in a gateway's session; what the trainer says goes before what the agent asks. `n`: sessions
         per prompt of a TransferQueue batch; a DataProto has its repetitions as rows. `processor`: as in `to_dataproto`.
-        """
+        `truncated`, `truncated_reward`: see `SessionRunner`."""
         made = {name: Runner(config) for name, config in runners.items()}
-        self.sessions = SessionRunner(gateways, made, lengths, score=score, job=job)
+        self.sessions = SessionRunner(
+            gateways, made, lengths,
+            score=score, job=job, truncated=truncated, truncated_reward=truncated_reward,
+        )  # fmt: skip
+        self.rules = CreditRules(lengths=lengths, truncated=truncated)
+        self.counters = RowCounters()
+        """Of what this framework gave its trainer."""
         self.lengths, self.pad_token_id, self.processor = lengths, pad_token_id, processor
         self._n = {False: n, True: validation_n}
         self._sampling = {
@@ -84,19 +97,12 @@ class OpenAICompatibleAgentFramework(AgentFramework):
         return self._batch(*zip(*flat, strict=True))
 
     async def generate_aligned(self, prompts: Any) -> Any:
-        """Exactly a row per prompt, as a trainer needs that joins the batches: a session's final trajectory. One that
-        failed is a single masked token with its group's mean score: it trains nothing and moves no baseline."""
+        """Exactly a row per prompt, as a trainer needs that joins the batches: a session's main trajectory, with all
+        that was sampled on it. One that failed is a single masked token, whose score changes nothing of the others'
+        advantages where the group has room for that (`neutral_scores`)."""
         samples, found, took = await self._run_batch(prompts)
-        by_uid: dict[str, list[Trajectory]] = {}
-        for sample, rows in zip(samples, found, strict=True):
-            by_uid.setdefault(sample.uid, []).extend(rows)
-        template = next(rows[0] for rows in found if rows)
-        whole = [
-            final(rows)
-            if rows
-            else blank(template, sample, group_mean(by_uid[sample.uid]), self.pad_token_id)
-            for sample, rows in zip(samples, found, strict=True)
-        ]
+        whole = aligned(samples, found, self.pad_token_id)
+        self.counters.add(0, {LeftOut.OTHER_ROW.value: sum(len(rows) - 1 for rows in found if rows)})
         return self._batch(whole, samples, took)
 
     async def _run_batch(self, prompts: Any) -> tuple[list[BatchSample], list[list[Trajectory]], list[float]]:
@@ -129,20 +135,24 @@ class OpenAICompatibleAgentFramework(AgentFramework):
         names = [name for name in samples[0].columns if name != "multi_modal_data"]
         columns = {name: [sample.columns[name] for sample in samples] for name in names}
         columns["uid"] = [sample.uid for sample in samples]
-        return to_dataproto(
+        made = to_dataproto(
             rows,
             self.lengths,
             pad_token_id=self.pad_token_id,
             columns=columns,
             processor=self.processor,
             seconds=took,
+            truncated=self.rules.truncated,
         )
+        whys = Counter(made.non_tensor_batch[LEFT_OUT].tolist())
+        self.counters.add(whys.pop("", 0), whys)
+        return made
 
     # -- TransferQueue ------------------------------------------------------------------------------------------------
 
     def submit(self, batch: Any) -> None:
         """Start all sessions of a TransferQueue batch (TensorDict) and return; needs a running loop. Results are rows
-        in the queue; a prompt's tag is `finished`, or `failure` if any of its sessions failed."""
+        in the queue; a prompt's tag is `finished`, or `failure` if no session gave any."""
         prompts, validate = prompts_of(batch)
         for prompt in prompts:
             task = asyncio.get_running_loop().create_task(self.run_prompt(prompt, validate=validate))
@@ -155,7 +165,8 @@ class OpenAICompatibleAgentFramework(AgentFramework):
 
     async def run_prompt(self, prompt: Mapping[str, Any], *, validate: bool = False) -> None:
         """All sessions of one prompt, into the queue. Its tag becomes terminal when the last one has been written, so
-        that none comes after the trainer took the group."""
+        that none comes after the trainer took the group. `failure` would have verl throw away the whole group, so it is
+        for a group without a row; where one session is left, a `companion` stands beside it."""
         uid, partition = str(prompt["uid"]), VALIDATION if validate else TRAIN
         status = "failure"
         await put_status(uid, "running", partition=partition)
@@ -166,12 +177,28 @@ class OpenAICompatibleAgentFramework(AgentFramework):
             failures = [one for one in said if isinstance(one, BaseException)]
             for error in failures:
                 log.error("a session of prompt %s failed", uid, exc_info=error)
-            status = "failure" if failures or not said else "finished"
+            self.counters.add(0, {LeftOut.FAILURE.value: len(failures)})
+            kept = {at: one for at, one in enumerate(said) if one and not isinstance(one, BaseException)}
+            if len(kept) == 1 and n > 1:
+                ((at, rows),) = kept.items()
+                free = next(sample for sample in samples if sample.index != at)
+                for other in companion(rows):
+                    await self._put(other, free, validate=validate)
+            status = "finished" if kept else "failure"
         finally:
             await asyncio.shield(put_status(uid, status, partition=partition))  # type: ignore[arg-type]
 
-    async def _into_queue(self, sample: BatchSample, *, validate: bool) -> None:
-        rows = await self.sessions.run(sample, self._sampling_of(sample, validate=validate))
+    async def _into_queue(self, sample: BatchSample, *, validate: bool) -> list[Trajectory]:
+        """The rows that were written: those that teach."""
+        found = await self.sessions.run(sample, self._sampling_of(sample, validate=validate))
+        rows, left_out = taught(found, self.rules)
+        self.counters.add(len(rows), left_out)
+        if left_out:
+            log.info("prompt %s, sample %s: %s left out", sample.uid, sample.index, dict(left_out))
+        await self._put(rows, sample, validate=validate)
+        return rows
+
+    async def _put(self, rows: Sequence[Trajectory], sample: BatchSample, *, validate: bool) -> None:
         made = transfer_rows(
             rows,
             uid=sample.uid,
@@ -234,25 +261,33 @@ def prompts_of(batch: Any) -> tuple[list[dict[str, Any]], bool]:
     return [{name: values[at] for name, values in columns.items()} for at in range(len(batch))], validate
 
 
-def blank(template: Trajectory, sample: BatchSample, score: float, pad_token_id: int) -> Trajectory:
+def aligned(
+    samples: Sequence[BatchSample], found: Sequence[Sequence[Trajectory]], pad_token_id: int
+) -> list[Trajectory]:
+    """One row for each sample; `found`: those of its session, none if it failed. Raises StopIteration if all did."""
+    template = next(rows[0] for rows in found if rows)
+    return [
+        alone(rows) if rows else blank(template, sample, pad_token_id)
+        for sample, rows in zip(samples, found, strict=True)
+    ]
+
+
+def blank(template: Trajectory, sample: BatchSample, pad_token_id: int) -> Trajectory:
     """A row that trains nothing, in place of a session that failed."""
+    pad = array("i", [pad_token_id])
     return replace(
-        template,
+        emptied(template),
+        prompt_ids=pad,
+        response_ids=pad,
         uid=sample.uid,
-        session_id="",
+        session_id=f"no-session-{sample.index}",
         trajectory_id=0,
         sample_index=sample.index,
-        prompt_ids=array("i", [pad_token_id]),
-        response_ids=array("i", [pad_token_id]),
-        response_logprobs=array("f", [0.0]),
-        loss_mask=array("b", [0]),
-        versions=array("i", [-1]),
-        turn_ids=(),
-        turn_ends=(),
-        turn_rewards=(),
-        reward=score,
+        main=True,
+        finish_reason="",
+        failure_class=FailureClass.AGENT.value,
+        failure_reason=FailureReason.AGENT_EXIT.value,
+        reward=None,
         reward_info={},
         complete=False,
-        multimodal=None,
-        routed_experts=None,
     )

@@ -66,9 +66,3 @@ def broadcast(
     reward = last.reward if score is None else score
     known = {**last.reward_info, **(info or {})}
     return [replace(row, reward=reward, reward_info=known) for row in rows]
-
-
-def group_mean(rows: Sequence[Trajectory]) -> float:
-    """Mean score of a group's sessions, each once; 0.0 without any."""
-    scores = {row.session_id: row.reward for row in rows if row.reward is not None}
-    return sum(scores.values()) / len(scores) if scores else 0.0

@@ -1,69 +1,32 @@
-"""Trajectories as verl wants them: cut to its lengths, and with what its record carries beside the tokens. (pure)
+"""Trajectories as verl wants them: what its record carries beside the tokens. (pure)
 
 verl pads and never truncates: a prompt longer than `rollout.prompt_length`, or a response longer than
-`rollout.response_length`, makes a `torch.cat` fail steps later. So rows are cut first, the way verl's own agent loops
-do: the prompt loses its beginning, the response its end.
+`rollout.response_length`, makes a `torch.cat` fail steps later. Its own agent loops cut such rows; here gateways refuse
+what would not fit before it is sampled, and a row that is longer all the same is left out and counted.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
-from sandgate.contract.errors import InvalidBody
+import numpy as np
+
 from sandgate.contract.trajectory import Trajectory
+from sandgate.trainer.credit.lengths import Lengths as Lengths
 
 SCALARS = (bool, int, float, str)
 """What verl can make a column of."""
+VERSIONS = "sandgate_versions"
+"""Column: the policy version of each token of the response; -1 for context. verl itself reads the oldest and newest."""
 UID_HASH_CHARS = 8
 """Keeps `a_b` and `a-b` apart; 32 bits are plenty for the tasks of one step."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lengths:
-    """`rollout.prompt_length` and `rollout.response_length`, in tokens."""
-
-    prompt: int
-    response: int
-
-    def __post_init__(self) -> None:
-        for name in ("prompt", "response"):
-            if getattr(self, name) < 1:
-                raise InvalidBody(f"{name} length must be at least 1", field=name)
-
-
-def cut(row: Trajectory, lengths: Lengths) -> Trajectory:
-    """The row within the lengths; the same object if it fits. Raises InvalidBody for a row with images that does not:
-    its placeholders must stay one to one with the features."""
-    prompt, response = lengths.prompt, lengths.response
-    if len(row.prompt_ids) <= prompt and len(row.response_ids) <= response:
-        return row
-    if row.multimodal is not None:
-        raise InvalidBody(
-            f"session {row.session_id}: {len(row.prompt_ids)} + {len(row.response_ids)} tokens with images do not fit"
-            f" {prompt} + {response}, and cannot be cut",
-            field="multimodal",
-        )
-    turns = sum(start < response for start in (0, *row.turn_ends[:-1])) if row.turn_ends else 0
-    return replace(
-        row,
-        prompt_ids=row.prompt_ids[max(0, len(row.prompt_ids) - prompt) :],
-        response_ids=row.response_ids[:response],
-        response_logprobs=row.response_logprobs[:response],
-        loss_mask=row.loss_mask[:response],
-        versions=row.versions[:response],
-        turn_ids=row.turn_ids[:turns],
-        turn_ends=tuple(min(end, response) for end in row.turn_ends[:turns]),
-        turn_rewards=row.turn_rewards[:turns],
-    )
-
-
 def usable(rows: Iterable[Trajectory], lengths: Lengths) -> list[Trajectory]:
-    """Cut, and without those that have nothing to train on: verl writes the score of an empty response to the wrong
-    place, and a row whose sampled tokens were all cut away only dilutes the loss."""
-    return [row for row in (cut(one, lengths) for one in rows) if any(row.loss_mask)]
+    """Those that fit, and have something to train on: verl writes the score of an empty response to the wrong place."""
+    return [row for row in rows if lengths.fits(row) and 1 in row.loss_mask]
 
 
 def num_turns(row: Trajectory) -> int:
@@ -72,9 +35,9 @@ def num_turns(row: Trajectory) -> int:
 
 
 def steps(row: Trajectory) -> tuple[int | None, int | None]:
-    """Oldest and newest policy version of the sampled tokens; verl knows no version per token."""
-    seen = {version for version, mask in zip(row.versions, row.loss_mask, strict=True) if mask}
-    return (min(seen), max(seen)) if seen else (None, None)
+    """Oldest and newest policy version of the sampled tokens, which is what verl knows of versions."""
+    seen = np.frombuffer(row.versions, np.int32)[np.frombuffer(row.loss_mask, np.int8) == 1]
+    return (int(seen.min()), int(seen.max())) if seen.size else (None, None)
 
 
 def extra_info(row: Trajectory) -> dict[str, Any]:
@@ -94,6 +57,9 @@ def extra_fields(row: Trajectory) -> dict[str, Any]:
         "sandgate_uid": row.uid,
         "sandgate_session": row.session_id,
         "sandgate_trajectory": row.trajectory_id,
+        "sandgate_main": row.main or not row.role,
+        "sandgate_finish": row.finish_reason,
+        "sandgate_failure": row.failure_reason,
     }
 
 

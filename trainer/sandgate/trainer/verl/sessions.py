@@ -10,11 +10,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sandgate.contract.errors import InvalidBody, SandgateError
+from sandgate.contract.errors import FailureReason, InvalidBody, SandgateError
+from sandgate.contract.session import SessionOutcome
 from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer.client.gateway_manager import GatewayManager
+from sandgate.trainer.credit.reasons import Truncated, is_truncated
 from sandgate.trainer.verl.rewards import broadcast, final, returned
-from sandgate.trainer.verl.rows import Lengths, usable
+from sandgate.trainer.verl.rows import Lengths
 from sandgate.trainer.verl.runners import Runner
 
 log = logging.getLogger(__name__)
@@ -30,11 +32,24 @@ class NoReward(SandgateError):
 
 
 class NoTurns(SandgateError):
-    """The session sampled nothing that is left within the lengths."""
+    """The session sampled nothing."""
+
+
+class TimedOut(SandgateError):
+    """The session took longer than it may; what it sampled until then is a truncated episode."""
 
 
 class NotCompleted(SandgateError):
-    """An agent elsewhere did not call /complete in time."""
+    """An agent elsewhere did not call /complete in time: it may be slow, or gone."""
+
+
+LIMITS = {
+    "context": FailureReason.CONTEXT_EXCEEDED,
+    "turns": FailureReason.TURN_LIMIT,
+    "totalTokens": FailureReason.TOKEN_LIMIT,
+    "journalBytes": FailureReason.TOKEN_LIMIT,
+}
+"""What refused the last turn of an agent that failed then -> why its session ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +79,14 @@ class SessionRunner:
         *,
         score: Score | None = None,
         job: str = "",
+        truncated: Truncated = "score",
+        truncated_reward: float = 0.0,
     ) -> None:
-        """`score`: asked for sessions that nobody gave a reward."""
+        """`score`: asked for sessions that nobody gave a reward. `truncated`: whether an episode that a limit ended
+        counts or is masked; `truncated_reward`: of one that nobody scored."""
         self.gateways, self.runners, self.lengths = gateways, dict(runners), lengths
         self.score, self.job = score, job
+        self.truncated, self.truncated_reward = truncated, truncated_reward
 
     def runner_of(self, agent_name: Any) -> Runner:
         """The runner for a sample; with a single one, that. Raises InvalidBody."""
@@ -81,7 +100,8 @@ class SessionRunner:
         return self.runners[agent_name]
 
     async def run(self, sample: BatchSample, sampling: Mapping[str, Any]) -> list[Trajectory]:
-        """The session's trajectories, all with the session's score; at least one.
+        """The session's trajectories, all with the session's score; at least one, of whatever length. An episode that
+        met the window, its turn limit or its time is one, too, and its rows say why it ended.
 
         Raises what the agent raised, NoTurns, NoReward, NotCompleted. Whatever is raised, cancellation included, the
         session is aborted and its place is free.
@@ -94,26 +114,44 @@ class SessionRunner:
             except BaseException:
                 await asyncio.shield(self._discard(session_id))
                 raise
-        found = usable(rows, self.lengths)
-        if not found:
-            raise NoTurns(f"session {session_id} sampled nothing within {self.lengths}")
-        return await self._scored(found, sample)
+        if not any(1 in row.loss_mask for row in rows):
+            raise NoTurns(
+                f"session {session_id} sampled nothing; prompts may have {self.lengths.prompt} tokens"
+            )
+        return await self._scored(rows, sample)
 
     async def _captured(
         self, runner: Runner, session_id: str, sample: BatchSample, sampling: Mapping[str, Any]
     ) -> list[Trajectory]:
         spec = {"uid": sample.uid, "sample_index": sample.index, "sampling": dict(sampling), "job": self.job}
-        session = await self.gateways.create_session(session_id, **spec)
-        said = await runner.run(
-            session=session,
-            raw_prompt=sample.raw_prompt,
-            sample_index=sample.index,
-            tools_kwargs=sample.tools_kwargs,
-        )
-        patience = runner.config.completion_timeout_s
-        if patience and not await self.gateways.wait_for_completion(session_id, patience):
-            raise NotCompleted(f"session {session_id}: no /complete after {patience:g} s")
+        session = await self.gateways.create_session(session_id, **spec, limits=self.lengths.limits())
+        try:
+            said = await runner.run(
+                session=session,
+                raw_prompt=sample.raw_prompt,
+                sample_index=sample.index,
+                tools_kwargs=sample.tools_kwargs,
+            )
+            patience = runner.config.completion_timeout_s
+            if patience and not await self.gateways.wait_for_completion(session_id, patience):
+                raise NotCompleted(f"session {session_id}: no /complete after {patience:g} s")
+        except Exception as error:
+            why = await self._truncation(session_id, error)
+            if why is None:
+                raise
+            log.info("session %s was truncated (%s): %s", session_id, why.value, error)
+            outcome = SessionOutcome(failure_reason=why, detail=f"{type(error).__name__}: {error}")
+            return await self.gateways.finalize_session(session_id, None, outcome.body()["outcome"])
         return await self.gateways.finalize_session(session_id, returned(said))
+
+    async def _truncation(self, session_id: str, error: Exception) -> FailureReason | None:
+        """Which limit ended it, if one did: an agent that was refused a turn fails in its own way."""
+        if isinstance(error, TimedOut):
+            return FailureReason.SESSION_TIMEOUT
+        try:
+            return LIMITS.get(await self.gateways.limit_reached(session_id) or "")
+        except SandgateError:  # the agent's own failure is the news
+            return None
 
     async def _discard(self, session_id: str) -> None:
         try:
@@ -125,6 +163,11 @@ class SessionRunner:
         last = final(rows)
         if last.reward is not None:
             return broadcast(rows)
+        if is_truncated(last) and last.failure_reason is not None:
+            if self.truncated == "mask":
+                return list(rows)
+            if self.score is None:
+                return broadcast(rows, self.truncated_reward)
         if self.score is None:
             raise NoReward(f"session {last.session_id}: neither runner nor agent gave a reward")
         score, info = await self.score(last, sample.columns)

@@ -1,9 +1,13 @@
-"""How long sessions took, under the names that verl's v0 trainer logs. (pure)"""
+"""How long sessions took, and which rows teach, under the names that verl's v0 trainer logs. (pure)"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
+
+from sandgate.trainer.credit.counters import RowCounters
+from sandgate.trainer.verl.dataproto import LEFT_OUT
 
 PARTS = ("num_preempted", "generate_sequences", "tool_calls", "compute_score")
 """Of verl's AgentLoopMetrics; all but generate_sequences stay at their start values here."""
@@ -13,8 +17,16 @@ def timed(data: Any) -> Any:
     """The DataProto as verl's agent loop manager gives it to the trainer: `metrics` of the rows in meta_info are summed
     up as `timing`, which its fit() takes out."""
     metrics = data.meta_info.pop("metrics")
-    data.meta_info["timing"] = timing(metrics) | _lengths(data, slowest(metrics))
+    data.meta_info["timing"] = timing(metrics) | _lengths(data, slowest(metrics)) | rows(data)
     return data
+
+
+def rows(data: Any) -> dict[str, float]:
+    """How many rows teach, and how many do not and why, of this batch; verl logs all that is in `timing`."""
+    counted = RowCounters()
+    whys = Counter(data.non_tensor_batch[LEFT_OUT].tolist())
+    counted.add(whys.pop("", 0), whys)
+    return {f"agent_loop/{name}": value for name, value in counted.metrics().items()}
 
 
 def timing(metrics: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -10,14 +10,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from sandgate.contract.errors import InvalidBody
-from sandgate.contract.trajectory import Trajectory
-from sandgate.trainer.credit.batches import taught
+from sandgate.contract.trajectory import Trajectory, main_row
+from sandgate.trainer.credit.batches import emptied, taught
+from sandgate.trainer.credit.counters import RowCounters
+from sandgate.trainer.credit.reasons import CreditRules, Truncated
 from sandgate.trainer.verl import rows as of
 from sandgate.trainer.verl.multimodal import check_placeholders, has_rope, inputs_of, rope_positions
 
@@ -47,14 +49,15 @@ def transfer_rows(
     columns: Mapping[str, Any] | None = None,
     processor: Any = None,
 ) -> list[TransferRow]:
-    """The trajectories of one session, in the order of their ids. `uid`: as in the prompt's key; see `rows.uid_key`.
+    """The trajectories of one session, in the order of their ids, but the main one last: verl takes the score of a
+    session from its last row. `uid`: as in the prompt's key; see `rows.uid_key`.
     `columns`: of the dataset (raw_prompt, data_source, reward_model, ...); the same for all sessions of a batch, as the
     queue gives back only what every row has. `processor`: as in `to_dataproto`; M-RoPE positions are [4, length].
     Raises InvalidBody: a uid with `_`, an empty response, images without a processor; CorruptRecord.
     """
     if "_" in uid or not uid:
         raise InvalidBody(f"uid: {uid!r} would be read as {uid.partition('_')[0]!r}", field="uid")
-    ordered = sorted(trajectories, key=lambda row: row.trajectory_id)
+    ordered = sorted(trajectories, key=lambda row: (row.main, row.trajectory_id))
     scored = of.all_or_none(ordered)
     found = []
     for index, row in enumerate(ordered):
@@ -77,7 +80,7 @@ def _fields(row: Trajectory, processor: Any, *, scored: bool) -> dict[str, Any]:
     ids = torch.cat([prompt, response])
     inputs, positions = inputs_of(row, processor), torch.arange(len(ids))
     if processor is not None:
-        check_placeholders(processor, ids, inputs, row.session_id)
+        check_placeholders(processor, ids, inputs, row)
     if has_rope(processor):
         positions = rope_positions(processor, ids, torch.ones_like(ids), inputs, pad=0)
     found = {
@@ -88,6 +91,7 @@ def _fields(row: Trajectory, processor: Any, *, scored: bool) -> dict[str, Any]:
         "input_ids": ids,
         "position_ids": positions,
         "rollout_log_probs": torch.from_numpy(np.frombuffer(row.response_logprobs, np.float32).copy()),
+        of.VERSIONS: torch.from_numpy(np.frombuffer(row.versions, np.int32).astype(np.int64)),
         "multi_modal_inputs": inputs,
         "num_turns": of.num_turns(row),
         "metrics": {"generate_sequences": 0.0, "tool_calls": 0.0, "compute_score": 0.0, "num_preempted": -1},
@@ -162,23 +166,32 @@ async def put_group(
     partition: str = TRAIN,
     columns: Mapping[str, Any] | None = None,
     processor: Any = None,
+    truncated: Truncated = "score",
+    counters: RowCounters | None = None,
 ) -> str:
     """A whole group that was leased, as if verl's own agent loops had made it; returns the uid it has there. Rows that
-    teach nothing are left out (see `credit.prepare`), and logged. Without anything to train on its status is `failure`.
-    Raises InvalidBody, CorruptRecord for what `transfer_rows` refuses and
-    for rows with images that do not fit; then nothing is written, and the status is `failure`, too."""
+    teach nothing are left out (see `prepare`), logged, and counted in `counters`; none is cut. Without
+    anything to train on its status is `failure`. Where one session of several is left, a masked row stands beside it
+    with the same score, so that its advantage is 0: of a group of one verl takes the bare score. Raises InvalidBody,
+    CorruptRecord for what `transfer_rows` refuses and for rows with images that do not fit; then nothing is written,
+    and the status is `failure`, too."""
     key = uid_key_of(uid, trajectories)
     await put_status(key, "running", partition=partition, global_steps=global_steps)
     status: Status = "failure"
     try:
-        rows, left_out = taught(trajectories)
+        rows, left_out = taught(trajectories, CreditRules(lengths=lengths, truncated=truncated))
         if left_out:
             log.info("group %s: of %d rows %s are left out", uid, len(trajectories), dict(left_out))
+        if counters is not None:
+            counters.add(len(rows), left_out)
         by_session: dict[tuple[int, str], list[Trajectory]] = {}
-        for row in of.usable(rows, lengths):
+        for row in rows:
             by_session.setdefault((row.sample_index, row.session_id), []).append(row)
+        groups = [own for _, own in sorted(by_session.items())]
+        if len(groups) == 1 and len({row.session_id for row in trajectories}) > 1:
+            groups += companion(groups[0])
         found: list[TransferRow] = []
-        for number, (_, own) in enumerate(sorted(by_session.items())):
+        for number, own in enumerate(groups):
             found += transfer_rows(
                 own, uid=key, session=number, global_steps=global_steps, columns=columns, processor=processor
             )
@@ -187,6 +200,15 @@ async def put_group(
     finally:  # a group that stays `running` would be waited for
         await asyncio.shield(put_status(key, status, partition=partition))
     return key
+
+
+def companion(rows: Sequence[Trajectory]) -> list[list[Trajectory]]:
+    """For the one session that is left of a group: a masked row with its score, as a session of its own. None where
+    nobody scored it."""
+    main = main_row(rows)
+    if main.reward is None:
+        return []
+    return [[replace(emptied(main), session_id="", trajectory_id=0)]]
 
 
 def uid_key_of(uid: str, trajectories: Sequence[Trajectory]) -> str:

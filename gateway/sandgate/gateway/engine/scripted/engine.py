@@ -150,7 +150,7 @@ class ScriptedEngine:
             stop_ids=prompt.stop_ids,
             stop=prompt.sampling.stop,
             top=prompt.top_logprobs,
-            pictures=[picture.png for picture in prompt.pictures],
+            pictures=[png for picture in prompt.pictures for png in (picture.frames or (picture.png,))],
         )
         told = (ids, tuple((span.start, span.length) for span in prompt.media)) if prompt.pictures else None
         async with aclosing(self.player.play(ask)) as steps:

@@ -198,6 +198,10 @@ class Player:
             run.aborted.set()
         return run is not None
 
+    def names(self) -> list[str]:
+        """Request ids of what runs now."""
+        return list(self._runs)
+
     def abort_all(self) -> None:
         """Abort what runs now."""
         for run in self._runs.values():

@@ -10,13 +10,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import socket
 import sys
 from array import array
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -28,21 +27,15 @@ from sandgate.contract.trajectory import Ids
 from sandgate.gateway.engine.logprobs import ASKS
 from sandgate.gateway.engine.responses import Step
 from sandgate.gateway.engine.scripted.script import Ask, Broken, Player, Reply, ScriptedRefusal
+from sandgate.gateway.engine.scripted.serving import ScriptedServing
 from sandgate.gateway.engine.wire import ABORT_PREFIX
 from sandgate.gateway.journal.top_logprobs import Top
 from sandgate.gateway.media.pictures import Picture
+from sandgate.gateway.media.placing import expand
 from sandgate.gateway.media.sources import data_of
-from sandgate.gateway.media.spans import expand
 from sandgate.gateway.media.vision import Vision
 
 Shape = Callable[[Step], dict[str, Any]]
-
-BODY_BYTES_MAX = 64 * 1024 * 1024
-"""A prompt of some million ids."""
-
-ACCEPT_STEPS = 3
-"""Turns of the loop from asyncio's accept of a connection until our server knows it, and closes it at its end."""
-
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -74,7 +67,7 @@ class _Completion(_Params):
     model: str | None = None
 
 
-class ScriptedServer:
+class ScriptedServer(ScriptedServing):
     """`async with ScriptedServer(player) as server: server.url`. A port of 0 is any free one."""
 
     def __init__(
@@ -94,37 +87,24 @@ class ScriptedServer:
         """`generate_open` False: as vLLM without --enable-scale-out. `old_logprobs`: the shape up to 0.31.
         `versions` False: no weight_versions in answers. `dev_mode` False: no controls, as without
         VLLM_SERVER_DEV_MODE=1. `vision`: of a model that takes images."""
-        self.player, self.model = player, model
-        self.healthy = True
-        self._host, self._port, self._version = host, port, version
+        super().__init__(player, model=model, host=host, port=port)
+        self._version = version
         self._open, self._old, self._versions, self._dev = generate_open, old_logprobs, versions, dev_mode
         self._vision = vision
-        self._runner: web.AppRunner | None = None
-        self._socket: socket.socket | None = None
         self._name = 0
 
-    async def __aenter__(self) -> ScriptedServer:
-        app = web.Application(client_max_size=BODY_BYTES_MAX)
-        app.add_routes(
-            [
-                web.post("/inference/v1/generate", self._generate),
-                web.post("/v1/completions", self._complete),
-                web.post("/inference/v1/abort_requests", self._abort),
-                web.get("/health", self._health),
-                web.get("/version", self._tell_version),
-                web.get("/v1/models", self._models),
-                web.get("/metrics", self._metrics),
-            ]
-        )
-        if self._dev:
-            app.add_routes(self._controls())
-        # A client that goes away aborts its generation, as in vLLM.
-        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.5)
-        await self._runner.setup()
-        self._socket = socket.create_server((self._host, self._port), backlog=128)
-        await web.SockSite(self._runner, self._socket).start()
-        self._port = self._socket.getsockname()[1]
-        return self
+    def routes(self) -> list[web.RouteDef]:
+        """See `ScriptedServing.routes`."""
+        return [
+            web.post("/inference/v1/generate", self._generate),
+            web.post("/v1/completions", self._complete),
+            web.post("/inference/v1/abort_requests", self._abort),
+            web.get("/health", self._health),
+            web.get("/version", self._tell_version),
+            web.get("/v1/models", self._models),
+            web.get("/metrics", self._metrics),
+            *(self._controls() if self._dev else ()),
+        ]
 
     def _controls(self) -> list[web.RouteDef]:
         return [
@@ -136,24 +116,6 @@ class ScriptedServer:
             web.post("/reset_prefix_cache", self._fine),
             web.post("/collective_rpc", self._fine),
         ]
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.player.abort_all()
-        if self._runner is None or self._socket is None:
-            return
-        # asyncio loses a connection that it accepted just before its server closes: accept no more, let them in, close.
-        asyncio.get_running_loop().remove_reader(self._socket.fileno())
-        for _ in range(ACCEPT_STEPS):
-            await asyncio.sleep(0)
-        await self._runner.cleanup()
-        self._runner = self._socket = None
-
-    @property
-    def url(self) -> str:
-        """Where it listens."""
-        return f"http://{self._host}:{self._port}"
 
     # -- sampling -----------------------------------------------------------------------------------------------
 
@@ -172,30 +134,33 @@ class ScriptedServer:
             return _error(400, str(error))
         told: dict[str, Any] = {}
         if asked.return_token_ids:
-            told = {"prompt_token_ids": list(ids), "mm_placeholders": {"image": images} if images else None}
+            told = {"prompt_token_ids": list(ids), "mm_placeholders": images or None}
         return await self._answer(
             request, ids, asked.sampling_params, asked.stream, self._as_generate, told, pictures
         )
 
-    def _see(self, asked: _Generate) -> tuple[Ids, list[dict[str, int]], list[bytes]]:
+    def _see(self, asked: _Generate) -> tuple[Ids, dict[str, list[dict[str, int]]], list[bytes]]:
         """The prompt with a placeholder for each patch of the pictures, where these are, and the pictures: as vLLM's
         processor makes it. Raises ValueError, BadRequest."""
         ids = array("i", asked.token_ids)
         if not asked.content_parts:
-            return ids, [], []
-        if self._vision is None or any(part.type != "image_url" for part in asked.content_parts):
+            return ids, {}, []
+        known = ("image_url", "video_url") if self._vision and self._vision.video else ("image_url",)
+        if self._vision is None or any(part.type not in known for part in asked.content_parts):
             raise ValueError("this model does not support such content_parts")
-        pictures = [data_of(part.url) for part in asked.content_parts]
-        sizes = [
-            (int.from_bytes(png[16:20]), int.from_bytes(png[20:24])) for png in pictures
-        ]  # PNG's first chunk
-        rule = self._vision.rule
-        shown = [
-            Picture(digest=b"", width=wide, height=high, grid=rule.grid(wide, high), png=png)
-            for (wide, high), png in zip(sizes, pictures, strict=True)
-        ]
-        ids, spans = expand(ids, self._vision.placeholder, shown, rule)
-        return ids, [{"offset": span.start, "length": span.length} for span in spans], pictures
+        shown = [_shown(self._vision, part) for part in asked.content_parts]
+        ids, spans = expand(ids, self._vision, shown)
+        seen = [png for picture in shown for png in (picture.frames or (picture.png,))]
+        told = [{"offset": span.start, "length": span.length} for span in spans]
+        kinds = ["video" if picture.frames else "image" for picture in shown]
+        return (
+            ids,
+            {
+                kind: [at for at, its in zip(told, kinds, strict=True) if its == kind]
+                for kind in sorted({*kinds})
+            },
+            seen,
+        )
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         try:
@@ -362,7 +327,9 @@ class ScriptedServer:
 
     async def _metrics(self, _: web.Request) -> web.Response:
         labels = f'{{engine="0",model_name="{self.model}"}}'
-        return web.Response(text=f"vllm:num_requests_running{labels} {float(self.player.running)}\n")
+        gauges = {"running": self.player.running, "waiting": 0}
+        lines = (f"vllm:num_requests_{name}{labels} {float(count)}\n" for name, count in gauges.items())
+        return web.Response(text="".join(lines))
 
 
 def _error(status: int, message: str) -> web.Response:
@@ -440,3 +407,14 @@ def main(argv: list[str] | None = None) -> int:
 
 if __name__ == "__main__":
     raise SystemExit(main())
+
+
+def _shown(vision: Vision, part: _ContentPart) -> Picture:
+    """An image or a video as vLLM's processor sees it, which resizes nothing that has its size."""
+    head, _, data = part.url.partition(",")
+    pngs = [data_of(f"{head},{one}") for one in data.split(",")]
+    wide, high = (int.from_bytes(pngs[0][at : at + 4]) for at in (16, 20))  # of PNG's first chunk
+    size: dict[str, Any] = {"digest": b"", "width": wide, "height": high}
+    if part.type == "image_url" or vision.video is None:
+        return Picture(**size, grid=vision.rule.grid(wide, high), png=pngs[0])
+    return Picture(**size, grid=vision.video.grid(len(pngs), wide, high), png=b"", frames=tuple(pngs))

@@ -1,4 +1,4 @@
-"""Canonical form of messages and the hash keys made of it: rules N1-N9, which differences do not count. (pure)
+"""Equality of messages: which differences do not count (rules N1-N9), as the canonical form and its hash keys. (pure)
 
 A request becomes a chain of keys. The head (system messages, tools) gives the first key. Each *block* (a part of a
 user, tool or system message, or a run of assistant messages that were not sampled here) is hashed onto it. The echo of
@@ -14,10 +14,19 @@ from hashlib import blake2b
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.byte_cache import ByteCache
-from sandgate.gateway.conversation.messages import ImagePart, Message, TextPart, Tool, ToolCall, TurnRequest
+from sandgate.gateway.conversation.messages import (
+    Message,
+    Part,
+    TextPart,
+    Tool,
+    ToolCall,
+    TurnRequest,
+    VideoPart,
+)
 
 KEY_BYTES = 16
 """Two different conversations of one session meet with probability 2**-64 after 2**32 blocks."""
@@ -141,7 +150,9 @@ def _tools_seen(tools: tuple[Tool, ...]) -> tuple[tuple[Tool, ...], bytes, int]:
     seen = _TOOLS_KEYS.get(id(tools))
     if seen and seen[0] is tools:
         return seen
-    raw = _JSON.encode(tools)
+    # A tool that is not strict is the same whether its client says so or not: OpenAI's SDK must, in Responses. It is
+    # shown as it was given.
+    raw = _JSON.encode(tuple([replace(tool, strict=tool.strict or None) for tool in tools]))
     size = len(raw)
     if _REPRINTED.search(raw):
         raw = _JSON.encode(as_doubles(_ANY.decode(raw)))
@@ -156,6 +167,9 @@ NO_TOOLS = tools_key(())
 def system_key(messages: Sequence[Message]) -> bytes:
     """The key of the leading system messages."""
     return chain(b"system", [b"", *(block for message in messages for block in block_keys(message, ""))])
+
+
+NO_SYSTEM = system_key(())
 
 
 def head_length(messages: Sequence[Message]) -> int:
@@ -209,15 +223,17 @@ def block_keys(message: Message, call: str) -> list[bytes]:
     return keys or [_block(kind, (name, None))]
 
 
-def matters(part: TextPart | ImagePart, kind: bytes = USER) -> bool:
+def matters(part: Part, kind: bytes = USER) -> bool:
     """Whether a part counts: empty text does not (N3), nor does a billing header in a system message (N1)."""
-    if isinstance(part, ImagePart):
+    if not isinstance(part, TextPart):
         return True
     return part.text != "" and not (kind == SYSTEM and part.text.startswith(BILLING_HEADER))
 
 
-def part_form(part: TextPart | ImagePart) -> object:
+def part_form(part: Part) -> object:
     """A part as it is hashed: user and tool content stays exact (N13)."""
+    if isinstance(part, VideoPart):
+        return "video", part.frames
     return part.text if isinstance(part, TextPart) else ("image", part.url, part.detail)
 
 

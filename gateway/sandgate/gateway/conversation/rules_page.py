@@ -1,6 +1,6 @@
-"""The matching rules N1-N13 as text: the table behind docs/reference/matching.md. (pure)
+"""Rows of the page docs/reference/matching.md: the rules N1-N13 as text. Nothing here decides. (pure)
 
-`canonical`, `matching` and `search` follow them and cite them by number; each number has its cases in the tests.
+`message_equality`, `echo_matching` and `search` follow them and cite them by number; each has its cases in the tests.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ RULES = (
         "Two requests share turns only if their leading system messages and their tools are the same. The order "
         "of tools counts, and so do their names, descriptions and schemas. The order of keys in a schema does not "
         "count, nor how a number is spelt. Nor do they share turns under other `chat_template_kwargs`. Left out: "
-        "`cache_control`, and a part of a system message that begins with `x-anthropic-billing-header`.",
+        "`cache_control`, a tool's `strict` that is false, and a part of a system message that begins with "
+        "`x-anthropic-billing-header`.",
         "qwen-code's memory agent sends the same history under another system prompt and other tools. "
         "`cache_control` moves with every turn (Claude Code, opencode, pi, qwen-code, SWE-agent). Claude Code's "
-        "billing header differs on every request.",
+        "billing header differs on every request. OpenAI's SDK requires `strict` of a tool in "
+        "Responses, and leaves it out in chat.",
     ),
     MatchingRule(
         2,
@@ -56,9 +58,11 @@ RULES = (
         4,
         "Turns are what counts, not messages",
         "A user turn in two messages is the same as one message with two parts. Consecutive assistant messages "
-        "may be one turn. Two parts of a user are not the same as their joined text.",
+        "may be one turn. So may calls of one turn with their answers between them (call, answer, call, answer), if "
+        "their ids are the gateway's own; they are shown together, as they were sampled. Two parts of a user are not "
+        "the same as their joined text.",
         "Claude Code appends its request for a summary to the last message. Clients of item-based dialects send a "
-        "turn's text and each of its calls as items of their own.",
+        "turn's text and each of its calls as items of their own, and may put the output of a call behind it.",
     ),
     MatchingRule(
         5,
@@ -128,7 +132,7 @@ RULES = (
     MatchingRule(
         13,
         "Nothing else is the same",
-        "Text of users and tools stays exact, to the last blank; an image is its URL or its data. A request that "
+        "Text of users and tools stays exact, to the last blank; an image is its pixels. A request that "
         "no rule recognises is a fork with a reason. The gateway never guesses.",
         "A fork costs tokens; turns that are put together wrongly cost the training run. Summaries, folded "
         "histories and edited prompts are new conversations (dspy, llama-index, compaction everywhere).",

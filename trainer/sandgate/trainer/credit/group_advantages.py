@@ -10,30 +10,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from statistics import fmean, stdev
 
-from sandgate.contract.choices import TurnRole
-from sandgate.contract.errors import FailureClass, InvalidBody
-from sandgate.contract.trajectory import Trajectory, main_row
+from sandgate.contract.errors import InvalidBody
+from sandgate.contract.trajectory import Trajectory
+from sandgate.trainer.credit.lengths import Lengths
+from sandgate.trainer.credit.reasons import (
+    TAUGHT,
+    WHOLE_SESSION,
+    CreditRules,
+    Truncated,
+    mains_of,
+    reasons,
+)
+from sandgate.trainer.credit.reasons import LeftOut as LeftOut
 
-TAUGHT = (TurnRole.MAIN, TurnRole.SUBAGENT)
-"""Roles whose rows teach, unless one says otherwise: a title is not what the session was scored for."""
 EPSILON = 1e-4
 """Added to the deviation, as in TRL; a group whose sessions all scored the same has advantages of 0."""
-
-
-class LeftOut(StrEnum):
-    """Why a row teaches nothing."""
-
-    FAILURE = "failure"
-    """Its session failed, and not by the policy's doing."""
-    NO_REWARD = "no_reward"
-    """Nobody scored it."""
-    ROLE = "role"
-    """It is a side call, or of another role that is not taught."""
-    NOTHING_SAMPLED = "nothing_sampled"
-    """None of its tokens is for it to train: all are context, or trained in another row of its session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +65,16 @@ class CreditedGroup:
 
 
 def prepare(
-    rows: Iterable[Trajectory], *, roles: Collection[str] = TAUGHT, scale: bool = True
+    rows: Iterable[Trajectory],
+    *,
+    roles: Collection[str] = TAUGHT,
+    scale: bool = True,
+    lengths: Lengths | None = None,
+    truncated: Truncated = "score",
 ) -> CreditedGroup:
     """Credit of one group. `rows`: of all its sessions, in any order. `roles`: which teach. `scale`: advantages are
-    divided by the deviation (GRPO); without, they are differences from the mean (Dr. GRPO).
+    divided by the deviation (GRPO); without, they are differences from the mean (Dr. GRPO). `lengths`: the most that
+    the trainer takes of a row. `truncated`: whether episodes that a limit ended count, or are masked.
 
     A row's advantage is that of its own reward, which is the session's unless single turns were rewarded. Rows that are
     older than roles teach. Raises InvalidBody for rows of more than one task.
@@ -84,33 +83,27 @@ def prepare(
     tasks = {row.uid for row in given}
     if len(tasks) > 1:
         raise InvalidBody(f"rows of {len(tasks)} tasks; a group is of one", field="uid")
-    scores = _scores(given)
+    rules = CreditRules(roles=roles, lengths=lengths, truncated=truncated)
+    scores = _scores(given, rules)
     mean = fmean(scores.values()) if scores else 0.0
     deviation = stdev(scores.values()) if len(scores) > 1 else 0.0
     unit = deviation + EPSILON if scale else 1.0
-    credited = [_credited(row, roles, mean, unit) for row in given]
+    credited = [
+        CreditedRow(row, 0.0 if why or row.reward is None else (row.reward - mean) / unit, why)
+        for row, why in zip(given, reasons(given, rules), strict=True)
+    ]
     return CreditedGroup(tuple(credited), scores, mean, deviation)
 
 
 def why_left_out(row: Trajectory, *, roles: Collection[str] = TAUGHT, scored: bool = True) -> LeftOut | None:
-    """Why a row teaches nothing; None: it teaches. `scored`: rewards are there; without, a trainer gives them later."""
-    if row.failure_class not in (None, FailureClass.POLICY):
-        return LeftOut.FAILURE
-    if scored and row.reward is None:
-        return LeftOut.NO_REWARD
-    if row.role and row.role not in roles:
-        return LeftOut.ROLE
-    return None if 1 in row.loss_mask else LeftOut.NOTHING_SAMPLED
+    """Why a row, looked at alone, teaches nothing; None: it teaches. `scored`: rewards are there; without, a trainer
+    gives them later."""
+    return CreditRules(roles=roles, scored=scored).why(row)
 
 
-def _scores(rows: Sequence[Trajectory]) -> dict[str, float]:
-    sessions: dict[str, list[Trajectory]] = {}
-    for row in rows:
-        sessions.setdefault(row.session_id, []).append(row)
-    mains = {name: main_row(found) for name, found in sessions.items()}
-    return {name: row.reward for name, row in mains.items() if row.reward is not None and not row.masked}
-
-
-def _credited(row: Trajectory, roles: Collection[str], mean: float, unit: float) -> CreditedRow:
-    why = why_left_out(row, roles=roles)
-    return CreditedRow(row, 0.0 if why or row.reward is None else (row.reward - mean) / unit, why)
+def _scores(rows: Sequence[Trajectory], rules: CreditRules) -> dict[str, float]:
+    return {
+        session: main.reward
+        for (_, session), main in mains_of(rows).items()
+        if main.reward is not None and rules.why(main) not in WHOLE_SESSION
+    }

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from sandgate.gateway.conversation.canonical import Echo, same_arguments
 from sandgate.gateway.conversation.ids import call_mark, mark_of
+from sandgate.gateway.conversation.message_equality import Echo, same_arguments
 from sandgate.gateway.journal.reply import Reply
 
 STOP_TAIL_CHARS = 64

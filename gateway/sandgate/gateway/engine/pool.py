@@ -1,0 +1,464 @@
+"""EnginePool: replicas of one engine over HTTP: retries, resumes after weight updates and lost hosts, aborts.
+
+What is of one engine's API only is its `Dialect`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Self
+
+from sandgate.contract.errors import EngineFailed, EngineUnavailable, Overloaded, SandgateError
+from sandgate.gateway.engine import health, load
+from sandgate.gateway.engine.api import Delta, EngineFacts, EngineStatus, GenerationResult, Prompt
+from sandgate.gateway.engine.dialect import Dialect
+from sandgate.gateway.engine.generation import Generation
+from sandgate.gateway.engine.labels import Labels
+from sandgate.gateway.engine.logprobs import Kind
+from sandgate.gateway.engine.logprobs_check import LogprobsCheck
+from sandgate.gateway.engine.responses import Unlabelled
+from sandgate.gateway.engine.routing import ReplicaTable
+from sandgate.gateway.engine.sse import Events
+from sandgate.gateway.engine.transport import Lost, Streamed, Transport
+from sandgate.gateway.engine.way import PausedNow, Reader, Shut, Way
+
+ABORT_S = 2.0
+"""Seconds that a cancelled caller waits for the engine to take the abort; the closed connection ends the generation,
+too."""
+
+LOSSES_MAX = 2
+"""Connections to one replica that one generation may lose: the first can be a kept-alive one that was just closed."""
+
+PAUSED_WAITS_S = (0.1, 0.2, 0.5, 1.0, 2.0)
+"""Seconds between tries while the engine refuses new requests because of a weight update; the last one repeats."""
+
+PAUSED_MAX_S = 240.0
+"""Seconds that a weight update may keep a generation out; JS SDKs give up at 300 s."""
+
+log = logging.getLogger("sandgate.gateway.engine")
+
+OnDelta = Callable[[Delta], None]
+
+
+class EnginePool:
+    """An `Engine` over one or more servers of one kind. Make it with `connect`.
+
+    A stop string that begins before a cut and ends after it is not seen by the engine, which knows only its own piece.
+    """
+
+    dialect: ClassVar[Dialect]
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        model: str = "",
+        logprobs_mode: str = "unknown",
+        timeout_s: float = 1800.0,
+        vocab_size: int = 0,
+        api_key: str = "",
+        version_now: Callable[[], int] | None = None,
+        labels: Labels | None = None,
+    ) -> None:
+        """`vocab_size`: ids at or above it are refused; 0 = unknown. `version_now`: gives the policy version last set,
+        for tokens that are sampled after a cut by an engine that reports none; default: the prompt's.
+        `labels`: what is known of the engines' labels already."""
+        self.table = ReplicaTable.of(_plain(urls))
+        self.facts = EngineFacts(logprobs_mode=logprobs_mode)
+        self._known: dict[str, EngineFacts] = {}
+        self._changing = asyncio.Lock()
+        self._model, self._timeout_s, self._vocab_size = model, timeout_s, vocab_size
+        self._version_now = version_now
+        self._latest = 0
+        """The version of the latest prompt, which counts as the last set where there is no `version_now`."""
+        self.labels = labels or Labels()
+        self._http = Transport(api_key=api_key)
+        self._logprobs = LogprobsCheck(logprobs_mode, self.table, self._measure, self.dialect.against)
+        for url in self.table.members():
+            self._logprobs.expect(url)
+        self._ways: dict[str, Way] = {}
+        self._running: set[asyncio.Task[object]] = set()
+        self._cut: set[asyncio.Task[object]] = set()
+        self._aborts: set[asyncio.Task[None]] = set()
+        self._watches: list[asyncio.Task[None]] = []
+        self._closed = False
+        self._empty = asyncio.Event()
+        """Set when nothing is running; awaited only while closing."""
+
+    @classmethod
+    async def connect(
+        cls,
+        urls: Sequence[str],
+        *,
+        model: str = "",
+        logprobs_mode: str = "unknown",
+        timeout_s: float = 1800.0,
+        vocab_size: int = 0,
+        api_key: str = "",
+        version_now: Callable[[], int] | None = None,
+        labels: Labels | None = None,
+        probe_s: float = health.PROBE_S,
+        patient: bool = False,
+        peers: int = 1,
+        index: int = 0,
+    ) -> Self:
+        """Makes an engine: asks every replica what it is, and watches it from now on. A replica that does not answer
+        yet is down until it does; if none answers, or there is none, `facts` stay unknown until one comes up.
+        Raises EngineFailed for a server of another kind, or one that reports logprobs of another mode than
+        `logprobs_mode`. Not if `patient`: then that replica is not used, and its status says why.
+        `peers`, `index`: gateways that share these replicas, and which of them this is."""
+        engine = cls(
+            urls,
+            model=model,
+            logprobs_mode=logprobs_mode,
+            timeout_s=timeout_s,
+            vocab_size=vocab_size,
+            api_key=api_key,
+            version_now=version_now,
+            labels=labels,
+        )
+        engine.table.peers, engine.table.index = peers, index
+        try:
+            learn = engine._learn_quietly if patient else engine._learn
+            await asyncio.gather(*(learn(url) for url in engine.table.members()))
+            await engine._logprobs.settle()
+            if engine._logprobs.wrong and not patient:
+                url, why = next(iter(engine._logprobs.wrong.items()))
+                raise EngineFailed(f"{url}: {why}")
+            if engine.labels.demanded(engine._version()):  # as the last one asked may have shown
+                await engine.version_told()
+        except BaseException:
+            await engine.aclose()
+            raise
+        engine._watches = [
+            asyncio.create_task(
+                health.watch(engine.table, engine._probe, every_s=probe_s, on_up=engine._learn_quietly)
+            ),
+            asyncio.create_task(
+                load.watch(engine._http, engine.table, engine.dialect.gauges, every_s=load.every_s(peers))
+            ),
+        ]
+        return engine
+
+    async def _learn(self, url: str) -> None:
+        try:
+            replica = await self.dialect.probe(
+                self._http, url, model=self._model, logprobs_mode=self.facts.logprobs_mode
+            )
+        except EngineUnavailable as error:
+            self.table.down(url, str(error))
+            return
+        self._ways[url] = replica.way
+        for note in replica.notes:
+            log.warning("engine %s: %s", url, note)
+        self._known[url] = replica.facts
+        self._logprobs.start(url)
+        self._choose_facts()
+        await self._read_labels([url], fresh=True)
+        self.table.probed(url, None)
+
+    async def _measure(self, url: str) -> Kind:
+        return await self.dialect.measure(self._http, url, self._way(url), model=self._model)
+
+    def _way(self, url: str) -> Way:
+        return self._ways.get(url, self.dialect.unasked)
+
+    def _choose_facts(self) -> None:
+        """Takes the facts of the replica with the smallest window, which every replica takes. While no replica of the
+        set has answered, the old facts stay, because records of what was sampled carry them."""
+        candidates = [self._known[url] for url in self.table.members() if url in self._known]
+        if candidates:
+            self.facts = min(candidates, key=lambda facts: facts.max_model_len or sys.maxsize)
+
+    async def _learn_quietly(self, url: str) -> None:
+        try:
+            await self._learn(url)
+        except EngineFailed as error:
+            self.table.down(url, str(error))
+
+    async def _probe(self, url: str) -> health.Probe:
+        """Probes a replica's health, and reads its label before it counts as up where the label needs a version."""
+        up = any(replica.url == url and replica.healthy for replica in self.table.replicas.values())
+        result = await self.dialect.check(self._http, url)
+        if result.dead:
+            self._logprobs.forget(url)
+        if result.failure is None and self.labels.demanded(self._version()):
+            await self._read_labels([url], fresh=not up)
+        return result
+
+    async def version_told(self) -> None:
+        """See `Labelled.version_told`."""
+        await self._read_labels(self.table.members())
+
+    async def _read_labels(self, urls: Sequence[str], *, fresh: bool = False) -> None:
+        """Reads replicas' labels. A replica that does not answer stays as usable as it was; a `fresh` one is not
+        used."""
+        labels = await asyncio.gather(
+            *(self.dialect.label_of(self._http, url) for url in urls), return_exceptions=True
+        )
+        for label in labels:
+            if isinstance(label, str):
+                self.labels.heed(label)
+        for url, label in zip(urls, labels, strict=True):
+            if isinstance(label, str):
+                self._doubt(url, self.labels.against(label, self._version()))
+            elif label is None:  # then only its answers can report a version
+                self._doubt(url, "")
+            elif not isinstance(label, EngineUnavailable):
+                raise label
+            elif fresh and self.labels.demanded(self._version()):
+                self._doubt(url, f"the version of its weights is not known yet: {label}")
+
+    def _doubt(self, url: str, why: str) -> None:
+        if self.table.doubt(url, why):
+            log.warning("engine %s is %s", url, f"not used: {why}" if why else "used again")
+
+    async def set_urls(self, urls: Sequence[str]) -> None:
+        """Replaces the replicas. New ones are asked what they are before the old ones leave, so that turns find an
+        engine all the while. Generations on a replica that leaves end there. Returns when the new set is in force."""
+        wanted = _plain(urls)
+        async with self._changing:
+            fresh = [url for url in wanted if self.table.join(url)]
+            for url in fresh:
+                self._logprobs.expect(url)
+            await asyncio.gather(*(self._learn_quietly(url) for url in fresh))
+            for url in set(self.table.members()) - set(wanted):
+                self.table.leave(url)
+            for url in self._known.keys() - self.table.replicas.keys():
+                self._logprobs.forget(url)
+            for by_url in (self._known, self._ways):
+                for url in by_url.keys() - self.table.replicas.keys():
+                    del by_url[url]
+            self._choose_facts()
+        log.info("engines: %s", ", ".join(wanted) or "none")
+
+    def ended(self, session: str) -> None:
+        """See `KeepsSessions.ended`."""
+        self.table.ended(session)
+
+    def status(self) -> list[EngineStatus]:
+        """One entry per replica of the set, in the order in which they joined."""
+        return self.table.status()
+
+    async def aclose(self) -> None:
+        """Aborts running generations, stops watching, closes connections. Idempotent."""
+        self._closed = True
+        self._cut |= self._running
+        for task in (*self._running, *self._watches):
+            task.cancel()
+        if self._watches:
+            await asyncio.wait(self._watches)
+        if self._running:
+            self._empty.clear()
+            await self._empty.wait()
+        await asyncio.gather(*self._aborts, return_exceptions=True)
+        await self._logprobs.aclose()
+        await self._http.aclose()
+
+    # -- one generation -----------------------------------------------------------------------------------------
+
+    async def generate(self, prompt: Prompt, on_delta: OnDelta | None = None) -> GenerationResult:
+        """See `Engine.generate`. Raises EngineFailed after `timeout_s`."""
+        if self._closed:
+            raise EngineUnavailable("this gateway has closed its engines")
+        task = asyncio.current_task()
+        assert task is not None
+        self._running.add(task)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._to_the_end(prompt, on_delta)
+        except TimeoutError:
+            raise EngineFailed(f"the engine did not finish within {self._timeout_s:g} s") from None
+        except asyncio.CancelledError:
+            # Was it `aclose` that cancelled, and not (also) whoever owns the task?
+            if task not in self._cut or task.uncancel() > 0:
+                raise
+            raise EngineUnavailable("this gateway is closing its engines") from None
+        finally:
+            self._running.discard(task)
+            self._cut.discard(task)
+            if not self._running:
+                self._empty.set()
+
+    async def _to_the_end(self, prompt: Prompt, on_delta: OnDelta | None) -> GenerationResult:
+        made = Generation(prompt, told=prompt.version, streams=on_delta is not None)
+        tries = _Tries()
+        while True:
+            made.told = self._version_for(prompt)  # a pause that was waited out may have brought new weights
+            made.numbered = self.labels.demanded(made.told)
+            url = self.table.reserve(prompt.affinity, tries.out, session=prompt.session or prompt.affinity)
+            if url is None and await self._logprobs.next_of(self.table.unmeasured(tries.out)):
+                continue  # a turn waits for the measurement as it would in the same queue
+            if url is None:
+                raise tries.verdict(self.table)
+            try:
+                await self._attempt(url, made, tries, on_delta)
+            except Lost as error:
+                await self._lost(url, made, tries, error)
+            except Unlabelled as error:
+                self._doubt(url, str(error))
+                made.forget(error)
+                tries.refused(url, EngineUnavailable(f"engine {url}: {error}", retry_after=health.PROBE_S))
+                continue
+            except (Overloaded, EngineUnavailable) as error:
+                tries.refused(url, error)
+                continue
+            except Shut as error:
+                self._ways[url] = error.instead
+                continue
+            except PausedNow:
+                await tries.wait_out_pause()
+                continue
+            finally:
+                self.table.release(url)
+            self.labels.known = self.labels.known or made.labelled
+            if made.finish == "abort":
+                made.cut("the engine aborted it", told=self._version_for(prompt))
+            if made.finish is not None:
+                return made.sample(url, self._known.get(url, self.facts).build)
+
+    async def _lost(self, url: str, made: Generation, tries: _Tries, error: Lost) -> None:
+        """The connection broke. Tokens that had arrived are kept; the rest is asked for next, maybe elsewhere."""
+        if tries.lost(url, error):
+            self.table.down(url, str(error))
+            if error.refused:
+                self._logprobs.forget(url)
+        elif made.numbered:  # it may be up again already, with the weights of its start
+            await self._read_labels([url], fresh=True)
+        if made.ids and made.finish in (None, "abort"):
+            made.cut(str(error), told=self._version_for(made.prompt))
+
+    def _version(self) -> int:
+        return self._latest if self._version_now is None else self._version_now()
+
+    def _version_for(self, prompt: Prompt) -> int:
+        self._latest = prompt.version
+        return prompt.version if self._version_now is None else max(prompt.version, self._version_now())
+
+    async def _attempt(self, url: str, made: Generation, tries: _Tries, on_delta: OnDelta | None) -> None:
+        """Asks one replica for the rest of a generation. Returns when the answer is complete. If the call is cancelled
+        or fails on our side, the engine is asked to abort."""
+        way, prompt = self._way(url), made.prompt
+        ids, max_tokens = made.asks()
+        request_id = tries.name(prompt.request_id)
+        request = way.request(
+            prompt,
+            ids,
+            request_id=request_id,
+            max_tokens=max_tokens,
+            piece=made.resumed,
+            stream=on_delta is not None,
+            salt=f"v{made.told}",
+            vocab_size=self._vocab_size,
+        )
+        read = way.reader(prompt, ids, vocab_size=self._vocab_size)
+        working = True
+        """The engine may be sampling."""
+        try:
+            async with self._http.post(url + request.path, request.body, request_id=request_id) as answer:
+                working = answer.status == 200
+                if not working:
+                    raise way.refused(
+                        answer.status, await answer.body(), answer.retry_after, prompt_tokens=len(ids)
+                    )
+                if on_delta is None:
+                    await self._whole(answer, read, made)
+                else:
+                    await self._stream(answer, read, made, on_delta)
+        except Lost:
+            raise
+        except BaseException:
+            if working:
+                await self._stop(url, request_id)
+            raise
+
+    async def _whole(self, answer: Streamed, read: Reader, made: Generation) -> None:
+        step = read(await answer.body())
+        if step.finish is None:
+            raise EngineFailed("the engine's answer has no choice with a finish_reason")
+        made.take(step)
+
+    async def _stream(self, answer: Streamed, read: Reader, made: Generation, on_delta: OnDelta) -> None:
+        events = Events()
+        async for chunk in answer.chunks():
+            for payload in events.feed(chunk):
+                delta = made.take(read(payload))
+                if delta is not None:
+                    on_delta(delta)
+        if made.finish is None:
+            raise Lost("the stream ended before the generation did", refused=False)
+
+    async def _stop(self, url: str, request_id: str) -> None:
+        """Asks the engine to abort, within ABORT_S; goes on if the caller is cancelled again."""
+        task = asyncio.create_task(self._abort(url, request_id))
+        self._aborts.add(task)
+        task.add_done_callback(self._aborts.discard)
+        await asyncio.shield(task)
+
+    async def _abort(self, url: str, request_id: str) -> None:
+        request = self._way(url).abort(request_id)
+        if request is None:
+            return  # the closed connection ends it
+        try:
+            await self._http.ask(
+                "POST",
+                url + request.path,
+                body=request.body,
+                timeout_s=ABORT_S,
+            )
+        except Lost as error:
+            log.info("engine %s did not take the abort of %s: %s", url, request_id, error)
+
+
+class _Tries:
+    """The attempts at one generation so far: which replicas are out, and the error when none is left."""
+
+    def __init__(self) -> None:
+        self.out: set[str] = set()
+        self._losses: dict[str, int] = {}
+        self._last: SandgateError | None = None
+        self._count = 0
+        self._paused_s = 0.0
+        self._pauses = 0
+
+    def name(self, request_id: str) -> str:
+        """A request id of its own for each attempt."""
+        self._count += 1
+        return request_id if self._count == 1 else f"{request_id}-r{self._count - 1}"
+
+    def lost(self, url: str, error: Lost) -> bool:
+        """A connection was lost. Returns whether the replica counts as down now."""
+        self._losses[url] = self._losses.get(url, 0) + 1
+        if not error.refused and self._losses[url] < LOSSES_MAX:
+            return False
+        self.out.add(url)
+        self._last = EngineUnavailable(f"engine {url}: {error}", retry_after=health.PROBE_S)
+        return True
+
+    def refused(self, url: str, error: SandgateError) -> None:
+        """The replica is overloaded or unavailable: the next one may take the generation."""
+        self.out.add(url)
+        self._last = error
+
+    async def wait_out_pause(self) -> None:
+        """Waits between two tries. Raises EngineUnavailable after PAUSED_MAX_S in all."""
+        if self._paused_s >= PAUSED_MAX_S:
+            raise EngineUnavailable(f"the engine was paused for over {PAUSED_MAX_S:g} s", retry_after=5.0)
+        seconds = PAUSED_WAITS_S[min(self._pauses, len(PAUSED_WAITS_S) - 1)]
+        self._pauses += 1
+        self._paused_s += seconds
+        await asyncio.sleep(seconds)
+
+    def verdict(self, table: ReplicaTable) -> SandgateError:
+        """The error where no replica is left."""
+        if self._last is not None:
+            return self._last
+        return health.none_up(table.status())
+
+
+def _plain(urls: Sequence[str]) -> tuple[str, ...]:
+    """The URLs, each once, without a slash at the end."""
+    return tuple(dict.fromkeys(url.rstrip("/") for url in urls))

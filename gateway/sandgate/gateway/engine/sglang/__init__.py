@@ -1,0 +1,1 @@
+"""SGLang: its native API (`/generate`) behind the pool, and its controls."""

@@ -1,0 +1,128 @@
+"""Generation of a call's choices: the engine is asked, its tokens are parsed as they come, followers are told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from sandgate.contract.errors import SandgateError
+from sandgate.contract.trajectory import Ids
+from sandgate.gateway.config import Config
+from sandgate.gateway.conversation.messages import TurnRequest
+from sandgate.gateway.conversation.turn import Turn
+from sandgate.gateway.engine.api import Delta, Engine, GenerationResult, Prompt
+from sandgate.gateway.metrics import GatewayMetrics
+from sandgate.gateway.protocols.base import TokenLogprobs
+from sandgate.gateway.service.call import ModelCall
+from sandgate.gateway.service.fair_pool import FairPool, lane
+from sandgate.gateway.service.partial import PartialChoice
+from sandgate.gateway.service.sessions import Sessions
+from sandgate.gateway.service.turn_records import GenerationRequest
+from sandgate.gateway.tokens.api import Codec, Parser
+
+OFF_LOOP_IDS = 4_096
+"""Samples of more tokens are parsed in a thread."""
+
+Choice = tuple[GenerationResult, Parser]
+"""What the engine sampled, and the parser that has read it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceSampler:
+    """Asks the engine for choices."""
+
+    config: Config
+    sessions: Sessions
+    engine: Engine
+    codec: Codec
+    metrics: GatewayMetrics
+    pool: FairPool
+    new_id: Callable[[], str]
+
+    async def sample(
+        self, call: ModelCall, asked: GenerationRequest, constraint: dict[str, Any] | None
+    ) -> list[Choice]:
+        """All choices of a call, or the first error; then the others are cancelled."""
+        making = [self._generate(call, index, asked, constraint) for index in range(call.request.n)]
+        return [await making[0]] if call.request.n == 1 else await _all(making)
+
+    async def _generate(
+        self,
+        call: ModelCall,
+        index: int,
+        asked: GenerationRequest,
+        constraint: dict[str, Any] | None,
+    ) -> Choice:
+        request, session = call.request, call.session
+        prepared = asked.prepared
+        parser = parser_of(self.codec, request, prepared.ids)
+        streaming = request.stream
+        heard = call.heard[index] = PartialChoice(parser)
+
+        def on_delta(delta: Delta) -> None:
+            heard.take(delta)
+            if not request.tells_tokens:
+                call.pieces[index].append(len(delta.ids))
+                call.say(index, parser.feed(delta.ids))
+                return
+            for token in range(len(delta.ids)):  # each token with its logprob
+                call.say(index, parser.feed(delta.ids[token : token + 1]), token_logprobs(delta, token))
+
+        prompt = Prompt(
+            request_id=f"{call.turns[index]}-{self.new_id()[:8]}",
+            ids=prepared.ids,
+            sampling=asked.sampling(index),
+            max_tokens=asked.max_tokens,
+            stop_ids=self.codec.stop_ids,
+            constraint=constraint,
+            top_logprobs=request.top_logprobs,
+            affinity=str(session.spec.get("uid") or session.session_id),
+            session=session.session_id,
+            model=self.config.engine.model or self.config.model.name,
+            version=self.sessions.process.version,
+            media=prepared.media,
+            pictures=prepared.pictures,
+            told=prepared.told,
+        )
+        try:
+            with self.metrics.engine_s.time():
+                sample = await self.engine.generate(prompt, on_delta if streaming else None)
+        except SandgateError as error:
+            session.call_failed(error, shaped=constraint is not None)
+            raise
+        if streaming:
+            heard.whole = sample
+        elif len(sample.ids) > OFF_LOOP_IDS:
+            mine = lane(self.pool, session.session_id)  # not charged: the engine's work came before
+            await asyncio.get_running_loop().run_in_executor(mine, parser.feed, sample.ids)
+        else:
+            parser.feed(sample.ids)
+        return sample, parser
+
+
+def parser_of(codec: Codec, request: TurnRequest, prompt: Ids) -> Parser:
+    """What reads a sample behind this prompt."""
+    stop = request.sampling.stop
+    if request.prompt is not None:
+        return codec.text_parser(stop)
+    return codec.parser(prompt, request.callable_tools, stop)
+
+
+async def _all(making: list[Coroutine[Any, Any, Choice]]) -> list[Choice]:
+    """All results, or the first error, unwrapped; the others are then cancelled, and gone when this returns."""
+    tasks = [asyncio.ensure_future(sampling) for sampling in making]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def token_logprobs(sampled: Delta | Turn, index: int) -> TokenLogprobs:
+    """One token with its logprob and, if the engine gave them, its alternatives."""
+    return TokenLogprobs(
+        sampled.ids[index : index + 1], sampled.logprobs[index : index + 1], sampled.top[index : index + 1]
+    )

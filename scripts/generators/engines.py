@@ -1,0 +1,195 @@
+"""docs/reference/engines.md: what an engine must give, held by the conformance suite; and what each engine cannot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PATH = "docs/reference/engines.md"
+SUITE = "tests/gateway/engine/test_conformance.py"
+FAULTS = "tests/gateway/engine/test_faults.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Clause:
+    """One thing that an engine must give."""
+
+    what: str
+    vllm: str
+    sglang: str
+    tests: tuple[str, ...]
+    """Of the conformance suite, or of the suite of faults."""
+
+
+CLAUSES = (
+    Clause(
+        "The ids that were sampled, each with its logprob, aligned; none is a sentinel, NaN, positive or outside of "
+        "the vocabulary. Ids that end a generation are part of it.",
+        "`token_ids` and `logprobs.content`",
+        "`meta_info.output_token_logprobs`, compared with `output_ids`",
+        (
+            "test_ids_logprobs_and_versions_are_aligned",
+            "test_refused",
+            "test_alternatives_are_as_many_as_asked_most_likely_first",
+        ),
+    ),
+    Clause(
+        "A stream whose steps together are the sample, the same as without a stream.",
+        "events hold new tokens",
+        "events hold all tokens so far, or new ones (`--incremental-streaming-output`, much cheaper); both are read",
+        ("test_a_stream_is_the_sample_and_json_is_the_same",),
+    ),
+    Clause(
+        "The prompt as it was sent, id for id, or a refusal: too long, or of another tokenizer.",
+        "its 400",
+        "its 400; ids outside of the vocabulary are refused by us, as it does not look; `prompt_tokens` is compared, "
+        "and `--allow-auto-truncate` is not accepted",
+        (
+            "test_a_prompt_over_the_window_is_refused_with_the_window",
+            "test_ids_that_do_not_exist_are_another_tokenizers",
+        ),
+    ),
+    Clause(
+        "Why it ended: `stop` with the stop id or string that did it (none for the model's own end), `length` or "
+        "`abort`.",
+        "`finish_reason`, `stop_reason`",
+        "`finish_reason.type`, `matched`; an abort with a status is a refusal",
+        (
+            "test_length_is_exact",
+            "test_a_stop_id_ends_it_and_is_kept",
+            "test_a_stop_string_ends_it_and_its_tokens_are_kept",
+        ),
+    ),
+    Clause(
+        "The policy version of every token, also where weights change in its middle. Without reports, tokens count as "
+        "of the version last set. Weights that lost their label are not used.",
+        "`weight_versions` of 0.32 and later, `/weight_info`",
+        "`meta_info.weight_versions`, `/model_info`",
+        (
+            "test_a_weight_update_in_the_middle_is_seen_token_by_token",
+            "test_tokens_from_before_the_first_update_are_of_the_initial_version",
+            "test_labels_that_nobody_sets_mean_the_told_version",
+            "test_weights_that_lost_their_label_are_not_used_until_they_have_one",
+            "test_an_answer_of_weights_that_lost_their_label_is_never_the_told_version",
+            "test_versions_are_told_per_piece_when_the_weights_change_in_the_middle",
+        ),
+    ),
+    Clause(
+        "An abort, by which a generation that nobody wants any more frees the engine.",
+        "`/inference/v1/abort_requests`",
+        "`/abort_request` (it aborts every rid that starts with this one: ours end in `~`)",
+        (
+            "test_cancelling_frees_the_engine",
+            "test_cancelling_frees_the_engine_without_a_stream",
+            "test_a_listener_that_fails_frees_the_engine",
+            "test_closing_ends_what_runs_and_refuses_what_comes",
+        ),
+    ),
+    Clause(
+        "What was sampled stays: a generation that was aborted, or whose connection broke, goes on after its last id.",
+        "prompt and sampled ids as the next prompt; a seed is moved",
+        "the same; a seed is kept, as SGLang draws by seed and position",
+        (
+            "test_an_aborted_generation_is_taken_up_again",
+            "test_a_stream_that_breaks_goes_on_after_its_last_id",
+            "test_what_breaks_before_anything_was_heard_is_asked_again",
+            "test_what_breaks_again_and_again_is_unavailable",
+            "test_an_engine_that_aborts_for_ever_is_given_up",
+        ),
+    ),
+    Clause(
+        "Pause and continue, for weight updates. New requests wait.",
+        "`/pause` (`abort`, `keep`, `wait`), `/resume`",
+        "`/pause_generation` (`abort`; `keep` is its `retract`, so that old caches go), `/continue_generation`",
+        ("test_a_frozen_generation_goes_on_by_itself", "test_a_new_request_waits_for_the_end_of_a_pause"),
+    ),
+)
+
+PARAMETERS = (
+    (
+        "`temperature`, penalties, `max_tokens`, `stop`, stop ids",
+        "yes",
+        "yes; stop strings not with `--skip-tokenizer-init`",
+    ),
+    (
+        "`top_p`, `top_k`, `min_p`",
+        "yes",
+        "400 with `processed_logprobs` (unless temperature is 0): SGLang's logprobs are of before them",
+    ),
+    ("penalties with `raw_logprobs`", "yes", "400: SGLang's raw logprobs are of after them"),
+    ("`seed`", "yes", "with `--enable-deterministic-inference`, else 400: SGLang would ignore it"),
+    ("JSON schema, regex, structural tag", "yes", "yes"),
+    ("images", "yes", "400"),
+    ("LoRA adapters by model name", "yes", "yes (`lora_path`)"),
+    ("a model name that it does not serve", "404", "404 from us: SGLang would answer with what it has"),
+)
+
+PROVED = (
+    ("in-process script", "all of it", "-"),
+    ("vLLM's wire, scripted (0.32, 0.31, completions)", "all of it", "-"),
+    ("vLLM itself, on a CPU", "all but scripted faults", "logprobs against a forward pass: docs/logprobs.md"),
+    ("SGLang's wire, scripted (both streams; without versions)", "all of it", "-"),
+    (
+        "SGLang 0.5.23's own HTTP server, tokenizer manager and types, on a CPU, with a script as scheduler",
+        "all but stop strings and scripted faults",
+        "every body is taken by its types; the scripted server answers as it does, field by field",
+    ),
+    ("SGLang on a GPU", "**not run**", "its sampler and scheduler were read in the source, not measured"),
+)
+
+HEAD = """\
+<!-- Generated from scripts/generators/engines.py by `make fix`. Do not edit. -->
+# Engines: what one must give
+
+`spec.engine.kind` (in a gateway's settings `engine.kind`) says whose API an engine speaks: `vllm` or `sglang`. An
+engine is the `Engine` protocol of `gateway/sandgate/gateway/engine/api.py`: `generate`, `status`, `aclose`. Replicas,
+retries, resumes and health are one pool for all kinds (`pool.py`); an engine's own is a `Dialect` (`dialect.py`) with a
+`Way` (`way.py`) for each replica. A new kind is those two, a row in `factory.py`, and the tests that are named here.
+
+| what | vLLM | SGLang | tests |
+|---|---|---|---|"""
+
+TAIL = """\
+## SGLang
+
+```console
+$ python -m sglang.launch_server --model-path /models/my-model --served-model-name my-model --port 30000 \\
+    --incremental-streaming-output
+```
+
+```yaml
+  engine: {kind: sglang, endpoints: [http://127.0.0.1:30000]}
+```
+
+* Native `/generate` with token ids; every sampling parameter is sent, so `--preferred-sampling-params` and
+  `--sampling-defaults` count for nothing. Read in SGLang 0.5.23, which reports versions for each token; older servers
+  are taken, with the version last set, if they know what is sent.
+* Logprobs are log_softmax(logits / temperature), of after penalties and grammars and before top_p, top_k and min_p.
+  Where these are off that is `processed_logprobs`, the default mode. `SGLANG_RETURN_ORIGINAL_LOGPROB=1` gives
+  `raw_logprobs`. A gateway measures which one it is, by two temperatures, before a replica's first turn.
+* Engines that the operator manages are vLLM; SGLang is named in `endpoints` or found by `selector`.
+* Weight updates: `fleet.weight_update(version, engines=urls, kind="sglang")`. A load from disk renames SGLang's model
+  to the checkpoint's path; from then on its name is not compared.
+* `/health` samples a token, which waits while a weight update holds the engine: then it counts whether the server
+  answers at all.
+* Behind a router (sgl-router, model gateway) workers cannot be told apart by version or abort: name the workers, not
+  the router. Data parallelism within one server is its own affair. Neither was tried.
+"""
+
+
+def generate() -> dict[str, str]:
+    lines = [HEAD]
+    for clause in CLAUSES:
+        tests = "<br>".join(f"`{name}`" for name in clause.tests)
+        lines.append(f"| {clause.what} | {clause.vllm} | {clause.sglang} | {tests} |")
+    lines += ["", f"The tests are in `{SUITE}` and `{FAULTS}`; one that fails names the engine.", ""]
+    lines += [
+        "## What is honoured",
+        "",
+        "What cannot be is a 400 before anything is sampled; nothing is dropped.",
+        "",
+    ]
+    lines += ["| what a client asks for | vLLM | SGLang |", "|---|---|---|"]
+    lines += [f"| {' | '.join(row)} |" for row in PARAMETERS]
+    lines += ["", "## Proved on", "", "| engine | of the table above | and |", "|---|---|---|"]
+    lines += [f"| {' | '.join(row)} |" for row in PROVED]
+    return {PATH: "\n".join([*lines, "", TAIL])}

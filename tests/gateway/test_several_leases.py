@@ -1,0 +1,145 @@
+"""POST /v1/leases for several leases at once, and POST /v1/leases/ack for many."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sandgate.contract import control_api
+from sandgate.contract.lease import ARROW, Lease
+from sandgate.gateway.journal.memory import MemoryDisk, MemoryStore
+from sandgate.trainer.client import lease_call
+from sandgate.trainer.client.rollout_client import AsyncRolloutClient
+from sandgate.trainer.client.streaming import Wanted
+from tests.support.gateway import Running, admin_key, gateway
+
+
+@pytest.fixture
+def disk() -> MemoryDisk:
+    return MemoryDisk()
+
+
+@pytest.fixture
+async def g(disk: MemoryDisk) -> Any:
+    async with gateway(lambda ids, number: f"answer {number}", store=MemoryStore(disk)) as running:
+        yield running
+
+
+async def groups(g: Running) -> None:
+    """q0 has two rows, q1 none, q2 one of two sessions."""
+    for name, uid, size, turns in (
+        ("a", "q0", 1, 2),
+        ("b", "q1", 1, 0),
+        ("c", "q2", 2, 1),
+        ("d", "q2", 2, 0),
+    ):
+        agent = await g.session(
+            session_id=name, uid=uid, job="j", group_size=size, sample_index=int(name == "d")
+        )
+        for turn in range(turns):
+            await agent.ask(f"hi {turn}")
+        await g.finalize(agent, reward=1.0)
+
+
+async def post(g: Running, **body: Any) -> dict[str, Any]:
+    answer = await g.admin.post("/v1/leases", json=body)
+    assert answer.status_code == 200, answer.text
+    said: dict[str, Any] = answer.json()
+    return said
+
+
+async def test_each_group_has_a_lease_of_its_own_in_json_and_in_arrow(g: Running) -> None:
+    await groups(g)
+    said = await post(g, leases=5, lease_id="mine")
+    assert said["leases"] == [
+        {"lease_id": "mine", "sessions": ["a"], "rows": 2},
+        {"lease_id": "mine.1", "sessions": ["b"], "rows": 0},
+        {"lease_id": "mine.2", "sessions": ["c", "d"], "rows": 1},
+    ]
+    assert [row["session_id"] for row in said["trajectories"]] == ["a", "a", "c"]
+    answer = await g.admin.post(
+        "/v1/leases", json={"leases": 5, "lease_id": "mine"}, headers={"accept": ARROW}
+    )
+    assert answer.headers["x-sandgate-leases"] == "2,0,1"
+    async with AsyncRolloutClient(g.origin, admin_key()) as trainer:
+        arrow = await trainer.call(lease_call.several(Wanted(5, None, 300.0, "j"), "mine"))
+        plain = await trainer.call(control_api.leases(most=5, lease_id="mine"))
+    assert [_said(one) for one in arrow] == [_said(one) for one in plain]
+    assert [len(one.trajectories) for one in arrow] == [2, 0, 1]
+
+
+def _said(lease: Lease) -> tuple[str, list[tuple[Any, ...]]]:
+    rows = [(row.session_id, row.prompt_ids, row.response_ids, row.versions) for row in lease.trajectories]
+    return lease.lease_id, rows
+
+
+async def test_one_lease_is_said_as_it_ever_was(g: Running) -> None:
+    await groups(g)
+    said = await post(g)
+    assert said.keys() == {"lease_id", "until", "sessions", "trajectories", "failed"}
+    assert said["sessions"] == ["a"]
+
+
+async def test_none_are_given_where_there_are_none(g: Running) -> None:
+    said = await post(g, leases=2)
+    assert (said["lease_id"], said["leases"], said["trajectories"]) == (None, [], [])
+
+
+async def test_the_bound_on_tokens_is_of_all_leases_together(g: Running) -> None:
+    await groups(g)
+    assert [one["sessions"] for one in (await post(g, leases=3, max_tokens=1))["leases"]] == [["a"], ["b"]], (
+        "b has no tokens"
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/leases", {"leases": 0}),
+        ("/v1/leases", {"leases": 257}),
+        ("/v1/leases/ack", {}),
+        ("/v1/leases/ack", {"lease_ids": []}),
+        ("/v1/leases/ack", {"lease_ids": ["l"] * 257}),
+    ],
+)
+async def test_what_makes_no_sense_is_a_400_that_names_the_field(
+    g: Running, path: str, body: dict[str, Any]
+) -> None:
+    answer = await g.admin.post(path, json=body)
+    assert answer.status_code == 400
+    assert ("leases" if path == "/v1/leases" else "lease_ids") in answer.text
+
+
+async def test_many_are_acknowledged_at_once_and_each_refusal_is_said(g: Running) -> None:
+    await groups(g)
+    await post(g, leases=3, lease_id="mine")
+    await g.admin.post("/v1/leases/mine.2/nack")
+    for _ in range(2):
+        answer = await g.admin.post(
+            "/v1/leases/ack", json={"lease_ids": ["mine", "mine.1", "mine.1", "mine.2", "other"]}
+        )
+        said = answer.json()
+        assert said["acked"] == ["mine", "mine.1"]
+        assert {name: why.split(":")[0] for name, why in said["refused"].items()} == {
+            "mine.2": "Conflict",
+            "other": "NotFound",
+        }
+    assert (await post(g, leases=3))["sessions"] == ["c", "d"]
+
+
+async def test_leases_and_acks_that_cannot_be_written_did_not_happen(g: Running, disk: MemoryDisk) -> None:
+    await groups(g)
+    disk.failure = "database or disk is full"
+    assert (await g.admin.post("/v1/leases", json={"leases": 3})).status_code == 503
+    disk.failure = ""
+    assert (await g.admin.get("/healthz")).status_code == 200
+    assert len((await post(g, leases=3, lease_id="mine"))["leases"]) == 3
+    disk.failure = "database or disk is full"
+    acks = {"lease_ids": ["mine", "mine.1", "mine.2"]}
+    assert (await g.admin.post("/v1/leases/ack", json=acks)).status_code == 503
+    disk.failure = ""
+    assert (await g.admin.get("/healthz")).status_code == 200
+    assert not g.core.sessions.book.acking
+    assert (await g.admin.post("/v1/leases/ack", json=acks)).json()["acked"] == acks["lease_ids"]
+    assert (await post(g, leases=3))["leases"] == []

@@ -1,0 +1,229 @@
+"""Groups by several at once, from several gateways at once; and what becomes of them when something breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections import Counter
+from collections.abc import AsyncIterator
+
+import pytest
+
+from sandgate.contract.errors import Unavailable
+from sandgate.contract.lease import Lease
+from sandgate.trainer.client import lease_call
+from sandgate.trainer.client.fleet import AsyncFleet
+from sandgate.trainer.client.groups import Group
+from sandgate.trainer.client.streaming import Ahead, Groups, Wanted
+from tests.support.gateway import NEVER_S
+from tests.trainer.world import World
+
+TTL_S = 90.0
+EIGHT = Ahead(8)
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    async with World() as made:
+        yield made
+
+
+def stream(fleet: AsyncFleet, ahead: Ahead = EIGHT) -> Groups:
+    return fleet.groups(ttl_s=TTL_S, idle_s=0.0, ahead=ahead, poll_s=NEVER_S)
+
+
+async def rolled(world: World, gateway: str, *uids: str) -> None:
+    for uid in uids:
+        await world.roll(gateway, uid, size=1)
+
+
+async def rest(world: World) -> list[str]:
+    """What another trainer would get now, in order; it is given back."""
+    uids = []
+    for name in world.sites:
+        client = world.fleet_of(name)
+        if (lease := await client.lease(max_groups=100)) is not None:
+            uids += [row.uid for row in lease.trajectories]
+            await client.nack(lease)
+    return uids
+
+
+async def taken(groups: Groups, count: int) -> list[Group]:
+    return [await anext(groups) for _ in range(count)]
+
+
+async def test_one_request_brings_several_groups_and_each_is_settled_by_itself(world: World) -> None:
+    await rolled(world, "g0", "q0", "q1", "q2", "q3")
+    fleet = world.fleet_of("g0")
+    a, b, c, d = await taken(groups := stream(fleet), 4)
+    await world.settle()
+    assert world.sites["g0"].seen.count("/v1/leases") <= 2, "the second finds no more"
+    assert len({one.lease.lease_id for one in (a, b, c, d)}) == 4
+    await a.ack()
+    await b.nack()
+    await c.renew()
+    assert await rest(world) == ["q1"], "at once, and the others are not touched"
+    world.clock.now += 2 * TTL_S
+    assert await rest(world) == ["q1", "q2", "q3"], "q0 never again"
+    await groups.aclose()
+
+
+async def test_a_gateway_that_is_slow_keeps_nobody_from_the_groups_of_another(world: World) -> None:
+    await rolled(world, "g0", "slow")
+    await rolled(world, "g1", "quick0", "quick1")
+    world.sites["g0"].slow = asyncio.Event()
+    fleet = world.fleet()
+    async with asyncio.timeout(10):
+        found = await taken(groups := stream(fleet), 2)
+    assert [one.uid for one in found] == ["quick0", "quick1"]
+    world.sites["g0"].slow.set()
+    assert (await anext(groups)).uid == "slow"
+    await groups.aclose()
+
+
+async def test_gateways_take_turns(world: World) -> None:
+    await rolled(world, "g0", "a0", "a1", "a2")
+    await rolled(world, "g1", "b0", "b1", "b2")
+    groups = stream(world.fleet(), Ahead(0))
+    assert [one.uid for one in await taken(groups, 6)] == ["a0", "b0", "a1", "b1", "a2", "b2"]
+    await groups.aclose()
+
+
+async def test_an_empty_gateway_beside_a_full_one_is_not_asked_each_time(world: World) -> None:
+    await rolled(world, "g1", *(f"q{number}" for number in range(12)))
+    groups = stream(world.fleet(), Ahead(2))
+    assert [one.uid for one in await taken(groups, 12)] == [f"q{number}" for number in range(12)]
+    assert world.sites["g0"].seen.count("/v1/leases") <= 3
+    await groups.aclose()
+
+
+async def test_two_consumers_of_two_gateways_have_each_group_once(world: World) -> None:
+    for gateway in ("g0", "g1"):
+        await rolled(world, gateway, *(f"{gateway}-q{number}" for number in range(6)))
+    seen: Counter[str] = Counter()
+
+    async def consume() -> None:
+        async for group in stream(world.fleet(), Ahead(3)):
+            async with group:
+                seen[group.uid] += 1
+
+    await asyncio.gather(consume(), consume())
+    assert seen == Counter(f"{gateway}-q{number}" for gateway in ("g0", "g1") for number in range(6))
+    world.clock.now += 2 * TTL_S
+    assert await rest(world) == []
+
+
+async def test_who_leaves_the_loop_gives_back_at_once_what_was_leased_ahead(world: World) -> None:
+    await rolled(world, "g0", *(f"q{number}" for number in range(6)))
+    fleet = world.fleet()
+    async for group in stream(fleet):
+        await world.settle()
+        assert fleet.counters.buffered == 5
+        await group.ack()
+        break
+    gc.collect()
+    await world.settle()
+    assert fleet.counters.buffered == 0
+    assert await rest(world) == [f"q{number}" for number in range(1, 6)]
+
+
+async def test_a_call_that_is_cancelled_loses_no_group(world: World) -> None:
+    await rolled(world, "g0", "q0", "q1")
+    world.sites["g0"].slow = asyncio.Event()
+    fleet = world.fleet_of("g0")
+    groups = fleet.groups(ttl_s=TTL_S, ahead=Ahead(0), poll_s=NEVER_S)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await anext(groups)
+    world.sites["g0"].slow.set()
+    assert [one.uid for one in await taken(groups, 2)] == ["q0", "q1"]
+    await groups.aclose()
+
+
+async def test_a_gateway_that_dies_between_lease_and_ack_takes_the_ack_when_it_is_back(world: World) -> None:
+    await rolled(world, "g0", "q0", "q1")
+    await rolled(world, "g1", "p0")
+    groups = stream(world.fleet(), Ahead(0))
+    found = {one.uid: one for one in await taken(groups, 3)}
+    await world.sites["g0"].stop()
+    with pytest.raises(Unavailable):
+        await found["q0"].ack()
+    await found["p0"].ack()
+    await world.restart("g0")
+    await found["q0"].ack()
+    world.clock.now += 2 * TTL_S
+    assert await rest(world) == ["q1"], "the journal knows both"
+    await groups.aclose()
+
+
+async def test_an_ack_whose_answer_is_lost_is_sent_again_and_counts_once(world: World) -> None:
+    await rolled(world, "g0", "q0", "q1")
+    fleet = world.fleet_of("g0")
+    first, second = await taken(groups := stream(fleet), 2)
+    world.sites["g0"].lose.append(f"/v1/leases/{first.lease.lease_id}/ack")
+    with pytest.raises(Unavailable):
+        await first.ack()
+    await first.ack()
+    assert fleet.counters.acked == 1
+    fleet.trained(second)
+    note = await fleet.checkpoint()
+    world.sites["g0"].lose.append("/v1/leases/ack")
+    with pytest.raises(Unavailable):
+        await fleet.commit(note)
+    await fleet.commit(note)
+    assert fleet.counters.acked == 2
+    world.clock.now += 2 * TTL_S
+    assert await rest(world) == []
+    await groups.aclose()
+
+
+async def test_a_lease_whose_answer_is_lost_is_offered_again_and_nothing_is_lost(world: World) -> None:
+    await rolled(world, "g0", "q0", "q1")
+    world.sites["g0"].lose += ["/v1/leases"] * 2
+    groups = stream(world.fleet_of("g0"))
+    with pytest.raises(Unavailable):
+        await anext(groups)
+    assert await rest(world) == [], "the gateway cannot know"
+    world.clock.now += 2 * TTL_S
+    assert [one.uid for one in await taken(groups, 2)] == ["q0", "q1"]
+    await groups.aclose()
+
+
+async def test_a_request_that_is_sent_again_gives_the_same_leases(world: World) -> None:
+    await rolled(world, "g0", "q0", "q1", "q2")
+    world.sites["g0"].lose.append("/v1/leases")
+    found = await taken(groups := stream(world.fleet_of("g0")), 3)
+    assert [one.uid for one in found] == ["q0", "q1", "q2"]
+    assert [one.lease.lease_id.partition(".")[2] for one in found] == ["", "1", "2"]
+    await groups.aclose()
+
+
+async def test_a_checkpoint_of_many_groups_is_one_acknowledgement_at_each_gateway(world: World) -> None:
+    for gateway in ("g0", "g1"):
+        await rolled(world, gateway, *(f"{gateway}-q{number}" for number in range(5)))
+    fleet = world.fleet()
+    fleet.trained(*await taken(groups := stream(fleet), 10))
+    await fleet.commit(await fleet.checkpoint())
+    assert fleet.counters.acked == 10
+    for site in world.sites.values():
+        assert [path for path in site.seen if path.endswith("/ack")] == ["/v1/leases/ack"]
+    await groups.aclose()
+
+
+async def test_a_group_larger_than_the_budget_comes_alone(world: World) -> None:
+    await world.roll("g0", "large", size=1, turns=6)
+    await rolled(world, "g0", "q1", "q2")
+    fleet = world.fleet_of("g0")
+    asked = lease_call.several(Wanted(8, 10, TTL_S, None))
+    (alone,) = await world.admins["g0"].call(asked)
+    assert [row.uid for row in alone.trajectories] == ["large"]
+    await world.admins["g0"].nack(alone)
+    groups = stream(fleet, Ahead(groups=8, nbytes=100))
+    assert [one.uid for one in await taken(groups, 3)] == ["large", "q1", "q2"]
+    await groups.aclose()
+
+
+def test_an_older_gateway_that_gives_one_lease_is_understood() -> None:
+    assert Lease.several_of({"lease_id": None}) == []
+    one = {"lease_id": "l1", "until": 5.0, "sessions": ["s"], "trajectories": []}
+    assert Lease.several_of(one) == [Lease("l1", 5.0, ("s",), ())]

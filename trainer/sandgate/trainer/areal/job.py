@@ -1,0 +1,151 @@
+"""AReaL workflows that its trainer is told by their path, as it needs them in its controller mode.
+
+    trainer.train(
+        workflow="sandgate.trainer.areal.job.JobWorkflow",
+        workflow_kwargs={"manifest": "job.yaml", "out": "out/rollouts"},
+    )
+
+Imports AReaL; what needs none of it is in the other modules of this package.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from areal.api import RolloutWorkflow  # type: ignore[import-not-found]
+from areal.experimental.openai import OpenAIProxyWorkflow  # type: ignore[import-not-found]
+from areal.infra import workflow_context  # type: ignore[import-not-found]
+from areal.utils.data import concat_padded_tensors  # type: ignore[import-not-found]
+
+from sandgate.contract.errors import InvalidBody
+from sandgate.contract.trajectory import Json
+from sandgate.trainer.areal.batches import Credit, batch_rows
+from sandgate.trainer.areal.engines import follow, server_urls
+from sandgate.trainer.areal.link import Link, local_run
+from sandgate.trainer.client.fleet import cluster_fleet, fleet
+from sandgate.trainer.credit.reasons import TAUGHT
+
+COMMAND = (sys.executable, "-m", "sandgate.trainer.cli")
+"""`sandgate` of this Python."""
+
+_links: dict[tuple[int, str], Link] = {}
+"""AReaL makes a workflow for each episode; a process has one link for each engine."""
+_starting = threading.Lock()
+
+
+def link_of(engine: Any, name: str, make: Callable[[], Link]) -> Link:
+    """The link of this engine, opened at the first call, which blocks."""
+    inner = getattr(engine, "_engine", engine)
+    with _starting:
+        found = _links.get((id(inner), name))
+        if found is None or found.closed:
+            found = make()
+            found.open(int(inner.get_version()))
+            follow(inner, found)
+            found.version(int(inner.get_version()))  # one that was told meanwhile
+            _links[id(inner), name] = found
+        return found
+
+
+class JobWorkflow(RolloutWorkflow):  # type: ignore[misc]
+    """An episode is a task of a RolloutJob: agents run in its sandboxes, and the batch is the whole group.
+
+    The group is the job's `groupSize`; AReaL's own (`gconfig.n_samples`) is 1. Each engine of AReaL has a run of its
+    own, in a folder of its own below `out`, whose gateways sample from that engine's servers.
+    """
+
+    def __init__(
+        self,
+        manifest: str = "",
+        out: str = "",
+        *,
+        job: str = "",
+        gateways: Mapping[str, str] | None = None,
+        key: str = "",
+        command: Sequence[str] = COMMAND,
+        prompt_field: str = "prompt",
+        uid_field: str = "uid",
+        credit: Credit = "advantages",
+        roles: Sequence[str] = TAUGHT,
+    ) -> None:
+        """`manifest` and `out`: a run on this machine. Or `job`: of an operator in a cluster; or `gateways` (name ->
+        origin) and `key`, with `job`: those. A job that an operator runs has `tasks: {queue: {}}`, and AReaL's servers
+        as its `engine.endpoints`. `command`: `sandgate`, where it is installed in another environment. `prompt_field`,
+        `uid_field`: of the dataset's rows; the other fields are the task's data. `credit`, `roles`: see `batch_rows`.
+        """
+        if bool(manifest) == bool(job):
+            raise InvalidBody("give either a manifest, and out, or the job of an operator", field="manifest")
+        if manifest and not out:
+            raise InvalidBody("out: a run needs a folder", field="out")
+        if credit not in ("advantages", "rewards"):
+            raise InvalidBody(f"credit: {credit!r} is neither advantages nor rewards", field="credit")
+        self.manifest, self.out, self.job, self.gateways, self.key = manifest, out, job, gateways, key
+        self.command, self.prompt_field, self.uid_field = tuple(command), prompt_field, uid_field
+        self.credit: Credit = credit
+        self.roles = tuple(roles)
+
+    async def arun_episode(self, engine: Any, data: dict[str, Any]) -> dict[str, Any] | None:
+        """The rows of the task's group that teach, padded; None, which AReaL takes for rejected, if none does."""
+        if self.prompt_field not in data:
+            raise InvalidBody(f"the dataset's row has no {self.prompt_field!r}", field=self.prompt_field)
+        told = {
+            name: value for name, value in data.items() if name not in (self.prompt_field, self.uid_field)
+        }
+        link = await asyncio.to_thread(link_of, engine, self._name(), lambda: self._link(engine))
+        prompt: Json = data[self.prompt_field]
+        rows = await link.episode(prompt, told, str(data.get(self.uid_field, "task")))
+        found = batch_rows(rows, credit=self.credit, roles=self.roles)
+        return concat_padded_tensors(found) if found else None
+
+    def _name(self) -> str:
+        where = self.job or str(Path(self.out).absolute())
+        return f"{where} evaluation" if workflow_context.get().is_eval else where
+
+    def _link(self, engine: Any) -> Link:
+        if self.gateways is not None:
+            return Link(self.job, fleet(self.gateways, self.key, job=self.job))
+        if self.job:
+            return Link(self.job, cluster_fleet(self.job))
+        inner = getattr(engine, "_engine", engine)
+        kind = "eval" if workflow_context.get().is_eval else "train"
+        out = Path(self.out) / f"{kind}-{str(getattr(inner, 'engine_id', '0')).replace('/', '-')}"
+        run = local_run(self.command, Path(self.manifest), out, server_urls(engine))
+        return Link(self.manifest, run)
+
+
+class AgentWorkflow(OpenAIProxyWorkflow):  # type: ignore[misc]
+    """AReaL's own agent workflow on a gateway, by its path: the agent is a path, too. The gateway is told AReaL's
+    versions, and holds turns while AReaL pauses."""
+
+    def __init__(
+        self,
+        agent: str,
+        proxy_addr: str,
+        admin_api_key: str,
+        *,
+        agent_kwargs: Mapping[str, Any] | None = None,
+        mode: str = "inline",
+        **more: Any,
+    ) -> None:
+        """`agent`: path of a class with AReaL's `run`; made with `agent_kwargs`. `admin_api_key`: an admin or trainer
+        key of the gateway. `more`: as of OpenAIProxyWorkflow (discount, export_style, subproc_max_workers)."""
+        from areal.utils.dynamic_import import import_from_string  # type: ignore[import-not-found]
+
+        found = import_from_string(agent)
+        made = found(**(agent_kwargs or {})) if isinstance(found, type) else found
+        super().__init__(mode, made, proxy_addr, admin_api_key=admin_api_key, **more)
+        self._origin, self._key = proxy_addr, admin_api_key
+
+    async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Any:
+        """See AReaL's; `engine` None: nobody's versions are followed."""
+        if engine is not None:
+            await asyncio.to_thread(link_of, engine, self._origin, self._link)
+        return await super().arun_episode(engine, data)
+
+    def _link(self) -> Link:
+        return Link("", fleet({"gateway": self._origin}, self._key), collects=False)

@@ -1,0 +1,205 @@
+"""One rollout worker's run: `sandgate run` beside AReaL's servers, tasks in, groups out, weight versions told."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import secrets
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sandgate.contract import control_api
+from sandgate.contract.attach import ATTACH, SECRET, RunInfo
+from sandgate.contract.errors import Unavailable
+from sandgate.contract.job import Task
+from sandgate.contract.keys import Key, Scope, mint
+from sandgate.contract.trajectory import Json, Trajectory
+from sandgate.trainer.client.attach import attach
+from sandgate.trainer.client.fleet import AsyncFleet
+from sandgate.trainer.client.loop_thread import LoopThread
+from sandgate.trainer.client.rollout_client import AsyncRolloutClient
+from sandgate.trainer.client.streaming import Ahead
+
+log = logging.getLogger("sandgate.trainer.areal")
+
+START_S = 600.0
+"""Until a run offers its gateways: its engine is there already."""
+LOG = "areal-run.log"
+"""In the run's folder: what it said."""
+AHEAD = Ahead(8)
+"""Groups that are taken in before an episode asks: each belongs to one that waits."""
+
+
+@asynccontextmanager
+async def local_run(
+    command: Sequence[str], manifest: Path, out: Path, engines: Sequence[str]
+) -> AsyncIterator[AsyncFleet]:
+    """`sandgate run`, for as long as the block runs. `engines`: URLs of AReaL's servers; gateways sample from them."""
+    words = [*command, "run", str(manifest), "--out", str(out), "--engine-url", engines[0]]
+    process = await asyncio.to_thread(_start, words, out)
+    try:
+        async with attach(out, wait_s=START_S) as fleet:
+            watching = asyncio.create_task(_died(process, out))
+            try:
+                if len(engines) > 1:
+                    await _tell_engines(out, engines)
+                yield fleet
+            finally:
+                watching.cancel()
+                _let_go(process)  # before this trainer leaves the run, which would wait for it
+    finally:
+        await asyncio.to_thread(_stop, process)
+
+
+def _start(words: Sequence[str], out: Path) -> subprocess.Popen[bytes]:
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / LOG).open("ab") as said:
+        kept = [sys.executable, str(Path(__file__).with_name("kept.py")), *words]
+        return subprocess.Popen(kept, stdout=said, stderr=subprocess.STDOUT, stdin=subprocess.PIPE)
+
+
+async def _died(process: subprocess.Popen[bytes], out: Path) -> None:
+    code = await asyncio.to_thread(process.wait)
+    log.error("sandgate run has ended with code %s; %s says why", code, out / LOG)
+
+
+async def _tell_engines(out: Path, engines: Sequence[str]) -> None:
+    """A run is started with one server; its gateways are told of all."""
+    said, secret = await asyncio.to_thread(lambda: ((out / ATTACH).read_text(), (out / SECRET).read_text()))
+    key = mint(bytes.fromhex(secret.strip()), Key(Scope.ADMIN))
+    for origin in RunInfo.of(said).gateways.values():
+        async with AsyncRolloutClient(origin, key) as admin:
+            await admin.call(control_api.engines(engines))
+
+
+def _let_go(process: subprocess.Popen[bytes]) -> None:
+    """It ends then, as it would if this process died."""
+    assert process.stdin is not None
+    process.stdin.close()
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    _let_go(process)
+    process.wait()
+
+
+@dataclass(slots=True)
+class Link:
+    """A job's gateways, in a loop of its own thread. Follows AReaL's engine (`engines.Follower`)."""
+
+    name: str
+    connection: AbstractAsyncContextManager[AsyncFleet]
+    collects: bool = True
+    """False: it only tells versions; AReaL gets its rows otherwise."""
+    loop: LoopThread = field(default_factory=LoopThread)
+    waiting: dict[str, asyncio.Future[tuple[Trajectory, ...]]] = field(default_factory=dict)
+    """The episodes that wait, by the uid of their task, oldest first."""
+    closed: bool = False
+    _fleet: AsyncFleet | None = None
+    _collecting: asyncio.Task[None] | None = None
+    _closing: threading.Lock = field(default_factory=threading.Lock)
+
+    def open(self, version: int) -> None:
+        """Connect; blocks. `version`: of AReaL's weights."""
+        atexit.register(self.close)
+        try:
+            self.loop.run(self._open(version))
+        except BaseException:
+            self.close()
+            raise
+
+    async def _open(self, version: int) -> None:
+        self._fleet = await self.connection.__aenter__()
+        for client in self._fleet.clients.values():
+            await client.policy_version(version)
+        if self.collects:
+            self._collecting = asyncio.create_task(self._collect(), name="collect groups")
+
+    async def episode(self, prompt: Json, data: Mapping[str, Json], uid: str) -> tuple[Trajectory, ...]:
+        """The rows of one group. Called in any loop. `uid`: of the dataset's row; each episode is a task of its own."""
+        task = Task(uid=f"{uid}-{secrets.token_hex(6)}", prompt=prompt, data=dict(data))
+        rows: tuple[Trajectory, ...] = await asyncio.wrap_future(self.loop.submit(self._episode(task)))
+        return rows
+
+    async def _episode(self, task: Task) -> tuple[Trajectory, ...]:
+        assert self._fleet is not None
+        assert self._collecting is not None
+        future: asyncio.Future[tuple[Trajectory, ...]] = asyncio.get_running_loop().create_future()
+        self.waiting[task.uid] = future
+        try:
+            if self._collecting.done():
+                raise Unavailable(
+                    f"job {self.name}: no groups come any more"
+                ) from self._collecting.exception()
+            await self._fleet.push_tasks([task])
+            return await future
+        finally:
+            self.waiting.pop(task.uid, None)
+
+    async def _collect(self) -> None:
+        """Hand each group to the episode whose task it is. One that nobody here asked for, as of a worker that died or
+        of another one of the same job, goes to the episode that has waited longest: each pushed one task."""
+        assert self._fleet is not None
+        try:
+            async for group in self._fleet.groups(ahead=AHEAD):
+                await group.ack()
+                future = self.waiting.pop(group.uid, None)
+                while future is None or future.done():
+                    if not self.waiting:
+                        log.warning("group %s: nobody waits for it", group.uid)
+                        break
+                    future = self.waiting.pop(next(iter(self.waiting)))
+                else:
+                    future.set_result(group.trajectories)
+        except BaseException as error:
+            for future in self.waiting.values():
+                if not future.done():
+                    future.set_exception(Unavailable(f"job {self.name}: {error}"))
+            raise
+
+    # -- what the engine tells ----------------------------------------------------------------------------------------
+
+    def hold(self) -> None:
+        self._all("pause")
+
+    def resume(self) -> None:
+        self._all("resume")
+
+    def version(self, version: int) -> None:
+        """Raises Unavailable if a gateway does not answer: what it samples would be of an unknown version."""
+        self._all("policy_version", version)
+
+    def _all(self, call: str, *args: int) -> None:
+        if self.closed or self._fleet is None:
+            return
+        clients = self._fleet.clients.values()
+
+        async def told() -> None:
+            await asyncio.gather(*(getattr(client, call)(*args) for client in clients))
+
+        self.loop.run(told())
+
+    def close(self) -> None:
+        """Idempotent."""
+        with self._closing:
+            if self.closed:
+                return
+            self.closed = True
+        atexit.unregister(self.close)
+        try:
+            self.loop.run(self._close())
+        finally:
+            self.loop.close()
+
+    async def _close(self) -> None:
+        if self._collecting is not None:
+            self._collecting.cancel()
+            await asyncio.gather(self._collecting, return_exceptions=True)
+        if self._fleet is not None:
+            await self.connection.__aexit__(None, None, None)

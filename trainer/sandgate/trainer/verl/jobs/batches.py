@@ -1,0 +1,113 @@
+"""Groups of a job as verl's batches: a DataProto with a row for each row that was asked for, or TransferQueue rows."""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sandgate.contract.errors import FailureClass, Unavailable
+from sandgate.contract.trajectory import Trajectory
+from sandgate.trainer.verl.dataproto import to_dataproto
+from sandgate.trainer.verl.rewards import broadcast, final
+from sandgate.trainer.verl.rows import Lengths, usable
+from sandgate.trainer.verl.sessions import BatchSample, Score
+
+log = logging.getLogger(__name__)
+
+
+async def scored(
+    rows: Sequence[Trajectory], columns: Mapping[str, Any], score: Score | None
+) -> list[Trajectory]:
+    """A group's rows by session, each session with one score: its own, or the reward loop's where nobody gave one. What
+    failed is not asked about."""
+    sessions: dict[str, list[Trajectory]] = {}
+    for row in rows:
+        sessions.setdefault(row.session_id, []).append(row)
+    found: list[Trajectory] = []
+    for own in sessions.values():
+        last = final(own)
+        failed = last.failure_class not in (None, FailureClass.POLICY)
+        if last.reward is not None or failed or score is None:
+            found += own
+        else:
+            found += broadcast(own, *(await score(last, columns)))
+    return found
+
+
+def aligned(
+    samples: Sequence[BatchSample],
+    groups: Mapping[str, Sequence[Trajectory]],
+    lengths: Lengths,
+    *,
+    n: int,
+    pad: int,
+) -> list[Trajectory]:
+    """The final trajectory of each sample's session, in order; `n`: sessions of a group. One that failed, sampled
+    nothing or was not scored is a single masked token with its group's mean: it trains nothing and moves no baseline.
+    Rows of a uid beyond `n`, with which verl pads a batch, are its first sessions again. Raises Unavailable if there is
+    nothing at all."""
+    by_uid = {uid: _finals(rows, lengths) for uid, rows in groups.items()}
+    if not any(by_uid.values()):
+        raise Unavailable(f"no session of {len(samples)} samples gave anything to train on{_whys(groups)}")
+    found = []
+    for sample in samples:
+        finals = by_uid.get(sample.uid, {})
+        found.append(finals.get(sample.index % n) or blank(sample, pad))
+    return found
+
+
+def _finals(rows: Sequence[Trajectory], lengths: Lengths) -> dict[int, Trajectory]:
+    sessions: dict[tuple[int, str], list[Trajectory]] = {}
+    for row in rows:
+        if row.failure_class in (None, FailureClass.POLICY) and row.reward is not None:
+            sessions.setdefault((row.sample_index, row.session_id), []).append(row)
+    finals = {sample: usable([final(own)], lengths) for (sample, _), own in sessions.items()}
+    return {sample: left[0] for sample, left in finals.items() if left}
+
+
+def blank(sample: BatchSample, pad: int) -> Trajectory:
+    """A row that trains nothing, in place of a session that failed; `to_dataproto` gives it its group's mean."""
+    return Trajectory(
+        job="",
+        uid=sample.uid,
+        session_id=f"no-session-{sample.index}",
+        trajectory_id=0,
+        sample_index=sample.index,
+        attempt=0,
+        prompt_ids=array("i", [pad]),
+        response_ids=array("i", [pad]),
+        response_logprobs=array("f", [0.0]),
+        loss_mask=array("b", [0]),
+        versions=array("i", [-1]),
+        turn_ids=(),
+        turn_ends=(),
+        failure_class=FailureClass.AGENT.value,
+        complete=False,
+    )
+
+
+def _whys(groups: Mapping[str, Sequence[Trajectory]]) -> str:
+    why = Counter(
+        str(row.failure_reason or ("no reward" if row.reward is None else "nothing within the lengths"))
+        for rows in groups.values()
+        for row in rows
+    )
+    said = ", ".join(f"{reason}: {count}" for reason, count in why.most_common(5))
+    return f" ({said})" if said else "; see the job's folder for why"
+
+
+def dataproto(
+    rows: Sequence[Trajectory],
+    samples: Sequence[BatchSample],
+    lengths: Lengths,
+    pad: int,
+    took: Sequence[float],
+) -> Any:
+    """The batch, with the columns that it was asked with."""
+    names = [name for name in samples[0].columns if name != "multi_modal_data"]
+    columns = {name: [sample.columns.get(name) for sample in samples] for name in names}
+    columns["uid"] = [sample.uid for sample in samples]
+    return to_dataproto(rows, lengths, pad_token_id=pad, columns=columns, seconds=took)

@@ -1,0 +1,113 @@
+"""Leased groups by the uid of their prompt: each is waited for by the batch that pushed it, and by no other."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from sandgate.contract.errors import Conflict, Unavailable
+from sandgate.contract.job import Task
+from sandgate.contract.trajectory import Trajectory
+from sandgate.trainer.client.fleet import AsyncFleet
+from sandgate.trainer.client.groups import Group
+
+log = logging.getLogger(__name__)
+
+PUSH_MAX = 1_000
+"""Tasks of one push: a gateway takes 10,000, and a prompt may be large."""
+POLL_S = 0.25
+"""Between two questions for a group. The trainer waits for it, and one question costs a gateway some microseconds."""
+
+
+@dataclass(slots=True)
+class Awaited:
+    """Groups that batches wait for. Belongs to one event loop.
+
+    A group is acknowledged as soon as its batch has it: verl gives a prompt another uid each time that it draws it, so
+    a trainer that goes on from a checkpoint asks for its prompts anew, and nobody would ever take this group again."""
+
+    fleet: AsyncFleet
+    clock: Callable[[], float]
+    waiting: dict[str, asyncio.Future[tuple[Trajectory, ...]]] = field(default_factory=dict)
+    progress_at: float = 0.0
+    """When a group last came, or was asked for."""
+    failed: BaseException | None = None
+    """Why no group comes any more."""
+
+    async def push(self, tasks: Sequence[Task]) -> list[asyncio.Future[tuple[Trajectory, ...]]]:
+        """A future of each task's group, in order. Raises what ended the job, Conflict, Overloaded."""
+        if self.failed is not None:
+            raise self.failed
+        made = []
+        for task in tasks:
+            if task.uid in self.waiting:
+                raise Conflict(f"prompt {task.uid} is asked for twice at once")
+            self.waiting[task.uid] = asyncio.get_running_loop().create_future()
+            made.append(self.waiting[task.uid])
+        self.progress_at = self.clock()
+        try:
+            for at in range(0, len(tasks), PUSH_MAX):
+                await self.fleet.push_tasks(tasks[at : at + PUSH_MAX])
+        except BaseException:
+            for task in tasks:
+                self.waiting.pop(task.uid, None)
+            raise
+        return made
+
+    async def group(
+        self, uid: str, told: asyncio.Future[tuple[Trajectory, ...]], wait_s: float
+    ) -> tuple[Trajectory, ...]:
+        """Its rows; none if no session of it counts. A group that is not there when none came for `wait_s` seconds is
+        given up, as one that failed. Raises what ended the job."""
+        try:
+            while True:
+                left = self.progress_at + wait_s - self.clock()
+                if left <= 0:
+                    log.error("prompt %s: its group is given up, as none came for %g s", uid, wait_s)
+                    return ()
+                done, _ = await asyncio.wait([told], timeout=left)
+                if done:
+                    return told.result()
+        finally:
+            self.waiting.pop(uid, None)
+            told.cancel()
+
+    def nothing(self, uid: str) -> None:
+        """The job says that this group has no row: it will never be leased, or without its name."""
+        self._is_there(uid, ())
+
+    def fail(self, error: BaseException) -> None:
+        """The job ended: nobody need wait any longer."""
+        self.failed = error
+        for told in self.waiting.values():
+            if not told.done():
+                told.set_exception(error)
+
+    async def collect(self) -> None:
+        """Lease what becomes whole. For ever; the error that ends it goes to all who wait."""
+        try:
+            async with self.fleet.groups(poll_s=POLL_S) as groups:
+                async for group in groups:
+                    await self._take(group)
+        except Exception as error:  # noqa: BLE001 - told to whoever waits
+            self.fail(error)
+            return
+        self.fail(Unavailable("the job is over, and gives no groups any more"))
+
+    async def _take(self, group: Group) -> None:
+        try:
+            await group.ack()
+        except Conflict:  # its lease ended while this process stood still: it comes again
+            return
+        if group.uid in self.waiting:
+            self._is_there(group.uid, group.trajectories)
+        elif group.uid:  # one without a row has no name: of it the job told `nothing`
+            log.info("group %s came when nobody waited for it any more", group.uid)
+
+    def _is_there(self, uid: str, rows: tuple[Trajectory, ...]) -> None:
+        self.progress_at = self.clock()
+        told = self.waiting.get(uid)
+        if told is not None and not told.done():
+            told.set_result(rows)
