@@ -15,6 +15,7 @@ from tests.support.tiers import (
     pytest_configure,
     pytest_report_header,
 )
+from tests.support.unclosed import pytest_runtest_teardown
 from tests.support.workers import pytest_xdist_make_scheduler
 
 settings.register_profile(
@@ -38,6 +39,7 @@ __all__ = [
     "pytest_make_collect_report",
     "pytest_report_header",
     "pytest_runtest_makereport",
+    "pytest_runtest_teardown",
     "pytest_xdist_make_scheduler",
 ]
 

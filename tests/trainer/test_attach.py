@@ -338,7 +338,7 @@ async def test_groups_of_a_run_that_ended_without_its_trainer_come_when_it_is_ru
         asks(here)
         process = await here.start()
         async with sandgate.trainer.local(tmp_path / "out"):
-            await said(process, "a trainer is attached")  # the run looks twice a second: who leaves sooner was never there
+            await said(process, "a trainer is attached")  # the run looks twice a second
         # It left in order: nobody waits for it.
         done = await ended(process)
         assert done.code == 0

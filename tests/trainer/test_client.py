@@ -458,3 +458,14 @@ def test_both_clients_have_the_same_calls() -> None:
 
     assert public(AsyncRolloutClient) - public(RolloutClient) == {"aclose"}
     assert public(RolloutClient) - public(AsyncRolloutClient) == {"close"}
+
+
+@pytest.mark.parametrize("used", [True, False], ids=["used", "never used"])
+async def test_a_closed_client_opens_nothing(used: bool, unused_tcp_port: int) -> None:
+    client = AsyncRolloutClient(f"http://127.0.0.1:{unused_tcp_port}", retries=Retries(attempts=1))
+    if used:
+        with pytest.raises(Unavailable):
+            await client.status()
+    await client.aclose()
+    with pytest.raises(RuntimeError, match="closed"):
+        await client.status()

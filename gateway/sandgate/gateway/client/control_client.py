@@ -162,7 +162,22 @@ def gateway_transport() -> httpx.AsyncBaseTransport:
             connector=connector, trust_env=False, cookie_jar=aiohttp.DummyCookieJar(), timeout=_UNBOUNDED
         )
 
-    return AiohttpTransport(verify=_tls(), client=session)
+    return _GatewayTransport(verify=_tls(), client=session)
+
+
+class _GatewayTransport(AiohttpTransport):
+    """A call after `aclose` is a RuntimeError, also where it would be the first: it would open what nobody closes."""
+
+    _over = False
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if self._over:
+            raise RuntimeError("Session is closed")  # aiohttp's words for one that was used
+        return await super().handle_async_request(request)
+
+    async def aclose(self) -> None:
+        self._over = True
+        await super().aclose()
 
 
 def new_lease_id() -> str:

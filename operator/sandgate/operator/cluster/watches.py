@@ -10,9 +10,10 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import aiohttp
 import kopf
 
 from sandgate.contract.errors import Unavailable
@@ -88,6 +89,8 @@ class Watches:
     started: Callable[[], None] = lambda: None
     """Told when kopf has begun, and has taken SIGTERM and SIGINT for itself."""
     inactivity_s: float = INACTIVITY_S
+    _sessions: list[aiohttp.ClientSession] = field(default_factory=list)
+    """Made for kopf. It closes them too, unless one of its tasks does not end in time."""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop`. Raises before that when kopf gives up: then this process is blind and must end. Not by kopf's
@@ -110,6 +113,8 @@ class Watches:
             for one in tasks:
                 one.cancel()
             await asyncio.wait(tasks, timeout=END_S)
+            for http in self._sessions:
+                await http.close()
         if not stop.is_set():
             for one in done:
                 one.result()  # says why
@@ -120,6 +125,7 @@ class Watches:
 
         async def login(**_: Any) -> kopf.AiohttpSession:
             http = session(self.access, listed=self._listed)
+            self._sessions = [*(one for one in self._sessions if not one.closed), http]
             return kopf.AiohttpSession(
                 server=self.access.server, aiohttp_session=http, default_namespace=self.access.namespace
             )

@@ -107,9 +107,11 @@ class KubeClient:
         self._timeout = aiohttp.ClientTimeout(total=attempt_s, sock_connect=min(CONNECT_S, attempt_s))
         self._slots = asyncio.Semaphore(in_flight)
         self._http: aiohttp.ClientSession | None = None
+        self._closed = False
 
     async def aclose(self) -> None:
-        """Close the connections."""
+        """Close the connections. A call after it is a RuntimeError."""
+        self._closed = True
         if self._http is not None:
             await self._http.close()
             self._http = None
@@ -268,6 +270,8 @@ class KubeClient:
         query: Mapping[str, str],
         headers: Mapping[str, str],
     ) -> Json:
+        if self._closed:
+            raise RuntimeError("the client is closed: another session would be closed by nobody")
         if self._http is None:
             self._http = aiohttp.ClientSession(connector=_connector(self.access))
         code, start = "cancelled", 0.0
