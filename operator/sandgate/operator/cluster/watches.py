@@ -13,12 +13,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import aiohttp
 import kopf
 
 from sandgate.contract.errors import Unavailable
 from sandgate.operator.kubernetes.access import Access
-from sandgate.operator.kubernetes.client import session
+from sandgate.operator.kubernetes.client import HttpSession, session
 from sandgate.operator.kubernetes.kinds import KINDS, WATCHED, selector
 from sandgate.operator.settings import Settings
 
@@ -89,7 +88,7 @@ class Watches:
     started: Callable[[], None] = lambda: None
     """Told when kopf has begun, and has taken SIGTERM and SIGINT for itself."""
     inactivity_s: float = INACTIVITY_S
-    _sessions: list[aiohttp.ClientSession] = field(default_factory=list)
+    _sessions: list[HttpSession] = field(default_factory=list)
     """Made for kopf. It closes them too, unless one of its tasks does not end in time."""
 
     async def run(self, stop: asyncio.Event) -> None:

@@ -56,6 +56,9 @@ Observe = Callable[[str, str, str, float], None]
 """Told of every attempt: verb, kind, HTTP status (or the error's name), seconds."""
 
 
+HttpSession = aiohttp.ClientSession
+
+
 def session(access: Access, *, listed: Callable[[str], None]) -> aiohttp.ClientSession:
     """A session that sends the access's current token with every request, for whoever brings their own verbs (kopf).
     `listed` is told the path of every list's first page that was answered. The caller closes it."""
