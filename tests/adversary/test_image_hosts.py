@@ -42,7 +42,9 @@ async def place() -> AsyncIterator[Place]:
         async with gateway(engine(), model=codec(), media=media) as g:
             yield Place(g, listed, trap)
             if (fetched := g.core.turns.fetched) is not None:
-                await fetched.fetch.aclose()  # the test's own, if it hurried: the gateway closes the one that it made
+                await (
+                    fetched.fetch.aclose()
+                )  # the test's own, if it hurried: the gateway closes the one that it made
 
 
 def hurried(place: Place, seconds: float = 0.2) -> None:
