@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -18,6 +19,8 @@ from sandgate.gateway.conversation.message_equality import outline
 from sandgate.gateway.conversation.messages import Message, SamplingParams, Tool, TurnRequest
 from sandgate.gateway.conversation.purposes import (
     COMPACTION,
+    COMPACTION_ASKED,
+    COMPACTION_STEMS,
     END_CHARS,
     QUOTA,
     TITLE,
@@ -209,3 +212,9 @@ def test_a_request_is_for(case: Case) -> None:
         sampling=SamplingParams(max_tokens=case.limit),
     )
     assert purpose(asked) == case.told
+
+
+@pytest.mark.parametrize("pattern", COMPACTION_ASKED, ids=lambda one: one.pattern)
+def test_whatever_asks_for_a_compaction_has_a_stem(pattern: re.Pattern[str]) -> None:
+    """Of each pattern's own words, whatever else stands in their places."""
+    assert any(stem in pattern.pattern for stem in COMPACTION_STEMS)

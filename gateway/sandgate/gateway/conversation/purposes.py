@@ -11,7 +11,7 @@ from sandgate.gateway.conversation.messages import Message, TextPart, TurnReques
 END_CHARS = 4096
 """Characters at the beginning and end of a long text that are searched: 430,000 would hold the event loop 40 ms."""
 
-_COMPACTION_ASKED = (
+COMPACTION_ASKED = (
     re.compile(r"detailed summary of (?:the|our|this) conversation"),  # Claude Code
     re.compile(r"context checkpoint compaction"),  # Codex
     re.compile(r"handoff summary"),
@@ -25,6 +25,8 @@ _COMPACTION_ASKED = (
 )
 """In lower case. Each begins with a word of its own, for which `re` looks as fast as it reads (0.03 ms for 8 kB); as
 one pattern they took 0.5 ms of every turn."""
+COMPACTION_STEMS = ("summar", "checkpoint", "state_snapshot", "continuing our")
+"""One of them is in whatever a pattern finds: most texts have none, and need no patterns."""
 _TITLE_ASKED = (
     re.compile(r"generate\b[^.\n]{0,40}\btitle"),
     re.compile(r"create\b[^.\n]{0,40}\btitle"),
@@ -50,7 +52,8 @@ def purpose(request: TurnRequest, *, system: bool = True) -> str:
     words = [last.lower()]
     if system:
         words.append(system_words(messages).lower())
-    if _asked(_COMPACTION_ASKED, words):
+    suspect = [text for text in words if any(map(text.__contains__, COMPACTION_STEMS))]
+    if suspect and _asked(COMPACTION_ASKED, suspect):
         return COMPACTION
     if request.tools:
         return ""

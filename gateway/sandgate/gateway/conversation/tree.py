@@ -61,6 +61,7 @@ class Tree:
 
     def __init__(self) -> None:
         self._turns: dict[str, Turn] = {}
+        self._has_media = False
         self._children: dict[str | None, list[Turn]] = {}
         self._index = Index()
         self._sampled_ids: dict[str, str] = {}
@@ -111,6 +112,7 @@ class Tree:
             raise CorruptRecord(f"turn {record.turn} extends {record.parent}, which was never committed")
         turn = turn_of(record, len(self._turns))
         self._turns[turn.id] = turn
+        self._has_media = self._has_media or bool(turn.media)
         self._children.setdefault(turn.parent, []).append(turn)
         self._index.learn(turn)
         for index, call in enumerate(turn.reply.tool_calls):
@@ -240,6 +242,8 @@ class Tree:
 
     def path_media(self, turn_id: str) -> Spans:
         """The pictures in `path_ids`."""
+        if not self._has_media:
+            return ()
         out, start = list[Span](), 0
         for turn in self.path(turn_id):
             out += [span.moved(start) for span in turn.media]

@@ -14,7 +14,7 @@ from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.byte_cache import ByteCache
 from sandgate.gateway.conversation.echo_matching import MatchPolicy
 from sandgate.gateway.conversation.message_equality import outline, tools_chars
-from sandgate.gateway.conversation.messages import Message, TurnRequest
+from sandgate.gateway.conversation.messages import Message, TextPart, TurnRequest
 from sandgate.gateway.conversation.retold_text import retold
 from sandgate.gateway.conversation.sampled_words import as_sampled
 from sandgate.gateway.conversation.shown import NONE_FETCHED, Pictures, Seen, media_of, urls_of
@@ -120,7 +120,7 @@ class Prompts:
         codec = self.codec
         if request.template_kwargs:
             codec = await off_loop(pool, codec.variant, request.template_kwargs)
-        shown = await self._shown(pool, request.messages, fetched)
+        shown = await self._shown(pool, request.messages, fetched) if shows_images(request.messages) else ()
         seen = await _sized(pool, length, lambda: outline(request), most=OFF_LOOP_KEYS)
         match, size = tree.find(request, self.policy, seen), len(tree)
         with self.metrics.render_s.time():
@@ -151,8 +151,6 @@ class Prompts:
         self, pool: Executor, messages: Sequence[Message], fetched: Mapping[str, Seen]
     ) -> tuple[Picture, ...]:
         """The pictures of these messages. Raises Unsupported where the model takes none."""
-        if not shows_images(messages):
-            return ()
         if self.pictures is None:
             raise Unsupported(
                 f"messages: this model is given text only; images cannot be given: {self.codec.no_images}",
@@ -304,7 +302,9 @@ def chars(message: Message) -> int:
     size = len(message.text) + len(message.reasoning or "") + len(message.name or "")
     for call in message.tool_calls:
         size += len(call.id) + len(call.name) + len(call.arguments)
-    size += sum(sum(map(len, urls_of(part))) for part in message.parts)
+    for part in message.parts:
+        if not isinstance(part, TextPart):
+            size += sum(map(len, urls_of(part)))
     return size + len(message.tool_call_id or "")
 
 
