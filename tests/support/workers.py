@@ -47,6 +47,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "tests/trainer/areal/",
         "tests/trainer/verl/",
         "tests/trainer/trl/",
+        "tests/trainer/test_adapters.py",
         "tests/trainer/test_export_trl.py",
         "tests/trainer/test_trl.py",
         "tests/trainer/test_verl.py",

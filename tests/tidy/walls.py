@@ -190,6 +190,7 @@ HOMES = {
     "areal": ("trainer.areal.job",),
     "ray": ("trainer.export.*", "trainer.ray.*", "trainer.verl.*"),
     "tensordict": ("trainer.verl.*",),
+    "tinker": ("trainer.tinker",),
     "transfer_queue": ("trainer.verl.*",),
     "omegaconf": ("trainer.verl.*",),
     "safetensors": ("trainer.verl.multimodal",),
@@ -200,6 +201,6 @@ HOMES = {
 """Third party -> the only modules that know it."""
 
 FRAMEWORKS = frozenset(
-    "torch verl areal ray tensordict transfer_queue transformers omegaconf safetensors datasets pytest".split()
+    "torch verl areal tinker ray tensordict transfer_queue transformers omegaconf safetensors datasets pytest".split()
 )
 """What a user brings along; imported inside the function that needs it, and so in no extra."""

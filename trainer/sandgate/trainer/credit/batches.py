@@ -9,6 +9,7 @@ from dataclasses import replace
 from math import sqrt
 from statistics import fmean, stdev
 
+from sandgate.contract.errors import FailureClass
 from sandgate.contract.trajectory import Ids, Trajectory
 from sandgate.trainer.credit.reasons import CreditRules, LeftOut, reasons
 
@@ -24,12 +25,13 @@ def taught(
 
 
 def kept_in_place(
-    rows: Sequence[Trajectory], rules: CreditRules | None = None
+    rows: Sequence[Trajectory], rules: CreditRules | None = None, *, scores_later: bool = True
 ) -> tuple[list[Trajectory], list[LeftOut | None]]:
     """For a batch that keeps its size, of any number of groups; the rows, and why each teaches nothing. One that does
     not has mask 0, and, where others have a score, a `neutral_scores` of its group. One that is too long is one token
-    after another, so that it fits."""
-    found = _scored(rows, rules)
+    after another, so that it fits. `scores_later`: where nobody scored anything, the trainer does, and rows without a
+    reward stay."""
+    found = _scored(rows, rules) if scores_later else rules or CreditRules()
     whys = reasons(rows, found)
     groups: dict[str, list[int]] = {}
     for at, row in enumerate(rows):
@@ -80,6 +82,27 @@ def emptied(row: Trajectory) -> Trajectory:
         turn_settings=(),
         multimodal=None,
         routed_experts=None,
+    )
+
+
+def no_row(uid: str, sample_index: int, pad_token_id: int) -> Trajectory:
+    """One token under mask 0, in place of a session that left no row."""
+    return Trajectory(
+        job="",
+        uid=uid,
+        session_id=f"no-session-{sample_index}",
+        trajectory_id=0,
+        sample_index=sample_index,
+        attempt=0,
+        prompt_ids=array("i", [pad_token_id]),
+        response_ids=array("i", [pad_token_id]),
+        response_logprobs=array("f", [0.0]),
+        loss_mask=array("b", [0]),
+        versions=array("i", [-1]),
+        turn_ids=(),
+        turn_ends=(),
+        failure_class=FailureClass.AGENT.value,
+        complete=False,
     )
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sandgate.contract.errors import FailureClass, Unavailable
 from sandgate.contract.trajectory import Trajectory
+from sandgate.trainer.credit.batches import no_row
 from sandgate.trainer.verl.dataproto import to_dataproto
 from sandgate.trainer.verl.rewards import broadcast, final
 from sandgate.trainer.verl.rows import Lengths, usable
@@ -55,7 +55,7 @@ def aligned(
     found = []
     for sample in samples:
         finals = by_uid.get(sample.uid, {})
-        found.append(finals.get(sample.index % n) or blank(sample, pad))
+        found.append(finals.get(sample.index % n) or no_row(sample.uid, sample.index, pad))
     return found
 
 
@@ -66,27 +66,6 @@ def _finals(rows: Sequence[Trajectory], lengths: Lengths) -> dict[int, Trajector
             sessions.setdefault((row.sample_index, row.session_id), []).append(row)
     finals = {sample: usable([final(own)], lengths) for (sample, _), own in sessions.items()}
     return {sample: left[0] for sample, left in finals.items() if left}
-
-
-def blank(sample: BatchSample, pad: int) -> Trajectory:
-    """A row that trains nothing, in place of a session that failed; `to_dataproto` gives it its group's mean."""
-    return Trajectory(
-        job="",
-        uid=sample.uid,
-        session_id=f"no-session-{sample.index}",
-        trajectory_id=0,
-        sample_index=sample.index,
-        attempt=0,
-        prompt_ids=array("i", [pad]),
-        response_ids=array("i", [pad]),
-        response_logprobs=array("f", [0.0]),
-        loss_mask=array("b", [0]),
-        versions=array("i", [-1]),
-        turn_ids=(),
-        turn_ends=(),
-        failure_class=FailureClass.AGENT.value,
-        complete=False,
-    )
 
 
 def _whys(groups: Mapping[str, Sequence[Trajectory]]) -> str:

@@ -1,0 +1,76 @@
+"""Groups as the responses that OpenRLHF's rollout engines give: what an `AgentExecutor` returns, for all of a prompt.
+
+Needs nothing of OpenRLHF (docs/trainers/openrlhf.md): a response is a dict of lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from sandgate.contract.trajectory import Mask, Trajectory
+from sandgate.trainer.credit.batches import kept_in_place, no_row
+from sandgate.trainer.credit.counters import RowCounters
+from sandgate.trainer.credit.one_row import alone
+from sandgate.trainer.credit.reasons import CreditRules, LeftOut, is_truncated
+from sandgate.trainer.credit.samples import by_sample
+
+
+def to_responses(
+    rows: Sequence[Trajectory],
+    n: int,
+    *,
+    prompt: str = "",
+    label: Any = None,
+    pad_token_id: int = 0,
+    rules: CreditRules | None = None,
+    counters: RowCounters | None = None,
+) -> list[dict[str, Any]]:
+    """Of one group, a response for each sample 0..n-1: `rollout.n_samples_per_prompt` of OpenRLHF.
+
+    `observation_tokens` are the session's main row, prompt and all; `action_ranges` the spans that are trained, [start,
+    end) in it; `rollout_log_probs` the engine's, 0.0 elsewhere; `reward` and `scores` the session's. A session that
+    teaches nothing (a failure that is not the policy's, no reward, more tokens than `rules.lengths`, no row at all) has
+    no range, and a reward that changes nothing of what is made of the others. `prompt`, `label`: as OpenRLHF gave them.
+    `rules.lengths.total` should be its `max_len`: what is longer would be cut there.
+
+    Raises Conflict for a sample beyond n; InvalidBody for images.
+    """
+    own = by_sample(rows, range(n), "n_samples_per_prompt")
+    uid = rows[0].uid if rows else ""
+    mains = [alone(own[one]) if one in own else no_row(uid, one, pad_token_id) for one in range(n)]
+    kept, whys = kept_in_place(mains, replace(rules or CreditRules(), scored=True), scores_later=False)
+    if counters is not None:
+        counters.add(whys.count(None), _reasons(whys))
+    return [_response(row, why, prompt, label) for row, why in zip(kept, whys, strict=True)]
+
+
+def _response(row: Trajectory, why: LeftOut | None, prompt: str, label: Any) -> dict[str, Any]:
+    before, reward = len(row.prompt_ids), float(row.reward or 0.0)
+    return {
+        "prompt": prompt,
+        "label": label,
+        "images": None,
+        "mm_train_inputs": None,
+        "reward": reward,
+        "scores": reward,
+        "observation_tokens": (row.prompt_ids + row.response_ids).tolist(),
+        "action_ranges": [(before + start, before + end) for start, end in _spans(row.loss_mask)],
+        "rollout_log_probs": [0.0] * before + row.response_logprobs.tolist(),
+        "truncated": is_truncated(row),
+        "extra_logs": {"sandgate_taught": float(why is None)},
+    }
+
+
+def _spans(mask: Mask) -> list[tuple[int, int]]:
+    """[start, end) of each run of ones."""
+    steps = np.diff(np.concatenate(([0], np.frombuffer(mask, np.int8), [0])))
+    return list(zip(np.flatnonzero(steps == 1).tolist(), np.flatnonzero(steps == -1).tolist(), strict=True))
+
+
+def _reasons(whys: Sequence[LeftOut | None]) -> dict[str, int]:
+    named = [why.value for why in whys if why is not None]
+    return {name: named.count(name) for name in set(named)}

@@ -1,0 +1,124 @@
+"""Groups as SkyRL's `GeneratorOutput`: what a custom generator of its trainer returns.
+
+Needs nothing of SkyRL (docs/trainers/skyrl.md): its output is a dict of lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from sandgate.contract.trajectory import Trajectory, main_row
+from sandgate.trainer.credit.batches import kept_in_place, no_row
+from sandgate.trainer.credit.counters import RowCounters
+from sandgate.trainer.credit.one_row import alone
+from sandgate.trainer.credit.reasons import CreditRules, LeftOut, reasons
+from sandgate.trainer.credit.samples import by_sample
+
+ENDED = "stop"
+"""SkyRL's overlong filtering masks whatever has another stop reason."""
+
+
+class TrajectoryId(Protocol):
+    """SkyRL's TrajectoryID: one sample of one of the trainer's prompts."""
+
+    @property
+    def instance_id(self) -> str: ...
+    @property
+    def repetition_id(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """What becomes of one sample."""
+
+    rows: tuple[Trajectory, ...]
+    """Its rows; the last one has its score."""
+    why: LeftOut | None
+    """Why the last one teaches nothing."""
+
+
+def to_generator_output(
+    groups: Mapping[str, Sequence[Trajectory]],
+    asked: Sequence[TrajectoryId],
+    *,
+    step_wise: bool = False,
+    pad_token_id: int = 0,
+    rules: CreditRules | None = None,
+    counters: RowCounters | None = None,
+) -> dict[str, Any]:
+    """SkyRL's dict for one batch. `groups`: by `instance_id`, all rows of the task's sessions; a session's sample index
+    is its `repetition_id`. `asked`: the batch's `trajectory_ids`, in order.
+
+    One row for each of `asked`: the session's main row with all that was sampled on its path. `step_wise`
+    (`generator.step_wise_trajectories`): all rows of a session that teach, the main one last, so that SkyRL counts a
+    session once and gives its advantage to all its rows. `rewards` are the sessions' scores. A session that teaches
+    nothing (a failure that is not the policy's, no reward, more tokens than `rules.lengths`) is one row under mask 0
+    whose score changes nothing of what GRPO makes of the others. `rollout_metrics` has the counts, by reason.
+
+    Raises Conflict for a sample that was not asked for; InvalidBody for images.
+    """
+    sessions = _sessions(groups, asked, rules or CreditRules(), pad_token_id, step_wise=step_wise)
+    counted = counters or RowCounters()
+    rows: list[Trajectory] = []
+    ids: list[TrajectoryId] = []
+    last: list[bool] = []
+    for one, session in zip(asked, sessions, strict=True):
+        rows += session.rows
+        ids += [one] * len(session.rows)
+        last += [False] * (len(session.rows) - 1) + [True]
+        out = {} if session.why is None else {session.why.value: 1}
+        counted.add(len(session.rows) - len(out), out)
+    return {
+        "prompt_token_ids": [row.prompt_ids.tolist() for row in rows],
+        "response_ids": [row.response_ids.tolist() for row in rows],
+        "rewards": [float(row.reward or 0.0) for row in rows],
+        "loss_masks": [row.loss_mask.tolist() for row in rows],
+        "stop_reasons": [row.finish_reason or ENDED for row in rows],
+        "rollout_metrics": {f"sandgate/{name}": value for name, value in counted.metrics().items()},
+        "rollout_logprobs": [row.response_logprobs.tolist() for row in rows],
+        "trajectory_ids": ids,
+        "trajectory_generation_times": None,
+        "rollout_expert_indices": None,
+        "is_last_step": last if step_wise else None,
+        "env_metrics": None,
+        "pixel_values": None,
+        "image_grid_thw": None,
+    }
+
+
+def _sessions(
+    groups: Mapping[str, Sequence[Trajectory]],
+    asked: Sequence[TrajectoryId],
+    rules: CreditRules,
+    pad: int,
+    *,
+    step_wise: bool,
+) -> list[_Session]:
+    """Of each that was asked for."""
+    samples: dict[str, set[int]] = {}
+    for one in asked:
+        samples.setdefault(one.instance_id, set()).add(one.repetition_id)
+    found_in = {
+        name: by_sample(rows, samples.get(name, ()), "n_samples_per_prompt") for name, rows in groups.items()
+    }
+    own = [found_in.get(one.instance_id, {}).get(one.repetition_id, []) for one in asked]
+    mains = [
+        replace(main_row(rows) if step_wise else alone(rows), uid=one.instance_id)
+        if rows
+        else no_row(one.instance_id, one.repetition_id, pad)
+        for one, rows in zip(asked, own, strict=True)
+    ]
+    kept, whys = kept_in_place(mains, rules, scores_later=False)
+    found = []
+    for rows, main, why in zip(own, kept, whys, strict=True):
+        others = _others(rows, main, rules) if step_wise and why is None else []
+        found.append(_Session((*others, main), why))
+    return found
+
+
+def _others(rows: Sequence[Trajectory], main: Trajectory, rules: CreditRules) -> list[Trajectory]:
+    """The session's other rows that teach."""
+    pairs = zip(rows, reasons(rows, rules), strict=True)
+    return [row for row, why in pairs if why is None and row.trajectory_id != main.trajectory_id]

@@ -1,0 +1,69 @@
+"""Groups as Tinker's datums: what `TrainingClient.forward_backward` takes with a policy gradient's loss.
+
+Needs `tinker` beside ours (docs/trainers/tinker.md); imports it when it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from sandgate.contract.errors import InvalidBody
+from sandgate.contract.trajectory import Trajectory
+from sandgate.trainer.credit.counters import RowCounters
+from sandgate.trainer.credit.group_advantages import prepare
+from sandgate.trainer.credit.lengths import Lengths
+from sandgate.trainer.credit.reasons import TAUGHT, Truncated
+
+
+def to_data(
+    groups: Iterable[Sequence[Trajectory]],
+    *,
+    scale: bool = False,
+    roles: Collection[str] = TAUGHT,
+    lengths: Lengths | None = None,
+    truncated: Truncated = "score",
+    mask: bool = False,
+    counters: RowCounters | None = None,
+) -> list[Any]:
+    """A `tinker.Datum` for each row that teaches, in order. `groups`: all rows of each task's sessions.
+
+    `loss_fn_inputs`: `target_tokens` (int64), `logprobs` and `advantages` (float32), one entry for each token after the
+    first; context has logprob and advantage 0.0, so that it teaches nothing. `mask` adds `mask` (float32), which
+    tinker_cookbook's own functions read and take out again: the service refuses it. `scale`: advantages are divided by
+    the group's deviation; without, they are differences from its mean, as tinker_cookbook's. `roles`, `lengths`,
+    `truncated`: see `prepare`. `counters` counts rows that teach, and those that do not by reason.
+
+    Raises InvalidBody for rows of more than one task in a group, and for images.
+    """
+    found = []
+    for rows in groups:
+        group = prepare(rows, roles=roles, scale=scale, lengths=lengths, truncated=truncated)
+        if counters is not None:
+            counters.add(len(group.taught), group.left_out)
+        found += [_datum(row.trajectory, row.advantage, mask=mask) for row in group.taught]
+    return found
+
+
+def _datum(row: Trajectory, advantage: float, *, mask: bool) -> Any:
+    from tinker import Datum, ModelInput  # type: ignore[import-not-found]
+
+    if row.multimodal is not None:
+        raise InvalidBody(f"session {row.session_id}: rows with images are no datums", field="multimodal")
+    ids = row.prompt_ids + row.response_ids
+    before = len(row.prompt_ids) - 1  # a model's answer to the prompt's last token is the response's first
+    bits = np.zeros(len(ids) - 1, np.float32)
+    bits[before:] = row.loss_mask
+    logprobs = np.zeros(len(ids) - 1, np.float32)
+    logprobs[before:] = row.response_logprobs
+    inputs = {
+        "target_tokens": np.array(ids[1:], np.int64),
+        "logprobs": logprobs,
+        "advantages": np.where(bits, np.float32(advantage), np.float32(0.0)),
+    }
+    return Datum(
+        model_input=ModelInput.from_ints(ids[:-1].tolist()),
+        loss_fn_inputs=inputs | ({"mask": bits} if mask else {}),
+    )
