@@ -40,7 +40,10 @@ def experience(response: dict[str, Any], max_len: int = 2048) -> Any:
 def test_what_openrlhf_trains_is_what_was_sampled_on_the_main_path(seed: int) -> None:
     group, counters = random_group(seed, fails=(0.0, 0.3, 0.7, 1.0)[seed % 4]), RowCounters()
     made = to_responses(group.forked, group.sessions, prompt="p", label="l", counters=counters)
-    assert len(made) == group.sessions == counters.taught + sum(counters.left_out.values())
+    assert group.sessions == counters.taught + sum(counters.left_out.values())
+    assert len(made) == (group.sessions if group.rewards else 0), (
+        "of a group that teaches nothing there is nothing"
+    )
     plain = prepare(group.plain, scale=False)
     rewards = torch.tensor([response["reward"] for response in made])
     for number, response in enumerate(made):
@@ -75,7 +78,7 @@ def test_what_openrlhf_would_cut_is_masked_instead() -> None:
     fits, cut = (Lengths(1000, 1000, total=most) for most in (size, size - 1))
     assert to_responses([row], 1, rules=CreditRules(lengths=fits))[0]["action_ranges"]
     counters = RowCounters()
-    assert not to_responses([row], 1, rules=CreditRules(lengths=cut), counters=counters)[0]["action_ranges"]
+    assert not to_responses([row], 1, rules=CreditRules(lengths=cut), counters=counters)
     assert counters.left_out == {"too_long": 1}
 
 
@@ -84,6 +87,15 @@ def test_a_session_that_left_nothing_is_one_masked_token_with_the_groups_mean() 
     made = to_responses(rows, 2, pad_token_id=7)
     assert (made[1]["observation_tokens"], made[1]["action_ranges"], made[1]["reward"]) == ([7, 7], [], 1.0)
     experience(made[1])
+
+
+def test_a_truncated_episode_that_is_masked_is_not_scored_anew() -> None:
+    """OpenRLHF's `reward.stop_properly_penalty_coef` sets the reward of what it is told was truncated."""
+    ends = [(1.0, None, None), (0.0, None, None), (0.0, "policy", "TurnLimit")]
+    rows = [row for number, end in enumerate(ends) for row in session(number, [T("a", role="main")], end)]
+    made = to_responses(rows, 3, rules=CreditRules(truncated="mask"))
+    assert [response["truncated"] for response in made] == [False, False, False]
+    assert [response["reward"] for response in made] == [1.0, 0.0, 0.5]
 
 
 def test_a_group_that_is_larger_than_the_trainers_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
@@ -21,7 +22,9 @@ from sandgate.contract.errors import Conflict, InvalidBody
 from sandgate.trainer.credit.group_advantages import prepare
 from sandgate.trainer.credit.lengths import Lengths
 from sandgate.trainer.credit.reasons import CreditRules
+from sandgate.trainer.openrlhf import to_responses
 from sandgate.trainer.skyrl import to_generator_output
+from sandgate.trainer.tinker import to_data
 from tests.gateway.trajectories.forest import T
 from tests.trainer.groups import RandomGroup, random_group, session, trained
 
@@ -164,6 +167,86 @@ def test_images_are_refused() -> None:
     rows = [replace(row, multimodal=b"x") for row in session(0, [T("a", role="main")], (1.0, None, None))]
     with pytest.raises(InvalidBody, match="session s0: rows with images"):
         to_generator_output({"q1": rows}, [TrajectoryID("q1", 0)])
+
+
+GOOD = session(0, [T("a", role="main")], (1.0, None, None))
+BAD = session(0, [T("a", role="main")], (None, "infra", "NodeLost"))
+
+
+@pytest.mark.parametrize("step_wise", [False, True])
+@pytest.mark.parametrize("failed_first", [False, True])
+def test_of_several_attempts_the_newest_that_did_not_fail_counts(step_wise: bool, failed_first: bool) -> None:
+    retried = [replace(row, session_id="again", attempt=1) for row in GOOD]
+    rows = [*BAD, *retried] if failed_first else [*retried, *BAD]
+    made = to_generator_output({"q1": rows}, [TrajectoryID("q1", 0)], step_wise=step_wise)
+    assert (made["rewards"], [any(mask) for mask in made["loss_masks"]]) == ([1.0], [True])
+
+
+def test_an_attempt_that_failed_is_no_step_of_the_one_that_did_not() -> None:
+    before = [replace(row, reward=0.0) for row in GOOD]
+    after = [replace(row, session_id="again", attempt=1, trajectory_id=1) for row in GOOD]
+    made = to_generator_output({"q1": before + after}, [TrajectoryID("q1", 0)], step_wise=True)
+    assert (made["rewards"], made["is_last_step"]) == ([1.0], [True])
+
+
+def test_a_session_counts_whose_main_row_is_not_taught_but_another_is() -> None:
+    turns = [T("a", role="main"), T("b", None, role="subagent", fork="new_root")]
+    rows = session(0, turns, (1.0, None, None)) + session(1, turns, (0.0, None, None))
+    asked_for = [TrajectoryID("q1", 0), TrajectoryID("q1", 1)]
+    made = to_generator_output(
+        {"q1": rows}, asked_for, step_wise=True, rules=CreditRules(roles=("subagent",))
+    )
+    validate_generator_output(2, made, step_wise=True)
+    taught = [trained(ids, mask) for ids, mask in zip(made["response_ids"], made["loss_masks"], strict=True)]
+    assert taught == [["b"], [], ["b"], []]
+    assert advantages(made, step_wise=True, by_deviation=False) == [0.5, 0.5, -0.5, -0.5]
+
+
+UNFIT: dict[str, tuple[dict[str, Any], str]] = {
+    "a reward that is no number": ({"reward": float("nan")}, "its reward is nan"),
+    "an infinite reward": ({"reward": float("inf")}, "its reward is inf"),
+    "a logprob that is no number": (
+        {"response_logprobs": array("f", [float("nan")] * 3)},
+        "a logprob is no number",
+    ),
+    "no prompt": ({"prompt_ids": array("i")}, "has no prompt"),
+    "a mask of 2": ({"loss_mask": array("b", [2, 1, 1])}, "other values than 0 and 1"),
+}
+
+
+@pytest.mark.parametrize("case", UNFIT)
+@pytest.mark.parametrize("adapter", ["skyrl", "openrlhf", "tinker"])
+def test_what_no_gateway_writes_is_refused(adapter: str, case: str) -> None:
+    changes, words = UNFIT[case]
+    rows = [replace(row, **changes) for row in GOOD]
+    makes = {
+        "skyrl": lambda: to_generator_output({"q1": rows}, [TrajectoryID("q1", 0)]),
+        "openrlhf": lambda: to_responses(rows, 1),
+        "tinker": lambda: to_data([rows]),
+    }
+    with pytest.raises(InvalidBody, match=words):
+        makes[adapter]()
+
+
+def test_rows_of_another_task_are_refused() -> None:
+    rows = GOOD + [replace(row, uid="q2", session_id="other", sample_index=1) for row in GOOD]
+    with pytest.raises(InvalidBody, match="rows of 2 tasks"):
+        to_generator_output({"q1": rows}, [TrajectoryID("q1", 0), TrajectoryID("q1", 1)])
+    with pytest.raises(InvalidBody, match="rows of 2 tasks"):
+        to_responses(rows, 2)
+
+
+def test_a_sample_that_is_asked_for_twice_is_refused() -> None:
+    with pytest.raises(Conflict, match="sample 0 of 'q1' is asked for twice"):
+        to_generator_output({"q1": GOOD}, [TrajectoryID("q1", 0)] * 2)
+
+
+@pytest.mark.parametrize("score", [0.1, 0.7, 1 / 3])
+def test_a_group_without_variance_stays_one(score: float) -> None:
+    """Dynamic sampling drops a group whose scores are all the same, to the bit."""
+    rows = [row for number in range(3) for row in session(number, [T("a", role="main")], (score, None, None))]
+    made = to_generator_output({"q1": rows}, [TrajectoryID("q1", number) for number in range(5)])
+    assert set(made["rewards"]) == {score}
 
 
 def test_tensors_are_of_what_was_sampled() -> None:

@@ -5,6 +5,7 @@ Needs nothing of OpenRLHF (docs/trainers/openrlhf.md): a response is a dict of l
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -29,22 +30,27 @@ def to_responses(
     rules: CreditRules | None = None,
     counters: RowCounters | None = None,
 ) -> list[dict[str, Any]]:
-    """Of one group, a response for each sample 0..n-1: `rollout.n_samples_per_prompt` of OpenRLHF.
+    """Of one group, a response for each sample 0..n-1: `rollout.n_samples_per_prompt` of OpenRLHF. None at all, so
+    that OpenRLHF goes on without the prompt, if nothing of it teaches: it would make NaN of a step without a range.
 
     `observation_tokens` are the session's main row, prompt and all; `action_ranges` the spans that are trained, [start,
-    end) in it; `rollout_log_probs` the engine's, 0.0 elsewhere; `reward` and `scores` the session's. A session that
-    teaches nothing (a failure that is not the policy's, no reward, more tokens than `rules.lengths`, no row at all) has
-    no range, and a reward that changes nothing of what is made of the others. `prompt`, `label`: as OpenRLHF gave them.
-    `rules.lengths.total` should be its `max_len`: what is longer would be cut there.
+    end) in it; `rollout_log_probs` the engine's; `reward` and `scores` the session's. A session that teaches nothing (a
+    failure that is not the policy's, no reward, more tokens than `rules.lengths`, no row at all) has no range, and a
+    reward that leaves the others' mean as it was; two and more also their deviation. `prompt`, `label`: as OpenRLHF
+    gave them. `rules.lengths.total` should be its `max_len`: what is longer would be cut there.
 
-    Raises Conflict for a sample beyond n; InvalidBody for images.
+    Raises Conflict for a sample beyond n; InvalidBody for rows of more than one task, for images, and for numbers that
+    are none.
     """
+    rules = replace(rules or CreditRules(), scored=True)
     own = by_sample(rows, range(n), "n_samples_per_prompt")
     uid = rows[0].uid if rows else ""
     mains = [alone(own[one]) if one in own else no_row(uid, one, pad_token_id) for one in range(n)]
-    kept, whys = kept_in_place(mains, replace(rules or CreditRules(), scored=True), scores_later=False)
+    kept, whys = kept_in_place(mains, rules, scores_later=False)
     if counters is not None:
-        counters.add(whys.count(None), _reasons(whys))
+        counters.add(whys.count(None), Counter(why.value for why in whys if why is not None))
+    if all(whys):
+        return []
     return [_response(row, why, prompt, label) for row, why in zip(kept, whys, strict=True)]
 
 
@@ -60,7 +66,7 @@ def _response(row: Trajectory, why: LeftOut | None, prompt: str, label: Any) -> 
         "observation_tokens": (row.prompt_ids + row.response_ids).tolist(),
         "action_ranges": [(before + start, before + end) for start, end in _spans(row.loss_mask)],
         "rollout_log_probs": [0.0] * before + row.response_logprobs.tolist(),
-        "truncated": is_truncated(row),
+        "truncated": why is None and is_truncated(row),  # else OpenRLHF scores it anew
         "extra_logs": {"sandgate_taught": float(why is None)},
     }
 
@@ -69,8 +75,3 @@ def _spans(mask: Mask) -> list[tuple[int, int]]:
     """[start, end) of each run of ones."""
     steps = np.diff(np.concatenate(([0], np.frombuffer(mask, np.int8), [0])))
     return list(zip(np.flatnonzero(steps == 1).tolist(), np.flatnonzero(steps == -1).tolist(), strict=True))
-
-
-def _reasons(whys: Sequence[LeftOut | None]) -> dict[str, int]:
-    named = [why.value for why in whys if why is not None]
-    return {name: named.count(name) for name in set(named)}

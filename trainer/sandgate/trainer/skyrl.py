@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from sandgate.contract.errors import Conflict
 from sandgate.contract.trajectory import Trajectory, main_row
-from sandgate.trainer.credit.batches import kept_in_place, no_row
+from sandgate.trainer.credit.batches import emptied, in_place, masked, no_row
 from sandgate.trainer.credit.counters import RowCounters
 from sandgate.trainer.credit.one_row import alone
-from sandgate.trainer.credit.reasons import CreditRules, LeftOut, reasons
+from sandgate.trainer.credit.reasons import WHOLE_SESSION, CreditRules, LeftOut, reasons
 from sandgate.trainer.credit.samples import by_sample
 
 ENDED = "stop"
@@ -55,12 +56,15 @@ def to_generator_output(
     (`generator.step_wise_trajectories`): all rows of a session that teach, the main one last, so that SkyRL counts a
     session once and gives its advantage to all its rows. `rewards` are the sessions' scores. A session that teaches
     nothing (a failure that is not the policy's, no reward, more tokens than `rules.lengths`) is one row under mask 0
-    whose score changes nothing of what GRPO makes of the others. `rollout_metrics` has the counts, by reason.
+    whose score leaves the others' mean as it was; two and more also their deviation. `rollout_metrics` has this batch's
+    counts, by reason; `counters` counts them too.
 
-    Raises Conflict for a sample that was not asked for; InvalidBody for images.
+    Raises Conflict for a sample that was not asked for, or twice; InvalidBody for rows of more than one task, for
+    images, and for numbers that are none.
     """
-    sessions = _sessions(groups, asked, rules or CreditRules(), pad_token_id, step_wise=step_wise)
-    counted = counters or RowCounters()
+    rules = replace(rules or CreditRules(), scored=True)
+    sessions = _sessions(groups, asked, rules, pad_token_id, step_wise=step_wise)
+    counted = RowCounters()
     rows: list[Trajectory] = []
     ids: list[TrajectoryId] = []
     last: list[bool] = []
@@ -70,6 +74,8 @@ def to_generator_output(
         last += [False] * (len(session.rows) - 1) + [True]
         out = {} if session.why is None else {session.why.value: 1}
         counted.add(len(session.rows) - len(out), out)
+    if counters is not None:
+        counters.add(counted.taught, counted.left_out)
     return {
         "prompt_token_ids": [row.prompt_ids.tolist() for row in rows],
         "response_ids": [row.response_ids.tolist() for row in rows],
@@ -99,23 +105,34 @@ def _sessions(
     """Of each that was asked for."""
     samples: dict[str, set[int]] = {}
     for one in asked:
-        samples.setdefault(one.instance_id, set()).add(one.repetition_id)
-    found_in = {
+        if one.repetition_id in samples.setdefault(one.instance_id, set()):
+            raise Conflict(f"sample {one.repetition_id} of {one.instance_id!r} is asked for twice")
+        samples[one.instance_id].add(one.repetition_id)
+    found = {
         name: by_sample(rows, samples.get(name, ()), "n_samples_per_prompt") for name, rows in groups.items()
     }
-    own = [found_in.get(one.instance_id, {}).get(one.repetition_id, []) for one in asked]
+    own = [found.get(one.instance_id, {}).get(one.repetition_id, []) for one in asked]
     mains = [
         replace(main_row(rows) if step_wise else alone(rows), uid=one.instance_id)
         if rows
         else no_row(one.instance_id, one.repetition_id, pad)
         for one, rows in zip(asked, own, strict=True)
     ]
-    kept, whys = kept_in_place(mains, rules, scores_later=False)
-    found = []
-    for rows, main, why in zip(own, kept, whys, strict=True):
-        others = _others(rows, main, rules) if step_wise and why is None else []
-        found.append(_Session((*others, main), why))
-    return found
+    whys = reasons(mains, rules)
+    others = [
+        _others(rows, main, rules) if step_wise and why not in WHOLE_SESSION else []
+        for rows, main, why in zip(own, mains, whys, strict=True)
+    ]
+    # A session counts with its score where its main row teaches nothing of its own, but another one does.
+    kept = in_place(mains, [None if more else why for more, why in zip(others, whys, strict=True)], rules)
+    return [
+        _Session((*more, _without_its_own(main) if more and why else main), why)
+        for more, main, why in zip(others, kept, whys, strict=True)
+    ]
+
+
+def _without_its_own(main: Trajectory) -> Trajectory:
+    return masked(main) if main.response_ids else emptied(main)
 
 
 def _others(rows: Sequence[Trajectory], main: Trajectory, rules: CreditRules) -> list[Trajectory]:

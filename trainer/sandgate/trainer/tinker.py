@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from sandgate.contract.errors import InvalidBody
 from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer.credit.counters import RowCounters
 from sandgate.trainer.credit.group_advantages import prepare
 from sandgate.trainer.credit.lengths import Lengths
 from sandgate.trainer.credit.reasons import TAUGHT, Truncated
+from sandgate.trainer.credit.samples import refuse_unfit
 
 
 def to_data(
@@ -36,22 +36,22 @@ def to_data(
     the group's deviation; without, they are differences from its mean, as tinker_cookbook's. `roles`, `lengths`,
     `truncated`: see `prepare`. `counters` counts rows that teach, and those that do not by reason.
 
-    Raises InvalidBody for rows of more than one task in a group, and for images.
+    Raises InvalidBody for rows of more than one task in a group, for images, and for numbers that are none.
     """
     found = []
     for rows in groups:
+        for row in rows:
+            refuse_unfit(row)
         group = prepare(rows, roles=roles, scale=scale, lengths=lengths, truncated=truncated)
         if counters is not None:
             counters.add(len(group.taught), group.left_out)
-        found += [_datum(row.trajectory, row.advantage, mask=mask) for row in group.taught]
+        found += [_datum(one.trajectory, one.advantage, mask=mask) for one in group.taught]
     return found
 
 
 def _datum(row: Trajectory, advantage: float, *, mask: bool) -> Any:
     from tinker import Datum, ModelInput  # type: ignore[import-not-found]
 
-    if row.multimodal is not None:
-        raise InvalidBody(f"session {row.session_id}: rows with images are no datums", field="multimodal")
     ids = row.prompt_ids + row.response_ids
     before = len(row.prompt_ids) - 1  # a model's answer to the prompt's last token is the response's first
     bits = np.zeros(len(ids) - 1, np.float32)

@@ -33,6 +33,13 @@ def kept_in_place(
     reward stay."""
     found = _scored(rows, rules) if scores_later else rules or CreditRules()
     whys = reasons(rows, found)
+    return in_place(rows, whys, found), whys
+
+
+def in_place(
+    rows: Sequence[Trajectory], whys: Sequence[LeftOut | None], rules: CreditRules
+) -> list[Trajectory]:
+    """These rows; those with a reason under mask 0, and with `neutral_scores` of the others of their task."""
     groups: dict[str, list[int]] = {}
     for at, row in enumerate(rows):
         groups.setdefault(row.uid, []).append(at)
@@ -44,17 +51,24 @@ def kept_in_place(
     made = []
     for at, (row, why) in enumerate(zip(rows, whys, strict=True)):
         if why is not None:
-            row = emptied(row) if found.lengths is not None and not found.lengths.fits(row) else row
-            mask = array("b", bytes(len(row.loss_mask)))
-            row = replace(row, loss_mask=mask, reward=scores[at] if found.scored else None)
+            fits = bool(row.response_ids) and (rules.lengths is None or rules.lengths.fits(row))
+            row = masked(row if fits else emptied(row))
+            row = replace(row, reward=scores[at] if rules.scored else None)
         made.append(row)
-    return made, whys
+    return made
+
+
+def masked(row: Trajectory) -> Trajectory:
+    """It trains nothing."""
+    return replace(row, loss_mask=array("b", bytes(len(row.loss_mask))))
 
 
 def neutral_scores(scores: Sequence[float], count: int) -> list[float]:
     """`count` scores that, put beside these, change neither their mean nor their deviation as a sample (n - 1): half
     of them lie above the mean, half below. A single one can only keep the mean, and then the deviation of n scores
-    shrinks by the root of (n - 1) / n. Beside a single score all are equal to it."""
+    shrinks by the root of (n - 1) / n. Beside scores that are all the same, all are equal to them, to the bit."""
+    if scores and min(scores) == max(scores):
+        return [scores[0]] * count
     mean = fmean(scores) if scores else 0.0
     pairs = count // 2
     if not pairs or len(scores) < 2:
