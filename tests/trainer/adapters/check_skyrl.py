@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -219,7 +220,7 @@ UNFIT: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_no_gateway_writes_is_refused(adapter: str, case: str) -> None:
     changes, words = UNFIT[case]
     rows = [replace(row, **changes) for row in GOOD]
-    makes = {
+    makes: dict[str, Callable[[], object]] = {
         "skyrl": lambda: to_generator_output({"q1": rows}, [TrajectoryID("q1", 0)]),
         "openrlhf": lambda: to_responses(rows, 1),
         "tinker": lambda: to_data([rows]),
