@@ -41,10 +41,10 @@ async def place() -> AsyncIterator[Place]:
         media = MediaConfig(allowed_hosts=(NAME, listed.origin))
         async with gateway(engine(), model=codec(), media=media) as g:
             yield Place(g, listed, trap)
-            if (fetched := g.core.turns.fetched) is not None:
-                await (
-                    fetched.fetch.aclose()
-                )  # the test's own, if it hurried: the gateway closes the one that it made
+            assert g.core.turns.fetched is not None
+            last = g.core.turns.fetched.fetch  # the test's own, if it hurried: the gateway closes its own
+            assert isinstance(last, Fetcher)
+            await last.aclose()
 
 
 def hurried(place: Place, seconds: float = 0.2) -> None:
