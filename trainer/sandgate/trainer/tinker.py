@@ -32,7 +32,7 @@ def to_data(
 
     `loss_fn_inputs`: `target_tokens` (int64), `logprobs` and `advantages` (float32), one entry for each token after the
     first; context has logprob and advantage 0.0, so that it teaches nothing. `mask` adds `mask` (float32), which
-    tinker_cookbook's own functions read and take out again: the service refuses it. `scale`: advantages are divided by
+    tinker_cookbook's own functions read, and take out before they send. `scale`: advantages are divided by
     the group's deviation; without, they are differences from its mean, as tinker_cookbook's. `roles`, `lengths`,
     `truncated`: see `prepare`. `counters` counts rows that teach, and those that do not by reason.
 

@@ -57,6 +57,7 @@ Observe = Callable[[str, str, str, float], None]
 
 
 HttpSession = aiohttp.ClientSession
+"""For who holds sessions and makes none: aiohttp has its home here."""
 
 
 def session(access: Access, *, listed: Callable[[str], None]) -> aiohttp.ClientSession:

@@ -32,5 +32,5 @@ class Lengths:
 
     def limits(self) -> dict[str, Json]:
         """As a session's limits: its gateway then refuses, before it samples, what would not fit. `total` is none of
-        them: make it the model's window (`engine.maxModelLen`)."""
+        them: make it the model's window (`model.maxModelLen`)."""
         return {"prompt_tokens": self.prompt, "response_tokens": self.response}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
 
@@ -18,7 +19,7 @@ ACCEPT_STEPS = 3
 """Turns of the loop from asyncio's accept of a connection until our server knows it, and closes it at its end."""
 
 
-class ScriptedServing:
+class ScriptedServing(ABC):
     """A player behind some engine's wire. A client that goes away aborts its generation, as engines do."""
 
     def __init__(self, player: Player, *, model: str, host: str, port: int) -> None:
@@ -28,9 +29,9 @@ class ScriptedServing:
         self._runner: web.AppRunner | None = None
         self._socket: socket.socket | None = None
 
+    @abstractmethod
     def routes(self) -> list[web.RouteDef]:
         """What it serves."""
-        raise NotImplementedError
 
     async def __aenter__(self) -> Self:
         app = web.Application(client_max_size=BODY_BYTES_MAX)
