@@ -20,6 +20,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sandgate.contract.errors import BadRequest, ForkReason
 from sandgate.contract.trajectory import Ids
@@ -84,6 +85,27 @@ class _Base:
     after_mark: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A probe conversation, and its messages as the template sees them."""
+
+    key: object
+    """Equal only for the same conversation."""
+    probe: ProbeConversation
+    given: Sequence[dict[str, Any]]
+
+    def under(self, template: ChatTemplate, answers: Sequence[str]) -> Sequence[dict[str, Any]]:
+        """The messages with the calls of the last under the ids that a tail answers; our own where it names none."""
+        *before, last = self.given
+        calls = self.probe.messages[-1].tool_calls
+        ids = [answer or call.id for answer, call in zip(answers, calls, strict=True)]
+        return [*before, template.calling(last, ids)]
+
+
+PROBE_CALLS_MAX = 16
+"""Calls of a probe conversation that is kept; a tail that answers more has its own made."""
+
+
 class TailProver:
     """Proves tails for one template and one tokenizer. Thread-safe."""
 
@@ -95,6 +117,7 @@ class TailProver:
         self._words = words
         self._stops = {vocab.texts[i]: i for i in stop_ids if i in vocab.texts}
         self._with_system = self._takes((system("s"), user("q")))
+        self._probes: dict[tuple[int, bool], tuple[_Known, _Known]] = {}
         self._bases: ByteCache[object, _Base | NotProved] = ByteCache(BASES_BYTES_MAX, BASE_BYTES_MAX)
 
     def prove(
@@ -126,12 +149,15 @@ class TailProver:
         names: Sequence[str] = (),
     ) -> _Behind | NotProved:
         """What follows the assistant's words, if it is the same in both probe conversations."""
-        seen = shows_images(tail)
-        probes = known_pair(answers, with_system=self._with_system, names=names, seen=seen)
-        plain = known_pair([""] * len(answers), with_system=self._with_system, names=names, seen=seen)
+        try:
+            given_tools = self._template.given_tools(tools)
+            given_tail = self._template.given(tail, before=1)
+            pair = self._known(len(answers), tuple(names), shows_images(tail))
+        except BadRequest as error:
+            return NotProved(str(error))
         texts = []
-        for probe, unnamed in zip(probes, plain, strict=True):
-            after = self._tail_text(probe, unnamed, tail, tools)
+        for known in pair:
+            after = self._tail_text(known, answers, given_tail, tools, given_tools)
             if isinstance(after, NotProved):
                 return after
             texts.append(after)
@@ -139,25 +165,43 @@ class TailProver:
             return DIFFERS
         return texts[0]
 
+    def _known(self, calls: int, names: tuple[str, ...], seen: bool) -> tuple[_Known, _Known]:
+        """The probe conversations, under call ids of our own."""
+        key = (calls, seen)
+        kept = None if names else self._probes.get(key)
+        if kept is None:
+            pair = known_pair([""] * calls, with_system=self._with_system, names=names, seen=seen)
+            first, second = (
+                _Known((calls, seen, names, probe.mark), probe, self._template.given(probe.messages))
+                for probe in pair
+            )
+            kept = first, second
+            if not names and calls <= PROBE_CALLS_MAX:
+                self._probes[key] = kept
+        return kept
+
     def _tail_text(
         self,
-        probe: ProbeConversation,
-        unnamed: ProbeConversation,
-        tail: Sequence[Message],
+        known: _Known,
+        answers: Sequence[str],
+        tail: Sequence[dict[str, Any]],
         tools: Sequence[Tool],
+        given_tools: list[dict[str, Any]] | None,
     ) -> _Behind | NotProved:
         """What follows the assistant's words in one probe conversation.
 
         Call ids are new at every turn, and few templates print them. So the base of the same conversation under ids of
         our own is cached, and proof enough where it agrees. Where it does not, the base under the tail's ids decides.
         """
+        probe = known.probe
+        given = known.under(self._template, answers)
         try:
-            whole = self._template.render((*probe.messages, *tail), tools)
+            whole = self._template.write([*given, *tail], given_tools)
         except BadRequest as error:
             return NotProved(str(error))
-        tail_text = self._behind(self._base(unnamed, tools), whole, probe.mark)
-        if isinstance(tail_text, NotProved) and probe != unnamed:
-            return self._behind(self._render_base(probe, tools), whole, probe.mark)
+        tail_text = self._behind(self._base(known, tools, given_tools), whole, probe.mark)
+        if isinstance(tail_text, NotProved) and any(answers):
+            return self._behind(self._render_base(given, probe.mark, given_tools), whole, probe.mark)
         return tail_text
 
     def _behind(self, base: _Base | NotProved, whole: str, mark: str) -> _Behind | NotProved:
@@ -208,27 +252,31 @@ class TailProver:
         stops = [(text.find(stop), stop) for stop in self._stops]
         return min(((start, stop) for start, stop in stops if start >= 0), default=None)
 
-    def _base(self, probe: ProbeConversation, tools: Sequence[Tool]) -> _Base | NotProved:
-        key = (probe.messages, tools_key(tools), self._template.today())
+    def _base(
+        self, known: _Known, tools: Sequence[Tool], given_tools: list[dict[str, Any]] | None
+    ) -> _Base | NotProved:
+        key = (known.key, tools_key(tools), self._template.today())
         base = self._bases.get(key)
         if base is None:
-            base = self._render_base(probe, tools)
+            base = self._render_base(known.given, known.probe.mark, given_tools)
             self._bases.put(key, base, _cost(key[1], base))
         return base
 
-    def _render_base(self, probe: ProbeConversation, tools: Sequence[Tool]) -> _Base | NotProved:
+    def _render_base(
+        self, given: Sequence[dict[str, Any]], mark: str, tools: list[dict[str, Any]] | None
+    ) -> _Base | NotProved:
+        before = given[:-1]
         try:
-            before = probe.messages[:-1]
-            bare = self._template.render(before, tools, generation_prompt=False)
-            asked = self._template.render(before, tools, generation_prompt=True)
-            answered = self._template.render(probe.messages, tools, generation_prompt=False)
+            bare = self._template.write(before, tools, generation_prompt=False)
+            asked = self._template.write(before, tools, generation_prompt=True)
+            answered = self._template.write(given, tools, generation_prompt=False)
         except BadRequest as error:
             return NotProved(str(error))
-        start = answered.rfind(probe.mark)
+        start = answered.rfind(mark)
         if start < 0:
             return DROPS_CALLS
         # The longer head is tried first: a template may end a prompt without generation prompt differently.
-        return _Base((asked, bare), answered[start + len(probe.mark) :])
+        return _Base((asked, bare), answered[start + len(mark) :])
 
     def _takes(self, messages: Sequence[Message]) -> bool:
         try:

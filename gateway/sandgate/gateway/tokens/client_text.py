@@ -58,6 +58,11 @@ class ClientText:
             return given
         return {key: value if key == "role" else self._marked(value) for key, value in given.items()}
 
+    def text(self, given: str) -> str:
+        """A text as templates see it, marked."""
+        marked: str = self._marked(given) if self._plain else given
+        return marked
+
     def tools(self, tools: Sequence[Tool], given: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
         """The same for tools, in the order of `tools`."""
         if not self._plain or given is None:

@@ -81,26 +81,20 @@ class Controls:
             found.insert(0, 0)
         if not found and self._only_normalized(text):
             insort(found, 1 + len(text) - len(text.lstrip()))
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(found)) if found else found
 
     def _may_begin(self, end: str) -> bool:
         """Could a token go on behind this end of a text?"""
-        return any(
-            end[index:] in self._prefixes
-            for first in self._firsts
-            if first in end
-            for index in range(len(end))
-            if end[index] == first
-        )
+        if self._firsts.isdisjoint(end):
+            return False
+        return any(end[index:] in self._prefixes for index in range(len(end)) if end[index] in self._firsts)
 
     def _may_end(self, head: str) -> bool:
         """Could a token, begun before it, end in this head of a text?"""
+        if self._lasts.isdisjoint(head):
+            return False
         return any(
-            head[: index + 1] in self._suffixes
-            for last in self._lasts
-            if last in head
-            for index in range(len(head))
-            if head[index] == last
+            head[: index + 1] in self._suffixes for index in range(len(head)) if head[index] in self._lasts
         )
 
     def _only_normalized(self, text: str) -> bool:

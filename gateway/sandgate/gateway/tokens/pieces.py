@@ -47,31 +47,32 @@ class BytePieces:
     """For byte-level vocabularies: each id is some bytes."""
 
     def __init__(self, vocab: Vocab, markers: dict[int, Marker]) -> None:
-        self._vocab = vocab
+        self._bytes = vocab.byte_pieces
         self._markers = markers
+        self._controls = vocab.special_ids.union(markers)
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, ids: Ids) -> list[Piece]:
         out: list[Piece] = []
-        run = bytearray()
-        piece, markers, special = self._vocab.piece, self._markers, self._vocab.special_ids
-        for token_id in ids:
-            if token_id in markers:
+        table, run, start = self._bytes, b"", 0
+        for at in [index for index, token_id in enumerate(ids) if token_id in self._controls]:
+            run += b"".join([table[token_id] for token_id in ids[start:at]])
+            start = at + 1
+            if (marker := self._markers.get(ids[at])) is not None:
                 self._flush(out, run, final=True)
-                out.append(markers[token_id])
-            elif token_id not in special:
-                run += piece(token_id)
+                out.append(marker)
+                run = b""
+        run += b"".join([table[token_id] for token_id in ids[start:]])
         self._flush(out, run, final=False)
         return out
 
     def finish(self) -> list[Piece]:
         out: list[Piece] = []
-        self._flush(out, bytearray(), final=True)
+        self._flush(out, b"", final=True)
         return out
 
-    def _flush(self, out: list[Piece], run: bytearray, *, final: bool) -> None:
-        text = self._utf8.decode(bytes(run), final)
-        run.clear()
+    def _flush(self, out: list[Piece], run: bytes, *, final: bool) -> None:
+        text = self._utf8.decode(run, final)
         if text:
             out.append(text)
 

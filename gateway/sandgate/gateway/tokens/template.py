@@ -167,6 +167,27 @@ RESERVED = (
 """Names that templates read and no request sets."""
 
 
+FAILURES = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    KeyError,
+    AttributeError,
+    IndexError,
+    RecursionError,
+)
+"""What a template raises on messages that it was not written for."""
+
+
+def _failed(error: Exception) -> BadRequest:
+    if isinstance(error, TemplateRefused):
+        return BadRequest(f"the chat template refuses these messages: {unmark(str(error))}", field="messages")
+    return BadRequest(
+        f"the chat template fails on these messages: {type(error).__name__}: {unmark(str(error))}",
+        field="messages",
+    )
+
+
 class ChatTemplate:
     """One compiled template with its special tokens and extra variables.
 
@@ -224,39 +245,61 @@ class ChatTemplate:
         self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, generation_prompt: bool = True
     ) -> str:
         """The prompt text. Raises BadRequest where the template refuses or fails, Unsupported for images."""
-        dicts = [message_dict(message, self.dialect) for message in self.roles.adapt(messages)]
+        return self.write(self.given(messages), self.given_tools(tools), generation_prompt=generation_prompt)
+
+    def given(self, messages: Sequence[Message], *, before: int = 0) -> list[dict[str, Any]]:
+        """The messages as the template sees them, behind `before` others; nobody changes them, so that several renders
+        may have the same. Raises as `render`."""
+        dicts = [message_dict(message, self.dialect) for message in self.roles.adapt(messages, before=before)]
+        if self.words is None:
+            return dicts
+        try:
+            return [self.words.message(one) for one in dicts]
+        except FAILURES as error:
+            raise _failed(error) from error
+
+    def given_tools(self, tools: Sequence[Tool]) -> list[dict[str, Any]] | None:
+        """Tools as the template sees them."""
         if self.dialect.described:
             tools = [_described(tool) for tool in tools]
         given = tools_json(tools)
+        if self.words is None:
+            return given
         try:
-            if self.words is not None:
-                dicts = [self.words.message(one) for one in dicts]
-                given = self.words.tools(tools, given)
-            return self._render(dicts, given, generation_prompt)
-        except TemplateRefused as error:
-            raise BadRequest(
-                f"the chat template refuses these messages: {unmark(str(error))}", field="messages"
-            ) from error
-        except (
-            jinja2.TemplateError,
-            TypeError,
-            ValueError,
-            KeyError,
-            AttributeError,
-            IndexError,
-            RecursionError,
-        ) as error:
-            raise BadRequest(
-                f"the chat template fails on these messages: {type(error).__name__}: {unmark(str(error))}",
-                field="messages",
-            ) from error
+            return self.words.tools(tools, given)
+        except FAILURES as error:
+            raise _failed(error) from error
+
+    def calling(self, given: dict[str, Any], call_ids: Sequence[str]) -> dict[str, Any]:
+        """A message that `given` made, its calls under these ids."""
+        if not call_ids:
+            return given
+        ids = (_call_id(call_id, self.dialect) for call_id in call_ids)
+        calls = [
+            {**call, "id": call_id if self.words is None else self.words.text(call_id)}
+            for call, call_id in zip(given["tool_calls"], ids, strict=True)
+        ]
+        return {**given, "tool_calls": calls}
+
+    def write(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        *,
+        generation_prompt: bool = True,
+    ) -> str:
+        """The text of messages and tools that `given` and `given_tools` made. Raises as `render`."""
+        try:
+            return self._render(messages, tools, generation_prompt)
+        except FAILURES as error:
+            raise _failed(error) from error
 
     def today(self) -> str:
         """Key under which renders made now may be kept: changes when a dated template may say something else."""
         return self._now().strftime("%Y-%m-%d %H") if self.dated else ""
 
     def _render(
-        self, messages: list[dict[str, Any]], tools: list[Any] | None, generation_prompt: bool
+        self, messages: Sequence[dict[str, Any]], tools: list[Any] | None, generation_prompt: bool
     ) -> str:
         text = self._template.render(
             messages=messages,

@@ -49,7 +49,7 @@ class Vocab:
         self.faithful = all(
             self.decode(self.encode(text)) == self._normalize(text) for text in FAITHFUL_PROBES
         )
-        self._pieces: dict[int, bytes] = {}
+        self.byte_pieces = _Pieces(self.raw)
 
     def encode_whole(self, text: str) -> Ids:
         """The tokenizer's own encode of the whole text, nothing added, nothing cached."""
@@ -122,24 +122,29 @@ class Vocab:
         found: int | None = self.raw.token_to_id(token)
         return found
 
-    def piece(self, token_id: int) -> bytes:
-        """UTF-8 bytes (perhaps a part of a character) of one id of a byte-level vocabulary; b"" for an unknown id."""
-        raw_bytes = self._pieces.get(token_id)
-        if raw_bytes is None:
-            token = self.raw.id_to_token(token_id)
-            raw_bytes = self._pieces[token_id] = b"" if token is None else _bytes_of(token)
-        return raw_bytes
-
     def bytes_of(self, token_id: int) -> bytes:
         """UTF-8 bytes (perhaps a part of a character) of one id of any vocabulary; b"" for an unknown id."""
         if (added := self.texts.get(token_id)) is not None:
             return added.encode()
         if self.byte_level:
-            return self.piece(token_id)
+            return self.byte_pieces[token_id]
         token = self.raw.id_to_token(token_id) or ""
         if match := _FALLBACK_BYTE.fullmatch(token):
             return bytes([int(match[1], 16)])
         return str(token).replace("\u2581", " ").encode()
+
+
+class _Pieces(dict[int, bytes]):
+    """Id -> UTF-8 bytes (perhaps a part of a character), of a byte-level vocabulary; b"" for an unknown id. What was
+    asked for is kept, so that an answer's ids are looked up without a call for each."""
+
+    def __init__(self, raw: Tokenizer) -> None:
+        self._raw = raw
+
+    def __missing__(self, token_id: int) -> bytes:
+        token = self._raw.id_to_token(token_id)
+        raw_bytes = self[token_id] = b"" if token is None else _bytes_of(token)
+        return raw_bytes
 
 
 _FALLBACK_BYTE = re.compile("<0x([0-9A-F]{2})>")
