@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import math
 from array import array
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sandgate.contract.errors import EngineFailed, TokenizerMismatch
 from sandgate.gateway.engine.api import VersionSpan
-from sandgate.gateway.engine.responses import Unlabelled, read, spans_of, version_of
+from sandgate.gateway.engine.responses import Step, Unlabelled, read, read_together, spans_of, version_of
 from sandgate.gateway.engine.wire import GenerateEndpoint
 
 GENERATE, COMPLETIONS = GenerateEndpoint.GENERATE, GenerateEndpoint.COMPLETIONS
@@ -97,6 +98,60 @@ def test_another_vocabulary_has_a_name_of_its_own(body: bytes, kind: type[Engine
     with pytest.raises(EngineFailed) as caught:
         read(body, GENERATE, vocab_size=10)
     assert type(caught.value) is kind
+
+
+def plain(ids: list[int], **more: Any) -> bytes:
+    """An event in the middle of a stream."""
+    return generate(
+        ids,
+        [entry(token, -token / 8, top_logprobs=[entry(1, -0.5)]) for token in ids],
+        finish_reason=None,
+        **more,
+    )
+
+
+EVENTS = st.one_of(
+    st.lists(st.integers(0, 9), max_size=4).map(plain),
+    st.sampled_from([body for door, body in GOOD.values() if door is GENERATE]),
+    st.sampled_from([body for door, body, _ in BAD.values() if door is GENERATE]),
+    st.sampled_from(
+        [
+            plain([3], weight_versions=[{"version": 7, "start": 0, "end": 1}]),
+            b'{"choices":[],"usage":{"prompt_tokens_details":{"cached_tokens":5}}}',
+            b'{"choices":[],"prompt_token_ids":[1,2]}',
+            plain([4]).replace(b'"token_id"', b'"no_id"'),
+        ]
+    ),
+)
+
+
+def heard(steps: Iterator[Step]) -> tuple[Any, ...]:
+    """All that a stream's steps say, and what ended it."""
+    ids, logprobs, error = array("i"), array("f"), ""
+    top: list[Any] = []
+    others: list[Any] = []
+    try:
+        for step in steps:
+            ids += step.ids
+            logprobs += step.logprobs
+            top += step.top
+            others.append((step.finish, step.labels, step.cached_tokens, step.prompt))
+    except EngineFailed as failed:
+        error = str(failed)
+    return ids, logprobs, top, [other for other in others if any(other)], error
+
+
+@given(st.lists(EVENTS, max_size=8), st.sampled_from([0, 2]))
+@example([plain([1]), plain([2, 3]), generate([10], [entry(10, -1)], finish_reason=None), plain([4])], 0)
+@example([plain([1]), plain([2]), plain([], stop_reason="x"), b"<html>"], 2)
+def test_events_that_come_at_once_say_what_each_would_say_alone(events: list[bytes], top: int) -> None:
+    alone = heard(read(event, GENERATE, top=top, vocab_size=10) for event in events)
+    assert heard(read_together(events, GENERATE, top=top, vocab_size=10)) == alone
+
+
+def test_tokens_that_come_at_once_are_one_step() -> None:
+    events = [plain([1, 2]), plain([3]), plain([4]), generate([5], [entry(5, -1)])]
+    assert [step.ids.tolist() for step in read_together(events, GENERATE)] == [[1, 2, 3, 4], [5]]
 
 
 def test_a_hair_above_zero_is_rounding() -> None:

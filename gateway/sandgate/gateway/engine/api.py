@@ -59,6 +59,19 @@ class Delta:
     version: int = 0
     """The policy version when the tokens were asked for; the engine's own report comes with the sample."""
 
+    @staticmethod
+    def joined(deltas: Sequence[Delta]) -> Delta:
+        """Deltas of one version that arrived at once, at least one."""
+        first, *others = deltas
+        if not others:
+            return first
+        ids, logprobs, top = first.ids[:], first.logprobs[:], list(first.top)
+        for delta in others:
+            ids.extend(delta.ids)
+            logprobs.extend(delta.logprobs)
+            top.extend(delta.top)
+        return Delta(ids, logprobs, tuple(top), first.version)
+
 
 @dataclass(frozen=True, slots=True)
 class VersionSpan:

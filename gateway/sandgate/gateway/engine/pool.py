@@ -384,10 +384,14 @@ class EnginePool:
     async def _stream(self, answer: Streamed, read: Reader, made: Generation, on_delta: OnDelta) -> None:
         events = Events()
         async for chunk in answer.chunks():
-            for payload in events.feed(chunk):
-                delta = made.take(read(payload))
-                if delta is not None:
-                    on_delta(delta)
+            came: list[Delta] = []
+            try:
+                for step in read.together(events.feed(chunk)):
+                    if (delta := made.take(step)) is not None:
+                        came.append(delta)  # noqa: PERF401  (what came before an error must be there)
+            finally:  # before an error is told: what came with it is sampled, and stays
+                if came:
+                    on_delta(Delta.joined(came))
         if made.finish is None:
             raise Lost("the stream ended before the generation did", refused=False)
 

@@ -6,7 +6,7 @@ Both logprob shapes are read: integer `token_id` (0.32 and later) and `token: "t
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import cast
@@ -175,6 +175,65 @@ def read(
         at = [*told.get("image", ()), *told.get("video", ())]
         step.images = tuple(sorted((one.offset, one.length) for one in at))
     return step
+
+
+def read_together(
+    payloads: Sequence[bytes], endpoint: GenerateEndpoint, *, top: int = 0, vocab_size: int = 0
+) -> Iterator[Step]:
+    """As `read` of each of these events, which came at once; the first ones that say nothing but tokens are one step.
+
+    What is wrong is raised behind the events before it.
+    """
+    joined = None
+    if len(payloads) > 1 and endpoint is GenerateEndpoint.GENERATE:
+        joined = _joined(payloads, _TOP if top else _PLAIN)
+    count = 0
+    if joined is not None:
+        choice, count = joined
+        try:
+            step = _step(choice, top, vocab_size)
+        except EngineFailed:
+            count = 0  # one by one: what came before the culprit is good
+        else:
+            yield step
+    for payload in payloads[count:]:
+        yield read(payload, endpoint, top=top, vocab_size=vocab_size)
+
+
+def _joined(
+    payloads: Sequence[bytes], decoder: msgspec.json.Decoder[_Answer] | msgspec.json.Decoder[_AnswerTop]
+) -> tuple[_Choice, int] | None:
+    """One choice with the tokens of the first events, and how many these are; None where that is not worth it."""
+    ids: list[int] = []
+    entries: list[_Entry] = []
+    count = 0
+    for payload in payloads:
+        try:
+            answer: _Answer = decoder.decode(payload)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            break  # `read` says it
+        if (content := _only_tokens(answer)) is None:
+            break
+        ids += answer.choices[0].token_ids or ()
+        entries += content
+        count += 1
+    return (_Choice(ids, _Content(entries)), count) if count > 1 else None
+
+
+def _only_tokens(answer: _Answer) -> list[_Entry] | None:
+    """The logprobs of an event that says nothing but tokens, as many as it has ids."""
+    if (
+        len(answer.choices) != 1
+        or answer.usage
+        or answer.error is not None
+        or answer.prompt_token_ids is not None
+    ):
+        return None
+    choice = answer.choices[0]
+    if choice.finish_reason is not None or choice.weight_versions is not None or choice.logprobs is None:
+        return None
+    content = choice.logprobs.content or []
+    return content if len(content) == len(choice.token_ids or ()) else None
 
 
 def _step(choice: _Choice, top: int, vocabulary: int | None) -> Step:

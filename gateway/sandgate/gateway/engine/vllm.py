@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.engine import facts, health, logprobs, logprobs_check, wire
@@ -11,10 +11,27 @@ from sandgate.gateway.engine.api import Prompt
 from sandgate.gateway.engine.dialect import Dialect, Found
 from sandgate.gateway.engine.logprobs import Kind
 from sandgate.gateway.engine.pool import EnginePool
-from sandgate.gateway.engine.responses import read
+from sandgate.gateway.engine.responses import Step, read, read_together
 from sandgate.gateway.engine.transport import Transport
 from sandgate.gateway.engine.way import PausedNow, Reader, Request, Shut, Way
 from sandgate.gateway.engine.wire import GenerateEndpoint
+
+
+@dataclass(frozen=True, slots=True)
+class VllmReader:
+    """See `Reader`. No event needs the one before it."""
+
+    endpoint: GenerateEndpoint
+    top: int
+    vocab_size: int
+
+    def __call__(self, payload: bytes) -> Step:
+        """See `Reader.__call__`."""
+        return read(payload, self.endpoint, top=self.top, vocab_size=self.vocab_size)
+
+    def together(self, payloads: Sequence[bytes]) -> Iterable[Step]:
+        """See `Reader.together`."""
+        return read_together(payloads, self.endpoint, top=self.top, vocab_size=self.vocab_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +59,8 @@ class VllmWay:
         return Request(self.endpoint.value, body)
 
     def reader(self, prompt: Prompt, ids: Ids, *, vocab_size: int) -> Reader:
-        """See `Way.reader`. Each event is read alone."""
-        return partial(read, endpoint=self.endpoint, top=prompt.top_logprobs, vocab_size=vocab_size)
+        """See `Way.reader`."""
+        return VllmReader(self.endpoint, prompt.top_logprobs, vocab_size)
 
     def refused(self, status: int, body: bytes, retry_after: str | None, *, prompt_tokens: int) -> Exception:
         """See `Way.refused`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from sandgate.contract.trajectory import Ids
@@ -29,9 +29,17 @@ class Shut(Exception):
         self.instead = instead
 
 
-Reader = Callable[[bytes], Step]
-"""Reads one answer, or the next event of one stream. Raises SandgateError: what cannot be trusted, and refusals that
-come inside of a stream."""
+class Reader(Protocol):
+    """Reads one answer. Raises SandgateError: what cannot be trusted, and refusals that come inside of a stream."""
+
+    def __call__(self, payload: bytes) -> Step:
+        """A whole answer, or the next event of a stream."""
+        ...
+
+    def together(self, payloads: Sequence[bytes]) -> Iterable[Step]:
+        """The next events of a stream, which came at once: in as few steps as their words allow. What is wrong is
+        raised behind the steps before it."""
+        ...
 
 
 class Way(Protocol):

@@ -7,7 +7,7 @@ is can be told from every event: `completion_tokens` counts all.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 import msgspec
@@ -74,7 +74,7 @@ class Answers:
         self._have = 0
 
     def __call__(self, payload: bytes) -> Step:
-        """See `Reader`."""
+        """See `Reader.__call__`."""
         try:
             answer = _DECODER.decode(payload)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -97,6 +97,10 @@ class Answers:
             step.labels = tuple((span.version, span.start, span.end) for span in meta.weight_versions)
         step.cached_tokens = meta.cached_tokens or 0
         return step
+
+    def together(self, payloads: Sequence[bytes]) -> Iterator[Step]:
+        """See `Reader.together`. Each event counts on the one before it."""
+        return map(self, payloads)
 
     def _finish(self, told: _Finish | None) -> tuple[Finish | None, str | int | None]:
         if told is None:
