@@ -57,18 +57,21 @@ class Generation:
 
     def take(self, step: Step) -> Delta | None:
         """Adds a step. Returns what to stream; None for a step without tokens."""
-        self._same_prompt(step)
+        if self.prompt.pictures:
+            self._same_prompt(step)
         if self.finish is not None and step.ids:
             raise EngineFailed("the engine sent tokens after the end of the generation")
         self.ids.extend(step.ids)
         self.logprobs.extend(step.logprobs)
-        top = tuple(map(packed, step.top))
+        top = tuple(map(packed, step.top)) if step.top else ()
         self.top.extend(top)
         if len(self.ids) > self.prompt.max_tokens:
             raise EngineFailed(
                 f"the engine sampled {len(self.ids)} tokens of {self.prompt.max_tokens} asked for"
             )
-        if self.resumed == 0:  # a later piece finds the earlier ones in the cache: not what was asked
+        if (
+            step.cached_tokens and self.resumed == 0
+        ):  # a later piece finds the earlier ones in the cache: not what was asked
             self.cached_tokens = max(self.cached_tokens, step.cached_tokens)
         if step.finish is not None:
             self._end_piece(step.labels)
@@ -78,7 +81,7 @@ class Generation:
     def _same_prompt(self, step: Step) -> None:
         """A prompt with pictures is what was meant only if the engine made the same ids of it: it runs a processor of
         its own. Raises EngineFailed before anything of the answer is taken."""
-        if not self.prompt.pictures or (step.prompt is None and self._seen == self.resumed):
+        if step.prompt is None and self._seen == self.resumed:
             return
         wanted = self.prompt.ids + self.ids[: self._piece]
         spans = tuple((span.start, span.length) for span in self.prompt.media)

@@ -184,10 +184,11 @@ def read_together(
 
     What is wrong is raised behind the events before it.
     """
-    joined = None
-    if len(payloads) > 1 and endpoint is GenerateEndpoint.GENERATE:
-        joined = _joined(payloads, _TOP if top else _PLAIN)
-    count = 0
+    if len(payloads) == 1 or endpoint is not GenerateEndpoint.GENERATE:
+        for payload in payloads:
+            yield read(payload, endpoint, top=top, vocab_size=vocab_size)
+        return
+    joined, count = _joined(payloads, _TOP if top else _PLAIN), 0
     if joined is not None:
         choice, count = joined
         try:

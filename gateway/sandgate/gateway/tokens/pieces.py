@@ -55,6 +55,9 @@ class BytePieces:
     def feed(self, ids: Ids) -> list[Piece]:
         out: list[Piece] = []
         table, run, start = self._bytes, b"", 0
+        if self._controls.isdisjoint(ids):
+            self._flush(out, b"".join([table[token_id] for token_id in ids]), final=False)
+            return out
         for at in [index for index, token_id in enumerate(ids) if token_id in self._controls]:
             run += b"".join([table[token_id] for token_id in ids[start:at]])
             start = at + 1

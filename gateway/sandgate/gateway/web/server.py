@@ -441,7 +441,9 @@ def encoded(stream: Stream, step: Step) -> bytes:
     if not deltas:
         return stream.tokens(tokens, index) if tokens is not None else b""
     first = stream.delta(deltas[0], index, tokens)
-    return first + b"".join(stream.delta(delta, index) for delta in deltas[1:])
+    if len(deltas) == 1:
+        return first
+    return first + b"".join([stream.delta(delta, index) for delta in deltas[1:]])
 
 
 async def _send_all(pieces: Iterable[bytes], gone: asyncio.Future[Any], send: Send) -> None:
@@ -454,6 +456,10 @@ async def _send_all(pieces: Iterable[bytes], gone: asyncio.Future[Any], send: Se
 
 def chunks(stream: Stream, steps: Sequence[Step]) -> Iterator[bytes]:
     """Steps as server-sent events, about CHUNK_BYTES at a time, each encoded when it is asked for; none is empty."""
+    if len(steps) == 1:  # what a slow engine brings
+        if one := encoded(stream, steps[0]):
+            yield one
+        return
     waiting, size = [], 0
     for step in steps:
         waiting.append(encoded(stream, step))
