@@ -384,9 +384,14 @@ class EnginePool:
     async def _stream(self, answer: Streamed, read: Reader, made: Generation, on_delta: OnDelta) -> None:
         events = Events()
         async for chunk in answer.chunks():
+            payloads = events.feed(chunk)
+            if len(payloads) == 1:  # what a slow engine brings
+                if (alone := made.take(read(payloads[0]))) is not None:
+                    on_delta(alone)
+                continue
             came: list[Delta] = []
             try:
-                for step in read.together(events.feed(chunk)):
+                for step in read.together(payloads):
                     if (delta := made.take(step)) is not None:
                         came.append(delta)  # noqa: PERF401  (what came before an error must be there)
             finally:  # before an error is told: what came with it is sampled, and stays

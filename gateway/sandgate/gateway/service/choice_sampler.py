@@ -58,13 +58,14 @@ class ChoiceSampler:
         request, session = call.request, call.session
         prepared = asked.prepared
         parser = parser_of(self.codec, request, prepared.ids)
-        streaming = request.stream
+        streaming, tells_tokens = request.stream, request.tells_tokens
+        pieces = call.pieces[index]
         heard = call.heard[index] = PartialChoice(parser)
 
         def on_delta(delta: Delta) -> None:
             heard.take(delta)
-            if not request.tells_tokens:
-                call.pieces[index].append(len(delta.ids))
+            if not tells_tokens:
+                pieces.append(len(delta.ids))
                 call.say(index, parser.feed(delta.ids))
                 return
             for token in range(len(delta.ids)):  # each token with its logprob

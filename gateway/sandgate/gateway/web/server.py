@@ -322,7 +322,10 @@ class AsgiApp:
         try:
             async for steps in call.follow(self.core.config.limits.keepalive_s, gone):
                 call.told = call.told or bool(steps)
-                await _send_all(chunks(stream, steps) if steps else [stream.keepalive()], gone, send)
+                if len(steps) > 1:
+                    await _send_all(chunks(stream, steps), gone, send)
+                elif data := encoded(stream, steps[0]) if steps else stream.keepalive():
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
             if gone.done():
                 return False
             choices, usage = self._outcome(call)
@@ -456,10 +459,6 @@ async def _send_all(pieces: Iterable[bytes], gone: asyncio.Future[Any], send: Se
 
 def chunks(stream: Stream, steps: Sequence[Step]) -> Iterator[bytes]:
     """Steps as server-sent events, about CHUNK_BYTES at a time, each encoded when it is asked for; none is empty."""
-    if len(steps) == 1:  # what a slow engine brings
-        if one := encoded(stream, steps[0]):
-            yield one
-        return
     waiting, size = [], 0
     for step in steps:
         waiting.append(encoded(stream, step))
