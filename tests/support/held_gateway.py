@@ -1,16 +1,18 @@
 """A gateway whose streams stand still: after as many events as the request's `x-test-events` says, no more is sent.
 
 `python -m tests.support.held_gateway --config FILE`. Everything else goes on, as it does where a client does not read:
-what is killed then has its turns on disk, and has told exactly so many events of them.
+what is killed then has its turns on disk, and has told exactly so many events of them. What the engine sends is read
+event by event: what a gateway reads at once it tells at once, so a stream's events would differ from run to run.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any
 
 from sandgate.gateway import app
+from sandgate.gateway.engine.transport import Streamed
 from sandgate.gateway.web.server import AsgiApp
 
 HEADER = "x-test-events"
@@ -43,6 +45,13 @@ def _holding(send: Send, events: int) -> Send:
     return held
 
 
+async def one_by_one(answer: Streamed) -> AsyncIterator[bytes]:
+    """`Streamed.chunks`, each HTTP chunk alone: the scripted engine writes one for each event."""
+    async for data, _ in answer._response.content.iter_chunks():
+        yield data
+
+
 if __name__ == "__main__":
+    setattr(Streamed, "chunks", one_by_one)  # noqa: B010  (mypy forbids the plain form)
     vars(app)["AsgiApp"] = Holding
     raise SystemExit(app.main())
