@@ -23,9 +23,9 @@ class JobCondition(StrEnum):
     PROGRESSING = "Progressing"
     """Sessions run or are about to."""
     COMPLETE = "Complete"
-    """Every sample ended; nothing will run again."""
+    """Every sample ended, one at least not of its agent or the infrastructure; nothing will run again."""
     FAILED = "Failed"
-    """The job gave up (deadline, engine); nothing will run again."""
+    """The job gave up, or all its samples failed; nothing will run again."""
 
 
 class SessionCondition(StrEnum):
@@ -95,6 +95,9 @@ class JobReason(StrEnum):
     """Failed: the engine's vocabulary is another one than the tokenizer's, as the first sessions showed."""
     AGENTS_FAIL_ALIKE = "AgentsFailAlike"
     """Failed: the first agents all ended in the same words before their first turn; the message has them."""
+    ALL_FAILED = "AllFailed"
+    """Failed: every sample failed of its agent or of the infrastructure, none taught anything; the message has the most
+    frequent cause and its words."""
     NOT_FAILED = "NotFailed"
     """It has not failed."""
 

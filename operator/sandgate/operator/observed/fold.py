@@ -30,6 +30,7 @@ from sandgate.operator.plan.actions import (
     Told,
 )
 from sandgate.operator.plan.groups import begun, count, ended_as, ended_with, good, settled
+from sandgate.operator.plan.vain import Vain
 
 
 def apply(seen: Observed, event: Event) -> Observed:
@@ -107,7 +108,9 @@ def _tasks(seen: Observed, uids: tuple[str, ...]) -> Observed:
             fresh = fresh.set(uid, None)
             continue
         done = done.set(uid, samples)
-        tally += SampleTally(ended=size, failed=size - samples)
+        lost = size - samples
+        vain = Vain(((("NotCommitted", ""), lost),)) if lost else Vain()
+        tally += SampleTally(ended=size, failed=lost, vain=vain)
         acked, started = acked + samples, started + 1
     return replace(seen, uids=all_uids, fresh=fresh, settled=done, tally=tally, acked=acked, begun=started)
 

@@ -90,6 +90,7 @@ class Observed:
             fresh=self.fresh,
             groups=self.groups,
             remote=[self.sessions[name] for name in self.remotes.live],
+            elsewhere=any(not one.failed for one in self.remotes.newest.values()),
             tally=self.tally,
             begun=self.begun,
             committed=len(self.committed) * self.want.spec.group_size + self.acked,
