@@ -93,6 +93,9 @@ class JobReason(StrEnum):
     """Failed: the engine does not serve the model, as it told the first sessions."""
     TOKENIZER_MISMATCH = "TokenizerMismatch"
     """Failed: the engine's vocabulary is another one than the tokenizer's, as the first sessions showed."""
+    POD_REFUSED = "PodRefused"
+    """Failed: the API server takes no such pod (its rules, a policy engine, a namespace's security level); the message
+    has its words. A full quota is none of that: it is waited for."""
     AGENTS_FAIL_ALIKE = "AgentsFailAlike"
     """Failed: the first agents all ended in the same words before their first turn; the message has them."""
     ALL_FAILED = "AllFailed"

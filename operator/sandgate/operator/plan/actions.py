@@ -58,6 +58,8 @@ class Exit:
     message: TerminationMessage = NO_MESSAGE
     traceback: bool = False
     """The last that it wrote is a Python traceback; `detail` is the exception."""
+    refused: bool = False
+    """The API server does not take such a pod: it says the same of the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +252,9 @@ class JobObserved:
     owed: int | None = 0
     """Samples that ended well and are not committed yet; None while that is not known."""
     hopeless: Hopeless | None = None
+    tried: bool = True
+    """A sandbox of it was made: what it is made of is not refused. Until then one group is begun, for each of its
+    sessions is an object."""
     draining: bool = False
     """Nothing new is started; what runs may end."""
     policy_version: int = 0
