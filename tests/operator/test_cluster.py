@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sandgate.contract.errors import Unavailable
+from sandgate.contract.errors import Forbidden, InvalidBody, Unavailable
 from sandgate.operator.settings import Settings
 from tests.operator.cluster_rig import NAMESPACE, Box, World, buys, hurry, manifest, world
 from tests.support.waiting import paced, until
@@ -125,6 +125,48 @@ async def test_infra_failures_are_tried_again_and_an_agents_own_are_not(up: Worl
     assert "reward" not in lost["status"]
     assert lost["status"]["failureClass"] == "infra"
     assert (up.job()["status"]["failed"], up.job()["status"]["retries"]) == (1, 1)
+
+
+PSA = '403: pods "x" is forbidden: violates PodSecurity "restricted:latest": privileged'
+
+
+@pytest.mark.parametrize("error", [Forbidden(PSA), InvalidBody('422: Pod "x" is invalid: no such field')])
+async def test_a_job_whose_pods_are_refused_fails_in_its_words_and_makes_one_group(
+    up: World, error: Exception
+) -> None:
+    tries = 0
+
+    def refuse(verb: str, kind: str) -> None:
+        nonlocal tries
+        if (verb, kind) == ("create", "Pod"):
+            tries += 1
+            raise error
+
+    up.kube.fail = refuse
+    up.operator_up()
+    await up.kube.create(manifest(*(f"t{number} 1" for number in range(20)), groupSize=4, parallelism=80))
+    await is_so(up, "Failed")
+    (failed,) = [one for one in up.job()["status"]["conditions"] if one["type"] == "Failed"]
+    assert (failed["reason"], failed["message"]) == ("PodRefused", f"agent: {error}")
+    assert up.condition("Complete")[0] == "False"
+    assert tries <= 4
+    assert len(up.sessions()) <= 4
+
+
+async def test_a_full_quota_is_waited_for(up: World) -> None:
+    left = 2
+
+    def full(verb: str, kind: str) -> None:
+        nonlocal left
+        if (verb, kind) == ("create", "Pod") and left:
+            left -= 1
+            raise Forbidden('403: pods "x" is forbidden: exceeded quota: pods')
+
+    up.kube.fail = full
+    up.operator_up()
+    await up.kube.create(manifest("a 1", "b 2", groupSize=2))
+    await so(lambda: not left, "it was tried again")
+    await is_so(up, "Complete")
 
 
 def _evicted_once(up: World) -> Any:

@@ -32,6 +32,7 @@ RUNC = (
     ' unable to start container process: exec: "no-such-program": executable file not found in $PATH'
 )
 IMPORT = "exit code 1: ModuleNotFoundError: No module named 'openai'"
+PSA = '403: pods "x" is forbidden: violates PodSecurity "restricted:latest": privileged'
 NO_MODEL = "the engine answered 404: The model `tiny` does not exist."
 
 Session = tuple[str, SessionObserved, SampleObserved]
@@ -63,6 +64,15 @@ def refused(uid: str) -> Session:
     return ended(uid, R.ENGINE_ERROR, engine_reason="ModelNotServed", engine_error=NO_MODEL, engine_errors=3)
 
 
+def turned_away(uid: str) -> Session:
+    """The API server takes no such pod."""
+    uid, one, sample = absent(uid, PSA)
+    assert one.sandbox is not None
+    assert one.sandbox.exit is not None
+    exit_ = replace(one.sandbox.exit, refused=True)
+    return uid, replace(one, sandbox=replace(one.sandbox, exit=exit_)), sample
+
+
 def crashed(uid: str, words: str = IMPORT) -> Session:
     return ended(uid, R.AGENT_EXIT, detail=words)
 
@@ -70,6 +80,7 @@ def crashed(uid: str, words: str = IMPORT) -> Session:
 RUNS = ("running", None, None)
 AGENT = Hopeless("ProgramMissing", f"agent: {PATH}")
 ALIKE = Hopeless("AgentsFailAlike", f"AgentExit {IMPORT}")
+REFUSED = Hopeless("PodRefused", f"agent: {PSA}")
 MODEL = Hopeless("ModelNotServed", NO_MODEL)
 
 
@@ -143,6 +154,8 @@ CASES: dict[str, tuple[list[Session | tuple[str, None, None]], Hopeless | None]]
     "wrong answers are answers": ([ended(uid, R.ANSWER_WRONG, turns=1, detail=IMPORT) for uid in "abc"], None),
     "agents that run out of time": ([ended(uid, R.SESSION_TIMEOUT) for uid in "abc"], None),
     "agents that end well without a turn": ([ended(uid, None) for uid in "abc"], None),
+    "a pod that the API server refuses": ([turned_away("a"), turned_away("a")], REFUSED),
+    "one of two that were begun is not all": ([turned_away("a"), RUNS], None),
     "one good session ends it for good": (
         [ended("a", None, turns=2), absent("b"), absent("c"), absent("d")],
         None,
@@ -160,6 +173,25 @@ def test_a_job_of_few_tasks_needs_no_three() -> None:
     assert verdict([crashed("a"), crashed("a")], total=2, tasks=1, more=True) is None, "others may come"
     assert verdict([absent("a")], total=1, tasks=1) == AGENT
     assert verdict([absent("a")], together=1) == AGENT
+
+
+def test_of_refused_pods_those_of_one_group_suffice_for_no_other_is_begun() -> None:
+    firsts = Firsts()
+    found = []
+    for number in range(4):
+        firsts = firsts.opened(Ref("shop", "a", number, 0).name, "a")
+    for number in range(4):
+        _, one, sample = turned_away("a")
+        firsts = firsts.ended(replace(one, ref=Ref("shop", "a", number, 0)), sample)
+        found.append(firsts.hopeless(together=80, total=80, tasks=20, more=False, size=4))
+    assert found == [None, None, None, REFUSED]
+
+
+def test_a_sandbox_that_was_made_is_a_try_and_a_refused_one_is_none() -> None:
+    _, refused_one, _ = turned_away("a")
+    assert not Firsts().seen(None).seen(refused_one.sandbox).tried
+    assert Firsts().seen(Running(0.0)).tried
+    assert Firsts().somewhere().tried
 
 
 def test_of_many_that_run_at_once_the_first_few_suffice() -> None:

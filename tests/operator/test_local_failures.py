@@ -76,6 +76,26 @@ async def test_what_cannot_get_better_ends_the_run_soon_with_its_cause(
     assert up.processes() == []
 
 
+DIES = (
+    "import os, sys; sys.path.insert(0, os.environ['AGENTS']); from agent import ask;"
+    "ask([{'role': 'user', 'content': 'tea'}]); print('no disk', file=sys.stderr); sys.exit(3)"
+)
+
+
+async def test_a_run_of_which_nobody_learns_anything_failed_and_says_of_what(up: Rig) -> None:
+    """Their rows are there, and masked: a trainer that waits for a lesson would never have one."""
+    own = up.folder / "dies.py"
+    own.write_text(DIES.replace("os.environ['AGENTS']", repr(str(HERE))))
+    wanted = job("a 1 tea", "b 2 tea", groupSize=2, agent=agent("python", str(own)))
+    for _ in range(2):  # the next run says the same, and runs nothing
+        result = await up.run(wanted)
+        assert not result.complete
+        assert result.cause == "AllFailed: all 4 samples failed: 4 AgentExit: exit code 3: no disk"
+        assert is_over(result.status, JobCondition.FAILED)
+        assert not is_over(result.status, JobCondition.COMPLETE)
+        assert all(row.masked for row in up.rows())
+
+
 async def test_an_engine_that_fails_at_first_and_then_works_is_no_reason_to_give_up(up: Rig) -> None:
     failures = {"left": 3}
 

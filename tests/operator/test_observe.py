@@ -75,9 +75,24 @@ def test_a_group_is_where_it_was_begun_until_its_first_session_is_found_elsewher
     assert seen.it.job().begun == 1
 
 
+def test_the_first_sandbox_is_news_to_the_job_and_a_refused_one_is_none() -> None:
+    seen = Seen("a", "b")
+    for uid in "ab":
+        seen.see(events.SessionOpened(ref(uid), "g0", 5.0))
+    seen.keys.clear()
+    seen.see(events.AgentSeen(ref("a"), Running(5.0, None, Exit(6.0, detail="403", refused=True))))
+    assert not seen.it.job().tried
+    seen.keys.clear()
+    seen.see(events.AgentSeen(ref("b"), Running(5.0)))
+    assert seen.it.job().tried
+    assert seen.keys == [JOB_KEY, ref("b").name]
+
+
 def test_a_start_is_news_to_the_job_once() -> None:
-    seen = Seen("a")
-    seen.see(events.SessionOpened(ref("a"), "g0", 5.0))
+    seen = Seen("a", "b")
+    for uid in "ba":
+        seen.see(events.SessionOpened(ref(uid), "g0", 5.0))
+    seen.see(events.AgentSeen(ref("b"), Running(5.0)))
     seen.keys.clear()
     seen.see(events.AgentSeen(ref("a"), Running(5.0)))
     assert seen.keys == [ref("a").name]

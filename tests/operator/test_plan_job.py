@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from sandgate.operator.plan.actions import (
 )
 from sandgate.operator.plan.job import plan_job
 from sandgate.operator.plan.status import is_over, job_status
+from sandgate.operator.plan.vain import Vain
 from tests.operator.plans import GATEWAY, group, ref, seen, start, want
 
 SUSPENDED = Stop(FailureReason.ABORTED, "the job is suspended")
@@ -31,6 +33,8 @@ LATE = Stop(FailureReason.ABORTED, "activeDeadlineSeconds 50 passed")
 SILENT = Stop(FailureReason.ABORTED, "the trainer is silent")
 CUT = Stop(FailureReason.STRAGGLER, "the group has its quorum")
 QUORUM = {"group__quorum": 2, "group__stragglerSeconds": 30}
+
+CRASHES = Vain.of([("AgentExit", "exit code 127: \"python3: can't open file 'x'\"")] * 2)
 
 Case = tuple[JobWant, JobObserved, float, list[Action]]
 CASES: dict[str, Case] = {
@@ -92,6 +96,36 @@ CASES: dict[str, Case] = {
         [start("a", 1, gateway="g1")],
     ),
     "without a gateway nothing starts": (want(), seen(fresh="a", gateways={}), 0.0, []),
+    "before a sandbox was made one group is begun": (
+        want(groupSize=2, parallelism=9),
+        seen(fresh="abc", tried=False),
+        0.0,
+        [start("a", 0), start("a", 1)],
+    ),
+    "and no other beside it": (
+        want(groupSize=2, parallelism=9),
+        seen(group("a", "s s"), fresh="bc", tried=False),
+        0.0,
+        [],
+    ),
+    "and nothing is tried again while a sibling has not ended": (
+        want(groupSize=2, parallelism=9),
+        seen(group("a", "i s"), fresh="bc", tried=False),
+        99.0,
+        [],
+    ),
+    "then it is, for they did not end alike": (
+        want(groupSize=2, parallelism=9),
+        seen(group("a", "i i"), fresh="bc", tried=False),
+        99.0,
+        [start("a", 0, attempt=1), start("a", 1, attempt=1)],
+    ),
+    "one whose gateway is away is not waited for": (
+        want(groupSize=2, parallelism=9),
+        seen(group("a", "s s", gateway="g9"), fresh="bc", tried=False),
+        0.0,
+        [start("b", 0), start("b", 1)],
+    ),
     "draining starts nothing": (want(), seen(group("a", "i"), fresh="b", draining=True), 99.0, []),
     "a good sample is not begun again": (want(), seen(group("a", "g")), 99.0, []),
     "a failed policy is not begun again, and needs no word": (want(), seen(group("a", "p")), 99.0, []),
@@ -297,6 +331,31 @@ CONDITIONS: dict[str, tuple[JobWant, JobObserved, float, set[JobCondition]]] = {
         0.0,
         {JobCondition.READY, JobCondition.COMPLETE},
     ),
+    "it failed when nobody learns of any of its samples": (
+        want(groupSize=2),
+        seen(group("a", "c I", closed=True), tally=SampleTally(ended=2, failed=2, vain=CRASHES), total=4),
+        0.0,
+        {JobCondition.READY, JobCondition.FAILED},
+    ),
+    "one good sample makes it complete": (
+        want(groupSize=2),
+        seen(group("a", "c g"), tally=SampleTally(ended=2, failed=2, vain=CRASHES), total=4),
+        0.0,
+        {JobCondition.READY, JobCondition.COMPLETE},
+    ),
+    "what the policy did wrong is a lesson": (
+        want(),
+        seen(group("a", "p"), tally=SampleTally(ended=2, failed=2, vain=CRASHES), total=3),
+        0.0,
+        {JobCondition.READY, JobCondition.COMPLETE},
+    ),
+    "an agent elsewhere that did its task makes it complete": (
+        want(),
+        seen(tally=SampleTally(ended=2, failed=2, vain=CRASHES), total=2, elsewhere=True),
+        0.0,
+        {JobCondition.READY, JobCondition.COMPLETE},
+    ),
+    "a job without a sample did not fail": (want(), seen(), 0.0, {JobCondition.READY, JobCondition.COMPLETE}),
     "a group that waits for its word is not the end": (
         want(),
         seen(group("a", "I")),
@@ -449,3 +508,25 @@ def test_why_a_job_failed_stays_what_it_was() -> None:
     later = job_status(want(**fields), seen(group("a", "u", closed=True), heard_at=0.0, status=first), 99.0)
     (failed,) = [one for one in later.conditions if one.type == JobCondition.FAILED]
     assert (failed.status, failed.reason) == (ConditionStatus.TRUE, "DeadlineExceeded")
+
+
+def test_a_job_that_failed_whole_says_of_what() -> None:
+    seen_all = seen(
+        group("a", "c I", closed=True), tally=SampleTally(ended=2, failed=2, vain=CRASHES), total=4
+    )
+    status = job_status(want(groupSize=2), seen_all, 9.0)
+    (failed,) = [one for one in status.conditions if one.type == JobCondition.FAILED]
+    text = "all 4 samples failed: 3 AgentExit, 2 of them: exit code 127: \"python3: can't open file 'x'\""
+    assert (failed.reason, failed.message, status.completion_time) == (
+        "AllFailed",
+        text,
+        "1970-01-01T00:00:09Z",
+    )
+    later = job_status(want(groupSize=2), replace(seen_all, status=status, committed=4), 99.0)
+    assert [one for one in later.conditions if one.type == JobCondition.FAILED] == [failed]
+
+
+def test_a_job_that_was_complete_stays_so() -> None:
+    done = status_of(seen(tally=SampleTally(ended=2), total=2))
+    vain = seen(tally=SampleTally(ended=2, failed=2, vain=CRASHES), total=2, status=done)
+    assert is_over(job_status(want(), vain, 9.0), JobCondition.COMPLETE)

@@ -23,9 +23,9 @@ class JobCondition(StrEnum):
     PROGRESSING = "Progressing"
     """Sessions run or are about to."""
     COMPLETE = "Complete"
-    """Every sample ended; nothing will run again."""
+    """Every sample ended, one at least not of its agent or the infrastructure; nothing will run again."""
     FAILED = "Failed"
-    """The job gave up (deadline, engine); nothing will run again."""
+    """The job gave up, or all its samples failed; nothing will run again."""
 
 
 class SessionCondition(StrEnum):
@@ -93,8 +93,14 @@ class JobReason(StrEnum):
     """Failed: the engine does not serve the model, as it told the first sessions."""
     TOKENIZER_MISMATCH = "TokenizerMismatch"
     """Failed: the engine's vocabulary is another one than the tokenizer's, as the first sessions showed."""
+    POD_REFUSED = "PodRefused"
+    """Failed: the API server takes no such pod (its rules, a policy engine, a namespace's security level); the message
+    has its words. A full quota is none of that: it is waited for."""
     AGENTS_FAIL_ALIKE = "AgentsFailAlike"
     """Failed: the first agents all ended in the same words before their first turn; the message has them."""
+    ALL_FAILED = "AllFailed"
+    """Failed: every sample failed of its agent or of the infrastructure, none taught anything; the message has the most
+    frequent cause and its words."""
     NOT_FAILED = "NotFailed"
     """It has not failed."""
 

@@ -154,9 +154,9 @@ class PodBackend:
         except Forbidden as error:
             if "exceeded quota" in str(error):  # room comes back
                 raise Unavailable(str(error), retry_after=5.0) from error
-            return Exit(at.now(), reason=FailureReason.START_FAILED, detail=str(error))
+            return _refused(at.now(), error)
         except BadRequest as error:
-            return Exit(at.now(), reason=FailureReason.START_FAILED, detail=str(error))
+            return _refused(at.now(), error)
         return pod_kept(made, at.now())
 
     async def stop(self, ref: Ref) -> None:
@@ -204,3 +204,7 @@ class PodBackend:
         end = Exit(at.now(), reason=FailureReason.EVICTED, detail="the pod was deleted")
         running = replace(known, exit=end) if kept is None else pod_gone(kept.seen, at.now()).running
         self._report(seen.ref, table, running)
+
+
+def _refused(now: float, error: Exception) -> Exit:
+    return Exit(now, reason=FailureReason.START_FAILED, detail=str(error), refused=True)

@@ -30,6 +30,7 @@ from sandgate.operator.plan.actions import (
     Told,
 )
 from sandgate.operator.plan.groups import begun, count, ended_as, ended_with, good, settled
+from sandgate.operator.plan.vain import Vain
 
 
 def apply(seen: Observed, event: Event) -> Observed:
@@ -107,7 +108,9 @@ def _tasks(seen: Observed, uids: tuple[str, ...]) -> Observed:
             fresh = fresh.set(uid, None)
             continue
         done = done.set(uid, samples)
-        tally += SampleTally(ended=size, failed=size - samples)
+        lost = size - samples
+        vain = Vain(((("NotCommitted", ""), lost),)) if lost else Vain()
+        tally += SampleTally(ended=size, failed=lost, vain=vain)
         acked, started = acked + samples, started + 1
     return replace(seen, uids=all_uids, fresh=fresh, settled=done, tally=tally, acked=acked, begun=started)
 
@@ -185,6 +188,7 @@ def _recalled(seen: Observed, gateway: str, one: events.Recalled) -> Observed:
         seen = _live(seen, SessionObserved(ref=ref, opened_at=said.created_at), gateway, starting=starting)
     if known is None:
         return seen
+    seen = _tried(seen, known.sandbox)
     return _named(replace(seen, sessions=seen.sessions.set(ref.name, known)), ref.name)
 
 
@@ -341,11 +345,18 @@ def _agent(seen: Observed, ref: Ref, running: Running) -> Observed:
         return seen
     running = merged(known.sandbox, running)
     seen = _session(seen, ref.name, sandbox=running)
+    seen = _tried(seen, running)
     if running.started_at is not None or running.exit is not None:
         sample = seen.sample(ref)
         if sample.starting and sample.attempt == ref.attempt:
             seen = _named(_sample(seen, ref, replace(sample, starting=False)), JOB_KEY)
     return _named(seen, ref.name)
+
+
+def _tried(seen: Observed, sandbox: Running | None) -> Observed:
+    """The first sandbox that was made: further groups may begin."""
+    firsts = seen.firsts.seen(sandbox)
+    return seen if firsts is seen.firsts else _named(replace(seen, firsts=firsts), JOB_KEY)
 
 
 def _stopping(seen: Observed, ref: Ref, stop: Stop, now: float) -> Observed:

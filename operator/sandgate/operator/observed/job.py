@@ -90,6 +90,7 @@ class Observed:
             fresh=self.fresh,
             groups=self.groups,
             remote=[self.sessions[name] for name in self.remotes.live],
+            elsewhere=any(not one.failed for one in self.remotes.newest.values()),
             tally=self.tally,
             begun=self.begun,
             committed=len(self.committed) * self.want.spec.group_size + self.acked,
@@ -99,6 +100,7 @@ class Observed:
             problem=self.problem,
             owed=self._owed(),
             hopeless=self._hopeless(),
+            tried=self.firsts.tried or self.acked > 0,
             draining=self.draining,
             policy_version=self.policy_version,
             engines=self.engines,
@@ -115,7 +117,9 @@ class Observed:
         spec, tasks = self.want.spec, len(self.uids)
         total = 0 if self.acked else tasks * spec.group_size  # what a trainer has, got somewhere
         more = self.more or not self.loaded
-        return self.firsts.hopeless(together=spec.parallelism, total=total, tasks=tasks, more=more)
+        return self.firsts.hopeless(
+            together=spec.parallelism, total=total, tasks=tasks, more=more, size=spec.group_size
+        )
 
     def _owed(self) -> int | None:
         if not self.loaded:

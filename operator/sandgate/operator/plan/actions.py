@@ -16,6 +16,7 @@ from sandgate.contract.job import RolloutJobSpec
 from sandgate.contract.names import SessionId, session_id
 from sandgate.contract.session import SessionOutcome, SessionSummary, TerminationMessage
 from sandgate.contract.status import RolloutJobStatus
+from sandgate.operator.plan.vain import NONE_IN_VAIN, Vain
 
 NO_MESSAGE = TerminationMessage()
 
@@ -57,6 +58,8 @@ class Exit:
     message: TerminationMessage = NO_MESSAGE
     traceback: bool = False
     """The last that it wrote is a Python traceback; `detail` is the exception."""
+    refused: bool = False
+    """The API server does not take such a pod: it says the same of the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +167,8 @@ class SampleObserved:
     reason: FailureReason | None = None
     """Of the newest attempt, once it ended."""
     failure: FailureClass | None = None
+    detail: str = ""
+    """What `reason` means here, for people."""
     spent: int = 0
     """Attempts that failed on infrastructure and count against `group.retry.infra`."""
 
@@ -187,12 +192,15 @@ class SampleTally:
     ended: int = 0
     failed: int = 0
     retries: int = 0
+    vain: Vain = NONE_IN_VAIN
+    """Those of `failed` that teach nothing."""
 
     def __add__(self, more: SampleTally) -> SampleTally:
         return SampleTally(
             ended=self.ended + more.ended,
             failed=self.failed + more.failed,
             retries=self.retries + more.retries,
+            vain=self.vain + more.vain,
         )
 
 
@@ -226,6 +234,8 @@ class JobObserved:
     """In the order in which they were begun."""
     remote: Sequence[SessionObserved] = ()
     """Live sessions of agents that run elsewhere: they are not the job's samples."""
+    elsewhere: bool = False
+    """One of these ended, and counts for its task."""
     tally: SampleTally = SampleTally()
     """Of the groups that are settled."""
     begun: int = 0
@@ -242,6 +252,9 @@ class JobObserved:
     owed: int | None = 0
     """Samples that ended well and are not committed yet; None while that is not known."""
     hopeless: Hopeless | None = None
+    tried: bool = True
+    """A sandbox of it was made: what it is made of is not refused. Until then one group is begun, for each of its
+    sessions is an object."""
     draining: bool = False
     """Nothing new is started; what runs may end."""
     policy_version: int = 0

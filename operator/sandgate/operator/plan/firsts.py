@@ -1,6 +1,7 @@
 """Finds jobs without hope: all of the first sessions failed of a cause that stays, so that others need not run. (pure)
 
-Of what cannot get better: a program that is not there, a model that the engine does not serve, a tokenizer of another
+Of what cannot get better: a pod that the API server refuses, a program that is not there, a model that the engine does
+not serve, a tokenizer of another
 model; and agents that all end in the same words before their first turn. What may pass by itself (an engine that starts
 again, a node) is neither for it nor against it; one session that got anywhere is against it, for good.
 """
@@ -58,6 +59,8 @@ class Firsts:
     """Session -> (uid, its end; None while it runs), in the order in which they were opened."""
     passed: bool = False
     """One got somewhere, or too many are followed: nothing is said any more."""
+    tried: bool = False
+    """A sandbox of one was made, whatever came of it."""
     said: Hopeless | None = None
     """It stays, whatever those come to that are stopped for it."""
 
@@ -81,15 +84,26 @@ class Firsts:
             return replace(self, ends={key: value for key, value in self.ends.items() if key != name})
         return self.somewhere()
 
+    def seen(self, sandbox: Running | None) -> Firsts:
+        """One has this sandbox."""
+        if self.tried or sandbox is None or (sandbox.exit is not None and sandbox.exit.refused):
+            return self
+        return replace(self, tried=True)
+
     def somewhere(self) -> Firsts:
         """The job's sessions can get somewhere."""
-        return replace(self, ends={}, passed=True)
+        return replace(self, ends={}, passed=True, tried=True)
 
-    def hopeless(self, *, together: int, total: int, tasks: int, more: bool) -> Hopeless | None:
+    def hopeless(
+        self, *, together: int, total: int, tasks: int, more: bool, size: int = FIRST
+    ) -> Hopeless | None:
         """Why nothing will come of the job. `together`: sessions that run at once; `total`, `tasks`: of the job, so far
-        as it is known; `more`: further tasks may come."""
+        as it is known; `more`: further tasks may come; `size`: of a group, of which one alone is begun before a sandbox
+        was made."""
         if self.said is not None or self.passed:
             return self.said
+        if not self.tried:
+            together = min(together, size)
         return self._judge(min(FIRST, together, total), None if more else tasks)
 
     def _judge(self, wanted: int, tasks: int | None) -> Hopeless | None:
@@ -112,6 +126,8 @@ def end_of(seen: SessionObserved, sample: SampleObserved) -> End | None:
     """An end that will come again; None for any other."""
     said = seen.summary
     for kind, one in (("agent", seen.sandbox), ("verifier", seen.verifier)):
+        if one is not None and one.exit is not None and one.exit.refused:
+            return End(JobReason.POD_REFUSED, f"{kind}: {one.exit.detail}", kind, certain=True)
         if (why := not_there(one)) is not None:
             return End(JobReason.PROGRAM_MISSING, f"{kind}: {why}", kind, certain=True)
     if said is None or _turns(seen):

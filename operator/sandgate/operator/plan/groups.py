@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sandgate.contract.errors import FAILURE_CLASS, FailureClass, FailureReason
 from sandgate.contract.job import RolloutJobSpec
 from sandgate.contract.session import SessionState, SessionSummary
@@ -13,6 +15,7 @@ from sandgate.operator.plan.actions import (
     SessionObserved,
 )
 from sandgate.operator.plan.retries import FREE, retryable
+from sandgate.operator.plan.vain import Cause, Vain
 
 
 def good(sample: SampleObserved) -> bool:
@@ -48,13 +51,25 @@ def settled(group: GroupObserved) -> bool:
     return group.closed or all(good(sample) for sample in group.samples)
 
 
+def vain(sample: SampleObserved) -> bool:
+    """It ended, and nobody learns of it: the agent or the infrastructure failed. What the policy did is a lesson."""
+    if sample.state is SampleState.WAITING:
+        return True
+    return sample.failure in (FailureClass.AGENT, FailureClass.INFRA)
+
+
 def count(group: GroupObserved) -> SampleTally:
     """Of a settled group, every sample has ended, also one that was given up before it began."""
     return SampleTally(
         ended=len(group.samples),
         failed=sum(1 for one in group.samples if one.failure is not None or one.state is SampleState.WAITING),
         retries=retries(group),
+        vain=Vain.of(_cause(one) for one in group.samples if vain(one)),
     )
+
+
+def _cause(sample: SampleObserved) -> Cause:
+    return ("NotBegun" if sample.reason is None else sample.reason.value, sample.detail)
 
 
 def retries(group: GroupObserved) -> int:
@@ -68,7 +83,8 @@ def ended_as(said: SessionSummary, before: SampleObserved) -> SampleObserved:
     if said.failure_reason is not None:
         known = said.failure_reason in FailureReason.__members__.values()
         reason = FailureReason(said.failure_reason) if known else FailureReason.ABORTED
-    return ended_with(reason, said.attempt, said.changed_at, before, told=said.failure_class)
+    ended = ended_with(reason, said.attempt, said.changed_at, before, told=said.failure_class)
+    return replace(ended, detail=said.failure_detail)
 
 
 def ended_with(

@@ -139,14 +139,16 @@ def _wanted(want: JobWant, seen: JobObserved, now: float) -> Iterator[OpenSessio
         cut = cut_at(group, want.spec)
         if group.closed or group.gateway not in seen.gateways or (cut is not None and now >= cut):
             continue
+        # Before a sandbox was made, nothing is tried twice while a sibling has not ended: all may be refused alike.
+        once = not seen.tried and any(one.state is not SampleState.ENDED for one in group.samples)
         for index, sample in enumerate(group.samples):
-            again = retryable(sample, want.spec) and now >= retry_at(sample)
+            again = not once and retryable(sample, want.spec) and now >= retry_at(sample)
             if sample.state is SampleState.WAITING or again:
                 yield OpenSession(Ref(want.name, group.uid, index, sample.attempt + 1), group.gateway)
     load = dict(seen.gateways)
-    size = want.spec.group_size
+    size, allowed = want.spec.group_size, _allowed(want.spec, seen)
     for number, uid in enumerate(seen.fresh):
-        if number >= _allowed(want.spec, seen):
+        if number >= allowed:
             return
         gateway = min(load, key=lambda name: (load[name], name))
         load[gateway] += size
@@ -155,11 +157,15 @@ def _wanted(want: JobWant, seen: JobObserved, now: float) -> Iterator[OpenSessio
 
 
 def _allowed(spec: RolloutJobSpec, seen: JobObserved) -> int:
-    """New groups that staleness admits: the trainer will be at most `maxVersionsBehind` ahead when it gets them."""
+    """New groups that staleness admits: the trainer will be at most `maxVersionsBehind` ahead when it gets them. One,
+    before any sandbox was made; a group whose gateway is away is not waited for."""
+    most = len(seen.fresh)
+    if not seen.tried:
+        most = 0 if any(one.gateway in seen.gateways for one in seen.groups.values()) else 1
     if spec.staleness is None:
-        return len(seen.fresh)
+        return most
     ahead = spec.staleness.max_versions_behind + seen.policy_version + 1
-    return max(0, ahead * spec.staleness.batch_size - seen.begun)
+    return min(most, max(0, ahead * spec.staleness.batch_size - seen.begun))
 
 
 def _times(spec: RolloutJobSpec, seen: JobObserved, now: float, *, stopped: bool) -> Iterator[float]:

@@ -5,9 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sandgate.contract.status import Condition, ConditionStatus, JobCondition, RolloutJobStatus
-from sandgate.operator.plan.actions import GroupObserved, JobObserved, JobWant, Provided, SampleState
+from sandgate.operator.plan.actions import (
+    GroupObserved,
+    JobObserved,
+    JobWant,
+    Provided,
+    SampleState,
+    SampleTally,
+)
 from sandgate.operator.plan.ends import ending, silent, stamp
-from sandgate.operator.plan.groups import good, retries, settled
+from sandgate.operator.plan.groups import count, good, retries, settled
 from sandgate.operator.plan.retries import retryable
 
 Fact = tuple[bool, str, str]
@@ -32,8 +39,10 @@ def job_status(want: JobWant, seen: JobObserved, now: float) -> RolloutJobStatus
     # Past the deadline, groups settle because they are closed: that is no completion.
     done = idle and not seen.fresh and not seen.more and why is None
     failed = is_over(old, JobCondition.FAILED)
-    complete = not failed and (is_over(old, JobCondition.COMPLETE) or done)
     facts_failed = _failed_fact(old) if failed else (False, "NotFailed", "")
+    if done and not failed and not is_over(old, JobCondition.COMPLETE) and (all_failed := _all_failed(seen)):
+        failed, facts_failed = True, (True, "AllFailed", all_failed)
+    complete = not failed and (is_over(old, JobCondition.COMPLETE) or done)
     given_up = why is not None and (idle if why.closes else not running)
     if why is not None and given_up and not complete and not failed:
         failed, facts_failed = True, (True, why.reason, why.message)
@@ -69,6 +78,15 @@ def _failed_fact(old: RolloutJobStatus) -> Fact:
     """What ended a job stays what it was."""
     before = next(one for one in old.conditions if one.type == JobCondition.FAILED)
     return True, before.reason, before.message
+
+
+def _all_failed(seen: JobObserved) -> str:
+    """Of a job whose samples all ended: that none teaches anything, and why; "" if one does. An agent elsewhere
+    may have done its task."""
+    tally = seen.tally + sum(map(count, seen.groups.values()), SampleTally())
+    if not tally.ended or tally.vain.total < tally.ended or seen.elsewhere:
+        return ""
+    return f"all {tally.ended} samples failed: {tally.vain}"
 
 
 def _ready(seen: JobObserved) -> Fact:
