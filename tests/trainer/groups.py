@@ -6,13 +6,13 @@ From a seed and the standard library alone: the trainers' environments have no h
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
 from typing import Any
 
 from sandgate.contract.trajectory import Trajectory
 from sandgate.gateway.journal.records import Sealed
 from sandgate.gateway.trajectories.linearize import linearize
 from tests.gateway.trajectories.forest import T, seen
+from tests.trainer.made_group import RandomGroup as RandomGroup
 
 NAMES = "abcdefghij"
 ROLES = ("main", "main", "main", "side", "subagent")
@@ -29,19 +29,6 @@ ENDS: tuple[tuple[float | None, str | None, str | None], ...] = (
 )
 """(reward, failure class, reason)"""
 COUNTS = (None, "policy")
-
-
-@dataclass
-class RandomGroup:
-    """One group, as it was and as it would be without forks."""
-
-    forked: list[Trajectory] = field(default_factory=list)
-    plain: list[Trajectory] = field(default_factory=list)
-    rewards: dict[str, float] = field(default_factory=dict)
-    """Session -> its score, of those that count and sampled something."""
-    main_turns: dict[str, list[str]] = field(default_factory=dict)
-    """Session -> the turns of its main conversation, of those that count."""
-    sessions: int = 0
 
 
 def session(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from sandgate.trainer.credit.counters import RowCounters
 from sandgate.trainer.credit.one_row import alone
 from sandgate.trainer.credit.reasons import CreditRules, LeftOut, is_truncated
 from sandgate.trainer.credit.samples import by_sample
+from sandgate.trainer.credit.sink import SinkGroup
 
 
 def to_responses(
@@ -52,6 +53,25 @@ def to_responses(
     if all(whys):
         return []
     return [_response(row, why, prompt, label) for row, why in zip(kept, whys, strict=True)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenRLHFSink:
+    """`to_responses` of each group as a RolloutSink; a group that teaches nothing has none."""
+
+    pad_token_id: int = 0
+    rules: CreditRules | None = None
+
+    def batch(
+        self, groups: Sequence[SinkGroup], counters: RowCounters | None = None
+    ) -> list[list[dict[str, Any]]]:
+        """See RolloutSink."""
+        return [
+            to_responses(
+                group.rows, group.samples, pad_token_id=self.pad_token_id, rules=self.rules, counters=counters
+            )
+            for group in groups
+        ]
 
 
 def _response(row: Trajectory, why: LeftOut | None, prompt: str, label: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Needs nothing of SkyRL (docs/trainers/skyrl.md): its output is a dict of lists.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from sandgate.trainer.credit.counters import RowCounters
 from sandgate.trainer.credit.one_row import alone
 from sandgate.trainer.credit.reasons import WHOLE_SESSION, CreditRules, LeftOut, reasons
 from sandgate.trainer.credit.samples import by_sample
+from sandgate.trainer.credit.sink import SinkGroup
 
 ENDED = "stop"
 """SkyRL's overlong filtering masks whatever has another stop reason."""
@@ -92,6 +93,25 @@ def to_generator_output(
         "pixel_values": None,
         "image_grid_thw": None,
     }
+
+
+@dataclass(frozen=True, slots=True)
+class SkyRLSink:
+    """`to_generator_output` as a RolloutSink."""
+
+    trajectory_id: Callable[[str, int], TrajectoryId]
+    """SkyRL's own `TrajectoryID`."""
+    step_wise: bool = False
+    pad_token_id: int = 0
+    rules: CreditRules | None = None
+
+    def batch(self, groups: Sequence[SinkGroup], counters: RowCounters | None = None) -> dict[str, Any]:
+        """See RolloutSink."""
+        asked = [self.trajectory_id(group.uid, one) for group in groups for one in range(group.samples)]
+        return to_generator_output(
+            {group.uid: group.rows for group in groups}, asked, step_wise=self.step_wise,
+            pad_token_id=self.pad_token_id, rules=self.rules, counters=counters,
+        )  # fmt: skip
 
 
 def _sessions(

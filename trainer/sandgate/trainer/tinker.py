@@ -6,6 +6,7 @@ Needs `tinker` beside ours (docs/trainers/tinker.md); imports it when it is used
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from sandgate.trainer.credit.group_advantages import prepare
 from sandgate.trainer.credit.lengths import Lengths
 from sandgate.trainer.credit.reasons import TAUGHT, Truncated
 from sandgate.trainer.credit.samples import refuse_unfit
+from sandgate.trainer.credit.sink import SinkGroup
 
 
 def to_data(
@@ -47,6 +49,24 @@ def to_data(
             counters.add(len(group.taught), group.left_out)
         found += [_datum(one.trajectory, one.advantage, mask=mask) for one in group.taught]
     return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TinkerSink:
+    """`to_data` as a RolloutSink."""
+
+    scale: bool = False
+    roles: Collection[str] = TAUGHT
+    lengths: Lengths | None = None
+    truncated: Truncated = "score"
+    mask: bool = False
+
+    def batch(self, groups: Sequence[SinkGroup], counters: RowCounters | None = None) -> list[Any]:
+        """See RolloutSink."""
+        return to_data(
+            [group.rows for group in groups], scale=self.scale, roles=self.roles, lengths=self.lengths,
+            truncated=self.truncated, mask=self.mask, counters=counters,
+        )  # fmt: skip
 
 
 def _datum(row: Trajectory, advantage: float, *, mask: bool) -> Any:

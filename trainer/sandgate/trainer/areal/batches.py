@@ -4,29 +4,42 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer.areal.tensors import as_torch, columns
+from sandgate.trainer.credit.counters import RowCounters
 from sandgate.trainer.credit.group_advantages import prepare
-from sandgate.trainer.credit.reasons import TAUGHT
+from sandgate.trainer.credit.lengths import Lengths
+from sandgate.trainer.credit.reasons import TAUGHT, Truncated
+from sandgate.trainer.credit.sink import SinkGroup, checked
 
 Credit = Literal["advantages", "rewards"]
 log = logging.getLogger("sandgate.trainer.areal")
 
 
 def batch_rows(
-    rows: Sequence[Trajectory], *, credit: Credit = "advantages", roles: Collection[str] = TAUGHT
+    rows: Sequence[Trajectory],
+    *,
+    credit: Credit = "advantages",
+    roles: Collection[str] = TAUGHT,
+    lengths: Lengths | None = None,
+    truncated: Truncated = "score",
+    counters: RowCounters | None = None,
 ) -> list[dict[str, Any]]:
     """One tensor dict for each row that teaches; none if no row does. Integers are int64, as AReaL's own are.
 
     `credit`: what stands in `rewards`. "advantages": `prepare`'s, so that each session counts once, and what failed or
     was not scored is no part of a mean; AReaL's `reward_norm` must be off then. "rewards": as they were given; AReaL's
-    group norm takes rows by fixed numbers, which forks and failures do not keep to.
+    group norm takes rows by fixed numbers, which forks and failures do not keep to. `lengths`, `truncated`: see
+    `prepare`. `counters` counts rows that teach, and those that do not by reason.
     """
-    group = prepare(rows, roles=roles)
+    group = prepare(rows, roles=roles, lengths=lengths, truncated=truncated)
+    if counters is not None:
+        counters.add(len(group.taught), group.left_out)
     if group.left_out:
         uid = rows[0].uid
         log.info("group %s: %s rows teach nothing: %s", uid, group.left_out.total(), dict(group.left_out))
@@ -40,3 +53,25 @@ def batch_rows(
         }
         found.append(as_torch(wide))
     return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArealSink:
+    """`batch_rows` of each group as a RolloutSink; AReaL's `concat_padded_tensors` makes a batch of one."""
+
+    credit: Credit = "advantages"
+    roles: Collection[str] = TAUGHT
+    lengths: Lengths | None = None
+    truncated: Truncated = "score"
+
+    def batch(
+        self, groups: Sequence[SinkGroup], counters: RowCounters | None = None
+    ) -> list[list[dict[str, Any]]]:
+        """See RolloutSink."""
+        return [
+            batch_rows(
+                checked(group), credit=self.credit, roles=self.roles, lengths=self.lengths,
+                truncated=self.truncated, counters=counters,
+            )
+            for group in groups
+        ]  # fmt: skip

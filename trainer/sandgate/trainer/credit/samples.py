@@ -9,11 +9,11 @@ from sandgate.contract.errors import Conflict, FailureClass, InvalidBody
 from sandgate.contract.trajectory import Trajectory
 
 
-def refuse_unfit(row: Trajectory) -> None:
-    """Raises InvalidBody for images, for a row without a prompt, and for numbers that no gateway writes: they would
-    make NaN of a whole group, or move its baseline, without a word."""
+def refuse_unfit(row: Trajectory, *, images: bool = False) -> None:
+    """Raises InvalidBody for images (unless `images`), for a row without a prompt, and for numbers that no gateway
+    writes: they would make NaN of a whole group, or move its baseline, without a word."""
     name = f"session {row.session_id}"
-    if row.multimodal is not None:
+    if row.multimodal is not None and not images:
         raise InvalidBody(f"{name}: rows with images are not carried", field="multimodal")
     if not row.prompt_ids:
         raise InvalidBody(f"{name}: a row has no prompt", field="prompt_ids")

@@ -14,5 +14,6 @@ from sandgate.trainer.trl.rows import env_reward as env_reward
 from sandgate.trainer.trl.rows import final as final
 from sandgate.trainer.trl.rows import group_rows as group_rows
 from sandgate.trainer.trl.rows import rollout as rollout
+from sandgate.trainer.trl.sink import TrlSink as TrlSink
 from sandgate.trainer.trl.weights import FolderWeights as FolderWeights
 from sandgate.trainer.trl.weights import Weights as Weights

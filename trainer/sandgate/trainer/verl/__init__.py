@@ -39,6 +39,7 @@ from sandgate.trainer.verl.sessions import NoReward as NoReward
 from sandgate.trainer.verl.sessions import NotCompleted as NotCompleted
 from sandgate.trainer.verl.sessions import NoTurns as NoTurns
 from sandgate.trainer.verl.sessions import TimedOut as TimedOut
+from sandgate.trainer.verl.sink import VerlSink as VerlSink
 from sandgate.trainer.verl.transfer import put_group as put_group
 from sandgate.trainer.verl.transfer import put_rows as put_rows
 from sandgate.trainer.verl.transfer import put_status as put_status
