@@ -9,15 +9,17 @@ from dataclasses import replace
 import pytest
 
 from sandgate.contract import labels
-from sandgate.contract.errors import Forbidden
+from sandgate.contract.errors import Conflict, Forbidden
 from sandgate.contract.job import RolloutJob
 from sandgate.contract.names import gateways_name, signing_name, verifier_name
 from sandgate.contract.schema import decode
+from sandgate.contract.status import Condition, ConditionStatus
 from sandgate.operator.kubernetes.access import Access, Token
 from sandgate.operator.kubernetes.client import KubeClient
 from sandgate.operator.kubernetes.kinds import WATCHED
 from sandgate.operator.manifests import engine_objects, gateway_objects
 from sandgate.operator.manifests.example import session_objects
+from sandgate.operator.plan.news import News
 from sandgate.operator.replica.leader_lease import LeaderLease
 from sandgate.operator.settings import Settings
 from tests.chart.released import Release, fresh, in_force, released
@@ -86,6 +88,13 @@ async def test_a_jobs_whole_life(release: Release, jobs: str) -> None:
         session = next(one["metadata"]["name"] for one in sessions if one["kind"] == "AgentSession")
         await kube.patch_status("RolloutJob", jobs, "shop", {"status": {"observedGeneration": 1}})
         await kube.patch_status("AgentSession", jobs, session, {"status": {"podName": session}})
+        gone = Condition(
+            type="Failed", status=ConditionStatus.TRUE, reason="AllFailed", message="all 4 failed"
+        )
+        event = News("Warning", gone).event(jobs, "shop", job.metadata.uid, "2026-01-01T00:00:00Z")
+        assert (await kube.create(event))["reason"] == "AllFailed"
+        with pytest.raises(Conflict):  # the same news
+            await kube.create(event)
         await kube.patch("Pod", jobs, session, {"spec": {"activeDeadlineSeconds": 1}})
         for kind in WATCHED:
             assert await kube.list(kind, jobs)

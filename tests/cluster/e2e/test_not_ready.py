@@ -1,7 +1,8 @@
-"""Jobs that cannot begin say why in their Ready condition, in the words of who knows: scheduler, gateway, network."""
+"""Jobs that cannot begin say why, as Ready and in Events, in the words of who knows: scheduler, gateway, network."""
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from typing import Any
@@ -56,17 +57,32 @@ def test_each_wrong_job_says_what_is_wrong_within_a_minute(world: World) -> None
                 said[name] = ready(world.get("rolloutjob", namespace, name))
                 if said[name][0] != reason or not re.search(message, said[name][1]):
                     return False
-            return True
+            told = warnings(world, namespace)
+            return all(
+                any(why == reason and re.search(message, words) for why, words in told.get(name, ()))
+                for name, (_, reason, message) in WRONG.items()
+            )
 
         try:
             until_now(all_say, what="each says why", within_s=WITHIN_S)
         except AssertionError as error:
             pods = world.cluster.kubectl("get", "pods", "-n", namespace, "-o", "wide", check=False)
             raise AssertionError(f"{error}\n{said}\n{pods}") from None
+        assert max(map(len, warnings(world, namespace).values())) <= 10, "and does not repeat itself"
         print(f"all four after {time.monotonic() - began:.0f} s: {said}")
         assert not world.cluster.kubectl("get", "ags", "-n", namespace, "-o", "name").strip(), (
             "nothing was begun"
         )
+
+
+def warnings(world: World, namespace: str) -> dict[str, list[tuple[str, str]]]:
+    """Job -> (reason, message) of its Events, as `kubectl describe` shows them."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for event in json.loads(world.cluster.kubectl("get", "events", "-n", namespace, "-o", "json"))["items"]:
+        about = event["involvedObject"]
+        if about["kind"] == "RolloutJob" and event["type"] == "Warning":
+            found.setdefault(about["name"], []).append((event["reason"], event["message"]))
+    return found
 
 
 def ready(job: dict[str, Any]) -> tuple[str, str]:

@@ -74,7 +74,8 @@ class ClusterJob:
         self.job, self.kube, self.settings, self.now = job, kube, settings, now
         self.touch, self._forget, self.connect = touch, forget, connect
         self._refused = self._taken = ""
-        self.writer = StatusWriter(kube, job.metadata.namespace, job.metadata.name, status)
+        meta = job.metadata
+        self.writer = StatusWriter(kube, meta.namespace, meta.name, status, uid=meta.uid, now=now)
         self.at = JobState(
             kube=kube, settings=settings, job=job, observed=self._observe(status), changed=touch, now=now
         )

@@ -138,7 +138,8 @@ class JobController:
         if (run := self.runs.get(uid)) is not None:
             run.refuse(str(error)[:MESSAGE_MAX])
             return
-        writer = self._refused.setdefault(uid, StatusWriter(self.kube, namespace, name, _status(body)))
+        anew = StatusWriter(self.kube, namespace, name, _status(body), uid=uid, now=self.now)
+        writer = self._refused.setdefault(uid, anew)
         writer.want(refusal(str(error), generation, _status(body), self.now()))
         self._spawn(writer.flush())
 

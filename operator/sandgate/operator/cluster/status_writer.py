@@ -1,22 +1,29 @@
-"""StatusWriter: writes a job's newest status, at most once a second, and never the same twice."""
+"""StatusWriter: writes a job's newest status, once a second at most and never twice; and Events of its news."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from sandgate.contract.errors import NotFound, SandgateError
+from sandgate.contract.errors import Conflict, NotFound, SandgateError
 from sandgate.contract.job import RolloutJob
 from sandgate.contract.schema import encode
 from sandgate.contract.status import RolloutJobStatus
 from sandgate.operator.cluster.api import Api
+from sandgate.operator.plan.ends import stamp
+from sandgate.operator.plan.news import news
 
 log = logging.getLogger(__name__)
 
 EVERY_S = 1.0
 AGAIN_S = 5.0
+EVENTS_MAX, EVENTS_S = 25, 300.0
+"""Events of one job in so many seconds, at most: what flaps must not fill the API server."""
 
 
 @dataclass(slots=True)
@@ -28,8 +35,12 @@ class StatusWriter:
     name: str
     written: RolloutJobStatus | None = None
     """As the API server has it."""
+    uid: str = ""
+    """Of the job; without one no Events are written."""
+    now: Callable[[], float] = time.time
     _wanted: RolloutJobStatus | None = None
     _occasion: asyncio.Event = field(default_factory=asyncio.Event)
+    _told: deque[float] = field(default_factory=lambda: deque(maxlen=EVENTS_MAX))
 
     def want(self, status: RolloutJobStatus) -> None:
         """Write this, unless something newer comes before its turn."""
@@ -54,7 +65,30 @@ class StatusWriter:
         status = self._wanted
         if status is None or status == self.written:
             return
-        with suppress(NotFound):
+        before, self.written = self.written, status
+        try:
             body = {"status": encode(status)}
             await self.kube.patch_status(RolloutJob.KIND, self.namespace, self.name, body)
-        self.written = status
+        except NotFound:
+            return
+        except BaseException:
+            self.written = before
+            raise
+        await self._tell(before, status)
+
+    async def _tell(self, before: RolloutJobStatus | None, status: RolloutJobStatus) -> None:
+        """Events help people, and nothing waits for them: one that cannot be written is dropped."""
+        for one in news(before, status) if self.uid else ():
+            now = self.now()
+            if len(self._told) == EVENTS_MAX and now - self._told[0] < EVENTS_S:
+                log.info("job %s/%s: no more Events for now: %s", self.namespace, self.name, one.condition)
+                return
+            self._told.append(now)
+            try:
+                with suppress(Conflict):  # told already, by the operator before
+                    await self.kube.create(one.event(self.namespace, self.name, self.uid, stamp(now)))
+            except (SandgateError, OSError, TimeoutError) as error:
+                log.warning(
+                    "job %s/%s: no Event of %s: %s", self.namespace, self.name, one.condition.type, error
+                )
+                return

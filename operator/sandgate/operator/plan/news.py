@@ -1,0 +1,96 @@
+"""News: what of a job's new status people are told in Kubernetes Events. (pure)"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sandgate.contract.conditions import JobReason
+from sandgate.contract.job import RolloutJob
+from sandgate.contract.names import API_VERSION
+from sandgate.contract.status import Condition, ConditionStatus, JobCondition, RolloutJobStatus
+
+MESSAGE_MAX = 1024
+"""Characters that the API server takes."""
+
+WARNINGS = frozenset(
+    (
+        JobReason.NO_GATEWAY,
+        JobReason.NO_ENGINE,
+        JobReason.NAME_TAKEN,
+        JobReason.TRAINER_SILENT,
+        JobReason.SPEC_REFUSED,
+        JobReason.NO_TASKS,
+    )
+)
+"""Reasons for which nothing goes on, or not as was asked, until somebody does something."""
+
+Kind = Literal["Normal", "Warning"]
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """One Event."""
+
+    kind: Kind
+    condition: Condition
+
+    def event(self, namespace: str, name: str, uid: str, at: str) -> dict[str, Any]:
+        """The object, for the job of this uid. `at`: RFC 3339. The same news have the same name, so that they are told
+        once, whichever operator tells them."""
+        one = self.condition
+        told = (uid, one.type, one.status.value, one.reason, one.message, one.last_transition_time)
+        digest = hashlib.sha256("\0".join(told).encode()).hexdigest()[:16]
+        return {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": f"{name}.{digest}", "namespace": namespace},
+            "involvedObject": {
+                "apiVersion": API_VERSION,
+                "kind": RolloutJob.KIND,
+                "namespace": namespace,
+                "name": name,
+                "uid": uid,
+            },
+            "type": self.kind,
+            "reason": one.reason or one.type,
+            "message": (one.message or f"{one.type} is {one.status.value}")[:MESSAGE_MAX],
+            "firstTimestamp": at,
+            "lastTimestamp": at,
+            "count": 1,
+            "source": {"component": "sandgate-operator"},
+            "reportingComponent": "sandgate.dev/operator",
+        }
+
+
+def news(before: RolloutJobStatus | None, after: RolloutJobStatus) -> Iterator[News]:
+    """What `after` says that `before` did not. Of a job that is over, only how it ended."""
+    known = {one.type: one for one in before.conditions} if before is not None else {}
+    over = any(_is(one, JobCondition.COMPLETE) or _is(one, JobCondition.FAILED) for one in after.conditions)
+    for one in after.conditions:
+        if over and one.type not in (JobCondition.COMPLETE, JobCondition.FAILED):
+            continue
+        kind = _kind(one)
+        if kind is not None and _differs(known.get(one.type), one, kind):
+            yield News(kind, one)
+
+
+def _is(one: Condition, kind: JobCondition) -> bool:
+    return one.type == kind and one.status is ConditionStatus.TRUE
+
+
+def _kind(one: Condition) -> Kind | None:
+    """None: it goes without saying."""
+    if one.reason in WARNINGS or _is(one, JobCondition.FAILED):
+        return "Warning"
+    return "Normal" if one.status is ConditionStatus.TRUE else None
+
+
+def _differs(before: Condition | None, now: Condition, kind: Kind) -> bool:
+    """A warning is told again in other words: the pod's reason comes after the fact. What is normal counts, and its
+    words change all the time."""
+    if before is None or before.status is not now.status:
+        return True
+    return kind == "Warning" and (before.reason, before.message) != (now.reason, now.message)

@@ -1,0 +1,158 @@
+"""What of a job's status people are told in Events: each once, none in a flood, and nothing waits for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from sandgate.contract.errors import Forbidden, Unavailable
+from sandgate.contract.status import Condition, ConditionStatus, RolloutJobStatus
+from sandgate.operator.cluster.status_writer import EVENTS_MAX, EVENTS_S, StatusWriter
+from sandgate.operator.plan.news import MESSAGE_MAX, news
+from tests.operator.fake_kube import FakeKube
+
+TRUE, FALSE = ConditionStatus.TRUE, ConditionStatus.FALSE
+
+
+def one(kind: str, status: ConditionStatus, reason: str, message: str = "", since: str = "t0") -> Condition:
+    return Condition(type=kind, status=status, reason=reason, message=message, last_transition_time=since)
+
+
+def status(*conditions: Condition) -> RolloutJobStatus:
+    return RolloutJobStatus(conditions=conditions)
+
+
+NO_GATEWAY = one("Ready", FALSE, "NoGateway", "no gateway takes sessions")
+PULL = one("Ready", FALSE, "NoGateway", "gateway shop-0: ErrImagePull: no such image")
+READY = one("Ready", TRUE, "GatewaysReady")
+RUNS = one("Progressing", TRUE, "Running", "4 sessions run")
+ALL_FAILED = one("Failed", TRUE, "AllFailed", "all 4 samples failed: 4 AgentExit")
+
+CASES: dict[str, tuple[RolloutJobStatus | None, RolloutJobStatus, list[tuple[str, str]]]] = {
+    "a job that nobody saw before, without a gateway": (None, status(NO_GATEWAY), [("Warning", "NoGateway")]),
+    "nothing is made yet: that goes without saying": (None, status(one("Ready", FALSE, "NothingMade")), []),
+    "the pod's own words come later": (status(NO_GATEWAY), status(PULL), [("Warning", "NoGateway")]),
+    "the same again": (status(PULL), status(PULL), []),
+    "it is ready now": (status(PULL), status(READY), [("Normal", "GatewaysReady")]),
+    "it begins to run": (status(READY), status(READY, RUNS), [("Normal", "Running")]),
+    "it runs on, with other numbers": (status(RUNS), status(replace(RUNS, message="3 sessions run")), []),
+    "the trainer is silent": (
+        status(one("Suspended", FALSE, "NotSuspended")),
+        status(one("Suspended", TRUE, "TrainerSilent", "nothing heard for 60 s")),
+        [("Warning", "TrainerSilent")],
+    ),
+    "its owner suspends it": (None, status(one("Suspended", TRUE, "SpecSuspend")), [("Normal", "SpecSuspend")]),
+    "it goes on under the spec before": (
+        status(RUNS),
+        status(one("Progressing", TRUE, "SpecRefused", "spec.model.name cannot change")),
+        [("Warning", "SpecRefused")],
+    ),
+    "its tasks cannot be read": (None, status(one("Progressing", FALSE, "NoTasks", "x")), [("Warning", "NoTasks")]),
+    "it is complete, and its gateways go": (
+        status(READY, RUNS),
+        status(NO_GATEWAY, one("Progressing", FALSE, "Over"), one("Complete", TRUE, "AllEnded")),
+        [("Normal", "AllEnded")],
+    ),
+    "all failed": (status(READY, RUNS), status(NO_GATEWAY, ALL_FAILED), [("Warning", "AllFailed")]),
+    "a manifest that cannot run": (
+        None,
+        status(one("Ready", FALSE, "BadManifest", "x"), one("Failed", TRUE, "BadManifest", "x")),
+        [("Warning", "BadManifest")],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("before", "after", "told"), CASES.values(), ids=CASES)
+def test_news(before: RolloutJobStatus | None, after: RolloutJobStatus, told: list[tuple[str, str]]) -> None:
+    assert [(item.kind, item.condition.reason) for item in news(before, after)] == told
+
+
+def test_the_api_server_takes_so_many_characters() -> None:
+    (item,) = news(None, status(replace(PULL, message="x" * 5_000)))
+    assert len(item.event("lab", "shop", "u", "t")["message"]) == MESSAGE_MAX
+
+
+class Writing:
+    """A writer with a clock and an API server of its own."""
+
+    def __init__(self) -> None:
+        self.at = 1_000.0
+        self.kube = FakeKube(lambda: self.at)
+
+    async def writer(self) -> StatusWriter:
+        if not self.kube.named("RolloutJob"):
+            about = {"name": "shop", "namespace": "lab"}
+            await self.kube.create(
+                {"apiVersion": "sandgate.dev/v1alpha1", "kind": "RolloutJob", "metadata": about}
+            )
+        return StatusWriter(self.kube, "lab", "shop", uid="u-1", now=lambda: self.at)
+
+    @property
+    def events(self) -> int:
+        return len(self.kube.named("Event"))
+
+
+async def write(writer: StatusWriter, *conditions: Condition) -> None:
+    writer.want(status(*conditions))
+    await writer.flush()
+
+
+async def test_an_operator_that_starts_anew_does_not_tell_the_same_again() -> None:
+    world = Writing()
+    for _ in range(2):
+        await write(await world.writer(), PULL)
+    assert world.events == 1
+
+
+async def test_what_flaps_is_told_so_often_in_five_minutes_and_again_afterwards() -> None:
+    world = Writing()
+    writer = await world.writer()
+    for number in range(2 * EVENTS_MAX):
+        await write(writer, replace(PULL, message=f"back-off {number}"))
+    assert world.events == EVENTS_MAX
+    world.at += EVENTS_S
+    await write(writer, replace(PULL, message="at last"))
+    assert world.events == EVENTS_MAX + 1
+
+
+REFUSALS: dict[str, Callable[[], Exception]] = {
+    "a role of an older chart": lambda: Forbidden("403: events is forbidden"),
+    "an API server that is away": lambda: Unavailable("503"),
+    "a connection that breaks": ConnectionResetError,
+}
+
+
+@pytest.mark.parametrize("refusal", REFUSALS.values(), ids=REFUSALS)
+async def test_an_event_that_cannot_be_written_keeps_no_status_back(refusal: Callable[[], Exception]) -> None:
+    world = Writing()
+    writer = await world.writer()
+
+    def fail(verb: str, kind: str) -> None:
+        if kind == "Event":
+            raise refusal()
+
+    world.kube.fail = fail
+    await write(writer, PULL)
+    await write(writer, ALL_FAILED)
+    (job,) = [body for (kind, _, _), body in world.kube.objects.items() if kind == "RolloutJob"]
+    assert job["status"]["conditions"][0]["reason"] == "AllFailed"
+    assert world.events == 0
+
+
+async def test_a_status_that_is_not_written_is_no_news_yet() -> None:
+    world = Writing()
+    writer = await world.writer()
+
+    def fail(verb: str, kind: str) -> None:
+        if verb == "patch_status":
+            raise Unavailable("503")
+
+    world.kube.fail = fail
+    with pytest.raises(Unavailable):
+        await write(writer, PULL)
+    assert world.events == 0
+    world.kube.fail = lambda verb, kind: None
+    await writer.flush()
+    assert world.events == 1
