@@ -376,7 +376,7 @@ class AsyncFleet:
         engines may have newer weights than the checkpoint, and gateways may be on hold. Raises NewerRecord,
         CorruptRecord."""
         for entry in entries(note):
-            self._ledger.entries[entry.lease] = entry
+            self._ledger.put(entry)
             if entry.gateway in self.clients:
                 self._leased[entry.lease] = entry.gateway
         before = self.counters.acked
