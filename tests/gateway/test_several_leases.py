@@ -101,6 +101,8 @@ async def test_the_bound_on_tokens_is_of_all_leases_together(g: Running) -> None
         ("/v1/leases/ack", {}),
         ("/v1/leases/ack", {"lease_ids": []}),
         ("/v1/leases/ack", {"lease_ids": ["l"] * 257}),
+        ("/v1/leases/renew", {"lease_ids": []}),
+        ("/v1/leases/renew", {"lease_ids": ["l"] * 257}),
     ],
 )
 async def test_what_makes_no_sense_is_a_400_that_names_the_field(
@@ -126,6 +128,36 @@ async def test_many_are_acknowledged_at_once_and_each_refusal_is_said(g: Running
             "other": "NotFound",
         }
     assert (await post(g, leases=3))["sessions"] == ["c", "d"]
+
+
+async def test_many_are_renewed_at_once_and_each_refusal_is_said(g: Running) -> None:
+    await groups(g)
+    await post(g, leases=3, lease_id="mine", ttl_s=10)
+    await g.admin.post("/v1/leases/mine.2/nack")
+    body = {"lease_ids": ["mine", "mine.1", "mine.1", "mine.2", "other"], "ttl_s": 500}
+    said = (await g.admin.post("/v1/leases/renew", json=body)).json()
+    assert said["renewed"] == ["mine", "mine.1"]
+    assert {name: why.split(":")[0] for name, why in said["refused"].items()} == {
+        "mine.2": "Conflict",
+        "other": "NotFound",
+    }
+    book = g.core.sessions.book
+    assert [book.leases[one].until - book.leases["mine.2"].until > 400 for one in ("mine", "mine.1")] == [
+        True,
+        True,
+    ]
+
+
+async def test_renewals_that_cannot_be_written_did_not_happen(g: Running, disk: MemoryDisk) -> None:
+    await groups(g)
+    await post(g, leases=3, lease_id="mine")
+    disk.failure = "database or disk is full"
+    body = {"lease_ids": ["mine", "mine.1", "mine.2"], "ttl_s": 500}
+    assert (await g.admin.post("/v1/leases/renew", json=body)).status_code == 503
+    disk.failure = ""
+    assert (await g.admin.get("/healthz")).status_code == 200
+    assert not g.core.sessions.book.holds
+    assert (await g.admin.post("/v1/leases/renew", json=body)).json()["renewed"] == body["lease_ids"]
 
 
 async def test_leases_and_acks_that_cannot_be_written_did_not_happen(g: Running, disk: MemoryDisk) -> None:

@@ -29,6 +29,7 @@ AGENT_MAY_NOT = {
     "ack": ("POST", "/v1/leases/x/ack", None),
     "nack": ("POST", "/v1/leases/x/nack", None),
     "renew": ("POST", "/v1/leases/x/renew", {"ttl_s": 9}),
+    "renew many": ("POST", "/v1/leases/renew", {"lease_ids": ["x"]}),
     "close groups": ("POST", "/v1/groups/close", {"uid": "q"}),
     "follow events": ("GET", "/v1/events", None),
     "pause": ("POST", "/v1/pause", None),

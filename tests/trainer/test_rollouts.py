@@ -9,6 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sandgate.contract.errors import Conflict, CorruptRecord, NewerRecord, Unavailable
 from sandgate.contract.lease import Lease
@@ -454,6 +456,37 @@ async def test_only_the_attempt_that_is_new_is_handed_out_of_a_group_that_was_tr
     )
     (group,) = [group async for group in stream(fleet)]
     assert {row.session_id for row in group.trajectories} == {"q0-1"}
+
+
+SESSIONS = st.sampled_from([f"q{number}" for number in range(5)])
+PUT_OR_DROP = st.tuples(st.booleans(), st.sampled_from("lmn"), st.lists(SESSIONS, max_size=4))
+
+
+@given(st.lists(PUT_OR_DROP, max_size=12))
+def test_a_ledger_knows_each_session_that_one_of_its_entries_has(
+    steps: list[tuple[bool, str, list[str]]],
+) -> None:
+    ledger = TrainedGroups()
+    for put, lease, sessions in steps:
+        if put:
+            ledger.put(Entry("g0", lease, tuple(sessions)))
+        else:
+            ledger.drop(lease)
+        known = {session for entry in ledger.entries.values() for session in entry.sessions}
+        assert ledger.sessions.keys() == known
+        assert ledger == TrainedGroups(dict(ledger.entries))
+
+
+class NotRead(dict[str, Entry]):
+    def values(self) -> Any:
+        raise AssertionError("what a group costs grows with what is not acknowledged")
+
+
+def test_whether_a_group_is_new_is_known_without_a_look_at_all_the_others() -> None:
+    ledger = TrainedGroups({"l": Entry("g0", "l", ("q0-0",))})
+    ledger.entries = NotRead(ledger.entries)
+    row = trajectory(session_id="q0-0")
+    assert ledger.fresh([row, replace(row, session_id="q1-0")]) == (replace(row, session_id="q1-0"),)
 
 
 def test_a_ledger_forgets_what_is_acknowledged_elsewhere_only_when_all_of_it_is() -> None:

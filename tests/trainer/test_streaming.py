@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from sandgate.contract.errors import Unavailable
+from sandgate.contract.errors import Conflict, NotFound, Unavailable
 from sandgate.contract.lease import Lease
 from sandgate.trainer.client import lease_call
 from sandgate.trainer.client.fleet import AsyncFleet
 from sandgate.trainer.client.groups import Group
+from sandgate.trainer.client.rollout_client import AsyncRolloutClient
 from sandgate.trainer.client.streaming import Ahead, Groups, Wanted
 from tests.support.gateway import NEVER_S
 from tests.trainer.world import World
@@ -207,7 +208,37 @@ async def test_a_checkpoint_of_many_groups_is_one_acknowledgement_at_each_gatewa
     assert fleet.counters.acked == 10
     for site in world.sites.values():
         assert [path for path in site.seen if path.endswith("/ack")] == ["/v1/leases/ack"]
+        assert [path for path in site.seen if path.endswith("/renew")] == ["/v1/leases/renew"]
+    assert fleet.counters.renewals == 10
     await groups.aclose()
+
+
+async def test_a_checkpoint_renews_at_a_gateway_that_renews_one_lease_at_a_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unknown(self: AsyncRolloutClient, lease_ids: Sequence[str], ttl_s: float) -> dict[str, str]:
+        raise NotFound("no such path")
+
+    monkeypatch.setattr(AsyncRolloutClient, "renew_leases", unknown)
+    await rolled(world, "g0", "q0", "q1")
+    fleet = world.fleet_of("g0")
+    fleet.trained(*await taken(groups := stream(fleet), 2))
+    await fleet.commit(await fleet.checkpoint())
+    assert (fleet.counters.renewals, fleet.counters.acked) == (2, 2)
+    await groups.aclose()
+
+
+async def test_no_checkpoint_is_written_if_one_lease_of_many_was_lost(world: World) -> None:
+    await rolled(world, "g0", "q0", "q1", "q2")
+    fleet, other = world.fleet_of("g0"), world.fleet_of("g0")
+    fleet.trained(*await taken(groups := stream(fleet), 3))
+    await groups.aclose()  # or it would lease them again itself
+    world.clock.now += 2 * TTL_S
+    lease = await other.lease(max_groups=1)
+    assert lease is not None
+    with pytest.raises(Conflict, match="was lost"):
+        await fleet.checkpoint()
+    assert (fleet.counters.renewals, fleet.counters.lost) == (2, 1)
 
 
 async def test_a_group_larger_than_the_budget_comes_alone(world: World) -> None:

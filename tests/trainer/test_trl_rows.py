@@ -176,6 +176,31 @@ def test_the_reward_function_passes_rewards_on_and_logs_how_old_tokens_are() -> 
     }
 
 
+@given(
+    st.lists(st.lists(st.integers(-1, 2**31 - 1), max_size=40), min_size=1, max_size=8),
+    st.integers(0, 2**31 - 1),
+)
+def test_how_old_tokens_are_is_what_a_loop_over_tokens_says(versions: list[list[int]], now: int) -> None:
+    logged = Logged()
+    of.env_reward(
+        ["p"] * len(versions),
+        [1.0] * len(versions),
+        log_metric=logged,
+        sandgate_version=[now] * len(versions),
+        sandgate_versions=versions,
+    )
+    behind = [now - min(known) for row in versions if (known := [one for one in row if one >= 0])]
+    said = (
+        {
+            "rollout/versions_behind_mean": sum(behind) / len(behind),
+            "rollout/versions_behind_max": float(max(behind)),
+        }
+        if behind
+        else {}
+    )
+    assert logged == {"rollout/masked": 0.0} | said
+
+
 def test_rewards_that_are_not_one_per_prompt_are_refused() -> None:
     with pytest.raises(InvalidBody, match="1 rewards for 2 prompts"):
         of.env_reward(["a", "b"], [1.0])

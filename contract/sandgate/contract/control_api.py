@@ -218,6 +218,11 @@ def renew(lease_id: str, ttl_s: float) -> ControlCall[None]:
     return endpoints.RENEW.call(nothing, {"lease_id": lease_id}, json={"ttl_s": ttl_s})
 
 
+def renew_leases(lease_ids: Sequence[str], ttl_s: float) -> ControlCall[dict[str, str]]:
+    """The same for many leases, in one write; those that are refused, and why. At most LEASES_MAX."""
+    return endpoints.RENEW_LEASES.call(_refused, json={"lease_ids": list(lease_ids), "ttl_s": ttl_s})
+
+
 def ack(lease_id: str) -> ControlCall[None]:
     """The trainer has these for good."""
     return endpoints.ACK.call(nothing, {"lease_id": lease_id}, json={})

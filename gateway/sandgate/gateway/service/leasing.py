@@ -12,7 +12,7 @@ from typing import TypeVar
 from sandgate.contract.errors import Conflict, NotFound
 from sandgate.contract.lease import LEASE_TTL_S, lease_name
 from sandgate.contract.trajectory import Trajectory
-from sandgate.gateway.journal.records import Leased
+from sandgate.gateway.journal.records import Leased, Record
 from sandgate.gateway.metrics import GatewayMetrics
 from sandgate.gateway.service.prompts import off_loop
 from sandgate.gateway.service.rows import Rows, shaped
@@ -126,16 +126,27 @@ class Leasing:
         await self.sessions.settle(record)
         return None if record is None else record.until
 
+    async def renew_several(self, lease_ids: Iterable[str], ttl_s: float) -> dict[str, str]:
+        """The same for many leases, in one write. Those that are refused, and why."""
+        now = self.sessions.now()
+        return await self._several(lease_ids, lambda one: self.sessions.book.renew(one, now, ttl_s=ttl_s))
+
     async def ack(self, lease_id: str) -> None:
         """The trainer has its rows for good. Idempotent."""
         await self.sessions.settle(self.sessions.book.ack(lease_id, self.sessions.now()))
 
     async def ack_several(self, lease_ids: Iterable[str]) -> dict[str, str]:
         """The same for many leases, in one write. Those that are refused, and why; the others are acknowledged."""
-        now, refused, decided = self.sessions.now(), dict[str, str](), []
+        now = self.sessions.now()
+        return await self._several(lease_ids, lambda one: self.sessions.book.ack(one, now))
+
+    async def _several(
+        self, lease_ids: Iterable[str], decide: Callable[[str], Record | None]
+    ) -> dict[str, str]:
+        refused, decided = dict[str, str](), []
         for lease_id in dict.fromkeys(lease_ids):
             try:
-                decided.append(self.sessions.book.ack(lease_id, now))
+                decided.append(decide(lease_id))
             except (NotFound, Conflict) as error:
                 refused[lease_id] = f"{error.reason}: {error}"
         await self.sessions.settle(*decided)

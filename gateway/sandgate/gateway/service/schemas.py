@@ -181,6 +181,12 @@ class RenewBody(_Body):
     """From now on."""
 
 
+class RenewLeasesBody(RenewBody):
+    """Body of POST /v1/leases/renew."""
+
+    lease_ids: list[str] = Field(min_length=1, max_length=LEASES_MAX)
+
+
 class CloseGroupBody(_Body):
     """Body of POST /v1/groups/close: no more sessions will come for this task (quorum reached, stragglers cut)."""
 

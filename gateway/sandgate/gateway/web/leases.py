@@ -20,7 +20,13 @@ from sandgate.contract.trajectory import Trajectory
 from sandgate.gateway.journal.records import Leased
 from sandgate.gateway.service import auth
 from sandgate.gateway.service.rows import Rows, as_json
-from sandgate.gateway.service.schemas import AckLeasesBody, CloseGroupBody, LeaseBody, RenewBody
+from sandgate.gateway.service.schemas import (
+    AckLeasesBody,
+    CloseGroupBody,
+    LeaseBody,
+    RenewBody,
+    RenewLeasesBody,
+)
 from sandgate.gateway.web.dependencies import Controller, Front, JsonBody, serves
 
 JSON = "application/json"
@@ -117,6 +123,17 @@ async def renew(core: Front, _: Controller, lease_id: str, body: RenewBody | Non
     of it was acknowledged."""
     until = await core.leasing.renew(lease_id, (body or RenewBody()).ttl_s)
     return {"lease_id": lease_id, "state": "acked" if until is None else "leased", "until": until}
+
+
+@serves(router, endpoints.RENEW_LEASES)
+async def renew_leases(core: Front, _: Controller, body: RenewLeasesBody) -> Any:
+    """The same for many leases, in one write. `refused`: lease -> why; the others are the trainer's for `ttl_s`
+    seconds from now on, or all of them was acknowledged."""
+    refused = await core.leasing.renew_several(body.lease_ids, body.ttl_s)
+    return {
+        "renewed": [one for one in dict.fromkeys(body.lease_ids) if one not in refused],
+        "refused": refused,
+    }
 
 
 @serves(router, endpoints.ACK)

@@ -119,6 +119,7 @@ class RolloutClient(Blocking[AsyncRolloutClient]):
     lease = blocking(AsyncRolloutClient.lease)
     renew = blocking(AsyncRolloutClient.renew)
     ack = blocking(AsyncRolloutClient.ack)
+    renew_leases = blocking(AsyncRolloutClient.renew_leases)
     ack_leases = blocking(AsyncRolloutClient.ack_leases)
     nack = blocking(AsyncRolloutClient.nack)
     push_tasks = blocking(AsyncRolloutClient.push_tasks)

@@ -72,9 +72,13 @@ class Keeper:
         except (Conflict, NotFound) as error:
             self._lose(hold, error)
             return False
+        self.renewed(hold, asked_at)
+        return True
+
+    def renewed(self, hold: RenewedLease, asked_at: float) -> None:
+        """The gateway has renewed it. `asked_at`: when it was asked to, on this clock."""
         hold.until = asked_at + hold.ttl_s
         self.counters.renewals += 1
-        return True
 
     async def sure(self, hold: RenewedLease) -> bool:
         """Whether the lease is still this trainer's. The gateway is asked only if the lease ran out by the clock."""

@@ -113,6 +113,17 @@ class AsyncRolloutClient(ControlClient):
         """Keep a lease: `ttl_s` seconds from now on. Raises Conflict (another trainer was given it), NotFound."""
         await self.call(control_api.renew(lease_id, ttl_s))
 
+    async def renew_leases(self, lease_ids: Sequence[str], ttl_s: float) -> dict[str, str]:
+        """The same as `renew` for many, in one write. Lease id -> why it is not renewed, for those that are not. Raises
+        NotFound if the gateway is older than this call."""
+        refused: dict[str, str] = {}
+        for start in range(0, len(lease_ids), LEASES_MAX):
+            some: dict[str, str] = await self.call(
+                control_api.renew_leases(lease_ids[start : start + LEASES_MAX], ttl_s)
+            )
+            refused |= some
+        return refused
+
     async def ack_leases(self, leases: Sequence[Lease]) -> dict[str, str]:
         """The same as `ack` for many, in one write. Lease id -> why it is not acknowledged, for those that are not.
         Raises NotFound if the gateway is older than this call."""

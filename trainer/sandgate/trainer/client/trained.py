@@ -6,6 +6,7 @@ nothing twice, and one before the checkpoint loses nothing.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -42,17 +43,36 @@ class TrainedGroups:
     """Kept so that they are renewed until they are acknowledged."""
     noted: set[str] = field(default_factory=set)
     """Leases that a note has: from then on nothing can be taken back."""
+    sessions: Counter[str] = field(init=False)
+    """Of the entries. Each group that is handed out asks for its own, whatever else is not acknowledged."""
+
+    def __post_init__(self) -> None:
+        self.sessions = Counter(session for one in self.entries.values() for session in one.sessions)
 
     def add(self, group: Group, gateway: str) -> None:
         """Raises Conflict for a group whose lease was lost: another trainer may train on it, too."""
         if group.lost:
             raise Conflict(f"group {group.uid}: its lease ended, and another trainer may have it")
-        self.entries[group.lease.lease_id] = Entry(gateway, group.lease.lease_id, group.lease.sessions)
+        self.put(Entry(gateway, group.lease.lease_id, group.lease.sessions))
         self.holds[group.lease.lease_id] = group.hold
+
+    def put(self, entry: Entry) -> None:
+        """A group that was trained on, as a note says."""
+        self._take(entry.lease)
+        self.entries[entry.lease] = entry
+        self.sessions.update(entry.sessions)
+
+    def _take(self, lease: str) -> None:
+        if (entry := self.entries.pop(lease, None)) is None:
+            return
+        for session in entry.sessions:
+            self.sessions[session] -= 1
+            if not self.sessions[session]:
+                del self.sessions[session]
 
     def drop(self, lease: str) -> None:
         """Drop a group that was acknowledged or given back."""
-        self.entries.pop(lease, None)
+        self._take(lease)
         self.noted.discard(lease)
         if (hold := self.holds.pop(lease, None)) is not None:
             hold.over = True
@@ -65,8 +85,7 @@ class TrainedGroups:
 
     def fresh(self, rows: Iterable[Trajectory]) -> tuple[Trajectory, ...]:
         """Those that were not trained on yet, by id."""
-        known = {session for entry in self.entries.values() for session in entry.sessions}
-        return tuple(row for row in rows if row.session_id not in known)
+        return tuple(row for row in rows if row.session_id not in self.sessions)
 
     def unnoted(self) -> list[RenewedLease]:
         """Of groups that are in no note yet."""

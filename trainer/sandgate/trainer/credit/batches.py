@@ -9,7 +9,7 @@ from dataclasses import replace
 from math import sqrt
 from statistics import fmean, stdev
 
-from sandgate.contract.errors import FailureClass
+from sandgate.contract.errors import FailureClass, FailureReason
 from sandgate.contract.trajectory import Ids, Trajectory
 from sandgate.trainer.credit.reasons import CreditRules, LeftOut, reasons
 
@@ -115,7 +115,9 @@ def no_row(uid: str, sample_index: int, pad_token_id: int) -> Trajectory:
         versions=array("i", [-1]),
         turn_ids=(),
         turn_ends=(),
+        main=True,
         failure_class=FailureClass.AGENT.value,
+        failure_reason=FailureReason.AGENT_EXIT.value,
         complete=False,
     )
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from sandgate.contract.choices import TurnRole
 from sandgate.contract.errors import Conflict, InvalidBody
 from sandgate.contract.trajectory import Trajectory, main_row
@@ -147,11 +149,18 @@ def _metrics(rewards: Sequence[float | None], columns: Mapping[str, Any]) -> dic
         found |= {f"rollout/masked/{why.value}": masked.count(why.value) / len(rewards) for why in LeftOut}
     now, versions = columns.get("sandgate_version"), columns.get("sandgate_versions")
     if now is not None and versions is not None:
-        behind = [now[0] - min(known) for row in versions if (known := [v for v in row if v >= 0])]
+        behind = [now[0] - least for row in versions if (least := _oldest(row)) is not None]
         if behind:
             found["rollout/versions_behind_mean"] = sum(behind) / len(behind)
             found["rollout/versions_behind_max"] = float(max(behind))
     return found
+
+
+def _oldest(versions: Sequence[int]) -> int | None:
+    """Of the tokens that were sampled: context has -1."""
+    seen = np.asarray(versions, np.int64)
+    sampled = seen[seen >= 0]
+    return int(sampled.min()) if sampled.size else None
 
 
 def check_sampling(rows: Sequence[Row], temperature: float) -> None:

@@ -6,16 +6,13 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-from sandgate.contract.errors import FailureClass, FailureReason
 from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer.client.gateway_manager import GatewayManager
-from sandgate.trainer.credit.batches import emptied, taught
+from sandgate.trainer.credit.batches import no_row, taught
 from sandgate.trainer.credit.counters import RowCounters
 from sandgate.trainer.credit.one_row import alone
 from sandgate.trainer.credit.reasons import CreditRules, LeftOut, Truncated
@@ -264,30 +261,8 @@ def prompts_of(batch: Any) -> tuple[list[dict[str, Any]], bool]:
 def aligned(
     samples: Sequence[BatchSample], found: Sequence[Sequence[Trajectory]], pad_token_id: int
 ) -> list[Trajectory]:
-    """One row for each sample; `found`: those of its session, none if it failed. Raises StopIteration if all did."""
-    template = next(rows[0] for rows in found if rows)
+    """One row for each sample; `found`: those of its session, none if it failed."""
     return [
-        alone(rows) if rows else blank(template, sample, pad_token_id)
+        alone(rows) if rows else no_row(sample.uid, sample.index, pad_token_id)
         for sample, rows in zip(samples, found, strict=True)
     ]
-
-
-def blank(template: Trajectory, sample: BatchSample, pad_token_id: int) -> Trajectory:
-    """A row that trains nothing, in place of a session that failed."""
-    pad = array("i", [pad_token_id])
-    return replace(
-        emptied(template),
-        prompt_ids=pad,
-        response_ids=pad,
-        uid=sample.uid,
-        session_id=f"no-session-{sample.index}",
-        trajectory_id=0,
-        sample_index=sample.index,
-        main=True,
-        finish_reason="",
-        failure_class=FailureClass.AGENT.value,
-        failure_reason=FailureReason.AGENT_EXIT.value,
-        reward=None,
-        reward_info={},
-        complete=False,
-    )
