@@ -93,7 +93,8 @@ async def test_what_the_client_calls_its_request_is_not_repeated() -> None:
     async with gateway(["yes"]) as g:
         agent = await g.session()
         agent.http.headers.update({"x-request-id": "mine", "request-id": "mine"})
-        for more in ({}, {"messages": 3}):
+        each: list[dict[str, Any]] = [{}, MESSAGES.wrong]
+        for more in each:
             assert "mine" not in request_of(await post(agent, MESSAGES, **more))
 
 
