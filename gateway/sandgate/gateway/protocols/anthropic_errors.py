@@ -34,19 +34,19 @@ _KINDS: tuple[tuple[type[SandgateError], str], ...] = (
 """(error class, type): the first that fits counts; other 4xx are invalid_request_error, 5xx api_error."""
 
 
-def error_object(error: SandgateError) -> dict[str, Any]:
-    """`{"type": "error", "error": {"type", "message"}}`."""
+def error_object(error: SandgateError, request: str | None = None) -> dict[str, Any]:
+    """`{"type": "error", "error": {"type", "message"}, "request_id"}`."""
     kind = "api_error" if error.status >= 500 else "invalid_request_error"
     kind = next((its for error_class, its in _KINDS if isinstance(error, error_class)), kind)
     told: dict[str, Any] = {"type": kind, "message": _words(error)}
     if isinstance(error, ThreadUnsupported):
         told["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
-    return {"type": "error", "error": told, "request_id": None}
+    return {"type": "error", "error": told, "request_id": request}
 
 
-def error_json(error: SandgateError) -> bytes:
+def error_json(error: SandgateError, request: str | None = None) -> bytes:
     """`error_object` as bytes."""
-    return msgspec.json.encode(error_object(error))
+    return msgspec.json.encode(error_object(error, request))
 
 
 def _words(error: SandgateError) -> str:

@@ -29,6 +29,6 @@ class AnthropicMessages:
         """`message_start` to `message_stop`."""
         return anthropic_out.MessageStream(context)
 
-    def error_body(self, error: SandgateError) -> bytes:
+    def error_body(self, error: SandgateError, request: str | None = None) -> bytes:
         """Anthropic's error object."""
-        return error_json(error)
+        return error_json(error, request)

@@ -195,6 +195,6 @@ class MessageStream:
         ends = _event("message_delta", delta=_ends(choice), usage=_usage(usage))
         return self._end() + ends + _event("message_stop")
 
-    def error(self, error: SandgateError) -> bytes:
+    def error(self, error: SandgateError, request: str | None = None) -> bytes:
         """The error object as an event; Anthropic's SDKs raise it."""
-        return event(error_json(error), b"error")
+        return event(error_json(error, request), b"error")

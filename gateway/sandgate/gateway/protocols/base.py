@@ -118,8 +118,8 @@ class Stream(Protocol):
         """The terminal events, once the turns are durable. Deltas that were not sent are not made up here."""
         ...
 
-    def error(self, error: SandgateError) -> bytes:
-        """Instead of `finish`: the dialect's error event, and its end of stream."""
+    def error(self, error: SandgateError, request: str | None = None) -> bytes:
+        """Instead of `finish`: the dialect's error event, and its end of stream. `request`: see `error_body`."""
         ...
 
 
@@ -178,6 +178,7 @@ class Adapter(Protocol):
         """An encoder for one answer."""
         ...
 
-    def error_body(self, error: SandgateError) -> bytes:
-        """The dialect's JSON error object; the status is `error.status`."""
+    def error_body(self, error: SandgateError, request: str | None = None) -> bytes:
+        """The dialect's JSON error object; the status is `error.status`. `request`: the id of the HTTP request, for
+        dialects whose errors have it; all have it as a header."""
         ...

@@ -29,6 +29,7 @@ class OpenAIChat:
         """`chat.completion.chunk` events."""
         return openai_chat_out.ChatStream(context)
 
-    def error_body(self, error: SandgateError) -> bytes:
+    def error_body(self, error: SandgateError, request: str | None = None) -> bytes:
         """OpenAI's error object."""
+        del request
         return error_json(error)

@@ -201,6 +201,7 @@ class ChatStream:
         out.append(DONE)
         return b"".join(out)
 
-    def error(self, error: SandgateError) -> bytes:
+    def error(self, error: SandgateError, request: str | None = None) -> bytes:
         """The error object as an event; OpenAI's SDKs raise it."""
+        del request
         return event(error_json(error)) + DONE

@@ -74,8 +74,9 @@ class OpenAICompletions:
         """`text_completion` events."""
         return CompletionStream(context)
 
-    def error_body(self, error: SandgateError) -> bytes:
+    def error_body(self, error: SandgateError, request: str | None = None) -> bytes:
         """OpenAI's error object."""
+        del request
         return error_json(error)
 
 

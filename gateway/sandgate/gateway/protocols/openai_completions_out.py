@@ -119,6 +119,7 @@ class CompletionStream:
             out.append(event(_encode({**self._head, "choices": [], "usage": usage_of(usage)})))
         return b"".join([*out, DONE])
 
-    def error(self, error: SandgateError) -> bytes:
+    def error(self, error: SandgateError, request: str | None = None) -> bytes:
         """The error object as an event; OpenAI's SDKs raise it."""
+        del request
         return event(error_json(error)) + DONE

@@ -30,6 +30,7 @@ class OpenAIResponses:
         """`response.created` to `response.completed`."""
         return ResponseStream(context)
 
-    def error_body(self, error: SandgateError) -> bytes:
+    def error_body(self, error: SandgateError, request: str | None = None) -> bytes:
         """OpenAI's error object."""
+        del request
         return error_json(error)

@@ -176,8 +176,9 @@ class ResponseStream:
         name = "response.completed" if whole else "response.incomplete"
         return said + ended + self._event(name, response=finished(self._context, choices, usage))
 
-    def error(self, error: SandgateError) -> bytes:
+    def error(self, error: SandgateError, request: str | None = None) -> bytes:
         """The response, failed: agents try again or not by the error's code."""
+        del request
         told = error_object(error)
         code = told["code"] or told["type"]
         why = {"code": code, "message": told["message"]}

@@ -83,8 +83,9 @@ class TokenGenerate:
         """Its chunks."""
         return GenerateStream(context)
 
-    def error_body(self, error: SandgateError) -> bytes:
+    def error_body(self, error: SandgateError, request: str | None = None) -> bytes:
         """OpenAI's error object, as vLLM has it."""
+        del request
         return error_json(error)
 
 

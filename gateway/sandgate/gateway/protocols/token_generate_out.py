@@ -120,6 +120,7 @@ class GenerateStream:
             ends.append(self._chunk(usage=usage_of(usage)))
         return b"".join([*ends, DONE])
 
-    def error(self, error: SandgateError) -> bytes:
+    def error(self, error: SandgateError, request: str | None = None) -> bytes:
         """The error object as an event."""
+        del request
         return event(error_json(error)) + DONE

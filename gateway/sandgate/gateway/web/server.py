@@ -12,7 +12,14 @@ from typing import Any, TypeVar, cast
 import orjson
 from msgspec.structs import replace
 
-from sandgate.contract.errors import Forbidden, NotFound, Overloaded, SandgateError, Unauthorized
+from sandgate.contract.errors import (
+    Forbidden,
+    NotFound,
+    Overloaded,
+    SandgateError,
+    Unauthorized,
+    Unavailable,
+)
 from sandgate.contract.keys import Key, Scope
 from sandgate.gateway.conversation.callers import caller_of
 from sandgate.gateway.conversation.messages import TurnRequest
@@ -62,6 +69,8 @@ SSE_HEADERS: Headers = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+REQUEST = "req_"
+"""What ids of requests begin with."""
 
 T = TypeVar("T")
 _SMALL = ("/v1/models", "/v1/responses/", "/responses/")
@@ -96,12 +105,13 @@ class AsgiApp:
         try:
             await self._route(scope, receive, watched)
         except Exception:
-            log.exception("%s failed", scope["method"])
+            request = self._request()
+            log.exception("%s %s failed", scope["method"], request)
             if started and not ended:
                 raise  # half an answer is out: only a broken connection can tell the client
             if not started:
                 bug = SandgateError(INTERNAL)
-                await respond(send, bug.status, FALLBACK.error_body(bug), bug)
+                await respond(send, bug.status, FALLBACK.error_body(bug, request), bug, request=request)
 
     async def _route(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         if (b"upgrade", b"websocket") in ((name, value.lower()) for name, value in scope["headers"]):
@@ -254,7 +264,7 @@ class AsgiApp:
         except SandgateError as error:
             await self._refuse(adapter, error, send)
             return
-        await respond(send, 200, orjson.dumps({**told, "input_tokens": tokens}))
+        await respond(send, 200, orjson.dumps({**told, "input_tokens": tokens}), request=self._request())
 
     async def _decoded(
         self, session: Session, adapter: Adapter, body: bytes, headers: dict[str, str], history: History
@@ -288,7 +298,7 @@ class AsgiApp:
         try:
             choices, usage = self._outcome(call)
         except SandgateError as error:
-            await self._refuse(adapter, error, send)
+            await self._refuse(adapter, error, send, call.turns[0])
             return False
         body = adapter.reply(self._context(call, request), choices, usage)
         headers = [
@@ -313,7 +323,7 @@ class AsgiApp:
         if refused is not None:
             if not isinstance(refused, SandgateError):
                 raise refused
-            await self._refuse(adapter, refused, send)
+            await self._refuse(adapter, refused, send, call.turns[0])
             return False
         stream = adapter.stream(self._context(call, request))
         headers = [*SSE_HEADERS, *self._turn_headers(call, call.fork)]
@@ -333,8 +343,8 @@ class AsgiApp:
             call.told = True
             await _send_all(chunks(stream, untold), gone, send)
         except SandgateError as error:
-            self.core.metrics.error(error.reason)
-            await send({"type": "http.response.body", "body": stream.error(error)})
+            body = stream.error(error, self._failed(error, call.turns[0]))
+            await send({"type": "http.response.body", "body": body})
             return False
         await send({"type": "http.response.body", "body": stream.finish(choices, usage)})
         return not gone.done()
@@ -370,14 +380,30 @@ class AsgiApp:
         return choices, Usage(turns[0].prompt_tokens, sampled, turns[0].cached_tokens, thought)
 
     def _turn_headers(self, call: ModelCall, fork: str | None) -> Headers:
-        headers = [(b"x-sandgate-turn", call.turns[0].encode())]
+        turn = call.turns[0]
+        headers = [(b"x-sandgate-turn", turn.encode()), *request_headers(REQUEST + turn)]
         if fork:
             headers.append((b"x-sandgate-fork", fork.encode()))
         return headers
 
-    async def _refuse(self, adapter: Adapter, error: SandgateError, send: Send) -> None:
+    def _request(self, turn: str | None = None) -> str:
+        """The id of a request: its turn's, by which tree and logs have it, or a new one."""
+        return REQUEST + (turn or self.core.turns.new_id())
+
+    def _failed(self, error: SandgateError, turn: str | None = None) -> str:
+        """Counts and logs a request that failed; its id. The error's text may be an agent's, and is not logged; what
+        agents can bring about as often as they like is no warning."""
         self.core.metrics.error(error.reason)
-        await respond(send, error.status, adapter.error_body(error), error)
+        request = self._request(turn)
+        ours = error.status >= 500 and not isinstance(error, Unavailable)
+        log.log(logging.WARNING if ours else logging.DEBUG, "%s: %d %s", request, error.status, error.reason)
+        return request
+
+    async def _refuse(
+        self, adapter: Adapter, error: SandgateError, send: Send, turn: str | None = None
+    ) -> None:
+        request = self._failed(error, turn)
+        await respond(send, error.status, adapter.error_body(error, request), error, request=request)
 
     # -- small agent endpoints ----------------------------------------------------------------------------------
 
@@ -399,7 +425,7 @@ class AsgiApp:
         except SandgateError as error:
             await self._refuse(adapter, error, send)
             return
-        await respond(send, 200, body)
+        await respond(send, 200, body, request=self._request())
 
     async def _answer(
         self, key: Key, named: str | None, path: str, scope: AsgiScope, receive: Receive
@@ -483,9 +509,18 @@ def choice_of(turn: Turn, call: ModelCall) -> Choice:
     )
 
 
-async def respond(send: Send, status: int, body: bytes, error: SandgateError | None = None) -> None:
-    """Sends a JSON answer; for an error also its reason and when to come back, as headers."""
+def request_headers(request: str) -> Headers:
+    """The id of a request, as Anthropic's and as OpenAI's SDKs read it."""
+    return [(b"request-id", request.encode()), (b"x-request-id", request.encode())]
+
+
+async def respond(
+    send: Send, status: int, body: bytes, error: SandgateError | None = None, *, request: str | None = None
+) -> None:
+    """Sends a JSON answer; the request's id, and for an error its reason and when to come back, as headers."""
     headers: Headers = [JSON_TYPE, (b"content-length", str(len(body)).encode())]
+    if request is not None:
+        headers += request_headers(request)
     if error is not None:
         headers.append((b"x-sandgate-reason", error.reason.encode()))
         if error.retry_after is not None:
