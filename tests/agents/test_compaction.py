@@ -70,4 +70,6 @@ async def test_a_summary_is_a_side_call_and_the_answer_is_in_the_main_row(name: 
         return
     assert ANSWER in ended.out, ended.tail
     assert ANSWER in codec().decode(row["response_ids"])
-    assert row["fork_reason"] == "compaction", "it goes on from the summary"
+    assert SUMMARY in codec().decode(row["prompt_ids"]), "it goes on from the summary"
+    # qwen-code asks the first question behind its summary twice in about one run of fifteen, and takes the second answer.
+    assert row["fork_reason"] in ("compaction", "retry_resampled")
