@@ -3,7 +3,7 @@
     python -m tests.bench.bench_stream [COUNT]
 
 COUNT trajectories of 32k tokens, by default 400 (0.16 GB); 10,000, a tenth of what a large run makes, are 4.1 GB, take
-3 GB of disk and a few minutes. Memory must not grow from one tenth of them to the next.
+3 GB of disk and a minute or three. Memory must not grow from one tenth of them to the next.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import hashlib
-import json
 import queue
 import re
 import sqlite3
@@ -25,6 +24,8 @@ import msgspec
 import uvloop
 from aiohttp import ClientSession, ClientTimeout, TCPConnector, web
 from tokenizers import Tokenizer
+
+from tests.bench import listening
 
 CALL = re.compile(r"\n?<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
 
@@ -221,14 +222,7 @@ def written(messages: list[dict[str, Any]]) -> str:
 
 
 async def serve(port: int, engine: str, model: Path, journal: Path) -> None:
-    owner = Owner(engine, model, journal)
-    app = web.Application(client_max_size=64 * 1024 * 1024)
-    app.add_routes([web.post("/v1/chat/completions", owner.chat)])
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", port, backlog=1024).start()
-    print(json.dumps({"listening": f"http://127.0.0.1:{runner.addresses[0][1]}"}), flush=True)
-    await asyncio.Event().wait()
+    await listening.serve(port, Owner(engine, model, journal).chat)
 
 
 def main() -> None:

@@ -6,11 +6,11 @@ python -m tests.bench.relay --engine http://127.0.0.1:9000
 from __future__ import annotations
 
 import argparse
-import asyncio
-import json
 
 import uvloop
 from aiohttp import ClientSession, ClientTimeout, TCPConnector, web
+
+from tests.bench import listening
 
 
 async def serve(port: int, engine: str) -> None:
@@ -19,7 +19,7 @@ async def serve(port: int, engine: str) -> None:
     async def relay(request: web.Request) -> web.StreamResponse:
         body = await request.read()
         headers = {"Content-Type": "application/json"}
-        async with session.post(engine + "/v1/chat/completions", data=body, headers=headers) as answer:
+        async with session.post(engine + listening.PATH, data=body, headers=headers) as answer:
             kind = answer.headers["Content-Type"]
             if "event-stream" not in kind:
                 return web.Response(body=await answer.read(), content_type="application/json")
@@ -30,16 +30,7 @@ async def serve(port: int, engine: str) -> None:
             await out.write_eof()
             return out
 
-    async def healthz(_: web.Request) -> web.Response:
-        return web.Response()
-
-    app = web.Application(client_max_size=64 * 1024 * 1024)
-    app.add_routes([web.post("/v1/chat/completions", relay), web.get("/healthz", healthz)])
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", port, backlog=1024).start()
-    print(json.dumps({"listening": f"http://127.0.0.1:{runner.addresses[0][1]}"}), flush=True)
-    await asyncio.Event().wait()
+    await listening.serve(port, relay)
 
 
 def main() -> None:

@@ -69,9 +69,8 @@ class Generation:
             raise EngineFailed(
                 f"the engine sampled {len(self.ids)} tokens of {self.prompt.max_tokens} asked for"
             )
-        if (
-            step.cached_tokens and self.resumed == 0
-        ):  # a later piece finds the earlier ones in the cache: not what was asked
+        # A later piece finds the earlier ones in the cache: not what was asked.
+        if step.cached_tokens and self.resumed == 0:
             self.cached_tokens = max(self.cached_tokens, step.cached_tokens)
         if step.finish is not None:
             self._end_piece(step.labels)

@@ -184,11 +184,10 @@ def read_together(
 
     What is wrong is raised behind the events before it.
     """
-    if len(payloads) == 1 or endpoint is not GenerateEndpoint.GENERATE:
-        for payload in payloads:
-            yield read(payload, endpoint, top=top, vocab_size=vocab_size)
-        return
-    joined, count = _joined(payloads, _TOP if top else _PLAIN), 0
+    count = 0
+    joined = None
+    if endpoint is GenerateEndpoint.GENERATE:
+        joined = _joined(payloads, _TOP if top else _PLAIN)
     if joined is not None:
         choice, count = joined
         try:

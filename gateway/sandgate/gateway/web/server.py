@@ -49,13 +49,13 @@ from sandgate.gateway.service.session_history import SessionHistory
 from sandgate.gateway.tokens.reasoning_count import reasoning_tokens
 from sandgate.gateway.web import control, kept_responses
 from sandgate.gateway.web.agent_requests import Headers, is_retry, parse_complete, split
+from sandgate.gateway.web.answers import JSON_TYPE, REQUEST, Send, request_headers, respond
 from sandgate.gateway.web.body_limits import SMALL_BYTES, Bodies, BodyHold, ClientGone, again, read_body
 from sandgate.gateway.web.connections import ConnectionTable
 from sandgate.gateway.web.header_limits import CONNECTION
 
 AsgiScope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 OFF_LOOP_BYTES = 100_000
 """A longer body, or one that may refer to so much, is decoded in a thread: 430 kB take 2 ms, and eight may come at
@@ -63,14 +63,11 @@ once."""
 CHUNK_BYTES = 64 * 1024
 """About so many bytes of a stream are encoded at a time; the next are encoded when the client has read most of them,
 however far behind it is."""
-JSON_TYPE = (b"content-type", b"application/json")
 SSE_HEADERS: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-REQUEST = "req_"
-"""What ids of requests begin with."""
 
 T = TypeVar("T")
 _SMALL = ("/v1/models", "/v1/responses/", "/responses/")
@@ -507,23 +504,3 @@ def choice_of(turn: Turn, call: ModelCall) -> Choice:
         stop_reason=turn.stop_reason,
         versions=turn.versions if request.token_ids else (),
     )
-
-
-def request_headers(request: str) -> Headers:
-    """The id of a request, as Anthropic's and as OpenAI's SDKs read it."""
-    return [(b"request-id", request.encode()), (b"x-request-id", request.encode())]
-
-
-async def respond(
-    send: Send, status: int, body: bytes, error: SandgateError | None = None, *, request: str | None = None
-) -> None:
-    """Sends a JSON answer; the request's id, and for an error its reason and when to come back, as headers."""
-    headers: Headers = [JSON_TYPE, (b"content-length", str(len(body)).encode())]
-    if request is not None:
-        headers += request_headers(request)
-    if error is not None:
-        headers.append((b"x-sandgate-reason", error.reason.encode()))
-        if error.retry_after is not None:
-            headers.append((b"retry-after", str(max(1, round(error.retry_after))).encode()))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

@@ -65,15 +65,13 @@ class StatusWriter:
         status = self._wanted
         if status is None or status == self.written:
             return
-        before, self.written = self.written, status
+        before = self.written
         try:
             body = {"status": encode(status)}
             await self.kube.patch_status(RolloutJob.KIND, self.namespace, self.name, body)
         except NotFound:
-            return
-        except BaseException:
-            self.written = before
-            raise
+            before = status  # and has no news
+        self.written = status
         await self._tell(before, status)
 
     async def _tell(self, before: RolloutJobStatus | None, status: RolloutJobStatus) -> None:

@@ -1,9 +1,9 @@
 """Finds jobs without hope: all of the first sessions failed of a cause that stays, so that others need not run. (pure)
 
 Of what cannot get better: a pod that the API server refuses, a program that is not there, a model that the engine does
-not serve, a tokenizer of another
-model; and agents that all end in the same words before their first turn. What may pass by itself (an engine that starts
-again, a node) is neither for it nor against it; one session that got anywhere is against it, for good.
+not serve, a tokenizer of another model; and agents that all end in the same words before their first turn. What may
+pass by itself (an engine that starts again, a node) is neither for it nor against it; one session that got anywhere is
+against it, for good.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from sandgate.contract.conditions import JobReason
 from sandgate.contract.job import RolloutJob
 from sandgate.contract.names import API_VERSION
 from sandgate.contract.status import Condition, ConditionStatus, JobCondition, RolloutJobStatus
+from sandgate.operator.plan.status import is_over
 
 MESSAGE_MAX = 1024
 """Characters that the API server takes."""
@@ -68,7 +69,7 @@ class News:
 def news(before: RolloutJobStatus | None, after: RolloutJobStatus) -> Iterator[News]:
     """What `after` says that `before` did not. Of a job that is over, only how it ended."""
     known = {one.type: one for one in before.conditions} if before is not None else {}
-    over = any(_is(one, JobCondition.COMPLETE) or _is(one, JobCondition.FAILED) for one in after.conditions)
+    over = is_over(after, JobCondition.COMPLETE) or is_over(after, JobCondition.FAILED)
     for one in after.conditions:
         if over and one.type not in (JobCondition.COMPLETE, JobCondition.FAILED):
             continue
@@ -77,15 +78,12 @@ def news(before: RolloutJobStatus | None, after: RolloutJobStatus) -> Iterator[N
             yield News(kind, one)
 
 
-def _is(one: Condition, kind: JobCondition) -> bool:
-    return one.type == kind and one.status is ConditionStatus.TRUE
-
-
 def _kind(one: Condition) -> Kind | None:
     """None: it goes without saying."""
-    if one.reason in WARNINGS or _is(one, JobCondition.FAILED):
+    true = one.status is ConditionStatus.TRUE
+    if one.reason in WARNINGS or (true and one.type == JobCondition.FAILED):
         return "Warning"
-    return "Normal" if one.status is ConditionStatus.TRUE else None
+    return "Normal" if true else None
 
 
 def _differs(before: Condition | None, now: Condition, kind: Kind) -> bool:

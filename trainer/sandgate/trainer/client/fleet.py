@@ -32,7 +32,7 @@ from sandgate.trainer.client import lease_call, weight_update
 from sandgate.trainer.client.cluster import ClusterPlace, job_gateways
 from sandgate.trainer.client.counters import Counters
 from sandgate.trainer.client.groups import Group
-from sandgate.trainer.client.lease_renewal import Keeper, RenewedLease
+from sandgate.trainer.client.lease_renewal import Keeper
 from sandgate.trainer.client.rollout_client import AsyncRolloutClient
 from sandgate.trainer.client.streaming import POLL_S, Ahead, Ask, Groups, Supply, Wanted
 from sandgate.trainer.client.trained import Note, TrainedGroups, entries
@@ -284,7 +284,9 @@ class AsyncFleet:
 
         Raises Conflict if a lease was lost since its group was `trained`: another trainer may have learned from it,
         too, so write no checkpoint, and go back to the last one. Raises Unavailable if a gateway does not answer."""
-        holds = await self._renew_together(self._ledger.unnoted())
+        holds = await self.keeper.renew_together(
+            self._ledger.unnoted(), lambda lease: self.clients.get(self._leased.get(lease, ""))
+        )
         said = await asyncio.gather(*map(self.keeper.renew, holds), return_exceptions=True)
         for hold, kept in zip(holds, said, strict=True):
             if isinstance(kept, BaseException):
@@ -294,36 +296,6 @@ class AsyncFleet:
                     f"lease {hold.lease_id} was lost: another trainer may have trained on its group"
                 )
         return self._ledger.note(await self.version())
-
-    async def _renew_together(self, holds: Sequence[RenewedLease]) -> list[RenewedLease]:
-        """In one request to each gateway, as each renewal by itself costs the trainer as much as half a group's rows.
-        Those that were not renewed so. Raises Unavailable."""
-        mine: dict[tuple[str, float], list[RenewedLease]] = {}
-        for hold in holds:
-            mine.setdefault((self._leased.get(hold.lease_id, ""), hold.ttl_s), []).append(hold)
-
-        async def some(gateway: str, ttl_s: float, of_one: Sequence[RenewedLease]) -> list[RenewedLease]:
-            if gateway not in self.clients or len(of_one) == 1:
-                return list(of_one)
-            asked_at = self.keeper.clock()
-            try:
-                refused = await self.clients[gateway].renew_leases([one.lease_id for one in of_one], ttl_s)
-            except NotFound:  # a gateway that is older than this call
-                return list(of_one)
-            for one in of_one:
-                if one.lease_id not in refused:
-                    self.keeper.renewed(one, asked_at)
-            return [one for one in of_one if one.lease_id in refused]
-
-        said = await asyncio.gather(
-            *(some(*key, of_one) for key, of_one in mine.items()), return_exceptions=True
-        )
-        left: list[RenewedLease] = []
-        for part in said:
-            if isinstance(part, BaseException):
-                raise part
-            left += part
-        return left
 
     async def commit(self, note: Note) -> None:
         """The checkpoint with this note is durable: acknowledge its groups, and no others. Raises Unavailable if a

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 from weakref import WeakSet
@@ -28,6 +28,12 @@ class Renewer(Protocol):
     """The call that renewal needs of a client."""
 
     async def renew(self, lease_id: str, ttl_s: float) -> None: ...
+
+
+class GatewayRenewer(Protocol):
+    """The call that one gateway has for many of its leases."""
+
+    async def renew_leases(self, lease_ids: Sequence[str], ttl_s: float) -> dict[str, str]: ...
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -72,11 +78,43 @@ class Keeper:
         except (Conflict, NotFound) as error:
             self._lose(hold, error)
             return False
-        self.renewed(hold, asked_at)
+        self._renewed(hold, asked_at)
         return True
 
-    def renewed(self, hold: RenewedLease, asked_at: float) -> None:
-        """The gateway has renewed it. `asked_at`: when it was asked to, on this clock."""
+    async def renew_together(
+        self, holds: Iterable[RenewedLease], gateway_of: Callable[[str], GatewayRenewer | None]
+    ) -> list[RenewedLease]:
+        """Renew these now, in one request to each gateway: each renewal by itself costs the trainer as much as half a
+        group's rows. Returns those that were not renewed so. Raises Unavailable. `gateway_of`: of a lease id."""
+        mine: dict[tuple[GatewayRenewer | None, float], list[RenewedLease]] = {}
+        for hold in holds:
+            mine.setdefault((gateway_of(hold.lease_id), hold.ttl_s), []).append(hold)
+        left: list[RenewedLease] = []
+        said = await asyncio.gather(
+            *(self._renew_at(*key, of_one) for key, of_one in mine.items()), return_exceptions=True
+        )
+        for part in said:
+            if isinstance(part, BaseException):
+                raise part
+            left += part
+        return left
+
+    async def _renew_at(
+        self, gateway: GatewayRenewer | None, ttl_s: float, holds: list[RenewedLease]
+    ) -> list[RenewedLease]:
+        if gateway is None or len(holds) == 1:
+            return holds
+        asked_at = self.clock()
+        try:
+            refused = await gateway.renew_leases([hold.lease_id for hold in holds], ttl_s)
+        except NotFound:  # a gateway that is older than this call
+            return holds
+        for hold in holds:
+            if hold.lease_id not in refused:
+                self._renewed(hold, asked_at)
+        return [hold for hold in holds if hold.lease_id in refused]
+
+    def _renewed(self, hold: RenewedLease, asked_at: float) -> None:
         hold.until = asked_at + hold.ttl_s
         self.counters.renewals += 1
 
