@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sandgate.contract.errors import CorruptRecord, NotFound, SandgateError
 from sandgate.contract.trajectory import Json
-from sandgate.gateway.journal.records import TASKS, Record
+from sandgate.gateway.journal.records import Record
 from sandgate.gateway.journal.rows import read
 from sandgate.gateway.journal.sqlite import APPLICATION_ID, SELECT
 from sandgate.gateway.service.session import Session
@@ -79,9 +79,9 @@ def named(out: Path, beginning: str, limit: int) -> list[str]:
     for path in journals(out):
         with _opened(path) as db:
             rows = db.execute(
-                "SELECT DISTINCT session FROM records WHERE session >= ? AND session < ? AND session NOT IN ('', ?)"
-                " ORDER BY session LIMIT ?",
-                (beginning, f"{beginning}{chr(sys.maxunicode)}", TASKS, limit),
+                "SELECT DISTINCT session FROM records WHERE session >= ? AND session < ? AND session <> ''"
+                " AND session NOT GLOB '~*' ORDER BY session LIMIT ?",
+                (beginning, f"{beginning}{chr(sys.maxunicode)}", limit),
             )
             sessions.update(session for (session,) in rows)
     return sorted(sessions)[:limit]
@@ -155,7 +155,7 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
 
 def _ids(db: sqlite3.Connection) -> list[str]:
     rows = db.execute(
-        "SELECT DISTINCT session FROM records WHERE session NOT IN ('', ?) ORDER BY session", (TASKS,)
+        "SELECT DISTINCT session FROM records WHERE session <> '' AND session NOT GLOB '~*' ORDER BY session"
     )
     return [session for (session,) in rows]
 

@@ -18,7 +18,7 @@ class Waiter(Protocol):
 @dataclass(eq=False, slots=True)
 class CommitRequest:
     """A change of the journal: first the records of the sessions in `forget` go, then `bodies` are appended to
-    `session`.
+    `session`, and each of `lines` to the session that it names.
 
     If both are empty it is a probe, which only proves that the disk takes writes.
     """
@@ -26,6 +26,7 @@ class CommitRequest:
     session: str = ""
     bodies: tuple[bytes, ...] = ()
     forget: tuple[str, ...] = ()
+    lines: tuple[tuple[str, bytes], ...] = ()
     epoch: int = 0
     """Failures that its caller could know of."""
     sync: bool = True
@@ -35,7 +36,12 @@ class CommitRequest:
     @property
     def size(self) -> int:
         """Bytes that wait, bookkeeping included."""
-        return 256 + sum(map(len, self.bodies))
+        return 256 + sum(len(body) for _, body in self.rows)
+
+    @property
+    def rows(self) -> tuple[tuple[str, bytes], ...]:
+        """(session, body) of each record that is appended, in order."""
+        return (*((self.session, body) for body in self.bodies), *self.lines)
 
 
 @dataclass(slots=True)

@@ -13,14 +13,14 @@ import logging
 import queue
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol, Self
 
 from sandgate.contract.errors import JournalUnavailable
 from sandgate.gateway.journal.commit_batch import CommitBatch, CommitRequest, after_failure
 from sandgate.gateway.journal.records import Record
-from sandgate.gateway.journal.rows import QUEUE_BYTES_MAX, RETRY_S, JournalHealth, bodies
-from sandgate.gateway.journal.store import StoreStatus
+from sandgate.gateway.journal.rows import QUEUE_BYTES_MAX, RETRY_S, JournalHealth, bodies, encoded
+from sandgate.gateway.journal.store import NO_LINES, StoreStatus
 
 log = logging.getLogger(__name__)
 
@@ -29,8 +29,6 @@ LINGER_S = 0.005
 that a killed process still knows what it had begun."""
 GROUP_BYTES_MAX = 16 << 20
 """Size limit of one transaction, so that in a burst the first callers do not wait for the last."""
-FORGET_CHUNK = 32
-"""Limit of sessions forgotten per transaction: appends get in between."""
 
 Clock = Callable[[], float]
 
@@ -105,10 +103,13 @@ class WriterStore(ABC):
     def scan(self, session: str | None = None) -> Iterator[tuple[int, str, Record]]:
         """See `Store.scan`."""
 
-    async def retire(self, sessions: list[str]) -> None:
-        """See `Store.retire`. A few sessions per transaction; nothing may be appended to them from this call on."""
-        for start in range(0, len(sessions), FORGET_CHUNK):
-            await self._submit(CommitRequest(forget=tuple(sessions[start : start + FORGET_CHUNK])))
+    @abstractmethod
+    def scan_named(self, beginning: str, after: str = "") -> Iterator[tuple[int, str, Record]]:
+        """See `Store.scan_named`."""
+
+    async def retire(self, sessions: Sequence[str], lines: Mapping[str, Record] = NO_LINES) -> None:
+        """See `Store.retire`."""
+        await self._submit(CommitRequest(forget=tuple(sessions), lines=encoded(lines)))
 
     async def replace(self, session: str, *records: Record) -> None:
         """Replaces the session's records in one transaction: how a long log is compacted."""

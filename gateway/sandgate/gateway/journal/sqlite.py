@@ -8,6 +8,7 @@ import fcntl
 import logging
 import os
 import sqlite3
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from sandgate.gateway.journal.group_commit import Clock, NotWritten, WriterStore
 from sandgate.gateway.journal.records import Record
 from sandgate.gateway.journal.rows import (
     Row,
+    beyond,
     checksum,
     cut_from,
     read,
@@ -50,6 +52,7 @@ TABLES = (
 )
 INSERT = "INSERT INTO records (seq, session, body, crc) VALUES (?, ?, ?, ?)"
 SELECT = "SELECT seq, session, body, crc FROM records"
+NAMED = f"{SELECT} WHERE (session, seq) > (?, ?) AND session < ? ORDER BY session, seq LIMIT {SCAN_ROWS}"
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
@@ -93,6 +96,16 @@ class SqliteStore(WriterStore):
                 yield from map(read, rows)
                 count = len(rows)
                 seq = rows[-1][0] if rows else seq
+
+    def scan_named(self, beginning: str, after: str = "") -> Iterator[tuple[int, str, Record]]:
+        """See `Store.scan_named`. It blocks as `scan` does, and shows what is written meanwhile, too."""
+        place, count = (beginning + after, sys.maxsize), SCAN_ROWS
+        while count == SCAN_ROWS:
+            with self._reading() as db:
+                rows = db.execute(NAMED, (*place, beyond(beginning))).fetchall()
+            yield from map(read, rows)
+            count = len(rows)
+            place = (rows[-1][1], rows[-1][0]) if rows else place
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
@@ -152,11 +165,11 @@ class _File:
     def carry_out(self, job: CommitRequest) -> None:
         for session in job.forget:
             self.records -= self.db.execute("DELETE FROM records WHERE session = ?", (session,)).rowcount
-        for body in job.bodies:
+        for session, body in job.rows:
             self.seq += 1
-            self.db.execute(INSERT, (self.seq, job.session, body, checksum(self.seq, job.session, body)))
-        self.records += len(job.bodies)
-        if not job.forget and not job.bodies:
+            self.db.execute(INSERT, (self.seq, session, body, checksum(self.seq, session, body)))
+        self.records += len(job.rows)
+        if not job.forget and not job.rows:
             self.db.execute("INSERT OR REPLACE INTO meta VALUES ('probe', hex(randomblob(8)))")
 
     def close(self) -> None:
