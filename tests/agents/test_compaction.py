@@ -32,7 +32,8 @@ STOPS_THEN = {"pi"}
 class Brain:
     """Looks until it reads a summary, then answers; makes the summary when asked for one.
 
-    It goes by the prompt alone: an agent that sends a request twice gets the same answer twice.
+    It goes by the prompt alone, not by how often it was asked. If it looked again behind the summary, qwen-code would
+    compact a second time, and with the same words in the summary that is a request it has sent before.
     """
 
     def __init__(self, tool: str) -> None:
@@ -73,5 +74,4 @@ async def test_a_summary_is_a_side_call_and_the_answer_is_in_the_main_row(name: 
     assert ANSWER in ended.out, ended.tail
     assert ANSWER in codec().decode(row["response_ids"])
     assert SUMMARY in codec().decode(row["prompt_ids"]), "it goes on from the summary"
-    # In about one run of fifteen, qwen-code's main row was sampled for a request that it sent twice; why is not known.
-    assert row["fork_reason"] in ("compaction", "retry_resampled")
+    assert row["fork_reason"] == "compaction"
