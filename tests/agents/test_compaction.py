@@ -21,26 +21,29 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 ANSWER = "There are 1,500 orders."
 SUMMARY = "The orders of this shop were read in part, and 1,500 are expected."
 ORDERS = "".join(f"{number:04} kiwi {number * 7 % 13} plum\n" for number in range(1500))
-LOOKS = 5
-"""How often the model looks into the orders before it answers; the last but one is too much."""
 AGENTS = {"opencode": ("bash", 36_000), "pi": ("bash", 30_000), "qwen-code": ("run_shell_command", 49_500)}
-"""Its tool, and a window that its own prompt and four looks do not leave enough of."""
+"""Its tool, and a window that its own prompt and four or five looks do not leave enough of."""
+LOOKS = 12
+"""More than any of the windows holds: an agent that has looked this often is never going to compact."""
 STOPS_THEN = {"pi"}
 """With -p it compacts, and ends without an answer."""
 
 
 class Brain:
-    """Looks, and looks, and answers; makes a summary when asked for one."""
+    """Looks until it reads a summary, then answers; makes the summary when asked for one.
+
+    It goes by the prompt alone, not by how often it was asked. If it looked again behind the summary, qwen-code would
+    compact a second time, and with the same words in the summary that is a request it has sent before.
+    """
 
     def __init__(self, tool: str) -> None:
-        self.tool, self.looked = tool, 0
+        self.tool = tool
 
     def __call__(self, prompt: Any, _: int) -> str:
         text = codec().decode(prompt)
         if "<tools>" not in text:
             return "A title" if "title generator" in text else SUMMARY
-        self.looked += 1
-        if self.looked > LOOKS:
+        if SUMMARY in text or text.count("<tool_response>") > LOOKS:
             return ANSWER
         asked = {"command": "tail -c 12000 orders.txt", "description": "see", "is_background": False}
         return call(self.tool, json.dumps(asked))
@@ -71,5 +74,4 @@ async def test_a_summary_is_a_side_call_and_the_answer_is_in_the_main_row(name: 
     assert ANSWER in ended.out, ended.tail
     assert ANSWER in codec().decode(row["response_ids"])
     assert SUMMARY in codec().decode(row["prompt_ids"]), "it goes on from the summary"
-    # In about one run of fifteen, qwen-code's main row was sampled for a request that it sent twice; why is not known.
-    assert row["fork_reason"] in ("compaction", "retry_resampled")
+    assert row["fork_reason"] == "compaction"

@@ -87,6 +87,18 @@ async def test_one_of_two_leads_and_the_other_takes_what_is_given_back(
     )
 
 
+async def test_it_is_given_back_though_it_was_written_since_its_holder_read_it(
+    kube: KubeClient, namespace: str
+) -> None:
+    """By a renewal that was cancelled and went through all the same, or by an upgrade of the chart."""
+    one = lease(kube, namespace, "written", "one")
+    await one.acquire()
+    await lease(kube, namespace, "written", "one").acquire()
+    await one.release()
+    spec = await stored(kube, namespace, "written")
+    assert (spec["holderIdentity"], spec["leaseDurationSeconds"]) == ("", 1)
+
+
 async def test_a_silent_holder_is_replaced_after_its_duration_and_not_before(
     kube: KubeClient, namespace: str
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -14,6 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 STACKS_S = 5.0
 """For the program to write where it hangs."""
+MODULES = re.compile(r"^\s*Extension modules: .*$", re.MULTILINE)
+"""What faulthandler adds to the stacks: thousands of characters that push the stacks out of a log's tail."""
+TEST = re.compile(r"^\S+\.py::.*$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +25,19 @@ class Said:
     """How a program ended."""
 
     code: int
-    """Negative: the signal that ended it. -6 (SIGABRT): it was not done within its time."""
+    """Negative: the signal that ended it."""
     text: str
     """What it printed, stdout and stderr; a Python with faulthandler (pytest's has it) that hung wrote every stack."""
+    late: bool = False
+    """It was not done within its time and ended by us, by SIGABRT; a C++ library's own failure looks like that too."""
+
+    @property
+    def why(self) -> str:
+        """For a log: the end of what it said, how it ended, and the last test that a `pytest -v` named."""
+        tests = TEST.findall(self.text)
+        how = "was not done within its time" if self.late else f"ended with {self.code}"
+        last = f"; the last test it named: {tests[-1]}" if tests else ""
+        return f"{MODULES.sub('', self.text)[-20_000:]}\nit {how}{last}"
 
 
 def run(words: Sequence[str | Path], *, env: Mapping[str, str], within_s: float) -> Said:
@@ -34,9 +48,11 @@ def run(words: Sequence[str | Path], *, env: Mapping[str, str], within_s: float)
             words, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=dict(env), cwd=ROOT,
             start_new_session=True,
         )  # fmt: skip
+        late = False
         try:
             process.wait(within_s)
         except subprocess.TimeoutExpired:
+            late = True
             process.send_signal(signal.SIGABRT)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(STACKS_S)
@@ -45,4 +61,4 @@ def run(words: Sequence[str | Path], *, env: Mapping[str, str], within_s: float)
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         file.seek(0)
-        return Said(process.returncode, file.read().decode("utf-8", "replace"))
+        return Said(process.returncode, file.read().decode("utf-8", "replace"), late)

@@ -5,6 +5,7 @@ a GPU is `cpu_verl`: transformers samples, and weights go to it by Ray. Agents, 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import re
@@ -22,8 +23,8 @@ from tests.support.waiting import until_now
 jobs: Any = importlib.import_module("jobs")
 
 ROOT = Path(__file__).parents[3]
-RUN_S = 560.0
-"""A minute or two on two idle cores; many where others are at work."""
+RUN_S = 420.0
+"""A minute or two on two idle cores; several where others are at work."""
 N, PROMPTS, STEPS = 2, 2, 2
 SMALL = [
     "trainer.device=cpu",
@@ -61,13 +62,17 @@ def test_verls_own_trainer_takes_two_steps_over_sandboxes(tmp_path: Path) -> Non
             [ROOT / "examples" / "verl" / "train.sh", *SMALL],
             env=env, cwd=tmp_path, stdout=file, stderr=file, start_new_session=True,
         )  # fmt: skip
+        code: int | None = None
         try:
-            code = run.wait(RUN_S)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = run.wait(RUN_S)
         finally:
             if run.poll() is None:
                 os.killpg(run.pid, signal.SIGKILL)
     said = log.read_text("utf-8", "replace")
-    assert code == 0, said[-8_000:]
+    assert code == 0, (
+        f"{said[-8_000:]}\n{'not done within its time' if code is None else f'ended with {code}'}"
+    )
     # verl tells nobody that it ends: Ray kills the job's driver, and first its children.
     until_now(lambda: not jobs.processes(str(tmp_path)), what="gateways and agents ended with the trainer")
     steps = [line for line in said.splitlines() if re.search(r"\bstep:\d+ - ", line)]

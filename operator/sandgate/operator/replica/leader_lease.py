@@ -102,13 +102,25 @@ class LeaderLease:
                 log.warning("Lease %s/%s is not renewed: %s", self.namespace, self.name, error)
 
     async def release(self) -> None:
-        """Give it back, if it is ours: the next replica need not wait. Best effort: it runs out by itself anyway."""
+        """Give it back, if it is ours: the next replica need not wait. Best effort: it runs out by itself anyway.
+
+        It looks first, and again after a conflict: a renewal that was cancelled may be written all the same.
+        """
         try:
-            if self._body and self._holder == self.identity:
-                await self._write("", duration_s=1.0)
-                log.info("gave back Lease %s/%s", self.namespace, self.name)
+            try:
+                await self._give_back()
+            except Conflict:
+                await self._give_back()
+        except NotFound:
+            return
         except (SandgateError, OSError) as error:
             log.warning("Lease %s/%s is left to run out: %s", self.namespace, self.name, error)
+
+    async def _give_back(self) -> None:
+        self._body = await self.kube.get("Lease", self.namespace, self.name)
+        if self._holder == self.identity:
+            await self._write("", duration_s=1.0)
+            log.info("gave back Lease %s/%s", self.namespace, self.name)
 
     @property
     def _holder(self) -> str:
