@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import queue
 import shutil
@@ -282,13 +281,6 @@ async def write_on(store: SqliteStore, told: list[str]) -> None:
         told.append(name)
 
 
-def fill(path: Path) -> None:
-    """Whatever space the disk has left."""
-    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while file.write(bytes(4096)):
-            pass
-
-
 async def test_a_full_disk_refuses_turns_keeps_what_it_has_and_recovers(tmp_path: Path) -> None:
     with disks.small_disk(tmp_path / "disk") as disk:
         (disk / "ballast").write_bytes(bytes(400_000))
@@ -312,7 +304,7 @@ async def test_a_full_disk_refuses_turns_keeps_what_it_has_and_recovers(tmp_path
 
 async def test_a_journal_is_not_made_on_a_full_disk(tmp_path: Path) -> None:
     with disks.small_disk(tmp_path / "disk") as disk:
-        fill(disk / "ballast")
+        disks.fill(disk / "ballast")
         with pytest.raises(JournalUnavailable, match=r"full|No space"):
             await SqliteStore.open(disk / "j")
         (disk / "ballast").unlink()

@@ -29,6 +29,8 @@ class CommitRequest:
     lines: tuple[tuple[str, bytes], ...] = ()
     epoch: int = 0
     """Failures that its caller could know of."""
+    vital: bool = False
+    """It lets the journal become smaller, sooner or later: the room that is set aside is for it."""
     sync: bool = True
     """False: no caller waits; the request is kept over a failure where order allows."""
     told: Waiter | None = None
@@ -57,6 +59,24 @@ class CommitBatch:
     kept: int = 0
     """Unsynced records that wait for the next group commit."""
     last: bool = False
+
+
+def first_in_need(
+    jobs: Iterable[CommitRequest],
+) -> tuple[list[CommitRequest], list[CommitRequest]]:
+    """(vital requests, the others) of those whose write failed. One behind a request of its session that is among the
+    others may rest on it, and so is, too; the process's own records, whose session has no name, never do."""
+    vital: list[CommitRequest] = []
+    others: list[CommitRequest] = []
+    holes: set[str] = set()
+    for job in jobs:
+        if job.vital and job.session not in holes:
+            vital.append(job)
+        else:
+            others.append(job)
+            if job.session:
+                holes.add(job.session)
+    return vital, others
 
 
 def after_failure(jobs: Iterable[CommitRequest]) -> tuple[list[CommitRequest], list[CommitRequest]]:

@@ -56,6 +56,9 @@ TABLES = (
     "CREATE TABLE IF NOT EXISTS sandgate_records (journal text NOT NULL, seq bigint NOT NULL, session text NOT NULL,"
     " body bytea NOT NULL, crc bigint NOT NULL, PRIMARY KEY (journal, seq))",
     "CREATE INDEX IF NOT EXISTS sandgate_records_by_session ON sandgate_records (journal, session, seq)",
+    # Whatever the database's collation is: lines of retired sessions are read by name, page by page.
+    "CREATE INDEX IF NOT EXISTS sandgate_records_by_name ON sandgate_records (journal, session COLLATE "
+    "\"C\", seq) WHERE left(session, 1) = '~'",
 )
 TABLES_LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('sandgate tables', 0))"
 """A lock while tables are made: two gateways that make them at the same time would fail each other."""
@@ -83,6 +86,7 @@ PAGE_OF_SESSION = (
 )
 PAGE_NAMED = (
     "SELECT seq, session, body, crc FROM sandgate_records WHERE journal = %s"
+    " AND left(session, 1) = '~'"
     ' AND (session COLLATE "C", seq) > (%s, %s) AND session COLLATE "C" < %s'
     ' ORDER BY session COLLATE "C", seq LIMIT %s'
 )
@@ -138,7 +142,7 @@ class PostgresStore(WriterStore):
                 seq = rows[-1][0]
 
     def scan_named(self, beginning: str, after: str = "") -> Iterator[tuple[int, str, Record]]:
-        """See `Store.scan_named`. It blocks, and shows what is written meanwhile, too."""
+        """See `Store.scan_named`; `beginning` must begin with ~. It blocks, and shows what is written meanwhile, too."""
         place = beginning + after, SEQ_MAX
         while True:
             with self._reader() as db:
@@ -256,6 +260,10 @@ class _Writer:
                 raise NotWritten(_first_line(error)) from error
             self._find_out(_first_line(error))
         self.commits, self.seq, self.records = self.commits + 1, seq, records
+
+    def rescue(self, jobs: Sequence[CommitRequest]) -> bool:
+        """See `CommitStore.rescue`: a full database is its owner's to mend."""
+        return False
 
     def _written(self, jobs: Sequence[CommitRequest]) -> tuple[Any, tuple[int, int]]:
         """The session, and the result of `_write`. Tries a second time, on a new session, if the old one was gone: it

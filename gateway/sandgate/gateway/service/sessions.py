@@ -430,11 +430,11 @@ class Sessions:
         await _carried_through(self._replace_with_lines([self.live[name] for name in group]))
 
     async def _replace_with_lines(self, group: Sequence[Session]) -> None:
+        lines = {session.session_id: line_of(session, acked=self.committed(session)) for session in group}
         for session in group:  # first: nobody may read what is being deleted
-            session.retired = line_of(session, acked=self.committed(session))
-        lines = {RETIRED + session.session_id: session.retired for session in group if session.retired}
+            session.retired = lines[session.session_id]
         try:
-            await self.store.retire([session.session_id for session in group], lines)
+            await self.store.retire(list(lines), {RETIRED + name: line for name, line in lines.items()})
         except BaseException:
             for session in group:
                 session.retired = None
@@ -452,6 +452,8 @@ class Sessions:
         # First those in memory: one that is retired meanwhile is in both, and not in neither.
         later = (name for name in sorted(self.live) if name > after)
         here = list(islice((one for name in later if wanted(one := self.live[name])), limit))
+        if state in (SessionPhase.OPEN, SessionPhase.COMPLETE):
+            return here
         known = {one.session_id for one in here}
         lines = await self.retired.after(
             after, lambda one: one.session_id not in known and wanted(one), limit
