@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sandgate.contract.errors import Conflict, Gone, JournalUnavailable, NotFound
+from sandgate.gateway import offline
 from sandgate.gateway.journal.memory import MemoryDisk, MemoryStore
 from sandgate.gateway.journal.records import RETIRED, Sealed, size
+from sandgate.gateway.journal.sqlite import SqliteStore
 from sandgate.gateway.service.sessions import Sessions
-from tests.support.gateway import Latch, gateway, within
+from sandgate.trainer.runs.sources import Live
+from tests.support.gateway import Latch, admin_key, gateway, within
 
 LOST = ("forks", "roles", "sampled_tokens", "turned_at")
 """Of a session's summary: what no driver that comes late needs."""
@@ -249,3 +253,84 @@ async def test_over_http_a_retired_session_says_where_its_data_went() -> None:
         assert (await g.admin.post("/v1/sessions/s1/abort")).json()["state"] == "finalized"
         again = await g.admin.post("/v1/sessions", json={"session_id": "s1", "job": "shop", "uid": "q1"})
         assert (again.status_code, again.json()["api_key"]) == (200, agent.handle["api_key"])
+
+
+async def test_over_http_late_requests_are_answered_and_change_nothing() -> None:
+    clock = World()
+    async with gateway(["told", "more", "and more"], now=clock) as g:
+        agent = await g.session(session_id="s1", job="shop", uid="q1")
+        await agent.ask("hi")
+        await g.finalize(agent, reward=1.0)
+        running = await g.session(session_id="s2", job="shop", uid="q2", group_size=2, sample_index=1)
+        other = await g.session(session_id="s3", job="shop", uid="q2", group_size=2)
+        await other.ask("hi")
+        await g.finalize(other)
+        lease = (await g.admin.post("/v1/leases", json={})).json()["lease_id"]
+        assert (await g.admin.post(f"/v1/leases/{lease}/ack")).status_code == 200
+        clock.now += 601.0
+        assert await g.core.sessions.retire(600.0) == 1
+        assert (await running.post("hi")).status_code == 200, "a group that is going on is whole"
+
+        async def told(method: str, path: str, **body: Any) -> tuple[int, str]:
+            answer = await g.admin.request(method, path, **body)
+            return answer.status_code, answer.text
+
+        for path in ("ack", "renew", "nack"):
+            status, text = await told("POST", f"/v1/leases/{lease}/{path}", json={"ttl_s": 60.0})
+            assert (status, "acknowledged, and is retired" in text) == (404, True), path
+        for path in ("ack", "renew"):
+            status, text = await told("POST", f"/v1/leases/{path}", json={"lease_ids": [lease]})
+            assert (status, "NotFound" in text) == (200, True), text
+        assert await told("POST", "/v1/leases", json={"lease_id": lease}) == (200, "null")
+        assert (await told("POST", "/v1/sessions/s1/reward", json={"reward": 2.0}))[0] == 410
+        assert (await told("POST", "/v1/sessions/s1/complete", json={}))[0] == 200
+        assert (await told("POST", "/v1/sessions/s1/finalize", json={}))[0] == 410
+        assert (await told("GET", "/v1/sessions/s1/wait"))[0] == 200
+        assert (await told("GET", "/v1/sessions/s4"))[0] == 404
+        listed = (await g.admin.get("/v1/sessions", params={"state": "open"})).json()["sessions"]
+        assert [one["session_id"] for one in listed] == ["s2"]
+        live = Live(g.origin, admin_key())
+        rows = await asyncio.to_thread(lambda: list(live.trajectories("")))
+        assert [row.session_id for row in rows] == ["s3"]
+        seen = await asyncio.to_thread(lambda: list(live.sessions("")))
+        assert [(one["session_id"], one["retired"]) for one in seen] == [
+            ("s1", True),
+            ("s2", False),
+            ("s3", False),
+        ]
+
+
+async def test_a_journal_that_nobody_serves_tells_of_the_retired_too(tmp_path: Path, world: World) -> None:
+    store = await SqliteStore.open(tmp_path / "journal.sqlite")
+    sessions = Sessions(store, world)
+    gone, stays = await world.ended(sessions, "a"), await world.ended(sessions, "b")
+    record = sessions.book.lease("l", world.now, ttl_s=60.0)
+    await sessions.settle(record)
+    await sessions.settle(sessions.book.ack("l", world.now))
+    world.now += 1.0
+    assert await sessions.retire(0.5) == 1
+    await store.aclose()
+    told = {one["session_id"]: (one["state"], one["retired"]) for one in offline.sessions(tmp_path, "j")}
+    assert told == {gone: ("finalized", True), stays: ("finalized", False)}
+    assert offline.named(tmp_path, "s-", 9) == [gone, stays]
+    with pytest.raises(Gone, match="retired"):
+        offline.tree(tmp_path, gone)
+    assert set(offline.counting(tmp_path)) == {stays}
+
+
+async def test_a_process_that_dies_between_a_retirement_and_its_leases_compaction_knows_both(
+    world: World,
+) -> None:
+    sessions = await world.start()
+    gone = await world.ended(sessions, "gone")
+    await world.acked(sessions)
+    stays = await world.ended(sessions, "stays")
+    world.now += 1.0
+    (due,) = sessions.book.disposable(world.now - 0.5)
+    await sessions._retire(due)  # and no more
+    again = await world.restarted(sessions)
+    assert set(again.live) == set(again.book.members) == {stays}
+    assert again.book.leases == {}
+    assert (await again.find(gone)).retired is not None
+    await world.acked(again)
+    assert await again.retire(-1.0) == 1

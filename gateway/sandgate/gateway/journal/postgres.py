@@ -142,7 +142,7 @@ class PostgresStore(WriterStore):
                 seq = rows[-1][0]
 
     def scan_named(self, beginning: str, after: str = "") -> Iterator[tuple[int, str, Record]]:
-        """See `Store.scan_named`; `beginning` must begin with ~. It blocks, and shows what is written meanwhile, too."""
+        """See `Store.scan_named`; `beginning` begins with ~. It blocks, and shows what is written meanwhile, too."""
         place = beginning + after, SEQ_MAX
         while True:
             with self._reader() as db:

@@ -357,7 +357,7 @@ class LeaseBook:
     def _lease(self, lease: str) -> HeldLease:
         held = self.leases.get(lease)
         if held is None:
-            raise NotFound(f"no lease {lease[:200]!r}")
+            raise NotFound(f"no lease {lease[:200]!r}; or all that it held was acknowledged, and is retired")
         return held
 
     def _members_of(self, sessions: Iterable[str]) -> list[Member]:
