@@ -130,7 +130,8 @@ def _config(job: RolloutJob, settings: Settings, engine_urls: Sequence[str]) -> 
         place="$(POD_NAME)",
     )
     config["engine"]["wait"] = True
-    config["limits"] = {"drain_s": DRAIN_S} | config.get("limits", {})
+    kept = {"drain_s": DRAIN_S, "retire_s": settings.retire_seconds}
+    config["limits"] = kept | config.get("limits", {})
     if (files := job.spec.output.parquet) is not None:
         config["output"] = {"parquet": files.url}
     return config
