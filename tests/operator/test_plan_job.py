@@ -96,33 +96,57 @@ CASES: dict[str, Case] = {
         [start("a", 1, gateway="g1")],
     ),
     "without a gateway nothing starts": (want(), seen(fresh="a", gateways={}), 0.0, []),
-    "before a sandbox was made one group is begun": (
+    "before an agent is past its start one group is begun": (
         want(groupSize=2, parallelism=9),
-        seen(fresh="abc", tried=False),
+        seen(fresh="abc", proved=False),
         0.0,
         [start("a", 0), start("a", 1)],
     ),
     "and no other beside it": (
         want(groupSize=2, parallelism=9),
-        seen(group("a", "s s"), fresh="bc", tried=False),
+        seen(group("a", "s s"), fresh="bc", proved=False),
         0.0,
         [],
     ),
     "and nothing is tried again while a sibling has not ended": (
         want(groupSize=2, parallelism=9),
-        seen(group("a", "i s"), fresh="bc", tried=False),
+        seen(group("a", "i s"), fresh="bc", proved=False),
         99.0,
         [],
     ),
-    "then it is, for they did not end alike": (
+    "then one of them is, for all may fail alike": (
         want(groupSize=2, parallelism=9),
-        seen(group("a", "i i"), fresh="bc", tried=False),
+        seen(group("a", "i i"), fresh="bc", proved=False),
         99.0,
-        [start("a", 0, attempt=1), start("a", 1, attempt=1)],
+        [start("a", 0, attempt=1)],
+    ),
+    "one whose attempts are spent leaves it to its sibling": (
+        want(groupSize=2, parallelism=9),
+        seen(group("a", "I i"), fresh="bc", proved=False),
+        99.0,
+        [start("a", 1, attempt=1)],
+    ),
+    "what we cut short ourselves has not failed: all of it is tried again": (
+        want(groupSize=3, parallelism=9),
+        seen(group("a", "d s u"), fresh="bc", proved=False),
+        99.0,
+        [start("a", 0, attempt=1), start("a", 2, attempt=1)],
+    ),
+    "an agent that runs is looked at again, not trusted at once": (
+        want(groupSize=2, parallelism=9),
+        seen(group("a", "r r"), fresh="b", proved=False, proves_at=15.0),
+        10.0,
+        [WakeAt(15.0)],
+    ),
+    "one that has run for a while is past its start, and all begins": (
+        want(groupSize=2, parallelism=9),
+        seen(group("a", "r i"), fresh="b", proved=False, proves_at=15.0),
+        15.0,
+        [start("a", 1, attempt=1), start("b", 0), start("b", 1)],
     ),
     "one whose gateway is away is not waited for": (
         want(groupSize=2, parallelism=9),
-        seen(group("a", "s s", gateway="g9"), fresh="bc", tried=False),
+        seen(group("a", "s s", gateway="g9"), fresh="bc", proved=False),
         0.0,
         [start("b", 0), start("b", 1)],
     ),
@@ -414,6 +438,41 @@ def test_conditions(wanted: JobWant, observed: JobObserved, now: float, true: se
         one.value for one in true
     }
     assert [one.type for one in status.conditions] == [one.value for one in JobCondition]
+
+
+WHERE: dict[str, tuple[JobWant, JobObserved, tuple[str, str, int]]] = {
+    "agents that run": (want(), seen(group("a", "r r s")), ("Running", "", 2)),
+    "none runs yet": (want(), seen(group("a", "s s")), ("Waiting", "", 0)),
+    "pods that wait, beside some that run": (
+        want(),
+        seen(group("a", "r h s h")),
+        ("PodsWait", "Unschedulable: 0/3 nodes", 1),
+    ),
+    "pods that wait while the newest spec is refused": (
+        replace(want(), refused="spec.x"),
+        seen(group("a", "h")),
+        ("SpecRefused", "spec.x", 0),
+    ),
+    "no gateway: that matters more": (want(), seen(group("a", "h"), gateways={}), ("NoGateway", "", 0)),
+    "suspended": (want(suspend=True), seen(group("a", "x")), ("SpecSuspend", "", 1)),
+    "no tasks": (want(), seen(more=True, problem="ConfigMap x"), ("NoTasks", "ConfigMap x", 0)),
+    "complete": (want(), seen(tally=SampleTally(ended=1), total=1), ("AllEnded", "", 0)),
+    "late": (
+        want(activeDeadlineSeconds=5),
+        seen(tally=SampleTally(ended=1), total=2),
+        ("DeadlineExceeded", "activeDeadlineSeconds 5 passed", 0),
+    ),
+}
+
+
+@pytest.mark.parametrize(("wanted", "observed", "where"), WHERE.values(), ids=WHERE)
+def test_a_job_says_in_a_word_where_it_stands(
+    wanted: JobWant, observed: JobObserved, where: tuple[str, str, int]
+) -> None:
+    status = job_status(wanted, observed, 9.0)
+    (one, *_) = [one for one in status.conditions if one.reason == status.reason]
+    assert (status.reason, status.running) == (where[0], where[2])
+    assert where[1] in one.message
 
 
 def status_of(observed: JobObserved, now: float = 0.0, **fields: Any) -> Any:

@@ -67,6 +67,9 @@ class JobReason(StrEnum):
     """It may run."""
     RUNNING = "Running"
     """Progressing: sessions run."""
+    PODS_WAIT = "PodsWait"
+    """Progressing: pods of agents cannot start yet (no room, a full quota, an image, a volume); the message has the
+    words of the scheduler, the kubelet or the API server."""
     WAITING = "Waiting"
     """Progressing: sessions are about to run, or tasks to come."""
     DRAINING = "Draining"
@@ -96,6 +99,9 @@ class JobReason(StrEnum):
     POD_REFUSED = "PodRefused"
     """Failed: the API server takes no such pod (its rules, a policy engine, a namespace's security level); the message
     has its words. A full quota is none of that: it is waited for."""
+    NOTHING_STARTS = "NothingStarts"
+    """Failed: no agent of the first group started, and one of them in none of its attempts; the message has the most
+    frequent cause and its words."""
     AGENTS_FAIL_ALIKE = "AgentsFailAlike"
     """Failed: the first agents all ended in the same words before their first turn; the message has them."""
     ALL_FAILED = "AllFailed"

@@ -28,6 +28,7 @@ from sandgate.operator.cluster.gateway_pods import GatewayPods
 from sandgate.operator.cluster.job_state import JobState
 from sandgate.operator.cluster.object_store import ObjectTable, PodKept, pod_kept, session_seen
 from sandgate.operator.cluster.pod_backend import PodBackend
+from sandgate.operator.cluster.pod_events import PodEvents
 from sandgate.operator.cluster.provision import Taken, provide
 from sandgate.operator.cluster.remote_sessions import RemoteActs
 from sandgate.operator.cluster.resync import Resync
@@ -93,7 +94,7 @@ class ClusterJob:
             cluster=self,
         )
         self.follower = EngineDiscovery(self.at)
-        self.gateway_pods = GatewayPods(self.at)
+        self.gateway_pods, self.pod_events = GatewayPods(self.at), PodEvents(self.at)
         self.intake = Resync(
             at=self.at,
             collector=self.collector,
@@ -281,6 +282,7 @@ class ClusterJob:
         if not self.at.monitors:
             self.spawn(self.follower.run_engines())
             self.spawn(self.gateway_pods.run())
+            self.spawn(self.pod_events.run())
         self._watch_gateways(job)
         what = Provided.RUNNING if engine else Provided.STOPPED
         self.at.observe(events.EngineProvided(what, job.metadata.generation))

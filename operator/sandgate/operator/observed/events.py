@@ -137,6 +137,11 @@ class GaveUp:
 
 
 @dataclass(frozen=True, slots=True)
+class Proved:
+    """An agent of the job ran for so long that it is past its start: that stays."""
+
+
+@dataclass(frozen=True, slots=True)
 class TimerSet:
     """This key will be planned again then anyway; None: at no time that is known."""
 
@@ -217,6 +222,14 @@ class AgentSeen:
 
     ref: Ref
     running: Running
+
+
+@dataclass(frozen=True, slots=True)
+class AgentHeld:
+    """The agent's sandbox cannot be asked for yet, and why."""
+
+    ref: Ref
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,6 +373,7 @@ JobEvent: TypeAlias = (
     | DrainAsked
     | StatusWritten
     | GaveUp
+    | Proved
     | TimerSet
 )
 GroupEvent: TypeAlias = (
@@ -377,6 +391,7 @@ GroupEvent: TypeAlias = (
 AttemptEvent: TypeAlias = (
     OutageSeen
     | AgentSeen
+    | AgentHeld
     | VerifierSeen
     | AgentStopping
     | AgentKilled
