@@ -198,7 +198,7 @@ class World:
     async def train(self, job: str = "shop") -> int:
         """Lease and acknowledge all that is ready; how many sessions."""
         count = 0
-        for name in self.gateways:
+        for name in list(self.gateways):
             async with self.trainer(name, job) as client:
                 while (lease := await client.lease(max_groups=64, ttl_s=60.0, job=job)) is not None:
                     count += len(lease.sessions)
@@ -371,6 +371,28 @@ def manifest(*tasks: str, name: str = "shop", **spec: Any) -> Json:
         "metadata": {"name": name, "namespace": NAMESPACE},
         "spec": fields,
     }
+
+
+async def engine_pod(up: World) -> None:
+    """The Deployment's controller, once."""
+    await up.kube.create(
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": "shop-engine-x",
+                "namespace": NAMESPACE,
+                "labels": {
+                    "app.kubernetes.io/managed-by": "sandgate",
+                    "sandgate.dev/job": "shop",
+                    "sandgate.dev/role": "engine",
+                },
+            },
+            "spec": {"containers": [{"name": "engine"}]},
+        }
+    )
+    ready = {"phase": "Running", "podIP": "10.1.2.3", "conditions": [{"type": "Ready", "status": "True"}]}
+    up.kube.pod_status("shop-engine-x", NAMESPACE, ready)
 
 
 QUICK: dict[Any, dict[str, float]] = {

@@ -14,7 +14,7 @@ import pytest
 from sandgate.contract.errors import Forbidden, InvalidBody, Unavailable
 from sandgate.operator.cluster import pod_events
 from sandgate.operator.settings import Settings
-from tests.operator.cluster_rig import NAMESPACE, Box, World, buys, hurry, manifest, world
+from tests.operator.cluster_rig import NAMESPACE, Box, World, buys, engine_pod, hurry, manifest, world
 from tests.support.waiting import paced, until
 
 VERIFIER = {"source": "verifier", "verifier": {"container": {"image": "v:1"}}}
@@ -260,7 +260,7 @@ async def test_a_suspended_job_stops_lets_its_engine_go_and_resumes(up: World) -
     up.agents = [("-0-0", slow)]
     up.operator_up()
     await up.kube.create(manifest("a 1", engine={"managed": {"image": "e:1", "gpus": 0}}))
-    await _engine_pod(up)
+    await engine_pod(up)
     await asyncio.wait_for(slow.reached.wait(), 20)
     await up.kube.patch("RolloutJob", NAMESPACE, "shop", {"spec": {"suspend": True}})
     await is_so(up, "Suspended", reason="SpecSuspend")
@@ -273,28 +273,6 @@ async def test_a_suspended_job_stops_lets_its_engine_go_and_resumes(up: World) -
     assert up.job()["status"]["failed"] == 0
 
 
-async def _engine_pod(up: World) -> None:
-    """The Deployment's controller, once."""
-    await up.kube.create(
-        {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {
-                "name": "shop-engine-x",
-                "namespace": NAMESPACE,
-                "labels": {
-                    "app.kubernetes.io/managed-by": "sandgate",
-                    "sandgate.dev/job": "shop",
-                    "sandgate.dev/role": "engine",
-                },
-            },
-            "spec": {"containers": [{"name": "engine"}]},
-        }
-    )
-    ready = {"phase": "Running", "podIP": "10.1.2.3", "conditions": [{"type": "Ready", "status": "True"}]}
-    up.kube.pod_status("shop-engine-x", NAMESPACE, ready)
-
-
 async def test_gateways_are_told_where_engines_are(two: World) -> None:
     two.operator_up()
     await two.kube.create(
@@ -302,7 +280,7 @@ async def test_gateways_are_told_where_engines_are(two: World) -> None:
     )
     await so(lambda: all(one.urls == () for one in two.engines.values()), "both know that there is none")
     await so(lambda: two.condition("Ready") == ("False", "NoEngine"), "a job without an engine is not ready")
-    await _engine_pod(two)
+    await engine_pod(two)
     await so(
         lambda: all(one.urls == ("http://10.1.2.3:8000",) for one in two.engines.values()),
         "both know the engine",

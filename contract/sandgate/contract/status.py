@@ -92,7 +92,9 @@ class RolloutJobStatus:
     engines: Annotated[Count, Doc("Engines that answer.")] = 0
     policy_version: Annotated[int, Bounds(-1, 2**53), Doc("Of the weights, as the trainer last told.")] = 0
     selector: Annotated[Text, Doc("Label selector of the agents' pods, for the scale subresource.")] = ""
-    start_time: Annotated[Time, Doc("RFC 3339: when it was first not suspended.")] = ""
+    start_time: Annotated[
+        Time, Doc("RFC 3339: when it began, or went on after it was suspended; empty while it is suspended.")
+    ] = ""
     completion_time: Annotated[Time, Doc("RFC 3339: when it became Complete or Failed.")] = ""
 
 

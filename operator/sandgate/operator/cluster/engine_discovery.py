@@ -57,8 +57,7 @@ class EngineDiscovery:
         if self.engines is not None and heard.urls != set(self.engines):
             await monitor.client.set_engines(self.engines)
         self.at.observe(events.VersionPublished(int(status.get("policy_version") or 0)))
-        if status.get("trainer_seen_at"):
-            self.at.observe(events.TrainerHeard(float(status["trainer_seen_at"]), now))
+        self.at.observe(events.TrainerHeard(float(status.get("trainer_seen_at") or 0.0), now))
         self._engines_at(monitor, heard, now)
 
     def _engines_at(self, monitor: GatewayMonitor, heard: Answering, now: float) -> None:

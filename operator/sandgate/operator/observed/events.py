@@ -96,7 +96,7 @@ class VersionPublished:
 
 @dataclass(frozen=True, slots=True)
 class TrainerHeard:
-    """The trainer gave a sign of life `at` some time; it is heard of `now`."""
+    """The trainer gave a sign of life `at` some time, 0: none that its gateway knows of; it is heard of `now`."""
 
     at: float
     now: float

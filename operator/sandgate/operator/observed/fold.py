@@ -129,8 +129,9 @@ def _gateway(seen: Observed, name: str, *, ready: bool) -> Observed:
 
 def _heard(seen: Observed, at: float, now: float) -> Observed:
     """Only a sign of life that ends a silence is news."""
+    seen = replace(seen, trainer_at=max(at, seen.trainer_at or 0.0))
     trainer, before = seen.want.spec.trainer, seen.heard_at
-    if trainer is None or (before is not None and at <= before):
+    if not at or trainer is None or (before is not None and at <= before):
         return seen
     after = replace(seen, heard_at=at)
     silent = before is not None and now >= before + trainer.heartbeat_seconds

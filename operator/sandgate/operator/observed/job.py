@@ -68,6 +68,8 @@ class Observed:
     """Why no gateway's pod is ready."""
     heard_at: float | None = None
     """When the trainer last gave a sign of life; None: none is waited for."""
+    trainer_at: float | None = None
+    """When one last did, awaited or not; 0: never; None: no gateway has told yet."""
     provided: Provided | None = None
     provided_for: int = 0
     loaded: bool = True
@@ -108,6 +110,7 @@ class Observed:
             engine_trouble=self.engine_trouble,
             gateway_trouble=self.gateway_trouble,
             heard_at=self.heard_at,
+            trainer_at=self.trainer_at,
             provided=self.provided,
             provided_for=self.provided_for,
             status=self.status,

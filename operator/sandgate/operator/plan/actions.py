@@ -237,6 +237,8 @@ class Provided(StrEnum):
     NOTHING = "nothing"
     STOPPED = "stopped"
     """Gateways; a managed engine is scaled to nothing."""
+    IDLE = "idle"
+    """The gateways are scaled to nothing, too."""
     RUNNING = "running"
 
 
@@ -286,6 +288,8 @@ class JobObserved:
     """Why no gateway's pod is ready, for people."""
     heard_at: float | None = None
     """When the trainer last gave a sign of life, or could first have; None where none is waited for."""
+    trainer_at: float | None = 0.0
+    """When a trainer was last heard of, awaited or not; 0: never; None: no gateway has told yet."""
     provided: Provided | None = None
     """None: gateways and engine are not the plan's business."""
     provided_for: int = 0
@@ -427,9 +431,9 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class Provide:
-    """Make the job's gateways, and its engine: running, or scaled to nothing; or make them what they are to be now."""
+    """Make the job's gateways and its engine, or make them what they are to be now."""
 
-    engine: bool
+    what: Provided
 
 
 @dataclass(frozen=True, slots=True)

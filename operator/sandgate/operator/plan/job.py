@@ -28,6 +28,7 @@ from sandgate.operator.plan.actions import (
 from sandgate.operator.plan.ends import deleted_at, ending, turning_points, why_stop
 from sandgate.operator.plan.groups import cut_at, decided, settled
 from sandgate.operator.plan.retries import FREE, retry_at, retryable
+from sandgate.operator.plan.standing import idle_at, standing
 from sandgate.operator.plan.status import is_over, job_status
 
 
@@ -39,7 +40,7 @@ def plan_job(want: JobWant, seen: JobObserved, now: float) -> list[Action]:
     never begun again.
     """
     over = is_over(seen.status, JobCondition.FAILED) or is_over(seen.status, JobCondition.COMPLETE)
-    actions = list(_provide(want, seen, over=over))
+    actions = list(_provide(want, seen, now, over=over))
     if over:  # only what the trainer has acknowledged still grows
         return [*actions, *_tell(want, seen, now), *_expire(want, seen, now)]
     stop = why_stop(want.spec, seen, now)
@@ -52,17 +53,19 @@ def plan_job(want: JobWant, seen: JobObserved, now: float) -> list[Action]:
         actions += _cut(want, seen, now)
         actions += _start(want, seen, now)
     actions += _tell(want, seen, now)
-    return [*actions, *_wake(seen, min(_times(want.spec, seen, now, stopped=stop is not None), default=None))]
+    times = [*_times(want.spec, seen, now, stopped=stop is not None)]
+    if seen.provided is Provided.STOPPED and (at := idle_at(want, seen, over=False)) is not None and at > now:
+        times.append(at)
+    return [*actions, *_wake(seen, min(times, default=None))]
 
 
-def _provide(want: JobWant, seen: JobObserved, *, over: bool) -> Iterator[Action]:
-    """Nothing is made for a job that was created suspended; engines are let go of as soon as nothing can run. Another
-    spec is another set of objects."""
-    if seen.provided is None or (seen.provided is Provided.NOTHING and want.spec.suspend):
+def _provide(want: JobWant, seen: JobObserved, now: float, *, over: bool) -> Iterator[Action]:
+    """Another spec is another set of objects."""
+    if seen.provided is None:
         return
-    wanted = Provided.STOPPED if over or want.spec.suspend else Provided.RUNNING
-    if seen.provided is not wanted or seen.provided_for != want.generation:
-        yield Provide(engine=wanted is Provided.RUNNING)
+    wanted = standing(want, seen, now, over=over)
+    if wanted is not None and (seen.provided is not wanted or seen.provided_for != want.generation):
+        yield Provide(wanted)
 
 
 def _tell(want: JobWant, seen: JobObserved, now: float) -> list[Action]:
@@ -74,7 +77,8 @@ def _expire(want: JobWant, seen: JobObserved, now: float) -> list[Action]:
     at = deleted_at(want.spec, seen)
     if at is not None and now >= at:
         return [DeleteJob()]
-    return _wake(seen, at)
+    idle = idle_at(want, seen, over=True) if seen.provided is Provided.STOPPED else None
+    return _wake(seen, min((one for one in (at, idle) if one is not None and one > now), default=None))
 
 
 def _wake(seen: JobObserved, at: float | None) -> list[Action]:

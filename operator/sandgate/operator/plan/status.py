@@ -16,9 +16,10 @@ from sandgate.operator.plan.actions import (
     SampleState,
     SampleTally,
 )
-from sandgate.operator.plan.ends import ending, silent, stamp
+from sandgate.operator.plan.ends import ending, is_collected, silent, stamp
 from sandgate.operator.plan.groups import count, good, retries, settled
 from sandgate.operator.plan.retries import retryable
+from sandgate.operator.plan.standing import IDLE, NOTHING_MADE
 
 Fact = tuple[bool, str, str]
 """(status, reason, message)."""
@@ -66,23 +67,19 @@ def job_status(want: JobWant, seen: JobObserved, now: float) -> RolloutJobStatus
         ),
         JobCondition.COMPLETE: (complete, "AllEnded" if complete else "NotAllEnded", ""),
         JobCondition.FAILED: facts_failed,
+        JobCondition.COLLECTED: _collected(seen, over=complete or failed),
     }
     return replace(
         old,
         reason=in_a_word(facts),
         observed_generation=want.generation,
         conditions=tuple(_condition(old, kind, fact, want.generation, now) for kind, fact in facts.items()),
-        sessions=seen.total,
-        running=running,
-        ended=seen.tally.ended + sum(_ended(group, want) for group in groups),
-        failed=seen.tally.failed + sum(_failed(group, want) for group in groups),
-        retries=seen.tally.retries + sum(retries(group) for group in groups),
-        committed=seen.committed,
+        **(_counts(want, seen, running) if seen.owed is not None or seen.status is None else {}),
         gateways=len(seen.gateways),
         engines=seen.engines or 0,
         policy_version=seen.policy_version,
         selector=want.selector,
-        start_time=old.start_time or ("" if want.spec.suspend else stamp(now)),
+        start_time=_start_time(want, old, now, over=complete or failed),
         completion_time=old.completion_time or (stamp(now) if complete or failed else ""),
     )
 
@@ -94,6 +91,32 @@ def in_a_word(facts: Mapping[JobCondition, Fact]) -> str:
             return facts[kind][1]
     ready = facts[JobCondition.READY]
     return facts[JobCondition.PROGRESSING][1] if ready[0] else ready[1]
+
+
+def _counts(want: JobWant, seen: JobObserved, running: int) -> dict[str, int]:
+    """Not before its gateways were asked: until then, what an operator told before this one stands."""
+    groups = seen.groups.values()
+    return {
+        "sessions": seen.total,
+        "running": running,
+        "ended": seen.tally.ended + sum(_ended(group, want) for group in groups),
+        "failed": seen.tally.failed + sum(_failed(group, want) for group in groups),
+        "retries": seen.tally.retries + sum(retries(group) for group in groups),
+        "committed": seen.committed,
+    }
+
+
+def _start_time(want: JobWant, old: RolloutJobStatus, now: float, *, over: bool) -> str:
+    """As a Job's: of a job that is suspended there is none, and its deadline is counted anew when it goes on."""
+    if over:
+        return old.start_time or stamp(now)
+    return "" if want.spec.suspend else old.start_time or stamp(now)
+
+
+def _collected(seen: JobObserved, *, over: bool) -> Fact:
+    if over and (seen.owed == 0 or (seen.owed is None and is_collected(seen.status))):
+        return True, "AllAcknowledged", ""
+    return False, "NotAllAcknowledged", ""
 
 
 def _failed_fact(old: RolloutJobStatus) -> Fact:
@@ -113,7 +136,9 @@ def _all_failed(seen: JobObserved) -> str:
 
 def _ready(seen: JobObserved) -> Fact:
     if seen.provided is Provided.NOTHING:
-        return False, "NothingMade", "gateways and engine are not made yet"
+        return False, NOTHING_MADE, "gateways and engine are not made yet"
+    if seen.provided is Provided.IDLE:
+        return False, IDLE, "nothing is to be done: gateways and engine are at 0 pods"
     if not seen.gateways:
         return False, "NoGateway", _because("no gateway takes sessions", seen.gateway_trouble)
     if seen.engines == 0:
