@@ -43,7 +43,7 @@ def concluded(up: World) -> dict[str, Any]:
         "settled": dict(seen.settled),
         "begun": seen.begun,
         "live": [one.ref.name for one in seen.live],
-        "tried": seen.job().tried,
+        "proved": seen.job().proved,
         "owed": seen.job().owed,
     }
 
