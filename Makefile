@@ -39,7 +39,7 @@ demo-rl: venv
 	@engine="$$(scripts/engine-env.sh | tail -n 1)"
 	trl="$$(scripts/trainer-env.sh trl | tail -n 1)"
 	export SANDGATE_ENGINE_VENV="$$engine" PYTHONPATH="$$(printf '$(CURDIR)/%s:' contract gateway operator sandbox trainer)"
-	"$$trl/bin/python" examples/shop-rl/demo.py --out out/demo-rl $(ARGS)
+	"$$trl/bin/python" examples/learning/demo.py --example examples/shop-rl --out out/demo-rl $(ARGS)
 
 ## make test [T=...]        what needs no root, compiler, cluster or whole trainer; T: a path (all of it), or options (T='-k lease')
 ##                          HOG=2: beside two processes that never rest; WORKERS=2: so many tests at once, where T names none
