@@ -14,6 +14,8 @@ import torch  # type: ignore[import-not-found, unused-ignore]  # only in the eng
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import DynamicCache, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM  # type: ignore[import-not-found, unused-ignore]
 
+from turns import Piece
+
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKERS = (
     "<tool_call>",
@@ -26,8 +28,6 @@ MARKERS = (
 TEMPLATE = Path(__file__).resolve().parents[1] / "shop" / "model" / "chat_template.jinja"
 WINDOW = 4096
 
-Piece = tuple[str, bool]
-"""A part of a conversation, and whether the model says it itself: only that is taught."""
 Lessons = list[tuple[str, list[list[Piece]]]]
 """Each system turn with the conversations that follow it."""
 

@@ -19,12 +19,12 @@ from typing import Any
 
 import torch  # type: ignore[import-not-found, unused-ignore]  # only in the engine's environment
 
-import clients
-import lesson
-
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "learning"))
+import clients  # noqa: E402
+import lesson  # noqa: E402
 import pupil  # noqa: E402
+import turns  # noqa: E402
 
 SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 VOCABULARY = 1024
@@ -64,7 +64,7 @@ def check_template(tokenizer: Any) -> None:
     want = (
         f"<|im_start|>system\nUse the tools.\n\n{block}<|im_end|>\n"
         "<|im_start|>user\nbuy 7 kiwi<|im_end|>\n<|im_start|>assistant\n"
-        f"{lesson.call('buy', arguments)}{lesson.tool_turn('receipt 44')}"
+        f"{turns.call('buy', arguments)}{turns.tool_turn('receipt 44')}"
     )
     got = tokenizer.apply_chat_template(history, tools=tools, add_generation_prompt=True, tokenize=False)
     if got != want:
