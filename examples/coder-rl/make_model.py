@@ -26,7 +26,7 @@ from spec import Spec, random_steps  # noqa: E402
 SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 """GPT-2's."""
 VOCABULARY = 1024
-COURSE = ((0.2, "copied"), (0.7, "translated"), (0.8, "careful"), (1.0, "careless"))
+COURSE = ((0.4, "copied"), (0.62, "translated"), (0.77, "careful"), (1.0, "careless"))
 """Until which part of the course what is taught; the first two are quick."""
 
 
@@ -61,7 +61,7 @@ def head_of(tokenizer: Any) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=HERE / "model")
-    parser.add_argument("--steps", type=int, default=1250)
+    parser.add_argument("--steps", type=int, default=650)
     parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--episodes", type=int, default=32, help="of a step")
     parser.add_argument("--threads", type=int, default=2)
