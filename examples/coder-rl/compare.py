@@ -34,6 +34,7 @@ def result(out: Path, arm: str, seed: int) -> dict[str, Any]:
     rows = {one["at_step"]: one for one in told if "at_step" in one}
     names = ("rows", "rows_differ", "sampled", "lost", "invented")
     masked = [one.get("masked", 0.0) for one in story.steps.values()]
+    lengths = [one["sampled_mean"] for _, one in sorted(story.steps.items())]
     return {
         "arm": arm,
         "seed": seed,
@@ -41,6 +42,8 @@ def result(out: Path, arm: str, seed: int) -> dict[str, Any]:
         "held_out": {str(step): round(one, 4) for step, one in sorted(story.evaluations.items())},
         "logprob_difference_max": story.worst,
         "masked": round(sum(masked) / len(masked), 4),
+        "sandboxes_lost": max((one.get("sandboxes_lost", 0) for one in rows.values()), default=0),
+        "tokens": [round(one, 1) for one in lengths],
         "transcripts": {name: sum(one[name] for one in rows.values()) for name in names},
         "trainer_starts": len(story.starts),
         "train_s": round(max(one["at"] for one in told) - story.starts[0]),

@@ -1,4 +1,4 @@
-"""Make the tiny model of examples/coder-rl, with the engine venv's python: 4 minutes on two idle CPU threads.
+"""Make the tiny model of examples/coder-rl, with the engine venv's python: 4 minutes of one idle core.
 
 Its tokenizer is a byte-level BPE that splits text as GPT-2's does. One text has many token sequences, as with any real
 tokenizer; `encode` gives one of them, a model that samples may say any.
@@ -6,14 +6,11 @@ tokenizer; `encode` gives one of them, a model that samples may say any.
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import torch  # type: ignore[import-not-found, unused-ignore]  # only in the engine's environment
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "learning"))
@@ -59,19 +56,9 @@ def head_of(tokenizer: Any) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=HERE / "model")
-    parser.add_argument("--steps", type=int, default=650)
-    parser.add_argument("--rate", type=float, default=3e-3)
-    parser.add_argument("--episodes", type=int, default=32, help="of a step")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=0)
-    told = parser.parse_args()
-    torch.set_num_threads(told.threads)
-    torch.manual_seed(told.seed)
+    told = pupil.arguments(__doc__, HERE / "model", steps=650, episodes=32).parse_args()
     head = head_of(pupil.make_tokenizer(iter(()), vocabulary=VOCABULARY, split=SPLIT))
     tokenizer = pupil.make_tokenizer(corpus(told.seed, head), vocabulary=VOCABULARY, split=SPLIT)
-    model = pupil.make_model(tokenizer, layers=2)
     rnd = random.Random(told.seed + 1)
 
     def course(done: float) -> pupil.Lessons:
@@ -83,10 +70,7 @@ def main() -> None:
         mistakes = lessons.NONE if part == "careful" else lessons.SOME
         return [(head, [lessons.episode(rnd, mistakes) for _ in range(told.episodes)])]
 
-    pupil.teach(model, tokenizer, course, steps=told.steps, rate=told.rate)
-    told.out.mkdir(parents=True, exist_ok=True)
-    tokenizer.save_pretrained(told.out)
-    model.save_pretrained(told.out)
+    pupil.make(told, tokenizer, course)
 
 
 if __name__ == "__main__":

@@ -117,6 +117,7 @@ class Told(Rollouts):
             sampled=sum(one.sampled for one in found),
             lost=sum(one.lost for one in found),
             invented=sum(one.invented for one in found),
+            sandboxes_lost=len(self.coder.lost),
         )
 
 

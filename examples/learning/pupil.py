@@ -5,6 +5,7 @@ Needs torch and transformers: the engine's environment has them.
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -145,6 +146,32 @@ class Batch:
         ).last_hidden_state[:, :-1]
         taught = self.taught[:, 1:]
         return torch.nn.functional.cross_entropy(model.lm_head(hidden[taught]), self.rows[:, 1:][taught])
+
+
+def arguments(about: str | None, out: Path, *, steps: int, episodes: int) -> argparse.ArgumentParser:
+    """What a maker of a model can be told. `episodes`: of each system turn, in a step."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--out", type=Path, default=out)
+    parser.add_argument("--steps", type=int, default=steps)
+    parser.add_argument("--rate", type=float, default=3e-3)
+    parser.add_argument("--episodes", type=int, default=episodes, help="conversations per system prompt")
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    return parser
+
+
+def make(
+    told: argparse.Namespace, tokenizer: PreTrainedTokenizerFast, lessons: Callable[[float], Lessons]
+) -> None:
+    """A model of `tokenizer`, taught and saved. `lessons`: see `teach`."""
+    torch.set_num_threads(told.threads)
+    torch.manual_seed(told.seed)
+    model = make_model(tokenizer, told.layers)
+    teach(model, tokenizer, lessons, steps=told.steps, rate=told.rate)
+    told.out.mkdir(parents=True, exist_ok=True)
+    tokenizer.save_pretrained(told.out)
+    model.save_pretrained(told.out)
 
 
 def teach(

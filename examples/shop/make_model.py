@@ -9,15 +9,12 @@ differently, which changes the weights but not what the model can do.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import torch  # type: ignore[import-not-found, unused-ignore]  # only in the engine's environment
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "learning"))
@@ -82,33 +79,19 @@ def lessons(rnd: random.Random, mistakes: lesson.Mistakes, settings: int, episod
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Make the tiny model of the shop example.")
-    parser.add_argument("--out", type=Path, default=HERE / "model")
-    parser.add_argument("--steps", type=int, default=900)
-    parser.add_argument("--rate", type=float, default=3e-3)
+    parser = pupil.arguments(__doc__, HERE / "model", steps=900, episodes=8)
     parser.add_argument("--settings", type=int, default=6, help="system prompts per step")
-    parser.add_argument("--episodes", type=int, default=8, help="conversations per system prompt")
-    parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--clean", type=float, default=0.7, help="share of the steps without mistakes")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    torch.manual_seed(args.seed)
-
     tokenizer = pupil.make_tokenizer(corpus(args.seed), vocabulary=VOCABULARY, split=SPLIT)
     check_template(tokenizer)
-    model = pupil.make_model(tokenizer, args.layers)
     rnd = random.Random(args.seed + 1)
 
     def course(done: float) -> pupil.Lessons:
         mistakes = lesson.NONE if done < args.clean else lesson.SOME
         return lessons(rnd, mistakes, args.settings, args.episodes)
 
-    pupil.teach(model, tokenizer, course, steps=args.steps, rate=args.rate)
-    args.out.mkdir(parents=True, exist_ok=True)
-    tokenizer.save_pretrained(args.out)
-    model.save_pretrained(args.out)
+    pupil.make(args, tokenizer, course)
 
 
 if __name__ == "__main__":
