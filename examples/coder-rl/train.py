@@ -27,7 +27,7 @@ sys.path.insert(0, str(HERE.parent / "learning"))
 import agent  # noqa: E402
 import grpo  # noqa: E402
 from sandbox import Sandbox, SandboxLost  # noqa: E402
-from transcripts import Difference, Rebuilt, Transcripts  # noqa: E402
+from transcripts import Difference, Rebuilt, Transcripts, around_first_difference  # noqa: E402
 from verifier import judge  # noqa: E402
 
 ARMS = ("exact", "retokenized", "masked", "scored0")
@@ -83,6 +83,7 @@ class Told(Rollouts):
         super().__init__(*given, **named)
         self.coder: Coder = named["agent"]
         tokenizer = AutoTokenizer.from_pretrained(HERE / "model")
+        self.names = tokenizer.convert_ids_to_tokens
         self.end = int(tokenizer.eos_token_id)
         self.encode = lambda messages, opens: tokenizer.apply_chat_template(
             messages, tools=agent.TOOLS, add_generation_prompt=opens, tokenize=True, return_dict=False
@@ -98,13 +99,16 @@ class Told(Rollouts):
 
     def _rebuild(self, out: dict[str, Any], trainer: Any) -> None:
         found: list[Difference] = []
+        example: list[list[str]] = []
         names = ("sandgate_session", "prompt_ids", "completion_ids", "env_mask")
         for at, (session, prompt, ids, mask) in enumerate(zip(*(out[name] for name in names), strict=True)):
             messages = self.coder.transcripts.of(session)
-            if messages is None or not any(mask):  # teaches nothing
-                continue
+            if not any(mask) or not any(one["role"] == "assistant" for one in messages or ()):
+                continue  # it teaches nothing, or no agent saw it
             rebuilt = Rebuilt.of(messages, self.encode, self.end)
             found.append(Difference.of(prompt, ids, mask, rebuilt))
+            if not example and found[-1].lost:
+                example = [*map(self.names, around_first_difference(ids, rebuilt.completion_ids))]
             if self.coder.arm == "retokenized":
                 out["prompt_ids"][at], out["completion_ids"][at] = rebuilt.prompt_ids, rebuilt.completion_ids
                 out["env_mask"][at] = rebuilt.mask
@@ -118,6 +122,7 @@ class Told(Rollouts):
             lost=sum(one.lost for one in found),
             invented=sum(one.invented for one in found),
             sandboxes_lost=len(self.coder.lost),
+            example=example,  # tokens of the first row that differs: as sampled, as made of the transcript
         )
 
 

@@ -67,6 +67,13 @@ class Rebuilt:
         return cls(prompt, whole[len(prompt) : len(mask)], mask[len(prompt) :])
 
 
+def around_first_difference(ours: list[int], theirs: list[int]) -> tuple[list[int], list[int]]:
+    """A few ids of both, from a little before they part."""
+    same = (at for at, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b)
+    at = max(0, next(same, min(len(ours), len(theirs))) - 3)
+    return ours[at : at + 10], theirs[at : at + 10]
+
+
 @dataclass(frozen=True, slots=True)
 class Difference:
     """Between a record and what a transcript makes of it."""
