@@ -1,7 +1,7 @@
 """The comparison as a picture (SVG) and a table (Markdown), from the runs that compare.py left.
 
     python examples/coder-rl/figure.py out/compare-rl/runs docs/learning.json   collects runs
-    python examples/coder-rl/figure.py docs/learning.json   writes docs/learning.svg, prints the table
+    python examples/coder-rl/figure.py docs/learning.json   writes learning.svg, and the table into learning.md
 
 Curves are means over seeds, bands one standard deviation to either side.
 """
@@ -23,6 +23,8 @@ ARMS = {
     "masked": ("#2e8b57", "lost sandboxes masked"),
     "scored0": ("#e08e0b", "lost sandboxes scored 0"),
 }
+BEGIN, END = "<!-- results: figure.py writes this -->\n", "<!-- end of results -->\n"
+"""Around what is written into the page."""
 PANELS = (("exact", "retokenized"), ("exact", "masked", "scored0"))
 WIDTH, HEIGHT, LEFT, TOP, GAP = 400, 260, 48, 34, 60
 """Pixels of a panel, of the margins, between panels."""
@@ -139,8 +141,23 @@ def differences(runs: Sequence[Run]) -> str:
     rows, differ, sampled, lost, invented = (sum(one["transcripts"][key] for one in runs) for key in keys)
     return (
         f"{differ} of {rows} rows ({differ / max(1, rows):.2%}) differ; of {sampled} sampled tokens {lost} "
-        f"({lost / max(1, sampled):.3%}) are not trained on as such, and {invented} are that nobody sampled\n"
+        f"({lost / max(1, sampled):.3%}) are not trained on as such, and {invented} are that nobody sampled.\n"
     )
+
+
+def results(runs: Sequence[Run]) -> str:
+    """What the page says in numbers."""
+    masked = [one["masked"] for one in of(runs, "masked")]
+    lost = f"Of training episodes in the arm that masks, {fmean(masked):.1%} were lost.\n" if masked else ""
+    worst = max(one["logprob_difference_max"] for one in runs)
+    exact = f"Captured logprobs were within {worst:.0e} of the trainer's own in all runs that had them.\n"
+    return f"{table(runs)}\nBy all runs, whatever they trained on: {differences(runs)}{lost}{exact}"
+
+
+def written(page: str, runs: Sequence[Run]) -> str:
+    """The page with these runs' results."""
+    head, _, rest = page.partition(BEGIN)
+    return head + BEGIN + results(runs) + END + rest.partition(END)[2]
 
 
 def main() -> None:
@@ -151,8 +168,8 @@ def main() -> None:
         return
     runs = json.loads(source.read_text())
     source.with_suffix(".svg").write_text(svg(runs))
-    print(table(runs))
-    print(differences(runs))
+    page = source.with_suffix(".md")
+    page.write_text(written(page.read_text(), runs))
 
 
 if __name__ == "__main__":
