@@ -11,6 +11,7 @@ from sandgate.contract.errors import NotFound
 from sandgate.contract.job import RolloutJob
 from sandgate.contract.schema import decode
 from sandgate.operator.cluster.provision import Taken, provide
+from sandgate.operator.plan.actions import Provided
 from sandgate.operator.settings import Settings
 from tests.adversary.test_results_always_seal import up as up
 from tests.operator.cluster_rig import NAMESPACE, World, manifest
@@ -68,7 +69,7 @@ async def test_what_is_not_the_jobs_own_is_left_alone(
     kube = FakeKube(lambda: 0.0)
     before = await kube.create(theirs(kind, name, owner))
     with pytest.raises(Taken, match=f"{kind} {name} ") as refused:
-        await provide(kube, job("shop"), Settings(), engine=True)
+        await provide(kube, job("shop"), Settings(), Provided.RUNNING)
     assert "not of this job" in str(refused.value)
     assert await kube.get(kind, NAMESPACE, name) == before
 

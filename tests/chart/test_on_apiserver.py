@@ -59,7 +59,7 @@ NEVER = [
     ("namespaces", "delete"),
     ("serviceaccounts", "create"),
     ("serviceaccounts/token", "create"),
-    ("events", "list"),
+    ("events", "get"),
     ("events", "patch"),
     ("persistentvolumes", "list"),
     ("customresourcedefinitions.apiextensions.k8s.io", "get"),

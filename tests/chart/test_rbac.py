@@ -21,7 +21,7 @@ OPERATOR: Mapping[str, set[str]] = {
     "agentsessions/status.sandgate.dev": {"patch"},
     "rolloutjobs/finalizers.sandgate.dev": {"update"},
     "agentsessions/finalizers.sandgate.dev": {"update"},
-    "events": {"create"},
+    "events": {"create", "list"},
     "pods": READ | APPLY | {"delete", "deletecollection"},
     "secrets": APPLY | {"get", "delete"},
     "configmaps": APPLY | {"get"},

@@ -101,6 +101,11 @@ CARRIED: Mapping[str, tuple[Mapping[str, Any], str, Any]] = {
             "limits": {"ephemeral-storage": "8Gi"},
         },
     ),
+    "acknowledged groups are kept for a day": (
+        {"jobs": {"gateway": {"retireSeconds": 86400}}},
+        "retire_seconds",
+        86400,
+    ),
     "patience with a lost node": (
         {"jobs": {"sandbox": {"unreachableSeconds": 86400}}},
         "unreachable_seconds",

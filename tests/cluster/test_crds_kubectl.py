@@ -33,7 +33,7 @@ CONDITIONS = [
     {"type": "Ready", "status": "True", "reason": "GatewaysReady"},
     {"type": "Complete", "status": "False"},
 ]
-COUNTS = {"sessions": 4, "ended": 1, "running": 2, "failed": 0, "committed": 1}
+COUNTS = {"reason": "Running", "sessions": 4, "ended": 1, "running": 2, "failed": 0, "committed": 1}
 
 
 @pytest.fixture(scope="module")
@@ -104,10 +104,12 @@ def test_every_field_can_be_explained(api: Api) -> None:
 
 def test_the_columns_tell_the_story_of_a_job(api: Api) -> None:
     table = rows(api, "rj", "shop", "-o", "wide")
-    assert table["NAME"] == "READY DONE OF RUNNING FAILED COMPLETE AGE MODEL SUSPENDED COMMITTED".split()
-    age = table["shop"].pop(6)
+    assert (
+        table["NAME"] == "READY DONE OF RUNNING FAILED COMPLETE REASON AGE MODEL SUSPENDED COMMITTED".split()
+    )
+    age = table["shop"].pop(7)
     assert age.endswith("s")
-    assert table["shop"] == "True 1 4 2 0 False tiny false 1".split()
+    assert table["shop"] == "True 1 4 2 0 False Running tiny false 1".split()
 
 
 def test_the_columns_tell_the_story_of_a_session(api: Api) -> None:

@@ -276,6 +276,7 @@ MAY_CHANGE: dict[str, Any] = {
     "spec.ttlSecondsAfterFinished": GONE,
     "spec.engine.endpoints": ["http://10.0.0.6:8000"],
     "spec.gateway.replicas": 2,
+    "spec.gateway.idleSeconds": 0,
     "spec.group.retry": {"infra": 0},
     "spec.staleness": GONE,
     "spec.trainer": {"heartbeatSeconds": 5, "collectSeconds": 50},

@@ -74,6 +74,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("spec.engine.logprobsMode", "raw", "raw_logprobs"),
     ("spec.gateway.replicas", 0, "below 1"),
     ("spec.gateway.replicas", 101, "above 100"),
+    ("spec.gateway.idleSeconds", -1, "below 0"),
     ("spec.gateway.beside", "Near", "must be one of"),
     ("spec.gateway.journal", {}, "needs exactly one of sqlite, postgres"),
     ("spec.gateway.journal.postgres", {"secretRef": {"name": "db"}}, "cannot stand beside sqlite"),

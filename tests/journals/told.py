@@ -40,7 +40,8 @@ def told(store: Store) -> Iterator[dict[str, Any]]:
     for session, member in book.members.items():
         yield {"member": session, "good": member.good, "leased": member.leased, "acked": member.acked}
     offer = book.lease("next", 1e9, ttl_s=1.0, max_groups=100)
-    yield {"offer": offer.sessions if offer else [], "disposable": book.disposable()}
+    disposable = [name for group in book.disposable() for name in group]
+    yield {"offer": offer.sessions if offer else [], "disposable": disposable}
 
 
 def rows(session: str, records: list[Record]) -> list[dict[str, Any]]:

@@ -34,6 +34,7 @@ from sandgate.operator.cluster import (
 )
 from sandgate.operator.cluster.job_controller import JobController
 from sandgate.operator.driver import reconcile
+from sandgate.operator.observed import job as observed_job
 from sandgate.operator.plan import retries
 from sandgate.operator.settings import Settings
 from tests.operator.fake_kube import FakeKube
@@ -136,6 +137,8 @@ class World:
     gateways: dict[str, Running] = field(default_factory=dict)
     stores: dict[str, MemoryStore] = field(default_factory=dict)
     engines: dict[str, Engines] = field(default_factory=dict)
+    nodes: bool = True
+    """There are some that run pods."""
     told: list[tuple[str, str]] = field(default_factory=list)
     """(session, what its agent was told), one per turn."""
     hub: JobController | None = None
@@ -195,7 +198,7 @@ class World:
     async def train(self, job: str = "shop") -> int:
         """Lease and acknowledge all that is ready; how many sessions."""
         count = 0
-        for name in self.gateways:
+        for name in list(self.gateways):
             async with self.trainer(name, job) as client:
                 while (lease := await client.lease(max_groups=64, ttl_s=60.0, job=job)) is not None:
                     count += len(lease.sessions)
@@ -260,7 +263,7 @@ class World:
         name, role = body["metadata"]["name"], body["metadata"]["labels"].get(ROLE)
         if role not in (AGENT, VERIFIER):
             return
-        if event == "ADDED":
+        if event == "ADDED" and self.nodes:
             made = asyncio.ensure_future(self._run(body))
             self.pods[name] = made
             made.add_done_callback(lambda task: self._gone(name, task))
@@ -370,6 +373,28 @@ def manifest(*tasks: str, name: str = "shop", **spec: Any) -> Json:
     }
 
 
+async def engine_pod(up: World) -> None:
+    """The Deployment's controller, once."""
+    await up.kube.create(
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": "shop-engine-x",
+                "namespace": NAMESPACE,
+                "labels": {
+                    "app.kubernetes.io/managed-by": "sandgate",
+                    "sandgate.dev/job": "shop",
+                    "sandgate.dev/role": "engine",
+                },
+            },
+            "spec": {"containers": [{"name": "engine"}]},
+        }
+    )
+    ready = {"phase": "Running", "podIP": "10.1.2.3", "conditions": [{"type": "Ready", "status": "True"}]}
+    up.kube.pod_status("shop-engine-x", NAMESPACE, ready)
+
+
 QUICK: dict[Any, dict[str, float]] = {
     gateway_monitor: {"POLL_S": 0.02, "EVENTS_S": 0.2, "STATUS_S": 0.05},
     garbage_collection: {"LINGER_S": 0.02, "AGAIN_S": 0.05},
@@ -377,6 +402,7 @@ QUICK: dict[Any, dict[str, float]] = {
     resync: {"GATHER_S": 5.0, "TASKS_S": 0.05},
     engine_discovery: {"ENGINES_S": 0.05, "TASKS_S": 0.05},
     retries: {"RETRY_S": 0.05},
+    observed_job: {"PROOF_S": 0.05},
     reconcile: {"BACKOFF_S": 0.01, "BACKOFF_S_MAX": 0.2},
 }
 """Periods, so that a test lives to see several of each."""

@@ -80,9 +80,10 @@ class FakeKube:
         self.fail("get", kind)
         return copy.deepcopy(self._held(Ref(kind, namespace, name)))
 
-    async def list(self, kind: str, namespace: str = "", *, labels: str = "") -> Items:
+    async def list(self, kind: str, namespace: str = "", *, labels: str = "", fields: str = "") -> Items:
         self.fail("list", kind)
-        return [copy.deepcopy(one) for one in self._select(kind, namespace, labels)]
+        found = [copy.deepcopy(one) for one in self._select(kind, namespace, labels)]
+        return [one for one in found if _has(one, fields)]
 
     async def list_metadata(self, kind: str, namespace: str = "", *, labels: str = "") -> Items:
         self.fail("list_metadata", kind)
@@ -223,6 +224,14 @@ def _key(ref: Ref) -> tuple[str, str, str]:
 
 def _stamp(now: float) -> str:
     return datetime.fromtimestamp(int(now), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _has(body: Json, fields: str) -> bool:
+    """A field selector of one field."""
+    path, _, value = fields.partition("=")
+    for name in path.split(".") if fields else ():
+        body = body.get(name, {})
+    return not fields or body == value
 
 
 def _merge(value: Json, patch: Json) -> Json:

@@ -58,8 +58,9 @@ def start(uid: str, sample: int = 0, attempt: int = 0, gateway: str = GATEWAY) -
 
 
 def sample(letter: str, at: float = 0.0) -> SampleObserved:
-    """w waiting, s starting, r running, x stopping, g good, p policy, c agent crashed, i infra once, I infra for the
-    last time (retry.infra 3), d driver lost, u suspended, z straggler. A digit after it: the attempt."""
+    """w waiting, s starting, h held up before it starts, r running, x stopping, g good, p policy, c agent crashed,
+    i infra once, I infra for the last time (retry.infra 3), d driver lost, u suspended, z straggler. A digit after it:
+    the attempt."""
     attempt = int(letter[1:] or 0)
     ended = {
         "g": None,
@@ -74,9 +75,13 @@ def sample(letter: str, at: float = 0.0) -> SampleObserved:
     kind = letter[0]
     if kind == "w":
         return SampleObserved()
-    if kind in "srx":
+    if kind in "shrx":
         return SampleObserved(
-            state=SampleState.LIVE, attempt=attempt, starting=kind == "s", stopping=kind == "x"
+            state=SampleState.LIVE,
+            attempt=attempt,
+            starting=kind in "sh",
+            stopping=kind == "x",
+            waits_for="Unschedulable: 0/3 nodes" if kind == "h" else "",
         )
     reason = ended[kind]
     return SampleObserved(
@@ -117,8 +122,8 @@ def said(state: str = "open", **more: Any) -> SessionSummary:
     return SessionSummary(session_id=ref().name, state=SessionState(state), **more)
 
 
-def running(started: float | None = 0.0, exit: Exit | None = None) -> Running:  # noqa: A002
-    return Running(0.0, started, exit)
+def running(started: float | None = 0.0, exit: Exit | None = None, **more: Any) -> Running:  # noqa: A002
+    return Running(0.0, started, exit, **more)
 
 
 def left(**message: Any) -> TerminationMessage:

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from sandgate.contract.errors import Forbidden, InvalidBody, Unavailable
+from sandgate.operator.cluster import pod_events
 from sandgate.operator.settings import Settings
-from tests.operator.cluster_rig import NAMESPACE, Box, World, buys, hurry, manifest, world
+from tests.operator.cluster_rig import NAMESPACE, Box, World, buys, engine_pod, hurry, manifest, world
 from tests.support.waiting import paced, until
 
 VERIFIER = {"source": "verifier", "verifier": {"container": {"image": "v:1"}}}
@@ -154,19 +155,55 @@ async def test_a_job_whose_pods_are_refused_fails_in_its_words_and_makes_one_gro
 
 
 async def test_a_full_quota_is_waited_for(up: World) -> None:
-    left = 2
+    room, words = False, '403: pods "x" is forbidden: exceeded quota: pods'
 
     def full(verb: str, kind: str) -> None:
-        nonlocal left
-        if (verb, kind) == ("create", "Pod") and left:
-            left -= 1
-            raise Forbidden('403: pods "x" is forbidden: exceeded quota: pods')
+        if (verb, kind) == ("create", "Pod") and not room:
+            raise Forbidden(words)
 
     up.kube.fail = full
     up.operator_up()
     await up.kube.create(manifest("a 1", "b 2", groupSize=2))
-    await so(lambda: not left, "it was tried again")
+    await so(lambda: where(up) == ("PodsWait", 0), "it says that pods wait, and counts none as running")
+    assert words in str(up.job()["status"]["conditions"])
+    assert len(up.sessions()) == 2, "one group waits, whatever the job's parallelism"
+    room = True
     await is_so(up, "Complete")
+    assert attempts(up).keys() == {(uid, sample, 0) for uid in "ab" for sample in (0, 1)}, "none was used up"
+
+
+async def test_a_pod_that_is_made_for_long_says_what_its_events_say(
+    up: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pod_events, "LOOK_S", 0.05)
+    monkeypatch.setattr(pod_events, "AFTER_S", 0.0)
+    up.nodes = False
+    up.operator_up()
+    await up.kube.create(manifest("a 1", "b 2", groupSize=2))
+    await so(lambda: len(up.kube.named("Pod")) == 2, "the first group's pods are made")
+    words = 'MountVolume.SetUp failed for volume "keys": secret "x" not found'
+    for name in up.kube.named("Pod"):
+        uid = (await up.kube.get("Pod", NAMESPACE, name))["metadata"]["uid"]
+        await up.kube.create(
+            {"apiVersion": "v1", "kind": "Event", "metadata": {"name": f"{name}.1", "namespace": NAMESPACE},
+             "involvedObject": {"uid": uid}, "type": "Warning", "reason": "FailedMount", "message": words}
+        )  # fmt: skip
+    await so(lambda: where(up) == ("PodsWait", 0), "it says that pods wait")
+    assert f"FailedMount: {words}" in str(up.job()["status"]["conditions"])
+    await so(lambda: "PodsWait" in told(up), "in an Event too")
+    assert len(up.kube.named("Pod")) == 2, "and no other group was begun"
+
+
+def told(up: World) -> set[str]:
+    """Reasons of the job's Events."""
+    found = [up.kube.objects["Event", NAMESPACE, name] for name in up.kube.named("Event")]
+    return {one["reason"] for one in found if one["involvedObject"].get("name") == "shop"}
+
+
+def where(up: World) -> tuple[str, int]:
+    """Where the job stands, in a word, and how many agents run."""
+    status = up.job().get("status") or {}
+    return status.get("reason", ""), status.get("running", -1)
 
 
 def _evicted_once(up: World) -> Any:
@@ -223,7 +260,7 @@ async def test_a_suspended_job_stops_lets_its_engine_go_and_resumes(up: World) -
     up.agents = [("-0-0", slow)]
     up.operator_up()
     await up.kube.create(manifest("a 1", engine={"managed": {"image": "e:1", "gpus": 0}}))
-    await _engine_pod(up)
+    await engine_pod(up)
     await asyncio.wait_for(slow.reached.wait(), 20)
     await up.kube.patch("RolloutJob", NAMESPACE, "shop", {"spec": {"suspend": True}})
     await is_so(up, "Suspended", reason="SpecSuspend")
@@ -236,28 +273,6 @@ async def test_a_suspended_job_stops_lets_its_engine_go_and_resumes(up: World) -
     assert up.job()["status"]["failed"] == 0
 
 
-async def _engine_pod(up: World) -> None:
-    """The Deployment's controller, once."""
-    await up.kube.create(
-        {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {
-                "name": "shop-engine-x",
-                "namespace": NAMESPACE,
-                "labels": {
-                    "app.kubernetes.io/managed-by": "sandgate",
-                    "sandgate.dev/job": "shop",
-                    "sandgate.dev/role": "engine",
-                },
-            },
-            "spec": {"containers": [{"name": "engine"}]},
-        }
-    )
-    ready = {"phase": "Running", "podIP": "10.1.2.3", "conditions": [{"type": "Ready", "status": "True"}]}
-    up.kube.pod_status("shop-engine-x", NAMESPACE, ready)
-
-
 async def test_gateways_are_told_where_engines_are(two: World) -> None:
     two.operator_up()
     await two.kube.create(
@@ -265,7 +280,7 @@ async def test_gateways_are_told_where_engines_are(two: World) -> None:
     )
     await so(lambda: all(one.urls == () for one in two.engines.values()), "both know that there is none")
     await so(lambda: two.condition("Ready") == ("False", "NoEngine"), "a job without an engine is not ready")
-    await _engine_pod(two)
+    await engine_pod(two)
     await so(
         lambda: all(one.urls == ("http://10.1.2.3:8000",) for one in two.engines.values()),
         "both know the engine",

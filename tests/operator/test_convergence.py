@@ -167,7 +167,7 @@ def test_a_plan_costs_what_runs_not_what_the_job_is_large() -> None:
 
     made = world({"groupSize": 4, "parallelism": 8}, 1, seed=0)
     many = Fresh({f"t{index}": None for index in range(100_000)})
-    made.state.observed = replace(made.store, fresh=many, firsts=Firsts(tried=True))
+    made.state.observed = replace(made.store, fresh=many, firsts=Firsts(proved=True))
     plan = [one for one in made.plan(JOB_KEY) if not isinstance(one, WriteStatus)]
     assert len(plan) == 8
     assert Fresh.looked < 10

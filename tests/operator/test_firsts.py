@@ -11,6 +11,7 @@ from sandgate.contract.errors import FailureReason as R
 from sandgate.contract.status import ConditionStatus, JobCondition
 from sandgate.operator.plan.actions import (
     Exit,
+    GroupObserved,
     Hopeless,
     Ref,
     Running,
@@ -20,7 +21,7 @@ from sandgate.operator.plan.actions import (
     StopAttempt,
     WriteStatus,
 )
-from sandgate.operator.plan.firsts import FIRST, KEPT_MAX, Firsts
+from sandgate.operator.plan.firsts import FIRST, KEPT_MAX, Firsts, nothing_starts
 from sandgate.operator.plan.groups import ended_with
 from sandgate.operator.plan.job import plan_job
 from sandgate.operator.plan.status import job_status
@@ -187,11 +188,56 @@ def test_of_refused_pods_those_of_one_group_suffice_for_no_other_is_begun() -> N
     assert found == [None, None, None, REFUSED]
 
 
-def test_a_sandbox_that_was_made_is_a_try_and_a_refused_one_is_none() -> None:
-    _, refused_one, _ = turned_away("a")
-    assert not Firsts().seen(None).seen(refused_one.sandbox).tried
-    assert Firsts().seen(Running(0.0)).tried
-    assert Firsts().somewhere().tried
+PROOFS: dict[str, tuple[Session, bool]] = {
+    "a turn": (ended("a", R.AGENT_EXIT, turns=1), True),
+    "a turn of one that infrastructure ended": (ended("a", R.EVICTED, turns=1), True),
+    "a good end without a turn": (ended("a", None), True),
+    "a pod that is refused is none": (turned_away("a"), False),
+    "a program that is not there is none": (absent("a"), False),
+    "an end in words before a turn is none": (crashed("a"), False),
+    "nor is one without a word, though it may have causes of its own": (crashed("a", ""), False),
+    "a model that is not served is none": (refused("a"), False),
+    "an image that cannot be pulled is none": (ended("a", R.IMAGE_ERROR), False),
+    "a verifier that is not there: agents are past their start": (unjudged("a"), True),
+}
+
+
+@pytest.mark.parametrize(("session", "proved"), PROOFS.values(), ids=PROOFS)
+def test_what_proves_that_a_job_can_start(session: Session, proved: bool) -> None:
+    uid, one, sample = session
+    assert Firsts().opened(one.ref.name, uid).ended(one, sample).proved is proved
+    assert Firsts(passed=True).ended(one, sample).proved is proved, "also when nothing else is asked any more"
+    assert Firsts().somewhere().proved
+
+
+def failed(*reasons: R | None, spent: int = 1) -> GroupObserved:
+    """A group of which each sample ended so; `spent`: of the first, the others have one."""
+    ends = [replace(ended_with(reason, 0, 0.0, SampleObserved()), detail="not found") for reason in reasons]
+    return GroupObserved(uid="a", gateway="g", samples=(replace(ends[0], spent=spent), *ends[1:]))
+
+
+WORDS = "no agent of the first 2 started: 2 ImageError: not found"
+NOTHING: dict[str, tuple[list[GroupObserved], str]] = {
+    "nothing was begun": ([], ""),
+    "of each another attempt is left": ([failed(R.IMAGE_ERROR, R.IMAGE_ERROR)], ""),
+    "those of one are spent: others are made of the same": (
+        [failed(R.IMAGE_ERROR, R.IMAGE_ERROR, spent=4)],
+        WORDS,
+    ),
+    "the most frequent cause is told": (
+        [failed(R.START_FAILED, R.START_TIMEOUT, R.START_TIMEOUT, spent=4)],
+        "no agent of the first 3 started: 2 StartTimeout: not found",
+    ),
+    "one was evicted: that is no start": ([failed(R.IMAGE_ERROR, R.EVICTED, spent=4)], ""),
+    "one ended by itself": ([failed(R.IMAGE_ERROR, R.AGENT_EXIT, spent=4)], ""),
+    "one is still tried": ([failed(R.IMAGE_ERROR, spent=4), group("b", "s")], ""),
+}
+
+
+@pytest.mark.parametrize(("groups", "why"), NOTHING.values(), ids=NOTHING)
+def test_a_job_of_which_nothing_starts_is_given_up(groups: list[GroupObserved], why: str) -> None:
+    found = nothing_starts(groups, want(groupSize=2).spec)
+    assert found == (Hopeless("NothingStarts", why) if why else None)
 
 
 def test_of_many_that_run_at_once_the_first_few_suffice() -> None:

@@ -26,6 +26,7 @@ from sandgate.operator.plan.actions import (
     OpenRemote,
     OpenSession,
     Provide,
+    Provided,
     Ref,
     SampleState,
     SealSession,
@@ -227,7 +228,7 @@ CLUSTER_ONLY: list[Action] = [
     OpenRemote(REF, "g0"),
     HoldRemote(REF, "why", final=True),
     WriteSession(REF),
-    Provide(engine=True),
+    Provide(Provided.RUNNING),
     DeleteJob(),
 ]
 

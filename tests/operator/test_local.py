@@ -152,7 +152,7 @@ def no_secrets(out: Path) -> None:
 async def test_a_program_that_is_missing_is_the_agent_s_failure_and_not_tried_again(up: Rig) -> None:
     agent = {"template": {"spec": {"containers": [{"command": ["no-such-program"]}]}}}
     result = await up.run(job("a 1", "b 2", reward={"source": "exitCode"}, agent=agent))
-    assert (result.failures, result.status.retries) == ({"AgentMissing": 2}, 0)
+    assert (result.failures, result.status.retries) == ({"AgentMissing": 1}, 0)
     told = {one.detail for one in up.of(SessionEnded) if one.failure_class == "agent"}
     assert told == {"no-such-program is not on PATH"}
 

@@ -37,6 +37,16 @@ CASES: dict[str, tuple[RolloutJobStatus | None, RolloutJobStatus, list[tuple[str
     "the same again": (status(PULL), status(PULL), []),
     "it is ready now": (status(PULL), status(READY), [("Normal", "GatewaysReady")]),
     "it begins to run": (status(READY), status(READY, RUNS), [("Normal", "Running")]),
+    "pods wait, in other words than before": (
+        status(READY, one("Progressing", TRUE, "PodsWait", "Unschedulable: 0/3 nodes")),
+        status(READY, one("Progressing", TRUE, "PodsWait", "exceeded quota")),
+        [("Warning", "PodsWait")],
+    ),
+    "they wait no more": (
+        status(READY, one("Progressing", TRUE, "PodsWait", "Unschedulable: 0/3 nodes")),
+        status(READY, RUNS),
+        [],
+    ),
     "it runs on, with other numbers": (status(RUNS), status(replace(RUNS, message="3 sessions run")), []),
     "the trainer is silent": (
         status(one("Suspended", FALSE, "NotSuspended")),

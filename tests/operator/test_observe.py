@@ -12,7 +12,8 @@ from sandgate.operator.observed import events
 from sandgate.operator.observed.fold import apply
 from sandgate.operator.observed.job import JOB_KEY, Observed
 from sandgate.operator.observed.restarts import recalled
-from sandgate.operator.plan.actions import Exit, Hopeless, Ref, Running, SampleState, Stop
+from sandgate.operator.plan.actions import Exit, Hopeless, Ref, Running, SampleState, Stop, Waiting
+from sandgate.operator.plan.firsts import PROOF_S
 from sandgate.operator.plan.job import plan_job
 from tests.operator.plans import ref, start, want
 
@@ -75,17 +76,53 @@ def test_a_group_is_where_it_was_begun_until_its_first_session_is_found_elsewher
     assert seen.it.job().begun == 1
 
 
-def test_the_first_sandbox_is_news_to_the_job_and_a_refused_one_is_none() -> None:
-    seen = Seen("a", "b")
-    for uid in "ab":
+def test_the_agent_that_runs_longest_proves_the_job_and_what_is_proved_stays() -> None:
+    seen = Seen("a", "b", "c")
+    for uid in "abc":
         seen.see(events.SessionOpened(ref(uid), "g0", 5.0))
-    seen.keys.clear()
+    assert (seen.it.job().proved, seen.it.job().proves_at) == (False, None)
     seen.see(events.AgentSeen(ref("a"), Running(5.0, None, Exit(6.0, detail="403", refused=True))))
-    assert not seen.it.job().tried
-    seen.keys.clear()
-    seen.see(events.AgentSeen(ref("b"), Running(5.0)))
-    assert seen.it.job().tried
-    assert seen.keys == [JOB_KEY, ref("b").name]
+    seen.see(events.AgentSeen(ref("b"), Running(5.0, 8.0)))
+    seen.see(events.AgentSeen(ref("c"), Running(5.0, 7.0)))
+    assert (seen.it.job().proved, seen.it.job().proves_at) == (False, 7.0 + PROOF_S)
+    seen.see(events.AgentSeen(ref("c"), Running(5.0, 7.0, Exit(9.0, code=1))))
+    assert seen.it.job().proves_at == 8.0 + PROOF_S, "one that ended may have died of its start"
+    seen.see(events.Proved())
+    seen.see(events.AgentSeen(ref("b"), Running(5.0, 8.0, Exit(9.0, code=1))))
+    assert (seen.it.job().proved, seen.it.job().proves_at) == (True, None)
+
+
+@pytest.mark.parametrize(
+    ("said", "proved"),
+    [({"turns": 1, "failure_reason": "Evicted"}, True), ({}, True), ({"failure_reason": "AgentExit"}, False)],
+)
+def test_a_new_driver_knows_by_what_it_finds_whether_the_job_can_start(
+    said: dict[str, Any], proved: bool
+) -> None:
+    seen = Seen("a", "b")
+    seen.found([seen.said(ref("a"), **said)])
+    assert seen.it.job().proved is proved
+
+
+def test_what_a_pod_waits_for_is_news_to_the_job_until_it_starts() -> None:
+    seen = Seen("a")
+    at = ref("a")
+    seen.see(events.SessionOpened(at, "g0", 5.0))
+    said: list[tuple[str, bool]] = []
+    for event in (
+        events.AgentHeld(at, "403: exceeded quota"),
+        events.AgentHeld(at, "403: exceeded quota"),
+        events.AgentSeen(at, Running(5.0, waiting=Waiting("Unschedulable", placed=False))),
+        events.AgentSeen(at, Running(5.0, placed_at=6.0)),
+        events.AgentSeen(at, Running(5.0, 7.0, waiting=Waiting("late news"))),
+        events.AgentHeld(at, "later news"),
+    ):
+        seen.keys.clear()
+        seen.see(event)
+        (sample,) = seen.it.job().groups["a"].samples
+        said.append((sample.waits_for, JOB_KEY in seen.keys))
+    words = ["403: exceeded quota", "403: exceeded quota", "Unschedulable", "", "", ""]
+    assert said == list(zip(words, [True, False, True, True, True, False], strict=True))
 
 
 def test_a_start_is_news_to_the_job_once() -> None:
@@ -243,10 +280,10 @@ def absent(seen: Seen, at: Ref) -> None:
 
 
 def test_first_sessions_that_all_lack_their_program_leave_no_hope() -> None:
-    seen = Seen("a", "b", parallelism=2)
-    absent(seen, ref("a"))
+    seen = Seen("a", "b", groupSize=2, parallelism=4)
+    absent(seen, ref("a", 0))
     assert seen.it.job().hopeless is None
-    absent(seen, ref("b"))
+    absent(seen, ref("a", 1))
     assert seen.it.job().hopeless == Hopeless("ProgramMissing", "agent: pythonx is not on PATH")
 
 

@@ -96,33 +96,57 @@ CASES: dict[str, Case] = {
         [start("a", 1, gateway="g1")],
     ),
     "without a gateway nothing starts": (want(), seen(fresh="a", gateways={}), 0.0, []),
-    "before a sandbox was made one group is begun": (
+    "before an agent is past its start one group is begun": (
         want(groupSize=2, parallelism=9),
-        seen(fresh="abc", tried=False),
+        seen(fresh="abc", proved=False),
         0.0,
         [start("a", 0), start("a", 1)],
     ),
     "and no other beside it": (
         want(groupSize=2, parallelism=9),
-        seen(group("a", "s s"), fresh="bc", tried=False),
+        seen(group("a", "s s"), fresh="bc", proved=False),
         0.0,
         [],
     ),
     "and nothing is tried again while a sibling has not ended": (
         want(groupSize=2, parallelism=9),
-        seen(group("a", "i s"), fresh="bc", tried=False),
+        seen(group("a", "i s"), fresh="bc", proved=False),
         99.0,
         [],
     ),
-    "then it is, for they did not end alike": (
+    "then one of them is, for all may fail alike": (
         want(groupSize=2, parallelism=9),
-        seen(group("a", "i i"), fresh="bc", tried=False),
+        seen(group("a", "i i"), fresh="bc", proved=False),
         99.0,
-        [start("a", 0, attempt=1), start("a", 1, attempt=1)],
+        [start("a", 0, attempt=1)],
+    ),
+    "one whose attempts are spent leaves it to its sibling": (
+        want(groupSize=2, parallelism=9),
+        seen(group("a", "I i"), fresh="bc", proved=False),
+        99.0,
+        [start("a", 1, attempt=1)],
+    ),
+    "what we cut short ourselves has not failed: all of it is tried again": (
+        want(groupSize=3, parallelism=9),
+        seen(group("a", "d s u"), fresh="bc", proved=False),
+        99.0,
+        [start("a", 0, attempt=1), start("a", 2, attempt=1)],
+    ),
+    "an agent that runs is looked at again, not trusted at once": (
+        want(groupSize=2, parallelism=9),
+        seen(group("a", "r r"), fresh="b", proved=False, proves_at=15.0),
+        10.0,
+        [WakeAt(15.0)],
+    ),
+    "one that has run for a while is past its start, and all begins": (
+        want(groupSize=2, parallelism=9),
+        seen(group("a", "r i"), fresh="b", proved=False, proves_at=15.0),
+        15.0,
+        [start("a", 1, attempt=1), start("b", 0), start("b", 1)],
     ),
     "one whose gateway is away is not waited for": (
         want(groupSize=2, parallelism=9),
-        seen(group("a", "s s", gateway="g9"), fresh="bc", tried=False),
+        seen(group("a", "s s", gateway="g9"), fresh="bc", proved=False),
         0.0,
         [start("b", 0), start("b", 1)],
     ),
@@ -235,7 +259,7 @@ CASES: dict[str, Case] = {
         want(),
         seen(gateways={}, provided=Provided.NOTHING, more=True),
         0.0,
-        [Provide(engine=True)],
+        [Provide(Provided.RUNNING)],
     ),
     "for a job that was created suspended nothing is made": (
         want(suspend=True),
@@ -247,25 +271,25 @@ CASES: dict[str, Case] = {
         want(suspend=True),
         seen(provided=Provided.STOPPED, provided_for=-1),
         0.0,
-        [Provide(engine=False)],
+        [Provide(Provided.STOPPED)],
     ),
     "and for a job that runs": (
         want(),
         seen(group("a", "r"), provided=Provided.RUNNING, provided_for=-1),
         0.0,
-        [Provide(engine=True)],
+        [Provide(Provided.RUNNING)],
     ),
     "a suspended job lets its engine go": (
         want(suspend=True),
         seen(group("a", "r"), provided=Provided.RUNNING),
         0.0,
-        [Provide(engine=False), StopAttempt(ref("a"), SUSPENDED)],
+        [Provide(Provided.STOPPED), StopAttempt(ref("a"), SUSPENDED)],
     ),
     "and has it again when it is let go on": (
         want(),
         seen(group("a", "u"), provided=Provided.STOPPED),
         0.0,
-        [Provide(engine=True), start("a", attempt=1)],
+        [Provide(Provided.RUNNING), start("a", attempt=1)],
     ),
     "a silent trainer stops what runs, and the job looks again before it gives up": (
         want(trainer={"heartbeatSeconds": 10, "collectSeconds": 60}),
@@ -329,33 +353,50 @@ CONDITIONS: dict[str, tuple[JobWant, JobObserved, float, set[JobCondition]]] = {
         want(),
         seen(tally=SampleTally(ended=1), total=1),
         0.0,
+        {JobCondition.READY, JobCondition.COMPLETE, JobCondition.COLLECTED},
+    ),
+    "it is not collected while trajectories are owed": (
+        want(),
+        seen(tally=SampleTally(ended=1), total=1, owed=1),
+        0.0,
+        {JobCondition.READY, JobCondition.COMPLETE},
+    ),
+    "nor before anybody knows what is owed": (
+        want(),
+        seen(tally=SampleTally(ended=1), total=1, owed=None),
+        0.0,
         {JobCondition.READY, JobCondition.COMPLETE},
     ),
     "it failed when nobody learns of any of its samples": (
         want(groupSize=2),
         seen(group("a", "c I", closed=True), tally=SampleTally(ended=2, failed=2, vain=CRASHES), total=4),
         0.0,
-        {JobCondition.READY, JobCondition.FAILED},
+        {JobCondition.READY, JobCondition.FAILED, JobCondition.COLLECTED},
     ),
     "one good sample makes it complete": (
         want(groupSize=2),
         seen(group("a", "c g"), tally=SampleTally(ended=2, failed=2, vain=CRASHES), total=4),
         0.0,
-        {JobCondition.READY, JobCondition.COMPLETE},
+        {JobCondition.READY, JobCondition.COMPLETE, JobCondition.COLLECTED},
     ),
     "what the policy did wrong is a lesson": (
         want(),
         seen(group("a", "p"), tally=SampleTally(ended=2, failed=2, vain=CRASHES), total=3),
         0.0,
-        {JobCondition.READY, JobCondition.COMPLETE},
+        {JobCondition.READY, JobCondition.COMPLETE, JobCondition.COLLECTED},
     ),
     "an agent elsewhere that did its task makes it complete": (
         want(),
         seen(tally=SampleTally(ended=2, failed=2, vain=CRASHES), total=2, elsewhere=True),
         0.0,
-        {JobCondition.READY, JobCondition.COMPLETE},
+        {JobCondition.READY, JobCondition.COMPLETE, JobCondition.COLLECTED},
     ),
-    "a job without a sample did not fail": (want(), seen(), 0.0, {JobCondition.READY, JobCondition.COMPLETE}),
+    "a job without a sample did not fail": (
+        want(),
+        seen(),
+        0.0,
+        {JobCondition.READY, JobCondition.COMPLETE, JobCondition.COLLECTED},
+    ),
     "a group that waits for its word is not the end": (
         want(),
         seen(group("a", "I")),
@@ -366,13 +407,13 @@ CONDITIONS: dict[str, tuple[JobWant, JobObserved, float, set[JobCondition]]] = {
         want(activeDeadlineSeconds=5),
         seen(group("a", "u", closed=True), fresh="b"),
         9.0,
-        {JobCondition.READY, JobCondition.FAILED},
+        {JobCondition.READY, JobCondition.FAILED, JobCondition.COLLECTED},
     ),
     "it failed when its trainer was gone": (
         want(trainer={"heartbeatSeconds": 1, "collectSeconds": 5}),
         seen(group("a", "u", closed=True), heard_at=0.0),
         9.0,
-        {JobCondition.READY, JobCondition.FAILED},
+        {JobCondition.READY, JobCondition.FAILED, JobCondition.COLLECTED},
     ),
     "a silent trainer suspends it": (
         want(trainer={"heartbeatSeconds": 1, "collectSeconds": 50}),
@@ -414,6 +455,41 @@ def test_conditions(wanted: JobWant, observed: JobObserved, now: float, true: se
         one.value for one in true
     }
     assert [one.type for one in status.conditions] == [one.value for one in JobCondition]
+
+
+WHERE: dict[str, tuple[JobWant, JobObserved, tuple[str, str, int]]] = {
+    "agents that run": (want(), seen(group("a", "r r s")), ("Running", "", 2)),
+    "none runs yet": (want(), seen(group("a", "s s")), ("Waiting", "", 0)),
+    "pods that wait, beside some that run": (
+        want(),
+        seen(group("a", "r h s h")),
+        ("PodsWait", "Unschedulable: 0/3 nodes", 1),
+    ),
+    "pods that wait while the newest spec is refused": (
+        replace(want(), refused="spec.x"),
+        seen(group("a", "h")),
+        ("SpecRefused", "spec.x", 0),
+    ),
+    "no gateway: that matters more": (want(), seen(group("a", "h"), gateways={}), ("NoGateway", "", 0)),
+    "suspended": (want(suspend=True), seen(group("a", "x")), ("SpecSuspend", "", 1)),
+    "no tasks": (want(), seen(more=True, problem="ConfigMap x"), ("NoTasks", "ConfigMap x", 0)),
+    "complete": (want(), seen(tally=SampleTally(ended=1), total=1), ("AllEnded", "", 0)),
+    "late": (
+        want(activeDeadlineSeconds=5),
+        seen(tally=SampleTally(ended=1), total=2),
+        ("DeadlineExceeded", "activeDeadlineSeconds 5 passed", 0),
+    ),
+}
+
+
+@pytest.mark.parametrize(("wanted", "observed", "where"), WHERE.values(), ids=WHERE)
+def test_a_job_says_in_a_word_where_it_stands(
+    wanted: JobWant, observed: JobObserved, where: tuple[str, str, int]
+) -> None:
+    status = job_status(wanted, observed, 9.0)
+    (one, *_) = [one for one in status.conditions if one.reason == status.reason]
+    assert (status.reason, status.running) == (where[0], where[2])
+    assert where[1] in one.message
 
 
 def status_of(observed: JobObserved, now: float = 0.0, **fields: Any) -> Any:
@@ -490,15 +566,93 @@ ENDS: dict[str, tuple[dict[str, Any], dict[str, Any], float, list[Action]]] = {
 def test_when_a_finished_job_goes(
     fields: dict[str, Any], more: dict[str, Any], now: float, actions: list[Action]
 ) -> None:
-    done = status_of(seen(**DONE), 1000.0)
+    done = status_of(seen(**DONE, owed=1), 1000.0)
     plan = plan_job(want(**fields), seen(**DONE, **more, status=done), now)
     assert [one for one in plan if not isinstance(one, WriteStatus)] == actions
+
+
+IDLE: dict[str, tuple[dict[str, Any], dict[str, Any], float, list[Action]]] = {
+    "the gateways of a job that is collected stay for a while": ({}, {}, 1599.0, [WakeAt(1600.0)]),
+    "and go when nothing was asked of them": ({}, {}, 1600.0, [Provide(Provided.IDLE)]),
+    "a trainer that still asks keeps them": ({}, {"trainer_at": 1500.0}, 1600.0, [WakeAt(2100.0)]),
+    "whether one does is not known before they say so": ({}, {"trainer_at": None}, 1600.0, []),
+    "they are gone": ({}, {"provided": Provided.IDLE}, 1600.0, []),
+    "a larger idleSeconds brings them back": (
+        {"gateway": {"idleSeconds": 9000}},
+        {"provided": Provided.IDLE},
+        1600.0,
+        [Provide(Provided.STOPPED)],
+    ),
+    "of what is collected nothing is owed, before gateways are asked either": (
+        {},
+        {"provided": Provided.IDLE, "owed": None},
+        1600.0,
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize(("fields", "more", "now", "actions"), IDLE.values(), ids=IDLE)
+def test_when_gateways_of_a_job_that_is_over_go(
+    fields: dict[str, Any], more: dict[str, Any], now: float, actions: list[Action]
+) -> None:
+    over = status_of(seen(**DONE), 1000.0)
+    done = status_of(seen(**DONE, status=over), 1000.0)
+    plan = plan_job(want(ttlSecondsAfterFinished=None, **fields), seen(**(DONE | more), status=done), now)
+    assert [one for one in plan if not isinstance(one, WriteStatus)] == actions
+
+
+SUSPENDED_SINCE: dict[str, tuple[JobObserved, float, list[Action]]] = {
+    "the gateways of a suspended job stay for a while": (
+        seen(group("a", "u"), provided=Provided.STOPPED),
+        1599.0,
+        [WakeAt(1600.0)],
+    ),
+    "then they go, collected or not": (
+        seen(group("a", "g"), fresh="b", provided=Provided.STOPPED, owed=1),
+        1600.0,
+        [Provide(Provided.IDLE)],
+    ),
+    "not while anything of it runs": (seen(group("a", "x"), provided=Provided.STOPPED), 1600.0, []),
+    "they are gone until it goes on": (seen(group("a", "u"), provided=Provided.IDLE), 9000.0, []),
+}
+
+
+@pytest.mark.parametrize(("observed", "now", "actions"), SUSPENDED_SINCE.values(), ids=SUSPENDED_SINCE)
+def test_when_gateways_of_a_suspended_job_go(
+    observed: JobObserved, now: float, actions: list[Action]
+) -> None:
+    wanted = want(suspend=True)
+    plan = plan_job(wanted, replace(observed, status=job_status(wanted, observed, 1000.0)), now)
+    assert [one for one in plan if not isinstance(one, WriteStatus)] == actions
+
+
+def test_a_deadline_does_not_run_while_a_job_is_suspended() -> None:
+    fields = {"activeDeadlineSeconds": 50}
+    running = seen(group("a", "u"), started_at=100.0)
+    before = job_status(want(**fields), running, 100.0)
+    suspended = replace(running, status=before)
+    during = job_status(want(**fields, suspend=True), suspended, 140.0)
+    assert (before.start_time, during.start_time) == ("1970-01-01T00:01:40Z", "")
+    resumed = replace(running, status=during)
+    plan = plan_job(want(**fields), resumed, 900.0)
+    (written,) = [one.status for one in plan if isinstance(one, WriteStatus)]
+    assert written.start_time == "1970-01-01T00:15:00Z"
+    assert not is_over(written, JobCondition.FAILED)
+
+
+def test_an_operator_that_has_not_asked_yet_repeats_what_was_told_before() -> None:
+    told = status_of(seen(group("a", "r"), tally=SampleTally(ended=7, failed=1), total=9, committed=5))
+    unasked = seen(more=True, owed=None, total=0, status=told, gateways={})
+    again = status_of(unasked)
+    counts = [(one.sessions, one.running, one.ended, one.failed, one.committed) for one in (told, again)]
+    assert counts[0] == counts[1] == (9, 1, 7, 1, 5)
 
 
 def test_a_job_that_is_over_needs_no_engine() -> None:
     done = status_of(seen(tally=SampleTally(ended=2), total=2))
     over = seen(tally=SampleTally(ended=2), total=2, status=done, provided=Provided.RUNNING)
-    assert plan_job(want(ttlSecondsAfterFinished=None), over, 1.0) == [Provide(engine=False)]
+    assert plan_job(want(ttlSecondsAfterFinished=None), over, 1.0) == [Provide(Provided.STOPPED)]
 
 
 def test_why_a_job_failed_stays_what_it_was() -> None:

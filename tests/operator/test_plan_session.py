@@ -21,6 +21,7 @@ from sandgate.operator.plan.actions import (
     StopAttempt,
     StopVerifier,
     Told,
+    Waiting,
     WakeAt,
     WriteSession,
 )
@@ -56,6 +57,48 @@ STEPS: dict[str, Case] = {
         session(sandbox=running(None)),
         10.0,
         [StopAttempt(ref(), Stop(R.START_TIMEOUT, "not started within startSeconds 10"))],
+    ),
+    "what its pod waited for is said": (
+        spec(),
+        session(sandbox=running(None, waiting=Waiting("FailedMount: secret x not found"))),
+        10.0,
+        [
+            StopAttempt(
+                ref(),
+                Stop(R.START_TIMEOUT, "not started within startSeconds 10: FailedMount: secret x not found"),
+            )
+        ],
+    ),
+    "an image that was not pulled in time is an image's failure": (
+        spec(),
+        session(sandbox=running(None, waiting=Waiting("agent: ErrImagePull: 404", R.IMAGE_ERROR))),
+        10.0,
+        [
+            StopAttempt(
+                ref(), Stop(R.IMAGE_ERROR, "not started within startSeconds 10: agent: ErrImagePull: 404")
+            )
+        ],
+    ),
+    "a pod without room does not start: its time does not run": (
+        spec(),
+        session(sandbox=running(None, waiting=Waiting("Unschedulable: 0/3 nodes", placed=False))),
+        999.0,
+        [],
+    ),
+    "but it can be stopped": (
+        spec(),
+        session(
+            sandbox=running(None, waiting=Waiting("Unschedulable: 0/3 nodes", placed=False)),
+            summary=said("aborted"),
+        ),
+        999.0,
+        [StopAttempt(ref(), Stop(R.ABORTED, "aborted at the gateway"))],
+    ),
+    "its time begins with its place on a node": (
+        spec(),
+        session(sandbox=running(None, placed_at=995.0)),
+        999.0,
+        [WakeAt(1005.0)],
     ),
     "one that runs is waited for": (spec(), session(sandbox=running(3.0)), 5.0, [WakeAt(103.0)]),
     "one that runs too long is stopped": (

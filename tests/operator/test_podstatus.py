@@ -14,7 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandgate.contract.errors import FAILURE_CLASS, FailureClass, FailureReason
-from sandgate.operator.observed.pod_failure import CONFIG_PATIENCE_S, IMAGE_PATIENCE_S, PHASE_PATIENCE_S
+from sandgate.operator.observed.pod_failure import (
+    CONFIG_PATIENCE_S,
+    IMAGE_PATIENCE_S,
+    PHASE_PATIENCE_S,
+    is_trouble,
+)
 from sandgate.operator.observed.pod_record import PodSeen, pod_gone, pod_seen
 from sandgate.operator.plan.actions import Exit
 from tests.operator.pod_ends import (
@@ -111,6 +116,28 @@ WAITS = {
 @pytest.mark.parametrize(("body", "words"), WAITS.values(), ids=WAITS)
 def test_why_it_has_not_started(body: Json, words: str) -> None:
     assert seen(body).waiting == words
+    held = seen(body).running.waiting
+    assert (held.words if held else "") == (words if is_trouble(words) else "")
+
+
+HELD = {
+    "no node": (WAITS["the scheduler's words"][0], (R.START_TIMEOUT, False)),
+    "an image": (WAITS["the image's trouble"][0], (R.IMAGE_ERROR, True)),
+    "a Secret": (pod("Pending", waits("CreateContainerConfigError", "no keys")), (R.START_TIMEOUT, True)),
+}
+
+
+@pytest.mark.parametrize(("body", "how"), HELD.values(), ids=HELD)
+def test_what_holds_a_pod_up(body: Json, how: tuple[R, bool]) -> None:
+    held = seen(body, 5.0).running.waiting
+    assert held is not None
+    assert (held.reason, held.placed) == how
+
+
+def test_when_a_pod_was_given_its_node() -> None:
+    placed = pod("Pending", waits("ContainerCreating"), conditions=(condition("PodScheduled", at=7),))
+    assert seen(placed).running.placed_at == CREATED + 7
+    assert seen(WAITS["the scheduler's words"][0]).running.placed_at is None
 
 
 DETAILS = {

@@ -6,7 +6,7 @@ import asyncio
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from sandgate.gateway.journal.records import TASKS, Opened, Record, TurnCommitted
+from sandgate.gateway.journal.records import RETIRED, TASKS, Opened, Record, TurnCommitted
 from sandgate.gateway.service.gateway_service import GatewayService
 from sandgate.gateway.service.session import Session
 from sandgate.gateway.service.sessions import Sessions
@@ -33,6 +33,9 @@ def still_there(world: World) -> None:
             world.wrong(f"{len(records)} records of {session!r} were durable, {len(here[session])} are there")
     for gone in sorted(here.keys() & world.history.retired - {"", TASKS}):
         world.wrong(f"{gone} was retired and is there again")
+    for gone in sorted(world.history.retired - {"", TASKS}):
+        if f"{RETIRED}{gone}" not in here:
+            world.wrong(f"{gone} was retired and left no line")
 
 
 def nothing_ahead(world: World, core: GatewayService) -> None:

@@ -210,7 +210,7 @@ class World:
             self._config, Gate(SECRET, now), sessions, turns, engine, metrics, "http://sim", self._new_id()
         )
         core.exports.shutdown(wait=False)
-        core.exports = core.leasing.exports = pool
+        core.exports = core.leasing.exports = sessions.retired.threads = pool
         self.loop.create_task(store.write_behind(), name="write-behind")
         if self._config.limits.retire_s:
             self.loop.create_task(self._retire(sessions), name="retire")

@@ -30,6 +30,7 @@ SHELL = (
     "gateway.service.fair_pool",
     "gateway.service.turn_order",
     "gateway.service.sessions",
+    "gateway.service.retired_lines",
     "gateway.metrics",
     "gateway.journal.durable_folders",
     "gateway.delivery.file_output",

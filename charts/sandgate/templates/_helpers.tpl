@@ -82,6 +82,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
   "operator_namespace" $root.Release.Namespace
   "operator_labels" (include "sandgate.selector" $root | fromYaml)
   "gateway_resources" $jobs.gateway.resources
+  "retire_seconds" (int $jobs.gateway.retireSeconds)
   "sandbox_resources" $jobs.sandbox.resources
   "unreachable_seconds" (int $jobs.sandbox.unreachableSeconds)
   "history" (int $jobs.history)

@@ -26,6 +26,8 @@ class JobCondition(StrEnum):
     """Every sample ended, one at least not of its agent or the infrastructure; nothing will run again."""
     FAILED = "Failed"
     """The job gave up, or all its samples failed; nothing will run again."""
+    COLLECTED = "Collected"
+    """It is over, and every trajectory is with the trainer for good, or durable in files."""
 
 
 class SessionCondition(StrEnum):
@@ -59,6 +61,8 @@ class JobReason(StrEnum):
     """Not ready: no gateway takes sessions; the message has what its pod says."""
     NO_ENGINE = "NoEngine"
     """Not ready: no engine answers; the message has its address and the error."""
+    IDLE = "Idle"
+    """Not ready: nothing was to be done for gateway.idleSeconds, and gateways and engine are at 0 pods."""
     SPEC_SUSPEND = "SpecSuspend"
     """Suspended by spec.suspend."""
     TRAINER_SILENT = "TrainerSilent"
@@ -67,6 +71,9 @@ class JobReason(StrEnum):
     """It may run."""
     RUNNING = "Running"
     """Progressing: sessions run."""
+    PODS_WAIT = "PodsWait"
+    """Progressing: pods of agents cannot start yet (no room, a full quota, an image, a volume); the message has the
+    words of the scheduler, the kubelet or the API server."""
     WAITING = "Waiting"
     """Progressing: sessions are about to run, or tasks to come."""
     DRAINING = "Draining"
@@ -96,6 +103,9 @@ class JobReason(StrEnum):
     POD_REFUSED = "PodRefused"
     """Failed: the API server takes no such pod (its rules, a policy engine, a namespace's security level); the message
     has its words. A full quota is none of that: it is waited for."""
+    NOTHING_STARTS = "NothingStarts"
+    """Failed: no agent of the first group started, and one of them in none of its attempts; the message has the most
+    frequent cause and its words."""
     AGENTS_FAIL_ALIKE = "AgentsFailAlike"
     """Failed: the first agents all ended in the same words before their first turn; the message has them."""
     ALL_FAILED = "AllFailed"
@@ -103,6 +113,10 @@ class JobReason(StrEnum):
     frequent cause and its words."""
     NOT_FAILED = "NotFailed"
     """It has not failed."""
+    ALL_ACKNOWLEDGED = "AllAcknowledged"
+    """Collected: nothing of it is owed to anybody."""
+    NOT_ALL_ACKNOWLEDGED = "NotAllAcknowledged"
+    """Not collected: it is not over, or trajectories wait for a trainer."""
 
 
 class SessionReason(StrEnum):

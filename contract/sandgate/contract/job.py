@@ -230,6 +230,7 @@ class RolloutJob:
         PrinterColumn("Running", ".status.running", "integer"),
         PrinterColumn("Failed", ".status.failed", "integer"),
         PrinterColumn("Complete", ".status.conditions[?(@.type=='Complete')].status"),
+        PrinterColumn("Reason", ".status.reason"),
         PrinterColumn("Age", ".metadata.creationTimestamp", "date"),
         PrinterColumn("Model", ".spec.model.name", priority=1),
         PrinterColumn("Suspended", ".spec.suspend", "boolean", priority=1),

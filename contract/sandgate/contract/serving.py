@@ -238,4 +238,14 @@ class GatewaySpec:
             "Which calls are side calls or a sub-agent's, beyond what gateways know; the first rule that fits counts."
         ),
     ] = ()
+    idle_seconds: Annotated[
+        int,
+        Bounds(0, 2**31 - 1),
+        Mutable(),
+        Doc(
+            "Gateways with nothing to do for so long go to 0 pods, and their journals stay: of a job that is Collected,"
+            " or suspended with nothing running, and of which no trainer asks anything. A larger number brings them"
+            " back. Not used locally."
+        ),
+    ] = 600
     media: Annotated[MediaSpec, Doc("Images that agents name by address.")] = field(default_factory=MediaSpec)

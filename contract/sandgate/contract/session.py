@@ -142,6 +142,8 @@ class SessionSummary:
     """It said something there, whether or not that stands in `complete_info`."""
     committed: bool = False
     """All its trajectories were acknowledged. Attempts that do not count for their group never are."""
+    retired: bool = False
+    """Its data were delivered, acknowledged and deleted; of what stands here only its end is still known."""
     failure_class: str | None = None
     failure_reason: str | None = None
     traceback: bool = False

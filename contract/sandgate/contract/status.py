@@ -79,8 +79,11 @@ class RolloutJobStatus:
         OpenEnum(JobReason, explained=False),
         Doc("What holds of the job, by type:"),
     ] = ()
+    reason: Annotated[
+        Reason, Doc("Where it stands, in a word: the reason of the condition that matters most.")
+    ] = ""
     sessions: Annotated[Count, Doc("Samples that the job asks for: tasks x groupSize.")] = 0
-    running: Annotated[Count, Doc("Attempts that run now.")] = 0
+    running: Annotated[Count, Doc("Attempts whose agent runs now.")] = 0
     ended: Annotated[Count, Doc("Samples that ended, well or not.")] = 0
     failed: Annotated[Count, Doc("Of them, those with a failure class.")] = 0
     retries: Annotated[Count, Doc("Attempts beyond the first.")] = 0
@@ -89,7 +92,9 @@ class RolloutJobStatus:
     engines: Annotated[Count, Doc("Engines that answer.")] = 0
     policy_version: Annotated[int, Bounds(-1, 2**53), Doc("Of the weights, as the trainer last told.")] = 0
     selector: Annotated[Text, Doc("Label selector of the agents' pods, for the scale subresource.")] = ""
-    start_time: Annotated[Time, Doc("RFC 3339: when it was first not suspended.")] = ""
+    start_time: Annotated[
+        Time, Doc("RFC 3339: when it began, or went on after it was suspended; empty while it is suspended.")
+    ] = ""
     completion_time: Annotated[Time, Doc("RFC 3339: when it became Complete or Failed.")] = ""
 
 

@@ -31,6 +31,7 @@ from sandgate.gateway.config import DATABASES, Config, load, read_secret
 from sandgate.gateway.delivery.file_output import FileOutput
 from sandgate.gateway.engine.api import Engine, Labelled
 from sandgate.gateway.engine.factory import ENGINES
+from sandgate.gateway.journal.room import ROOM_BYTES
 from sandgate.gateway.journal.sqlite import SqliteStore
 from sandgate.gateway.journal.store import Store
 from sandgate.gateway.metrics import GatewayMetrics
@@ -122,7 +123,7 @@ async def gateway(
 async def _open_journal(config: Config) -> Store:
     """Raises what the store's `open` raises; BadManifest without the extra that it needs."""
     if not config.journal.startswith(DATABASES):
-        return await SqliteStore.open(Path(config.journal))
+        return await SqliteStore.open(Path(config.journal), room=ROOM_BYTES if config.limits.retire_s else 0)
     try:
         from sandgate.gateway.journal.postgres import PostgresStore
     except ImportError as error:

@@ -150,8 +150,8 @@ class Limits(_Strict, frozen=True, kw_only=True):
     linger_s: float = 10.0
     """A generation whose client vanished goes on this long, so that its retry joins it; SDK back-off is <= 8 s."""
     retire_s: float = 0.0
-    """Acknowledged groups are forgotten this long after their sessions ended; 0 = never: a local run's journal is also
-    its memory of what is finished."""
+    """The records of a group are deleted this long after all of it was acknowledged; a line stays of each session, to
+    say how it ended. 0 = never: a local run's journal is also its memory of what is finished."""
     drain_s: float = 25.0
     """SIGTERM: how long running turns may finish; Kubernetes kills at 30 s."""
 

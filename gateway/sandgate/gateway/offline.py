@@ -15,9 +15,10 @@ from pathlib import Path
 
 from sandgate.contract.errors import CorruptRecord, NotFound, SandgateError
 from sandgate.contract.trajectory import Json
-from sandgate.gateway.journal.records import TASKS, Record
+from sandgate.gateway.journal.records import RETIRED, Record, Retired
 from sandgate.gateway.journal.rows import read
 from sandgate.gateway.journal.sqlite import APPLICATION_ID, SELECT
+from sandgate.gateway.service.retired import session_of
 from sandgate.gateway.service.session import Session
 from sandgate.gateway.service.session_tree import trajectories_from, tree_view
 from sandgate.gateway.tokens.api import Codec
@@ -63,12 +64,13 @@ def tree(out: Path, session_id: str, *, text: bool = True, tokenizer: str = "") 
     """As GET /v1/sessions/{id}/tree gives it. With `text` its spans carry text too, decoded by the model folder
     `tokenizer`, or by the one that the run used if that is still there.
 
-    Raises NotFound, CorruptRecord, NewerRecord, BadManifest (the tokenizer).
+    Raises NotFound, Gone (it was retired), CorruptRecord, NewerRecord, BadManifest (the tokenizer).
     """
     for path in journals(out):
         with _opened(path) as db:
             session = _fold(db, session_id)
         if session.opened_at:
+            session.refuse_if_retired()
             return tree_view(session, _codec(out, tokenizer) if text else None)
     raise NotFound(f"no session {session_id!r} in {out}")
 
@@ -79,11 +81,17 @@ def named(out: Path, beginning: str, limit: int) -> list[str]:
     for path in journals(out):
         with _opened(path) as db:
             rows = db.execute(
-                "SELECT DISTINCT session FROM records WHERE session >= ? AND session < ? AND session NOT IN ('', ?)"
-                " ORDER BY session LIMIT ?",
-                (beginning, f"{beginning}{chr(sys.maxunicode)}", TASKS, limit),
+                "SELECT DISTINCT session FROM records WHERE session >= ? AND session < ? AND session <> ''"
+                " AND session NOT GLOB '~*' ORDER BY session LIMIT ?",
+                (beginning, f"{beginning}{chr(sys.maxunicode)}", limit),
             )
             sessions.update(session for (session,) in rows)
+            first = RETIRED + beginning
+            rows = db.execute(
+                "SELECT DISTINCT session FROM records WHERE session >= ? AND session < ? ORDER BY session LIMIT ?",
+                (first, f"{first}{chr(sys.maxunicode)}", limit),
+            )
+            sessions.update(session.removeprefix(RETIRED) for (session,) in rows)
     return sorted(sessions)[:limit]
 
 
@@ -154,17 +162,20 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _ids(db: sqlite3.Connection) -> list[str]:
-    rows = db.execute(
-        "SELECT DISTINCT session FROM records WHERE session NOT IN ('', ?) ORDER BY session", (TASKS,)
-    )
-    return [session for (session,) in rows]
+    rows = db.execute("SELECT DISTINCT session FROM records WHERE session <> ''")
+    names = {session.removeprefix(RETIRED) for (session,) in rows}
+    return sorted(name for name in names if not name.startswith("~"))
 
 
 def _fold(db: sqlite3.Connection, session_id: str) -> Session:
-    """A session nothing is known of is one that was never opened."""
+    """A session nothing is known of is one that was never opened; of a retired one there is its line."""
     session = Session(session_id)
     for record in _records(db, session_id):
         session.apply(record)
+    if not session.opened_at:
+        for line in _records(db, RETIRED + session_id):
+            if isinstance(line, Retired):
+                return session_of(session_id, line)
     return session
 
 

@@ -58,6 +58,9 @@ class Settings:
     no limit takes its node's, and others pay for it. (Processes are bounded by the kubelet alone: podPidsLimit.)"""
     unreachable_seconds: int = 30
     """tolerationSeconds of sandboxes on a node that is gone."""
+    retire_seconds: int = 600
+    """A gateway deletes what a group sampled this long after a trainer acknowledged all of it; 0: never, and its volume
+    is full one day."""
     history: int = 1000
     """Committed AgentSessions kept per job for people to look at."""
 

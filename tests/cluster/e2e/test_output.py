@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from pathlib import Path
 from typing import Any
 
@@ -85,3 +86,22 @@ async def test_trajectories_are_in_the_bucket_once_and_whole(world: World, tmp_p
             for sample in range(SAMPLES)
         }
         assert len(store.files("step-1")) == TASKS
+        await idle_and_back(world, namespace)
+        assert len(store.files("step-1")) == TASKS, "it knows what it wrote"
+
+
+async def idle_and_back(world: World, namespace: str) -> None:
+    """Its gateway goes once nothing is to be done, and comes back with its volume when somebody asks for it."""
+
+    def stays(seconds: int) -> None:
+        spec = json.dumps({"spec": {"gateway": {"idleSeconds": seconds}}})
+        world.cluster.kubectl("patch", "rolloutjob", NAME, "-n", namespace, "--type=merge", "-p", spec)
+
+    async def gone() -> bool:
+        return gateway_name(NAME, 0) not in [one["metadata"]["name"] for one in world.list("pods", namespace)]
+
+    wait_for(world, namespace, NAME, "Collected")
+    stays(1)
+    await until(gone, what="the gateway's pod is gone", within_s=60)
+    stays(3600)
+    wait_for(world, namespace, NAME, "Ready")

@@ -50,6 +50,13 @@ def small_disk(folder: Path, size: str = "1m") -> contextlib.AbstractContextMana
     return mounted(folder, "-t", "tmpfs", "-o", f"size={size},mode=0700", "tmpfs")
 
 
+def fill(path: Path) -> None:
+    """Whatever space the disk has left."""
+    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+
+
 def ext4_image(path: Path) -> Path:
     """16 MiB, formatted. Skips where nothing can be mounted from a file."""
     if not Path("/dev/loop-control").exists():

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import psycopg
 import pytest
 
 from sandgate.contract.errors import BadManifest, Conflict, JournalUnavailable, NewerRecord
 from sandgate.gateway import app
+from sandgate.gateway.journal import postgres as pg
 from sandgate.gateway.journal import rows
 from sandgate.gateway.journal.postgres import PostgresStore
 from sandgate.gateway.journal.records import TurnCommitted
@@ -350,3 +352,19 @@ async def test_without_the_extra_it_says_which_one(tmp_path: Path, monkeypatch: 
     with pytest.raises(BadManifest, match="gateway-postgres") as caught:
         await app._open_journal(config_in(tmp_path, journal="postgresql://x/y", name="n"))
     assert caught.value.field == "journal"
+
+
+async def test_lines_of_retired_sessions_are_found_by_an_index_whatever_the_collation(
+    postgres_server: postgres.Server, name: str
+) -> None:
+    async with await PostgresStore.open(postgres_server.dsn, name) as store:
+        await store.append("s", turn("a"))
+    with psycopg.connect(postgres_server.dsn) as db:
+        db.execute("SET enable_seqscan = off")
+        db.execute("SET enable_sort = off")
+        plan = db.execute(
+            f"EXPLAIN {pg.PAGE_NAMED}", (name, "~retired/", 0, rows.beyond("~retired/"), 128)
+        ).fetchall()
+    told = "\n".join(line for (line,) in plan)
+    assert "sandgate_records_by_name" in told, told
+    assert "Sort" not in told, told

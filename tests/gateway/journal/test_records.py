@@ -17,6 +17,7 @@ from sandgate.gateway.journal.records import (
     PicturesKept,
     ResponseForgotten,
     ResponseKept,
+    Retired,
     TasksForgotten,
     TasksPushed,
     TurnsHeld,
@@ -38,6 +39,7 @@ SINCE = {
     ResponseForgotten: 7,
     PicturesKept: 8,
     ImagesFetched: 9,
+    Retired: 11,
 }
 KINDS_SINCE = {"a cut turn": 6, "a turn with a picture": 8, "a video": 10}
 

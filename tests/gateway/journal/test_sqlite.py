@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import queue
 import shutil
@@ -12,6 +11,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+from collections import Counter, defaultdict
 from contextlib import closing
 from pathlib import Path
 
@@ -21,15 +21,17 @@ from sandgate.contract.errors import Conflict, CorruptRecord, JournalUnavailable
 from sandgate.gateway.journal import rows
 from sandgate.gateway.journal.commit_batch import CommitBatch, CommitRequest
 from sandgate.gateway.journal.group_commit import Writer
-from sandgate.gateway.journal.records import TurnCommitted, encode
+from sandgate.gateway.journal.records import RETIRED, TurnCommitted, encode
 from sandgate.gateway.journal.sqlite import SqliteStore, _File, _open
 from sandgate.gateway.journal.store import StoreStatus
 from tests.gateway.journal import disks
 from tests.gateway.journal.places import Clock, OnDisk
+from tests.gateway.journal.retiring_writer import SAMPLES, TURNS
 from tests.gateway.journal.samples import turn
 
 ROOT = Path(__file__).parents[3]
 WRITER = Path(__file__).with_name("writer.py")
+RETIRING_WRITER = Path(__file__).with_name("retiring_writer.py")
 
 
 def names(store: SqliteStore, session: str | None = None) -> list[str]:
@@ -214,19 +216,19 @@ async def test_a_second_process_is_refused(tmp_path: Path) -> None:
         await store.append("s", turn("a"))
 
 
-def start_writer(path: Path, prefix: str) -> subprocess.Popen[str]:
+def start_writer(path: Path, prefix: str, writer: Path = WRITER) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        (sys.executable, str(WRITER), str(path), prefix),
+        (sys.executable, str(writer), str(path), prefix),
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), *sys.path))},
     )
 
 
-def told_until_killed(path: Path, prefix: str, lines: int) -> list[str]:
+def told_until_killed(path: Path, prefix: str, lines: int, writer: Path = WRITER) -> list[str]:
     """What a writer was told is durable before kill -9 hit it, some time after it had been told `lines`."""
-    with start_writer(path, prefix) as process:
+    with start_writer(path, prefix, writer) as process:
         assert process.stdout is not None
         told = [process.stdout.readline() for _ in range(lines)]
         process.send_signal(signal.SIGKILL)
@@ -251,6 +253,23 @@ async def test_kill_nine_never_loses_what_was_told(tmp_path: Path) -> None:
     assert len(told) > 20 * 3
 
 
+@pytest.mark.slow
+async def test_kill_nine_in_a_retirement_leaves_the_whole_group_or_none_of_it(tmp_path: Path) -> None:
+    for round_ in range(12):
+        told = told_until_killed(tmp_path / "j", f"r{round_}", 1 + 2 * round_, RETIRING_WRITER)
+        async with await SqliteStore.open(tmp_path / "j") as store:
+            here: dict[str, Counter[str]] = defaultdict(Counter)
+            for _, name, record in store.scan():
+                here[name.removeprefix(RETIRED).rpartition(".")[0]][type(record).__name__] += 1
+            lines = {group for group, kinds in here.items() if kinds == {"Retired": SAMPLES}}
+            assert set(told) <= lines, "told as retired, and not"
+            for group in here.keys() - lines:
+                assert set(here[group]) == {"TurnCommitted"}, f"half of {group} is gone: {here[group]}"
+                if f"{group.partition('.')[0]}.{int(group.partition('.')[2]) + 1}" in here:
+                    assert here[group]["TurnCommitted"] == SAMPLES * TURNS
+            assert store.status().cut == 0
+
+
 # --- disks
 
 
@@ -260,13 +279,6 @@ async def write_on(store: SqliteStore, told: list[str]) -> None:
         name = f"t{len(told)}"
         await store.append("s", turn(name, tokens=500))
         told.append(name)
-
-
-def fill(path: Path) -> None:
-    """Whatever space the disk has left."""
-    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while file.write(bytes(4096)):
-            pass
 
 
 async def test_a_full_disk_refuses_turns_keeps_what_it_has_and_recovers(tmp_path: Path) -> None:
@@ -292,7 +304,7 @@ async def test_a_full_disk_refuses_turns_keeps_what_it_has_and_recovers(tmp_path
 
 async def test_a_journal_is_not_made_on_a_full_disk(tmp_path: Path) -> None:
     with disks.small_disk(tmp_path / "disk") as disk:
-        fill(disk / "ballast")
+        disks.fill(disk / "ballast")
         with pytest.raises(JournalUnavailable, match=r"full|No space"):
             await SqliteStore.open(disk / "j")
         (disk / "ballast").unlink()

@@ -96,13 +96,47 @@ async def test_only_one_may_have_it_open(place: Place) -> None:
 
 async def test_retire_forgets_these_sessions_and_no_others(place: Place) -> None:
     async with await place.open() as store:
-        sessions = [f"s{number}" for number in range(2 * group_commit.FORGET_CHUNK + 1)]
+        sessions = [f"s{number}" for number in range(65)]
         for session in sessions:
             await store.append(session, turn(session))
         await store.retire([*sessions[1:], "unknown"])
         assert stored(store) == ["s0"]
         assert store.status() == StoreStatus(healthy=True, records=1)
         await store.retire([])
+
+
+async def test_lines_stand_in_place_of_what_was_retired(place: Place) -> None:
+    line = EVERY_KIND["retired"]
+    async with await place.open() as store:
+        await store.append("s1", turn("a"))
+        await store.append("s2", turn("b"), turn("c"))
+        await store.retire(["s1"], {"~retired/s1": line, "~retired/s0": line})
+    async with await place.open() as store:
+        assert stored(store) == ["b", "c"]
+        assert [(name, record) for _, name, record in store.scan("~retired/s1")] == [("~retired/s1", line)]
+        assert store.status() == StoreStatus(healthy=True, records=4)
+
+
+async def test_a_retirement_that_fails_leaves_everything_and_no_line(place: Place) -> None:
+    async with await place.open() as store:
+        await store.append("s", turn("a"))
+        with place.broken(), pytest.raises(JournalUnavailable):
+            await store.retire(["s"], {"~retired/s": EVERY_KIND["retired"]})
+        assert [name for _, name, _ in store.scan()] == ["s"]
+
+
+async def test_names_that_begin_alike_come_in_order_from_any_of_them_on(place: Place) -> None:
+    line = EVERY_KIND["retired"]
+    wanted = sorted(["a-1", "a-10", "a-2", "B", "b", "é", *(f"x{n}" for n in range(2 * sqlite.SCAN_ROWS))])
+    lines = {f"~retired/{name}": line for name in reversed(wanted)}
+    async with await place.open() as store:
+        await store.append("s", turn("a"))
+        await store.append("~retired0", turn("b"))
+        await store.append("~tasks", turn("c"))
+        await store.retire([], lines)
+        for after in ("", "B", "a-10", "nobody", wanted[-1]):
+            found = [name for _, name, _ in store.scan_named("~retired/", after)]
+            assert found == [f"~retired/{name}" for name in wanted if name > after], after
 
 
 async def test_a_sequence_number_is_given_once(place: Place) -> None:

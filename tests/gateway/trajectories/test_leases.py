@@ -186,7 +186,7 @@ def test_closing_keeps_the_attempt_that_was_acked(it: Journalled) -> None:
     it.close("q")
     assert it.lease("l2") == ("q.1.0",)
     it.ack("l2")
-    assert it.book.disposable() == ["q.0.0", "q.0.1", "q.1.0"]
+    assert it.book.disposable() == [["q.0.0", "q.0.1", "q.1.0"]]
 
 
 def test_unknown_names(leased: Journalled) -> None:
@@ -256,9 +256,9 @@ def test_only_a_finished_group_may_be_forgotten(leased: Journalled) -> None:
     leased.ack("l1", ["q.0.0"])
     assert leased.book.disposable() == []
     leased.ack("l1", ["q.1.0"])
-    assert leased.book.disposable() == ["q.0.0", "q.1.0"]
+    assert leased.book.disposable() == [["q.0.0", "q.1.0"]]
     leased.close("r")
-    assert leased.book.disposable() == ["q.0.0", "q.1.0", "r.0.0"]
+    assert leased.book.disposable() == [["q.0.0", "q.1.0"], ["r.0.0"]]
 
 
 def test_an_aborted_session_of_no_task_may_be_forgotten() -> None:
@@ -266,13 +266,13 @@ def test_an_aborted_session_of_no_task_may_be_forgotten() -> None:
     book.fold("a", Opened(at=0.0, spec={}))
     assert book.disposable() == []
     book.fold("a", Sealed(at=0.0, aborted=True))
-    assert book.disposable() == ["a"]
+    assert book.disposable() == [["a"]]
 
 
 def test_what_is_forgotten_leaves_nothing_behind(leased: Journalled) -> None:
     leased.ack()
     leased.close("q")
-    leased.book.forget([*leased.book.disposable(), "unknown"])
+    leased.book.forget([*leased.book.disposable()[0], "unknown"])
     assert leased.book == LeaseBook()
     assert leased.book.snapshot(leased.now) == []
     with pytest.raises(NotFound):

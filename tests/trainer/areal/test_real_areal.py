@@ -131,6 +131,9 @@ def test_an_int_is_no_reward_and_a_failed_agents_session_is_ended_all_the_same(t
 
 def test_its_client_waits_for_capacity_and_swallows_a_reward_for_nothing(told: dict[str, Any]) -> None:
     said = told["client"]
-    assert (said["refused"], said["granted"]) == (429, {"capacity": 1})
+    assert said["refused"] == 429
+    assert said["granted"] in ({"capacity": 1}, {"capacity": 0}), (
+        "who waits may have it before the answer is made"
+    )
     (one,) = said["found"]
     assert one["reward"] == -1.5

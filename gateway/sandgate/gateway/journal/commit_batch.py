@@ -18,7 +18,7 @@ class Waiter(Protocol):
 @dataclass(eq=False, slots=True)
 class CommitRequest:
     """A change of the journal: first the records of the sessions in `forget` go, then `bodies` are appended to
-    `session`.
+    `session`, and each of `lines` to the session that it names.
 
     If both are empty it is a probe, which only proves that the disk takes writes.
     """
@@ -26,8 +26,11 @@ class CommitRequest:
     session: str = ""
     bodies: tuple[bytes, ...] = ()
     forget: tuple[str, ...] = ()
+    lines: tuple[tuple[str, bytes], ...] = ()
     epoch: int = 0
     """Failures that its caller could know of."""
+    vital: bool = False
+    """It lets the journal become smaller, sooner or later: the room that is set aside is for it."""
     sync: bool = True
     """False: no caller waits; the request is kept over a failure where order allows."""
     told: Waiter | None = None
@@ -35,7 +38,12 @@ class CommitRequest:
     @property
     def size(self) -> int:
         """Bytes that wait, bookkeeping included."""
-        return 256 + sum(map(len, self.bodies))
+        return 256 + sum(len(body) for _, body in self.rows)
+
+    @property
+    def rows(self) -> tuple[tuple[str, bytes], ...]:
+        """(session, body) of each record that is appended, in order."""
+        return (*((self.session, body) for body in self.bodies), *self.lines)
 
 
 @dataclass(slots=True)
@@ -51,6 +59,24 @@ class CommitBatch:
     kept: int = 0
     """Unsynced records that wait for the next group commit."""
     last: bool = False
+
+
+def first_in_need(
+    jobs: Iterable[CommitRequest],
+) -> tuple[list[CommitRequest], list[CommitRequest]]:
+    """(vital requests, the others) of those whose write failed. One behind a request of its session that is among the
+    others may rest on it, and so is, too; the process's own records, whose session has no name, never do."""
+    vital: list[CommitRequest] = []
+    others: list[CommitRequest] = []
+    holes: set[str] = set()
+    for job in jobs:
+        if job.vital and job.session not in holes:
+            vital.append(job)
+        else:
+            others.append(job)
+            if job.session:
+                holes.add(job.session)
+    return vital, others
 
 
 def after_failure(jobs: Iterable[CommitRequest]) -> tuple[list[CommitRequest], list[CommitRequest]]:

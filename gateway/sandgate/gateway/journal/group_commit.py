@@ -13,14 +13,14 @@ import logging
 import queue
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol, Self
 
 from sandgate.contract.errors import JournalUnavailable
-from sandgate.gateway.journal.commit_batch import CommitBatch, CommitRequest, after_failure
-from sandgate.gateway.journal.records import Record
-from sandgate.gateway.journal.rows import QUEUE_BYTES_MAX, RETRY_S, JournalHealth, bodies
-from sandgate.gateway.journal.store import StoreStatus
+from sandgate.gateway.journal.commit_batch import CommitBatch, CommitRequest, after_failure, first_in_need
+from sandgate.gateway.journal.records import Delivered, Record, Sealed, TasksForgotten
+from sandgate.gateway.journal.rows import QUEUE_BYTES_MAX, RETRY_S, JournalHealth, bodies, encoded
+from sandgate.gateway.journal.store import NO_LINES, StoreStatus
 
 log = logging.getLogger(__name__)
 
@@ -29,8 +29,8 @@ LINGER_S = 0.005
 that a killed process still knows what it had begun."""
 GROUP_BYTES_MAX = 16 << 20
 """Size limit of one transaction, so that in a burst the first callers do not wait for the last."""
-FORGET_CHUNK = 32
-"""Limit of sessions forgotten per transaction: appends get in between."""
+VITAL = Sealed, Delivered, TasksForgotten
+"""Records of sessions and of the task queue without which nothing would ever be acknowledged and retired."""
 
 Clock = Callable[[], float]
 
@@ -48,6 +48,11 @@ class CommitStore(Protocol):
     def commit(self, jobs: Sequence[CommitRequest]) -> None:
         """Commits all requests in order as one transaction; durable when it returns. Raises NotWritten. An empty
         request only proves that writes are taken."""
+        ...
+
+    def rescue(self, jobs: Sequence[CommitRequest]) -> bool:
+        """Commits vital requests of a group that was not written, at the cost of the room that is set aside. False:
+        they are not written either, or there is no such room."""
         ...
 
     def close(self) -> None:
@@ -97,22 +102,28 @@ class WriterStore(ABC):
         the next group, unless an earlier record of their session was refused. While the journal is unhealthy, one call
         per second is tried and the others are refused at once. Raises JournalUnavailable, also while QUEUE_BYTES_MAX
         wait; TooLarge (a record over RECORD_BYTES_MAX); InvalidBody (a session id that is not Unicode).
+
+        What lets a journal become smaller (VITAL, and the process's own records) is always tried.
         """
         if records:
-            await self._submit(CommitRequest(session, bodies(session, records), sync=sync))
+            vital = sync and (not session or all(isinstance(record, VITAL) for record in records))
+            await self._submit(CommitRequest(session, bodies(session, records), vital=vital, sync=sync))
 
     @abstractmethod
     def scan(self, session: str | None = None) -> Iterator[tuple[int, str, Record]]:
         """See `Store.scan`."""
 
-    async def retire(self, sessions: list[str]) -> None:
-        """See `Store.retire`. A few sessions per transaction; nothing may be appended to them from this call on."""
-        for start in range(0, len(sessions), FORGET_CHUNK):
-            await self._submit(CommitRequest(forget=tuple(sessions[start : start + FORGET_CHUNK])))
+    @abstractmethod
+    def scan_named(self, beginning: str, after: str = "") -> Iterator[tuple[int, str, Record]]:
+        """See `Store.scan_named`."""
+
+    async def retire(self, sessions: Sequence[str], lines: Mapping[str, Record] = NO_LINES) -> None:
+        """See `Store.retire`."""
+        await self._submit(CommitRequest(forget=tuple(sessions), lines=encoded(lines), vital=True))
 
     async def replace(self, session: str, *records: Record) -> None:
         """Replaces the session's records in one transaction: how a long log is compacted."""
-        await self._submit(CommitRequest(session, bodies(session, records), forget=(session,)))
+        await self._submit(CommitRequest(session, bodies(session, records), forget=(session,), vital=True))
 
     def status(self) -> StoreStatus:
         """The journal's health. While it is unhealthy, this call queues a probe write once a second, so that readiness
@@ -141,7 +152,8 @@ class WriterStore(ABC):
             raise JournalUnavailable("the journal is closed")
         if self._queued + job.size > QUEUE_BYTES_MAX:
             raise JournalUnavailable(f"{self._queued} bytes wait for the disk", retry_after=RETRY_S)
-        self._health.admit(self._now())
+        if not job.vital:
+            self._health.admit(self._now())
         if not job.sync:
             self._put(job)
             return
@@ -169,7 +181,7 @@ class WriterStore(ABC):
             self._health.fail(group.error, self._now())
         elif group.done:
             self.transactions += 1
-            if not self._health.good:
+            if not self._health.good and not all(job.vital for job in group.done):
                 log.warning("journal %s takes writes again", self._name)
                 self._health.heal()
         for job in group.done:
@@ -243,7 +255,12 @@ class Writer:
             self.backend.commit(pending)
         except NotWritten as error:
             self.epoch += 1
-            return self.refuse(jobs, str(error))
+            vital, _ = first_in_need(pending)
+            if not vital or not self.backend.rescue(vital):
+                return self.refuse(jobs, str(error))
+            batch = self.refuse([job for job in jobs if job not in vital], str(error))
+            batch.done = vital
+            return batch
         self.kept = []
         return CommitBatch(self.epoch, self.records, done=pending)
 

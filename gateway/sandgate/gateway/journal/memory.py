@@ -6,7 +6,7 @@ this and on SQLite.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -21,9 +21,10 @@ from sandgate.gateway.journal.rows import (
     bodies,
     checksum,
     cut_from,
+    encoded,
     read,
 )
-from sandgate.gateway.journal.store import StoreStatus
+from sandgate.gateway.journal.store import NO_LINES, StoreStatus
 
 
 @dataclass(eq=False)
@@ -53,9 +54,9 @@ class MemoryDisk:
         """Make it durable."""
         if job.forget:
             self.rows[:] = [row for row in self.rows if row[1] not in job.forget]
-        for body in job.bodies:
+        for session, body in job.rows:
             self.seq += 1
-            self.rows.append((self.seq, job.session, body, checksum(self.seq, job.session, body)))
+            self.rows.append((self.seq, session, body, checksum(self.seq, session, body)))
 
     def tear(self, index: int = -1) -> None:
         """Damage a row's last byte, as a torn write of the tail or (another index) rotten media would."""
@@ -127,10 +128,14 @@ class MemoryStore:
             if session is None or row[1] == session:
                 yield read(row)
 
-    async def retire(self, sessions: list[str]) -> None:
-        """See `SqliteStore.retire`."""
-        if sessions:
-            await self._submit(CommitRequest(forget=tuple(sessions)))
+    def scan_named(self, beginning: str, after: str = "") -> Iterator[tuple[int, str, Record]]:
+        """See `Store.scan_named`."""
+        found = (row for row in self.disk.rows if row[1].startswith(beginning) and row[1] > beginning + after)
+        yield from map(read, sorted(found, key=lambda row: (row[1], row[0])))
+
+    async def retire(self, sessions: Sequence[str], lines: Mapping[str, Record] = NO_LINES) -> None:
+        """See `Store.retire`."""
+        await self._submit(CommitRequest(forget=tuple(sessions), lines=encoded(lines)))
 
     async def replace(self, session: str, *records: Record) -> None:
         """See `SqliteStore.replace`."""

@@ -28,7 +28,7 @@ from sandgate.contract.errors import Conflict, JournalUnavailable, NewerRecord
 from sandgate.gateway.journal.commit_batch import CommitRequest
 from sandgate.gateway.journal.group_commit import Clock, NotWritten, WriterStore
 from sandgate.gateway.journal.records import Record
-from sandgate.gateway.journal.rows import RETRY_S, checksum, cut_from, read
+from sandgate.gateway.journal.rows import RETRY_S, beyond, checksum, cut_from, read
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +46,7 @@ LOCK_TRIES, LOCK_PAUSE_S = 6, 0.1
 """Tries for the lock at the start, and seconds between them: the server notices in milliseconds that a killed process
 is gone. A machine that vanished with its gateway holds the lock for 30 s (SETTINGS); then whoever starts us tries
 again."""
+SEQ_MAX = 2**63 - 1
 CHECK = "sandgate_check"
 """Name of a cursor."""
 
@@ -55,6 +56,9 @@ TABLES = (
     "CREATE TABLE IF NOT EXISTS sandgate_records (journal text NOT NULL, seq bigint NOT NULL, session text NOT NULL,"
     " body bytea NOT NULL, crc bigint NOT NULL, PRIMARY KEY (journal, seq))",
     "CREATE INDEX IF NOT EXISTS sandgate_records_by_session ON sandgate_records (journal, session, seq)",
+    # Whatever the database's collation is: lines of retired sessions are read by name, page by page.
+    "CREATE INDEX IF NOT EXISTS sandgate_records_by_name ON sandgate_records (journal, session COLLATE "
+    "\"C\", seq) WHERE left(session, 1) = '~'",
 )
 TABLES_LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('sandgate tables', 0))"
 """A lock while tables are made: two gateways that make them at the same time would fail each other."""
@@ -79,6 +83,12 @@ PAGE = (
 PAGE_OF_SESSION = (
     "SELECT seq, session, body, crc FROM sandgate_records WHERE journal = %s AND seq > %s AND seq <= %s"
     " AND session = %s ORDER BY seq LIMIT %s"
+)
+PAGE_NAMED = (
+    "SELECT seq, session, body, crc FROM sandgate_records WHERE journal = %s"
+    " AND left(session, 1) = '~'"
+    ' AND (session COLLATE "C", seq) > (%s, %s) AND session COLLATE "C" < %s'
+    ' ORDER BY session COLLATE "C", seq LIMIT %s'
 )
 SETTINGS = (
     "SET synchronous_commit = on",  # whatever the server's default: durable means durable
@@ -130,6 +140,18 @@ class PostgresStore(WriterStore):
                     return
                 yield from map(read, rows)
                 seq = rows[-1][0]
+
+    def scan_named(self, beginning: str, after: str = "") -> Iterator[tuple[int, str, Record]]:
+        """See `Store.scan_named`; `beginning` begins with ~. It blocks, and shows what is written meanwhile, too."""
+        place = beginning + after, SEQ_MAX
+        while True:
+            with self._reader() as db:
+                page = (self._name, *place, beyond(beginning), SCAN_ROWS)
+                rows = db.execute(PAGE_NAMED, page).fetchall()
+            if not rows:
+                return
+            yield from map(read, rows)
+            place = rows[-1][1], rows[-1][0]
 
     @contextlib.contextmanager
     def _reader(self) -> Iterator[Any]:
@@ -239,6 +261,10 @@ class _Writer:
             self._find_out(_first_line(error))
         self.commits, self.seq, self.records = self.commits + 1, seq, records
 
+    def rescue(self, jobs: Sequence[CommitRequest]) -> bool:
+        """See `CommitStore.rescue`: a full database is its owner's to mend."""
+        return False
+
     def _written(self, jobs: Sequence[CommitRequest]) -> tuple[Any, tuple[int, int]]:
         """The session, and the result of `_write`. Tries a second time, on a new session, if the old one was gone: it
         may have been idle when the database was restarted."""
@@ -260,8 +286,8 @@ class _Writer:
                 if job.forget:
                     records -= cursor.execute(FORGET, (self.name, list(job.forget))).rowcount
                 rows = [
-                    (self.name, number, job.session, body, checksum(number, job.session, body))
-                    for number, body in enumerate(job.bodies, seq + 1)
+                    (self.name, number, session, body, checksum(number, session, body))
+                    for number, (session, body) in enumerate(job.rows, seq + 1)
                 ]
                 if rows:
                     cursor.executemany(INSERT, rows)  # one round trip

@@ -18,7 +18,7 @@ from sandgate.gateway.journal.top_logprobs import NONE
 from sandgate.gateway.media.pictures import Picture
 from sandgate.gateway.media.spans import Span
 
-SCHEMA = 10
+SCHEMA = 11
 """The newest schema. A record carries the first schema that knew its kind, so that a journal without new kinds stays
 readable for older gateways."""
 
@@ -387,6 +387,39 @@ class ImagesFetched(_Ninth, frozen=True, kw_only=True, tag="fetched"):
     images: tuple[FetchedImage, ...]
 
 
+RETIRED_DETAIL_CHARS = 64
+"""Of a failure's text: whoever counts causes tells them apart by it."""
+
+
+class Retired(_Record, frozen=True, kw_only=True, tag="retired"):
+    """All that is kept of a session whose group was acknowledged long enough ago: how it ended, for a driver that
+    comes late. Session field of the row is RETIRED and the session's id. `at`: of its last change. Some 200 bytes with
+    the row, however long it was. Make it with `service.retired.line_of`: its bytes leave out what is as usual, so the
+    schema, 11, is given each time."""
+
+    job: str = ""
+    uid: str = ""
+    sample: int = 0
+    attempt: int = 0
+    size: int = 1
+    """Of its group."""
+    opened: float
+    aborted: bool = False
+    acked: bool = False
+    """It counted for its group, and a trainer has it for good."""
+    turns: int = 0
+    tokens: int = 0
+    reward: float | None = None
+    failure_class: str | None = None
+    failure_reason: str | None = None
+    detail: str = ""
+    """Its failure's, cut to RETIRED_DETAIL_CHARS."""
+    flags: tuple[str, ...] = ()
+    """Names in the metadata it was created with whose value was true."""
+
+
+RETIRED = "~retired/"
+"""How the session fields of Retired begin; no session can have such an id."""
 TASKS = "~tasks"
 """Session field of the task queue's log, which is compacted by itself; no session can have this id."""
 
@@ -416,6 +449,7 @@ Record = Union[  # noqa: UP007 - msgspec wants the union as a value
     ResponseForgotten,
     PicturesKept,
     ImagesFetched,
+    Retired,
 ]
 
 _ENCODER = msgspec.msgpack.Encoder()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,6 +76,16 @@ def bodies(session: str, records: tuple[Record, ...]) -> tuple[bytes, ...]:
         if len(body) > RECORD_BYTES_MAX:
             raise TooLarge(f"a journal record of {len(body)} bytes; at most {RECORD_BYTES_MAX}")
     return out
+
+
+def encoded(lines: Mapping[str, Record]) -> tuple[tuple[str, bytes], ...]:
+    """(session, the record's bytes) of each line; as `bodies`."""
+    return tuple((name, body) for name, line in lines.items() for body in bodies(name, (line,)))
+
+
+def beyond(beginning: str) -> str:
+    """The first name after all that begin like that."""
+    return beginning[:-1] + chr(ord(beginning[-1]) + 1)
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ import fcntl
 import logging
 import os
 import sqlite3
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,8 +19,10 @@ from sandgate.gateway.journal import durable_folders
 from sandgate.gateway.journal.commit_batch import CommitRequest
 from sandgate.gateway.journal.group_commit import Clock, NotWritten, WriterStore
 from sandgate.gateway.journal.records import Record
+from sandgate.gateway.journal.room import Room
 from sandgate.gateway.journal.rows import (
     Row,
+    beyond,
     checksum,
     cut_from,
     read,
@@ -36,6 +39,8 @@ WAL_BYTES_KEPT = 64 << 20
 """The -wal file is cut back to this after a checkpoint; below, it is overwritten in place."""
 VACUUM_PAGES = 4096
 """Free pages (4 KiB each) given back to the file system with each chunk."""
+VACUUM_PAGES_IN_NEED = 512
+"""The same at once on a full disk: moving a page writes it to the -wal and to the file."""
 READERS_KEPT = 4
 """Limit of idle connections for scans, which run in the two threads of the turns, and now and then beside them."""
 SCAN_ROWS = 128
@@ -50,35 +55,37 @@ TABLES = (
 )
 INSERT = "INSERT INTO records (seq, session, body, crc) VALUES (?, ?, ?, ?)"
 SELECT = "SELECT seq, session, body, crc FROM records"
+NAMED = f"{SELECT} WHERE (session, seq) > (?, ?) AND session < ? ORDER BY session, seq LIMIT {SCAN_ROWS}"
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 class SqliteStore(WriterStore):
     """`Store` in one file. Belongs to the event loop that opened it and to one process; not fork-safe."""
 
-    def __init__(self, path: Path, lock: int, start: _Start, now: Clock) -> None:
+    def __init__(self, path: Path, lock: int, start: _Start, room: Room | None, now: Clock) -> None:
         """Use `open`."""
         self._path = path
         self._readers: list[sqlite3.Connection] = []
         """Idle connections for scans, whichever thread does them; `pop` and `append` are atomic."""
-        super().__init__(path.name, _File(start, lock), start.cut, now)
+        super().__init__(path.name, _File(start, lock, room), start.cut, now)
 
     @classmethod
-    async def open(cls, path: str | Path, *, now: Clock = time.monotonic) -> Self:
+    async def open(cls, path: str | Path, *, now: Clock = time.monotonic, room: int = 0) -> Self:
         """Locks, checks and opens the journal at `path`, made if absent (mode 0600; its directory must exist).
 
         Reads every record's checksum. A damaged tail is cut and reported by `status().cut`. Raises Conflict (another
         process has it), CorruptRecord (damage before the end, or not a journal), NewerRecord, JournalUnavailable
-        (cannot be read or written now). `now`: seconds, any origin; paces attempts after a failure.
+        (cannot be read or written now). `now`: seconds, any origin; paces attempts after a failure. `room`: bytes that
+        are set aside, at most, so that it can be retired from when the disk is full.
         """
         path = Path(path)
         lock = await asyncio.to_thread(_lock, path)
         try:
-            start = await asyncio.to_thread(_open, path)
+            start, aside = await asyncio.to_thread(_open_with_room, path, room)
         except BaseException:
             os.close(lock)
             raise
-        return cls(path, lock, start, now)
+        return cls(path, lock, start, aside, now)
 
     def scan(self, session: str | None = None) -> Iterator[tuple[int, str, Record]]:
         """See `Store.scan`: the records that were durable when the scan began. It uses a connection of its own, kept
@@ -93,6 +100,16 @@ class SqliteStore(WriterStore):
                 yield from map(read, rows)
                 count = len(rows)
                 seq = rows[-1][0] if rows else seq
+
+    def scan_named(self, beginning: str, after: str = "") -> Iterator[tuple[int, str, Record]]:
+        """See `Store.scan_named`. It blocks as `scan` does, and shows what is written meanwhile, too."""
+        place, count = (beginning + after, sys.maxsize), SCAN_ROWS
+        while count == SCAN_ROWS:
+            with self._reading() as db:
+                rows = db.execute(NAMED, (*place, beyond(beginning))).fetchall()
+            yield from map(read, rows)
+            count = len(rows)
+            place = (rows[-1][1], rows[-1][0]) if rows else place
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
@@ -128,11 +145,38 @@ class SqliteStore(WriterStore):
 class _File:
     """The writer's connection and sequence; `lock`: the descriptor that holds the lock file."""
 
-    def __init__(self, start: _Start, lock: int) -> None:
+    def __init__(self, start: _Start, lock: int, room: Room | None = None) -> None:
         self.db, self.seq, self.records = start.db, start.seq, start.records
-        self.lock = lock
+        self.lock, self.room = lock, room
 
     def commit(self, jobs: Sequence[CommitRequest]) -> None:
+        if self.room is not None and not all(job.vital for job in jobs) and not self._made_room():
+            raise NotWritten(
+                "the disk is full: until groups are acknowledged and retired, nothing new is written"
+            )
+        try:
+            self._commit(jobs)
+        except NotWritten:
+            if self.room is not None and self.room.held:
+                self.room.release()
+                with contextlib.suppress(sqlite3.Error):
+                    self._emptied_log()
+            raise
+
+    def rescue(self, jobs: Sequence[CommitRequest]) -> bool:
+        if self.room is None:
+            return False
+        try:
+            self._commit(jobs)
+        except NotWritten:
+            return False
+        return True
+
+    def _emptied_log(self) -> None:
+        """Brings the -wal into the file, and cuts it."""
+        self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+
+    def _commit(self, jobs: Sequence[CommitRequest]) -> None:
         before = self.seq, self.records
         try:
             self.db.execute("BEGIN IMMEDIATE")
@@ -144,19 +188,37 @@ class _File:
                 self.db.execute("ROLLBACK")
             self.seq, self.records = before
             raise NotWritten(str(error) or type(error).__name__) from error
-        if any(job.forget for job in jobs):
+        if not any(job.forget for job in jobs):
+            return
+        if self.room is not None and not self.room.held:
+            self._made_room()
+        else:
             # execute() would stop after the first page; and it is no harm if it fails, free pages are used again.
             with contextlib.suppress(sqlite3.Error):
                 self.db.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")
 
+    def _made_room(self) -> bool:
+        """Whether the room is set aside, or is again: what is free in the file is given back to the disk, bit by bit,
+        as that takes some of it, too."""
+        assert self.room is not None
+        left = -1
+        with contextlib.suppress(sqlite3.Error):
+            while not self.room.take():
+                before, left = left, self.db.execute("PRAGMA freelist_count").fetchone()[0]
+                if left in (0, before):
+                    return False
+                self.db.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES_IN_NEED})")
+                self._emptied_log()
+        return self.room.held
+
     def carry_out(self, job: CommitRequest) -> None:
         for session in job.forget:
             self.records -= self.db.execute("DELETE FROM records WHERE session = ?", (session,)).rowcount
-        for body in job.bodies:
+        for session, body in job.rows:
             self.seq += 1
-            self.db.execute(INSERT, (self.seq, job.session, body, checksum(self.seq, job.session, body)))
-        self.records += len(job.bodies)
-        if not job.forget and not job.bodies:
+            self.db.execute(INSERT, (self.seq, session, body, checksum(self.seq, session, body)))
+        self.records += len(job.rows)
+        if not job.forget and not job.rows:
             self.db.execute("INSERT OR REPLACE INTO meta VALUES ('probe', hex(randomblob(8)))")
 
     def close(self) -> None:
@@ -192,6 +254,24 @@ def _lock(path: Path) -> int:
         os.close(fd)
         raise Conflict(f"journal {path.name} is in use by another process") from error
     return fd
+
+
+def _open_with_room(path: Path, size: int) -> tuple[_Start, Room | None]:
+    """On a full disk even opening needs some of it."""
+    with _naming_damage(path):
+        room = Room.beside(path, size)
+    try:
+        start = _open(path)
+    except JournalUnavailable:
+        if not room.path.exists():
+            raise
+        room.release()
+        start = _open(path)
+    if not size:
+        room.release()  # of a life that set some aside
+        return start, None
+    room.take()
+    return start, room
 
 
 def _open(path: Path) -> _Start:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 from sandgate.gateway.journal.records import Record
+
+NO_LINES: Mapping[str, Record] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +39,14 @@ class Store(Protocol):
         """Yields (sequence, session, record) in order, of one session or of all. Raises CorruptRecord, NewerRecord."""
         ...
 
-    async def retire(self, sessions: list[str]) -> None:
-        """Forgets the records of these sessions (acknowledged long enough ago)."""
+    def scan_named(self, beginning: str, after: str = "") -> Iterator[tuple[int, str, Record]]:
+        """The same for sessions whose names begin like that and go on with more than `after`, by name, in the order of
+        Unicode's code points."""
+        ...
+
+    async def retire(self, sessions: Sequence[str], lines: Mapping[str, Record] = NO_LINES) -> None:
+        """Forgets the records of these sessions (acknowledged long enough ago) and appends `lines` (session -> record)
+        in their place: all of it in one transaction, or nothing. Nothing may be appended to them from this call on."""
         ...
 
     async def replace(self, session: str, *records: Record) -> None:

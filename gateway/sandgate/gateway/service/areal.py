@@ -168,6 +168,7 @@ class Areal:
             )
 
         exported = await off_loop(self.core.exports, work)
+        session.refuse_if_retired()  # meanwhile: what was read may be half of it
         if "areal" in session.spec:
             await self.core.leasing.hand_over(session, self.core.turns.new_id())
             self.core.gate.unbind(session.session_id)

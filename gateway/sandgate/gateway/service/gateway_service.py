@@ -270,7 +270,9 @@ class GatewayService:
         def work() -> dict[str, Json]:
             return tree_view(self.sessions.restored(snapshot), self.turns.codec if text else None)
 
-        return await off_loop(self.exports, work)
+        view = await off_loop(self.exports, work)
+        session.refuse_if_retired()  # meanwhile: what was read may be half of it
+        return view
 
     async def events(self, after: int, wait_s: float, job: str = "") -> dict[str, Json]:
         """State changes of sessions after the cursor; waits up to `wait_s` for the first."""

@@ -176,7 +176,8 @@ class Leasing:
 
     async def rows_of(self, sessions: list[Session], shape: Callable[[Iterable[Trajectory]], T]) -> Rows[T]:
         """Trajectories of ended sessions, made and shaped in a thread. A session that cannot be shaped is named, and
-        left out."""
+        left out. Raises Gone if one of them is retired, or was meanwhile: what was read may be half of it."""
+        _refuse_retired(sessions)
         facts = self.facts()
         copies = [copy.copy(session) for session in sessions]  # one may be evicted meanwhile
 
@@ -184,9 +185,15 @@ class Leasing:
             return shaped(copies, lambda session: self.sessions.trajectories(session, facts), shape)
 
         rows = await off_loop(self.exports, work)
+        _refuse_retired(sessions)
         for session_id, why in rows.failed.items():
             if session_id not in self.left_out:
                 log.error("session %s is left out of what trainers are given: %s", session_id, why)
                 self.metrics.left_out.inc()
                 self.left_out[session_id] = why
         return rows
+
+
+def _refuse_retired(sessions: Iterable[Session]) -> None:
+    for session in sessions:
+        session.refuse_if_retired()

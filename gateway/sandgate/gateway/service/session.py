@@ -34,6 +34,7 @@ from sandgate.gateway.journal.records import (
     Record,
     ResponseForgotten,
     ResponseKept,
+    Retired,
     Rewarded,
     Sealed,
     TurnCommitted,
@@ -117,6 +118,8 @@ class Session:
     """Requests in flight whose prompts are only counted: they use up no turns."""
     closing: bool = False
     """The seal is being made durable. Set before that is awaited, so that nothing is recorded behind the seal."""
+    retired: Retired | None = None
+    """All that is kept of it, once that is being written."""
     unsure: set[str] = field(default_factory=set)
     """Turns that may have been delivered just before a kill lost the record of it."""
 
@@ -202,6 +205,14 @@ class Session:
             raise Gone(f"session {self.session_id} is being closed")
         if self.phase is not SessionPhase.OPEN:
             raise Gone(f"session {self.session_id} is {self.phase.value}")
+
+    def refuse_if_retired(self) -> None:
+        """Raises Gone if its turns are in the journal no more, or are just being deleted there."""
+        if self.retired is not None:
+            raise Gone(
+                f"session {self.session_id} was delivered, acknowledged and retired: its data are with the trainer that"
+                " acknowledged them, and no longer here (limits.retire_s)"
+            )
 
     def refuse_over_limits(
         self, *, turns: int, total_tokens: int, journal_bytes: int, asked: int = 1
@@ -302,12 +313,13 @@ class Session:
             "changed_at": self.changed_at,
             "complete_info": info if whole else None,
             "has_complete_info": bool(info),
-            "reward": self._final_reward(),
+            "reward": self.reward,
             "failure_class": self.sealed.failure_class if self.sealed else None,
             "failure_reason": self.sealed.failure_reason if self.sealed else None,
             "traceback": self._crashed(),
             "failure_detail": self.sealed.detail if self.sealed else "",
             "metadata": spec.get("metadata") or {},
+            "retired": self.retired is not None,
         }
 
     def _crashed(self) -> bool:
@@ -316,7 +328,9 @@ class Session:
         wrong = sealed is not None and sealed.failure_reason == FailureReason.ANSWER_WRONG
         return wrong and sealed is not None and sealed.info.get("traceback") is True
 
-    def _final_reward(self) -> float | None:
+    @property
+    def reward(self) -> float | None:
+        """The session's own, or the last one that was given."""
         if self.sealed and self.sealed.reward is not None:
             return self.sealed.reward
         return self.rewards[-1].reward if self.rewards else None

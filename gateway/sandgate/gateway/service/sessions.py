@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 from sandgate.contract.errors import JournalUnavailable, LimitReached, NotFound, Overloaded, SandgateError
@@ -18,6 +19,7 @@ from sandgate.gateway.config import SessionLimits
 from sandgate.gateway.conversation.turn import Turn
 from sandgate.gateway.engine.labels import Labels
 from sandgate.gateway.journal.records import (
+    RETIRED,
     TASKS,
     Acked,
     CapacityChanged,
@@ -28,6 +30,7 @@ from sandgate.gateway.journal.records import (
     Opened,
     PolicyVersion,
     Record,
+    Retired,
     Sealed,
     TasksForgotten,
     TasksPushed,
@@ -38,6 +41,8 @@ from sandgate.gateway.journal.records import (
 from sandgate.gateway.journal.store import Store
 from sandgate.gateway.journal.top_logprobs import parted
 from sandgate.gateway.service.process_state import ProcessRecord, ProcessState
+from sandgate.gateway.service.retired import line_of
+from sandgate.gateway.service.retired_lines import RetiredLines
 from sandgate.gateway.service.session import Session, SessionPhase
 from sandgate.gateway.service.session_tree import trajectories_from, trajectories_of
 from sandgate.gateway.service.task_queue import Pushed, TaskQueue
@@ -46,6 +51,8 @@ from sandgate.gateway.trajectories.linearize import Facts
 
 UNSURE_S = 60.0
 """Seconds. A turn that was committed longer before the journal's last record, and delivered, has a Delivered record."""
+GROUPS_AT_ONCE = 32
+"""Groups whose deletion may share an fsync; each goes as one."""
 COMMITTED = "committed"
 """The state that events give for a session whose trajectories were all acknowledged."""
 EVENTS_KEPT = 10_000
@@ -93,10 +100,12 @@ class Sessions:
     """Tasks up to this number are gone from the journal, too."""
     tail: asyncio.Future[None] | None = None
     """Done when the newest synced append is folded into memory, or failed."""
+    retired: RetiredLines = field(init=False)
     settling: int = 0
     """Records of the process that are being written: the lease book lacks them yet, so its snapshot would lose them."""
 
     def __post_init__(self) -> None:
+        self.retired = RetiredLines(self.store)
         self.cursor = self.first_cursor = int(self.now() * CURSOR_STEPS_S)
 
     def replay(self) -> None:
@@ -130,6 +139,8 @@ class Sessions:
                 self.labels.known = record.labelled
         elif isinstance(record, TasksPushed | TasksForgotten):
             self.tasks.fold(record)
+        elif isinstance(record, Retired):
+            self.retired.count += 1
         elif session_id:
             session = self.live.get(session_id)
             if session is None:
@@ -143,10 +154,16 @@ class Sessions:
             self.book.fold(session_id, record)
 
     def get(self, session_id: str) -> Session:
-        """The session with this id. Raises NotFound."""
+        """The session with this id, unless it was retired. Raises NotFound."""
         session = self.live.get(session_id)
         if session is None:
             raise NotFound(f"no session {session_id[:200]!r}")
+        return session
+
+    async def find(self, session_id: str) -> Session:
+        """The session with this id; of one that was retired, what its line says. Raises NotFound."""
+        if session_id in self.live or (session := await self.retired.find(session_id)) is None:
+            return self.get(session_id)
         return session
 
     async def open(self, session_id: str, spec: dict[str, Any]) -> tuple[Session, bool]:
@@ -168,8 +185,12 @@ class Sessions:
         done: asyncio.Future[Session] = asyncio.get_running_loop().create_future()
         self.opening[session_id] = done
         try:
-            session = Session(session_id)
-            await self.record(session, Opened(at=self.now(), spec=spec))
+            known = await self.retired.find(session_id)
+            session = known or Session(session_id)
+            if known is not None:
+                known.same_spec(spec)
+            else:
+                await self.record(session, Opened(at=self.now(), spec=spec))
         except BaseException as error:
             failure = error if isinstance(error, SandgateError) else JournalUnavailable("not written")
             done.set_exception(failure)
@@ -178,7 +199,7 @@ class Sessions:
         finally:
             del self.opening[session_id]
         done.set_result(session)
-        return session, True
+        return session, known is None
 
     async def record(self, session: Session, *records: Record) -> None:
         """Makes records durable, then visible, then wakes pollers. Raises JournalUnavailable; then nothing changed.
@@ -251,6 +272,8 @@ class Sessions:
     def committed(self, session: Session) -> bool:
         """Whether all trajectories of the session were acknowledged. Attempts that do not count for their group never
         are."""
+        if session.retired is not None:
+            return session.retired.acked
         member = self.book.members.get(session.session_id)
         return member is not None and bool(member.acked)
 
@@ -264,7 +287,9 @@ class Sessions:
         self.changed = asyncio.Event()
 
     def restored(self, session: Session) -> Session:
-        """The session with its whole tree, read back from the journal if it was evicted."""
+        """The session with its whole tree, read back from the journal if it was evicted. Raises Gone if the journal
+        has it no more."""
+        session.refuse_if_retired()
         if not session.evicted:
             return session
         full = Session(session.session_id)
@@ -381,33 +406,59 @@ class Sessions:
             self.settling -= 1
 
     async def retire(self, age_s: float) -> int:
-        """Forgets sessions whose groups were acknowledged and that were sealed more than `age_s` ago; returns how many.
+        """Deletes the records of groups that were acknowledged more than `age_s` ago, each group at once; a line stays
+        of each session. Returns how many sessions. What a bad disk still has, is tried again.
 
         The log of leases is compacted with them, unless one of its records is being written just now.
         """
-        now = self.now()
-        gone = [session for session in self.book.disposable() if self._sealed_before(session, now - age_s)]
-        if not gone:
-            return 0
-        await self.store.retire(gone)  # first: what a bad disk still has, is tried again
-        for session_id in gone:
-            self.live.pop(session_id, None)
-        self.book.forget(gone)
-        if not self.settling:
+        now, count = self.now(), 0
+        due = self.book.disposable(now - age_s)
+        for some in (due[start : start + GROUPS_AT_ONCE] for start in range(0, len(due), GROUPS_AT_ONCE)):
+            done = await asyncio.gather(*map(self._retire, some), return_exceptions=True)
+            gone = [name for group, error in zip(some, done, strict=True) if error is None for name in group]
+            self.book.forget(gone)
+            count += len(gone)
+            for error in done:
+                if error is not None:
+                    raise error
+        if count and not self.settling:
             await self.store.replace("", *self.process.snapshot(now), *self.book.snapshot(now))
-        return len(gone)
+        return count
 
-    def _sealed_before(self, session_id: str, when: float) -> bool:
-        session = self.live.get(session_id)
-        return session is not None and session.sealed is not None and session.sealed.at < when
+    async def _retire(self, group: Sequence[str]) -> None:
+        """Carried through, as `record`: a line that is durable is told from then on."""
+        await _carried_through(self._replace_with_lines([self.live[name] for name in group]))
 
-    def listing(self, state: str | None, job: str | None, after: str) -> Iterable[Session]:
-        """Sessions in id order after `after`."""
-        for session_id in sorted(self.live):
-            session = self.live[session_id]
-            wanted = (not state or session.phase == state) and (not job or session.spec.get("job") == job)
-            if wanted and session_id > after:
-                yield session
+    async def _replace_with_lines(self, group: Sequence[Session]) -> None:
+        lines = {session.session_id: line_of(session, acked=self.committed(session)) for session in group}
+        for session in group:  # first: nobody may read what is being deleted
+            session.retired = lines[session.session_id]
+        try:
+            await self.store.retire(list(lines), {RETIRED + name: line for name, line in lines.items()})
+        except BaseException:
+            for session in group:
+                session.retired = None
+            raise
+        self.retired.count += len(group)
+        for session in group:
+            self.live.pop(session.session_id, None)
+
+    async def page(self, state: str | None, job: str | None, after: str, limit: int) -> list[Session]:
+        """Sessions in id order after `after`, at most `limit`; retired ones, too."""
+
+        def wanted(session: Session) -> bool:
+            return (not state or session.phase == state) and (not job or session.spec.get("job") == job)
+
+        # First those in memory: one that is retired meanwhile is in both, and not in neither.
+        later = (name for name in sorted(self.live) if name > after)
+        here = list(islice((one for name in later if wanted(one := self.live[name])), limit))
+        if state in (SessionPhase.OPEN, SessionPhase.COMPLETE):
+            return here
+        known = {one.session_id for one in here}
+        lines = await self.retired.after(
+            after, lambda one: one.session_id not in known and wanted(one), limit
+        )
+        return sorted([*here, *lines], key=lambda one: one.session_id)[:limit]
 
 
 async def _carried_through(change: Coroutine[Any, Any, None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, NamedTuple
 
 from sandgate.contract.errors import FailureClass
@@ -32,9 +33,11 @@ class Member:
     """The lease that has or had it last; empty if it was given back."""
     acked: str = ""
     """The lease that acknowledged it."""
+    changed_at: float = 0.0
+    """When it was sealed, then when it was acknowledged."""
 
     def seal(self, record: Sealed) -> None:
-        self.sealed = True
+        self.sealed, self.changed_at = True, max(self.changed_at, record.at)
         self.good = not record.aborted and record.failure_class != FailureClass.INFRA.value
 
 
@@ -81,8 +84,11 @@ class GroupState:
         """All attempts at all samples, in order of sample."""
         return [member for sample in sorted(self.samples) for member in self.samples[sample].values()]
 
-    def finished(self) -> bool:
-        """Whether every attempt is sealed and none will ever be offered again."""
+    def finished(self, before: float = inf) -> bool:
+        """Whether every attempt is sealed and none will ever be offered again, and all that was so `before` (unix
+        seconds)."""
+        if any(member.changed_at >= before for member in self.members()):
+            return False
         if not all(member.sealed for member in self.members()) or self.offer(whole=False):
             return False
         return bool(self.key.session) or self.whole()

@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from math import inf
 
 from sandgate.contract.errors import Conflict, NotFound, Overloaded
 from sandgate.gateway.journal.records import Acked, GroupClosed, Leased, Nacked, Opened, Record, Sealed
@@ -207,11 +208,11 @@ class LeaseBook:
         held = self.leases[lease]
         return not held.over and not all(member.acked for member in self._members_of(held.sessions))
 
-    def disposable(self) -> list[str]:
-        """Sessions whose records are needed no more. They go by whole groups: the rest of one would never be whole
-        after a restart."""
-        finished = (group for group in self.groups.values() if group.finished())
-        return [member.session for group in finished for member in group.members()]
+    def disposable(self, before: float = inf) -> list[list[str]]:
+        """Sessions whose records are needed no more since `before`, group by group: they go by whole groups, as the
+        rest of one would never be whole after a restart."""
+        finished = (group for group in self.groups.values() if group.finished(before))
+        return [[member.session for member in group.members()] for group in finished]
 
     def forget(self, sessions: Iterable[str]) -> None:
         """Forgets sessions that were retired from the journal."""
@@ -235,10 +236,13 @@ class LeaseBook:
         out: list[Record] = []
         for lease in self.leases.values():
             remembered = tuple(member.session for member in self._members_of(lease.sessions))
-            acked = tuple(session for session in remembered if self.members[session].acked == lease.lease)
             out.append(Leased(at=now, lease=lease.lease, sessions=remembered, until=lease.until))
-            if acked:
-                out.append(Acked(at=now, lease=lease.lease, sessions=acked))
+            acked = dict[float, list[str]]()
+            for session in remembered:
+                if (member := self.members[session]).acked == lease.lease:
+                    acked.setdefault(member.changed_at, []).append(session)
+            for at, some in acked.items():
+                out.append(Acked(at=at, lease=lease.lease, sessions=tuple(some)))
             if lease.over:
                 out.append(Nacked(at=now, lease=lease.lease))
         for key, group in self.groups.items():
@@ -274,7 +278,8 @@ class LeaseBook:
         self._acknowledged(record.sessions)
         for member in self._members_of(record.sessions):
             self.leases.setdefault(record.lease, HeldLease(record.lease, record.sessions, record.at))
-            member.acked = member.acked or record.lease
+            if not member.acked:
+                member.acked, member.changed_at = record.lease, max(member.changed_at, record.at)
         self._refresh_all(record.sessions)
 
     def _acknowledged(self, sessions: Sequence[str]) -> None:
@@ -352,7 +357,7 @@ class LeaseBook:
     def _lease(self, lease: str) -> HeldLease:
         held = self.leases.get(lease)
         if held is None:
-            raise NotFound(f"no lease {lease[:200]!r}")
+            raise NotFound(f"no lease {lease[:200]!r}; or all that it held was acknowledged, and is retired")
         return held
 
     def _members_of(self, sessions: Iterable[str]) -> list[Member]:

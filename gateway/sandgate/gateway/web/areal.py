@@ -144,7 +144,7 @@ async def export_trajectories(core: Front, areal: Service, key: Admin, body: Exp
 
     404 if there is no such session; 400 for a style or discount that cannot be; 413 if it is too large.
     """
-    session = own(core, key, body.session_id)
+    session = await own(core, key, body.session_id)
     try:
         await areal.wait_ended(session, WAIT_S_MAX)
     except TimeoutError:

@@ -68,8 +68,8 @@ Admin = Annotated[Key, Depends(_admin)]
 """A key of scope admin, which is the operator's."""
 
 
-def own(core: GatewayService, key: Key, session_id: str) -> Session:
-    """The session, if the key is for the session's job. Raises NotFound, Forbidden."""
-    session = core.sessions.get(session_id)
+async def own(core: GatewayService, key: Key, session_id: str) -> Session:
+    """The session, if the key is for the session's job; one that was retired, too. Raises NotFound, Forbidden."""
+    session = await core.sessions.find(session_id)
     auth.control(key, job=session.spec.get("job"))
     return session

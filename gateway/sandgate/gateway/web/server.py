@@ -218,7 +218,7 @@ class AsgiApp:
         session: Session | None = None
         try:
             key = self.core.gate.key(scope["headers"])
-            session = self._session(key, named)
+            session = await self._session(key, named)
             self._enter(scope, key)
             await self.core.turns.pool.fair(session.session_id)
             hold = self._hold(key)
@@ -270,12 +270,13 @@ class AsgiApp:
         work = mine.admitted if isinstance(mine, Lane) else partial(off_loop, mine)
         return await work(adapter.decode, body, headers, history)
 
-    def _session(self, key: Key, named: str | None) -> Session:
-        session = self.core.sessions.get(auth.agent_session(key, named))
+    async def _session(self, key: Key, named: str | None) -> Session:
+        session = await self.core.sessions.find(auth.agent_session(key, named))
         job = session.spec.get("job", "")
         auth.of_job(key, job)
         if key.scope is Scope.TRAINER:
             auth.control(key, job=job)
+        session.refuse_if_retired()
         return session
 
     def _check_model(self, model: str) -> None:
@@ -412,7 +413,7 @@ class AsgiApp:
             key = self.core.gate.key(scope["headers"])
             self._enter(scope, key)
             if (response := kept_responses.named(path)) is not None:
-                session = self._session(key, named)
+                session = await self._session(key, named)
                 asked = (scope["method"], response, scope.get("query_string", b""))
                 body = await kept_responses.answer(self.core, session, *asked)
             else:
@@ -430,12 +431,12 @@ class AsgiApp:
         method = scope["method"]
         if method == "GET" and path.startswith("/v1/models"):
             if key.scope is Scope.AGENT or named is not None:
-                self._session(key, named)
+                await self._session(key, named)
             return models(path, self.core.config.model.name, anthropic=_is_anthropic(scope["headers"]))
         if method == "POST" and path in ("/complete", "/v1/complete"):
             if key.scope is not Scope.AGENT:
                 raise Forbidden("only the session's own agent key completes it here")
-            session = self._session(key, named)
+            session = await self._session(key, named)
             hold = self._hold(key)
             try:
                 raw = await self._body(scope, receive, hold, small=True)

@@ -54,22 +54,19 @@ async def listing(
     limit: int = PAGE,
 ) -> Any:
     """Sessions in id order after `after`; `next` is the cursor of the next page or null. What /complete said is left
-    out, and stands in the session's own answer: `has_complete_info`."""
+    out, and stands in the session's own answer: `has_complete_info`. Of a `retired` one only its end is known."""
     job = job or key.job or None
     auth.control(key, job=job)
     limit = max(1, min(limit, PAGE))
-    page: list[dict[str, Any]] = []
-    for session in core.sessions.listing(state, job, after):
-        if len(page) == limit:
-            return {"sessions": page, "next": page[-1]["session_id"]}
-        page.append(core.sessions.summary(session, whole=False))
-    return {"sessions": page, "next": None}
+    found = await core.sessions.page(state, job, after, limit + 1)
+    page = [core.sessions.summary(session, whole=False) for session in found[:limit]]
+    return {"sessions": page, "next": page[-1]["session_id"] if len(found) > limit else None}
 
 
 @serves(router, endpoints.SESSION)
 async def one(core: Front, key: Controller, session_id: str) -> Any:
     """State, turns, tokens, forks, in flight, timestamps."""
-    return core.sessions.summary(own(core, key, session_id))
+    return core.sessions.summary(await own(core, key, session_id))
 
 
 @serves(router, endpoints.WAIT)
@@ -81,7 +78,7 @@ async def wait(
 ) -> Any:
     """wait_for_completion: 200 when the session is complete or ended, 408 at the timeout; 503 when this process ends
     before: ask again."""
-    session = own(core, key, session_id)
+    session = await own(core, key, session_id)
     try:
         async with asyncio.timeout(timeout_s):
             while session.phase is SessionPhase.OPEN:
@@ -95,9 +92,10 @@ async def wait(
 @serves(router, endpoints.SESSION_TASK)
 async def task(core: Front, key: AnyKey, session_id: str) -> Any:
     """The task that the session was created with; of its `data` an agent sees what is under `public`. 404 if it was
-    created without."""
-    session = core.sessions.get(session_id)
+    created without; 410 once it is retired."""
+    session = await core.sessions.find(session_id)
     auth.may_read_task(key, session_id, job=session.spec.get("job", ""))
+    session.refuse_if_retired()
     found = session.spec.get("task")
     if key.scope is Scope.AGENT:
         found = agents_task(found)
@@ -109,7 +107,7 @@ async def task(core: Front, key: AnyKey, session_id: str) -> Any:
 @serves(router, endpoints.REWARD)
 async def reward(core: Front, key: AnyKey, session_id: str, body: RewardBody) -> Any:
     """Set the reward of a turn (default: the last one)."""
-    session = core.sessions.get(session_id)
+    session = await core.sessions.find(session_id)
     auth.may_reward(
         key,
         session_id,
@@ -123,7 +121,7 @@ async def reward(core: Front, key: AnyKey, session_id: str, body: RewardBody) ->
 @serves(router, endpoints.COMPLETE)
 async def complete(core: Front, key: Controller, session_id: str, body: Complete | None = None) -> Any:
     """The same signal as the agent's /complete, for drivers."""
-    return await core.complete(own(core, key, session_id), body or Complete())
+    return await core.complete(await own(core, key, session_id), body or Complete())
 
 
 @serves(router, endpoints.FINALIZE)
@@ -132,7 +130,7 @@ async def finalize(
 ) -> Any:
     """Seal the session's tree and linearize it. Idempotent: the first outcome stands. Trajectories as JSON, or as Arrow
     IPC where that is accepted, as of a lease."""
-    session, body = own(core, key, session_id), body or Finalize()
+    session, body = await own(core, key, session_id), body or Finalize()
     if body.trajectories and wants_arrow(accept):
         await core.seal(session, body)
         return Response(await core.rows(session, as_arrow), media_type=ARROW)
@@ -141,22 +139,22 @@ async def finalize(
 
 @serves(router, endpoints.TRAJECTORIES)
 async def trajectories(core: Front, key: Controller, session_id: str, accept: Accept = "*/*") -> Any:
-    """The trajectories of a finalized session; 409 while it has not ended. Reads only: they stay to be leased. As JSON,
-    or as Arrow IPC where that is accepted."""
+    """The trajectories of a finalized session; 409 while it has not ended, 410 once it is retired: whoever acknowledged
+    them has them. Reads only: they stay to be leased. As JSON, or as Arrow IPC where that is accepted."""
     if wants_arrow(accept):
-        return Response(await core.rows(own(core, key, session_id), as_arrow), media_type=ARROW)
-    return JsonBody(await core.trajectories(own(core, key, session_id)))
+        return Response(await core.rows(await own(core, key, session_id), as_arrow), media_type=ARROW)
+    return JsonBody(await core.trajectories(await own(core, key, session_id)))
 
 
 @serves(router, endpoints.ABORT)
 async def abort(core: Front, key: Controller, session_id: str) -> Any:
     """Cancel in-flight engine calls and discard; siblings are untouched. Idempotent."""
-    session = own(core, key, session_id)
+    session = await own(core, key, session_id)
     await core.abort(session)
     return core.sessions.summary(session)
 
 
 @serves(router, endpoints.TREE)
 async def tree(core: Front, key: Controller, session_id: str, text: bool = True) -> Any:
-    """Turns, parents, fork reasons, per-token spans."""
-    return JsonBody(await core.tree(own(core, key, session_id), text=text))
+    """Turns, parents, fork reasons, per-token spans; 410 once it is retired."""
+    return JsonBody(await core.tree(await own(core, key, session_id), text=text))

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sandgate.contract.errors import FailureReason, SandgateError
-from sandgate.operator.cluster.engines import Answering, answering, engine_urls
+from sandgate.operator.cluster.api import Json
+from sandgate.operator.cluster.engines import Answering, answering, engines
 from sandgate.operator.cluster.gateway_monitor import GatewayMonitor
+from sandgate.operator.cluster.gateway_pods import in_trouble, slow
 from sandgate.operator.cluster.job_state import JobState
 from sandgate.operator.driver.task_queue import Queues
 from sandgate.operator.observed import events
@@ -21,6 +23,8 @@ log = logging.getLogger(__name__)
 
 ENGINES_S = 5.0
 """Between looks at the engines' pods."""
+SLOW_S = 20.0
+"""Between looks at Events of engines' pods, while none is ready and none says why."""
 TASKS_S = 2.0
 """Between looks at the gateways' task queues."""
 
@@ -32,6 +36,10 @@ class EngineDiscovery:
     at: JobState
     engines: list[str] | None = None
     """Where they are; None until that was looked at."""
+    trouble: str = ""
+    """What their pods say of why none is ready."""
+    _asked_at: float = 0.0
+    _said: str = ""
     queues: Queues = field(default_factory=Queues)
     _heard: dict[str, Answering] = field(default_factory=dict)
     """Gateway -> what it last said of its engines."""
@@ -49,8 +57,7 @@ class EngineDiscovery:
         if self.engines is not None and heard.urls != set(self.engines):
             await monitor.client.set_engines(self.engines)
         self.at.observe(events.VersionPublished(int(status.get("policy_version") or 0)))
-        if status.get("trainer_seen_at"):
-            self.at.observe(events.TrainerHeard(float(status["trainer_seen_at"]), now))
+        self.at.observe(events.TrainerHeard(float(status.get("trainer_seen_at") or 0.0), now))
         self._engines_at(monitor, heard, now)
 
     def _engines_at(self, monitor: GatewayMonitor, heard: Answering, now: float) -> None:
@@ -59,7 +66,8 @@ class EngineDiscovery:
         first = self._heard[
             min(self._heard)
         ]  # always the same gateway's words, so that the status keeps still
-        self.at.observe(events.EnginesCounted(most, "" if most else first.why))
+        why = f"{first.why}: {self.trouble}" if self.trouble and not self.engines else first.why
+        self.at.observe(events.EnginesCounted(most, "" if most else why))
         if not heard.healthy:
             since = self._dry_since.setdefault(monitor.name, now)
             self._outage(monitor, Outage(since, None, FailureReason.ENGINE_LOST))
@@ -88,7 +96,8 @@ class EngineDiscovery:
         """For ever: look where engines are, tell gateways whose set differs (they say in their status)."""
         while True:
             try:
-                found = await engine_urls(self.at.kube, self.at.job)
+                found, pods = await engines(self.at.kube, self.at.job)
+                self.trouble = in_trouble(pods) or await self._slow(pods)
                 if found != self.engines:
                     self.engines = found
                     for monitor in tuple(self.at.monitors.values()):
@@ -102,6 +111,15 @@ class EngineDiscovery:
                     await self.occasion.wait()
             except TimeoutError:
                 pass
+
+    async def _slow(self, pods: list[Json]) -> str:
+        """What Events say of them; asked now and then, for an image may be pulled for long."""
+        now = self.at.now()
+        if not pods:
+            return ""
+        if now >= self._asked_at + SLOW_S:
+            self._asked_at, self._said = now, await slow(self.at.kube, self.at.namespace, pods)
+        return self._said
 
     # -- pushed tasks -------------------------------------------------------------------------------------------------
 

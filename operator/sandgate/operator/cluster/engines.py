@@ -18,15 +18,21 @@ SAID_MAX = 3
 
 async def engine_urls(kube: Api, job: RolloutJob) -> list[str]:
     """Base URLs of engines that take turns now, in order."""
+    return (await engines(kube, job))[0]
+
+
+async def engines(kube: Api, job: RolloutJob) -> tuple[list[str], list[Json]]:
+    """(base URLs of engines that take turns now, in order; where there are none, the pods that are to be some)."""
     if job.spec.engine.endpoints is not None:
-        return list(job.spec.engine.endpoints)
+        return list(job.spec.engine.endpoints), []
     found = engine_pods(job)
     if found is None:
-        return []
+        return [], []
     labels, port = found
     wanted = ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
     pods = await kube.list("Pod", job.metadata.namespace, labels=wanted)
-    return sorted(filter(None, (pod_url(one, port) for one in pods)))[:ENGINES_MAX]
+    urls = sorted(filter(None, (pod_url(one, port) for one in pods)))[:ENGINES_MAX]
+    return urls, [] if urls else pods
 
 
 def pod_url(body: Json, port: int) -> str:

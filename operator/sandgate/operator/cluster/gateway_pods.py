@@ -10,8 +10,9 @@ from typing import Any
 
 from sandgate.contract.errors import SandgateError
 from sandgate.contract.exits import last_words, one_line
-from sandgate.operator.cluster.api import Json
+from sandgate.operator.cluster.api import Api, Json
 from sandgate.operator.cluster.job_state import JobState
+from sandgate.operator.cluster.pod_events import told_of
 from sandgate.operator.manifests import gateway_pods
 from sandgate.operator.observed import events
 from sandgate.operator.observed.pod_failure import PodStatus, is_trouble, map_of, maps_of
@@ -48,10 +49,27 @@ class GatewayPods:
         wanted = ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
         try:
             pods = await self.at.kube.list("Pod", self.at.namespace, labels=wanted)
+            why = blocked(pods, owner) or await slow(self.at.kube, self.at.namespace, pods)
         except (SandgateError, OSError, TimeoutError) as error:
             log.warning("job %s/%s: pods of gateways: %s", self.at.namespace, self.at.name, error)
             return
-        self.at.observe(events.GatewaysBlocked(blocked(pods, owner)))
+        self.at.observe(events.GatewaysBlocked(why))
+
+
+async def slow(kube: Api, namespace: str, pods: Sequence[Json]) -> str:
+    """What Events say of the first of these pods, whose own status says only that it is being made."""
+    for body in sorted(pods, key=_name)[:1]:
+        if PodStatus(body, 0.0).waiting()[0] and (why := await told_of(kube, namespace, _uid(body))):
+            return f"pod {_name(body)}: {why}"
+    return ""
+
+
+def _name(body: Json) -> str:
+    return str(map_of(body, "metadata").get("name"))
+
+
+def _uid(body: Json) -> str:
+    return str(map_of(body, "metadata").get("uid"))
 
 
 def blocked(pods: Sequence[Json], owner: str) -> str:
@@ -59,10 +77,15 @@ def blocked(pods: Sequence[Json], owner: str) -> str:
     wrong. `owner`: the StatefulSet that makes them."""
     if not pods:
         return f"StatefulSet {owner} has no pod yet; `kubectl describe statefulset {owner}` says why"
-    for body in sorted(pods, key=lambda one: str(map_of(one, "metadata").get("name"))):
+    return in_trouble(pods)
+
+
+def in_trouble(pods: Sequence[Json]) -> str:
+    """What the first of these pods that says what is wrong with it, says."""
+    for body in sorted(pods, key=_name):
         words, _ = PodStatus(body, 0.0).waiting()
         if why := _crashed(map_of(body, "status")) or (words if is_trouble(words) else ""):
-            return one_line(f"pod {map_of(body, 'metadata').get('name')}: {why}")
+            return one_line(f"pod {_name(body)}: {why}")
     return ""
 
 

@@ -28,6 +28,7 @@ from sandgate.operator.cluster.gateway_pods import GatewayPods
 from sandgate.operator.cluster.job_state import JobState
 from sandgate.operator.cluster.object_store import ObjectTable, PodKept, pod_kept, session_seen
 from sandgate.operator.cluster.pod_backend import PodBackend
+from sandgate.operator.cluster.pod_events import PodEvents
 from sandgate.operator.cluster.provision import Taken, provide
 from sandgate.operator.cluster.remote_sessions import RemoteActs
 from sandgate.operator.cluster.resync import Resync
@@ -43,6 +44,7 @@ from sandgate.operator.plan.actions import Action, JobObserved, JobWant, Provide
 from sandgate.operator.plan.ends import seconds, why_stop
 from sandgate.operator.plan.job import plan_job
 from sandgate.operator.plan.remote import RemoteObserved, plan_remote
+from sandgate.operator.plan.standing import is_idle
 from sandgate.operator.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -93,7 +95,7 @@ class ClusterJob:
             cluster=self,
         )
         self.follower = EngineDiscovery(self.at)
-        self.gateway_pods = GatewayPods(self.at)
+        self.gateway_pods, self.pod_events = GatewayPods(self.at), PodEvents(self.at)
         self.intake = Resync(
             at=self.at,
             collector=self.collector,
@@ -104,13 +106,15 @@ class ClusterJob:
             pushed=self.follower.run_queue,
         )
         self._tasks: set[asyncio.Task[None]] = set()
+        self._watching: list[asyncio.Task[None]] = []
 
     def _observe(self, status: RolloutJobStatus | None) -> Observed:
         return Observed(
             want=self._want(),
             status=status,
             loaded=False,
-            provided=Provided.NOTHING,
+            provided=Provided.IDLE if is_idle(status) else Provided.NOTHING,
+            provided_for=status.observed_generation if status else 0,
             started_at=seconds(status.start_time) if status and status.start_time else self.now(),
             policy_version=status.policy_version if status else 0,
             engines=0,
@@ -144,11 +148,12 @@ class ClusterJob:
         self.spawn(self.collector.run())
         self.touch(JOB_KEY)
 
-    def spawn(self, what: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, what: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Beside, until this run ends."""
         task = asyncio.get_running_loop().create_task(what)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -267,22 +272,21 @@ class ClusterJob:
         log.info("job %s/%s: its ttl is over", meta.namespace, meta.name)
         await self.kube.delete(RolloutJob.KIND, meta.namespace, meta.name, uid=meta.uid)
 
-    async def provide(self, *, engine: bool) -> None:
-        """Gateways, and the engine or none."""
+    async def provide(self, what: Provided) -> None:
+        """Gateways and the engine, one of them or none. What is to go is not asked any more before it goes."""
         job = self.job
+        if what is Provided.IDLE:
+            await self._watch_nothing()
         try:
-            secret = await provide(self.kube, job, self.settings, engine=engine)
+            secret = await provide(self.kube, job, self.settings, what)
         except Taken as error:  # people must decide: it is said, and looked at again
             self._is_taken(str(error))
             asyncio.get_running_loop().call_later(TAKEN_S, self.touch, JOB_KEY)
             return
         self._is_taken("")
         self.at.secret = bytes.fromhex(secret)
-        if not self.at.monitors:
-            self.spawn(self.follower.run_engines())
-            self.spawn(self.gateway_pods.run())
-        self._watch_gateways(job)
-        what = Provided.RUNNING if engine else Provided.STOPPED
+        if what is not Provided.IDLE:
+            self._watch_gateways(job)
         self.at.observe(events.EngineProvided(what, job.metadata.generation))
 
     def _is_taken(self, why: str) -> None:
@@ -291,8 +295,23 @@ class ClusterJob:
             self.at.observe(events.WantChanged(self._want()))
             self.touch(JOB_KEY)
 
+    async def _watch_nothing(self) -> None:
+        """Its gateways and engine go: nobody looks for them any more. What they held is known, and stays known."""
+        async with self.intake.lock:  # what is being taken in is taken in whole
+            watching, self._watching = self._watching, []
+            for task in watching:
+                task.cancel()
+            await asyncio.gather(*watching, return_exceptions=True)
+            for monitor in self.at.monitors.values():
+                self.follower.left(monitor)
+            self.at.monitors.clear()
+        self.at.observe(events.EnginesCounted(0, ""))
+
     def _watch_gateways(self, job: RolloutJob) -> None:
         """To gateways that there was none to: their number may grow."""
+        if not self._watching:
+            looks = (self.follower.run_engines(), self.gateway_pods.run(), self.pod_events.run())
+            self._watching = [self.spawn(each) for each in looks]
         meta = job.metadata
         key = mint(self.at.secret, Key(Scope.ADMIN, job=meta.name))
         for index in range(job.spec.gateway.replicas):
@@ -301,7 +320,7 @@ class ClusterJob:
             origin = gateway_origin(meta.name, index, meta.namespace, self.settings)
             monitor = GatewayMonitor(name, origin, meta.name, key, self.connect, self, self.now)
             self.at.monitors[name] = monitor
-            self.spawn(monitor.run())
+            self._watching.append(self.spawn(monitor.run()))
 
     # -- gateways (gateway_monitor.Watcher) ----------------------------------------------------------------------------
 

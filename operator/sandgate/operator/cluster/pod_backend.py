@@ -20,7 +20,7 @@ from sandgate.operator.cluster.remote_sessions import RemoteActs
 from sandgate.operator.cluster.session_objects import SessionObjects, check_owner
 from sandgate.operator.manifests import keys_secret
 from sandgate.operator.manifests.sandbox_pods import RESULT_BYTES_MAX, agent_pod, verifier_pod
-from sandgate.operator.observed.events import AgentSeen, VerifierSeen
+from sandgate.operator.observed.events import AgentHeld, AgentSeen, VerifierSeen
 from sandgate.operator.observed.job import Observed
 from sandgate.operator.observed.pod_record import pod_gone
 from sandgate.operator.plan.actions import Exit, Ref, Running, Told
@@ -30,6 +30,10 @@ KEY_MARGIN_S = 86_400.0
 """Keys outlive their session's longest life by this: a gateway may be away, a group may wait for its verifier."""
 STOP_DEADLINE = {"spec": {"activeDeadlineSeconds": 1}}
 """How a pod is stopped without deleting it: its kubelet ends it, logs and statuses stay."""
+
+
+class QuotaFull(Unavailable):
+    """No room for another pod."""
 
 
 @dataclass(slots=True)
@@ -133,7 +137,12 @@ class PodBackend:
         return SessionUrls.of(self.at.monitors[self.at.gateway_of(ref)].origin, ref.name)
 
     async def _run(self, ref: Ref, table: ObjectTable[PodKept], body: Json) -> None:
-        made = await self._create_pod(body)
+        try:
+            made = await self._create_pod(body)
+        except QuotaFull as error:
+            if table is self.at.agents:
+                self.at.observe(AgentHeld(ref, str(error)))
+            raise
         if isinstance(made, Exit):
             self._report(ref, table, Running(made.at, None, made))
         else:
@@ -153,7 +162,7 @@ class PodBackend:
             check_owner(made, body["metadata"]["ownerReferences"][0]["uid"])
         except Forbidden as error:
             if "exceeded quota" in str(error):  # room comes back
-                raise Unavailable(str(error), retry_after=5.0) from error
+                raise QuotaFull(str(error), retry_after=5.0) from error
             return _refused(at.now(), error)
         except BadRequest as error:
             return _refused(at.now(), error)

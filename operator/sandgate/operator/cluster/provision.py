@@ -12,6 +12,7 @@ from sandgate.contract.names import signing_name
 from sandgate.operator.cluster.api import Api, Json
 from sandgate.operator.cluster.object_store import owner_uid
 from sandgate.operator.manifests import engine_objects, gateway_objects
+from sandgate.operator.plan.actions import Provided
 from sandgate.operator.settings import Settings
 
 SECRET_BYTES = 32
@@ -21,14 +22,16 @@ class Taken(Conflict):
     """A name that is derived from the job's is another's object: nothing is written over it."""
 
 
-async def provide(kube: Api, job: RolloutJob, settings: Settings, *, engine: bool) -> str:
-    """Make or update everything of the job but its sessions; the signing secret, as hex. `engine` False: a managed one
-    is scaled to nothing. Raises Taken where an object of another has one of its names, Unavailable while those
+async def provide(kube: Api, job: RolloutJob, settings: Settings, what: Provided) -> str:
+    """Make or update everything of the job but its sessions; the signing secret, as hex.
+
+    Raises Taken where an object of another has one of its names, Unavailable while those
     of an earlier job of that name are still there."""
     urls = job.spec.engine.endpoints or ()
     secret = await _signing(kube, job, settings)
-    objects = gateway_objects(job, settings, engine_urls=urls, secret_hex=secret)
-    wanted = [*engine_objects(job, settings, running=engine), *objects]
+    idle = what is Provided.IDLE
+    objects = gateway_objects(job, settings, engine_urls=urls, secret_hex=secret, running=not idle)
+    wanted = [*engine_objects(job, settings, running=what is Provided.RUNNING), *objects]
     signing = "Secret", signing_name(job.metadata.name)
     wanted = [body for body in wanted if (body["kind"], body["metadata"]["name"]) != signing]
     new = [

@@ -33,6 +33,7 @@ def refusal(text: str, generation: int, before: RolloutJobStatus | None, now: fl
     conditions = tuple(fact(kind) for kind in JobCondition)
     return replace(
         old,
+        reason=REASON,
         observed_generation=generation,
         conditions=conditions,
         completion_time=old.completion_time or stamp(now),

@@ -36,7 +36,7 @@ TASKS_S = 5.0
 """Between looks for a ConfigMap that is not there."""
 
 Body = Any
-Beside = Callable[[Coroutine[Any, Any, None]], None]
+Beside = Callable[[Coroutine[Any, Any, None]], object]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -154,6 +154,7 @@ class Resync:
             provided=was.provided,
             provided_for=was.provided_for,
             heard_at=was.heard_at,
+            trainer_at=was.trainer_at,
             engines=was.engines,
             done=ledger.done,
             more=True,

@@ -89,8 +89,8 @@ class JobDriver:
                 await self._objects(action).hold_remote(ref, why, final=final)
             case actions.WriteSession(ref):
                 await self._objects(action).write_session(ref)
-            case actions.Provide(engine):
-                await self._objects(action).provide(engine=engine)
+            case actions.Provide(what):
+                await self._objects(action).provide(what)
             case actions.DeleteJob():
                 await self._objects(action).delete_job()
             case _:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sandgate.contract.job import RolloutJob, Task
-from sandgate.operator.observed.events import Event, GaveUp
+from sandgate.operator.observed.events import Event, GaveUp, Proved
 from sandgate.operator.observed.fold import apply
 from sandgate.operator.observed.job import Observed
 from sandgate.operator.plan.actions import JobObserved
@@ -40,8 +40,12 @@ class DriverState:
                 call(uid)
 
     def job_observed(self) -> JobObserved:
-        """What a plan of the job sees. That nothing will come of the job stays once a plan has seen it."""
+        """What a plan of the job sees. That nothing will come of the job stays once a plan has seen it; so does that an
+        agent of it is past its start."""
         job = self.observed.job()
+        if not job.proved and job.proves_at is not None and self.now() >= job.proves_at:
+            self.observe(Proved())
+            job = self.observed.job()
         if job.hopeless is not None and self.observed.firsts.said is None:
             self.observe(GaveUp(job.hopeless))
         return job

@@ -185,10 +185,10 @@ class KubeClient:
         """Raises NotFound."""
         return await self._call("get", kind, "GET", KINDS[kind].path(namespace, name))
 
-    async def list(self, kind: str, namespace: str = "", *, labels: str = "") -> Items:
+    async def list(self, kind: str, namespace: str = "", *, labels: str = "", fields: str = "") -> Items:
         """All of one moment, in chunks; `namespace` "" means every namespace. Items have apiVersion and kind."""
         known = KINDS[kind]
-        found = await self._list("list", kind, namespace, labels, _PLAIN)
+        found = await self._list("list", kind, namespace, labels, _PLAIN, fields)
         for one in found:
             one.setdefault("apiVersion", known.api_version)
             one.setdefault("kind", kind)
@@ -208,11 +208,19 @@ class KubeClient:
         return any(one["name"] == known.plural for one in found["resources"])
 
     async def _list(
-        self, verb: str, kind: str, namespace: str, labels: str, headers: Mapping[str, str]
+        self,
+        verb: str,
+        kind: str,
+        namespace: str,
+        labels: str,
+        headers: Mapping[str, str],
+        fields: str = "",
     ) -> Items:
         path = KINDS[kind].path(namespace)
         for restart in range(LIST_RESTARTS + 1):
             query = {"labelSelector": labels} if labels else {}
+            if fields:
+                query["fieldSelector"] = fields
             if restart < LIST_RESTARTS:
                 query["limit"] = str(LIST_CHUNK)
             found: Items = []

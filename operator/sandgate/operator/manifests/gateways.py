@@ -68,11 +68,13 @@ PATH: Final = "spec.gateway.template"
 
 
 def gateway_objects(
-    job: RolloutJob, settings: Settings, *, engine_urls: Sequence[str], secret_hex: str
+    job: RolloutJob, settings: Settings, *, engine_urls: Sequence[str], secret_hex: str, running: bool = True
 ) -> list[Json]:
     """Everything of the gateways, in the order in which it is to be applied. `secret_hex`: 32 random bytes, made once
     and then read back: the signing Secret is immutable. `engine_urls` may be empty and may change: gateways are told of
-    changes by PUT /v1/engines, and do not roll for them. Raises BadManifest for a template that would break them."""
+    changes by PUT /v1/engines, and do not roll for them. `running` False: scaled to nothing.
+
+    Raises BadManifest for a template that would break them."""
     config = _config(job, settings, engine_urls)
     return [
         *sandbox_policies(job, settings),
@@ -84,7 +86,7 @@ def gateway_objects(
         # as soon as it listens.
         headless(job, gateways_name(job.metadata.name), GATEWAY, not_ready=True),
         _disruption_budget(job),
-        _stateful_set(job, settings, config),
+        _stateful_set(job, settings, config, running=running),
     ]
 
 
@@ -130,7 +132,8 @@ def _config(job: RolloutJob, settings: Settings, engine_urls: Sequence[str]) -> 
         place="$(POD_NAME)",
     )
     config["engine"]["wait"] = True
-    config["limits"] = {"drain_s": DRAIN_S} | config.get("limits", {})
+    kept = {"drain_s": DRAIN_S, "retire_s": settings.retire_seconds}
+    config["limits"] = kept | config.get("limits", {})
     if (files := job.spec.output.parquet) is not None:
         config["output"] = {"parquet": files.url}
     return config
@@ -173,10 +176,10 @@ def _disruption_budget(job: RolloutJob) -> Json:
     }
 
 
-def _stateful_set(job: RolloutJob, settings: Settings, config: Json) -> Json:
+def _stateful_set(job: RolloutJob, settings: Settings, config: Json, *, running: bool) -> Json:
     name = gateways_name(job.metadata.name)
     spec: Json = {
-        "replicas": job.spec.gateway.replicas,
+        "replicas": job.spec.gateway.replicas if running else 0,
         "serviceName": name,
         "podManagementPolicy": "Parallel",
         "updateStrategy": {"type": "RollingUpdate"},

@@ -96,7 +96,7 @@ class VersionPublished:
 
 @dataclass(frozen=True, slots=True)
 class TrainerHeard:
-    """The trainer gave a sign of life `at` some time; it is heard of `now`."""
+    """The trainer gave a sign of life `at` some time, 0: none that its gateway knows of; it is heard of `now`."""
 
     at: float
     now: float
@@ -134,6 +134,11 @@ class GaveUp:
     """A plan found that nothing will come of the job: that stays."""
 
     why: Hopeless
+
+
+@dataclass(frozen=True, slots=True)
+class Proved:
+    """An agent of the job ran for so long that it is past its start: that stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +222,14 @@ class AgentSeen:
 
     ref: Ref
     running: Running
+
+
+@dataclass(frozen=True, slots=True)
+class AgentHeld:
+    """The agent's sandbox cannot be asked for yet, and why."""
+
+    ref: Ref
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,6 +373,7 @@ JobEvent: TypeAlias = (
     | DrainAsked
     | StatusWritten
     | GaveUp
+    | Proved
     | TimerSet
 )
 GroupEvent: TypeAlias = (
@@ -377,6 +391,7 @@ GroupEvent: TypeAlias = (
 AttemptEvent: TypeAlias = (
     OutageSeen
     | AgentSeen
+    | AgentHeld
     | VerifierSeen
     | AgentStopping
     | AgentKilled

@@ -85,6 +85,8 @@ def _of_job(seen: Observed, event: JobEvent) -> Observed:  # noqa: C901 - one ca
             return _named(replace(seen, draining=True), JOB_KEY)
         case events.GaveUp(why):
             return replace(seen, firsts=replace(seen.firsts, said=seen.firsts.said or why))
+        case events.Proved():
+            return replace(seen, firsts=replace(seen.firsts, proved=True))
         case events.TimerSet(key, wake_at):
             return replace(seen, wake_at=wake_at) if key == JOB_KEY else _session(seen, key, wake_at=wake_at)
         case _:
@@ -127,8 +129,9 @@ def _gateway(seen: Observed, name: str, *, ready: bool) -> Observed:
 
 def _heard(seen: Observed, at: float, now: float) -> Observed:
     """Only a sign of life that ends a silence is news."""
+    seen = replace(seen, trainer_at=max(at, seen.trainer_at or 0.0))
     trainer, before = seen.want.spec.trainer, seen.heard_at
-    if trainer is None or (before is not None and at <= before):
+    if not at or trainer is None or (before is not None and at <= before):
         return seen
     after = replace(seen, heard_at=at)
     silent = before is not None and now >= before + trainer.heartbeat_seconds
@@ -179,16 +182,18 @@ def _found(
 def _recalled(seen: Observed, gateway: str, one: events.Recalled) -> Observed:
     ref, said, known = one.ref, one.said, one.seen
     seen = _begin(seen, ref.uid, gateway)
-    if said.turns:
+    well = said.state is SessionState.FINALIZED and said.failure_reason is None
+    if said.turns or well:
         seen = replace(seen, firsts=seen.firsts.somewhere())
     if said.state.ended:
         seen = _sample(seen, ref, ended_as(said, seen.sample(ref)))
     else:
         starting = known is not None and not known.lost and not begun(known)
         seen = _live(seen, SessionObserved(ref=ref, opened_at=said.created_at), gateway, starting=starting)
+        if known is not None:
+            seen = _waits(seen, ref, words_of(known.sandbox), starting=starting)
     if known is None:
         return seen
-    seen = _tried(seen, known.sandbox)
     return _named(replace(seen, sessions=seen.sessions.set(ref.name, known)), ref.name)
 
 
@@ -291,6 +296,8 @@ def _of_attempt(seen: Observed, event: AttemptEvent) -> Observed:
             return _outage(seen, gateway, outage)
         case events.AgentSeen(ref, running):
             return _agent(seen, ref, running)
+        case events.AgentHeld(ref, why):
+            return _waits(seen, ref, why, starting=True)
         case events.VerifierSeen(ref, running):
             known = seen.sessions.get(ref.name)
             return seen if known is None else _change(seen, ref, verifier=merged(known.verifier, running))
@@ -345,18 +352,28 @@ def _agent(seen: Observed, ref: Ref, running: Running) -> Observed:
         return seen
     running = merged(known.sandbox, running)
     seen = _session(seen, ref.name, sandbox=running)
-    seen = _tried(seen, running)
-    if running.started_at is not None or running.exit is not None:
-        sample = seen.sample(ref)
-        if sample.starting and sample.attempt == ref.attempt:
-            seen = _named(_sample(seen, ref, replace(sample, starting=False)), JOB_KEY)
-    return _named(seen, ref.name)
+    begun = running.started_at is not None or running.exit is not None
+    return _named(_waits(seen, ref, words_of(running), starting=not begun), ref.name)
 
 
-def _tried(seen: Observed, sandbox: Running | None) -> Observed:
-    """The first sandbox that was made: further groups may begin."""
-    firsts = seen.firsts.seen(sandbox)
-    return seen if firsts is seen.firsts else _named(replace(seen, firsts=firsts), JOB_KEY)
+def words_of(running: Running | None) -> str:
+    """What it waits for before it starts."""
+    if (
+        running is None
+        or running.waiting is None
+        or running.started_at is not None
+        or running.exit is not None
+    ):
+        return ""
+    return running.waiting.words
+
+
+def _waits(seen: Observed, ref: Ref, words: str, *, starting: bool) -> Observed:
+    """What has started, has started."""
+    sample = seen.sample(ref)
+    if not sample.starting or sample.attempt != ref.attempt or (starting and sample.waits_for == words):
+        return seen
+    return _named(_sample(seen, ref, replace(sample, starting=starting, waits_for=words)), JOB_KEY)
 
 
 def _stopping(seen: Observed, ref: Ref, stop: Stop, now: float) -> Observed:

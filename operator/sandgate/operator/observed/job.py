@@ -23,7 +23,7 @@ from sandgate.operator.plan.actions import (
     SampleTally,
     SessionObserved,
 )
-from sandgate.operator.plan.firsts import Firsts
+from sandgate.operator.plan.firsts import PROOF_S, Firsts, nothing_starts
 from sandgate.operator.plan.groups import good
 
 JOB_KEY = "job"
@@ -68,6 +68,8 @@ class Observed:
     """Why no gateway's pod is ready."""
     heard_at: float | None = None
     """When the trainer last gave a sign of life; None: none is waited for."""
+    trainer_at: float | None = None
+    """When one last did, awaited or not; 0: never; None: no gateway has told yet."""
     provided: Provided | None = None
     provided_for: int = 0
     loaded: bool = True
@@ -100,26 +102,38 @@ class Observed:
             problem=self.problem,
             owed=self._owed(),
             hopeless=self._hopeless(),
-            tried=self.firsts.tried or self.acked > 0,
+            proved=self._proved,
+            proves_at=None if self._proved else self._proves_at(),
             draining=self.draining,
             policy_version=self.policy_version,
             engines=self.engines,
             engine_trouble=self.engine_trouble,
             gateway_trouble=self.gateway_trouble,
             heard_at=self.heard_at,
+            trainer_at=self.trainer_at,
             provided=self.provided,
             provided_for=self.provided_for,
             status=self.status,
             wake_at=self.wake_at,
         )
 
+    @property
+    def _proved(self) -> bool:
+        return self.firsts.proved or self.acked > 0
+
+    def _proves_at(self) -> float | None:
+        agents = (one.sandbox for one in self.live if one.sandbox is not None and one.sandbox.exit is None)
+        started = (one.started_at for one in agents if one.started_at is not None)
+        return min((at + PROOF_S for at in started), default=None)
+
     def _hopeless(self) -> Hopeless | None:
         spec, tasks = self.want.spec, len(self.uids)
         total = 0 if self.acked else tasks * spec.group_size  # what a trainer has, got somewhere
         more = self.more or not self.loaded
-        return self.firsts.hopeless(
+        found = self.firsts.hopeless(
             together=spec.parallelism, total=total, tasks=tasks, more=more, size=spec.group_size
         )
+        return found if found or self._proved else nothing_starts(self.groups.values(), spec)
 
     def _owed(self) -> int | None:
         if not self.loaded:

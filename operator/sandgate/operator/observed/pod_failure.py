@@ -17,7 +17,7 @@ from typing import Any, Final
 from sandgate.contract.errors import FailureReason
 from sandgate.contract.exits import last_words
 from sandgate.contract.session import parse_termination
-from sandgate.operator.plan.actions import Exit
+from sandgate.operator.plan.actions import Exit, Waiting
 
 Body = Mapping[str, Any]
 
@@ -49,6 +49,7 @@ IMAGE_PATIENTLY = frozenset(
         "SignatureValidationFailed",
     }
 )
+IMAGE_REASONS = IMAGE_AT_ONCE | IMAGE_PATIENTLY
 CONFIG_PATIENTLY = frozenset(
     {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreCreateHookError"}
     | {"PreStartHookError", "PostStartHookError"}
@@ -321,6 +322,20 @@ class PodStatus:
             if why and not words:
                 words = cut(f"{one.get('name')}: {why}")
         return words, None
+
+    def held_up(self, words: str) -> Waiting | None:
+        """What these words of `waiting` say that is more than that it is on its way."""
+        if not is_trouble(words):
+            return None
+        reasons = {str(map_of(map_of(one, "state"), "waiting").get("reason")) for one in self._hopefuls()}
+        image = not IMAGE_REASONS.isdisjoint(reasons)
+        reason = FailureReason.IMAGE_ERROR if image else FailureReason.START_TIMEOUT
+        return Waiting(words, reason, placed=not self._condition("PodScheduled", "False"))
+
+    @property
+    def placed_at(self) -> float | None:
+        """When it was given a node."""
+        return self._transition("PodScheduled", "True")
 
     def _condition(self, kind: str, status: str) -> Body:
         found = self.conditions.get(kind, {})

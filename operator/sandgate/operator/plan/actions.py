@@ -63,6 +63,19 @@ class Exit:
 
 
 @dataclass(frozen=True, slots=True)
+class Waiting:
+    """What a sandbox waits for before it starts, in the words of who knows: scheduler, kubelet, API server."""
+
+    words: str
+    reason: FailureReason = FailureReason.START_TIMEOUT
+    """What it fails of if it never starts: StartTimeout, or ImageError."""
+    placed: bool = True
+    """It has a node. Until then nothing starts, and its time does not run."""
+    from_event: bool = False
+    """Its own status says less; what is told later is in Events again."""
+
+
+@dataclass(frozen=True, slots=True)
 class Running:
     """A container or process: the agent or the verifier."""
 
@@ -70,6 +83,10 @@ class Running:
     started_at: float | None = None
     """None while it is being made."""
     exit: Exit | None = None
+    placed_at: float | None = None
+    """When it was given a node; None: not yet, or not known."""
+    waiting: Waiting | None = None
+    """None: nothing is known to be in its way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +178,8 @@ class SampleObserved:
     attempt: int = -1
     starting: bool = False
     """Live, and its agent has not started yet."""
+    waits_for: str = ""
+    """What its pod waits for, in the words of scheduler, kubelet or API server."""
     stopping: bool = False
     """Live, and told to stop."""
     ended_at: float = 0.0
@@ -218,6 +237,8 @@ class Provided(StrEnum):
     NOTHING = "nothing"
     STOPPED = "stopped"
     """Gateways; a managed engine is scaled to nothing."""
+    IDLE = "idle"
+    """The gateways are scaled to nothing, too."""
     RUNNING = "running"
 
 
@@ -252,9 +273,10 @@ class JobObserved:
     owed: int | None = 0
     """Samples that ended well and are not committed yet; None while that is not known."""
     hopeless: Hopeless | None = None
-    tried: bool = True
-    """A sandbox of it was made: what it is made of is not refused. Until then one group is begun, for each of its
-    sessions is an object."""
+    proved: bool = True
+    """An agent of it got past its start (`firsts.Firsts.proved`). Until then one group is begun."""
+    proves_at: float | None = None
+    """When that will be known of an agent that runs, if it runs on."""
     draining: bool = False
     """Nothing new is started; what runs may end."""
     policy_version: int = 0
@@ -266,6 +288,8 @@ class JobObserved:
     """Why no gateway's pod is ready, for people."""
     heard_at: float | None = None
     """When the trainer last gave a sign of life, or could first have; None where none is waited for."""
+    trainer_at: float | None = 0.0
+    """When a trainer was last heard of, awaited or not; 0: never; None: no gateway has told yet."""
     provided: Provided | None = None
     """None: gateways and engine are not the plan's business."""
     provided_for: int = 0
@@ -407,9 +431,9 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class Provide:
-    """Make the job's gateways, and its engine: running, or scaled to nothing; or make them what they are to be now."""
+    """Make the job's gateways and its engine, or make them what they are to be now."""
 
-    engine: bool
+    what: Provided
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 from sandgate.contract.errors import FailureReason
 from sandgate.contract.job import RolloutJobSpec, TrainerSpec
+from sandgate.contract.status import ConditionStatus, JobCondition, RolloutJobStatus
 from sandgate.operator.plan.actions import JobObserved, Stop
 
 COLLECT_S = float(TrainerSpec().collect_seconds)
@@ -42,9 +43,8 @@ def ending(spec: RolloutJobSpec, seen: JobObserved, now: float) -> Ending | None
     """Why nothing of the job will ever run again, though not everything ended."""
     if seen.hopeless is not None:
         return Ending(seen.hopeless.reason, seen.hopeless.message, closes=False)
-    limit = spec.active_deadline_seconds
-    if limit is not None and now >= seen.started_at + limit:
-        return Ending("DeadlineExceeded", f"activeDeadlineSeconds {limit} passed")
+    if (at := _deadline(spec, seen)) is not None and now >= at:
+        return Ending("DeadlineExceeded", f"activeDeadlineSeconds {spec.active_deadline_seconds} passed")
     trainer = spec.trainer
     if trainer is not None and not spec.suspend and _unheard(seen, trainer.collect_seconds, now):
         return Ending(
@@ -72,8 +72,8 @@ def why_stop(spec: RolloutJobSpec, seen: JobObserved, now: float) -> Stop | None
 def turning_points(spec: RolloutJobSpec, seen: JobObserved, now: float) -> Iterator[float]:
     """When one of these answers changes by itself."""
     times = []
-    if spec.active_deadline_seconds is not None:
-        times.append(seen.started_at + spec.active_deadline_seconds)
+    if (deadline := _deadline(spec, seen)) is not None:
+        times.append(deadline)
     if spec.trainer is not None and seen.heard_at is not None and not spec.suspend:
         times.append(seen.heard_at + spec.trainer.heartbeat_seconds)
         times.append(seen.heard_at + spec.trainer.collect_seconds)
@@ -90,10 +90,23 @@ def deleted_at(spec: RolloutJobSpec, seen: JobObserved) -> float | None:
     if ttl is None or seen.status is None or seen.provided is None:
         return None
     done = seconds(seen.status.completion_time)
-    if seen.owed == 0:
+    if seen.owed == 0 or (seen.owed is None and is_collected(seen.status)):
         return done + ttl
     patience = COLLECT_S if spec.trainer is None else float(spec.trainer.collect_seconds)
     return max(done + ttl, max(done, seen.heard_at or 0.0) + patience)
+
+
+def is_collected(status: RolloutJobStatus | None) -> bool:
+    """It was over and nothing of it was owed to anybody, as last told: true too while its gateways were not asked."""
+    collected = (one for one in status.conditions if one.type == JobCondition.COLLECTED) if status else ()
+    return any(one.status is ConditionStatus.TRUE for one in collected)
+
+
+def _deadline(spec: RolloutJobSpec, seen: JobObserved) -> float | None:
+    """Counted from when it began, or went on after it was suspended."""
+    waits = spec.suspend or (seen.status is not None and not seen.status.start_time)
+    limit = spec.active_deadline_seconds
+    return None if waits or limit is None else seen.started_at + limit
 
 
 def _unheard(seen: JobObserved, limit: float, now: float) -> bool:

@@ -4,23 +4,37 @@ Of what cannot get better: a pod that the API server refuses, a program that is 
 not serve, a tokenizer of another model; and agents that all end in the same words before their first turn. What may
 pass by itself (an engine that starts again, a node) is neither for it nor against it; one session that got anywhere is
 against it, for good.
+
+Until an agent got past its start, one group alone is begun (`plan.job`), and of what fails before it one sample alone
+is tried again.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from sandgate.contract.conditions import JobReason
 from sandgate.contract.errors import FailureClass, FailureReason, ModelNotServed, TokenizerMismatch
-from sandgate.operator.plan.actions import Hopeless, Running, SampleObserved, SessionObserved
-from sandgate.operator.plan.retries import FREE
+from sandgate.contract.job import RolloutJobSpec
+from sandgate.operator.plan.actions import (
+    GroupObserved,
+    Hopeless,
+    Running,
+    SampleObserved,
+    SampleState,
+    SessionObserved,
+)
+from sandgate.operator.plan.retries import FREE, retryable
+from sandgate.operator.plan.vain import Vain
 
 FIRST = 8
 """Sessions that must have ended so; fewer where fewer run at once, or the job has no more."""
 TASKS = 3
 """Tasks that they must be of where only the agents' own words are alike: one task may be bad for all its samples."""
+PROOF_S = 5.0
+"""An agent that has run for so long is past its start: a program that is not as it should be has died by then."""
 KEPT_MAX = 4096
 """Sessions that are followed: the first group alone may be large."""
 
@@ -30,6 +44,9 @@ NOT_THERE = re.compile(
     r'|exec: "[^"]*": (executable file not found|permission denied|is a directory|stat .*: no such file)'
 )
 """What our own processes and container runtimes say of a program that no repetition will find."""
+
+STARTS = (FailureReason.IMAGE_ERROR, FailureReason.START_FAILED, FailureReason.START_TIMEOUT)
+"""Ends before the agent's start."""
 
 ENGINE = {
     ModelNotServed.reason: JobReason.MODEL_NOT_SERVED,
@@ -59,8 +76,8 @@ class Firsts:
     """Session -> (uid, its end; None while it runs), in the order in which they were opened."""
     passed: bool = False
     """One got somewhere, or too many are followed: nothing is said any more."""
-    tried: bool = False
-    """A sandbox of one was made, whatever came of it."""
+    proved: bool = False
+    """An agent of one got past its start: it ran for PROOF_S, took a turn, or ended well."""
     said: Hopeless | None = None
     """It stays, whatever those come to that are stopped for it."""
 
@@ -69,40 +86,35 @@ class Firsts:
         if self.passed:
             return self
         if len(self.ends) >= KEPT_MAX:
-            return self.somewhere()
+            return replace(self, ends={}, passed=True)
         return replace(self, ends={**self.ends, name: (uid, None)})
 
     def ended(self, seen: SessionObserved, sample: SampleObserved) -> Firsts:
         """It is sealed."""
         name = seen.ref.name
+        known = replace(self, proved=self.proved or _turns(seen) > 0 or sample.reason is None)
         if self.passed or name not in self.ends:
-            return self
+            return known
         end = end_of(seen, sample)
         if end is not None:
-            return replace(self, ends={**self.ends, name: (seen.ref.uid, end)})
+            return replace(known, ends={**self.ends, name: (seen.ref.uid, end)})
         if sample.reason in FREE or (sample.failure is FailureClass.INFRA and not _turns(seen)):
-            return replace(self, ends={key: value for key, value in self.ends.items() if key != name})
-        return self.somewhere()
-
-    def seen(self, sandbox: Running | None) -> Firsts:
-        """One has this sandbox."""
-        if self.tried or sandbox is None or (sandbox.exit is not None and sandbox.exit.refused):
-            return self
-        return replace(self, tried=True)
+            return replace(known, ends={key: value for key, value in self.ends.items() if key != name})
+        return replace(known, ends={}, passed=True)
 
     def somewhere(self) -> Firsts:
         """The job's sessions can get somewhere."""
-        return replace(self, ends={}, passed=True, tried=True)
+        return replace(self, ends={}, passed=True, proved=True)
 
     def hopeless(
         self, *, together: int, total: int, tasks: int, more: bool, size: int = FIRST
     ) -> Hopeless | None:
         """Why nothing will come of the job. `together`: sessions that run at once; `total`, `tasks`: of the job, so far
-        as it is known; `more`: further tasks may come; `size`: of a group, of which one alone is begun before a sandbox
-        was made."""
+        as it is known; `more`: further tasks may come; `size`: of a group, of which one alone is begun before an agent
+        is past its start."""
         if self.said is not None or self.passed:
             return self.said
-        if not self.tried:
+        if not self.proved:
             together = min(together, size)
         return self._judge(min(FIRST, together, total), None if more else tasks)
 
@@ -120,6 +132,18 @@ class Firsts:
             if len(kept) >= wanted and enough:
                 return Hopeless(kept[0].reason.value, kept[0].text)
         return None
+
+
+def nothing_starts(groups: Iterable[GroupObserved], spec: RolloutJobSpec) -> Hopeless | None:
+    """Of a job of which no agent got past its start: all samples that were begun failed before it, and one of them in
+    all its attempts."""
+    samples = [sample for group in groups for sample in group.samples]
+    if not samples or any(one.state is not SampleState.ENDED or one.reason not in STARTS for one in samples):
+        return None
+    if all(retryable(one, spec) for one in samples):
+        return None
+    causes = Vain.of((str(one.reason), one.detail) for one in samples)
+    return Hopeless(JobReason.NOTHING_STARTS.value, f"no agent of the first {len(samples)} started: {causes}")
 
 
 def end_of(seen: SessionObserved, sample: SampleObserved) -> End | None:

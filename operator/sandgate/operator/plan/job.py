@@ -27,7 +27,8 @@ from sandgate.operator.plan.actions import (
 )
 from sandgate.operator.plan.ends import deleted_at, ending, turning_points, why_stop
 from sandgate.operator.plan.groups import cut_at, decided, settled
-from sandgate.operator.plan.retries import retry_at, retryable
+from sandgate.operator.plan.retries import FREE, retry_at, retryable
+from sandgate.operator.plan.standing import idle_at, standing
 from sandgate.operator.plan.status import is_over, job_status
 
 
@@ -39,7 +40,7 @@ def plan_job(want: JobWant, seen: JobObserved, now: float) -> list[Action]:
     never begun again.
     """
     over = is_over(seen.status, JobCondition.FAILED) or is_over(seen.status, JobCondition.COMPLETE)
-    actions = list(_provide(want, seen, over=over))
+    actions = list(_provide(want, seen, now, over=over))
     if over:  # only what the trainer has acknowledged still grows
         return [*actions, *_tell(want, seen, now), *_expire(want, seen, now)]
     stop = why_stop(want.spec, seen, now)
@@ -52,17 +53,19 @@ def plan_job(want: JobWant, seen: JobObserved, now: float) -> list[Action]:
         actions += _cut(want, seen, now)
         actions += _start(want, seen, now)
     actions += _tell(want, seen, now)
-    return [*actions, *_wake(seen, min(_times(want.spec, seen, now, stopped=stop is not None), default=None))]
+    times = [*_times(want.spec, seen, now, stopped=stop is not None)]
+    if seen.provided is Provided.STOPPED and (at := idle_at(want, seen, over=False)) is not None and at > now:
+        times.append(at)
+    return [*actions, *_wake(seen, min(times, default=None))]
 
 
-def _provide(want: JobWant, seen: JobObserved, *, over: bool) -> Iterator[Action]:
-    """Nothing is made for a job that was created suspended; engines are let go of as soon as nothing can run. Another
-    spec is another set of objects."""
-    if seen.provided is None or (seen.provided is Provided.NOTHING and want.spec.suspend):
+def _provide(want: JobWant, seen: JobObserved, now: float, *, over: bool) -> Iterator[Action]:
+    """Another spec is another set of objects."""
+    if seen.provided is None:
         return
-    wanted = Provided.STOPPED if over or want.spec.suspend else Provided.RUNNING
-    if seen.provided is not wanted or seen.provided_for != want.generation:
-        yield Provide(engine=wanted is Provided.RUNNING)
+    wanted = standing(want, seen, now, over=over)
+    if wanted is not None and (seen.provided is not wanted or seen.provided_for != want.generation):
+        yield Provide(wanted)
 
 
 def _tell(want: JobWant, seen: JobObserved, now: float) -> list[Action]:
@@ -74,7 +77,8 @@ def _expire(want: JobWant, seen: JobObserved, now: float) -> list[Action]:
     at = deleted_at(want.spec, seen)
     if at is not None and now >= at:
         return [DeleteJob()]
-    return _wake(seen, at)
+    idle = idle_at(want, seen, over=True) if seen.provided is Provided.STOPPED else None
+    return _wake(seen, min((one for one in (at, idle) if one is not None and one > now), default=None))
 
 
 def _wake(seen: JobObserved, at: float | None) -> list[Action]:
@@ -139,14 +143,13 @@ def _wanted(want: JobWant, seen: JobObserved, now: float) -> Iterator[OpenSessio
         cut = cut_at(group, want.spec)
         if group.closed or group.gateway not in seen.gateways or (cut is not None and now >= cut):
             continue
-        # Before a sandbox was made, nothing is tried twice while a sibling has not ended: all may be refused alike.
-        once = not seen.tried and any(one.state is not SampleState.ENDED for one in group.samples)
+        again = [index for index, sample in enumerate(group.samples) if _again(want.spec, sample, now)]
+        tried = frozenset(again if _proved(seen, now) else _probes(group, again))
         for index, sample in enumerate(group.samples):
-            again = not once and retryable(sample, want.spec) and now >= retry_at(sample)
-            if sample.state is SampleState.WAITING or again:
+            if sample.state is SampleState.WAITING or index in tried:
                 yield OpenSession(Ref(want.name, group.uid, index, sample.attempt + 1), group.gateway)
     load = dict(seen.gateways)
-    size, allowed = want.spec.group_size, _allowed(want.spec, seen)
+    size, allowed = want.spec.group_size, _allowed(want.spec, seen, now)
     for number, uid in enumerate(seen.fresh):
         if number >= allowed:
             return
@@ -156,11 +159,29 @@ def _wanted(want: JobWant, seen: JobObserved, now: float) -> Iterator[OpenSessio
             yield OpenSession(Ref(want.name, uid, index, 0), gateway)
 
 
-def _allowed(spec: RolloutJobSpec, seen: JobObserved) -> int:
+def _again(spec: RolloutJobSpec, sample: SampleObserved, now: float) -> bool:
+    return retryable(sample, spec) and now >= retry_at(sample)
+
+
+def _proved(seen: JobObserved, now: float) -> bool:
+    """An agent got past its start: so will others, as far as they are made of the same."""
+    return seen.proved or (seen.proves_at is not None and now >= seen.proves_at)
+
+
+def _probes(group: GroupObserved, again: list[int]) -> list[int]:
+    """Of what is to be tried again before any agent got past its start: all may fail alike, so one, and once the others
+    have ended. What we cut short ourselves has not failed."""
+    cut = [index for index in again if group.samples[index].reason in FREE]
+    if any(one.state is not SampleState.ENDED for one in group.samples):
+        return cut
+    return cut or again[:1]
+
+
+def _allowed(spec: RolloutJobSpec, seen: JobObserved, now: float) -> int:
     """New groups that staleness admits: the trainer will be at most `maxVersionsBehind` ahead when it gets them. One,
-    before any sandbox was made; a group whose gateway is away is not waited for."""
+    before any agent got past its start; a group whose gateway is away is not waited for."""
     most = len(seen.fresh)
-    if not seen.tried:
+    if not _proved(seen, now):
         most = 0 if any(one.gateway in seen.gateways for one in seen.groups.values()) else 1
     if spec.staleness is None:
         return most
@@ -173,6 +194,8 @@ def _times(spec: RolloutJobSpec, seen: JobObserved, now: float, *, stopped: bool
     yield from turning_points(spec, seen, now)
     if stopped:
         return
+    if not seen.proved and seen.proves_at is not None and now < seen.proves_at:
+        yield seen.proves_at
     for group in seen.groups.values():
         cut = cut_at(group, spec)
         if cut is not None and now < cut:

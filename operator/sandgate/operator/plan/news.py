@@ -24,6 +24,7 @@ WARNINGS = frozenset(
         JobReason.TRAINER_SILENT,
         JobReason.SPEC_REFUSED,
         JobReason.NO_TASKS,
+        JobReason.PODS_WAIT,
     )
 )
 """Reasons for which nothing goes on, or not as was asked, until somebody does something."""

@@ -61,7 +61,8 @@ _WHERE = """
     agent.template.spec.containers[].imagePullPolicy agent.template.spec.nodeSelector agent.template.spec.tolerations
     agent.template.spec.affinity agent.template.spec.imagePullSecrets agent.template.spec.priorityClassName
     agent.template.spec.schedulerName agent.template.spec.topologySpreadConstraints
-    gateway.replicas gateway.beside gateway.journal.sqlite.storage gateway.journal.sqlite.storageClass
+    gateway.replicas gateway.beside gateway.idleSeconds
+    gateway.journal.sqlite.storage gateway.journal.sqlite.storageClass
     gateway.journal.postgres.secretRef.name gateway.journal.postgres.secretRef.key gateway.image gateway.template
     parallelism startBurst limits.startSeconds
     reward.verifier.container.resources reward.verifier.container.imagePullPolicy

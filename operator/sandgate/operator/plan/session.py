@@ -24,6 +24,7 @@ from sandgate.operator.plan.actions import (
     StopAttempt,
     StopVerifier,
     Told,
+    Waiting,
     WakeAt,
     WriteSession,
 )
@@ -96,14 +97,24 @@ def _running(spec: RolloutJobSpec, seen: SessionObserved, agent: Running, now: f
     if state is SessionState.COMPLETE and spec.agent.completion is Completion.COMPLETE:
         return [StopAttempt(seen.ref, Stop(None))]
     if agent.started_at is None:
-        limit, begun = spec.limits.start_seconds, agent.asked_at
-        stop = Stop(FailureReason.START_TIMEOUT, f"not started within startSeconds {limit}")
+        if agent.waiting is not None and not agent.waiting.placed:
+            return []  # nothing starts; room comes back
+        limit = spec.limits.start_seconds
+        begun = agent.asked_at if agent.placed_at is None else agent.placed_at
+        stop = _not_started(limit, agent.waiting)
     else:
         limit, begun = spec.limits.session_seconds, agent.started_at
         stop = Stop(FailureReason.SESSION_TIMEOUT, f"still running after sessionSeconds {limit}")
     if now >= begun + limit:
         return [StopAttempt(seen.ref, stop)]
     return [*_show(seen, agent, now), *wake(seen.wake_at, min(_times(seen, agent, begun + limit, now)))]
+
+
+def _not_started(limit: float, waiting: Waiting | None) -> Stop:
+    text = f"not started within startSeconds {limit}"
+    if waiting is None:
+        return Stop(FailureReason.START_TIMEOUT, text)
+    return Stop(waiting.reason, f"{text}: {waiting.words}")
 
 
 def _show(seen: SessionObserved, agent: Running, now: float) -> list[Action]:

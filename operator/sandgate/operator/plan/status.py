@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from sandgate.contract.status import Condition, ConditionStatus, JobCondition, RolloutJobStatus
@@ -10,12 +12,14 @@ from sandgate.operator.plan.actions import (
     JobObserved,
     JobWant,
     Provided,
+    SampleObserved,
     SampleState,
     SampleTally,
 )
-from sandgate.operator.plan.ends import ending, silent, stamp
+from sandgate.operator.plan.ends import ending, is_collected, silent, stamp
 from sandgate.operator.plan.groups import count, good, retries, settled
 from sandgate.operator.plan.retries import retryable
+from sandgate.operator.plan.standing import IDLE, NOTHING_MADE
 
 Fact = tuple[bool, str, str]
 """(status, reason, message)."""
@@ -32,8 +36,11 @@ def job_status(want: JobWant, seen: JobObserved, now: float) -> RolloutJobStatus
     """What is to be told of the job; equal to `seen.status` if nothing changed."""
     groups = seen.groups.values()
     samples = [sample for group in groups for sample in group.samples]
-    running = sum(sample.state is SampleState.LIVE for sample in samples) + len(seen.remote)
-    idle = not running and all(settled(group) for group in groups)
+    lively = [sample for sample in samples if sample.state is SampleState.LIVE]
+    live, running = (
+        len(some) + len(seen.remote) for some in (lively, [one for one in lively if not one.starting])
+    )
+    idle = not live and all(settled(group) for group in groups)
     old = seen.status or RolloutJobStatus()
     why = ending(want.spec, seen, now)
     # Past the deadline, groups settle because they are closed: that is no completion.
@@ -43,35 +50,73 @@ def job_status(want: JobWant, seen: JobObserved, now: float) -> RolloutJobStatus
     if done and not failed and not is_over(old, JobCondition.COMPLETE) and (all_failed := _all_failed(seen)):
         failed, facts_failed = True, (True, "AllFailed", all_failed)
     complete = not failed and (is_over(old, JobCondition.COMPLETE) or done)
-    given_up = why is not None and (idle if why.closes else not running)
+    given_up = why is not None and (idle if why.closes else not live)
     if why is not None and given_up and not complete and not failed:
         failed, facts_failed = True, (True, why.reason, why.message)
     facts: dict[JobCondition, Fact] = {
         JobCondition.READY: (False, "NameTaken", want.taken) if want.taken else _ready(seen),
         JobCondition.SUSPENDED: (suspended := _suspended(want, seen, now, over=complete or failed)),
         JobCondition.PROGRESSING: _progressing(
-            seen, over=complete or failed, suspended=suspended[0], running=running, refused=want.refused
+            seen,
+            over=complete or failed,
+            suspended=suspended[0],
+            live=live,
+            running=running,
+            refused=want.refused,
+            waits_for=waits_for(lively),
         ),
         JobCondition.COMPLETE: (complete, "AllEnded" if complete else "NotAllEnded", ""),
         JobCondition.FAILED: facts_failed,
+        JobCondition.COLLECTED: _collected(seen, over=complete or failed),
     }
     return replace(
         old,
+        reason=in_a_word(facts),
         observed_generation=want.generation,
         conditions=tuple(_condition(old, kind, fact, want.generation, now) for kind, fact in facts.items()),
-        sessions=seen.total,
-        running=running,
-        ended=seen.tally.ended + sum(_ended(group, want) for group in groups),
-        failed=seen.tally.failed + sum(_failed(group, want) for group in groups),
-        retries=seen.tally.retries + sum(retries(group) for group in groups),
-        committed=seen.committed,
+        **(_counts(want, seen, running) if seen.owed is not None or seen.status is None else {}),
         gateways=len(seen.gateways),
         engines=seen.engines or 0,
         policy_version=seen.policy_version,
         selector=want.selector,
-        start_time=old.start_time or ("" if want.spec.suspend else stamp(now)),
+        start_time=_start_time(want, old, now, over=complete or failed),
         completion_time=old.completion_time or (stamp(now) if complete or failed else ""),
     )
+
+
+def in_a_word(facts: Mapping[JobCondition, Fact]) -> str:
+    """Where the job stands: the reason of the condition that matters most."""
+    for kind in (JobCondition.FAILED, JobCondition.COMPLETE, JobCondition.SUSPENDED):
+        if facts[kind][0]:
+            return facts[kind][1]
+    ready = facts[JobCondition.READY]
+    return facts[JobCondition.PROGRESSING][1] if ready[0] else ready[1]
+
+
+def _counts(want: JobWant, seen: JobObserved, running: int) -> dict[str, int]:
+    """Not before its gateways were asked: until then, what an operator told before this one stands."""
+    groups = seen.groups.values()
+    return {
+        "sessions": seen.total,
+        "running": running,
+        "ended": seen.tally.ended + sum(_ended(group, want) for group in groups),
+        "failed": seen.tally.failed + sum(_failed(group, want) for group in groups),
+        "retries": seen.tally.retries + sum(retries(group) for group in groups),
+        "committed": seen.committed,
+    }
+
+
+def _start_time(want: JobWant, old: RolloutJobStatus, now: float, *, over: bool) -> str:
+    """As a Job's: of a job that is suspended there is none, and its deadline is counted anew when it goes on."""
+    if over:
+        return old.start_time or stamp(now)
+    return "" if want.spec.suspend else old.start_time or stamp(now)
+
+
+def _collected(seen: JobObserved, *, over: bool) -> Fact:
+    if over and (seen.owed == 0 or (seen.owed is None and is_collected(seen.status))):
+        return True, "AllAcknowledged", ""
+    return False, "NotAllAcknowledged", ""
 
 
 def _failed_fact(old: RolloutJobStatus) -> Fact:
@@ -91,7 +136,9 @@ def _all_failed(seen: JobObserved) -> str:
 
 def _ready(seen: JobObserved) -> Fact:
     if seen.provided is Provided.NOTHING:
-        return False, "NothingMade", "gateways and engine are not made yet"
+        return False, NOTHING_MADE, "gateways and engine are not made yet"
+    if seen.provided is Provided.IDLE:
+        return False, IDLE, "nothing is to be done: gateways and engine are at 0 pods"
     if not seen.gateways:
         return False, "NoGateway", _because("no gateway takes sessions", seen.gateway_trouble)
     if seen.engines == 0:
@@ -112,17 +159,34 @@ def _suspended(want: JobWant, seen: JobObserved, now: float, *, over: bool) -> F
     return False, "NotSuspended", ""
 
 
-def _progressing(seen: JobObserved, *, over: bool, suspended: bool, running: int, refused: str) -> Fact:
+def waits_for(samples: Iterable[SampleObserved]) -> str:
+    """What most of their pods that wait, wait for; of several as frequent the first."""
+    words = Counter(sample.waits_for for sample in samples if sample.waits_for and not sample.stopping)
+    return max(words, key=words.__getitem__, default="")
+
+
+def _progressing(
+    seen: JobObserved,
+    *,
+    over: bool,
+    suspended: bool,
+    live: int,
+    running: int,
+    refused: str,
+    waits_for: str,
+) -> Fact:
     if over:
         return False, "Over", ""
     if suspended:
         return False, "Suspended", ""
     if seen.draining:
-        return running > 0, "Draining", ""
+        return live > 0, "Draining", ""
     if seen.problem:
         return False, "NoTasks", seen.problem
     if refused:
         return True, "SpecRefused", refused
+    if waits_for:
+        return True, "PodsWait", waits_for
     return True, "Running" if running else "Waiting", ""
 
 

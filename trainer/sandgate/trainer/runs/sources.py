@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from sandgate.contract import control_api
-from sandgate.contract.errors import InvalidBody, NotFound
+from sandgate.contract.errors import Gone, InvalidBody, NotFound
 from sandgate.contract.session import SessionState
 from sandgate.contract.trajectory import Json, Trajectory
 from sandgate.trainer.client.cluster import (
@@ -47,7 +47,7 @@ class Source(Protocol):
         ...
 
     def trajectories(self, job: str) -> Iterator[Trajectory]:
-        """Rows of sessions that are finalized, by session id. Looking takes no lease."""
+        """Rows of sessions that are finalized and not retired, by session id. Looking takes no lease."""
         ...
 
 
@@ -75,7 +75,12 @@ class Live:
     def trajectories(self, job: str) -> Iterator[Trajectory]:
         with self.client() as client:
             for one in client.sessions(state=SessionState.FINALIZED.value, job=job or None):
-                yield from client.trajectories(one["session_id"])
+                if one.get("retired"):
+                    continue
+                try:
+                    yield from client.trajectories(one["session_id"])
+                except Gone:  # retired since
+                    continue
 
     def client(self) -> RolloutClient:
         from sandgate.gateway.client import Retries

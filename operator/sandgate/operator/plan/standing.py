@@ -1,0 +1,62 @@
+"""Decides what stands for a job, gateways and engine, and since when they have nothing to do. (pure)"""
+
+from __future__ import annotations
+
+from sandgate.contract.status import Condition, JobCondition, RolloutJobStatus
+from sandgate.operator.plan.actions import JobObserved, JobWant, Provided, SampleState
+from sandgate.operator.plan.ends import seconds
+
+IDLE = "Idle"
+"""Reason of Ready."""
+NOTHING_MADE = "NothingMade"
+"""Reason of Ready."""
+
+
+def standing(want: JobWant, seen: JobObserved, now: float, *, over: bool) -> Provided | None:
+    """What is to stand; None: nothing is to be touched, because nothing was ever made for a job that was created
+    suspended. Engines are let go of as soon as nothing can run, gateways once they had nothing to do for
+    `gateway.idleSeconds`."""
+    if seen.provided is Provided.NOTHING and want.spec.suspend and not _made(seen.status):
+        return None
+    if not over and not want.spec.suspend:
+        return Provided.RUNNING
+    at = idle_at(want, seen, over=over)
+    return Provided.IDLE if at is not None and now >= at else Provided.STOPPED
+
+
+def idle_at(want: JobWant, seen: JobObserved, *, over: bool) -> float | None:
+    """When gateways may go, if no trainer asks anything of them until then; None: they have something to do, or did not
+    say yet whether a trainer lives."""
+    kind = JobCondition.COLLECTED if over else JobCondition.SUSPENDED
+    since = _since(seen.status, kind)
+    if since is None or not (over or want.spec.suspend) or _busy(seen):
+        return None
+    heard = 0.0 if seen.provided is Provided.IDLE else seen.trainer_at
+    return None if heard is None else max(since, heard) + want.spec.gateway.idle_seconds
+
+
+def is_idle(status: RolloutJobStatus | None) -> bool:
+    """Its gateways were scaled to nothing, by this operator or one before it."""
+    ready = _condition(status, JobCondition.READY)
+    return ready is not None and ready.reason == IDLE
+
+
+def _busy(seen: JobObserved) -> bool:
+    samples = (sample for group in seen.groups.values() for sample in group.samples)
+    return bool(seen.remote) or any(sample.state is SampleState.LIVE for sample in samples)
+
+
+def _made(status: RolloutJobStatus | None) -> bool:
+    """Gateways stand, of an operator before this one."""
+    ready = _condition(status, JobCondition.READY)
+    return ready is not None and ready.reason not in (IDLE, NOTHING_MADE)
+
+
+def _since(status: RolloutJobStatus | None, kind: JobCondition) -> float | None:
+    """Since when a condition is True."""
+    found = _condition(status, kind)
+    return seconds(found.last_transition_time) if found is not None and found.status == "True" else None
+
+
+def _condition(status: RolloutJobStatus | None, kind: JobCondition) -> Condition | None:
+    return next((one for one in status.conditions if one.type == kind), None) if status is not None else None
