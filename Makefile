@@ -33,13 +33,25 @@ demo: venv
 	SANDGATE_ENGINE_VENV="$$engine" $(BIN)/sandgate run examples/shop/job.yaml --out out/demo $(if $(filter-out 0,$(FRESH)),--fresh)
 	[ -z "$$finished" ] || echo "make demo FRESH=1 runs it anew"
 
-## make demo-rl [ARGS=...]  TRL's GRPO on rollouts of that agent: watch it learn -> out/demo-rl. ARGS: --seed 1 --ahead 1
+## make demo-rl [ARGS=...] [EXAMPLE=shop]  TRL's GRPO on an agent that programs: watch it learn -> out/demo-rl. ARGS: --seed 1 --ahead 1
 .PHONY: demo-rl
+demo-rl: OUT = out/demo-rl$(if $(EXAMPLE),-$(EXAMPLE))
+demo-rl: PROGRAM = examples/learning/demo.py --example examples/$(or $(EXAMPLE),coder)-rl --out $(OUT)
 demo-rl: venv
-	@engine="$$(scripts/engine-env.sh | tail -n 1)"
-	trl="$$(scripts/trainer-env.sh trl | tail -n 1)"
-	export SANDGATE_ENGINE_VENV="$$engine" PYTHONPATH="$$(printf '$(CURDIR)/%s:' contract gateway operator sandbox trainer)"
-	"$$trl/bin/python" examples/shop-rl/demo.py --out out/demo-rl $(ARGS)
+	@$(LEARN)
+
+## make compare-rl [ARGS=...]  what the trainer is told: exact records, transcripts, lost sandboxes; 5 seeds -> out/compare-rl
+.PHONY: compare-rl
+compare-rl: PROGRAM = examples/coder-rl/compare.py --out out/compare-rl
+compare-rl: venv
+	@$(LEARN)
+
+define LEARN
+engine="$$(scripts/engine-env.sh | tail -n 1)"
+trl="$$(scripts/trainer-env.sh trl | tail -n 1)"
+export SANDGATE_ENGINE_VENV="$$engine" PYTHONPATH="$$(printf '$(CURDIR)/%s:' contract gateway operator sandbox trainer)"
+"$$trl/bin/python" $(PROGRAM) $(ARGS)
+endef
 
 ## make test [T=...]        what needs no root, compiler, cluster or whole trainer; T: a path (all of it), or options (T='-k lease')
 ##                          HOG=2: beside two processes that never rest; WORKERS=2: so many tests at once, where T names none
@@ -142,11 +154,11 @@ $(STAMP): pyproject.toml constraints.txt
 engine: venv
 	@scripts/engine-env.sh
 
-# The tiny model of the example, trained anew; the one that is checked in was made like this.
+# The tiny model of an example (EXAMPLE=coder-rl), trained anew; the one that is checked in was made like this.
 .PHONY: model
 model: venv
 	engine="$$(scripts/engine-env.sh | tail -n 1)"
-	"$$engine/bin/python" examples/shop/make_model.py $(ARGS)
+	"$$engine/bin/python" examples/$(or $(EXAMPLE),shop)/make_model.py $(ARGS)
 
 # New pins for everything; read the diff before you commit it.
 .PHONY: lock

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+DEMO = HERE.parent / "learning" / "demo.py"
 POINTS = 30.0
 TOLERANCE = 1e-4
 
@@ -32,8 +33,8 @@ def main() -> None:
     for seed in told.seeds:
         out = told.out / f"seed-{seed}-ahead-{told.ahead}"
         shutil.rmtree(out, ignore_errors=True)
-        words = [sys.executable, str(HERE / "demo.py"), "--out", str(out), "--json", "--seed", str(seed)]
-        words += ["--steps", str(told.steps), "--ahead", str(told.ahead)]
+        words = [sys.executable, str(DEMO), "--example", str(HERE), "--out", str(out), "--json"]
+        words += ["--seed", str(seed), "--steps", str(told.steps), "--ahead", str(told.ahead)]
         began, loads = time.monotonic(), [os.getloadavg()[0]]
         with (told.out.parent / f"{out.name}.log").open("w") as log:
             process = subprocess.Popen(words, stdout=log, stderr=log)

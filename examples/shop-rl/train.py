@@ -1,164 +1,33 @@
-"""GRPO by TRL's own trainer, on rollouts of the shop's agent through Sandgate.
-
-`demo.py` starts engine and gateway and then this program, which may be killed at any time: started again, it goes on
-from its last checkpoint. What happens is one JSON line per step in OUT/steps.jsonl.
-"""
+"""GRPO on the agent of examples/shop: `demo.py` of examples/learning starts it, with an engine and a gateway."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
-import httpx
-import torch  # type: ignore[import-not-found, unused-ignore]  # only in TRL's environment
 from openai import OpenAI
-from transformers import AutoTokenizer  # type: ignore[import-not-found, unused-ignore]
-from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found, unused-ignore]
 
-from sandgate.contract.job import Task
 from sandgate.contract.session import SessionHandle
-from sandgate.trainer import fleet
-from sandgate.trainer.trl import FolderWeights, Rollouts, env_reward, last_checkpoint
 
 HERE = Path(__file__).resolve().parent
 SHOP = HERE.parent / "shop"
-sys.path.insert(0, str(SHOP))
+sys.path[:0] = [str(HERE.parent / "learning"), str(SHOP)]
 import agent  # noqa: E402
+import grpo  # noqa: E402
 from verifier import judge  # noqa: E402
-
-JOB = "shop-rl"
-HTTP = httpx.Client(limits=httpx.Limits(max_connections=64), timeout=120)
-"""One pool for all agents: an OpenAI client of its own costs 30 ms, most of it certificates that nobody needs here."""
 
 
 def shopper(*, session: SessionHandle, raw_prompt: str, sample_index: int, tools_kwargs: Any) -> float:
     """The agent of examples/shop, unchanged, and its verifier."""
-    client = OpenAI(base_url=session.base_url, api_key=session.api_key, http_client=HTTP)
+    client = OpenAI(base_url=session.base_url, api_key=session.api_key, http_client=grpo.HTTP)
     shop = agent.run(client, raw_prompt, stream=False)
     return float(judge(tools_kwargs, shop.ledger)["reward"])
 
 
-def tasks() -> list[Task]:
-    lines = (SHOP / "tasks.jsonl").read_text().splitlines()
-    return [Task(**json.loads(line)) for line in lines]
-
-
-class Steps:
-    """What is drawn and checked: a line per step, from rewards and from TRL's own log."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.began = path, time.time()
-
-    def tell(self, **said: Any) -> None:
-        with self.path.open("a") as file:
-            file.write(json.dumps({"at": round(time.time(), 2), **said}) + "\n")
-
-
-class Trainer(GRPOTrainer):  # type: ignore[misc, unused-ignore]
-    """GRPOTrainer that also writes its log to `steps`."""
-
-    steps: Steps
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        super().log(logs, start_time)
-        wanted = {
-            "reward": "reward",
-            "solved/mean": "solved",
-            "solved": "solved",
-            "sampling/sampling_logp_difference/max": "logp_difference_max",
-            "sampling/importance_sampling_ratio/mean": "ratio_mean",
-            "rollout/versions_behind_max": "behind_max",
-            "rollout/masked": "masked",
-            "eval_reward": "eval_reward",
-            "eval_solved": "eval_solved",
-            "step_time": "train_s",
-        }
-        found = {short: logs[name] for name, short in wanted.items() if name in logs}
-        if found:
-            self.steps.tell(step=self.state.global_step, **found)
-
-
-def solved(prompts: list[Any], env_reward: list[float | None], **columns: Any) -> list[float | None]:
-    """Weight 0: only a number for the log, the share of episodes that were right in deed and report."""
-    known = [one == 1.0 for one in env_reward if one is not None]
-    columns["log_metric"]("solved", sum(known) / max(1, len(known)))
-    return [None if one is None else float(one == 1.0) for one in env_reward]
-
-
-def config(told: argparse.Namespace) -> GRPOConfig:
-    return GRPOConfig(
-        output_dir=str(told.out / "checkpoints"),
-        max_steps=told.steps,
-        num_generations=told.samples,
-        per_device_train_batch_size=told.batch,
-        per_device_eval_batch_size=told.batch,
-        num_generations_eval=2,
-        learning_rate=told.rate,
-        lr_scheduler_type="constant",
-        temperature=1.0,
-        loss_type="dapo",
-        vllm_importance_sampling_correction=True,
-        vllm_importance_sampling_mode="token_truncate",
-        vllm_importance_sampling_clip_max=2.0,
-        seed=told.seed,
-        save_strategy="steps",
-        save_steps=told.save_every,
-        save_total_limit=2,
-        logging_steps=1,
-        reward_weights=[1.0, 0.0],
-        gradient_checkpointing=False,
-        use_cpu=True,
-        bf16=False,
-        report_to="none",
-        disable_tqdm=True,
-    )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--rate", type=float, default=3e-4)
-    parser.add_argument("--ahead", type=int, default=0, help="steps whose rollouts start early")
-    parser.add_argument("--samples", type=int, default=8, help="of each task: the group that GRPO compares")
-    parser.add_argument("--batch", type=int, default=64, help="samples of an optimizer step")
-    parser.add_argument("--evaluate", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--save-every", type=int, default=1)
-    told = parser.parse_args()
-    served = json.loads(os.environ["SHOP_RL_SERVED"])
-    torch.set_num_threads(1)
-    (told.out / "weights").mkdir(parents=True, exist_ok=True)
-    arguments = config(told)
-    gateways = fleet(served["origins"], served["key"], job=JOB)
-    with Rollouts(
-        gateways, tasks(), job=JOB, agent=shopper, run=f"seed-{told.seed}", ahead=told.ahead
-    ) as rollouts:
-        trainer = Trainer(
-            model=str(SHOP / "model"),
-            args=arguments,
-            processing_class=AutoTokenizer.from_pretrained(SHOP / "model"),
-            train_dataset=rollouts.dataset(told.steps * told.batch // told.samples),
-            eval_dataset=rollouts.dataset(),
-            reward_funcs=[env_reward, solved],
-            rollout_func=rollouts,
-        )
-        trainer.steps = Steps(told.out / "steps.jsonl")
-        rollouts.attach(trainer, FolderWeights(told.out / "weights"))
-        checkpoint = last_checkpoint(arguments.output_dir)
-        trainer.steps.tell(began=time.time(), checkpoint=checkpoint)
-        if checkpoint is None and told.evaluate:
-            trainer.evaluate()
-        trainer.train(resume_from_checkpoint=checkpoint)
-        if told.evaluate:
-            trainer.evaluate()
-        trainer.steps.tell(done=True)
-
+EXAMPLE = grpo.Example(
+    job="shop-rl", model=SHOP / "model", agent=shopper, tasks=grpo.tasks_of(SHOP / "tasks.jsonl")
+)
 
 if __name__ == "__main__":
-    main()
+    grpo.train(grpo.arguments(__doc__).parse_args(), EXAMPLE)

@@ -1,6 +1,7 @@
 """What the tiny model is taught: the shop's errands, as demonstrations with and without mistakes.
 
-An episode is a list of (text, taught) pieces: what the model says itself is taught, what it is told is not.
+An episode is a list of (text, taught) pieces: what the model says itself is taught, what it is told is not. Needs
+examples/learning on the path.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ import json
 import random
 from dataclasses import dataclass
 
+import turns
 from clients import Json, prose
 from shop import ITEMS
+from turns import Piece, call, tool_turn
 
 SHELL_DONE = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"  # how mini-swe-agent knows that a task is finished
-
-Piece = tuple[str, bool]
 
 
 @dataclass(frozen=True)
@@ -44,17 +45,7 @@ def user_turn(rnd: random.Random, request: str) -> str:
         request = f"{prose(rnd, 1)}\n\n{request}"
     elif style < 0.27:
         request = f"{rnd.choice(('', 'Task: '))}{request}\n\n{prose(rnd, 2)}"
-    return f"<|im_start|>user\n{request}<|im_end|>\n<|im_start|>assistant\n"
-
-
-def tool_turn(answer: str) -> str:
-    return (
-        f"\n<|im_start|>user\n<tool_response>\n{answer}\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
-    )
-
-
-def call(name: str, arguments: Json) -> str:
-    return f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments)}}}\n</tool_call><|im_end|>'
+    return turns.user_turn(request)
 
 
 def shown(rnd: random.Random, text: str, fields: Json, shell: bool) -> str:

@@ -58,15 +58,19 @@ class Held:
 def train(record: Path) -> None:
     import train as program  # type: ignore[import-not-found, unused-ignore]  # of examples/shop-rl
 
-    held = Held()
-    program.HTTP.event_hooks = {"request": [held]}
+    grpo = program.grpo
 
-    class Recorded(program.Rollouts):  # type: ignore[misc, name-defined, unused-ignore]
+    held = Held()
+    grpo.HTTP.event_hooks = {"request": [held]}
+
+    class Recorded(grpo.Rollouts):  # type: ignore[misc, name-defined, unused-ignore]
         def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
             n, step = trainer.num_generations, trainer.state.global_step
             named = Round(step).tasks(self.run, self._tasks_of(prompts, n))
             at = itertools.product(named, range(n), range(ATTEMPTS))
-            held.free({session_id(program.JOB, task.uid, sample, attempt) for task, sample, attempt in at})
+            held.free(
+                {session_id(program.EXAMPLE.job, task.uid, sample, attempt) for task, sample, attempt in at}
+            )
             out: dict[str, Any] = super().__call__(prompts, trainer)
             with record.open("a") as file:
                 file.write(json.dumps({"step": step, **out}) + "\n")
@@ -76,9 +80,8 @@ def train(record: Path) -> None:
             super().publish(trainer)
             held.published()
 
-    program.Rollouts = Recorded
-    program.FolderWeights = functools.partial(program.FolderWeights, kept=1_000)
-    program.main()
+    grpo.FolderWeights = functools.partial(grpo.FolderWeights, kept=1_000)
+    grpo.train(grpo.arguments(None).parse_args(), program.EXAMPLE, Recorded)
 
 
 def check(record: Path, weights: Path) -> None:

@@ -27,6 +27,7 @@ from tests.trainer.test_trl import environ, environment
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "shop-rl"
+DEMO = ROOT / "examples" / "learning" / "demo.py"
 HERE = Path(__file__).parent
 STEPS, BATCH, SAMPLES = 4, 16, 4
 KILLED_AFTER = 2
@@ -76,7 +77,7 @@ class Run:
         rooms = environ()["PYTHONPATH"]
         self._env = {
             "PYTHONPATH": f"{EXAMPLE}:{rooms}",
-            "SHOP_RL_SERVED": json.dumps({"origins": served.origins, "key": served.key}),
+            "LEARNING_SERVED": json.dumps({"origins": served.origins, "key": served.key}),
         }
 
     async def start(self) -> asyncio.subprocess.Process:
@@ -166,7 +167,17 @@ def _versions(rounds: list[dict[str, Any]]) -> None:
 async def test_the_demo_starts_a_killed_trainer_again_and_draws_the_curve(
     engine: str, tmp_path: Path
 ) -> None:
-    words = [str(EXAMPLE / "demo.py"), "--out", str(tmp_path), "--engine-url", engine, "--steps", "2"]
+    words = [
+        str(DEMO),
+        "--example",
+        str(EXAMPLE),
+        "--out",
+        str(tmp_path),
+        "--engine-url",
+        engine,
+        "--steps",
+        "2",
+    ]
     words += ["--batch", "16", "--samples", "4", "--no-evaluate", "--json"]
     demo = await start(words)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sandgate.contract.errors import Unavailable
 from tests.operator.cluster_rig import NAMESPACE, Box, World, engine_pod, hurry, manifest, world
 from tests.support.waiting import paced, until
 
@@ -232,3 +233,60 @@ async def test_for_a_job_that_was_created_suspended_nothing_is_made_by_a_new_ope
     up.operator_up()
     assert await quiet(calls) == []
     assert up.kube.named("StatefulSet") == []
+
+
+async def test_what_an_agent_session_must_still_say_is_written_while_its_gateway_is_away(up: World) -> None:
+    down = True
+
+    def fail(verb: str, kind: str) -> None:
+        if down and (verb, kind) == ("patch_status", "AgentSession"):
+            raise Unavailable("the API server refuses", retry_after=0.0)
+
+    up.operator_up()
+    await up.kube.create(manifest("a 1", gateway=SOON))
+    await holds(up, "Complete", "True", "AllEnded")
+    up.kube.fail = fail
+    assert await up.train() == 1
+    await is_away(up)
+    down = False
+    (name,) = up.sessions()
+
+    async def committed() -> bool:
+        found = (up.sessions()[name].get("status") or {}).get("conditions", ())
+        return any((one["type"], one["status"]) == ("TrajectoryCommitted", "True") for one in found)
+
+    await until(committed, what="it says that it is committed", within_s=20.0)
+
+
+async def test_a_job_that_gave_up_is_collected_though_a_group_of_it_never_became_whole(up: World) -> None:
+    async def fails(box: Box) -> int:
+        box.message = "no such thing"
+        return 1
+
+    up.agents = [("shop", fails)]
+    up.operator_up()
+    reward = {"source": "agent"}
+    await up.kube.create(
+        manifest("a 1", "b 2", "c 3", "d 4", gateway=SOON, groupSize=2, parallelism=1, reward=reward)
+    )
+    await holds(up, "Failed", "True", "AgentsFailAlike")
+    await up.train()
+    await holds(up, "Collected", "True", "AllAcknowledged")
+    await is_away(up)
+
+
+async def test_a_remote_session_of_an_idle_job_is_told_that_the_job_is_over(up: World) -> None:
+    await collected(up)
+    await holds(up, "Ready", "False", "Idle")
+    await up.operator_down()
+    up.operator_up()
+    spec = {"jobName": "shop", "taskUid": "far", "remote": True}
+    meta = {"name": "mine", "namespace": NAMESPACE}
+    await up.kube.create(
+        {"apiVersion": "sandgate.dev/v1alpha1", "kind": "AgentSession", "metadata": meta, "spec": spec}
+    )
+
+    async def told() -> bool:
+        return "is over" in str(up.sessions()["mine"].get("status") or "")
+
+    await until(told, what=f"it is refused: {up.sessions()['mine']}", within_s=20.0)

@@ -614,6 +614,11 @@ SUSPENDED_SINCE: dict[str, tuple[JobObserved, float, list[Action]]] = {
         [Provide(Provided.IDLE)],
     ),
     "not while anything of it runs": (seen(group("a", "x"), provided=Provided.STOPPED), 1600.0, []),
+    "not before all gateways were asked what they hold": (
+        seen(provided=Provided.STOPPED, owed=None, more=True),
+        1600.0,
+        [],
+    ),
     "they are gone until it goes on": (seen(group("a", "u"), provided=Provided.IDLE), 9000.0, []),
 }
 

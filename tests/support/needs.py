@@ -189,6 +189,7 @@ PATHS: dict[str, tuple[str, ...]] = {
     "tests/gateway/test_turn_forms.py": ("instructor",),
     "tests/e2e/test_third_party.py": ("mini-swe-agent",),
     "tests/trainer/test_cli_runner.py": ("mini-swe-agent",),
+    "tests/e2e/test_coder_rl.py": ("engine", "trl"),
     "tests/e2e/test_shop_rl.py": ("trl",),
     "tests/gateway/tokens/": ("templates",),
     "tests/truth/": ("templates",),

@@ -104,4 +104,8 @@ async def idle_and_back(world: World, namespace: str) -> None:
     stays(1)
     await until(gone, what="the gateway's pod is gone", within_s=60)
     stays(3600)
-    wait_for(world, namespace, NAME, "Ready")
+
+    async def back() -> bool:
+        return bool(world.get("rolloutjob", namespace, NAME)["status"].get("gateways") == 1)
+
+    await until(back, what="its gateway answers again", within_s=120)

@@ -14,8 +14,14 @@ import sys
 
 CHUNK = 65536
 CLONE_NEWNET = 0x40000000
-ALIVE = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
-"""Who is there is looked after as a server would: a client whose machine lost its power is gone after 30 s."""
+ALIVE = (
+    (socket.TCP_KEEPIDLE, 15),
+    (socket.TCP_KEEPINTVL, 5),
+    (socket.TCP_KEEPCNT, 3),
+    (socket.TCP_USER_TIMEOUT, 30_000),
+)
+"""Who is there is looked after as a server would: a client whose machine lost its power is gone after 30 s, also where
+bytes are under way to it, for which no keepalive is sent."""
 
 
 def join(path: str) -> None:

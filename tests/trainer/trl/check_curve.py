@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "shop-rl"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "learning"
 
 
 def curve() -> Any:

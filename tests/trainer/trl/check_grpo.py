@@ -306,6 +306,13 @@ def test_prompts_that_are_no_tasks_are_named(make: Any) -> None:
         make(agent=None).rollouts.__class__(fleet({"g": "http://g"}, "k"), [*TASKS, TASKS[0]], job="j")
 
 
+def test_a_split_is_datasets_of_some_of_the_tasks(make: Any) -> None:
+    rollouts = make().rollouts
+    assert rollouts.dataset(3, tasks=TASKS[1:3])["prompt"] == [TASKS[at].prompt for at in (1, 2, 1)]
+    with pytest.raises(InvalidBody, match="task 'q0' is not of these rollouts"):
+        rollouts.dataset(tasks=[Task(uid="q0", prompt="another")])
+
+
 def test_without_an_agent_the_jobs_operator_is_given_the_tasks_and_told_the_end(make: Any) -> None:
     made = make({"max_steps": 1}, agent=None, wait_s=0.3)
     with made.rollouts:

@@ -96,6 +96,7 @@ SETTINGS = (
     "SET tcp_keepalives_idle = 15",  # a dead gateway's session, and with it its lock, is gone after 30 s
     "SET tcp_keepalives_interval = 5",
     "SET tcp_keepalives_count = 3",
+    "SET tcp_user_timeout = 30000",  # and where an answer was under way, for which keepalives are not sent
 )
 
 

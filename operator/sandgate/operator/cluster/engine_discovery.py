@@ -45,6 +45,8 @@ class EngineDiscovery:
     """Gateway -> what it last said of its engines."""
     _dry_since: dict[str, float] = field(default_factory=dict)
     """Gateway -> since when no engine answers it."""
+    _trainers: dict[str, float] = field(default_factory=dict)
+    """Gateway -> when it last heard a trainer; 0: never in its life."""
     occasion: asyncio.Event = field(default_factory=asyncio.Event)
     """An engine's pod changed."""
 
@@ -57,7 +59,9 @@ class EngineDiscovery:
         if self.engines is not None and heard.urls != set(self.engines):
             await monitor.client.set_engines(self.engines)
         self.at.observe(events.VersionPublished(int(status.get("policy_version") or 0)))
-        self.at.observe(events.TrainerHeard(float(status.get("trainer_seen_at") or 0.0), now))
+        self._trainers[monitor.name] = float(status.get("trainer_seen_at") or 0.0)
+        told = self.at.monitors.keys() <= self._trainers.keys()
+        self.at.observe(events.TrainerHeard(max(self._trainers.values()), now, told))
         self._engines_at(monitor, heard, now)
 
     def _engines_at(self, monitor: GatewayMonitor, heard: Answering, now: float) -> None:

@@ -107,6 +107,7 @@ class ClusterJob:
         )
         self._tasks: set[asyncio.Task[None]] = set()
         self._watching: list[asyncio.Task[None]] = []
+        self._returns = False
 
     def _observe(self, status: RolloutJobStatus | None) -> Observed:
         return Observed(
@@ -208,7 +209,7 @@ class ClusterJob:
 
     def _plan_remote(self, key: str) -> list[Action]:
         seen = self.observed
-        if not seen.loaded:
+        if not seen.loaded and seen.provided is not Provided.IDLE:
             return []  # asked again when it is
         ref, gateway = seen.remotes.asked[key]
         one = RemoteObserved(
@@ -286,6 +287,7 @@ class ClusterJob:
         self._is_taken("")
         self.at.secret = bytes.fromhex(secret)
         if what is not Provided.IDLE:
+            self._returns = self._returns or self.observed.provided is Provided.IDLE
             self._watch_gateways(job)
         self.at.observe(events.EngineProvided(what, job.metadata.generation))
 
@@ -328,6 +330,9 @@ class ClusterJob:
         """It answers: what it holds is taken in, or compared with what is known."""
         if await self.intake.arrived(monitor, listed):
             self.follower.back(monitor)
+            if self._returns and self.job.spec.trainer is not None:  # until now it had nobody to talk to
+                self.at.observe(events.TrainerAwaited(self.now()))
+            self._returns = False
             self.at.observe(events.GatewayChanged(monitor.name, ready=True))
             for said in listed:
                 if said.session_id in self.observed.sessions:
@@ -366,8 +371,13 @@ class ClusterJob:
             self.session_gone(seen.name, seen.uid)
         else:
             news = self.at.sessions.put(seen.name, seen)
-            if news and seen.spec.remote and self.observed.loaded and seen.told < Told.FINALIZED:
+            if news and seen.spec.remote and self._answers_remotes and seen.told < Told.FINALIZED:
                 self.at.observe(events.RemoteAsked(seen.ref, seen.spec.gateway))
+
+    @property
+    def _answers_remotes(self) -> bool:
+        """Of a job whose gateways are away on purpose, the answer needs none of them."""
+        return self.observed.loaded or self.observed.provided is Provided.IDLE
 
     def session_gone(self, name: str, uid: str) -> None:
         """It is not there any more."""

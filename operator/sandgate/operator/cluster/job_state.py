@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sandgate.contract.errors import FailureReason, Unavailable
-from sandgate.contract.names import KEYS_PER_SECRET, group_name, keys_name, remote_verifier_name
+from sandgate.contract.names import KEYS_PER_SECRET, gateway_name, group_name, keys_name, remote_verifier_name
 from sandgate.gateway.client import GatewayClient
 from sandgate.operator.cluster.api import Api
 from sandgate.operator.cluster.gateway_monitor import GatewayMonitor
 from sandgate.operator.cluster.object_store import ObjectTable, PodKept, SessionSeen
 from sandgate.operator.driver.state import DriverState
+from sandgate.operator.manifests.base import gateway_origin
 from sandgate.operator.manifests.sandbox_pods import PodDefaults
 from sandgate.operator.plan.actions import Outage, Ref
 from sandgate.operator.settings import Settings
@@ -70,11 +71,22 @@ class JobState(DriverState):
 
     def gateway_of(self, ref: Ref) -> str:
         """The gateway that holds a session. Raises Unavailable if the operator does not know it (yet)."""
+        return self._monitor(self._holder(ref)).name
+
+    def origin_of(self, ref: Ref) -> str:
+        """Of that gateway, whether it stands now or was scaled to nothing. Raises Unavailable likewise."""
+        name, job, known = self._holder(ref), self.job, range(self.job.spec.gateway.replicas)
+        index = next((each for each in known if gateway_name(self.name, each) == name), None)
+        if index is None:
+            raise Unavailable(f"gateway {name!r} is not known")
+        return gateway_origin(self.name, index, job.metadata.namespace, self.settings)
+
+    def _holder(self, ref: Ref) -> str:
         seen = self.sessions.held.get(ref.name)
         gateway = seen.gateway if seen is not None else ""
         if not gateway and ref.uid in self.observed.groups:
             gateway = self.observed.gateway_of(ref.uid)
-        return self._monitor(gateway or self.observed.placed.get(ref.name, "")).name
+        return gateway or self.observed.placed.get(ref.name, "")
 
     async def absence(self, gateway: str, now: float) -> Outage | None:
         """It restarted, and its long poll has not told so yet."""

@@ -67,7 +67,7 @@ class PodEvents:
             return
         seen = self.at.observed.sessions.get(ref.name)
         if said and seen is not None and seen.sandbox == running:  # else its status has more by now
-            waiting = Waiting(said, from_event=True)
+            waiting = Waiting(said, from_event=True, pulls=said.startswith(f"{PROGRESS}:"))
             self.at.observe(events.AgentSeen(ref, replace(running, waiting=waiting)))
 
 

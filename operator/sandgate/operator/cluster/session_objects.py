@@ -73,7 +73,7 @@ class SessionObjects:
             seen,
             kept.status,
             at.now(),
-            base_url=SessionUrls.of(at.monitors[at.gateway_of(ref)].origin, ref.name).base_url,
+            base_url=SessionUrls.of(at.origin_of(ref), ref.name).base_url,
             node=at.agents.held[ref.name].seen.node if ref.name in at.agents.held else "",
             detail=_detail(seen),
         )

@@ -100,6 +100,8 @@ class TrainerHeard:
 
     at: float
     now: float
+    all_told: bool = True
+    """All gateways of the job have said whether they know of one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,8 +77,8 @@ def _of_job(seen: Observed, event: JobEvent) -> Observed:  # noqa: C901 - one ca
             fields = {"gateway_trouble": why}
         case events.VersionPublished(version):
             fields = {"policy_version": max(version, seen.policy_version)}
-        case events.TrainerHeard(at, now):
-            return _heard(seen, at, now)
+        case events.TrainerHeard(at, now, all_told):
+            return _heard(_asked(seen, at, all_told=all_told), at, now)
         case events.TrainerAwaited(since):
             fields = {"heard_at": since}
         case events.DrainAsked():
@@ -129,13 +129,19 @@ def _gateway(seen: Observed, name: str, *, ready: bool) -> Observed:
 
 def _heard(seen: Observed, at: float, now: float) -> Observed:
     """Only a sign of life that ends a silence is news."""
-    seen = replace(seen, trainer_at=max(at, seen.trainer_at or 0.0))
     trainer, before = seen.want.spec.trainer, seen.heard_at
     if not at or trainer is None or (before is not None and at <= before):
         return seen
     after = replace(seen, heard_at=at)
     silent = before is not None and now >= before + trainer.heartbeat_seconds
     return _named(after, JOB_KEY) if silent else after
+
+
+def _asked(seen: Observed, at: float, *, all_told: bool) -> Observed:
+    """Awaited or not: gateways that a trainer asks anything are not idle. The first answer of all is news."""
+    if seen.trainer_at is not None:
+        return replace(seen, trainer_at=max(at, seen.trainer_at))
+    return _named(replace(seen, trainer_at=at), JOB_KEY) if all_told else seen
 
 
 # -- groups and their sessions ----------------------------------------------------------------------------------------

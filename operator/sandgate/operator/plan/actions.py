@@ -73,6 +73,8 @@ class Waiting:
     """It has a node. Until then nothing starts, and its time does not run."""
     from_event: bool = False
     """Its own status says less; what is told later is in Events again."""
+    pulls: bool = False
+    """An image is on its way to its node, as far as is known without an error."""
 
 
 @dataclass(frozen=True, slots=True)

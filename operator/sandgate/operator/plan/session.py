@@ -32,6 +32,12 @@ from sandgate.operator.plan.outcome import failure, is_infra, reward_of, unscore
 
 FORCE_S = 60.0
 """How long a stopped agent may take to end; a pod's grace is 30 s, and its node must tell."""
+WAITS_S = 72_000.0
+"""A sandbox for which there is no room waits so long, 20 h, and is then tried anew: keys outlive a session's longest
+life by a day (`cluster.pod_backend.KEY_MARGIN_S`), and an agent whose key ran out would look like one that failed."""
+TOO_LATE = Stop(FailureReason.ABORTED, "no room for it within 20 h: tried anew, with keys that last")
+PULLS = 4
+"""So many startSeconds for an image that is on its way: the next attempt may have to begin at its first byte."""
 SHOW_S = 30.0
 """Sessions shorter than this never say Running: a write each, for what hardly anybody reads in time. Without it a
 session with a verifier costs five writes and its share of keys."""
@@ -58,7 +64,8 @@ def plan_session(spec: RolloutJobSpec, seen: SessionObserved, now: float) -> lis
         return _remote(spec, seen, now)
     if seen.sandbox is None:
         if seen.stop is None:
-            return [StartAttempt(ref)]
+            late = now >= seen.opened_at + WAITS_S
+            return [StopAttempt(ref, TOO_LATE) if late else StartAttempt(ref)]
         return _seal(spec, seen, Exit(at=now))
     if seen.sandbox.exit is None:
         return _running(spec, seen, seen.sandbox, now)
@@ -97,9 +104,10 @@ def _running(spec: RolloutJobSpec, seen: SessionObserved, agent: Running, now: f
     if state is SessionState.COMPLETE and spec.agent.completion is Completion.COMPLETE:
         return [StopAttempt(seen.ref, Stop(None))]
     if agent.started_at is None:
-        if agent.waiting is not None and not agent.waiting.placed:
-            return []  # nothing starts; room comes back
-        limit = spec.limits.start_seconds
+        if agent.waiting is not None and not agent.waiting.placed:  # nothing starts; room comes back
+            by = seen.opened_at + WAITS_S
+            return [StopAttempt(seen.ref, TOO_LATE)] if now >= by else wake(seen.wake_at, by)
+        limit = spec.limits.start_seconds * (PULLS if _pulls(agent.waiting) else 1)
         begun = agent.asked_at if agent.placed_at is None else agent.placed_at
         stop = _not_started(limit, agent.waiting)
     else:
@@ -108,6 +116,11 @@ def _running(spec: RolloutJobSpec, seen: SessionObserved, agent: Running, now: f
     if now >= begun + limit:
         return [StopAttempt(seen.ref, stop)]
     return [*_show(seen, agent, now), *wake(seen.wake_at, min(_times(seen, agent, begun + limit, now)))]
+
+
+def _pulls(waiting: Waiting | None) -> bool:
+    """Its image is on its way: that goes on by itself."""
+    return waiting is not None and waiting.pulls
 
 
 def _not_started(limit: float, waiting: Waiting | None) -> Stop:

@@ -31,6 +31,8 @@ def idle_at(want: JobWant, seen: JobObserved, *, over: bool) -> float | None:
     since = _since(seen.status, kind)
     if since is None or not (over or want.spec.suspend) or _busy(seen):
         return None
+    if not over and seen.owed is None and seen.provided is not Provided.IDLE:
+        return None  # what runs is not known before all gateways were asked
     heard = 0.0 if seen.provided is Provided.IDLE else seen.trainer_at
     return None if heard is None else max(since, heard) + want.spec.gateway.idle_seconds
 

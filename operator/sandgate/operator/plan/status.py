@@ -74,7 +74,11 @@ def job_status(want: JobWant, seen: JobObserved, now: float) -> RolloutJobStatus
         reason=in_a_word(facts),
         observed_generation=want.generation,
         conditions=tuple(_condition(old, kind, fact, want.generation, now) for kind, fact in facts.items()),
-        **(_counts(want, seen, running) if seen.owed is not None or seen.status is None else {}),
+        **(
+            _counts(want, seen, running)
+            if seen.owed is not None or seen.status is None
+            else {"running": running}
+        ),
         gateways=len(seen.gateways),
         engines=seen.engines or 0,
         policy_version=seen.policy_version,

@@ -90,8 +90,9 @@ class Rollouts:
         """Batches in the trainer's order, as far as they were looked at, from one step on."""
         self._planned_from = 0
 
-    def dataset(self, groups: int | None = None) -> Any:
+    def dataset(self, groups: int | None = None, *, tasks: Sequence[Task] | None = None) -> Any:
         """The tasks as a `datasets.Dataset` with TRL's column `prompt`; again and again until there are `groups` rows.
+        `tasks`: only these of them, of a split into training and evaluation. Raises InvalidBody for one of no task.
 
         With as many rows as the run has groups (steps times groups of a step) the run is one epoch, and a trainer that
         goes on asks for what it would have asked for. Over several epochs it does not: GRPOTrainer's sampler begins
@@ -99,7 +100,13 @@ class Rollouts:
         """
         from datasets import Dataset  # type: ignore[import-not-found]
 
-        prompts = [{"prompt": task.prompt} for task in self.tasks.values()]
+        wanted = list(self.tasks.values()) if tasks is None else tasks
+        for task in wanted:
+            if self.tasks.get(_key(task.prompt)) != task:
+                raise InvalidBody(
+                    f"task {task.uid!r} is not of these rollouts: give it to Rollouts, too", field="tasks"
+                )
+        prompts = [{"prompt": task.prompt} for task in wanted]
         return Dataset.from_list(list(islice(cycle(prompts), groups or len(prompts))))
 
     def __enter__(self) -> Self:

@@ -1,8 +1,8 @@
 """`make demo-rl`: an engine, a gateway, and a trainer whose model gets better while you watch.
 
-The trainer (train.py) is a process of its own. Kill it, with -9 if you like: it is started again, and goes on from its
-last checkpoint. Kill this program, and run it again: the same. A run that is finished is only shown; `--out` elsewhere,
-or the folder removed, starts a new one.
+`--example` is a folder with a job.yaml and a train.py. The trainer (train.py) is a process of its own. Kill it, with -9
+if you like: it is started again, and goes on from its last checkpoint. Kill this program, and run it again: the same. A
+run that is finished is only shown; `--out` elsewhere, or the folder removed, starts a new one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ import curve
 from sandgate.operator.local.job import load_job
 from sandgate.operator.local.serve import serve_local
 
-HERE = Path(__file__).resolve().parent
+SERVED = "LEARNING_SERVED"
+"""As train.py finds the gateways (grpo.py, which loads the trainer, is not imported here)."""
 RESTARTS_MAX = 20
 """Of a trainer that was killed; one that ends with an error by itself is not started again."""
 LOOK_S = 0.5
@@ -58,7 +59,7 @@ class View:
         self.said = len(story.steps)
 
     def lines(self, story: curve.Story) -> list[str]:
-        head = f"errands solved, {len(story.steps)} of {self.total} steps"
+        head = f"solved, {len(story.steps)} of {self.total} steps"
         if story.starts:
             head += f", {time.time() - story.starts[0]:.0f} s since the trainer began"
         last = line(story.steps[max(story.steps)]) if story.steps else self.note
@@ -66,18 +67,26 @@ class View:
 
 
 def line(one: dict[str, Any]) -> str:
+    off = one.get("logp_difference_max")
     return (
-        f"solved {one['solved']:.0%}, reward {one['reward']:.2f}, "
-        f"captured logprobs within {one['logp_difference_max']:.0e} of the trainer's"
+        f"solved {one['solved']:.0%}, reward {one['reward']:.2f}"
+        + (f", captured logprobs within {off:.0e} of the trainer's" if off is not None else "")
         + (f", up to {one['behind_max']:.0f} version(s) old" if one.get("behind_max") else "")
     )
 
 
 async def train(told: argparse.Namespace, served: dict[str, Any], view: View) -> int:
     """Run the trainer to its end; again if it was killed. Its exit code."""
-    words = [sys.executable, str(HERE / "train.py"), "--out", str(told.out), "--steps", str(told.steps)]
+    words = [
+        sys.executable,
+        str(told.example / "train.py"),
+        "--out",
+        str(told.out),
+        "--steps",
+        str(told.steps),
+    ]
     words += ["--seed", str(told.seed), "--ahead", str(told.ahead), *told.further]
-    env = {**os.environ, "SHOP_RL_SERVED": json.dumps(served), "HF_HUB_OFFLINE": "1"}
+    env = {**os.environ, SERVED: json.dumps(served), "HF_HUB_OFFLINE": "1"}
     env |= {"TRL_EXPERIMENTAL_SILENCE": "1", "OMP_NUM_THREADS": "1"}
     for _ in range(RESTARTS_MAX):
         with (told.out / "train.log").open("ab") as log:
@@ -100,9 +109,9 @@ async def train(told: argparse.Namespace, served: dict[str, Any], view: View) ->
 
 
 async def run(told: argparse.Namespace, view: View) -> int:
-    job = load_job(HERE / "job.yaml")
+    job = load_job(told.example / "job.yaml")
     async with serve_local(
-        job, manifest_dir=HERE, out=told.out, progress=view.say, engine_url=told.engine_url
+        job, manifest_dir=told.example, out=told.out, progress=view.say, engine_url=told.engine_url
     ) as served:
         connect = {"origins": served.origins, "key": served.key}
         view.note = "loading the trainer"
@@ -128,17 +137,18 @@ def summary(told: argparse.Namespace, story: curve.Story) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--example", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=Path("out/demo-rl"))
     parser.add_argument("--steps", type=int, default=16, help="optimizer steps of 64 episodes")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--ahead", type=int, default=0, help="1: sample the next batch while this one is trained"
     )
-    parser.add_argument("--engine-url", help="use this vLLM; it must serve examples/shop/model as `shop`")
+    parser.add_argument("--engine-url", help="use this vLLM; it must serve the job's model")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     told, further = parser.parse_known_args()  # the rest is train.py's
     told.further = further
-    told.out = told.out.absolute()
+    told.out, told.example = told.out.absolute(), told.example.absolute()
     told.out.mkdir(parents=True, exist_ok=True)
     began = time.time()
     view = View(told.out, told.steps)

@@ -23,6 +23,8 @@ class Story:
     """Optimizer steps done -> what was measured."""
     before: dict[str, Any] | None = None
     after: dict[str, Any] | None = None
+    evaluations: dict[int, float] = field(default_factory=dict)
+    """Optimizer steps done -> share of what is evaluated that was solved."""
     starts: list[float] = field(default_factory=list)
     """Unix seconds: when a trainer process began."""
     done: bool = False
@@ -42,7 +44,7 @@ class Story:
     def worst(self) -> float:
         """Largest difference between a captured logprob and the trainer's, where both had the same weights."""
         same = [one for one in self.steps.values() if one.get("behind_max") == 0]
-        return max((float(one["logp_difference_max"]) for one in same), default=0.0)
+        return max((float(one.get("logp_difference_max", 0.0)) for one in same), default=0.0)
 
 
 def read(path: Path) -> Story:
@@ -58,6 +60,7 @@ def read(path: Path) -> Story:
         elif "done" in one:
             found.done = True
         elif "eval_solved" in one:
+            found.evaluations[one["step"]] = one["eval_solved"]
             if one["step"] == 0:
                 found.before = one
             else:
@@ -98,7 +101,7 @@ def write_png(story: Story, path: Path, title: str) -> None:
                 textcoords="offset points",
                 ha="center",
             )
-    axes.set(xlabel="optimizer steps", ylabel="errands solved, %", ylim=(0, 105), title=title)
+    axes.set(xlabel="optimizer steps", ylabel="solved, %", ylim=(0, 105), title=title)
     axes.grid(alpha=0.3)
     figure.tight_layout()
     figure.savefig(path)
