@@ -132,7 +132,10 @@ async def test_gateways_are_beside_the_engine_and_agents_are_elsewhere(ran: Ran)
 
 async def test_kubectl_tells_the_story(ran: Ran) -> None:
     said = conditions(ran.job)
-    for changes in ("Ready", "Collected"):  # the engine is let go of, the last group acknowledged: before or after
+    for changes in (
+        "Ready",
+        "Collected",
+    ):  # the engine is let go of, the last group acknowledged: before or after
         said.pop(changes)
     assert said == {"Suspended": "False", "Progressing": "False", "Complete": "True", "Failed": "False"}
     status = ran.job["status"]
