@@ -185,8 +185,8 @@ async def test_a_bug_is_a_500_in_json_without_a_traceback(
     for name, owner, attribute in (
         ("decoding", g.core.turns, "begin"),
         ("sampling", g.engine, "generate"),
-        ("listing", g.core.sessions, "listing"),
-        ("models", g.core.sessions, "get"),
+        ("listing", g.core.sessions, "page"),
+        ("models", g.core.sessions, "find"),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(type(owner), attribute, broken)

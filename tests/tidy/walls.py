@@ -55,6 +55,7 @@ SHELL = (
     "gateway.engine.scripted.sglang_server",
     "gateway.tokens.load",
     "gateway.journal.sqlite",
+    "gateway.journal.room",
     "gateway.journal.group_commit",
     "gateway.journal.postgres",
     "operator.driver.*",
