@@ -25,7 +25,7 @@ from sandgate.operator.plan.actions import (
     WakeAt,
     WriteSession,
 )
-from sandgate.operator.plan.session import plan_session
+from sandgate.operator.plan.session import TOO_LATE, WAITS_S, plan_session
 from tests.operator.plans import (
     TRAINER,
     VERIFIER,
@@ -83,7 +83,27 @@ STEPS: dict[str, Case] = {
         spec(),
         session(sandbox=running(None, waiting=Waiting("Unschedulable: 0/3 nodes", placed=False))),
         999.0,
-        [],
+        [WakeAt(WAITS_S)],
+    ),
+    "one that found no room before its keys run out is tried anew": (
+        spec(),
+        session(sandbox=running(None, waiting=Waiting("Unschedulable: 0/3 nodes", placed=False))),
+        WAITS_S,
+        [StopAttempt(ref(), TOO_LATE)],
+    ),
+    "so is one that could not be made, for a quota": (
+        spec(),
+        session(),
+        WAITS_S,
+        [StopAttempt(ref(), TOO_LATE)],
+    ),
+    "an image that is on its way has more time": (
+        spec(),
+        session(
+            sandbox=running(None, waiting=Waiting("Pulling: Pulling image", from_event=True, pulls=True))
+        ),
+        4 * spec().limits.start_seconds - 1.0,
+        [WakeAt(4.0 * spec().limits.start_seconds)],
     ),
     "but it can be stopped": (
         spec(),

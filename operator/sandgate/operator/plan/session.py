@@ -107,9 +107,10 @@ def _running(spec: RolloutJobSpec, seen: SessionObserved, agent: Running, now: f
         if agent.waiting is not None and not agent.waiting.placed:  # nothing starts; room comes back
             by = seen.opened_at + WAITS_S
             return [StopAttempt(seen.ref, TOO_LATE)] if now >= by else wake(seen.wake_at, by)
-        limit = spec.limits.start_seconds * (PULLS if _pulls(agent.waiting) else 1)
+        times = PULLS if _pulls(agent.waiting) else 1
+        limit = spec.limits.start_seconds * times
         begun = agent.asked_at if agent.placed_at is None else agent.placed_at
-        stop = _not_started(limit, agent.waiting)
+        stop = _not_started(spec.limits.start_seconds, times, agent.waiting)
     else:
         limit, begun = spec.limits.session_seconds, agent.started_at
         stop = Stop(FailureReason.SESSION_TIMEOUT, f"still running after sessionSeconds {limit}")
@@ -123,8 +124,8 @@ def _pulls(waiting: Waiting | None) -> bool:
     return waiting is not None and waiting.pulls
 
 
-def _not_started(limit: float, waiting: Waiting | None) -> Stop:
-    text = f"not started within startSeconds {limit}"
+def _not_started(limit: float, times: int, waiting: Waiting | None) -> Stop:
+    text = f"not started within {f'{times} times ' if times > 1 else ''}startSeconds {limit}"
     if waiting is None:
         return Stop(FailureReason.START_TIMEOUT, text)
     return Stop(waiting.reason, f"{text}: {waiting.words}")

@@ -74,11 +74,7 @@ def job_status(want: JobWant, seen: JobObserved, now: float) -> RolloutJobStatus
         reason=in_a_word(facts),
         observed_generation=want.generation,
         conditions=tuple(_condition(old, kind, fact, want.generation, now) for kind, fact in facts.items()),
-        **(
-            _counts(want, seen, running)
-            if seen.owed is not None or seen.status is None
-            else {"running": running}
-        ),
+        **_counts(want, seen, running),
         gateways=len(seen.gateways),
         engines=seen.engines or 0,
         policy_version=seen.policy_version,
@@ -98,7 +94,9 @@ def in_a_word(facts: Mapping[JobCondition, Fact]) -> str:
 
 
 def _counts(want: JobWant, seen: JobObserved, running: int) -> dict[str, int]:
-    """Not before its gateways were asked: until then, what an operator told before this one stands."""
+    """Before its gateways were asked, what an operator told before this one stands; but nothing runs without any."""
+    if seen.owed is None and seen.status is not None:
+        return {"running": 0} if seen.provided in (Provided.STOPPED, Provided.IDLE) else {}
     groups = seen.groups.values()
     return {
         "sessions": seen.total,
