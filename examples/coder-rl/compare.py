@@ -23,8 +23,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "learning"))
 import curve  # noqa: E402
 import demo  # noqa: E402
-
-ARMS = ("exact", "retokenized", "masked", "scored0")
+from figure import ARMS  # noqa: E402
 
 
 def result(out: Path, arm: str, seed: int) -> dict[str, Any]:

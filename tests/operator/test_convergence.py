@@ -16,8 +16,8 @@ from sandgate.contract.status import JobCondition
 from sandgate.operator.observed.frozen_map import FrozenMap
 from sandgate.operator.observed.job import JOB_KEY
 from sandgate.operator.plan.actions import WriteStatus
+from sandgate.operator.plan.conditions import is_true
 from sandgate.operator.plan.firsts import Firsts
-from sandgate.operator.plan.status import is_over
 from tests.operator.plans import want
 from tests.operator.world import World
 
@@ -98,8 +98,8 @@ def test_a_job_converges_and_every_sample_ends_exactly_once(
         for one in sorted(made.sessions.values(), key=lambda one: one.attempt)
     }
     vain = all(one.failure_class in ("agent", "infra") for one in newest.values())
-    assert is_over(status, JobCondition.FAILED) is vain
-    assert is_over(status, JobCondition.COMPLETE) is not vain
+    assert is_true(status, JobCondition.FAILED) is vain
+    assert is_true(status, JobCondition.COMPLETE) is not vain
     assert (status.sessions, status.ended, status.running) == (samples, samples, 0)
     assert len({(one.uid, one.sample_index) for one in made.sessions.values()}) == samples
     assert status.retries == len(made.sessions) - samples
@@ -135,7 +135,7 @@ def test_past_its_deadline_a_job_fails_and_leaves_nothing_running(seed: int) -> 
     finish(made)
     assert not made.agents
     assert all(one.state is SessionState.FINALIZED for one in made.sessions.values())
-    if is_over(made.store.status, JobCondition.FAILED):
+    if is_true(made.store.status, JobCondition.FAILED):
         assert made.now >= 1005
 
 

@@ -20,8 +20,8 @@ from sandgate.gateway.journal.rows import read
 from sandgate.gateway.journal.sqlite import SELECT
 from sandgate.gateway.offline import journals
 from sandgate.operator.local.job import GroupCollected, SessionEnded, SessionStarted
+from sandgate.operator.plan.conditions import is_true
 from sandgate.operator.plan.firsts import FIRST
-from sandgate.operator.plan.status import is_over
 from tests.operator.rig import HERE, MODEL, Rig, job, rig
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
@@ -67,7 +67,7 @@ async def test_what_cannot_get_better_ends_the_run_soon_with_its_cause(
 ) -> None:
     result = await up.run(job(*MANY, groupSize=2, parallelism=4, **spec))
     assert (result.complete, result.cause) == (False, cause)
-    assert is_over(result.status, JobCondition.FAILED)
+    assert is_true(result.status, JobCondition.FAILED)
     assert len(up.of(SessionStarted)) <= 2 * FIRST, "24 samples were not tried for that"
     assert {one.attempt for one in up.of(SessionStarted)} == {0}, "nothing was tried twice"
     rows = up.rows()  # those that took a turn before it was known that nobody can judge them
@@ -91,8 +91,8 @@ async def test_a_run_of_which_nobody_learns_anything_failed_and_says_of_what(up:
         result = await up.run(wanted)
         assert not result.complete
         assert result.cause == "AllFailed: all 4 samples failed: 4 AgentExit: exit code 3: no disk"
-        assert is_over(result.status, JobCondition.FAILED)
-        assert not is_over(result.status, JobCondition.COMPLETE)
+        assert is_true(result.status, JobCondition.FAILED)
+        assert not is_true(result.status, JobCondition.COMPLETE)
         assert all(row.masked for row in up.rows())
 
 

@@ -23,8 +23,9 @@ from sandgate.operator.plan.actions import (
     WakeAt,
     WriteStatus,
 )
+from sandgate.operator.plan.conditions import is_true
 from sandgate.operator.plan.job import plan_job
-from sandgate.operator.plan.status import is_over, job_status
+from sandgate.operator.plan.status import job_status
 from sandgate.operator.plan.vain import Vain
 from tests.operator.plans import GATEWAY, group, ref, seen, start, want
 
@@ -531,13 +532,13 @@ def test_a_condition_keeps_the_time_since_when_it_holds() -> None:
 
 def test_a_job_that_is_over_starts_nothing_and_still_counts_commits() -> None:
     done = status_of(seen(tally=SampleTally(ended=2), total=2))
-    assert is_over(done, JobCondition.COMPLETE)
+    assert is_true(done, JobCondition.COMPLETE)
     assert plan_job(want(), seen(tally=SampleTally(ended=2), total=2, status=done), 1.0) == []
     more = seen(fresh="z", tally=SampleTally(ended=2), total=2, committed=2, status=done)
     (action,) = plan_job(want(), more, 1.0)
     assert isinstance(action, WriteStatus)
     assert action.status.committed == 2
-    assert is_over(action.status, JobCondition.COMPLETE)
+    assert is_true(action.status, JobCondition.COMPLETE)
 
 
 DONE: dict[str, Any] = {"tally": SampleTally(ended=1), "total": 1, "provided": Provided.STOPPED}
@@ -643,7 +644,7 @@ def test_a_deadline_does_not_run_while_a_job_is_suspended() -> None:
     plan = plan_job(want(**fields), resumed, 900.0)
     (written,) = [one.status for one in plan if isinstance(one, WriteStatus)]
     assert written.start_time == "1970-01-01T00:15:00Z"
-    assert not is_over(written, JobCondition.FAILED)
+    assert not is_true(written, JobCondition.FAILED)
 
 
 def test_an_operator_that_has_not_asked_yet_repeats_what_was_told_before() -> None:
@@ -688,4 +689,4 @@ def test_a_job_that_failed_whole_says_of_what() -> None:
 def test_a_job_that_was_complete_stays_so() -> None:
     done = status_of(seen(tally=SampleTally(ended=2), total=2))
     vain = seen(tally=SampleTally(ended=2, failed=2, vain=CRASHES), total=2, status=done)
-    assert is_over(job_status(want(), vain, 9.0), JobCondition.COMPLETE)
+    assert is_true(job_status(want(), vain, 9.0), JobCondition.COMPLETE)

@@ -16,7 +16,7 @@ from sandgate.contract.errors import FailureReason, Unavailable
 from sandgate.contract.job import Metadata, RolloutJob, Task
 from sandgate.contract.names import API_VERSION
 from sandgate.contract.session import SessionHandle, SessionOutcome, SessionSummary, TerminationMessage
-from sandgate.contract.status import JobCondition, RolloutJobStatus
+from sandgate.contract.status import RolloutJobStatus
 from sandgate.operator.driver.job_driver import JobDriver
 from sandgate.operator.driver.state import DriverState
 from sandgate.operator.observed import events
@@ -32,8 +32,8 @@ from sandgate.operator.plan.actions import (
     SessionObserved,
     WakeAt,
 )
+from sandgate.operator.plan.conditions import is_over
 from sandgate.operator.plan.job import plan_job
-from sandgate.operator.plan.status import is_over
 from tests.operator.fake_gateway import FakeGateway
 
 ENDS = ["ok", "ok", "ok", "crash", "oom", "hang", "limit", "engine", "start", "signal", "evicted"]
@@ -106,7 +106,7 @@ class World:
 
     @property
     def over(self) -> bool:
-        return any(is_over(self.store.status, kind) for kind in (JobCondition.COMPLETE, JobCondition.FAILED))
+        return is_over(self.store.status)
 
     def step(self) -> bool:
         """One random thing that can happen now; False if nothing can any more."""

@@ -92,7 +92,12 @@ class LimitsSpec:
     turns: Annotated[NonNegative, Doc("Sampled turns.")] = 1_000
     total_tokens: Annotated[NonNegative, Doc("Unique tokens of the session's tree.")] = 10_000_000
     session_seconds: Annotated[Seconds, Doc("From the agent's start to its end.")] = 900
-    start_seconds: Annotated[Seconds, Doc("From its pod's place on a node to the agent's start.")] = 300
+    start_seconds: Annotated[
+        Seconds,
+        Doc(
+            "From its pod's place on a node to the agent's start; four times as long while its image is being pulled."
+        ),
+    ] = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

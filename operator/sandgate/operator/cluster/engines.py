@@ -16,11 +16,6 @@ SAID_MAX = 3
 """Engines whose error a status names."""
 
 
-async def engine_urls(kube: Api, job: RolloutJob) -> list[str]:
-    """Base URLs of engines that take turns now, in order."""
-    return (await engines(kube, job))[0]
-
-
 async def engines(kube: Api, job: RolloutJob) -> tuple[list[str], list[Json]]:
     """(base URLs of engines that take turns now, in order; where there are none, the pods that are to be some)."""
     if job.spec.engine.endpoints is not None:

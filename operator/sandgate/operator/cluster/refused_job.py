@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sandgate.contract.status import Condition, ConditionStatus, JobCondition, RolloutJobStatus
+from sandgate.operator.plan.conditions import find
 from sandgate.operator.plan.ends import stamp
 
 REASON = "BadManifest"
@@ -18,7 +19,7 @@ def refusal(text: str, generation: int, before: RolloutJobStatus | None, now: fl
 
     def fact(kind: JobCondition) -> Condition:
         status = ConditionStatus.TRUE if kind is JobCondition.FAILED else ConditionStatus.FALSE
-        last = next((one for one in old.conditions if one.type == kind), None)
+        last = find(old, kind)
         since = last.last_transition_time if last is not None and last.status is status else stamp(now)
         told = kind in (JobCondition.FAILED, JobCondition.READY)
         return Condition(

@@ -61,9 +61,9 @@ from sandgate.operator.observed.job import JOB_KEY, Observed
 from sandgate.operator.observed.restarts import recalled
 from sandgate.operator.plan import actions
 from sandgate.operator.plan.actions import Action, JobWant, SessionObserved
+from sandgate.operator.plan.conditions import is_over, is_true
 from sandgate.operator.plan.gaps import Gaps, Sample, gaps
 from sandgate.operator.plan.job import plan_job
-from sandgate.operator.plan.status import is_over
 from sandgate.sandbox.process import watch_memory
 
 COUNTS_S = 1.0
@@ -223,7 +223,7 @@ class LocalJob:
 
     async def _to_the_end(self, stop: asyncio.Event) -> None:
         await self.over.wait()
-        complete = is_over(self.observed.status, JobCondition.COMPLETE)
+        complete = is_true(self.observed.status, JobCondition.COMPLETE)
         await self.trainers.hand_over(stop, complete=complete)
 
     async def _resume_and_run(self) -> None:
@@ -296,7 +296,7 @@ class LocalJob:
             if isinstance(action, actions.WriteStatus):
                 self.state.observe(events.StatusWritten(action.status))
         status = self.observed.status
-        over = any(is_over(status, kind) for kind in (JobCondition.COMPLETE, JobCondition.FAILED))
+        over = is_over(status)
         missing: Gaps = {}
         if over:
             files = self.collector.files(self.tasks if self.pushed is None else sorted(self.observed.settled))
@@ -306,7 +306,7 @@ class LocalJob:
         left = set(self.collector.reopened) - self.collector.collected
         await asyncio.to_thread(reopen, self.folder.root, left)
         self.meter.counts()
-        complete = is_over(status, JobCondition.COMPLETE) and not self.collector.missing()
+        complete = is_true(status, JobCondition.COMPLETE) and not self.collector.missing()
         owed = self.trainers.seen.owed
         if over:
             self.trainers.desk.say(
@@ -361,9 +361,8 @@ class LocalJob:
         task.add_done_callback(done)
 
     def _check_over(self) -> None:
-        over = (JobCondition.COMPLETE, JobCondition.FAILED)
         drained = self.observed.draining and not self.observed.live
-        if drained or any(is_over(self.observed.status, kind) for kind in over):
+        if drained or is_over(self.observed.status):
             self.over.set()
 
     # -- plans and actions --------------------------------------------------------------------------------------------

@@ -140,7 +140,7 @@ def _heard(seen: Observed, at: float, now: float) -> Observed:
 def _asked(seen: Observed, at: float, *, all_told: bool) -> Observed:
     """Awaited or not: gateways that a trainer asks anything are not idle. The first answer of all is news."""
     if seen.trainer_at is not None:
-        return replace(seen, trainer_at=max(at, seen.trainer_at))
+        return replace(seen, trainer_at=at) if at > seen.trainer_at else seen
     return _named(replace(seen, trainer_at=at), JOB_KEY) if all_told else seen
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sandgate.contract.status import JobCondition, RolloutJobStatus
+from sandgate.contract.status import RolloutJobStatus
 from sandgate.operator.observed.frozen_map import FrozenMap
 from sandgate.operator.observed.remotes import Remotes
 from sandgate.operator.plan.actions import (
@@ -23,9 +23,9 @@ from sandgate.operator.plan.actions import (
     SampleTally,
     SessionObserved,
 )
+from sandgate.operator.plan.conditions import is_over
 from sandgate.operator.plan.firsts import PROOF_S, Firsts, nothing_starts
 from sandgate.operator.plan.groups import good
-from sandgate.operator.plan.status import is_over
 
 JOB_KEY = "job"
 """The job's own key; sessions have their names, which are longer."""
@@ -140,7 +140,7 @@ class Observed:
         if not self.loaded:
             return None
         # Of a job that is over, a group that is not whole and was not closed will never be offered to anybody.
-        over = is_over(self.status, JobCondition.FAILED) or is_over(self.status, JobCondition.COMPLETE)
+        over = is_over(self.status)
         groups = (group for group in self.groups.values() if group.closed or not over)
         counted = sum(self.settled.values()) + sum(
             good(sample) for group in groups for sample in group.samples

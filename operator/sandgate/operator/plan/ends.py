@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 
 from sandgate.contract.errors import FailureReason
 from sandgate.contract.job import RolloutJobSpec, TrainerSpec
-from sandgate.contract.status import ConditionStatus, JobCondition, RolloutJobStatus
+from sandgate.contract.status import JobCondition
 from sandgate.operator.plan.actions import JobObserved, Stop
+from sandgate.operator.plan.conditions import is_true
 
 COLLECT_S = float(TrainerSpec().collect_seconds)
 """How long trajectories wait for a trainer where the job has no trainer block."""
@@ -90,16 +91,11 @@ def deleted_at(spec: RolloutJobSpec, seen: JobObserved) -> float | None:
     if ttl is None or seen.status is None or seen.provided is None:
         return None
     done = seconds(seen.status.completion_time)
-    if seen.owed == 0 or (seen.owed is None and is_collected(seen.status)):
+    # What was collected stays so while its gateways were not asked.
+    if seen.owed == 0 or (seen.owed is None and is_true(seen.status, JobCondition.COLLECTED)):
         return done + ttl
     patience = COLLECT_S if spec.trainer is None else float(spec.trainer.collect_seconds)
     return max(done + ttl, max(done, seen.heard_at or 0.0) + patience)
-
-
-def is_collected(status: RolloutJobStatus | None) -> bool:
-    """It was over and nothing of it was owed to anybody, as last told: true too while its gateways were not asked."""
-    collected = (one for one in status.conditions if one.type == JobCondition.COLLECTED) if status else ()
-    return any(one.status is ConditionStatus.TRUE for one in collected)
 
 
 def _deadline(spec: RolloutJobSpec, seen: JobObserved) -> float | None:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from sandgate.contract.errors import FailureReason
 from sandgate.contract.job import RolloutJobSpec
-from sandgate.contract.status import JobCondition
 from sandgate.operator.plan.actions import (
     Action,
     CloseGroup,
@@ -25,11 +24,12 @@ from sandgate.operator.plan.actions import (
     WakeAt,
     WriteStatus,
 )
+from sandgate.operator.plan.conditions import is_over
 from sandgate.operator.plan.ends import deleted_at, ending, turning_points, why_stop
 from sandgate.operator.plan.groups import cut_at, decided, settled
 from sandgate.operator.plan.retries import FREE, retry_at, retryable
 from sandgate.operator.plan.standing import idle_at, standing
-from sandgate.operator.plan.status import is_over, job_status
+from sandgate.operator.plan.status import job_status
 
 
 def plan_job(want: JobWant, seen: JobObserved, now: float) -> list[Action]:
@@ -39,7 +39,7 @@ def plan_job(want: JobWant, seen: JobObserved, now: float) -> list[Action]:
     those that are starting `startBurst`; a group's siblings are on one gateway; a sample that ended well enough is
     never begun again.
     """
-    over = is_over(seen.status, JobCondition.FAILED) or is_over(seen.status, JobCondition.COMPLETE)
+    over = is_over(seen.status)
     actions = list(_provide(want, seen, now, over=over))
     if over:  # only what the trainer has acknowledged still grows
         return [*actions, *_tell(want, seen, now), *_expire(want, seen, now)]

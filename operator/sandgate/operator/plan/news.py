@@ -11,7 +11,7 @@ from sandgate.contract.conditions import JobReason
 from sandgate.contract.job import RolloutJob
 from sandgate.contract.names import API_VERSION
 from sandgate.contract.status import Condition, ConditionStatus, JobCondition, RolloutJobStatus
-from sandgate.operator.plan.status import is_over
+from sandgate.operator.plan.conditions import is_over
 
 MESSAGE_MAX = 1024
 """Characters that the API server takes."""
@@ -70,7 +70,7 @@ class News:
 def news(before: RolloutJobStatus | None, after: RolloutJobStatus) -> Iterator[News]:
     """What `after` says that `before` did not. Of a job that is over, only how it ended."""
     known = {one.type: one for one in before.conditions} if before is not None else {}
-    over = is_over(after, JobCondition.COMPLETE) or is_over(after, JobCondition.FAILED)
+    over = is_over(after)
     for one in after.conditions:
         if over and one.type not in (JobCondition.COMPLETE, JobCondition.FAILED):
             continue

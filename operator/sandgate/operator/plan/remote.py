@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 from sandgate.contract.choices import RewardSource
 from sandgate.contract.names import gateway_name, is_derived
-from sandgate.contract.status import JobCondition
 from sandgate.operator.plan.actions import Action, HoldRemote, JobObserved, JobWant, OpenRemote, Ref
+from sandgate.operator.plan.conditions import is_over
 from sandgate.operator.plan.ends import why_stop
-from sandgate.operator.plan.status import is_over
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ def plan_remote(want: JobWant, seen: JobObserved, one: RemoteObserved, now: floa
 
 def _refusal(want: JobWant, seen: JobObserved, one: RemoteObserved) -> str:
     ref, spec = one.ref, want.spec
-    if any(is_over(seen.status, kind) for kind in (JobCondition.COMPLETE, JobCondition.FAILED)):
+    if is_over(seen.status):
         return f"spec.jobName: {ref.job} is over"
     if is_derived(ref.job, ref.called):
         return "metadata.name: names of this form are those of the job's own sessions; use another"

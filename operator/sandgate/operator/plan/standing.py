@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from sandgate.contract.status import Condition, JobCondition, RolloutJobStatus
+from sandgate.contract.conditions import JobReason
+from sandgate.contract.status import JobCondition, RolloutJobStatus
 from sandgate.operator.plan.actions import JobObserved, JobWant, Provided, SampleState
+from sandgate.operator.plan.conditions import find, is_true
 from sandgate.operator.plan.ends import seconds
-
-IDLE = "Idle"
-"""Reason of Ready."""
-NOTHING_MADE = "NothingMade"
-"""Reason of Ready."""
 
 
 def standing(want: JobWant, seen: JobObserved, now: float, *, over: bool) -> Provided | None:
@@ -39,8 +36,8 @@ def idle_at(want: JobWant, seen: JobObserved, *, over: bool) -> float | None:
 
 def is_idle(status: RolloutJobStatus | None) -> bool:
     """Its gateways were scaled to nothing, by this operator or one before it."""
-    ready = _condition(status, JobCondition.READY)
-    return ready is not None and ready.reason == IDLE
+    ready = find(status, JobCondition.READY)
+    return ready is not None and ready.reason == JobReason.IDLE
 
 
 def _busy(seen: JobObserved) -> bool:
@@ -50,15 +47,11 @@ def _busy(seen: JobObserved) -> bool:
 
 def _made(status: RolloutJobStatus | None) -> bool:
     """Gateways stand, of an operator before this one."""
-    ready = _condition(status, JobCondition.READY)
-    return ready is not None and ready.reason not in (IDLE, NOTHING_MADE)
+    ready = find(status, JobCondition.READY)
+    return ready is not None and ready.reason not in (JobReason.IDLE, JobReason.NOTHING_MADE)
 
 
 def _since(status: RolloutJobStatus | None, kind: JobCondition) -> float | None:
     """Since when a condition is True."""
-    found = _condition(status, kind)
-    return seconds(found.last_transition_time) if found is not None and found.status == "True" else None
-
-
-def _condition(status: RolloutJobStatus | None, kind: JobCondition) -> Condition | None:
-    return next((one for one in status.conditions if one.type == kind), None) if status is not None else None
+    found = find(status, kind) if is_true(status, kind) else None
+    return None if found is None else seconds(found.last_transition_time)

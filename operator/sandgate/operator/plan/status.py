@@ -16,20 +16,13 @@ from sandgate.operator.plan.actions import (
     SampleState,
     SampleTally,
 )
-from sandgate.operator.plan.ends import ending, is_collected, silent, stamp
+from sandgate.operator.plan.conditions import find, is_true
+from sandgate.operator.plan.ends import ending, silent, stamp
 from sandgate.operator.plan.groups import count, good, retries, settled
 from sandgate.operator.plan.retries import retryable
-from sandgate.operator.plan.standing import IDLE, NOTHING_MADE
 
 Fact = tuple[bool, str, str]
 """(status, reason, message)."""
-
-
-def is_over(status: RolloutJobStatus | None, kind: JobCondition) -> bool:
-    """Is that condition True?"""
-    return status is not None and any(
-        one.type == kind and one.status is ConditionStatus.TRUE for one in status.conditions
-    )
 
 
 def job_status(want: JobWant, seen: JobObserved, now: float) -> RolloutJobStatus:
@@ -45,11 +38,11 @@ def job_status(want: JobWant, seen: JobObserved, now: float) -> RolloutJobStatus
     why = ending(want.spec, seen, now)
     # Past the deadline, groups settle because they are closed: that is no completion.
     done = idle and not seen.fresh and not seen.more and why is None
-    failed = is_over(old, JobCondition.FAILED)
+    failed = is_true(old, JobCondition.FAILED)
     facts_failed = _failed_fact(old) if failed else (False, "NotFailed", "")
-    if done and not failed and not is_over(old, JobCondition.COMPLETE) and (all_failed := _all_failed(seen)):
+    if done and not failed and not is_true(old, JobCondition.COMPLETE) and (all_failed := _all_failed(seen)):
         failed, facts_failed = True, (True, "AllFailed", all_failed)
-    complete = not failed and (is_over(old, JobCondition.COMPLETE) or done)
+    complete = not failed and (is_true(old, JobCondition.COMPLETE) or done)
     given_up = why is not None and (idle if why.closes else not live)
     if why is not None and given_up and not complete and not failed:
         failed, facts_failed = True, (True, why.reason, why.message)
@@ -116,14 +109,15 @@ def _start_time(want: JobWant, old: RolloutJobStatus, now: float, *, over: bool)
 
 
 def _collected(seen: JobObserved, *, over: bool) -> Fact:
-    if over and (seen.owed == 0 or (seen.owed is None and is_collected(seen.status))):
+    if over and (seen.owed == 0 or (seen.owed is None and is_true(seen.status, JobCondition.COLLECTED))):
         return True, "AllAcknowledged", ""
     return False, "NotAllAcknowledged", ""
 
 
 def _failed_fact(old: RolloutJobStatus) -> Fact:
     """What ended a job stays what it was."""
-    before = next(one for one in old.conditions if one.type == JobCondition.FAILED)
+    before = find(old, JobCondition.FAILED)
+    assert before is not None
     return True, before.reason, before.message
 
 
@@ -138,9 +132,9 @@ def _all_failed(seen: JobObserved) -> str:
 
 def _ready(seen: JobObserved) -> Fact:
     if seen.provided is Provided.NOTHING:
-        return False, NOTHING_MADE, "gateways and engine are not made yet"
+        return False, "NothingMade", "gateways and engine are not made yet"
     if seen.provided is Provided.IDLE:
-        return False, IDLE, "nothing is to be done: gateways and engine are at 0 pods"
+        return False, "Idle", "nothing is to be done: gateways and engine are at 0 pods"
     if not seen.gateways:
         return False, "NoGateway", _because("no gateway takes sessions", seen.gateway_trouble)
     if seen.engines == 0:
@@ -214,7 +208,7 @@ def _condition(
 ) -> Condition:
     value, reason, message = fact
     status = ConditionStatus.TRUE if value else ConditionStatus.FALSE
-    before = next((one for one in old.conditions if one.type == kind), None)
+    before = find(old, kind)
     since = before.last_transition_time if before is not None and before.status is status else stamp(now)
     return Condition(
         type=kind.value,
