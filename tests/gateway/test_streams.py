@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any, cast
 
 import pytest
+import uvloop
 
 from sandgate.gateway.engine.scripted.script import Fault, Reply
 from sandgate.gateway.journal.memory import MemoryStore
 from sandgate.gateway.service import call
+from sandgate.gateway.service.call import ModelCall
+from sandgate.gateway.tokens.api import TextDelta
 from tests.support.gateway import (
     BUY,
     Latch,
@@ -140,6 +144,28 @@ async def test_while_the_engine_is_silent_real_events_come_every_keepalive_s(at:
         silent = [event for event in events(body) if event["choices"][0]["delta"] == {}]
         assert all(event["object"] == "chat.completion.chunk" for event in silent)
         await wire.cut()
+
+
+def test_a_stream_that_falls_silent_after_a_token_is_kept_alive_on_the_loop_that_gateways_run_on() -> None:
+    """uvloop says of one timer in seven that it is due later than the clock which fired it."""
+
+    async def one(at: int) -> None:
+        loop = asyncio.get_running_loop()
+        done, gone = loop.create_future(), loop.create_future()
+        made = ModelCall(cast(Any, None), cast(Any, None), ("t",), 0.0, done, loop.create_future())
+        loop.call_later(at / 1000, lambda: made.say(0, [TextDelta("so ")]))
+        heard = made.follow(0.02, gone)
+        assert await anext(heard), "the token"
+        async with asyncio.timeout(10):
+            assert await anext(heard) == [], "a sign of life"
+        gone.set_result(None)
+        assert [steps async for steps in heard] == []
+
+    async def all_of_them() -> None:
+        for _ in range(40):
+            await asyncio.gather(*map(one, range(10)))
+
+    uvloop.run(all_of_them())
 
 
 async def test_while_the_journal_is_slow_a_stream_does_not_fall_silent() -> None:

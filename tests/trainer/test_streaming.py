@@ -8,10 +8,11 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
+import uvloop
 
 from sandgate.contract.errors import Conflict, NotFound, Unavailable
 from sandgate.contract.lease import Lease
-from sandgate.trainer.client import lease_call
+from sandgate.trainer.client import lease_call, streaming
 from sandgate.trainer.client.fleet import AsyncFleet
 from sandgate.trainer.client.groups import Group
 from sandgate.trainer.client.rollout_client import AsyncRolloutClient
@@ -258,3 +259,39 @@ def test_an_older_gateway_that_gives_one_lease_is_understood() -> None:
     assert Lease.several_of({"lease_id": None}) == []
     one = {"lease_id": "l1", "until": 5.0, "sessions": ["s"], "trajectories": []}
     assert Lease.several_of(one) == [Lease("l1", 5.0, ("s",), ())]
+
+
+class Ready:
+    """A gateway that has a group when it is asked for the tenth time."""
+
+    asked = 0
+
+    async def ask(self, _: Wanted) -> list[Lease]:
+        self.asked += 1
+        return [Lease(f"l{self.asked}", 0.0, (), ())] if self.asked == 10 else []
+
+    async def lease(self, **_: object) -> Lease | None:
+        raise AssertionError("it is asked for several")
+
+    async def renew(self, lease_id: str, ttl_s: float) -> None: ...
+    async def ack(self, lease: Lease) -> None: ...
+    async def nack(self, lease: Lease) -> None: ...
+
+
+def test_a_stream_that_waits_goes_on_asking_on_a_loop_whose_clock_is_coarse() -> None:
+    """Ray's async actors run on uvloop, whose clock has whole milliseconds: it may say that a gateway still rests just
+    before the moment at which it has rested, and no other timer comes."""
+
+    async def one() -> None:
+        gateway = Ready()
+        async with streaming.groups(
+            gateway, ttl_s=TTL_S, idle_s=None, poll_s=0.004, ask=gateway.ask
+        ) as found:
+            await (await anext(found)).ack()
+        assert gateway.asked == 10
+
+    async def all_of_them() -> None:
+        async with asyncio.timeout(30):
+            await asyncio.gather(*(one() for _ in range(300)))
+
+    uvloop.run(all_of_them())

@@ -63,6 +63,7 @@ def told(
     ]
     said = run("-m", "pytest", *options, *files)
     assert said.code in (0, 1), said.why
+    assert report.exists(), said.why  # a test met its limit
     found: dict[str, list[tuple[str, str]]] = {name: [] for name in wanted}
     for case in ET.parse(report).iter("testcase"):
         words = "".join(

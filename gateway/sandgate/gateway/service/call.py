@@ -97,13 +97,19 @@ class ModelCall:
         loop = asyncio.get_running_loop()
         sent, yielded_at = 0, loop.time()
         waiter: asyncio.Future[None] = loop.create_future()
+        fired = False
 
         def poke(_: object = None) -> None:
             if not waiter.done():
                 waiter.set_result(None)
 
+        def fire() -> None:
+            nonlocal fired
+            fired = True
+            poke()
+
         gone.add_done_callback(poke)
-        timer = loop.call_at(yielded_at + keepalive_s, poke)
+        timer = loop.call_at(yielded_at + keepalive_s, fire)
         try:
             while not gone.done():
                 if sent < len(self.steps):
@@ -118,8 +124,9 @@ class ModelCall:
                     yielded_at = loop.time()
                     yield []
                     continue
-                if timer.cancelled() or timer.when() <= loop.time():  # one timer, moved on only when it fired
-                    timer = loop.call_at(yielded_at + keepalive_s, poke)
+                if fired:  # one timer for many steps. It may fire when, to the clock, it is not yet due
+                    fired = False
+                    timer = loop.call_at(yielded_at + keepalive_s, fire)
                 waiter = loop.create_future()
                 self._waiters.add(waiter)
                 try:

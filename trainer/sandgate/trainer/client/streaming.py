@@ -27,6 +27,8 @@ POLL_FIRST = 0.1
 """Of that, after the first question that finds none; doubles from there."""
 CLOSE_S = 5.0
 """What a request that is under way when the stream is closed may take; what it leases is given back."""
+CLOCK_S = 0.001
+"""What a loop's clock tells apart: uvloop's has whole milliseconds, and may say a hair less than was waited for."""
 TOKEN_BYTES = 13
 """Of the arrays of a response token: id, logprob, mask, version."""
 MANY = 8
@@ -208,8 +210,9 @@ class Supply:
             while not self.ended and not self.dry:
                 self._look_for_gateways()
                 await self._wake_up()
-                self._ask_more()
-                await self._something()
+                now = asyncio.get_running_loop().time()
+                self._ask_more(now)
+                await self._something(now)
                 for well in [one for one in self.wells.values() if one.task is not None and one.task.done()]:
                     self._answered(well)
                 self._all_away()
@@ -228,8 +231,7 @@ class Supply:
             if name not in self.wells:
                 self.wells[name] = Well(name, ask, rest_s=self.poll_s * POLL_FIRST)
 
-    def _ask_more(self) -> None:
-        now = asyncio.get_running_loop().time()
+    def _ask_more(self, now: float) -> None:
         ready = [well for well in self.wells.values() if self._may_ask(well, now)]
         rested = [well for well in ready if well.rests_until <= now]
         room = self._room()
@@ -274,17 +276,16 @@ class Supply:
         well.task.add_done_callback(lambda _: self.tell())
         self.wells[well.name] = self.wells.pop(well.name)  # the others come first next time
 
-    async def _something(self) -> None:
-        """Wait for an answer, for somebody who asks or takes, or until a gateway has rested."""
+    async def _something(self, now: float) -> None:
+        """Wait for an answer, for somebody who asks or takes, or until a gateway has rested. `now`: what `_ask_more`
+        went by. A later look at the clock may find that a gateway has rested meanwhile, which nobody would tell."""
         if any(well.task is not None and well.task.done() for well in self.wells.values()):
             return
-        now, news = asyncio.get_running_loop().time(), self.news
-        rests = [
-            well.rests_until for well in self.wells.values() if well.task is None and well.rests_until > now
-        ]
-        wakes = rests if self._room() > 0 else []
+        news = self.news
+        rests = [well.rests_until for well in self.wells.values() if well.task is None]
+        pause = max(CLOCK_S, min(rests) - now) if rests and self._room() > 0 else None
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(min(wakes) - now if wakes else None):
+            async with asyncio.timeout(pause):
                 await news.wait()
 
     def _answered(self, well: Well) -> None:
