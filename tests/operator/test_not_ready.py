@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from sandgate.operator.cluster import gateway_pods
-from sandgate.operator.cluster.engines import answering
 from sandgate.operator.cluster.gateway_pods import blocked
+from sandgate.operator.driver.engine_health import answering
 from tests.operator.cluster_rig import NAMESPACE, World, hurry, manifest, world
 from tests.operator.test_cluster import so
 

@@ -18,9 +18,10 @@ import sandgate.trainer
 from sandgate.contract.errors import Unavailable
 from sandgate.contract.job import Task
 from sandgate.contract.trajectory import Ids
-from sandgate.gateway.engine.scripted.script import Gate, Line, Reply
+from sandgate.gateway.engine.scripted.script import INITIAL_LABEL, Gate, Line, Reply
 from sandgate.trainer import tinymodel
 from sandgate.trainer.client import blocking
+from sandgate.trainer.client.groups import Group
 from sandgate.trainer.export.arrow import read_parquet
 from tests.support.waiting import until
 from tests.trainer.jobs import Ended, Lab, ended, lab
@@ -103,6 +104,11 @@ async def trained(here: Lab, wait_s: float = WITHIN_S) -> list[str]:
             async with group:
                 seen.append(group.uid)
     return seen
+
+
+def versions(group: Group) -> set[int]:
+    """Those that sampled it."""
+    return {one for row in group.trajectories for one in row.versions if one >= 0}
 
 
 def result(done: Ended) -> dict[str, Any]:
@@ -258,6 +264,42 @@ async def test_a_run_that_goes_away_and_goes_on_is_followed_and_takes_the_acknow
                     seen.append(group.uid)
             assert fleet.counters.lost == 0
         assert sorted(seen) == UIDS, "none twice"
+        assert (await ended(second)).code == 0
+        assert written(here) == whole(*UIDS)
+
+
+async def test_a_run_whose_engine_was_started_anew_goes_on_when_the_trainer_has_brought_its_weights(
+    tmp_path: Path,
+) -> None:
+    """Both died, as with their machine: the engine has the weights that it was started with."""
+    held = Held("q4")
+    async with lab(tmp_path, held) as here:
+        asks(here)
+        first = await here.start()
+        seen: dict[str, set[int]] = {}
+        async with sandgate.trainer.local(tmp_path / "out", wait_s=WITHIN_S) as fleet:
+            async with fleet.weight_update(3):
+                here.player.label = "step-3"
+            groups = fleet.groups()
+            for _ in UIDS[:3]:
+                async with await anext(groups) as group:
+                    seen[group.uid] = versions(group)
+            first.kill()
+            await ended(first)
+            here.player.label = INITIAL_LABEL
+            second = await here.start("--json")
+            await said(second, "no engine takes turns")
+            before = here.player.counts["generations"]
+            held.open()
+            async with fleet.weight_update(4):
+                assert here.player.counts["generations"] == before, "no agent was begun"
+                here.player.label = "step-4"
+            async for group in groups:
+                async with group:
+                    seen[group.uid] = versions(group)
+        assert seen.pop("q4") == {4}
+        assert sorted(seen) == UIDS[:3]
+        assert set.union(*seen.values()) <= {0, 3}, "some were sampled before the first update"
         assert (await ended(second)).code == 0
         assert written(here) == whole(*UIDS)
 

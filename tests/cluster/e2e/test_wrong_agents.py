@@ -27,6 +27,8 @@ ALL_S = 200.0
 NO_QUOTA, NO_RANGE = "quota", "range"
 """Namespaces with rules of their own."""
 
+HASTY = "say('hello', patience_s=5); leave(reward=1.0)"
+"""As an SDK with its few retries."""
 TURN = "say('hello'); leave(reward=1.0)"
 
 
@@ -44,6 +46,8 @@ def container(**fields: Any) -> Json:
 
 SECRET = {"name": "data", "secret": {"secretName": "no-such-secret"}}
 CLAIM = {"name": "data", "persistentVolumeClaim": {"claimName": "no-such-claim"}}
+MOUNTED: Json = container(volumeMounts=[{"name": "data", "mountPath": "/data"}])["agent"]["template"]["spec"]
+"""A volume that nothing mounts is no kubelet's business."""
 KEY = {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "no-such-secret", "key": "x"}}}
 
 WRONG: dict[str, tuple[Json, str, str]] = {
@@ -53,8 +57,12 @@ WRONG: dict[str, tuple[Json, str, str]] = {
         "no agent of the first 2 started: 2 ImageError: .*no-such-agent",
     ),
     "command": (container(command=["no-such-program"]), "ProgramMissing", "no-such-program"),
-    "secret-env": (container(env=[KEY]), "PodsWait", 'CreateContainerConfigError: secret "no-such-secret" not found'),
-    "secret-volume": (pod(volumes=[SECRET]), "PodsWait", 'FailedMount: .*secret "no-such-secret" not found'),
+    "secret-env": (container(env=[KEY]), "PodsWait", 'Error: secret "no-such-secret" not found'),
+    "secret-volume": (
+        {"agent": {"template": {"spec": MOUNTED | {"volumes": [SECRET]}}}},
+        "PodsWait",
+        'FailedMount: .*secret "no-such-secret" not found',
+    ),
     "claim": (pod(volumes=[CLAIM]), "PodsWait", 'Unschedulable: .*persistentvolumeclaim "no-such-claim" not found'),
     "node": (pod(nodeSelector={"disk": "no-such"}), "PodsWait", "Unschedulable: .*node affinity/selector"),
     "runtime": (pod(runtimeClassName="no-such-class"), "PodRefused", "no-such-class"),
@@ -71,7 +79,12 @@ WRONG: dict[str, tuple[Json, str, str]] = {
         "AgentsFailAlike",
         "No module named 'no_such_module'",
     ),
-    "model": ({"model": {"name": "shpo", "tokenizer": "model"}}, "ModelNotServed", "shpo"),
+    "model": (
+        {"model": {"name": "shpo", "tokenizer": "model"}}
+        | {"agent": {"template": {"spec": {"containers": [scripted.python("agent", scripted.TALK + HASTY)]}}}},
+        "ModelNotServed",
+        "shpo",
+    ),
     NO_QUOTA: ({}, "PodsWait", "exceeded quota: few"),
     NO_RANGE: (
         container(resources={"limits": {"cpu": "3"}, "requests": {"cpu": "20m"}}),

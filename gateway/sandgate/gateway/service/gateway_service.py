@@ -420,6 +420,7 @@ class GatewayService:
                     "healthy": engine.healthy,
                     "in_flight": engine.in_flight,
                     "detail": engine.detail,
+                    "unlabelled": engine.unlabelled,
                 }
                 for engine in self.engine.status()
             ],

@@ -11,10 +11,11 @@ from typing import Any
 
 from sandgate.contract.errors import FailureReason, SandgateError
 from sandgate.operator.cluster.api import Json
-from sandgate.operator.cluster.engines import Answering, answering, engines
+from sandgate.operator.cluster.engines import engines
 from sandgate.operator.cluster.gateway_monitor import GatewayMonitor
 from sandgate.operator.cluster.gateway_pods import in_trouble, slow
 from sandgate.operator.cluster.job_state import JobState
+from sandgate.operator.driver.engine_health import Answering, answering
 from sandgate.operator.driver.task_queue import Queues
 from sandgate.operator.observed import events
 from sandgate.operator.plan.actions import Outage

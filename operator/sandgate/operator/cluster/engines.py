@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
-from sandgate.contract.exits import one_line
 from sandgate.contract.job import RolloutJob
 from sandgate.operator.cluster.api import Api, Json
 from sandgate.operator.manifests import engine_pods
 
 ENGINES_MAX = 1024
 """As many as a job may name."""
-SAID_MAX = 3
-"""Engines whose error a status names."""
 
 
 async def engines(kube: Api, job: RolloutJob) -> tuple[list[str], list[Json]]:
@@ -43,29 +40,3 @@ def _ready(status: Mapping[str, Any]) -> bool:
     return any(
         one.get("type") == "Ready" and one.get("status") == "True" for one in status.get("conditions") or ()
     )
-
-
-class Answering(NamedTuple):
-    """What a gateway says of its engines."""
-
-    urls: set[str]
-    """The set that it has."""
-    healthy: int
-    """How many of them answer."""
-    why: str
-    """Why none does; empty if one does."""
-
-
-def answering(status: Mapping[str, Any]) -> Answering:
-    """From a gateway's GET /v1/status."""
-    listed = [one for one in status.get("engines") or () if isinstance(one, Mapping)]
-    healthy = sum(bool(one.get("healthy")) for one in listed)
-    return Answering({str(one.get("url")) for one in listed}, healthy, "" if healthy else _why(listed))
-
-
-def _why(listed: Sequence[Mapping[str, Any]]) -> str:
-    if not listed:
-        return "no engine's pod is ready"
-    said = [f"{one.get('url')}: {one.get('detail') or 'not asked yet'}" for one in listed[:SAID_MAX]]
-    more = len(listed) - len(said)
-    return one_line("; ".join([*said, f"and {more} more"] if more else said))

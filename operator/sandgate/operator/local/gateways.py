@@ -21,6 +21,7 @@ from sandgate.contract.job import RolloutJob
 from sandgate.contract.keys import Key, Scope, mint
 from sandgate.contract.names import gateway_name
 from sandgate.gateway.client import GatewayClient
+from sandgate.operator.driver.engine_health import weights_missing
 from sandgate.operator.driver.state import DriverState
 from sandgate.operator.local.folder import Folder, replace
 from sandgate.operator.local.progress import GatewayReady, ProcessRestarted, Tell
@@ -90,7 +91,7 @@ async def gateways(
             one = await _start(index, job, folder, manifest_dir, urls, guard, tell, key, sock)
             found[one.name] = one
         for one in found.values():
-            await one.process.first_ready(_readiness(one.client), READY_S)
+            await one.process.first_ready(_offered(one.client), READY_S)
             tell(GatewayReady(name=one.name, origin=one.origin))
         yield found
 
@@ -132,7 +133,7 @@ async def _start(
         spec,
         guard,
         on_restart=lambda who, why, n: tell(ProcessRestarted(name=who, why=why, restarts=n)),
-        answers=_readiness(client),
+        answers=_offered(client),
     )
     await process.start()
     return LocalGateway(name, origin, client, process)
@@ -170,12 +171,14 @@ def config(
     )
 
 
-def _readiness(client: GatewayClient) -> Callable[[], Any]:
-    """A short look: the process may have died, and its socket, which is ours, would keep us waiting."""
+def _offered(client: GatewayClient) -> Callable[[], Any]:
+    """A short look: the process may have died, and its socket, which is ours, would keep us waiting. A gateway whose
+    engines only want their weights is offered all the same: a trainer brings them, through it."""
 
     async def check() -> str:
         try:
-            return await client.ready(timeout_s=2.0)
+            why = await client.ready(timeout_s=2.0)
+            return "" if why and weights_missing(await client.status()) else why
         except SandgateError as error:
             return str(error)
 

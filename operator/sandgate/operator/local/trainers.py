@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -13,13 +13,14 @@ from sandgate.contract.attach import RunInfo, RunState
 from sandgate.contract.errors import Conflict, NotFound
 from sandgate.contract.job import RolloutJob, TrainerSpec
 from sandgate.contract.trajectory import Json
+from sandgate.operator.driver.engine_health import answering
 from sandgate.operator.driver.state import DriverState
 from sandgate.operator.local.attendance import Attendance, Seen, look, waits
 from sandgate.operator.local.folder import Folder
 from sandgate.operator.local.folder import replace as put
 from sandgate.operator.local.gateways import LocalGateway
 from sandgate.operator.local.progress import Problem, Tell, TrainerNews
-from sandgate.operator.observed.events import TrainerAwaited, TrainerHeard, VersionPublished
+from sandgate.operator.observed.events import EnginesCounted, TrainerAwaited, TrainerHeard, VersionPublished
 from sandgate.operator.observed.job import JOB_KEY
 
 LOOK_S = 0.5
@@ -77,6 +78,8 @@ class Trainers:
     _said: str = ""
     """What is waited for, without its numbers: told once."""
     _on_hold: bool = False
+    _dry: str = ""
+    """Why no engine takes turns."""
     _looking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
@@ -117,6 +120,7 @@ class Trainers:
                 self.state.observe(TrainerHeard(self.seen.heard_at, now))
             await self._bury(files)
             self._hold_told(any(one["paused"] for one in said))
+            self._engines(said)
             expected = self.needed or self.seen.expected(self.patience, now)
             self.ever = self.ever or bool(files) or self.seen.heard_at is not None
             if expected != self.expected:
@@ -164,6 +168,16 @@ class Trainers:
             what = "agents are on hold: a trainer went in the middle of a weight update; the next one makes it again"
             self.tell(Problem(text=what))
         self._on_hold = stuck
+
+    def _engines(self, said: Sequence[Mapping[str, Json]]) -> None:
+        """While none takes turns no agent is begun, which would give up on it."""
+        heard = [answering(one) for one in said]
+        most = max((one.healthy for one in heard), default=0)
+        why = "" if most else next((one.why for one in heard), "")
+        self.state.observe(EnginesCounted(most, why))
+        if why and why != self._dry:
+            self.tell(Problem(text=f"no agent is begun, as no engine takes turns: {why}"))
+        self._dry = why
 
     async def hand_over(self, stop: asyncio.Event, *, complete: bool) -> None:
         """Nothing runs any more: wait for the trainers, within bounds. Told to stop, then or meanwhile, it waits for
