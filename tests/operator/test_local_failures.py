@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sandgate.contract.errors import FailureReason
+from sandgate.contract.errors import FailureReason, Unavailable
 from sandgate.contract.status import JobCondition
 from sandgate.gateway.engine.scripted.script import Fault, Reply
 from sandgate.gateway.journal.records import Acked
@@ -45,10 +45,6 @@ HOPELESS: dict[str, tuple[dict[str, Any], str]] = {
         {"agent": agent("pythonx")},
         "ProgramMissing: agent: pythonx is not on PATH",
     ),
-    "a model that the engine does not serve": (
-        {"model": {"name": "shpo", "tokenizer": str(MODEL), "maxModelLen": 4096}},
-        "ModelNotServed: the engine answered 404: The model `shpo` does not exist.",
-    ),
     "a module that no agent can import": (
         {"agent": agent("python", "-c", "import no_such_module")},
         "AgentsFailAlike: AgentExit exit code 1 with a traceback:"
@@ -74,6 +70,13 @@ async def test_what_cannot_get_better_ends_the_run_soon_with_its_cause(
     assert all(row.masked and row.reward is None for row in rows)
     assert result.missing_groups == len(MANY) - len({row.uid for row in rows}) >= len(MANY) - FIRST
     assert up.processes() == []
+
+
+async def test_a_model_that_the_engine_does_not_serve_ends_the_run_before_an_agent_is_begun(up: Rig) -> None:
+    wrong = {"name": "shpo", "tokenizer": str(MODEL), "maxModelLen": 4096}
+    with pytest.raises(Unavailable, match=r"model 'shpo' is not served; there are \['shop'\]"):
+        await up.run(job(*MANY, model=wrong))
+    assert not up.of(SessionStarted)
 
 
 DIES = (

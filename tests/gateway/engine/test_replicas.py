@@ -181,11 +181,30 @@ async def test_a_generation_that_takes_too_long_fails_and_frees_the_engine() -> 
         assert [each.in_flight for each in some.engine.status()] == [0]
 
 
-async def test_a_model_that_is_not_served_is_told() -> None:
-    async with fleet([IDS], model="other") as some:
-        assert some.engine.facts.models == ["scripted"]
-        with pytest.raises(EngineFailed, match="`other` does not exist"):
+async def test_an_engine_without_the_model_is_refused_at_the_start() -> None:
+    with pytest.raises(EngineFailed, match=r"model 'other' is not served; there are \['scripted'\]"):
+        async with fleet([IDS], model="other"):
+            pass
+
+
+async def test_an_engine_without_the_model_is_not_used_before_it_has_it() -> None:
+    """As an adapter that is loaded."""
+    async with fleet([IDS], [IDS], model="other", patient=True, probe_s=0.01) as some:
+        assert {each.detail for each in some.engine.status()} == {
+            "model 'other' is not served; there are ['scripted']"
+        }
+        with pytest.raises(EngineUnavailable, match="model 'other' is not served"):
             await some.engine.generate(prompt(model="other"))
+        some.servers[1].model = "other"
+
+        async def used(*wanted: bool) -> bool:
+            return some.healthy() == list(wanted)
+
+        await until(lambda: used(False, True), what="the second is used")
+        assert (await some.engine.generate(prompt(model="other"))).ids.tolist() == IDS
+        assert some.asked == [0, 1]
+        some.servers[0].model = "other"
+        await until(lambda: used(True, True), what="both are used")
 
 
 async def test_a_connection_that_was_kept_too_long_is_opened_anew() -> None:

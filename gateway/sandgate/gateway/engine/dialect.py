@@ -24,6 +24,8 @@ class Found:
     way: Way
     notes: list[str] = field(default_factory=list)
     """Warnings for the engine's operator, one sentence each."""
+    unserved: str = ""
+    """Why it answers no request for the model: it is not used before it does."""
 
 
 class Dialect(Protocol):

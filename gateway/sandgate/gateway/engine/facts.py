@@ -41,6 +41,8 @@ class ProbeResult:
     endpoint: GenerateEndpoint
     notes: list[str] = field(default_factory=list)
     """Warnings for the engine's operator, one sentence each; `sandgate doctor` prints them."""
+    unserved: str = ""
+    """Why it answers no request for the model; among the notes, too."""
 
 
 async def probe(http: Transport, url: str, *, model: str, logprobs_mode: str) -> ProbeResult:
@@ -56,7 +58,8 @@ async def probe(http: Transport, url: str, *, model: str, logprobs_mode: str) ->
     if served is not None:
         facts.max_model_len = served.max_model_len or 0
     else:
-        replica.notes.append(f"model {model!r} is not served; there are {facts.models}")
+        replica.unserved = f"model {model!r} is not served; there are {facts.models}"
+        replica.notes.append(replica.unserved)
     if replica.endpoint is GenerateEndpoint.COMPLETIONS:
         replica.notes.append(
             "/inference/v1/generate is closed: start vLLM with --enable-scale-out; "

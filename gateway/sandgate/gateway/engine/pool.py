@@ -80,6 +80,8 @@ class EnginePool:
         for url in self.table.members():
             self._logprobs.expect(url)
         self._ways: dict[str, Way] = {}
+        self._unserved: dict[str, str] = {}
+        """Replicas without the model -> why. They may get it, as an adapter that is loaded."""
         self._running: set[asyncio.Task[object]] = set()
         self._cut: set[asyncio.Task[object]] = set()
         self._aborts: set[asyncio.Task[None]] = set()
@@ -107,8 +109,8 @@ class EnginePool:
     ) -> Self:
         """Makes an engine: asks every replica what it is, and watches it from now on. A replica that does not answer
         yet is down until it does; if none answers, or there is none, `facts` stay unknown until one comes up.
-        Raises EngineFailed for a server of another kind, or one that reports logprobs of another mode than
-        `logprobs_mode`. Not if `patient`: then that replica is not used, and its status says why.
+        Raises EngineFailed for a server of another kind, one without `model`, or one that reports logprobs of another
+        mode than `logprobs_mode`. Not if `patient`: then that replica is not used, and its status says why.
         `peers`, `index`: gateways that share these replicas, and which of them this is."""
         engine = cls(
             urls,
@@ -125,8 +127,8 @@ class EnginePool:
             learn = engine._learn_quietly if patient else engine._learn
             await asyncio.gather(*(learn(url) for url in engine.table.members()))
             await engine._logprobs.settle()
-            if engine._logprobs.wrong and not patient:
-                url, why = next(iter(engine._logprobs.wrong.items()))
+            if (wrong := engine._logprobs.wrong | engine._unserved) and not patient:
+                url, why = next(iter(wrong.items()))
                 raise EngineFailed(f"{url}: {why}")
             if engine.labels.demanded(engine._version()):  # as the last one asked may have shown
                 await engine.version_told()
@@ -154,6 +156,11 @@ class EnginePool:
         self._ways[url] = replica.way
         for note in replica.notes:
             log.warning("engine %s: %s", url, note)
+        if replica.unserved:
+            self._unserved[url] = replica.unserved
+            self.table.down(url, replica.unserved)
+            return
+        self._unserved.pop(url, None)
         self._known[url] = replica.facts
         self._logprobs.start(url)
         self._choose_facts()
@@ -185,9 +192,20 @@ class EnginePool:
         result = await self.dialect.check(self._http, url)
         if result.dead:
             self._logprobs.forget(url)
+        if result.failure is None and url in self._unserved:
+            result = health.Probe(await self._still_unserved(url))
         if result.failure is None and self.labels.demanded(self._version()):
             await self._read_labels([url], fresh=not up)
         return result
+
+    async def _still_unserved(self, url: str) -> str | None:
+        try:
+            replica = await self.dialect.probe(
+                self._http, url, model=self._model, logprobs_mode=self.facts.logprobs_mode
+            )
+        except (EngineUnavailable, EngineFailed) as error:
+            return str(error)
+        return replica.unserved or None
 
     async def version_told(self) -> None:
         """See `Labelled.version_told`."""
@@ -229,9 +247,9 @@ class EnginePool:
                 self.table.leave(url)
             for url in self._known.keys() - self.table.replicas.keys():
                 self._logprobs.forget(url)
-            for by_url in (self._known, self._ways):
+            for by_url in (self._known, self._ways, self._unserved):
                 for url in by_url.keys() - self.table.replicas.keys():
-                    del by_url[url]
+                    by_url.pop(url)
             self._choose_facts()
         log.info("engines: %s", ", ".join(wanted) or "none")
 

@@ -86,7 +86,7 @@ class VllmDialect:
     async def probe(self, http: Transport, url: str, *, model: str, logprobs_mode: str) -> Found:
         """See `Dialect.probe`."""
         found = await facts.probe(http, url, model=model, logprobs_mode=logprobs_mode)
-        return Found(found.facts, VllmWay(found.endpoint), found.notes)
+        return Found(found.facts, VllmWay(found.endpoint), found.notes, found.unserved)
 
     async def label_of(self, http: Transport, url: str) -> str | None:
         """See `Dialect.label_of`."""
