@@ -55,7 +55,11 @@ WRONG: dict[str, tuple[Json, str, str]] = {
         "no agent of the first 2 started: 2 ImageError: .*no-such-agent",
     ),
     "command": (container(command=["no-such-program"]), "ProgramMissing", "no-such-program"),
-    "secret-env": (container(env=[KEY]), "PodsWait", 'Error: secret "no-such-secret" not found'),
+    "secret-env": (
+        container(env=[KEY]),
+        "PodsWait|NothingStarts",  # whichever is looked at first: its Event, or its pod after startSeconds
+        'rror: secret "no-such-secret" not found',
+    ),
     "secret-volume": (
         {"agent": {"template": {"spec": MOUNTED | {"volumes": [SECRET]}}}},
         "PodsWait",
@@ -168,7 +172,9 @@ def test_a_job_whose_agents_cannot_start_says_why_within_a_minute_and_makes_one_
             raise AssertionError(f"{error}: {json.dumps(seen, indent=1)}") from None
         print(f"all {len(WRONG)} after {time.monotonic() - began:.0f} s")
         for name, (_, reason, words) in WRONG.items():
-            if ready := told(found[name], "GatewaysAndEnginesReady", ""):
+            if ready := told(
+                found[name], "GatewaysAndEnginesReady", ""
+            ):  # one that failed at once never told it
                 late = told(found[name], reason, words) - ready
                 assert late <= WITHIN_S, f"{name} took {late} s"
             body = world.get("rolloutjob", namespaces[name], name)
@@ -176,7 +182,7 @@ def test_a_job_whose_agents_cannot_start_says_why_within_a_minute_and_makes_one_
             assert conditions["Complete"] == "False", name
             assert body["status"]["running"] == 0, name
             made = world.list("ags", namespaces[name], f"sandgate.dev/job={name}")
-            assert bool(made) == bool(ready), f"{name}: agents are begun once there is an engine for them"
+            assert bool(made) == (reason != "NoEngine"), f"{name}: agents are begun once there is an engine"
             assert len(made) <= SIZE * (1 + RETRIES), name
             assert len({one["spec"]["taskUid"] for one in made}) <= 1, f"{name}: one group alone was begun"
 
@@ -194,6 +200,6 @@ def told(listed: list[Json], reason: str, words: str) -> float:
     times = [
         datetime.fromisoformat(one["firstTimestamp"]).timestamp()
         for one in listed
-        if one["reason"] == reason and re.search(words, one["message"])
+        if re.fullmatch(reason, one["reason"]) and re.search(words, one["message"])
     ]
     return min(times, default=0.0)
