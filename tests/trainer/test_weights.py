@@ -277,10 +277,13 @@ async def test_an_update_made_again_brings_back_an_engine_that_restarted(tmp_pat
                 pass
             assert await life.versions("s1") == {1}
             engine.player.restart()
+            assert await fleet.engines_without_weights() == ()
             assert (await life.turn("s2")).status_code == 503
+            assert await fleet.engines_without_weights() == (engine.url,)
             async with fleet.weight_update(1, engines=[engine.url]) as update:
                 await update.reload("/weights/1")
             assert await life.versions("s3") == {1}
+            assert await fleet.engines_without_weights() == ()
 
 
 async def test_engines_are_paused_labelled_and_let_go_over_http(world: World) -> None:

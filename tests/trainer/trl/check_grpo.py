@@ -284,6 +284,32 @@ def test_weights_reach_the_engine_before_each_round_as_its_version(make: Any, tm
     assert (tmp_path / "weights" / f"v{start}" / "model.safetensors").stat().st_size > 0
 
 
+def test_an_engine_that_is_started_anew_within_a_round_is_given_the_weights_again(
+    make: Any, running: Any, tmp_path: Path
+) -> None:
+    """Nobody else would ever bring them: no group comes before."""
+    restarts = iter([False, True])
+
+    async def restarts_it(*, session: SessionHandle, raw_prompt: Any, sample_index: int, **_: Any) -> float:
+        async with AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=20) as client:
+            if sample_index == 0 and next(restarts, False):
+                running.player.restart()
+            await client.chat.completions.create(model="tiny", messages=list(raw_prompt))
+        return 1.0 - sample_index
+
+    made = make(agent=restarts_it)
+    made.train(FolderWeights(tmp_path / "weights"))
+    versions = [
+        {version for row in one["sandgate_versions"] for version in row if version >= 0}
+        for one in made.columns
+    ]
+    start = min(versions[0])
+    assert versions == [{start}, {start + 1}]
+    assert [len(one["uid"]) for one in made.columns] == [BATCH, BATCH], "no session was lost by it"
+    assert running.player.label == str(start + 1)
+    assert next(restarts, None) is None, "it was started anew"
+
+
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], type[Exception], str]] = {
     "ahead where one step is two calls": ({"num_iterations": 2}, {"ahead": 1}, InvalidBody, "ahead: needs"),
     "a temperature that is not the job's": ({"temperature": 0.5}, {}, Conflict, "spec.sampling.temperature"),

@@ -98,6 +98,7 @@ class Fleet(Blocking[AsyncFleet]):
     push_tasks = blocking(AsyncFleet.push_tasks)
     version = blocking(AsyncFleet.version)
     progress = blocking(AsyncFleet.progress)
+    engines_without_weights = blocking(AsyncFleet.engines_without_weights)
 
 
 @contextmanager

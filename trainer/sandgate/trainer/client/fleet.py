@@ -444,12 +444,16 @@ class AsyncFleet:
 
     @asynccontextmanager
     async def beating(self, every_s: float = HEARTBEAT_S) -> AsyncIterator[None]:
-        """Send heartbeats while the block runs."""
+        """Send heartbeats while the block runs. Engines that wait for a weight update are told in the log."""
 
         async def beat() -> None:
+            before: tuple[str, ...] = ()
             while True:
                 try:
                     await self.heartbeat()
+                    if (bare := await self.engines_without_weights()) and bare != before:
+                        log.warning("make the weight update again: %s was started anew", ", ".join(bare))
+                    before = bare
                 except SandgateError as error:
                     log.warning("heartbeat: %s", error)
                 await asyncio.sleep(every_s)
@@ -488,6 +492,14 @@ class AsyncFleet:
             tasks_waiting=total("tasks", "held"),
             policy_version=max((int(one["policy_version"]) for one in here.values()), default=0),
         )
+
+    async def engines_without_weights(self) -> tuple[str, ...]:
+        """URLs of engines that were started anew since the last weight update, as far as gateways that answer know.
+        They take no turns before it is made again, with the same version or a new one: of a job whose engines are all
+        so, no group comes. Only of engines whose weights are labelled (see `weight_update`)."""
+        said = await asyncio.gather(*(one.status() for one in self.clients.values()), return_exceptions=True)
+        listed = [engine for one in said if isinstance(one, dict) for engine in one["engines"]]
+        return tuple(sorted({str(one["url"]) for one in listed if one.get("unlabelled")}))
 
     async def sessions(self, *, state: str | None = None) -> AsyncIterator[dict[str, Json]]:
         """The sessions of all gateways, one gateway after another."""

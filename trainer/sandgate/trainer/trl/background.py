@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from concurrent.futures import wait
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -31,10 +32,19 @@ class Background:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(JOIN_S)
 
-    def call(self, wanted: Coroutine[Any, Any, T]) -> T:
-        """Its result, or what it raised. Interrupted (Ctrl-C), it is cancelled."""
+    def call(
+        self,
+        wanted: Coroutine[Any, Any, T],
+        *,
+        meanwhile: Callable[[], None] | None = None,
+        every_s: float = 1.0,
+    ) -> T:
+        """Its result, or what it raised. Interrupted (Ctrl-C), it is cancelled. `meanwhile`: called every `every_s`
+        seconds until then, here; what it raises ends the call."""
         future = asyncio.run_coroutine_threadsafe(wanted, self._loop)
         try:
+            while meanwhile is not None and not wait([future], timeout=every_s).done:
+                meanwhile()
             return future.result()
         except BaseException:
             future.cancel()

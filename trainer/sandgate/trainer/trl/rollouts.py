@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 WAIT_S = 3600.0
 """For one batch of groups; agents take minutes."""
+LOOK_S = 2.0
+"""Between looks whether engines lost their weights while groups are waited for: agents give up on one that is away."""
 LEASES = "sandgate-leases.json"
 """In the trainer's output_dir."""
 
@@ -148,7 +150,11 @@ class Rollouts:
         self._background.call(rounds.start(named, n))
         if training and self.ahead:
             self._look_ahead(trainer, this, tasks, n)
-        groups = self._background.call(rounds.take([task.uid for task in named], self._wait_s))
+        groups = self._background.call(
+            rounds.take([task.uid for task in named], self._wait_s),
+            meanwhile=lambda: self._bring_back(trainer),
+            every_s=LOOK_S,
+        )
         if not training:
             self._background.call(rounds.commit(this.step + 1, training=False))
         rules = of.rules_of(trainer.args)
@@ -234,6 +240,14 @@ class Rollouts:
         version = self.version(trainer)
         self._weights.save(trainer.accelerator.unwrap_model(trainer.model), version)
         self._background.call(self._weights.publish(self._connected, version))
+
+    def _bring_back(self, trainer: Any) -> None:
+        """Engines that were started anew while groups are waited for: nobody else has the weights for them."""
+        if self._weights is None:
+            return
+        if bare := self._background.call(self._connected.engines_without_weights()):
+            log.warning("weights are published again: %s was started anew", ", ".join(bare))
+            self.publish(trainer)
 
     def end_job(self) -> None:
         """No more tasks will be pushed: a job whose operator runs the agents completes."""
