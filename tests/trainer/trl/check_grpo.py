@@ -288,7 +288,9 @@ def test_an_engine_that_is_started_anew_within_a_round_is_given_the_weights_agai
     make: Any, running: Any, tmp_path: Path
 ) -> None:
     """Nobody else would ever bring them: no group comes before."""
-    restarts = iter([False, True])
+    restarts = iter(
+        [False, False, True]
+    )  # in the second round: at first engines have the weights of version 0
 
     async def restarts_it(*, session: SessionHandle, raw_prompt: Any, sample_index: int, **_: Any) -> float:
         async with AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=20) as client:
