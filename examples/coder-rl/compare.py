@@ -45,7 +45,7 @@ def result(out: Path, arm: str, seed: int) -> dict[str, Any]:
         "tokens": [round(one, 1) for one in lengths],
         "transcripts": {name: sum(one[name] for one in rows.values()) for name in names},
         "trainer_starts": len(story.starts),
-        "train_s": round(max(one["at"] for one in told) - story.starts[0]),
+        "train_s": round(story.trained_s),
         "load": round(os.getloadavg()[1], 1),
     }
 

@@ -27,6 +27,8 @@ class Story:
     """Optimizer steps done -> share of what is evaluated that was solved."""
     starts: list[float] = field(default_factory=list)
     """Unix seconds: when a trainer process began."""
+    trained_s: float = 0.0
+    """Seconds that trainer processes took, up to what each told last: not those between a stop and the next start."""
     done: bool = False
 
     @property
@@ -50,11 +52,16 @@ class Story:
 def read(path: Path) -> Story:
     found = Story()
     lines = path.read_text().splitlines() if path.exists() else []
+    last = 0.0
     for line in lines:
         try:
             one = json.loads(line)
         except ValueError:  # cut by a kill
             continue
+        now = float(one.get("at", last))
+        if "began" not in one:
+            found.trained_s += now - last
+        last = now
         if "began" in one:
             found.starts.append(one["began"])
         elif "done" in one:

@@ -128,7 +128,7 @@ def summary(told: argparse.Namespace, story: curve.Story) -> dict[str, Any]:
         "solved_before": before.get("eval_solved"),
         "solved_after": after.get("eval_solved"),
         "points": None if story.points is None else round(story.points, 1),
-        "train_s": round((after.get("at") or time.time()) - story.starts[0], 1) if story.starts else None,
+        "train_s": round(story.trained_s, 1) if story.starts else None,
         "logprob_difference_max": story.worst,
         "versions_behind_max": max(ages, default=0),
         "trainer_starts": len(story.starts),
