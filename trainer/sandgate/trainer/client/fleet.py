@@ -450,8 +450,8 @@ class AsyncFleet:
             while True:
                 try:
                     await self.heartbeat()
-                except SandgateError as error:
-                    log.warning("heartbeat: %s", error)
+                except Exception as error:
+                    log.warning("heartbeat: %s", error, exc_info=not isinstance(error, SandgateError))
                 await asyncio.sleep(every_s)
 
         task = asyncio.get_running_loop().create_task(beat())

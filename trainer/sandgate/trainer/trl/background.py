@@ -8,6 +8,8 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from sandgate.trainer.client.loop_thread import run_on
+
 T = TypeVar("T")
 
 JOIN_S = 30.0
@@ -43,7 +45,7 @@ class Background:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_forever()
+            run_on(self._loop)
             left = asyncio.all_tasks(self._loop)
             for task in left:
                 task.cancel()
