@@ -140,7 +140,9 @@ def test_it_works_with_more_than_1024_descriptors_open(forward: Forward, tmp_pat
 def test_it_ends_while_a_connection_waits_for_a_place(forward: Forward) -> None:
     while forward._slots.acquire(blocking=False):
         pass  # as 64 connections that are open, and stay so
+    before = descriptors()
     with dialled(forward):
+        until_now(lambda: descriptors() == before + 2, what="both ends are open")
         closing = threading.Thread(target=forward.close, daemon=True)
         closing.start()
         closing.join(20)

@@ -409,10 +409,9 @@ async def test_what_is_written_just_as_the_writer_dies_is_refused_and_does_not_w
         raise ZeroDivisionError
 
     monkeypatch.setattr(store._backend, "commit", bug)
-    first = asyncio.ensure_future(store.append("s", turn("a")))
-    await asyncio.sleep(0)
     (writer,) = (one for one in threading.enumerate() if one.name.startswith("journal "))
-    writer.join(20)  # this loop was not told yet
+    first = asyncio.ensure_future(store.append("s", turn("a")))
+    asyncio.get_running_loop().call_soon(writer.join, 20)  # the loop cannot be told yet
     late = asyncio.ensure_future(store.append("s", turn("b")))
     async with asyncio.timeout(10):
         said = await asyncio.gather(first, late, return_exceptions=True)
