@@ -197,4 +197,8 @@ async def test_a_heartbeat_is_heard_by_every_gateway_while_the_block_runs(
     async with AsyncRolloutClient(AWAY, "key", retries=Retries(attempts=1)) as away:
         with pytest.raises(SandgateError):
             await AsyncFleet({"away": away}).heartbeat()
-        await AsyncFleet({"away": away, "here": pair["shop-gateway-0"].client}).heartbeat()
+        both = AsyncFleet({"away": away, "here": pair["shop-gateway-0"].client})
+        await both.heartbeat()
+        for asked in (both.status, both.version):  # as they promise, and no group of errors
+            with pytest.raises(Unavailable):
+                await asked()

@@ -135,3 +135,32 @@ def test_it_works_with_more_than_1024_descriptors_open(forward: Forward, tmp_pat
         ours = stack.enter_context(dialled(forward))
         ours.sendall(b"hello")
         assert ours.recv(99) == b"HELLO"
+
+
+def test_it_ends_while_a_connection_waits_for_a_place(forward: Forward) -> None:
+    while forward._slots.acquire(blocking=False):
+        pass  # as 64 connections that are open, and stay so
+    before = descriptors()
+    with dialled(forward):
+        until_now(lambda: descriptors() == before + 2, what="both ends are open")
+        closing = threading.Thread(target=forward.close, daemon=True)
+        closing.start()
+        closing.join(20)
+        assert not closing.is_alive()
+
+
+def test_after_a_moment_without_descriptors_connections_are_taken_again(
+    forward: Forward, caplog: pytest.LogCaptureFixture
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with caplog.at_level(logging.WARNING), socket.socket() as lost, socket.socket() as ours:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        try:
+            for one in (lost, ours):  # Linux has given the first one its descriptor already
+                one.settimeout(20)
+                one.connect(("127.0.0.1", int(forward.origin.rpartition(":")[2])))
+            until_now(lambda: "takes no connection" in caplog.text, what="it says why")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        ours.sendall(b"hello")
+        assert ours.recv(99) == b"HELLO"

@@ -11,6 +11,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import threading
 from collections import Counter, defaultdict
 from contextlib import closing
 from pathlib import Path
@@ -396,3 +397,23 @@ async def test_a_flipped_byte_in_the_write_ahead_log_ends_it_there(tmp_path: Pat
     async with await SqliteStore.open(copy / "j") as store:
         assert names(store) == written[:4]
         assert store.status().cut == 1, "t4 is gone for sure; t5 might have been under way"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_what_is_written_just_as_the_writer_dies_is_refused_and_does_not_wait_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await SqliteStore.open(tmp_path / "j")
+
+    def bug(jobs: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(store._backend, "commit", bug)
+    (writer,) = (one for one in threading.enumerate() if one.name.startswith("journal "))
+    first = asyncio.ensure_future(store.append("s", turn("a")))
+    asyncio.get_running_loop().call_soon(writer.join, 20)  # the loop cannot be told yet
+    late = asyncio.ensure_future(store.append("s", turn("b")))
+    async with asyncio.timeout(10):
+        said = await asyncio.gather(first, late, return_exceptions=True)
+    assert [type(one) for one in said] == [JournalUnavailable] * 2
+    await store.aclose()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from typing import Any
 
@@ -83,3 +84,12 @@ class Rejecting(RolloutWorkflow):
 
 INLINE = Inline()
 REJECTING = Rejecting()
+
+
+class Dying(InProcess):
+    """Its process is killed, as for memory, where the data says so."""
+
+    async def run(self, data: dict[str, Any], **extra_kwargs: Any) -> dict[str, float]:
+        if data.get("dies"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return await super().run(data, **extra_kwargs)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import socket
 from collections.abc import AsyncIterator
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 import httpx
@@ -16,12 +19,13 @@ from sandgate.trainer.areal import (
     GroupedRolloutWorkflow,
     OpenAIProxyClient,
     OpenAIProxyWorkflow,
+    client,
     grant_capacity,
     resolve_workflow,
 )
 from sandgate.trainer.areal.client import parse
 from tests.trainer.areal import agents
-from tests.trainer.areal.agents import Blocking, Inline, InProcess, Rejecting, Unpicklable
+from tests.trainer.areal.agents import Blocking, Dying, Inline, InProcess, Rejecting, Unpicklable
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -289,3 +293,29 @@ async def test_what_does_not_resolve_says_why(case: str) -> None:
     said, more, error, words = REFUSED[case]
     with pytest.raises(error, match=words):
         resolve_workflow(said, **more)
+
+
+async def test_an_agent_whose_process_is_killed_ends_its_episode_and_not_all_that_come_after(
+    running: testing.RunningGateway,
+) -> None:
+    data = {"prompt": "buy", "trainer": os.getpid(), "reward": 1.0}
+    async with workflow(running, Dying(), "subproc", subproc_max_workers=1) as mine:
+        with pytest.raises(BrokenProcessPool):
+            await mine.arun_episode(None, data | {"dies": True})
+        assert len(await mine.arun_episode(None, data)) == 1
+
+
+async def test_an_export_of_a_gateway_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "EXPORT_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # connections wait in the kernel
+        port = silent.getsockname()[1]
+        await given_up(f"http://127.0.0.1:{port}")
+
+
+async def given_up(origin: str) -> None:
+    async with httpx.AsyncClient() as http:
+        proxy = OpenAIProxyClient(http, origin, "t", "key")
+        proxy.session_id = "t-1"
+        with pytest.raises(httpx.ReadTimeout):
+            async with asyncio.timeout(10):
+                await proxy.export_interactions()

@@ -47,16 +47,32 @@ async def watch(
     every_s: float = PROBE_S,
     on_up: Callable[[str], Awaitable[None]],
 ) -> None:
-    """Probes all replicas for ever. `on_up` is awaited for each that just came up, before the next round."""
+    """Probes all replicas for ever. `on_up` is awaited for each that just came up, before the next round.
+
+    An error that nobody foresaw is of one replica, which counts as not healthy: it must not end the probes of all, or
+    no replica that is down would ever be up again."""
+
+    async def probed(url: str) -> Probe:
+        try:
+            return await probe(url)
+        except Exception as error:
+            log.exception("engine %s cannot be probed", url)
+            return Probe(f"its probe failed: {error!r}")
+
     while True:
         await asyncio.sleep(every_s)
         urls = list(table.replicas)
-        for url, (failure, dead) in zip(urls, await asyncio.gather(*map(probe, urls)), strict=True):
+        for url, (failure, dead) in zip(urls, await asyncio.gather(*map(probed, urls)), strict=True):
             if not table.probed(url, failure, dead=dead):
                 continue
             log.warning("engine %s is %s", url, f"down: {failure}" if failure else "up")
-            if failure is None:
+            if failure is not None:
+                continue
+            try:
                 await on_up(url)
+            except Exception as error:
+                log.exception("engine %s cannot be asked what it is", url)
+                table.down(url, f"it cannot be asked what it is: {error!r}")
 
 
 def none_up(seen: Sequence[EngineStatus]) -> EngineUnavailable:

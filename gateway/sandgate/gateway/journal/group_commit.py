@@ -191,9 +191,17 @@ class WriterStore(ABC):
             if job.told is not None and not job.told.done():
                 job.told.set_exception(JournalUnavailable(f"not written: {group.error}", retry_after=RETRY_S))
         if group.last:
+            self._refuse_late(group.error)
             self._closed = self._closed or self._loop.create_future()
             if not self._closed.done():
                 self._closed.set_result(None)
+
+    def _refuse_late(self, error: str) -> None:
+        """What was queued after the writer's last look, and before the loop knew that it had ended."""
+        while not self._jobs.empty():
+            job = self._jobs.get()
+            if job is not None and job.told is not None and not job.told.done():
+                job.told.set_exception(JournalUnavailable(f"not written: {error or 'the journal is closed'}"))
 
 
 class Writer:

@@ -22,6 +22,9 @@ BACKOFF_S = (0.5, 5.0)
 """AReaL's: first and longest wait; each is twice the one before."""
 CALL_S = 10.0
 """AReaL's, of a session call."""
+EXPORT_S = 1800.0
+"""Of an export: the gateway waits 600 s for the session's end, and then makes it. A gateway whose machine vanished says
+nothing at all, and the episode would wait for ever."""
 RETRIED = frozenset({408, 429, 502, 503, 504})
 
 log = logging.getLogger("sandgate.trainer.areal")
@@ -94,7 +97,7 @@ class OpenAIProxyClient:
         if self.session_id is None:
             raise ValueError("the session was not started")
         body = {"session_id": self.session_id, "discount": discount, "style": style}
-        said = await self._post("export_trajectories", self._admin_key, body, attempts=1, timeout_s=None)
+        said = await self._post("export_trajectories", self._admin_key, body, attempts=1, timeout_s=EXPORT_S)
         return parse(said)
 
     async def _post(
@@ -104,7 +107,7 @@ class OpenAIProxyClient:
         body: Mapping[str, Json],
         *,
         attempts: int | None = ATTEMPTS,
-        timeout_s: float | None = CALL_S,
+        timeout_s: float = CALL_S,
     ) -> dict[str, Json]:
         return await _post(self._http, f"{self.base_url}/{path}", key, body, attempts, timeout_s)
 
@@ -133,7 +136,7 @@ async def _post(
     key: str,
     body: Mapping[str, Json] | None,
     attempts: int | None,
-    timeout_s: float | None,
+    timeout_s: float,
 ) -> dict[str, Json]:
     """`attempts` None: for ever."""
     headers = {"authorization": f"Bearer {key}"}

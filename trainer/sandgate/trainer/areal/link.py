@@ -158,10 +158,14 @@ class Link:
                 else:
                     future.set_result(group.trajectories)
         except BaseException as error:
-            for future in self.waiting.values():
-                if not future.done():
-                    future.set_exception(Unavailable(f"job {self.name}: {error}"))
+            self._fail(str(error) or type(error).__name__)
             raise
+        self._fail("its run is over, and gives no groups any more")
+
+    def _fail(self, why: str) -> None:
+        for future in self.waiting.values():
+            if not future.done():
+                future.set_exception(Unavailable(f"job {self.name}: {why}"))
 
     # -- what the engine tells ----------------------------------------------------------------------------------------
 

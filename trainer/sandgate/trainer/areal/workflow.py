@@ -11,6 +11,7 @@ import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from types import TracebackType
 from typing import Any, Literal, Self, get_args
 
@@ -88,7 +89,8 @@ class OpenAIProxyWorkflow(RolloutWorkflow):
             await asyncio.to_thread(pool.shutdown, cancel_futures=True)
 
     async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Interactions:
-        """One session. Raises what the agent raises, ValueError for a reward that is none, httpx.HTTPError."""
+        """One session. Raises what the agent raises, ValueError for a reward that is none, httpx.HTTPError;
+        BrokenProcessPool for each episode that was in a process when one of the pool's processes was killed."""
         if self._http is None:
             self._http = httpx.AsyncClient(timeout=AGENT_S, limits=httpx.Limits(max_connections=None))
         await grant_capacity(self._http, self.proxy_addr, self._admin_key)
@@ -112,8 +114,14 @@ class OpenAIProxyWorkflow(RolloutWorkflow):
             "ANTHROPIC_BASE_URL": self.proxy_addr,
             "ANTHROPIC_API_KEY": key,
         }
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, run_in_process, self.agent, data, env)
+        loop, pool = asyncio.get_running_loop(), self._pool
+        try:
+            return await loop.run_in_executor(pool, run_in_process, self.agent, data, env)
+        except BrokenProcessPool:  # an agent was killed, as for memory: this pool takes nothing any more
+            if self._pool is pool:
+                self._pool = None
+            pool.shutdown(wait=False)
+            raise
 
 
 def run_in_process(agent: Any, data: dict[str, Any], env: Mapping[str, str]) -> Any:

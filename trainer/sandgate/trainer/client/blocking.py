@@ -62,7 +62,8 @@ class Fleet(Blocking[AsyncFleet]):
         on_stale: Callable[[AsyncGroup], None] | None = None,
     ) -> Generator[Group, None, None]:
         """See `AsyncFleet.groups`. When the loop over it ends, however, what was leased ahead is given back.
-        `on_stale` is called in the fleet's thread."""
+        `on_stale` is called in the fleet's thread, where no call of this fleet may wait: note what is to be pushed
+        again, and push it from your own."""
         found = self._groups(
             job=job, ttl_s=ttl_s, idle_s=idle_s, ahead=ahead, max_behind=max_behind, on_stale=on_stale
         )

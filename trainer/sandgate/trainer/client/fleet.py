@@ -454,8 +454,8 @@ class AsyncFleet:
                     if (bare := await self.engines_without_weights()) and bare != before:
                         log.warning("make the weight update again: %s was started anew", ", ".join(bare))
                     before = bare
-                except SandgateError as error:
-                    log.warning("heartbeat: %s", error)
+                except Exception as error:
+                    log.warning("heartbeat: %s", error, exc_info=not isinstance(error, SandgateError))
                 await asyncio.sleep(every_s)
 
         task = asyncio.get_running_loop().create_task(beat())
@@ -508,13 +508,11 @@ class AsyncFleet:
                 yield session
 
     async def _all(self, ask: Callable[[AsyncRolloutClient], Awaitable[T]]) -> list[T]:
-        async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(_one(ask(client))) for client in self.clients.values()]
-        return [task.result() for task in running]
-
-
-async def _one(asked: Awaitable[T]) -> T:
-    return await asked
+        said = await asyncio.gather(*map(ask, self.clients.values()), return_exceptions=True)
+        for one in said:
+            if isinstance(one, BaseException):
+                raise one
+        return [one for one in said if not isinstance(one, BaseException)]
 
 
 @asynccontextmanager

@@ -147,9 +147,10 @@ class Keeper:
             async with turns:
                 try:
                     await self.renew(hold)
-                except SandgateError as error:
+                except Exception as error:
                     failed += 1
-                    log.warning("lease %s is not renewed: %s", hold.lease_id, error)
+                    known = isinstance(error, SandgateError)
+                    log.warning("lease %s is not renewed: %s", hold.lease_id, error, exc_info=not known)
 
         await asyncio.gather(*map(one, due))
         waits = [self._due_in(hold) for hold in self._live()]

@@ -3,32 +3,56 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, suppress
 from functools import wraps
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 A_co = TypeVar("A_co", covariant=True)
 P = ParamSpec("P")
 
 
+class Closed(RuntimeError):
+    """The thread is gone: nothing that it is asked for would ever be answered."""
+
+
 class LoopThread:
-    """An event loop in a thread. Any thread may `run` something on it."""
+    """An event loop in a thread. Any other thread may `run` something on it."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="sandgate client", daemon=True)
+        self._gate = threading.Lock()
+        self._closed = False
+        self._thread = threading.Thread(target=self._serve, name="sandgate client", daemon=True)
         self._thread.start()
 
+    def _serve(self) -> None:
+        run_on(self._loop)
+        self._loop.run_until_complete(_cancel_all())
+
     def submit(self, doing: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine, and do not wait for it."""
-        return asyncio.run_coroutine_threadsafe(doing, self._loop)
+        """Run a coroutine, and do not wait for it. Raises Closed."""
+        with self._gate:  # what comes before `close` is run or cancelled, and what comes after it is refused
+            if self._closed:
+                doing.close()
+                raise Closed("the client is closed")
+            return asyncio.run_coroutine_threadsafe(doing, self._loop)
 
     def run(self, doing: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine and return its result. If the caller is interrupted (Ctrl-C), the coroutine is cancelled."""
+        """Run a coroutine and return its result. If the caller is interrupted (Ctrl-C), the coroutine is cancelled.
+        Raises Closed, RuntimeError in the loop's own thread."""
+        if threading.current_thread() is self._thread:
+            doing.close()
+            raise RuntimeError(
+                "a blocking call in the client's own thread, as from on_stale, would wait for itself: note what"
+                " is to be done, and do it in the thread that iterates"
+            )
         future = self.submit(doing)
         try:
             return future.result()
@@ -38,15 +62,29 @@ class LoopThread:
 
     @property
     def closed(self) -> bool:
-        return self._loop.is_closed()
+        return self._closed
 
     def close(self) -> None:
         """Cancel what is left, and end the thread. Idempotent."""
-        if not self._loop.is_closed():
-            self.run(_cancel_all())
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+        with self._gate:
+            if self._closed:
+                return
+            self._closed = True
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def run_on(loop: asyncio.AbstractEventLoop) -> None:
+    """Run a loop in this thread until it is stopped. A `sys.exit` in it, as of somebody's callback, is raised to
+    whoever waits for what called it; it would end the thread without a word, and all others would wait for ever."""
+    while True:
+        try:
+            loop.run_forever()
+        except (SystemExit, KeyboardInterrupt) as error:
+            log.error("%r in the thread %s", error, threading.current_thread().name)
+        else:
+            return
 
 
 async def _cancel_all() -> None:
@@ -90,7 +128,8 @@ def blocking_stream(
             while found := self._loop.run(_next(stream)):
                 yield found[0]
         finally:
-            self._loop.run(stream.aclose())
+            with suppress(Closed):  # it was closed with its client, which another thread has left
+                self._loop.run(stream.aclose())
 
     return each
 
@@ -119,6 +158,7 @@ def entered(manager: AbstractAsyncContextManager[T], loop: LoopThread) -> Iterat
     timeouts want that."""
     begun: asyncio.Future[T] = loop.run(_future())
     left: asyncio.Future[BaseException | None] = loop.run(_future())
+    task: asyncio.Task[None] | None = None
 
     async def hold() -> None:
         async with manager as found:
@@ -126,15 +166,22 @@ def entered(manager: AbstractAsyncContextManager[T], loop: LoopThread) -> Iterat
             if (error := await left) is not None:
                 raise error
 
-    async def begin() -> tuple[asyncio.Task[None], T]:
+    async def begin() -> T:
+        nonlocal task
         task = asyncio.get_running_loop().create_task(hold())
         both: list[asyncio.Future[Any]] = [task, begun]
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         if not begun.done():
             await task
-        return task, begun.result()
+        return begun.result()
 
-    async def end(task: asyncio.Task[None], error: BaseException | None) -> None:
+    async def abandon() -> None:
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def end(error: BaseException | None) -> None:
+        assert task is not None
         left.set_result(error)
         await asyncio.wait([task])
         if error is None:
@@ -142,14 +189,18 @@ def entered(manager: AbstractAsyncContextManager[T], loop: LoopThread) -> Iterat
         elif not task.cancelled():
             task.exception()  # it is told as the block's own
 
-    task, found = loop.run(begin())
+    try:
+        found = loop.run(begin())
+    except BaseException:  # a caller who was interrupted will not leave it: gateways would stay on hold
+        loop.run(abandon())
+        raise
     try:
         yield found
     except BaseException as error:
         # What is no Exception would end the loop's thread, too: there it is a cancellation.
-        loop.run(end(task, error if isinstance(error, Exception) else asyncio.CancelledError()))
+        loop.run(end(error if isinstance(error, Exception) else asyncio.CancelledError()))
         raise
-    loop.run(end(task, None))
+    loop.run(end(None))
 
 
 async def _future() -> asyncio.Future[Any]:

@@ -25,6 +25,9 @@ CHUNK = 1 << 18
 """Bytes moved at once."""
 CONNECTIONS_MAX = 64
 """Connections open at a time; each is a WebSocket at the API server and a thread here."""
+NO_ROOM_S = 0.5
+"""Until the next try where this process has no descriptor left for a connection."""
+WAKE_S = 1.0
 DATA = b"\0"
 """The channel of the port's bytes."""
 
@@ -35,7 +38,7 @@ class Forward:
     def __init__(self, configuration: client.Configuration, namespace: str, pod: str, port: int) -> None:
         self._configuration, self._where = configuration, (namespace, pod, port)
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=CONNECTIONS_MAX)
-        self._slots = threading.BoundedSemaphore(CONNECTIONS_MAX)
+        self._slots = threading.Semaphore(CONNECTIONS_MAX)
         self._closed = threading.Event()
         self._open: set[socket.socket] = set()
         self._thread = threading.Thread(target=self._accept, name=f"forward {pod}", daemon=True)
@@ -59,20 +62,28 @@ class Forward:
         if self._closed.is_set():
             return
         self._closed.set()
-        # A thread that waits in accept() does not notice that its socket is closed; a connection wakes it.
-        with socket.create_connection(self._listener.getsockname()):
-            self._thread.join()
+        self._slots.release()  # the thread may wait for one
+        # A thread that waits in accept() does not notice that its socket is closed; a connection wakes it. Where there
+        # is no room for one, it does not wait there.
+        with suppress(OSError):
+            socket.create_connection(self._listener.getsockname(), timeout=WAKE_S).close()
+        self._thread.join()
         self._listener.close()
         for one in tuple(self._open):
             _shut(one)
 
     def _accept(self) -> None:
-        while True:
-            ours, _ = self._listener.accept()
+        while not self._closed.is_set():
+            try:
+                ours, _ = self._listener.accept()
+            except OSError as error:  # the others wait in the kernel, and would do so for ever
+                log.warning("port-forward to %s/%s takes no connection: %s", *self._where[:2], error)
+                self._closed.wait(NO_ROOM_S)
+                continue
+            self._slots.acquire()  # more connections wait in the kernel
             if self._closed.is_set():
                 ours.close()
                 return
-            self._slots.acquire()  # more connections wait in the kernel
             self._open.add(ours)
             threading.Thread(target=self._serve, args=(ours,), daemon=True).start()
 

@@ -9,6 +9,8 @@ from concurrent.futures import wait
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from sandgate.trainer.client.loop_thread import run_on
+
 T = TypeVar("T")
 
 JOIN_S = 30.0
@@ -53,7 +55,7 @@ class Background:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_forever()
+            run_on(self._loop)
             left = asyncio.all_tasks(self._loop)
             for task in left:
                 task.cancel()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -40,12 +41,12 @@ class Awaited:
         """A future of each task's group, in order. Raises what ended the job, Conflict, Overloaded."""
         if self.failed is not None:
             raise self.failed
-        made = []
-        for task in tasks:
-            if task.uid in self.waiting:
-                raise Conflict(f"prompt {task.uid} is asked for twice at once")
-            self.waiting[task.uid] = asyncio.get_running_loop().create_future()
-            made.append(self.waiting[task.uid])
+        uids = Counter(task.uid for task in tasks)
+        for uid, times in uids.items():  # before any of them counts as asked for
+            if times > 1 or uid in self.waiting:
+                raise Conflict(f"prompt {uid} is asked for twice at once")
+        made = [asyncio.get_running_loop().create_future() for _ in tasks]
+        self.waiting |= zip(uids, made, strict=True)
         self.progress_at = self.clock()
         try:
             for at in range(0, len(tasks), PUSH_MAX):
@@ -91,8 +92,11 @@ class Awaited:
             async with self.fleet.groups(poll_s=POLL_S) as groups:
                 async for group in groups:
                     await self._take(group)
-        except Exception as error:  # noqa: BLE001 - told to whoever waits
-            self.fail(error)
+        except BaseException as error:
+            known = isinstance(error, Exception)
+            self.fail(error if known else Unavailable(f"no groups are collected any more: {error!r}"))
+            if not known:
+                raise
             return
         self.fail(Unavailable("the job is over, and gives no groups any more"))
 

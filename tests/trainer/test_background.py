@@ -1,0 +1,90 @@
+"""What a trainer's client does in the background goes on after an error that nobody foresaw, or says that it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import time
+
+import pytest
+
+from sandgate.contract.errors import Conflict, Unavailable
+from sandgate.contract.job import Task
+from sandgate.trainer.client.fleet import AsyncFleet
+from sandgate.trainer.client.lease_renewal import Keeper
+from sandgate.trainer.verl.jobs.groups import Awaited
+from tests.trainer.world import JOB, World
+
+
+class Full:
+    """Its disk is full when it is asked for the first time."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def renew(self, lease_id: str, ttl_s: float) -> None:
+        self.asked.append(lease_id)
+        if len(self.asked) == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+
+async def test_a_renewal_that_fails_oddly_ends_the_renewal_of_no_other_lease() -> None:
+    now = [0.0]
+    keeper = Keeper(Full(), lambda: now[0])
+    holds = [keeper.hold(name, 30.0, 0.0) for name in ("a", "b")]
+    now[0] = 15.0
+    assert await keeper.renew_due() is not None
+    assert await keeper.renew_due() is not None
+    assert [hold.until for hold in holds] == [45.0, 45.0]
+    await keeper.aclose()
+
+
+class Beats(AsyncFleet):
+    beats = 0
+    again: asyncio.Event
+
+    async def heartbeat(self) -> None:
+        self.beats += 1
+        if self.beats == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.again.set()
+
+
+async def test_heartbeats_go_on_after_one_that_met_a_full_disk() -> None:
+    async with World(1) as world:
+        fleet = Beats(world.fleet().clients)
+        fleet.again = asyncio.Event()
+        async with asyncio.timeout(10), fleet.beating(0.0):
+            await fleet.again.wait()
+
+
+def awaited(world: World) -> Awaited:
+    return Awaited(AsyncFleet(world.fleet().clients, job=JOB, clock=world.clock), time.monotonic)
+
+
+ENDS = {"who collects is cancelled": "collect", "the stream is cancelled": "stream"}
+
+
+@pytest.mark.parametrize("case", ENDS)
+async def test_who_waits_for_a_group_of_verl_is_told_that_nobody_collects(case: str) -> None:
+    async with World(1) as world:
+        groups = awaited(world)
+        collecting = asyncio.ensure_future(groups.collect())
+        (told,) = await groups.push([Task(uid="q0", prompt="buy")])
+        await world.settle()
+        (stream,) = groups.fleet._streams
+        assert stream.task is not None
+        (collecting if ENDS[case] == "collect" else stream.task).cancel()
+        async with asyncio.timeout(10):
+            with pytest.raises(Unavailable, match="no groups are collected any more"):
+                await groups.group("q0", told, 3600.0)
+        await asyncio.gather(collecting, return_exceptions=True)
+
+
+async def test_a_push_that_is_refused_leaves_none_of_its_prompts_asked_for() -> None:
+    async with World(1) as world:
+        groups = awaited(world)
+        tasks = [Task(uid=uid, prompt="buy") for uid in ("q0", "q1", "q1")]
+        with pytest.raises(Conflict, match="prompt q1 is asked for twice"):
+            await groups.push(tasks)
+        assert len(await groups.push(tasks[:2])) == 2

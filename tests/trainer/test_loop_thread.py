@@ -1,0 +1,143 @@
+"""The loop of programs without one: whatever ends, whoever waits for it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import threading
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from sandgate.trainer.client.loop_thread import Blocking, Closed, LoopThread, blocking_stream, entered
+from sandgate.trainer.trl.background import Background
+
+LIMIT_S = 20.0
+
+
+async def leave() -> None:
+    sys.exit("the groups are too old")
+
+
+async def fine() -> str:
+    return "fine"
+
+
+async def for_ever() -> None:
+    await asyncio.Event().wait()
+
+
+def in_time(loop: LoopThread, doing: Coroutine[Any, Any, Any]) -> Any:
+    return loop.submit(doing).result(LIMIT_S)
+
+
+def test_an_exit_in_the_loop_ends_the_program_that_asked_and_not_the_thread_it_waits_for() -> None:
+    loop = LoopThread()
+    with pytest.raises(SystemExit, match="too old"):
+        in_time(loop, leave())
+    assert in_time(loop, fine()) == "fine"
+    loop.close()
+
+
+def test_an_exit_in_the_loop_of_trls_rollouts_is_told_too() -> None:
+    with Background("rollouts") as background:
+        found = asyncio.run_coroutine_threadsafe(leave(), background._loop)
+        with pytest.raises(SystemExit, match="too old"):
+            found.result(LIMIT_S)
+        assert background.call(fine()) == "fine"
+
+
+def test_a_blocking_call_in_the_loops_own_thread_is_refused_as_it_would_wait_for_itself() -> None:
+    loop = LoopThread()
+
+    async def on_stale() -> None:
+        loop.run(fine())
+
+    with pytest.raises(RuntimeError, match="on_stale"):
+        in_time(loop, on_stale())
+    loop.close()
+
+
+def test_what_is_asked_of_a_closed_loop_is_refused() -> None:
+    loop = LoopThread()
+    loop.close()
+    loop.close()
+    assert loop.closed
+    with pytest.raises(Closed):
+        loop.run(fine())
+
+
+def test_what_is_asked_while_the_loop_is_closed_ends_with_it() -> None:
+    """A thread iterates over the groups while another one leaves the fleet."""
+    loop = LoopThread()
+    begun, late = threading.Event(), []
+
+    async def slow_to_end() -> None:
+        begun.set()
+        try:
+            await for_ever()
+        finally:  # from here on, what is there was cancelled already
+            late.append(loop.submit(for_ever()))
+
+    first = loop.submit(slow_to_end())
+    assert begun.wait(LIMIT_S)
+    loop.close()
+    assert first.done()
+    assert all(one.done() for one in late), "nobody waits for a loop that is gone"
+
+
+class Numbers:
+    async def each(self) -> AsyncIterator[int]:
+        yield 1
+        await for_ever()
+
+
+class BlockingNumbers(Blocking[Numbers]):
+    each = blocking_stream(Numbers.each)
+
+
+def test_a_thread_that_iterates_ends_when_another_one_closes_the_client() -> None:
+    loop = LoopThread()
+    seen: list[object] = []
+    first = threading.Event()
+
+    def iterate() -> None:
+        try:
+            for number in BlockingNumbers(Numbers(), loop).each():
+                seen.append(number)
+                first.set()
+        except BaseException as error:  # noqa: BLE001 - looked at below
+            seen.append(type(error).__name__)
+
+    thread = threading.Thread(target=iterate)
+    thread.start()
+    assert first.wait(LIMIT_S)
+    loop.close()
+    thread.join(LIMIT_S)
+    assert not thread.is_alive()
+    assert seen == [1, "CancelledError"]
+
+
+def test_a_block_that_is_interrupted_on_the_way_in_is_left() -> None:
+    """As `with fleet.weight_update(1)` in a notebook, whose gateways would stay on hold."""
+    loop = LoopThread()
+    said: list[str] = []
+    main = threading.get_ident()
+
+    @asynccontextmanager
+    async def update() -> AsyncIterator[None]:
+        said.append("paused")
+        try:
+            signal.pthread_kill(main, signal.SIGINT)
+            await for_ever()
+            yield
+        finally:
+            said.append("resumed")
+
+    with pytest.raises(KeyboardInterrupt), entered(update(), loop):
+        pass
+    assert said == ["paused", "resumed"]
+    loop.close()
