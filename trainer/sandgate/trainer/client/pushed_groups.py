@@ -1,14 +1,17 @@
-"""Leased groups by the uid of their prompt: each is waited for by the batch that pushed it, and by no other."""
+"""Groups of tasks that this process pushed, by uid: each is waited for by the batch that pushed it, and by no other."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from sandgate.contract.errors import Conflict, Unavailable
 from sandgate.contract.job import Task
+from sandgate.contract.names import group_name
 from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer.client.fleet import AsyncFleet
 from sandgate.trainer.client.groups import Group
@@ -22,11 +25,11 @@ POLL_S = 0.25
 
 
 @dataclass(slots=True)
-class Awaited:
+class PushedGroups:
     """Groups that batches wait for. Belongs to one event loop.
 
-    A group is acknowledged as soon as its batch has it: verl gives a prompt another uid each time that it draws it, so
-    a trainer that goes on from a checkpoint asks for its prompts anew, and nobody would ever take this group again."""
+    A group is acknowledged as soon as its batch has it: a prompt has another uid each time that it is pushed, so a
+    trainer that goes on from a checkpoint asks for its prompts anew, and nobody would ever take this group again."""
 
     fleet: AsyncFleet
     clock: Callable[[], float]
@@ -101,13 +104,41 @@ class Awaited:
             await group.ack()
         except Conflict:  # its lease ended while this process stood still: it comes again
             return
-        if group.uid in self.waiting:
-            self._is_there(group.uid, group.trajectories)
-        elif group.uid:  # one without a row has no name: of it the job told `nothing`
-            log.info("group %s came when nobody waited for it any more", group.uid)
+        if (uid := group.uid or self._uid_of(group.lease.sessions)) in self.waiting:
+            self._is_there(uid, group.trajectories)
+        else:
+            log.info("group %s came when nobody waited for it any more", uid or "without a row")
+
+    def _uid_of(self, sessions: Sequence[str]) -> str:
+        """The task of a group without a row, by the names of its sessions; empty if it is not waited for."""
+        names = {one.rsplit("-", 2)[0] for one in sessions}
+        return next((uid for uid in self.waiting if group_name(self.fleet.job, uid) in names), "")
 
     def _is_there(self, uid: str, rows: tuple[Trajectory, ...]) -> None:
         self.progress_at = self.clock()
         told = self.waiting.get(uid)
         if told is not None and not told.done():
             told.set_result(rows)
+
+
+@asynccontextmanager
+async def collecting(fleet: AsyncFleet) -> AsyncIterator[PushedGroups]:
+    """The groups that this fleet leases, for as long as the block runs."""
+    made = PushedGroups(fleet, asyncio.get_running_loop().time)
+    task = asyncio.ensure_future(made.collect())
+    try:
+        yield made
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def reasons_of(groups: Mapping[str, Sequence[Trajectory]]) -> str:
+    """Why nothing of these can be trained on, the most frequent first, for the end of an error's text."""
+    why = Counter(
+        str(row.failure_reason or ("no reward" if row.reward is None else "nothing within the lengths"))
+        for rows in groups.values()
+        for row in rows
+    )
+    said = ", ".join(f"{reason}: {count}" for reason, count in why.most_common(5))
+    return f" ({said})" if said else "; see the job's folder for why"
