@@ -225,7 +225,7 @@ def test_a_fleet_that_is_handed_in_takes_prompts_and_gives_their_groups(
 ) -> None:
     loop = LoopThread()
     with entered(elsewhere(tmp_path, engine[1]), loop) as out:
-        generator = RolloutJobGenerator.of_fleet(attach(out, wait_s=60.0))
+        generator = RolloutJobGenerator.of_fleet(attach(out, wait_s=60.0), wait_s=15.0)
         made = trained(generator, batch("crash", "silent", "well", step=5))
         assert [any(mask) for mask in made["loss_masks"]] == [False, True, False, False, True, True]
         with pytest.raises(Conflict, match=r"make the job's groupSize and n_samples_per_prompt the same"):
@@ -273,8 +273,9 @@ def test_the_page_s_entry_point_runs_a_job_and_ends_it(
             self.generator = generator
 
         async def train(self) -> None:
-            for step in (1, 2):
-                seen.append((await self.generator.generate(batch("one", step=step)))["rewards"])
+            first = await self.generator.generate(batch("one", step=1))
+            second = await self.generator.generate(batch("one", step=2))
+            seen.extend([first["rewards"], second["rewards"]])
             assert processes(str(tmp_path))
 
     class Here(shown["Exp"]):  # type: ignore[misc]

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 from sandgate.contract.errors import Conflict, Unavailable
 from sandgate.contract.job import Task
-from sandgate.contract.names import group_name
 from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer.client.fleet import AsyncFleet
 from sandgate.trainer.client.groups import Group
@@ -104,15 +103,10 @@ class PushedGroups:
             await group.ack()
         except Conflict:  # its lease ended while this process stood still: it comes again
             return
-        if (uid := group.uid or self._uid_of(group.lease.sessions)) in self.waiting:
-            self._is_there(uid, group.trajectories)
-        else:
-            log.info("group %s came when nobody waited for it any more", uid or "without a row")
-
-    def _uid_of(self, sessions: Sequence[str]) -> str:
-        """The task of a group without a row, by the names of its sessions; empty if it is not waited for."""
-        names = {one.rsplit("-", 2)[0] for one in sessions}
-        return next((uid for uid in self.waiting if group_name(self.fleet.job, uid) in names), "")
+        if group.uid in self.waiting:
+            self._is_there(group.uid, group.trajectories)
+        elif group.uid:  # one without a row has no name: a job of this process told `nothing` of it
+            log.info("group %s came when nobody waited for it any more", group.uid)
 
     def _is_there(self, uid: str, rows: tuple[Trajectory, ...]) -> None:
         self.progress_at = self.clock()
