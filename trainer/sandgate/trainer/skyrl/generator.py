@@ -24,7 +24,7 @@ from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer.client.fleet import AsyncFleet
 from sandgate.trainer.client.pushed_groups import reasons_of
 from sandgate.trainer.credit.reasons import CreditRules
-from sandgate.trainer.skyrl.jobs import FleetJobs, JobRunner, Jobs, Kind, LocalJobs, sampling_of, task_of
+from sandgate.trainer.skyrl.jobs import BatchKind, FleetJobs, JobRunner, Jobs, LocalJobs, sampling_of, task_of
 from sandgate.trainer.skyrl.output import to_generator_output
 
 WAIT_S = 3600.0
@@ -127,7 +127,7 @@ def _name(uid: str) -> str:
     return f"{uid[:NAME_CHARS]}-{secrets.token_hex(6)}"
 
 
-def _kind(batch: Mapping[str, Any]) -> Kind:
+def _kind(batch: Mapping[str, Any]) -> BatchKind:
     counts = Counter(one.instance_id for one in batch["trajectory_ids"])
     if len(sizes := set(counts.values())) > 1:
         raise Unsupported(
@@ -135,7 +135,7 @@ def _kind(batch: Mapping[str, Any]) -> Kind:
             field="trajectory_ids",
         )
     metadata = batch.get("batch_metadata")
-    return Kind(
+    return BatchKind(
         evaluation=metadata is not None and metadata.training_phase == "eval",
         n=sizes.pop(),
         sampling=sampling_of(batch.get("sampling_params")),

@@ -30,7 +30,7 @@ GATEWAYS = ("min_tokens", "skip_special_tokens", "include_stop_str_in_output", "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class BatchKind:
     """What a batch's sessions have in common."""
 
     evaluation: bool
@@ -43,13 +43,13 @@ class Kind:
 class Jobs(Protocol):
     """Where jobs come from."""
 
-    def job_of(self, kind: Kind) -> str:
+    def job_of(self, kind: BatchKind) -> str:
         """Batches of the same name are of one job."""
 
-    def open(self, kind: Kind) -> AbstractAsyncContextManager[PushedGroups]:
+    def open(self, kind: BatchKind) -> AbstractAsyncContextManager[PushedGroups]:
         """That job, of which this is the first batch."""
 
-    def refuse(self, first: Kind, kind: Kind) -> None:
+    def refuse(self, first: BatchKind, kind: BatchKind) -> None:
         """Raises Unsupported for a batch that cannot be of the job that `first` opened."""
 
 
@@ -62,12 +62,12 @@ class LocalJobs:
     """Each start has a folder of its own below it."""
     engines: tuple[str, ...]
 
-    def job_of(self, kind: Kind) -> str:
+    def job_of(self, kind: BatchKind) -> str:
         """See Jobs."""
         return "evaluation" if kind.evaluation else "train"
 
     @asynccontextmanager
-    async def open(self, kind: Kind) -> AsyncIterator[PushedGroups]:
+    async def open(self, kind: BatchKind) -> AsyncIterator[PushedGroups]:
         """See Jobs. Raises BadManifest, Unsupported, Unavailable."""
         path = self.manifest.absolute()
         written = load_job(path)
@@ -79,7 +79,7 @@ class LocalJobs:
         async with local_job(job, manifest_dir=path.parent, out=out) as groups:
             yield groups
 
-    def refuse(self, first: Kind, kind: Kind) -> None:
+    def refuse(self, first: BatchKind, kind: BatchKind) -> None:
         """See Jobs."""
         if kind != first:
             raise Unsupported(
@@ -96,18 +96,18 @@ class FleetJobs:
     training: AbstractAsyncContextManager[AsyncFleet]
     evaluation: AbstractAsyncContextManager[AsyncFleet] | None
 
-    def job_of(self, kind: Kind) -> str:
+    def job_of(self, kind: BatchKind) -> str:
         """See Jobs."""
         return "evaluation" if kind.evaluation and self.evaluation is not None else "train"
 
     @asynccontextmanager
-    async def open(self, kind: Kind) -> AsyncIterator[PushedGroups]:
+    async def open(self, kind: BatchKind) -> AsyncIterator[PushedGroups]:
         """See Jobs. Raises what the fleet raises."""
         own = self.evaluation if kind.evaluation else None
         async with own or self.training as fleet, fleet.beating(), collecting(fleet) as groups:
             yield groups
 
-    def refuse(self, first: Kind, kind: Kind) -> None:
+    def refuse(self, first: BatchKind, kind: BatchKind) -> None:
         """See Jobs."""
 
 
@@ -119,14 +119,14 @@ class JobRunner:
         self.jobs, self.wait_s = jobs, wait_s
         self._loop = LoopThread()
         self._stack = AsyncExitStack()
-        self._open: dict[str, tuple[Kind, PushedGroups]] = {}
+        self._open: dict[str, tuple[BatchKind, PushedGroups]] = {}
         self._told: dict[str, int] = {}
         self._starting = asyncio.Lock()
         self._closing = threading.Lock()
         atexit.register(self.close)
 
     async def groups(
-        self, kind: Kind, tasks: Sequence[Task], version: int | None
+        self, kind: BatchKind, tasks: Sequence[Task], version: int | None
     ) -> list[tuple[Trajectory, ...]]:
         """Of each task, in order; called in any loop. `version`: of the weights. Raises what ends the job."""
         if self._loop.closed:
@@ -134,14 +134,14 @@ class JobRunner:
         return await asyncio.wrap_future(self._loop.submit(self._groups(kind, tasks, version)))
 
     async def _groups(
-        self, kind: Kind, tasks: Sequence[Task], version: int | None
+        self, kind: BatchKind, tasks: Sequence[Task], version: int | None
     ) -> list[tuple[Trajectory, ...]]:
         groups = await self._job(kind, version)
         told = await groups.push(tasks)
         waits = [groups.group(one.uid, future, self.wait_s) for one, future in zip(tasks, told, strict=True)]
         return await asyncio.gather(*waits)
 
-    async def _job(self, kind: Kind, version: int | None) -> PushedGroups:
+    async def _job(self, kind: BatchKind, version: int | None) -> PushedGroups:
         """Open, and told the version if that is newer than what it was told."""
         name = self.jobs.job_of(kind)
         async with self._starting:
