@@ -79,6 +79,7 @@ SHELL = (
 
 PURE_IN_SHELL = (
     "gateway.client.retries",
+    "trainer.client.task_values",
     "trainer.credit.lengths",
     "trainer.credit.reasons",
     "trainer.credit.group_advantages",
@@ -190,6 +191,7 @@ HOMES = {
     "fsspec": ("gateway.delivery.storage",),
     "verl": ("trainer.export.*", "trainer.verl.*"),
     "areal": ("trainer.areal.job",),
+    "skyrl": ("trainer.skyrl.generator",),
     "ray": ("trainer.export.*", "trainer.ray.*", "trainer.verl.*"),
     "tensordict": ("trainer.verl.*",),
     "tinker": ("trainer.tinker",),
@@ -203,6 +205,7 @@ HOMES = {
 """Third party -> the only modules that know it."""
 
 FRAMEWORKS = frozenset(
-    "torch verl areal tinker ray tensordict transfer_queue transformers omegaconf safetensors datasets pytest".split()
+    "torch verl areal skyrl tinker ray tensordict transfer_queue transformers omegaconf safetensors datasets"
+    " pytest".split()
 )
 """What a user brings along; imported inside the function that needs it, and so in no extra."""

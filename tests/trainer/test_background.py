@@ -12,7 +12,7 @@ from sandgate.contract.errors import Conflict, Unavailable
 from sandgate.contract.job import Task
 from sandgate.trainer.client.fleet import AsyncFleet
 from sandgate.trainer.client.lease_renewal import Keeper
-from sandgate.trainer.verl.jobs.groups import Awaited
+from sandgate.trainer.client.pushed_groups import PushedGroups
 from tests.trainer.world import JOB, World
 
 
@@ -58,8 +58,8 @@ async def test_heartbeats_go_on_after_one_that_met_a_full_disk() -> None:
             await fleet.again.wait()
 
 
-def awaited(world: World) -> Awaited:
-    return Awaited(AsyncFleet(world.fleet().clients, job=JOB, clock=world.clock), time.monotonic)
+def awaited(world: World) -> PushedGroups:
+    return PushedGroups(AsyncFleet(world.fleet().clients, job=JOB, clock=world.clock), time.monotonic)
 
 
 ENDS = {"who collects is cancelled": "collect", "the stream is cancelled": "stream"}

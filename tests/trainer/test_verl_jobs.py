@@ -27,12 +27,13 @@ from sandgate.gateway.engine.scripted.server import ScriptedServer
 from sandgate.gateway.engine.wire import GenerateEndpoint
 from sandgate.operator.local.job import load_job
 from sandgate.trainer import tinymodel
+from sandgate.trainer.client.local_job import fresh_folder
+from sandgate.trainer.client.pushed_groups import PushedGroups
 from sandgate.trainer.testing import replies
 from sandgate.trainer.verl.jobs.batches import aligned, scored
-from sandgate.trainer.verl.jobs.groups import Awaited
 from sandgate.trainer.verl.jobs.manifest import job_of
 from sandgate.trainer.verl.jobs.relay import _Params, answer_of, sampling_of
-from sandgate.trainer.verl.jobs.running import fresh_folder, local_job
+from sandgate.trainer.verl.jobs.running import verl_job
 from sandgate.trainer.verl.jobs.settings import KEYS, JobSettings, Sampled
 from sandgate.trainer.verl.jobs.tasks import task_of
 from sandgate.trainer.verl.rows import Lengths
@@ -243,7 +244,7 @@ def test_verl_is_given_the_sampling_that_was_asked_for() -> None:
 
 
 @asynccontextmanager
-async def job(folder: Path, **changes: str) -> AsyncIterator[Awaited]:
+async def job(folder: Path, **changes: str) -> AsyncIterator[PushedGroups]:
     write_job(folder, **changes)
     player = Player(
         replies(lambda ids, number: "yes"),
@@ -254,7 +255,7 @@ async def job(folder: Path, **changes: str) -> AsyncIterator[Awaited]:
     )
     async with (
         ScriptedServer(player, model="tiny") as engine,
-        local_job(settings(folder), [engine.url], validate=False) as made,
+        verl_job(settings(folder), [engine.url], validate=False) as made,
     ):
         yield made
 

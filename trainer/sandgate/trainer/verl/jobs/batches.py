@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sandgate.contract.errors import FailureClass, Unavailable
 from sandgate.contract.trajectory import Trajectory
+from sandgate.trainer.client.pushed_groups import reasons_of
 from sandgate.trainer.credit.batches import no_row
 from sandgate.trainer.verl.dataproto import to_dataproto
 from sandgate.trainer.verl.rewards import broadcast, final
@@ -51,7 +51,9 @@ def aligned(
     nothing at all."""
     by_uid = {uid: _finals(rows, lengths) for uid, rows in groups.items()}
     if not any(by_uid.values()):
-        raise Unavailable(f"no session of {len(samples)} samples gave anything to train on{_whys(groups)}")
+        raise Unavailable(
+            f"no session of {len(samples)} samples gave anything to train on{reasons_of(groups)}"
+        )
     found = []
     for sample in samples:
         finals = by_uid.get(sample.uid, {})
@@ -66,16 +68,6 @@ def _finals(rows: Sequence[Trajectory], lengths: Lengths) -> dict[int, Trajector
             sessions.setdefault((row.sample_index, row.session_id), []).append(row)
     finals = {sample: usable([final(own)], lengths) for (sample, _), own in sessions.items()}
     return {sample: left[0] for sample, left in finals.items() if left}
-
-
-def _whys(groups: Mapping[str, Sequence[Trajectory]]) -> str:
-    why = Counter(
-        str(row.failure_reason or ("no reward" if row.reward is None else "nothing within the lengths"))
-        for rows in groups.values()
-        for row in rows
-    )
-    said = ", ".join(f"{reason}: {count}" for reason, count in why.most_common(5))
-    return f" ({said})" if said else "; see the job's folder for why"
 
 
 def dataproto(

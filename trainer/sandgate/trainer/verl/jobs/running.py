@@ -1,124 +1,23 @@
-"""A job that runs on this machine while a trainer trains: its gateways and sandboxes, and the groups that they give."""
+"""The job of a trainer in verl, run on this machine while it trains."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import re
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
-from pathlib import Path
-from typing import Any
+from contextlib import asynccontextmanager
 
-from sandgate.contract.errors import Unavailable
-from sandgate.operator.local.job import (
-    Event,
-    GroupCollected,
-    GroupSettled,
-    JobResult,
-    Problem,
-    load_job,
-    run_local,
-)
-from sandgate.trainer.client.attach import attach
-from sandgate.trainer.export.arrow import merge_parquet, samples_in_parquet, write_parquet
-from sandgate.trainer.verl.jobs.groups import Awaited
+from sandgate.operator.local.job import load_job
+from sandgate.trainer.client.local_job import fresh_folder, local_job
+from sandgate.trainer.client.pushed_groups import PushedGroups
 from sandgate.trainer.verl.jobs.manifest import job_of
 from sandgate.trainer.verl.jobs.settings import JobSettings
 
-log = logging.getLogger(__name__)
-
-STOP_S = 20.0
-"""For sessions that run when the trainer ends: they are told to stop, and nobody waits for what they say."""
-FOLDER = re.compile(r"\d{3,}")
-
 
 @asynccontextmanager
-async def local_job(
+async def verl_job(
     settings: JobSettings, endpoints: Sequence[str], *, validate: bool
-) -> AsyncIterator[Awaited]:
-    """The job, started in a folder of its own; aborted when the block ends. Raises BadManifest, Unsupported,
-    Unavailable (an engine or gateway that does not start) at the start; what ends it later goes to those who wait."""
+) -> AsyncIterator[PushedGroups]:
+    """Started in a folder of its own; see `local_job`."""
     job = job_of(load_job(settings.manifest), settings, endpoints, validate=validate)
     out = fresh_folder(settings.out / ("validation" if validate else "train"))
-    abort = asyncio.Event()
-    awaited: Awaited | None = None
-
-    def tell(event: Event) -> None:
-        if isinstance(event, Problem):
-            log.warning("job %s: %s", job.metadata.name, event.text)
-        elif awaited is not None and (
-            (isinstance(event, GroupSettled) and not event.sessions)
-            or (isinstance(event, GroupCollected) and not event.trajectories)
-        ):
-            awaited.nothing(event.uid)
-
-    running = asyncio.ensure_future(
-        run_local(
-            job,
-            manifest_dir=settings.manifest.parent,
-            out=out,
-            write_groups=write_parquet,
-            merge=merge_parquet,
-            samples_in=samples_in_parquet,
-            progress=tell,
-            abort=abort,
-        )
-    )
-    try:
-        async with _attached(out, running) as made:
-            awaited = made
-            running.add_done_callback(lambda done: made.fail(_why(done, out)))
-            collecting = asyncio.ensure_future(made.collect())
-            try:
-                yield made
-            finally:
-                collecting.cancel()
-                await asyncio.gather(collecting, return_exceptions=True)
-    finally:
-        abort.set()
-        _, late = await asyncio.wait([running], timeout=STOP_S)
-        if late:
-            running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-
-
-@asynccontextmanager
-async def _attached(out: Path, running: asyncio.Future[JobResult]) -> AsyncIterator[Awaited]:
-    """As soon as the run offers its gateways. Raises what ended it before."""
-    place = attach(out)
-    entering = asyncio.ensure_future(place.__aenter__())
-    ends: list[asyncio.Future[Any]] = [entering, running]
-    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-    if not entering.done():
-        entering.cancel()
-        with suppress(asyncio.CancelledError):
-            await entering
-        raise _why(running, out)
-    fleet = entering.result()
-    try:
-        yield Awaited(fleet, asyncio.get_running_loop().time)
-    finally:
-        await place.__aexit__(None, None, None)
-
-
-def _why(ended: asyncio.Future[JobResult], out: Path) -> BaseException:
-    """Of a job that ended, though nobody said that it may."""
-    if ended.cancelled():
-        return Unavailable("the job was stopped")
-    if (error := ended.exception()) is not None:
-        return error
-    cause = ended.result().cause or "it was stopped"
-    return Unavailable(f"the job in {out} is over: {cause}")
-
-
-def fresh_folder(root: Path) -> Path:
-    """The next number below `root`. What an earlier start of the trainer left is no part of this one: its prompts had
-    other uids, and are drawn again."""
-    root.mkdir(parents=True, exist_ok=True)
-    number = max((int(one.name) for one in root.iterdir() if FOLDER.fullmatch(one.name)), default=-1) + 1
-    while True:
-        with suppress(FileExistsError):
-            (root / f"{number:03d}").mkdir()
-            return root / f"{number:03d}"
-        number += 1
+    async with local_job(job, manifest_dir=settings.manifest.parent, out=out) as groups:
+        yield groups

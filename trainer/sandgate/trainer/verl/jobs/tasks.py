@@ -7,7 +7,7 @@ from typing import Any
 
 from sandgate.contract.errors import InvalidBody
 from sandgate.contract.job import Task
-from sandgate.contract.kinds import Json
+from sandgate.trainer.client.task_values import json_of, prompt_of
 
 KNOWN = ("data_source", "ability", "reward_model", "extra_info", "tools_kwargs", "index")
 """Columns that verl's data sets have, and verifiers may need."""
@@ -29,28 +29,6 @@ def task_of(columns: Mapping[str, Any], *, public: Sequence[str] = (), further: 
         raise InvalidBody(f"prompt {uid}: its data set has no column {missing[0]}", field=missing[0])
     shown = {name: columns[name] for name in (*PUBLIC, *public) if columns.get(name) is not None}
     kept = {name: columns[name] for name in (*KNOWN, *further) if columns.get(name) is not None}
-    data = {name: _json(value, uid, name) for name, value in kept.items()}
-    data["public"] = {name: _json(value, uid, name) for name, value in shown.items()}
-    return Task(uid=uid, prompt=_prompt(_json(columns["raw_prompt"], uid, "raw_prompt")), data=data)
-
-
-def _prompt(messages: Json) -> Json:
-    match messages:
-        case [{"role": "user", "content": str(text), **rest}] if not rest:
-            return text
-    return messages
-
-
-def _json(value: Any, uid: str, column: str) -> Json:
-    """With numpy's numbers and arrays as Python's own."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): _json(one, uid, column) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_json(one, uid, column) for one in value]
-    if hasattr(value, "tolist") and (made := value.tolist()) is not value:
-        return _json(made, uid, column)
-    raise InvalidBody(
-        f"prompt {uid}: column {column} holds a {type(value).__name__}, which no task can carry", field=column
-    )
+    data = {name: json_of(value, uid, name) for name, value in kept.items()}
+    data["public"] = {name: json_of(value, uid, name) for name, value in shown.items()}
+    return Task(uid=uid, prompt=prompt_of(json_of(columns["raw_prompt"], uid, "raw_prompt")), data=data)

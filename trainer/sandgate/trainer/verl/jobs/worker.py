@@ -12,10 +12,10 @@ from typing import Any
 
 from sandgate.contract.errors import SandgateError, Unsupported
 from sandgate.contract.trajectory import Trajectory
+from sandgate.trainer.client.pushed_groups import PushedGroups
 from sandgate.trainer.verl.framework import prompts_of, samples_of
 from sandgate.trainer.verl.jobs.batches import aligned, dataproto, scored
-from sandgate.trainer.verl.jobs.groups import Awaited
-from sandgate.trainer.verl.jobs.running import local_job
+from sandgate.trainer.verl.jobs.running import verl_job
 from sandgate.trainer.verl.jobs.settings import JobSettings
 from sandgate.trainer.verl.jobs.tasks import task_of
 from sandgate.trainer.verl.sessions import BatchSample, Score
@@ -33,7 +33,7 @@ class JobWorker:
         """`score`: asked for sessions that nobody gave a reward. `pad`: verl's padding token."""
         self.settings, self.endpoints, self.pad, self.score = settings, tuple(endpoints), pad, score
         self._stack = AsyncExitStack()
-        self._jobs: dict[bool, Awaited] = {}
+        self._jobs: dict[bool, PushedGroups] = {}
         self._starting = asyncio.Lock()
         self._background: set[asyncio.Task[None]] = set()
         self._queue = False
@@ -51,10 +51,10 @@ class JobWorker:
             await self._stack.aclose()
             self._jobs.clear()
 
-    async def _job(self, *, validate: bool) -> Awaited:
+    async def _job(self, *, validate: bool) -> PushedGroups:
         async with self._starting:
             if validate not in self._jobs:
-                made = local_job(self.settings, self.endpoints, validate=validate)
+                made = verl_job(self.settings, self.endpoints, validate=validate)
                 self._jobs[validate] = await self._stack.enter_async_context(made)
             return self._jobs[validate]
 
@@ -121,7 +121,7 @@ class JobWorker:
 
     async def _into_queue(
         self,
-        job: Awaited,
+        job: PushedGroups,
         prompt: Mapping[str, Any],
         told: asyncio.Future[tuple[Trajectory, ...]],
         partition: str,

@@ -1,11 +1,12 @@
-"""Leased groups by the uid of their prompt: each is waited for by the batch that pushed it, and by no other."""
+"""Groups of tasks that this process pushed, by uid: each is waited for by the batch that pushed it, and by no other."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from sandgate.contract.errors import Conflict, Unavailable
@@ -23,11 +24,11 @@ POLL_S = 0.25
 
 
 @dataclass(slots=True)
-class Awaited:
+class PushedGroups:
     """Groups that batches wait for. Belongs to one event loop.
 
-    A group is acknowledged as soon as its batch has it: verl gives a prompt another uid each time that it draws it, so
-    a trainer that goes on from a checkpoint asks for its prompts anew, and nobody would ever take this group again."""
+    A group is acknowledged as soon as its batch has it: a prompt has another uid each time that it is pushed, so a
+    trainer that goes on from a checkpoint asks for its prompts anew, and nobody would ever take this group again."""
 
     fleet: AsyncFleet
     clock: Callable[[], float]
@@ -107,7 +108,7 @@ class Awaited:
             return
         if group.uid in self.waiting:
             self._is_there(group.uid, group.trajectories)
-        elif group.uid:  # one without a row has no name: of it the job told `nothing`
+        elif group.uid:  # one without a row has no name: a job of this process told `nothing` of it
             log.info("group %s came when nobody waited for it any more", group.uid)
 
     def _is_there(self, uid: str, rows: tuple[Trajectory, ...]) -> None:
@@ -115,3 +116,26 @@ class Awaited:
         told = self.waiting.get(uid)
         if told is not None and not told.done():
             told.set_result(rows)
+
+
+@asynccontextmanager
+async def collecting(fleet: AsyncFleet) -> AsyncIterator[PushedGroups]:
+    """The groups that this fleet leases, for as long as the block runs."""
+    made = PushedGroups(fleet, asyncio.get_running_loop().time)
+    task = asyncio.ensure_future(made.collect())
+    try:
+        yield made
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def reasons_of(groups: Mapping[str, Sequence[Trajectory]]) -> str:
+    """Why nothing of these can be trained on, the most frequent first, for the end of an error's text."""
+    why = Counter(
+        str(row.failure_reason or ("no reward" if row.reward is None else "nothing within the lengths"))
+        for rows in groups.values()
+        for row in rows
+    )
+    said = ", ".join(f"{reason}: {count}" for reason, count in why.most_common(5))
+    return f" ({said})" if said else "; see the job's folder for why"

@@ -1,0 +1,144 @@
+"""A RolloutJob that runs on this machine while a trainer trains: it pushes its prompts, and waits for their groups."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sandgate.contract.errors import BadManifest, Unavailable
+from sandgate.contract.job import EngineSpec, LeaseOutput, OutputSpec, RolloutJob
+from sandgate.operator.local.job import Event, GroupCollected, GroupSettled, JobResult, Problem, run_local
+from sandgate.trainer.client.attach import attach
+from sandgate.trainer.client.fleet import AsyncFleet
+from sandgate.trainer.client.pushed_groups import PushedGroups, collecting
+from sandgate.trainer.export.arrow import merge_parquet, samples_in_parquet, write_parquet
+
+log = logging.getLogger(__name__)
+
+STOP_S = 20.0
+"""For sessions that run when the trainer ends: they are told to stop, and nobody waits for what they say."""
+FOLDER = re.compile(r"\d{3,}")
+VALIDATION = "-val"
+"""Behind the name of the job that validates: its sessions are sampled in another way, and so are of another job."""
+NAME_MAX = 40
+"""Characters of a name that leave room for it."""
+
+
+def pushed_job(
+    job: RolloutJob,
+    trainer: str,
+    *,
+    engine: EngineSpec,
+    group_size: int,
+    sampling: Mapping[str, Any],
+    validate: bool,
+) -> RolloutJob:
+    """The manifest, with the trainer's values for what the trainer decides: engine, samples for each prompt, how they
+    are sampled, and how far rollouts lag. Raises BadManifest for a job whose tasks are not pushed."""
+    spec = job.spec
+    if spec.tasks.queue is None:
+        raise BadManifest(
+            f"spec.tasks: {trainer} pushes its prompts, so this job's tasks are a queue: `tasks: {{queue: {{}}}}`",
+            field="spec.tasks",
+        )
+    name = job.metadata.name[: NAME_MAX - len(VALIDATION)].rstrip("-") if validate else job.metadata.name
+    return replace(
+        job,
+        metadata=replace(job.metadata, name=name + VALIDATION if validate else name),
+        spec=replace(
+            spec,
+            engine=engine,
+            group_size=group_size,
+            sampling=replace(spec.sampling, **sampling, override=True),
+            staleness=None,
+            output=OutputSpec(lease=LeaseOutput()),
+        ),
+    )
+
+
+@asynccontextmanager
+async def local_job(job: RolloutJob, *, manifest_dir: Path, out: Path) -> AsyncIterator[PushedGroups]:
+    """The job, run in the folder `out`; aborted when the block ends. Raises BadManifest, Unsupported, Unavailable (an
+    engine or gateway that does not start) at the start; what ends it later goes to those who wait."""
+    abort = asyncio.Event()
+    groups: PushedGroups | None = None
+
+    def tell(event: Event) -> None:
+        if isinstance(event, Problem):
+            log.warning("job %s: %s", job.metadata.name, event.text)
+        elif groups is not None and (
+            (isinstance(event, GroupSettled) and not event.sessions)
+            or (isinstance(event, GroupCollected) and not event.trajectories)
+        ):
+            groups.nothing(event.uid)
+
+    running = asyncio.ensure_future(
+        run_local(
+            job,
+            manifest_dir=manifest_dir,
+            out=out,
+            write_groups=write_parquet,
+            merge=merge_parquet,
+            samples_in=samples_in_parquet,
+            progress=tell,
+            abort=abort,
+        )
+    )
+    try:
+        async with _attached(out, running) as fleet, collecting(fleet) as made:
+            groups = made
+            running.add_done_callback(lambda done: made.fail(_why(done, out)))
+            yield made
+    finally:
+        abort.set()
+        _, late = await asyncio.wait([running], timeout=STOP_S)
+        if late:
+            running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+@asynccontextmanager
+async def _attached(out: Path, running: asyncio.Future[JobResult]) -> AsyncIterator[AsyncFleet]:
+    """As soon as the run offers its gateways. Raises what ended it before."""
+    place = attach(out)
+    entering = asyncio.ensure_future(place.__aenter__())
+    ends: list[asyncio.Future[Any]] = [entering, running]
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    if not entering.done():
+        entering.cancel()
+        with suppress(asyncio.CancelledError):
+            await entering
+        raise _why(running, out)
+    fleet = entering.result()
+    try:
+        yield fleet
+    finally:
+        await place.__aexit__(None, None, None)
+
+
+def _why(ended: asyncio.Future[JobResult], out: Path) -> BaseException:
+    """Of a job that ended, though nobody said that it may."""
+    if ended.cancelled():
+        return Unavailable("the job was stopped")
+    if (error := ended.exception()) is not None:
+        return error
+    cause = ended.result().cause or "it was stopped"
+    return Unavailable(f"the job in {out} is over: {cause}")
+
+
+def fresh_folder(root: Path) -> Path:
+    """The next number below `root`. What an earlier start of the trainer left is no part of this one: its prompts had
+    other uids, and are drawn again."""
+    root.mkdir(parents=True, exist_ok=True)
+    number = max((int(one.name) for one in root.iterdir() if FOLDER.fullmatch(one.name)), default=-1) + 1
+    while True:
+        with suppress(FileExistsError):
+            (root / f"{number:03d}").mkdir()
+            return root / f"{number:03d}"
+        number += 1
