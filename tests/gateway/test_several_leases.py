@@ -69,6 +69,28 @@ async def test_each_group_has_a_lease_of_its_own_in_json_and_in_arrow(g: Running
     assert [len(one.trajectories) for one in arrow] == [2, 0, 1]
 
 
+async def test_a_lease_without_a_row_says_whose_it_is(g: Running) -> None:
+    """Beside others and alone, in JSON and in Arrow; one that has rows is named by them."""
+    await groups(g)
+    found: list[Lease] = []
+    async with AsyncRolloutClient(g.origin, admin_key()) as trainer:
+        for call in (
+            lease_call.several(Wanted(5, None, 300.0, "j"), "mine"),
+            control_api.leases(most=5, lease_id="mine"),
+        ):
+            found = await trainer.call(call)
+            assert [(one.job, one.uid) for one in found] == [("", ""), ("j", "q1"), ("", "")]
+        await trainer.ack(found[0])
+        await trainer.nack(found[1])
+        for again in (
+            lease_call.lease("alone", max_groups=1),
+            control_api.lease(lease_id="alone", max_groups=1),
+        ):
+            alone = await trainer.call(again)
+            assert alone is not None
+            assert (alone.job, alone.uid, alone.trajectories) == ("j", "q1", ())
+
+
 def _said(lease: Lease) -> tuple[str, list[tuple[Any, ...]]]:
     rows = [(row.session_id, row.prompt_ids, row.response_ids, row.versions) for row in lease.trajectories]
     return lease.lease_id, rows

@@ -81,6 +81,21 @@ async def test_who_waits_for_a_group_of_verl_is_told_that_nobody_collects(case: 
         await asyncio.gather(collecting, return_exceptions=True)
 
 
+async def test_a_group_without_a_row_comes_to_the_prompt_that_waits_for_it() -> None:
+    """Of a job elsewhere, which tells this process nothing: it would be waited for as long as for one that hangs."""
+    async with World(1) as world:
+        groups = awaited(world)
+        collecting = asyncio.ensure_future(groups.collect())
+        told = await groups.push([Task(uid=uid, prompt="buy") for uid in ("q0", "q1")])
+        await world.roll("g0", "q1", turns=0)
+        await world.roll("g0", "q0")
+        async with asyncio.timeout(10):
+            assert await groups.group("q1", told[1], 3600.0) == ()
+            assert [row.uid for row in await groups.group("q0", told[0], 3600.0)] == ["q0", "q0"]
+        collecting.cancel()
+        await asyncio.gather(collecting, return_exceptions=True)
+
+
 async def test_a_push_that_is_refused_leaves_none_of_its_prompts_asked_for() -> None:
     async with World(1) as world:
         groups = awaited(world)

@@ -225,7 +225,7 @@ def test_a_fleet_that_is_handed_in_takes_prompts_and_gives_their_groups(
 ) -> None:
     loop = LoopThread()
     with entered(elsewhere(tmp_path, engine[1]), loop) as out:
-        generator = RolloutJobGenerator.of_fleet(attach(out, wait_s=60.0), wait_s=15.0)
+        generator = RolloutJobGenerator.of_fleet(attach(out, wait_s=60.0))
         made = trained(generator, batch("crash", "silent", "well", step=5))
         assert [any(mask) for mask in made["loss_masks"]] == [False, True, False, False, True, True]
         with pytest.raises(Conflict, match=r"make the job's groupSize and n_samples_per_prompt the same"):

@@ -15,10 +15,19 @@ from starlette.exceptions import HTTPException
 
 from sandgate.contract import endpoints
 from sandgate.contract.errors import Conflict
-from sandgate.contract.lease import ARROW, FAILED_HEADER, LEASE_HEADER, LEASES_HEADER, UNTIL_HEADER
+from sandgate.contract.lease import (
+    ARROW,
+    EMPTY_HEADER,
+    FAILED_HEADER,
+    LEASE_HEADER,
+    LEASES_HEADER,
+    UNTIL_HEADER,
+    empty_header,
+)
 from sandgate.contract.trajectory import Trajectory
 from sandgate.gateway.journal.records import Leased
 from sandgate.gateway.service import auth
+from sandgate.gateway.service.gateway_service import GatewayService
 from sandgate.gateway.service.rows import Rows, as_json
 from sandgate.gateway.service.schemas import (
     AckLeasesBody,
@@ -47,6 +56,8 @@ async def lease(
     With `leases` over 1: that many leases at once, of which each is acknowledged by itself; their ids are `lease_id`,
     `lease_id.1` and so on. JSON lists them under `leases`; Arrow has the rows of each in `x-sandgate-leases`.
 
+    `empty`: the job and task of leases of which no session has a row, as no row says it; `x-sandgate-lease-empty`.
+
     As JSON, or with `Accept: application/vnd.apache.arrow.stream` as Arrow IPC; 406 if the gateway can give neither.
     """
     body = body or LeaseBody()
@@ -63,6 +74,8 @@ async def lease(
         headers = {UNTIL_HEADER: repr(until)} | ({LEASE_HEADER: leases[0].lease} if leases else {})
         if body.leases > 1:
             headers[LEASES_HEADER] = ",".join(str(_count(one, stream)) for one in leases)
+        if names := empty_header(_empty(core, leases, stream)):
+            headers[EMPTY_HEADER] = names
         if stream.failed:
             headers[FAILED_HEADER] = ",".join(islice(stream.failed, FAILED_SAID))
         return Response(stream.rows, media_type=ARROW, headers=headers)
@@ -77,11 +90,25 @@ async def lease(
             "failed": rows.failed,
         }
         | ({"leases": several} if body.leases > 1 else {})
+        | ({"empty": empty} if (empty := _empty(core, leases, rows)) else {})
     )
 
 
 def _count(lease: Leased, rows: Rows[Any]) -> int:
     return sum(rows.counts.get(session, 0) for session in lease.sessions)
+
+
+def _empty(core: GatewayService, leases: Iterable[Leased], rows: Rows[Any]) -> list[dict[str, str]]:
+    """Those without a row that are of one task: who waits for it must know that it is there."""
+    found = []
+    for lease in leases:
+        if _count(lease, rows):
+            continue
+        specs = [core.sessions.get(session).spec for session in lease.sessions]
+        tasks = {(str(spec.get("job") or ""), str(spec.get("uid") or "")) for spec in specs}
+        if len(tasks) == 1 and (task := tasks.pop())[1]:
+            found.append({"lease_id": lease.lease, "job": task[0], "uid": task[1]})
+    return found
 
 
 @functools.cache

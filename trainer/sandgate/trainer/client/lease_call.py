@@ -11,7 +11,16 @@ from typing import Any, cast
 
 from sandgate.contract import control_api
 from sandgate.contract.control_call import JSON, ControlAnswer, ControlCall
-from sandgate.contract.lease import ARROW, LEASE_HEADER, LEASES_HEADER, UNTIL_HEADER, Lease, lease_name
+from sandgate.contract.lease import (
+    ARROW,
+    EMPTY_HEADER,
+    LEASE_HEADER,
+    LEASES_HEADER,
+    UNTIL_HEADER,
+    Lease,
+    empty_names,
+    lease_name,
+)
 from sandgate.contract.trajectory import Trajectory
 from sandgate.gateway.client import new_lease_id
 from sandgate.trainer.client.streaming import Wanted
@@ -55,10 +64,12 @@ def _read_several(answer: ControlAnswer) -> list[Lease]:
         return [one for one in [_read(answer)] if one is not None]
     lease_id, until = answer.headers.get(LEASE_HEADER, ""), float(answer.headers[UNTIL_HEADER])
     rows, found = iter(_rows(answer)), []
+    names = empty_names(answer.headers.get(EMPTY_HEADER, ""))
     for number, count in enumerate(map(int, filter(None, counts.split(",")))):
         mine = tuple(islice(rows, count))
         sessions = tuple(dict.fromkeys(row.session_id for row in mine))
-        found.append(Lease(lease_name(lease_id, number), until, sessions, mine))
+        name = lease_name(lease_id, number)
+        found.append(Lease(name, until, sessions, mine, *names.get(name, ())))
     return found
 
 
@@ -88,4 +99,6 @@ def _read(answer: ControlAnswer) -> Lease | None:
     rows = tuple(_rows(answer))
     if not lease_id:
         return None
-    return Lease(lease_id, float(until), tuple(dict.fromkeys(row.session_id for row in rows)), rows)
+    sessions = tuple(dict.fromkeys(row.session_id for row in rows))
+    names = empty_names(answer.headers.get(EMPTY_HEADER, ""))
+    return Lease(lease_id, float(until), sessions, rows, *names.get(lease_id, ()))

@@ -108,7 +108,7 @@ class PushedGroups:
             return
         if group.uid in self.waiting:
             self._is_there(group.uid, group.trajectories)
-        elif group.uid:  # one without a row has no name: a job of this process told `nothing` of it
+        elif group.uid:  # or an older gateway's, without a row: a job of this process told `nothing` of it
             log.info("group %s came when nobody waited for it any more", group.uid)
 
     def _is_there(self, uid: str, rows: tuple[Trajectory, ...]) -> None:

@@ -328,7 +328,7 @@ class Supply:
 
     def _push(self, lease: Lease, asked_at: float) -> None:
         named = next(iter(lease.trajectories), None)
-        job, uid = (named.job, named.uid) if named else ("", "")
+        job, uid = (named.job, named.uid) if named else (lease.job, lease.uid)
         hold = self.keeper.hold(lease.lease_id, self.ttl_s, asked_at)
         group = Group(job, uid, lease.trajectories, lease, self.client, self.keeper, hold)
         size = group.nbytes

@@ -231,7 +231,7 @@ class Rounds:
 
     async def _took(self, lease: Lease, hold: RenewedLease) -> None:
         rows = lease.trajectories
-        uid = rows[0].uid if rows else await self._unnamed()
+        uid = rows[0].uid if rows else lease.uid or await self._unnamed()
         found = Round.of(self._run, uid)
         if found is not None and found.training and found.step < self._begun:
             log.info("group %s is in the checkpoint already", uid)
@@ -261,7 +261,8 @@ class Rounds:
             self._change.notify_all()
 
     async def _unnamed(self) -> str:
-        """Which group a lease without any trajectory is: one that is over, and whose sessions took no turn."""
+        """Which group a lease without any trajectory is, where the gateway is older and does not say so: one that is
+        over, and whose sessions took no turn."""
         turns: dict[str, int] = {}
         async for one in self._fleet.sessions():
             uid = str(one.get("uid") or "")
