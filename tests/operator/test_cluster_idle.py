@@ -118,12 +118,14 @@ async def test_not_before_it_is_collected_and_idle_seconds_have_passed(up: World
 
 async def test_not_while_a_trainer_lives(up: World) -> None:
     """It may be in its last step, and have weights to tell of."""
-    await collected(up)
-    async with up.trainer("shop-gateway-0") as trainer, asyncio.timeout(20):
+    await collected(up, gateway=NEVER)
+    async with up.trainer("shop-gateway-0") as trainer, asyncio.timeout(60):
+        await trainer.heartbeat()
+        await up.kube.patch("RolloutJob", NAMESPACE, "shop", {"spec": {"gateway": {"idleSeconds": 3}}})
         beats = 0
         async for _ in paced(0.2):
             await trainer.heartbeat()
-            if up.condition("Collected")[0] == "True" and (beats := beats + 1) > 10:  # twice its idleSeconds
+            if up.condition("Collected")[0] == "True" and (beats := beats + 1) > 30:  # twice its idleSeconds
                 break
     assert list(up.gateways) == ["shop-gateway-0"]
     await is_away(up)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 REST_S = 200.0
 """Longer than any linger, stall or patience."""
-SERVANTS = ("write-behind", "retire", "watch", "check", "_probe", "label_of", "load_of")
+SERVANTS = ("write-behind", "retire", "watch", "check", "probe", "label_of", "load_of")
 """Tasks that live as long as their process."""
 
 
