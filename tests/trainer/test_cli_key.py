@@ -78,7 +78,7 @@ async def test_a_gateway_by_hand_says_where_it_listens_and_takes_the_key(
     tmp_path: Path, secret: Path
 ) -> None:
     tinymodel.write_tiny_model(tmp_path / "model")
-    async with ScriptedServer(Player(["hello"])) as engine:
+    async with ScriptedServer(Player(["hello"]), model="tiny") as engine:
         settings = {
             "journal": str(tmp_path / "journal.sqlite"),
             "engine": {"urls": [engine.url]},

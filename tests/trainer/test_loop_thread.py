@@ -131,7 +131,8 @@ def test_a_block_that_is_interrupted_on_the_way_in_is_left() -> None:
     async def update() -> AsyncIterator[None]:
         said.append("paused")
         try:
-            signal.pthread_kill(main, signal.SIGINT)
+            later = asyncio.get_running_loop().call_later  # the main thread is to wait for the answer by then
+            later(0.5, signal.pthread_kill, main, signal.SIGINT)
             await for_ever()
             yield
         finally:
