@@ -13,7 +13,7 @@ from pathlib import Path
 from sandgate.gateway.engine.scripted.engine import Player, Script
 from sandgate.gateway.engine.scripted.server import ScriptedServer
 from sandgate.trainer import tinymodel
-from sandgate.trainer.testing import replies
+from sandgate.trainer.testing import tiny_player
 
 AGENT = """
 import json, os, sys, urllib.request
@@ -86,13 +86,7 @@ async def lab(folder: Path, script: Script) -> AsyncIterator[Lab]:
     tinymodel.write_tiny_model(folder / "model")
     (folder / "agent.py").write_text(AGENT)
     (folder / "job.yaml").write_text(MANIFEST.replace("PYTHON", os.fspath(sys.executable)))
-    player = Player(
-        replies(script),
-        encode=tinymodel.encode,
-        decode=tinymodel.decode,
-        eos_ids=[tinymodel.END],
-        vocab_size=tinymodel.VOCAB_SIZE,
-    )
+    player = tiny_player(script)
     async with served(folder, player, "tiny") as made:
         yield made
 

@@ -22,14 +22,12 @@ import pytest
 from sandgate.contract.errors import BadManifest, Conflict, InvalidBody, Unavailable
 from sandgate.contract.job import Task
 from sandgate.gateway.engine.responses import read
-from sandgate.gateway.engine.scripted.engine import Player
 from sandgate.gateway.engine.scripted.server import ScriptedServer
 from sandgate.gateway.engine.wire import GenerateEndpoint
 from sandgate.operator.local.job import load_job
-from sandgate.trainer import tinymodel
 from sandgate.trainer.client.local_job import fresh_folder
 from sandgate.trainer.client.pushed_groups import PushedGroups
-from sandgate.trainer.testing import replies
+from sandgate.trainer.testing import tiny_player
 from sandgate.trainer.verl.jobs.batches import aligned, scored
 from sandgate.trainer.verl.jobs.manifest import job_of
 from sandgate.trainer.verl.jobs.relay import _Params, answer_of, sampling_of
@@ -246,13 +244,7 @@ def test_verl_is_given_the_sampling_that_was_asked_for() -> None:
 @asynccontextmanager
 async def job(folder: Path, **changes: str) -> AsyncIterator[PushedGroups]:
     write_job(folder, **changes)
-    player = Player(
-        replies(lambda ids, number: "yes"),
-        encode=tinymodel.encode,
-        decode=tinymodel.decode,
-        eos_ids=[tinymodel.END],
-        vocab_size=tinymodel.VOCAB_SIZE,
-    )
+    player = tiny_player(lambda ids, number: "yes")
     async with (
         ScriptedServer(player, model="tiny") as engine,
         verl_job(settings(folder), [engine.url], validate=False) as made,

@@ -24,7 +24,6 @@ LEASES_MAX: Final = 256
 """Leases of one request."""
 FAILED_HEADER: Final = "x-sandgate-lease-failed"
 """Where it names the sessions whose rows it is without, because they cannot be given."""
-
 EMPTY_HEADER: Final = "x-sandgate-lease-empty"
 """Where it names the groups of leases without a row: what JSON has under `empty`, percent-encoded."""
 EMPTY_BYTES_MAX: Final = 6_000

@@ -27,7 +27,7 @@ from sandgate.trainer.client.attach import attach
 from sandgate.trainer.client.loop_thread import LoopThread, entered
 from sandgate.trainer.export.arrow import merge_parquet, samples_in_parquet, write_parquet
 from sandgate.trainer.skyrl.generator import IN_A_ROW, RolloutJobGenerator
-from sandgate.trainer.testing import replies
+from sandgate.trainer.testing import tiny_player
 from tests.trainer.adapters.check_docs import blocks
 from tests.trainer.verl.jobs import processes, write_job
 
@@ -39,13 +39,7 @@ SAMPLED = 8
 
 @asynccontextmanager
 async def scripted() -> AsyncIterator[tuple[Player, str]]:
-    player = Player(
-        replies(lambda ids, number: "yes"),
-        encode=tinymodel.encode,
-        decode=tinymodel.decode,
-        eos_ids=[tinymodel.END],
-        vocab_size=tinymodel.VOCAB_SIZE,
-    )
+    player = tiny_player(lambda ids, number: "yes")
     async with ScriptedServer(player, model="tiny") as engine:
         yield player, engine.url
 

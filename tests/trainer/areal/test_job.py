@@ -17,7 +17,7 @@ from aiohttp import web
 from sandgate.gateway.engine.scripted.engine import Player
 from sandgate.gateway.engine.scripted.server import ScriptedServer
 from sandgate.trainer import testing, tinymodel
-from sandgate.trainer.testing import replies
+from sandgate.trainer.testing import tiny_player
 from tests.trainer.areal.env import ROOT, Areal
 from tests.trainer.jobs import AGENT, MANIFEST
 
@@ -81,13 +81,7 @@ def from_the_page(folder: Path) -> dict[str, Any]:
 
 
 def player() -> Player:
-    return Player(
-        replies(answers),
-        encode=tinymodel.encode,
-        decode=tinymodel.decode,
-        eos_ids=[tinymodel.END],
-        vocab_size=tinymodel.VOCAB_SIZE,
-    )
+    return tiny_player(answers)
 
 
 async def told(areal: Areal, folder: Path) -> tuple[dict[str, Any], list[ArealServer]]:

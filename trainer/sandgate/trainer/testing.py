@@ -70,6 +70,17 @@ def replies(script: Script) -> Script:
     return [closed(line) for line in script]  # type: ignore[misc]
 
 
+def tiny_player(script: Script) -> Player:
+    """Plays it in the tokens of `tinymodel`."""
+    return Player(
+        replies(script),
+        encode=tinymodel.encode,
+        decode=tinymodel.decode,
+        eos_ids=[tinymodel.END],
+        vocab_size=tinymodel.VOCAB_SIZE,
+    )
+
+
 @asynccontextmanager
 async def gateway(
     script: Script,
@@ -85,13 +96,7 @@ async def gateway(
     async with contextlib.AsyncExitStack() as stack:
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sandgate-")))
-        player = Player(
-            replies(script),
-            encode=tinymodel.encode,
-            decode=tinymodel.decode,
-            eos_ids=[tinymodel.END],
-            vocab_size=tinymodel.VOCAB_SIZE,
-        )
+        player = tiny_player(script)
         engine = await stack.enter_async_context(ScriptedServer(player, model=MODEL))
         origin, key = await stack.enter_async_context(_process(folder, engine.url, job, settings or {}))
         client = await stack.enter_async_context(AsyncRolloutClient(origin, key, retries=Retries(attempts=3)))

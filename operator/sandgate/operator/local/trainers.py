@@ -1,4 +1,5 @@
-"""Follows the trainers of a local run: versions and heartbeats, leases of the dead, and the wait at the end."""
+"""Follows the trainers of a local run: versions and heartbeats, leases of the dead, the wait at the end; and whether
+engines take turns, which may want a trainer's weights."""
 
 from __future__ import annotations
 

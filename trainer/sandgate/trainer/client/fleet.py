@@ -14,7 +14,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -31,6 +30,7 @@ from sandgate.gateway.client import Retries
 from sandgate.trainer.client import lease_call, weight_update
 from sandgate.trainer.client.cluster import ClusterPlace, job_gateways
 from sandgate.trainer.client.counters import Counters
+from sandgate.trainer.client.fleet_progress import Progress, progress_of, without_weights
 from sandgate.trainer.client.groups import Group
 from sandgate.trainer.client.lease_renewal import Keeper
 from sandgate.trainer.client.rollout_client import AsyncRolloutClient
@@ -49,26 +49,6 @@ AWAY_S = 90.0
 """A gateway that drains and starts again is back in half of that; so long may none of them answer."""
 PATIENT = Retries(attempts=15)
 """For the rest, about as long: an acknowledgement that is given up makes a group be trained on twice."""
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Sums over a job's gateways, now."""
-
-    gateways: int
-    away: tuple[str, ...]
-    """Gateways that do not answer; they are in no sum."""
-    paused: tuple[str, ...]
-    """Gateways on hold. Outside of a weight update: left so by a trainer that died in one; make the update again."""
-    sessions: int
-    """That the gateways hold, ended ones included."""
-    sessions_open: int
-    generations: int
-    """In the engines, for these gateways."""
-    tasks_waiting: int
-    """Pushed, and not finished."""
-    policy_version: int
-    """The newest that a gateway was told."""
 
 
 class AsyncFleet:
@@ -472,34 +452,17 @@ class AsyncFleet:
 
     async def progress(self) -> Progress:
         """Sums over the gateways that answer; the others are named."""
-        names = list(self.clients)
-        said = await asyncio.gather(*(one.status() for one in self.clients.values()), return_exceptions=True)
-        away = [name for name, one in zip(names, said, strict=True) if isinstance(one, Exception)]
-        here = {name: one for name, one in zip(names, said, strict=True) if isinstance(one, dict)}
-
-        def total(*path: str) -> int:
-            return sum(
-                int(one[path[0]] if len(path) == 1 else one[path[0]][path[1]]) for one in here.values()
-            )
-
-        return Progress(
-            gateways=len(names),
-            away=tuple(away),
-            paused=tuple(name for name, one in here.items() if one["paused"]),
-            sessions=total("sessions"),
-            sessions_open=total("sessions_open"),
-            generations=sum(engine["in_flight"] for one in here.values() for engine in one["engines"]),
-            tasks_waiting=total("tasks", "held"),
-            policy_version=max((int(one["policy_version"]) for one in here.values()), default=0),
-        )
+        return progress_of(await self._statuses())
 
     async def engines_without_weights(self) -> tuple[str, ...]:
         """URLs of engines that were started anew since the last weight update, as far as gateways that answer know.
         They take no turns before it is made again, with the same version or a new one: of a job whose engines are all
         so, no group comes. Only of engines whose weights are labelled (see `weight_update`)."""
+        return without_weights(await self._statuses())
+
+    async def _statuses(self) -> dict[str, dict[str, Json] | BaseException]:
         said = await asyncio.gather(*(one.status() for one in self.clients.values()), return_exceptions=True)
-        listed = [engine for one in said if isinstance(one, dict) for engine in one["engines"]]
-        return tuple(sorted({str(one["url"]) for one in listed if one.get("unlabelled")}))
+        return dict(zip(self.clients, said, strict=True))
 
     async def sessions(self, *, state: str | None = None) -> AsyncIterator[dict[str, Json]]:
         """The sessions of all gateways, one gateway after another."""
