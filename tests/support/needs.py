@@ -99,6 +99,9 @@ NEEDS: dict[str, Need] = {
         "the environment of examples/mini_swe_agent (10 s)",
         everyday=True,
     ),
+    "verifiers": _environment(
+        "agent-env.sh", "examples/verifiers", "the environment of examples/verifiers (15 s)", everyday=True
+    ),
     "instructor": _environment(
         "agent-env.sh",
         "tests/support/instructor",
