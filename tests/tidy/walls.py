@@ -185,6 +185,7 @@ HOMES = {
         "trainer.cli.tensor_files",
         "trainer.verl.*",
         "trainer.areal.tensors",
+        "trainer.trl.callback",
         "trainer.trl.ranks",
         "trainer.trl.whole",
     ),

@@ -142,19 +142,41 @@ def test_two_processes_train_on_one_batch_that_one_of_them_leased(
     assert min(v for one in again for c in one["columns"] for v in c["sandgate_version"]) > start + 2
 
 
+def test_both_evaluate_and_gather_gradients_over_several_batches(launch: Any, running: Any) -> None:
+    """Four held-out prompts do not fill the processes' second batch, and a step is two batches of each,
+    whose rollouts run while the one before is trained."""
+    before = running.player.counts["generations"]
+    config = {
+        "per_device_eval_batch_size": EACH,
+        "num_generations_eval": SAMPLES,
+        "gradient_accumulation_steps": 2,
+        "eval_on_start": True,
+    }
+    told = launch("both", 2, config=config, options={"ahead": 1})
+    assert [one["error"] for one in told] == [None, None]
+    assert told[0]["evaluated"] == [0.5]
+    rounds = [[uid for uid, _ in rows[::SAMPLES]] for rows in batches(told)]
+    assert [{uid.split(".")[1][0] for uid in uids} for uids in rounds] == [{"e"}, {"e"}, {"t"}, {"t"}]
+    assert [len(uids) for uids in rounds] == [GROUPS, GROUPS, 2 * GROUPS, 2 * GROUPS]
+    uids = [uid for one in rounds for uid in one]
+    assert len(set(uids)) == len(uids)
+    sessions = len(uids) * SAMPLES
+    assert running.player.counts["generations"] - before == sessions * 2, "two turns each, once"
+    assert told[0]["weights"] == told[1]["weights"]
+
+
+def test_an_evaluation_that_leaves_each_process_a_model_of_its_own_is_told(launch: Any) -> None:
+    """transformers' own; whoever trains so has as many policies as processes, and one of them is sampled from."""
+    for one in launch("apart", 1, evaluate_first=True, config={"per_device_eval_batch_size": EACH}):
+        assert one["error"].startswith("Conflict: the model is not wrapped for several processes")
+
+
 def test_what_process_0_meets_with_ends_the_others_with_its_words(launch: Any) -> None:
     first, second = launch("wrong", 2, config={"temperature": 0.5})
     assert first["error"].startswith("Conflict: ")
     assert "spec.sampling.temperature" in first["error"]
     assert second["error"].startswith("Unavailable: process 0: Conflict: ")
     assert "spec.sampling.temperature" in second["error"]
-
-
-def test_rollouts_of_the_next_step_run_while_both_train(launch: Any) -> None:
-    told = launch("ahead", 3, options={"ahead": 1})
-    assert [one["error"] for one in told] == [None, None]
-    uids = [uid for rows in batches(told) for uid, _ in rows[::SAMPLES]]
-    assert len(set(uids)) == len(uids) == 3 * GROUPS
 
 
 def test_a_process_that_is_killed_ends_process_0(launch: Any, running: Any) -> None:

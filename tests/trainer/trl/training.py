@@ -62,13 +62,19 @@ def main() -> None:
                 args=args,
                 processing_class=tokenizer,
                 train_dataset=rollouts.dataset(TOLD["groups"]),
+                eval_dataset=rollouts.dataset(tasks=TASKS[:4]),
                 reward_funcs=[reward],
                 rollout_func=rollouts,
             )
             trainer.args.ddp_timeout = TOLD["timeout_s"]
             rollouts.attach(trainer, FolderWeights(FOLDER / "weights", kept=9))
+            if TOLD.get("evaluate_first"):
+                trainer.evaluate()
             trainer.train(resume_from_checkpoint=last_checkpoint(FOLDER / "out"))
             rollouts.publish(trainer)
+            found["evaluated"] = [
+                one["eval_reward"] for one in trainer.state.log_history if "eval_reward" in one
+            ]
             found["version"] = rollouts.version(trainer)
             weights = trainer.accelerator.unwrap_model(trainer.model).state_dict()
             found["weights"] = {name: float(one.double().sum()) for name, one in weights.items()}

@@ -244,7 +244,7 @@ class Rollouts:
 
         Raises InvalidBody for `ahead` where one optimizer step is not one call, and for adapters over sharded weights.
         """
-        from sandgate.trainer.trl.callback import CheckpointAcks, EngineSync
+        from sandgate.trainer.trl.callback import CheckpointAcks, EngineSync, OneModel
 
         self._ranks_of(trainer)
         one_call = trainer.args.steps_per_generation * trainer.num_iterations
@@ -260,6 +260,7 @@ class Rollouts:
             if model is not None:
                 count_from_first(model)
         trainer.add_callback(CheckpointAcks(self.committed))
+        trainer.add_callback(OneModel(trainer))
         # TRL has one switch for both: correct with the logprobs of the sampling engine, and sync weights to it.
         trainer.use_vllm, trainer.vllm_generation = True, EngineSync(lambda: self.publish(trainer))
         trainer._last_loaded_step = -1
