@@ -98,6 +98,11 @@ def signing_name(job: str) -> str:
     return f"{job}-signing"
 
 
+def workload_name(job: str, uid: str) -> str:
+    """The job's Workload in Kueue. A job of the same name that is made later is another one."""
+    return f"rolloutjob-{slug(job, 38)}-{short_hash(uid)}"
+
+
 def trainer_name(job: str) -> str:
     """The Secret with a trainer's key, and the addresses of the job's gateways."""
     return f"{job}-trainer"

@@ -1,0 +1,85 @@
+"""WorkloadLooks: looks at all Workloads of Kueue that are ours, while a job waits in a queue or runs by one.
+
+A list every two seconds, however many jobs there are, instead of a watch: it notices what went while nobody looked, and
+a Kueue that is installed after the operator, or taken away, without anything more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from sandgate.contract.errors import Forbidden, NotFound, SandgateError
+from sandgate.contract.labels import MANAGED_BY, MANAGER
+from sandgate.operator.cluster.api import Api
+from sandgate.operator.cluster.job_queue import JobQueue
+from sandgate.operator.cluster.object_store import text_of
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 2.0
+MISSING = 5
+"""Looks in a row that find no such kind, before jobs that run are stopped for it: an API server that has just started
+may not serve all it has."""
+NO_KUEUE = (
+    "the job names a queue of Kueue, and there is no Kueue: the API server serves no workloads.kueue.x-k8s.io v1beta2;"
+    " install Kueue, or take the label kueue.x-k8s.io/queue-name away"
+)
+
+
+@dataclass(slots=True)
+class WorkloadLooks:
+    """Of one operator."""
+
+    kube: Api
+    namespaces: tuple[str, ...]
+    queues: Callable[[], Iterable[JobQueue]]
+    """Of all its jobs."""
+    spawn: Callable[[Coroutine[Any, Any, None]], object]
+    _running: bool = False
+    _missing: int = 0
+    _served: bool = False
+
+    def wake(self) -> None:
+        """A job may ask something of a queue."""
+        if not self._running and any(one.asks for one in self.queues()):
+            self._running = True
+            self.spawn(self._run())
+
+    async def _run(self) -> None:
+        try:
+            while any(one.asks for one in self.queues()):
+                await self._look()
+                await asyncio.sleep(EVERY_S)
+        finally:
+            self._running = False
+
+    async def _look(self) -> None:
+        asking = [
+            one for one in self.queues() if one.asks
+        ]  # before the list: it says nothing of who comes after it
+        try:
+            found = [body for place in self.namespaces or ("",) for body in await self._list(place)]
+            self._missing, self._served = 0, True
+            by_name = {
+                (text_of(one, "metadata", "namespace"), text_of(one, "metadata", "name")): one
+                for one in found
+            }
+            for one in asking:
+                await one.saw(by_name.get((one.at.namespace, one.name)))
+        except NotFound:
+            self._missing += 1
+            if self._missing >= MISSING or not self._served:
+                for one in asking:
+                    one.trouble(NO_KUEUE)
+        except Forbidden as error:
+            for one in asking:
+                one.trouble(f"the operator may not look at Kueue's Workloads: {error}")
+        except (SandgateError, OSError, TimeoutError) as error:
+            log.warning("Workloads: %s", error)
+
+    async def _list(self, namespace: str) -> list[Any]:
+        return await self.kube.list("Workload", namespace, labels=f"{MANAGED_BY}={MANAGER}")
