@@ -80,6 +80,7 @@ def make_kueue(folder: Path) -> None:
     for name in KUEUE_FILES:
         if (source / name).is_dir():
             shutil.copytree(source / name, folder / "crds")
+            (folder / "crds").chmod(0o755)  # a module's folders cannot be written, and so not removed
         else:
             shutil.copyfile(source / name, folder / "webhooks.yaml")
 
