@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +37,7 @@ from sandgate.operator.plan.kueue import (
     SwitchQuota,
     TellWorkload,
 )
+from sandgate.operator.plan.queueing import is_done
 
 Json = Any
 Body = Mapping[str, Json]
@@ -79,7 +81,17 @@ class JobQueue:
     @property
     def asks(self) -> bool:
         """Somebody is to look for its Workload."""
-        return self.at.settings.kueue and (self.ask is not None or self._body is not None)
+        if not self.at.settings.kueue or (self.ask is None and self._body is None):
+            return False
+        seen = self.at.observed.queue
+        if seen is None or not is_done(self.at.observed.status):
+            return True
+        return seen.workload is not None and not seen.workload.finished
+
+    @property
+    def known(self) -> int:
+        """Version of its Workload as last seen; 0: there is none."""
+        return 0 if self._body is None else _version(self._body)
 
     # -- what is seen -------------------------------------------------------------------------------------------------
 
@@ -89,32 +101,20 @@ class JobQueue:
 
     async def saw(self, body: Body | None) -> None:
         """It stands so now; None: there is none. News that are older than what is known change nothing."""
-        before = self._body
-        if body is not None and owner_uid(body) != self.at.job.metadata.uid:
-            self._tell(
-                QueueSeen(refused=f"Workload {self.name} is there already, and not of this job: delete it")
-            )
-            return
-        if (
-            body is not None
-            and before is not None
-            and _uid(body) == _uid(before)
-            and _version(body) < _version(before)
-        ):
-            return
-        if body is not None:
-            for name in flavors_of(body) - self._flavors.keys():
-                try:
-                    self._flavors[name] = await self.at.kube.get("ResourceFlavor", "", name)
-                except NotFound:
-                    continue
-        self._body = body
+        for name in () if body is None else flavors_of(body) - self._flavors.keys():
+            with suppress(NotFound):
+                self._flavors[name] = await self.at.kube.get("ResourceFlavor", "", name)
         if body is None:
+            self._body = None
             self._flavors.clear()
-            known = self.at.observed.queue
-            refused = "" if known is None or known.workload is not None else known.refused
+            before = self.at.observed.queue
+            refused = "" if before is None or before.workload is not None else before.refused
             self._tell(None if self.ask is None else QueueSeen(refused=refused))
-        else:
+        elif owner_uid(body) != self.at.job.metadata.uid:
+            why = f"Workload {self.name} is there already, and not of this job: delete it"
+            self._tell(QueueSeen(refused=why))
+        elif _version(body) >= self.known:
+            self._body = body
             self._tell(QueueSeen(workload=workload_seen(body, self._flavors)))
 
     def _tell(self, seen: QueueSeen | None) -> None:
@@ -132,8 +132,9 @@ class JobQueue:
             await self._look()
             raise Unavailable(f"Workload {self.name} changed meanwhile: {error}") from error
         except (BadRequest, Forbidden) as error:  # Kueue's rules, or ours are too narrow
-            why = f"Kueue does not take its Workload: {error}"
-            self._tell(QueueSeen(refused=why) if self._body is None else self.at.observed.queue)
+            why = f"its Workload cannot be written: {error}"
+            if self._body is None:
+                self._tell(QueueSeen(refused=why))
             raise Unavailable(why, retry_after=5.0) from error
 
     async def _carry_out(self, step: QueueStep) -> None:

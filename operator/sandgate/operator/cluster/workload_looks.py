@@ -58,28 +58,37 @@ class WorkloadLooks:
             self._running = False
 
     async def _look(self) -> None:
-        asking = [
-            one for one in self.queues() if one.asks
-        ]  # before the list: it says nothing of who comes after it
+        # Before the list: it says nothing of what comes after it.
+        asking = [(one, one.known) for one in self.queues() if one.asks]
         try:
             found = [body for place in self.namespaces or ("",) for body in await self._list(place)]
-            self._missing, self._served = 0, True
-            by_name = {
-                (text_of(one, "metadata", "namespace"), text_of(one, "metadata", "name")): one
-                for one in found
-            }
-            for one in asking:
-                await one.saw(by_name.get((one.at.namespace, one.name)))
         except NotFound:
             self._missing += 1
-            if self._missing >= MISSING or not self._served:
-                for one in asking:
-                    one.trouble(NO_KUEUE)
+            why = NO_KUEUE if self._missing >= MISSING or not self._served else ""
         except Forbidden as error:
-            for one in asking:
-                one.trouble(f"the operator may not look at Kueue's Workloads: {error}")
+            why = f"the operator may not look at Kueue's Workloads: {error}"
         except (SandgateError, OSError, TimeoutError) as error:
             log.warning("Workloads: %s", error)
+            return
+        else:
+            self._missing, self._served = 0, True
+            await self._tell(asking, found)
+            return
+        for one, _ in asking if why else ():
+            one.trouble(why)
+
+    async def _tell(self, asking: list[tuple[JobQueue, int]], found: list[Any]) -> None:
+        by_name = {
+            (text_of(one, "metadata", "namespace"), text_of(one, "metadata", "name")): one for one in found
+        }
+        for one, known in asking:
+            body = by_name.get((one.at.namespace, one.name))
+            if body is None and one.known != known:
+                continue  # it was made, or written to, meanwhile
+            try:
+                await one.saw(body)
+            except (SandgateError, OSError, TimeoutError) as error:
+                log.warning("Workload %s/%s: %s", one.at.namespace, one.name, error)
 
     async def _list(self, namespace: str) -> list[Any]:
         return await self.kube.list("Workload", namespace, labels=f"{MANAGED_BY}={MANAGER}")
