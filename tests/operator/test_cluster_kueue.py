@@ -59,8 +59,8 @@ async def kueue_says(up: World, admission: Json, **says: tuple[str, str]) -> Non
     """`says`: condition -> (status, message)."""
     body = workload(up)
     told = {one["type"]: one for one in body.get("status", {}).get("conditions", ())}
-    for kind, (status, message) in says.items():
-        told[kind] = {"type": kind, "status": status, "reason": "Preempted", "message": message}
+    for kind, (value, message) in says.items():
+        told[kind] = {"type": kind, "status": value, "reason": "Preempted", "message": message}
     status = {"conditions": list(told.values()), "admission": admission}
     await up.kube.patch_status("Workload", NAMESPACE, body["metadata"]["name"], {"status": status})
 
@@ -278,6 +278,17 @@ async def test_its_priority_is_its_classs_and_a_class_that_is_not_there_is_said(
 def said(up: World) -> str:
     found = (up.job().get("status") or {}).get("conditions", ())
     return next((str(one["message"]) for one in found if one["type"] == "Suspended"), "")
+
+
+async def test_a_job_that_another_runs_is_left_alone(up: World) -> None:
+    up.operator_up()
+    body = manifest("a 1", name="theirs", managedBy="example.com/other")
+    await up.kube.create(body)
+    await submit(up, "a 1", managedBy="sandgate.dev/operator")
+    await admit(up)
+    await eventually(lambda: up.condition("Complete")[0] == "True", "the job that is ours is complete")
+    assert "status" not in up.job("theirs")
+    assert len(up.kube.named("Workload")) == 1
 
 
 async def test_a_job_that_is_deleted_takes_its_workload_along(up: World) -> None:

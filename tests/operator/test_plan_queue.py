@@ -21,7 +21,6 @@ from sandgate.operator.plan.actions import (
 )
 from sandgate.operator.plan.job import plan_job
 from sandgate.operator.plan.kueue import (
-    Ask,
     AskQuota,
     DropWorkload,
     FinishWorkload,
@@ -29,6 +28,7 @@ from sandgate.operator.plan.kueue import (
     Hold,
     QueueSeen,
     QueueStep,
+    QuotaAsk,
     SwitchQuota,
     TellWorkload,
     WorkloadSeen,
@@ -40,7 +40,7 @@ from tests.operator.plans import group, ref, seen, spec
 
 QUEUED, MISSING = JobReason.QUEUED_BY_KUEUE, JobReason.KUEUE_MISSING
 COUNTS = {"gateways": 1, "engines": 1, "sandboxes": 4}
-ASK = Ask(queue="team", counts=COUNTS, digest="d1")
+ASK = QuotaAsk(queue="team", counts=COUNTS, digest="d1")
 WAITS = WorkloadSeen(uid="u", digest="d1", counts=COUNTS, words="insufficient quota for cpu")
 ADMITTED = replace(WAITS, reserved=True, admitted=True, assigned=COUNTS, words="The workload is admitted")
 EVICTED = replace(ADMITTED, evicted="Preempted", words="Preempted: to make room for a workload")
@@ -51,7 +51,7 @@ def looked(found: WorkloadSeen | None) -> QueueSeen:
     return QueueSeen(workload=found)
 
 
-HOLDS: dict[str, tuple[Ask | None, QueueSeen | None, Hold | None]] = {
+HOLDS: dict[str, tuple[QuotaAsk | None, QueueSeen | None, Hold | None]] = {
     "a job without a queue runs": (None, None, None),
     "a job whose queue was not asked yet waits": (ASK, None, Hold(QUEUED, "its queue was not asked yet")),
     "without Kueue it never runs, and says why": (ASK, NO_KUEUE, Hold(MISSING, "there is no Kueue")),
@@ -106,7 +106,7 @@ HOLDS: dict[str, tuple[Ask | None, QueueSeen | None, Hold | None]] = {
 
 
 @pytest.mark.parametrize(("ask", "queue", "expected"), HOLDS.values(), ids=HOLDS)
-def test_hold(ask: Ask | None, queue: QueueSeen | None, expected: Hold | None) -> None:
+def test_hold(ask: QuotaAsk | None, queue: QueueSeen | None, expected: Hold | None) -> None:
     assert hold(ask, queue) == expected
 
 
@@ -121,7 +121,7 @@ def status(provided: Provided, **true: str) -> RolloutJobStatus:
 
 
 def held(
-    queue: QueueSeen | None, ask: Ask | None = ASK, was: RolloutJobStatus | None = None, **fields: Any
+    queue: QueueSeen | None, ask: QuotaAsk | None = ASK, was: RolloutJobStatus | None = None, **fields: Any
 ) -> JobWant:
     """A job as its driver wants it."""
     why = hold(ask, queue, done=is_done(was))
@@ -129,7 +129,7 @@ def held(
     return JobWant(name="shop", spec=within(spec(**fields), why, queue), ask=ask, held=why)
 
 
-def steps(queue: QueueSeen, job: JobObserved, ask: Ask | None = ASK) -> list[QueueStep]:
+def steps(queue: QueueSeen, job: JobObserved, ask: QuotaAsk | None = ASK) -> list[QueueStep]:
     job = replace(job, queue=queue)
     plan = plan_job(held(queue, ask, job.status), job, 1000.0)
     return [one.step for one in plan if isinstance(one, TendWorkload)]
@@ -196,7 +196,7 @@ STEPS: dict[str, tuple[WorkloadSeen | None, JobObserved, list[QueueStep]]] = {
     "a job that is over keeps quota for the gateways alone": (
         TOLD,
         OWES,
-        [TellWorkload({"engines": 1, "sandboxes": 4}, False)],
+        [TellWorkload({"engines": 1, "sandboxes": 4}, True)],
     ),
     "a job that is over and evicted gives its gateways' quota back": (
         EVICTED,

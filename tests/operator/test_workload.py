@@ -196,7 +196,7 @@ ADMISSION = {
         {"name": "sandboxes", "count": 3, "flavors": {"cpu": "spot", "nvidia.com/gpu": "gpu"}},
     ],
 }
-FLAVORS = {
+FLAVORS: dict[str, Json] = {
     "small": {"spec": {}},
     "spot": {"spec": {"nodeLabels": {"pool": "spot"}, "tolerations": [TOLERATION]}},
     "gpu": {"spec": {"nodeLabels": {"gpu": "yes"}}},

@@ -23,6 +23,9 @@ GROUP, VERSION = "sandgate.dev", "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 """Of RolloutJob and AgentSession."""
 
+OPERATOR = f"{GROUP}/operator"
+"""`spec.managedBy` of jobs that are ours to run; so is an empty one."""
+
 LABEL_MAX = 63
 """Characters of a DNS label (RFC 1123), hence of a Kubernetes label value."""
 JOB_NAME_MAX = 52

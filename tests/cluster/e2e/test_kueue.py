@@ -299,5 +299,5 @@ async def goes_on(lab: Lab, trainer: Trainer, before: dict[str, int], done: list
     events = json.loads(lab.world.cluster.kubectl("get", "events", "-n", lab.namespace, "-o", "json"))[
         "items"
     ]
-    told = {one["reason"] for one in events if one["involvedObject"]["name"] == "second"}
-    assert "QueuedByKueue" in told
+    reasons = {one["reason"] for one in events if one["involvedObject"]["name"] == "second"}
+    assert "QueuedByKueue" in reasons

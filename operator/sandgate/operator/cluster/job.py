@@ -44,7 +44,7 @@ from sandgate.operator.observed.pod_record import PodSeen
 from sandgate.operator.plan.actions import Action, JobObserved, JobWant, Provided, Ref, SessionObserved, Told
 from sandgate.operator.plan.ends import seconds, why_stop
 from sandgate.operator.plan.job import plan_job
-from sandgate.operator.plan.kueue import Ask, Hold, QueueSeen, QueueStep
+from sandgate.operator.plan.kueue import Hold, QueueSeen, QueueStep, QuotaAsk
 from sandgate.operator.plan.queueing import hold, is_done, within
 from sandgate.operator.plan.remote import RemoteObserved, plan_remote
 from sandgate.operator.plan.standing import is_idle
@@ -80,7 +80,7 @@ class ClusterJob:
         self.touch, self._forget, self.connect = touch, forget, connect
         self._refused = self._taken = ""
         self._held: Hold | None = None
-        self._ask: Ask | None = None
+        self._ask: QuotaAsk | None = None
         meta = job.metadata
         self.writer = StatusWriter(kube, meta.namespace, meta.name, status, uid=meta.uid, now=now)
         self.at = JobState(

@@ -12,6 +12,7 @@ from sandgate.contract.agent_session import AgentSession
 from sandgate.contract.errors import SandgateError
 from sandgate.contract.job import RolloutJob
 from sandgate.contract.labels import JOB, PRIORITY_CLASS, QUEUE, SHARD
+from sandgate.contract.names import OPERATOR
 from sandgate.contract.schema import decode
 from sandgate.contract.status import RolloutJobStatus
 from sandgate.operator.cluster.api import Api, Connect, connect
@@ -120,7 +121,9 @@ class JobController:
             self._refuse(uid, body, generation, error)
             return
         self._refused.pop(uid, None)
-        if (run := self.runs.get(uid)) is not None:
+        if job.spec.managed_by not in ("", OPERATOR):
+            log.info("job %s/%s is %s's", job.metadata.namespace, job.metadata.name, job.spec.managed_by)
+        elif (run := self.runs.get(uid)) is not None:
             run.respec(job)
         else:
             self._begin(uid, job, _status(body))

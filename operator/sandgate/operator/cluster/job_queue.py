@@ -27,13 +27,13 @@ from sandgate.operator.observed.workload import (
     workload_seen,
 )
 from sandgate.operator.plan.kueue import (
-    Ask,
     AskQuota,
     DropWorkload,
     FinishWorkload,
     GiveBack,
     QueueSeen,
     QueueStep,
+    QuotaAsk,
     SwitchQuota,
     TellWorkload,
 )
@@ -57,13 +57,13 @@ class JobQueue:
 
     at: JobState
     changed: Callable[[], None]
-    ask: Ask | None = None
+    ask: QuotaAsk | None = None
     """What the job wants of its queue."""
     _body: Body | None = None
     """The Workload as last seen."""
     _flavors: dict[str, Body] = field(default_factory=dict)
 
-    def wants(self, job: RolloutJob) -> Ask | None:
+    def wants(self, job: RolloutJob) -> QuotaAsk | None:
         """The job is this now."""
         self.ask = ask_of(job, self.at.settings)
         if self.ask is not None and not self.at.settings.kueue:

@@ -15,7 +15,7 @@ from sandgate.operator.manifests.base import Json, metadata
 from sandgate.operator.manifests.engines import engine_objects
 from sandgate.operator.manifests.example import NO_SECRET, session_objects
 from sandgate.operator.manifests.gateways import gateway_objects
-from sandgate.operator.plan.kueue import ENGINES, GATEWAYS, SANDBOXES, Ask, Placement
+from sandgate.operator.plan.kueue import ENGINES, GATEWAYS, SANDBOXES, Placement, QuotaAsk
 from sandgate.operator.settings import Settings
 
 API_VERSION: Final = "kueue.x-k8s.io/v1beta2"
@@ -70,14 +70,14 @@ def lean(template: Json) -> Json:
     return {"spec": kept}
 
 
-def ask_of(job: RolloutJob, settings: Settings) -> Ask | None:
+def ask_of(job: RolloutJob, settings: Settings) -> QuotaAsk | None:
     """What the job wants of its queue; None: it names none."""
     queue, wanted = job.metadata.labels.get(QUEUE, ""), job.metadata.labels.get(PRIORITY_CLASS, "")
     if not queue:
         return None
     sets = pod_sets(job, settings)
     says = json.dumps([queue, wanted, sets], sort_keys=True)
-    return Ask(
+    return QuotaAsk(
         queue=queue,
         priority_class=wanted,
         counts={one["name"]: one["count"] for one in sets},
@@ -87,7 +87,7 @@ def ask_of(job: RolloutJob, settings: Settings) -> Ask | None:
 
 
 def workload(
-    job: RolloutJob, settings: Settings, ask: Ask, priority: int | None, notes: dict[str, str]
+    job: RolloutJob, settings: Settings, ask: QuotaAsk, priority: int | None, notes: dict[str, str]
 ) -> Json:
     """The object, to be applied. `priority`: the value of the class; `notes`: its annotations."""
     name = workload_name(job.metadata.name, job.metadata.uid)

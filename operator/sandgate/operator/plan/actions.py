@@ -16,7 +16,7 @@ from sandgate.contract.job import RolloutJobSpec
 from sandgate.contract.names import SessionId, session_id
 from sandgate.contract.session import SessionOutcome, SessionSummary, TerminationMessage
 from sandgate.contract.status import RolloutJobStatus
-from sandgate.operator.plan.kueue import Ask, Hold, QueueSeen, QueueStep
+from sandgate.operator.plan.kueue import Hold, QueueSeen, QueueStep, QuotaAsk
 from sandgate.operator.plan.vain import NONE_IN_VAIN, Vain
 
 NO_MESSAGE = TerminationMessage()
@@ -318,7 +318,7 @@ class JobWant:
     """Why a newer spec than this one cannot run."""
     taken: str = ""
     """Which object of another has a name that this job needs, for people."""
-    ask: Ask | None = None
+    ask: QuotaAsk | None = None
     """What it wants of its queue; None: it has none."""
     held: Hold | None = None
     """Why its queue does not let it run."""

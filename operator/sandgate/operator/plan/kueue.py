@@ -15,7 +15,7 @@ Json = Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class QuotaAsk:
     """What a job wants of its queue."""
 
     queue: str

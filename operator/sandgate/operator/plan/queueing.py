@@ -25,7 +25,6 @@ from sandgate.operator.plan.groups import settled
 from sandgate.operator.plan.kueue import (
     GATEWAYS,
     SANDBOXES,
-    Ask,
     AskQuota,
     DropWorkload,
     FinishWorkload,
@@ -33,6 +32,7 @@ from sandgate.operator.plan.kueue import (
     Hold,
     QueueSeen,
     QueueStep,
+    QuotaAsk,
     SwitchQuota,
     TellWorkload,
     WorkloadSeen,
@@ -48,7 +48,7 @@ def is_done(status: RolloutJobStatus | None) -> bool:
     return is_over(status) and is_true(status, JobCondition.COLLECTED)
 
 
-def hold(ask: Ask | None, seen: QueueSeen | None, *, done: bool = False) -> Hold | None:
+def hold(ask: QuotaAsk | None, seen: QueueSeen | None, *, done: bool = False) -> Hold | None:
     """Why nothing of the job may stand now; None: it may."""
     if ask is None or done:
         return None
@@ -64,14 +64,14 @@ def hold(ask: Ask | None, seen: QueueSeen | None, *, done: bool = False) -> Hold
     return None if covers(found, ask) else Hold(JobReason.QUEUED_BY_KUEUE, _more(found, ask))
 
 
-def covers(found: WorkloadSeen, ask: Ask) -> bool:
+def covers(found: WorkloadSeen, ask: QuotaAsk) -> bool:
     """The quota that it has is enough for what the job asks now. Sandboxes beyond it wait: see `within`."""
     return found.counts.keys() == ask.counts.keys() and all(
         ask.counts[name] <= count for name, count in found.counts.items() if name != SANDBOXES
     )
 
 
-def _more(found: WorkloadSeen, ask: Ask) -> str:
+def _more(found: WorkloadSeen, ask: QuotaAsk) -> str:
     asked, has = (", ".join(f"{n} {c}" for n, c in sorted(one.counts.items())) for one in (ask, found))
     return f"the job asks for other pods ({asked}) than it was admitted with ({has}): it is queued anew"
 
@@ -120,7 +120,7 @@ def _finish(seen: JobObserved) -> FinishWorkload:
 
 
 def _asked(
-    want: JobWant, ask: Ask, seen: JobObserved, found: WorkloadSeen, *, over: bool
+    want: JobWant, ask: QuotaAsk, seen: JobObserved, found: WorkloadSeen, *, over: bool
 ) -> Iterator[QueueStep]:
     if found.stopped != ask.stopped:
         yield SwitchQuota(active=not ask.stopped)
@@ -134,8 +134,10 @@ def _asked(
         if rests(seen):
             yield DropWorkload()
     elif want.held is None:
-        spare = _spare_at_end(seen, found) if over else _spare(want, seen, found)
-        told = TellWorkload(spare, is_true(seen.status, JobCondition.READY))
+        ready = is_true(seen.status, JobCondition.READY)
+        told = TellWorkload(_spare(want, seen, found), ready)
+        if over:  # that engines are gone is no trouble
+            told = TellWorkload(_spare_at_end(seen, found), found.ready)
         if told != TellWorkload(found.reclaimable, found.ready):
             yield told
 
