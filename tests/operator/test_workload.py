@@ -251,6 +251,22 @@ WORDS: dict[str, tuple[Json, dict[str, Any], str]] = {
         FLAVORS,
         "Preempted: for b",
     ),
+    "preempted, and waiting again": (
+        body(
+            condition("Evicted", reason="Preempted", message="for b"),
+            condition("QuotaReserved", "False", message="no room"),
+        ),
+        FLAVORS,
+        "Preempted: for b; since then: no room",
+    ),
+    "preempted a moment ago": (
+        body(
+            condition("Evicted", reason="Preempted", message="for b"),
+            condition("QuotaReserved", "False", message="for b"),
+        ),
+        FLAVORS,
+        "Preempted: for b",
+    ),
     "stopped by hand": (
         body(spec={"active": False}),
         FLAVORS,

@@ -185,6 +185,7 @@ PATHS: dict[str, tuple[str, ...]] = {
     "tests/cluster/e2e/test_shop.py": ("engine",),
     "tests/cluster/scale/test_scale.py": ("apiserver", "kwok"),
     "tests/cluster/scale/test_bench.py": ("apiserver", "kwok"),
+    "tests/cluster/test_kueue_api.py": ("apiserver", "kueue"),
     "tests/cluster/test_front.py": ("apiserver",),
     "tests/cluster/test_sandbox.py": ("images",),
     "tests/gateway/test_sdk_suites.py": ("sdk-tests",),

@@ -21,9 +21,9 @@ from sandgate.operator.cluster.object_store import text_of
 log = logging.getLogger(__name__)
 
 EVERY_S = 2.0
-MISSING = 5
-"""Looks in a row that find no such kind, before jobs that run are stopped for it: an API server that has just started
-may not serve all it has."""
+VAIN = 5
+"""Looks in a row that find no such kind, or no right to it, before jobs are held for it: an API server that has just
+started may not serve, or allow, all that it does."""
 NO_KUEUE = (
     "the job names a queue of Kueue, and there is no Kueue: the API server serves no workloads.kueue.x-k8s.io v1beta2;"
     " install Kueue, or take the label kueue.x-k8s.io/queue-name away"
@@ -40,8 +40,7 @@ class WorkloadLooks:
     """Of all its jobs."""
     spawn: Callable[[Coroutine[Any, Any, None]], object]
     _running: bool = False
-    _missing: int = 0
-    _served: bool = False
+    _in_vain: int = 0
 
     def wake(self) -> None:
         """A job may ask something of a queue."""
@@ -63,18 +62,18 @@ class WorkloadLooks:
         try:
             found = [body for place in self.namespaces or ("",) for body in await self._list(place)]
         except NotFound:
-            self._missing += 1
-            why = NO_KUEUE if self._missing >= MISSING or not self._served else ""
+            self._vain(asking, NO_KUEUE)
         except Forbidden as error:
-            why = f"the operator may not look at Kueue's Workloads: {error}"
+            self._vain(asking, f"the operator may not look at Kueue's Workloads: {error}")
         except (SandgateError, OSError, TimeoutError) as error:
             log.warning("Workloads: %s", error)
-            return
         else:
-            self._missing, self._served = 0, True
+            self._in_vain = 0
             await self._tell(asking, found)
-            return
-        for one, _ in asking if why else ():
+
+    def _vain(self, asking: list[tuple[JobQueue, int]], why: str) -> None:
+        self._in_vain += 1
+        for one, _ in asking if self._in_vain >= VAIN else ():
             one.trouble(why)
 
     async def _tell(self, asking: list[tuple[JobQueue, int]], found: list[Any]) -> None:

@@ -63,7 +63,10 @@ def _words(conditions: Mapping[str, Body], checks: list[Body], missing: list[str
     if _true(conditions, "Finished"):
         return f"its Workload is finished: {_said(conditions, 'Finished')}"
     if _true(conditions, "Evicted"):
-        return f"{conditions['Evicted'].get('reason') or 'Evicted'}: {_said(conditions, 'Evicted')}"
+        why = _said(conditions, "Evicted")
+        again = _said(conditions, "QuotaReserved") if not _true(conditions, "QuotaReserved") else why
+        now = f"; since then: {again}" if again not in ("", why) else ""
+        return f"{conditions['Evicted'].get('reason') or 'Evicted'}: {why}{now}"
     if not active:
         return "its Workload is stopped (spec.active is false)"
     if not _true(conditions, "QuotaReserved"):
