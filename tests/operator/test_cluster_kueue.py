@@ -240,6 +240,18 @@ async def test_a_label_that_is_taken_away_takes_the_job_out_of_its_queue(up: Wor
     assert workload(up) is None
 
 
+async def test_a_label_that_was_taken_away_while_no_operator_ran_does_too(up: World) -> None:
+    up.operator_up()
+    await submit(up, "a 1")
+    await suspended(up, "QueuedByKueue")
+    await eventually(lambda: workload(up) is not None, "a Workload is there")
+    await up.operator_down()
+    await up.kube.patch("RolloutJob", NAMESPACE, "shop", {"metadata": {"labels": {QUEUE: None}}})
+    up.operator_up()
+    await eventually(lambda: up.condition("Complete")[0] == "True", "it is complete")
+    await eventually(lambda: workload(up) is None, "its Workload is gone")
+
+
 async def test_a_manifest_that_changes_while_it_waits_asks_anew(up: World) -> None:
     up.operator_up()
     await submit(up, "a 1", "b 1", "c 1", parallelism=1)

@@ -62,6 +62,8 @@ class JobQueue:
     _body: Body | None = None
     """The Workload as last seen."""
     _flavors: dict[str, Body] = field(default_factory=dict)
+    _looked: bool = False
+    """Whether it has a Workload is known: one without a queue may have, of when it had one."""
 
     def wants(self, job: RolloutJob) -> QuotaAsk | None:
         """The job is this now."""
@@ -81,10 +83,10 @@ class JobQueue:
     @property
     def asks(self) -> bool:
         """Somebody is to look for its Workload."""
-        if not self.at.settings.kueue or (self.ask is None and self._body is None):
+        if not self.at.settings.kueue or (self._looked and self.ask is None and self._body is None):
             return False
         seen = self.at.observed.queue
-        if seen is None or not is_done(self.at.observed.status):
+        if not self._looked or seen is None or not is_done(self.at.observed.status):
             return True
         return seen.workload is not None and not seen.workload.finished
 
@@ -97,10 +99,12 @@ class JobQueue:
 
     def trouble(self, why: str) -> None:
         """There is nobody to ask."""
-        self._tell(QueueSeen(trouble=why))
+        self._looked = True
+        self._tell(None if self.ask is None else QueueSeen(trouble=why))
 
     async def saw(self, body: Body | None) -> None:
         """It stands so now; None: there is none. News that are older than what is known change nothing."""
+        self._looked = True
         for name in () if body is None else flavors_of(body) - self._flavors.keys():
             with suppress(NotFound):
                 self._flavors[name] = await self.at.kube.get("ResourceFlavor", "", name)
