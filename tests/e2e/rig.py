@@ -48,6 +48,9 @@ def manifest(
     agent's container and of its spec that replace its own."""
     told: dict[str, Any] = yaml.safe_load(path.read_text())
     own = told["spec"]
+    if name := own["tasks"].pop("file", None):
+        lines = (path.parent / name).read_text("utf-8").splitlines()
+        own["tasks"]["inline"] = [json.loads(line) for line in lines]
     own["tasks"]["inline"] = [one for one in own["tasks"]["inline"] if not uids or one["uid"] in uids]
     agent = own["agent"]["template"]["spec"]["containers"][0]
     agent |= container or {}

@@ -99,6 +99,9 @@ NEEDS: dict[str, Need] = {
         "the environment of examples/mini_swe_agent (10 s)",
         everyday=True,
     ),
+    "verifiers": _environment(
+        "agent-env.sh", "examples/verifiers", "the environment of examples/verifiers (15 s)", everyday=True
+    ),
     "instructor": _environment(
         "agent-env.sh",
         "tests/support/instructor",
@@ -190,7 +193,7 @@ PATHS: dict[str, tuple[str, ...]] = {
     "tests/cluster/test_sandbox.py": ("images",),
     "tests/gateway/test_sdk_suites.py": ("sdk-tests",),
     "tests/gateway/test_turn_forms.py": ("instructor",),
-    "tests/e2e/test_third_party.py": ("mini-swe-agent",),
+    "tests/e2e/test_third_party.py": ("mini-swe-agent", "verifiers"),
     "tests/trainer/test_cli_runner.py": ("mini-swe-agent",),
     "tests/e2e/test_coder_rl.py": ("engine", "trl"),
     "tests/e2e/test_shop_rl.py": ("trl",),

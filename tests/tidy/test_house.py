@@ -39,6 +39,7 @@ MAY_SLEEP = (
     "tests/cluster/scale/",
     "tests/simulation/",
     "tests/gateway/engine/sglang/own_server.py",
+    "tests/trainer/trl/training.py",
 )
 SLEEPS = {"time.sleep", "asyncio.sleep", "anyio.sleep", "sleep"}
 

@@ -180,7 +180,15 @@ HOMES = {
     "websocket": ("trainer.client.port_forward",),
     "PIL": ("gateway.media.pictures", "trainer.verl.multimodal", "trainer.verl.videos"),
     "psycopg": ("gateway.journal.postgres",),
-    "torch": ("trainer.export.*", "trainer.cli.tensor_files", "trainer.verl.*", "trainer.areal.tensors"),
+    "torch": (
+        "trainer.export.*",
+        "trainer.cli.tensor_files",
+        "trainer.verl.*",
+        "trainer.areal.tensors",
+        "trainer.trl.ranks",
+        "trainer.trl.whole",
+    ),
+    "peft": ("trainer.trl.whole",),
     "pyarrow": (
         "trainer.export.*",
         "trainer.client.lag",
@@ -205,7 +213,7 @@ HOMES = {
 """Third party -> the only modules that know it."""
 
 FRAMEWORKS = frozenset(
-    "torch verl areal skyrl tinker ray tensordict transfer_queue transformers omegaconf safetensors datasets"
+    "torch verl areal skyrl tinker ray tensordict transfer_queue transformers omegaconf safetensors datasets peft"
     " pytest".split()
 )
 """What a user brings along; imported inside the function that needs it, and so in no extra."""

@@ -10,12 +10,7 @@ from typing import Any
 import pytest
 import torch  # type: ignore[import-not-found]
 from openai import AsyncOpenAI
-from transformers import (  # type: ignore[import-not-found]
-    AutoTokenizer,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    TrainerCallback,
-)
+from transformers import AutoTokenizer, TrainerCallback  # type: ignore[import-not-found]
 from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found]
 
 from sandgate.contract.errors import Conflict, InvalidBody, Unavailable
@@ -24,21 +19,10 @@ from sandgate.contract.session import SessionHandle
 from sandgate.trainer import tinymodel
 from sandgate.trainer.client.fleet import fleet
 from sandgate.trainer.trl import FolderWeights, Rollouts, env_reward
+from tests.trainer.trl.tiny import TASKS, agent, model
 
-TASKS = [Task(uid=f"q{one}", prompt=[{"role": "user", "content": f"say {one}"}]) for one in range(5)]
 JOBS = itertools.count()
 SAMPLES, BATCH = 2, 4
-
-
-async def agent(*, session: SessionHandle, raw_prompt: Any, sample_index: int, **_: Any) -> float:
-    """Two turns with a word of the environment between them. The first sample is worth 1, the second 0."""
-    async with AsyncOpenAI(base_url=session.base_url, api_key=session.api_key) as client:
-        messages = list(raw_prompt)
-        for _turn in range(2):
-            said = await client.chat.completions.create(model="tiny", messages=messages)
-            messages += [said.choices[0].message.model_dump(exclude_none=True)]
-            messages += [{"role": "user", "content": "go on"}]
-    return 1.0 - sample_index
 
 
 class Trainer(GRPOTrainer):  # type: ignore[misc]
@@ -105,22 +89,6 @@ class Made:
     def uids(self) -> list[str]:
         """Of the groups, in the order in which they were trained on."""
         return [uid for one in self.columns for uid in one["uid"][::SAMPLES]]
-
-
-def model() -> Any:
-    config = Qwen3Config(
-        vocab_size=tinymodel.VOCAB_SIZE,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        max_position_embeddings=1024,
-        tie_word_embeddings=False,
-    )
-    torch.manual_seed(0)
-    return Qwen3ForCausalLM(config).float()
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from sandgate.trainer import tinymodel
 from sandgate.trainer.client.fleet import fleet
 from sandgate.trainer.trl import Rollouts
 from sandgate.trainer.trl.positions import count_from_first
-from tests.trainer.trl.check_grpo import TASKS
+from tests.trainer.trl.tiny import TASKS
 
 HERE = Path(__file__).parent
 SHOP = HERE.parents[2] / "examples" / "shop" / "model"

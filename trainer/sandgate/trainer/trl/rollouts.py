@@ -28,8 +28,10 @@ from sandgate.trainer.trl.agents import PARALLEL, Agent, Driver, QueuedAgents, i
 from sandgate.trainer.trl.background import Background
 from sandgate.trainer.trl.names import Round, check_run
 from sandgate.trainer.trl.positions import count_from_first
+from sandgate.trainer.trl.ranks import Ranks, leads
 from sandgate.trainer.trl.rounds import TTL_S, LeaseFile, Rounds
 from sandgate.trainer.trl.weights import Weights
+from sandgate.trainer.trl.whole import check, gathered
 
 log = logging.getLogger(__name__)
 
@@ -41,11 +43,19 @@ LEASES = "sandgate-leases.json"
 """In the trainer's output_dir."""
 
 
+Part = tuple[list[of.Row], int | None, int | None]
+"""What a process is given of a batch: its rows, the version of the weights, and versions minus optimizer steps."""
+
+
 class Rollouts:
     """Called by GRPOTrainer as its `rollout_func`. Use as `with`; agents run only inside.
 
     A trainer that is killed, and started again with `resume_from_checkpoint`, goes on where its checkpoint is: groups
     that are in the checkpoint are never trained on again, those that are not are there already and are used.
+
+    In several processes (torchrun, `accelerate launch`) each makes one, of the same arguments: process 0 connects, runs
+    the agents, leases and publishes, and the others are given their part of each batch. What is called in a training
+    loop is called in all of them.
     """
 
     def __init__(
@@ -80,6 +90,9 @@ class Rollouts:
         self._background = Background("sandgate-rollouts")
         self._stack = AsyncExitStack()
         self._fleet: AsyncFleet | None = None
+        self._ranks: Ranks | None = None
+        self._leads = True
+        """This is process 0, or the only one."""
         self._rounds: Rounds | None = None
         self._weights: Weights | None = None
         self._last = Round(-1)
@@ -112,6 +125,9 @@ class Rollouts:
         return Dataset.from_list(list(islice(cycle(prompts), groups or len(prompts))))
 
     def __enter__(self) -> Self:
+        self._leads = leads()
+        if not self._leads:
+            return self
         self._background.__enter__()
         try:
             self._fleet = self._background.call(self._connect())
@@ -130,6 +146,8 @@ class Rollouts:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._fleet is None:
+            return
         try:
             if self._rounds is not None:
                 self._background.call(self._rounds.give_back())
@@ -140,7 +158,21 @@ class Rollouts:
     # -- what TRL calls -----------------------------------------------------------------------------------------------
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        """One completion for each entry of `prompts`, which come repeated, group by group. Waits for their groups."""
+        """One completion for each entry of `prompts`, which come repeated, group by group. Waits for their groups. In
+        several processes a group may lie across two of them."""
+        ranks = self._ranks_of(trainer)
+        parts = ranks.gather(prompts)
+        rows, version, self._shift = ranks.each(
+            lambda: self._lead(parts, trainer), join=lambda: gathered(trainer)
+        )
+        out: dict[str, Any] = of.rollout(rows, int(trainer.processing_class.pad_token_id))
+        if version is not None:
+            out["sandgate_version"] = version
+        return out
+
+    def _lead(self, parts: list[list[Any]], trainer: Any) -> list[Part]:
+        """Process 0: each process's rows, in the order of its prompts."""
+        prompts = [one for part in parts for one in part]
         training = bool(trainer.model.training)
         n = int(trainer.num_generations if training else trainer.num_generations_eval)
         rounds = self._began(trainer)
@@ -152,7 +184,7 @@ class Rollouts:
             self._look_ahead(trainer, this, tasks, n)
         groups = self._background.call(
             rounds.take([task.uid for task in named], self._wait_s),
-            meanwhile=lambda: self._bring_back(trainer),
+            meanwhile=lambda: self._meanwhile(trainer),
             every_s=LOOK_S,
         )
         if not training:
@@ -160,10 +192,9 @@ class Rollouts:
         rules = of.rules_of(trainer.args)
         found = [row for group in groups for row in of.group_rows(group, n, self.pick, rules)]
         of.check_sampling(found, trainer.temperature)
-        out: dict[str, Any] = of.rollout(found, int(trainer.processing_class.pad_token_id))
-        if self._weights is not None:
-            out["sandgate_version"] = self.version(trainer)
-        return out
+        version = None if self._weights is None else self.version(trainer)
+        left = iter(found)
+        return [(list(islice(left, len(part))), version, self._shift) for part in parts]
 
     def _round(self, trainer: Any, *, training: bool) -> Round:
         step = int(trainer.state.global_step)
@@ -211,18 +242,19 @@ class Rollouts:
         the engine does, and `weights` go to the engines before a round is asked for. None: somebody else publishes
         them.
 
-        Raises InvalidBody for several processes, and for `ahead` where one optimizer step is not one call.
+        Raises InvalidBody for `ahead` where one optimizer step is not one call, and for adapters over sharded weights.
         """
         from sandgate.trainer.trl.callback import CheckpointAcks, EngineSync
 
-        if trainer.accelerator.num_processes != 1:
-            raise InvalidBody("rollouts are made for one training process", field="num_processes")
+        self._ranks_of(trainer)
         one_call = trainer.args.steps_per_generation * trainer.num_iterations
         if self.ahead and one_call != trainer.args.gradient_accumulation_steps:
             raise InvalidBody(
                 "ahead: needs steps_per_generation * num_iterations == gradient_accumulation_steps",
                 field="ahead",
             )
+        if weights is not None:
+            check(trainer)
         self._weights = weights
         for model in (trainer.model, trainer.ref_model):
             if model is not None:
@@ -234,28 +266,56 @@ class Rollouts:
 
     def publish(self, trainer: Any) -> None:
         """The trainer's weights, as their `version`, into the engines; turns are held meanwhile, none is lost.
-        TRL asks for it before each round; ask yourself before you measure what was trained."""
-        if self._weights is None:
-            return
-        version = self.version(trainer)
-        self._weights.save(trainer.accelerator.unwrap_model(trainer.model), version)
-        self._background.call(self._weights.publish(self._connected, version))
+        TRL asks for it before each round; ask yourself, in all processes, before you measure what was trained."""
+        if self._weights is not None:
+            self._ranks_of(trainer).together(lambda: self._publish(trainer), join=lambda: gathered(trainer))
 
-    def _bring_back(self, trainer: Any) -> None:
-        """Engines that were started anew while groups are waited for: nobody else has the weights for them."""
+    def _publish(self, trainer: Any) -> None:
+        """Process 0; the others gather."""
+        ranks = self._ranks_of(trainer)
+        assert self._weights is not None, "looked at before"
+        version = self.version(trainer)
+        ranks.joined()
+        state = gathered(trainer)
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        self._weights.save(model, version, state=state)
+        self._background.call(
+            self._weights.publish(self._connected, version), meanwhile=ranks.still, every_s=LOOK_S
+        )
+
+    def _meanwhile(self, trainer: Any) -> None:
+        """While groups are waited for: the other processes hear of it, and engines that were started anew are given the
+        weights again, which nobody else has for them."""
+        self._ranks_of(trainer).still()
         if self._weights is None:
             return
         if bare := self._background.call(self._connected.engines_without_weights()):
             log.warning("weights are published again: %s was started anew", ", ".join(bare))
-            self.publish(trainer)
+            self._publish(trainer)
+
+    def _ranks_of(self, trainer: Any) -> Ranks:
+        """The trainer's processes; made in all of them at once, by the first call. Raises Conflict where this process
+        is not who it took itself for when `with` began."""
+        if self._ranks is None:
+            ranks = Ranks.of(trainer)
+            if (ranks.rank == 0) is not self._leads:
+                raise Conflict(
+                    f"process {ranks.rank} of {ranks.count} did not know its number at `with Rollouts(...)`: make the"
+                    " GRPOConfig before it, or set RANK and WORLD_SIZE as torchrun does"
+                )
+            self._ranks = ranks
+        return self._ranks
 
     def end_job(self) -> None:
         """No more tasks will be pushed: a job whose operator runs the agents completes."""
+        if not self._leads:
+            return
         self._background.call(self._connected.push_tasks([], last=True))
 
     def version(self, trainer: Any) -> int:
         """The policy version of the trainer's weights: `global_step`, shifted when a run goes on, so that no version
-        ever means two weights: a trainer that was killed may have published newer ones than its checkpoint has."""
+        ever means two weights: a trainer that was killed may have published newer ones than its checkpoint has. In
+        processes other than 0: from the first round on."""
         step = int(trainer.state.global_step)
         if self._shift is None:
             known = self._background.call(self._connected.version())
@@ -263,7 +323,13 @@ class Rollouts:
         return step + self._shift
 
     def committed(self, step: int) -> None:
-        """A checkpoint of `step` optimizer steps is on disk: what it was trained on is acknowledged."""
+        """A checkpoint of `step` optimizer steps is on disk, as each process says: what it was trained on is
+        acknowledged."""
+        if self._ranks is not None:
+            self._ranks.gather([])  # process 0 waits for what the others write of it
+            self._ranks.together(lambda: self._committed(step))
+
+    def _committed(self, step: int) -> None:
         if self._rounds is not None:
             self._background.call(self._rounds.commit(step))
 

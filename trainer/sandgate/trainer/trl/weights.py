@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from sandgate.trainer.client.fleet import AsyncFleet
 from sandgate.trainer.client.weight_update import Mode
+from sandgate.trainer.trl.whole import adapted, plain
 
 KEPT = 2
 """Folders: of the version that is served, and of the one before, which an engine may still be reading."""
@@ -18,8 +19,9 @@ KEPT = 2
 class Weights(Protocol):
     """How weights reach the engines. Yours may send them by NCCL."""
 
-    def save(self, model: Any, version: int) -> None:
-        """In the training thread, before anything is paused. `model`: a transformers model."""
+    def save(self, model: Any, version: int, *, state: dict[str, Any] | None = None) -> None:
+        """In the training thread of process 0, before anything is paused. `model`: a transformers model, or one of
+        peft. `state`: its weights, where several processes train it; they may not lie in `model`."""
         ...
 
     async def publish(self, fleet: AsyncFleet, version: int) -> None:
@@ -44,12 +46,14 @@ class FolderWeights:
         """The checkpoint folder of a version."""
         return self.folder / f"v{version}"
 
-    def save(self, model: Any, version: int) -> None:
-        """See Weights."""
+    def save(self, model: Any, version: int, *, state: dict[str, Any] | None = None) -> None:
+        """See Weights. Adapters are merged in."""
+        if adapted(model):
+            model, state = plain(model)
         self.folder.mkdir(parents=True, exist_ok=True)
         part = self.folder / f".v{version}.part"
         shutil.rmtree(part, ignore_errors=True)
-        model.save_pretrained(part)
+        model.save_pretrained(part, state_dict=state)
         shutil.rmtree(self.of(version), ignore_errors=True)
         os.replace(part, self.of(version))
         found = sorted(self.folder.glob("v[0-9]*"), key=lambda one: int(one.name[1:]))
