@@ -44,7 +44,9 @@ def configuration(certs: Path) -> Json:
         "internalCertManagement": {"enable": False},
         "integrations": {
             "frameworks": ["batch/job"],
-            "externalFrameworks": ["RolloutJob.v1alpha1.sandgate.dev"],
+            "externalFrameworks": [
+                f"{kind}.v1alpha1.sandgate.dev" for kind in ("RolloutJob", "AgentSession")
+            ],
         },
         "featureGates": {"VisibilityOnDemand": False, "MultiKueue": False, "TopologyAwareScheduling": False},
     }
