@@ -283,6 +283,15 @@ def test_an_evicted_job_stops_its_sessions_then_lets_its_gateways_go_at_once() -
     assert Provide(Provided.IDLE) in plan_job(held(queue), stopped, 0.0)
 
 
+def test_an_operator_that_starts_anew_brings_no_gateway_up_without_quota() -> None:
+    """The one before gave the quota back, and died before it could say that nothing stands."""
+    queue = looked(replace(EVICTED, reserved=False, admitted=False))
+    job = replace(NEW, status=status(Provided.STOPPED, Suspended=QUEUED), queue=queue)
+    assert Provide(Provided.IDLE) in plan_job(held(queue), job, 0.0)
+    with_quota = replace(job, queue=looked(EVICTED))
+    assert Provide(Provided.STOPPED) in plan_job(held(with_quota.queue), with_quota, 0.0)
+
+
 def test_gateways_that_do_not_answer_keep_quota_for_a_while_only() -> None:
     queue = looked(EVICTED)
     suspended = status(Provided.STOPPED, Suspended=QUEUED)

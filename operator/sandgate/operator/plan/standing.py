@@ -21,6 +21,8 @@ def standing(want: JobWant, seen: JobObserved, now: float, *, over: bool) -> Pro
         return None
     if not over and not want.spec.suspend:
         return Provided.RUNNING
+    if seen.provided is Provided.NOTHING and want.held is not None and _gave_back(seen):
+        return Provided.IDLE  # an operator before this one saw the last pod go
     at = idle_at(want, seen, over=over)
     return Provided.IDLE if at is not None and now >= at else Provided.STOPPED
 
@@ -41,6 +43,12 @@ def idle_at(want: JobWant, seen: JobObserved, *, over: bool) -> float | None:
         return None
     heard = 0.0 if seen.provided is Provided.IDLE else seen.trainer_at
     return None if heard is None else max(since, heard) + want.spec.gateway.idle_seconds
+
+
+def _gave_back(seen: JobObserved) -> bool:
+    """Its queue has its quota back."""
+    found = None if seen.queue is None else seen.queue.workload
+    return found is not None and not found.reserved
 
 
 def is_idle(status: RolloutJobStatus | None) -> bool:
