@@ -294,12 +294,14 @@ def said(up: World) -> str:
 
 async def test_a_job_that_another_runs_is_left_alone(up: World) -> None:
     up.operator_up()
-    body = manifest("a 1", name="theirs", managedBy="example.com/other")
-    await up.kube.create(body)
+    await up.kube.create(manifest("a 1", name="theirs", managedBy="example.com/other"))
+    nothing_of_ours = {"groupSize": "none of our business"}
+    await up.kube.create(manifest("a 1", name="wrong", managedBy="example.com/other", **nothing_of_ours))
     await submit(up, "a 1", managedBy="sandgate.dev/operator")
     await admit(up)
     await eventually(lambda: up.condition("Complete")[0] == "True", "the job that is ours is complete")
     assert "status" not in up.job("theirs")
+    assert "status" not in up.job("wrong")
     assert len(up.kube.named("Workload")) == 1
 
 

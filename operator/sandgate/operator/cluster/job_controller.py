@@ -113,7 +113,10 @@ class JobController:
         if not uid or self._generations.get(uid) == counts:
             return
         self._generations[uid] = counts
-        self._names[text_of(body, "metadata", "namespace"), text_of(body, "metadata", "name")] = uid
+        if (manager := text_of(body, "spec", "managedBy")) not in ("", OPERATOR):
+            log.info("job %s/%s is %s's to run", *_called(body), manager)
+            return
+        self._names[_called(body)] = uid
         try:
             job = decode(RolloutJob, {name: value for name, value in body.items() if name != "status"})
             check_cluster(job)
@@ -121,9 +124,7 @@ class JobController:
             self._refuse(uid, body, generation, error)
             return
         self._refused.pop(uid, None)
-        if job.spec.managed_by not in ("", OPERATOR):
-            log.info("job %s/%s is %s's", job.metadata.namespace, job.metadata.name, job.spec.managed_by)
-        elif (run := self.runs.get(uid)) is not None:
+        if (run := self.runs.get(uid)) is not None:
             run.respec(job)
         else:
             self._begin(uid, job, _status(body))
@@ -267,6 +268,11 @@ class JobController:
         self._beside.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.warning("beside: %s", error)
+
+
+def _called(body: Body) -> tuple[str, str]:
+    """(namespace, name)."""
+    return text_of(body, "metadata", "namespace"), text_of(body, "metadata", "name")
 
 
 def _status(body: Body) -> RolloutJobStatus | None:
