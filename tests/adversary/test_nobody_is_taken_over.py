@@ -69,7 +69,7 @@ async def test_what_is_not_the_jobs_own_is_left_alone(
     kube = FakeKube(lambda: 0.0)
     before = await kube.create(theirs(kind, name, owner))
     with pytest.raises(Taken, match=f"{kind} {name} ") as refused:
-        await provide(kube, job("shop"), Settings(), Provided.RUNNING)
+        await provide(kube, job("shop"), Settings(), Provided.RUNNING, {})
     assert "not of this job" in str(refused.value)
     assert await kube.get(kind, NAMESPACE, name) == before
 

@@ -47,9 +47,35 @@ def test_the_operators_role_is_exactly_this_table() -> None:
     assert set(rules) == {(resource, verb) for resource, verbs in OPERATOR.items() for verb in verbs}
 
 
+KUEUE = {
+    "workloads.kueue.x-k8s.io": {"get", "list", "create", "patch", "delete"},
+    "workloads/status.kueue.x-k8s.io": {"patch"},
+}
+OF_NO_NAMESPACE = {
+    "resourceflavors.kueue.x-k8s.io": {"get"},
+    "workloadpriorityclasses.kueue.x-k8s.io": {"get"},
+}
+
+
+@pytest.mark.parametrize("scope", ["cluster", "namespace"])
+def test_kueues_kinds_are_granted_where_it_is_enabled_only(scope: str) -> None:
+    rendered = render({"scope": scope, "kueue": {"enabled": True}})
+    kind, own = ("ClusterRole", "sandgate-operator") if scope == "cluster" else ("Role", "sandgate-operator")
+    rules = set(granted(rendered.one(kind, own)["rules"]))
+    if scope == "namespace":
+        rules |= set(granted(rendered.one("ClusterRole", "sandgate-operator-kueue")["rules"]))
+        assert (
+            rendered.one("ClusterRoleBinding", "sandgate-operator-kueue")["roleRef"]["kind"] == "ClusterRole"
+        )
+    table = {**OPERATOR, **KUEUE, **OF_NO_NAMESPACE}
+    assert rules == {(resource, verb) for resource, verbs in table.items() for verb in verbs}
+
+
 def test_nothing_is_granted_for_kinds_the_operator_does_not_know() -> None:
     known = {f"{one.plural}.{one.group}".rstrip(".") for one in KINDS.values()}
-    named = {f"{name.split('.')[0].split('/')[0]}{name[len(name.split('.')[0]) :]}" for name in OPERATOR}
+    named = {
+        f"{name.split('.')[0].split('/')[0]}{name[len(name.split('.')[0]) :]}" for name in (*OPERATOR, *KUEUE)
+    }
     assert named <= known
 
 

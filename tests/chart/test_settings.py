@@ -64,6 +64,7 @@ CARRIED: Mapping[str, tuple[Mapping[str, Any], str, Any]] = {
         ("x", "y"),
     ),
     "its own namespace when none is named": ({"scope": "namespace"}, "namespaces", (NAMESPACE,)),
+    "queues of Kueue": ({"kueue": {"enabled": True}}, "kueue", True),
     "cluster domain": ({"jobs": {"clusterDomain": "c.example"}}, "cluster_domain", "c.example"),
     "models directory": ({"jobs": {"modelsDir": "/m"}}, "models_dir", "/m"),
     "runtime class": ({"jobs": {"runtimeClass": "gvisor"}}, "runtime_class", "gvisor"),

@@ -181,6 +181,7 @@ PAIRS: dict[str, Pair | Status] = {
     **fixed("spec.group.quorum", 3),
     **fixed("spec.group.stragglerSeconds", 9),
     **fixed("spec.output", {"parquet": {"url": "s3://b/d"}}),
+    **fixed("spec.managedBy", "example.com/other"),
 }
 """`[AgentSession ]path: message`; without a kind it is RolloutJob's."""
 

@@ -108,3 +108,13 @@ async def test_a_pod_is_stopped_by_its_deadline_and_deleted_by_force(kube: Any, 
     assert await kube.delete("Pod", namespace, "stopped", grace_s=0) is True
     with pytest.raises(NotFound):
         await kube.get("Pod", namespace, "stopped")
+
+
+async def test_a_status_is_not_written_over_another_version(kube: Any, namespace: str) -> None:
+    made = await kube.create(pod(namespace, "versions"))
+    old = made["metadata"]["resourceVersion"]
+    body = {"metadata": {"resourceVersion": old}, "status": {"phase": "Running"}}
+    now = await kube.patch_status("Pod", namespace, "versions", body)
+    assert now["status"]["phase"] == "Running"
+    with pytest.raises(Conflict):
+        await kube.patch_status("Pod", namespace, "versions", body | {"status": {"phase": "Failed"}})

@@ -183,6 +183,8 @@ BAD: list[tuple[str, Any, str]] = [
     ("spec.suspend", "false", "must be true or false"),
     ("spec.activeDeadlineSeconds", 0, "below 1"),
     ("spec.ttlSecondsAfterFinished", -1, "below 0"),
+    ("spec.managedBy", "somebody", "a name with a domain"),
+    ("spec.managedBy", "a/b/c", "a name with a domain"),
     ("status.running", "x", "must be a whole number"),
 ]
 

@@ -29,8 +29,10 @@ from sandgate.operator.cluster import (
     engine_discovery,
     garbage_collection,
     gateway_monitor,
+    job_queue,
     resync,
     status_writer,
+    workload_looks,
 )
 from sandgate.operator.cluster.job_controller import JobController
 from sandgate.operator.driver import reconcile
@@ -373,6 +375,25 @@ def manifest(*tasks: str, name: str = "shop", **spec: Any) -> Json:
     }
 
 
+def follow(up: World, kind: str, body: Json) -> None:
+    """The StatefulSet's controller, as one of the kube's watchers: a gateway comes and goes as its replicas say."""
+    if kind != "StatefulSet" or body["metadata"]["name"] != "shop-gateway":
+        return
+
+    async def scale() -> None:
+        async with scaling:
+            wanted = up.kube.objects["StatefulSet", NAMESPACE, "shop-gateway"]["spec"]["replicas"]
+            if wanted and "shop-gateway-0" not in up.gateways:
+                await up.gateway_up("shop-gateway-0")
+            elif not wanted and "shop-gateway-0" in up.gateways:
+                await up.gateway_down("shop-gateway-0")
+
+    scaling = up.__dict__.setdefault("scaling", asyncio.Lock())
+    name = f"scale-{len(up.pods)}-{body['metadata'].get('resourceVersion')}"
+    up.pods[name] = asyncio.ensure_future(scale())
+    up.pods[name].add_done_callback(lambda task: up._gone(name, task))
+
+
 async def engine_pod(up: World) -> None:
     """The Deployment's controller, once."""
     await up.kube.create(
@@ -402,6 +423,8 @@ QUICK: dict[Any, dict[str, float]] = {
     resync: {"GATHER_S": 5.0, "TASKS_S": 0.05},
     engine_discovery: {"ENGINES_S": 0.05, "TASKS_S": 0.05},
     retries: {"RETRY_S": 0.05},
+    workload_looks: {"EVERY_S": 0.05},
+    job_queue: {"GONE_S": 0.02},
     observed_job: {"PROOF_S": 0.05},
     reconcile: {"BACKOFF_S": 0.01, "BACKOFF_S_MAX": 0.2},
 }

@@ -101,6 +101,9 @@ class FakeKube:
         self.fail("patch_status", kind)
         ref = Ref(kind, namespace, name)
         merged = copy.deepcopy(self._held(ref))
+        version = merged["metadata"]["resourceVersion"]
+        if body.get("metadata", {}).get("resourceVersion", version) != version:
+            raise Conflict(f"409: {ref} has been modified")
         merged["status"] = _merge(merged.get("status") or {}, body["status"])
         return self._write("patch_status", ref, merged)
 

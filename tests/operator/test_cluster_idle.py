@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sandgate.contract.errors import Unavailable
-from tests.operator.cluster_rig import NAMESPACE, Box, World, engine_pod, hurry, manifest, world
+from tests.operator.cluster_rig import NAMESPACE, Box, World, engine_pod, follow, hurry, manifest, world
 from tests.support.waiting import paced, until
 
 QUIET_S = 1.0
@@ -26,24 +26,6 @@ async def up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[W
     async with world(tmp_path) as made:
         made.kube.watchers.append(lambda kind, event, body: follow(made, kind, body))
         yield made
-
-
-def follow(up: World, kind: str, body: dict[str, Any]) -> None:
-    if kind != "StatefulSet" or body["metadata"]["name"] != "shop-gateway":
-        return
-
-    async def scale() -> None:
-        async with scaling:
-            wanted = up.kube.objects["StatefulSet", NAMESPACE, "shop-gateway"]["spec"]["replicas"]
-            if wanted and "shop-gateway-0" not in up.gateways:
-                await up.gateway_up("shop-gateway-0")
-            elif not wanted and "shop-gateway-0" in up.gateways:
-                await up.gateway_down("shop-gateway-0")
-
-    scaling = up.__dict__.setdefault("scaling", asyncio.Lock())
-    name = f"scale-{len(up.pods)}-{body['metadata'].get('resourceVersion')}"
-    up.pods[name] = asyncio.ensure_future(scale())
-    up.pods[name].add_done_callback(lambda task: up._gone(name, task))
 
 
 def asked(up: World) -> list[str]:

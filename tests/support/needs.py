@@ -153,6 +153,7 @@ NEEDS: dict[str, Need] = {
         machine.why_no_cluster,
     ),
     "kwok": _part("kwok", "kwok from source (2 min)"),
+    "kueue": _part("kueue", "Kueue's manager from source (6 min)"),
     "versitygw": _part("versitygw", "versitygw, an S3, from source (1 min)"),
 }
 """In the order in which they are made: what comes first is waited for first."""
@@ -182,10 +183,12 @@ PATHS: dict[str, tuple[str, ...]] = {
     "tests/images/": ("images",),
     "tests/cluster/e2e/": ("images", "helm"),
     "tests/cluster/e2e/test_output.py": ("versitygw",),
+    "tests/cluster/e2e/test_kueue.py": ("kueue",),
     "tests/cluster/e2e/test_chaos.py": ("engine",),
     "tests/cluster/e2e/test_shop.py": ("engine",),
     "tests/cluster/scale/test_scale.py": ("apiserver", "kwok"),
     "tests/cluster/scale/test_bench.py": ("apiserver", "kwok"),
+    "tests/cluster/test_kueue_api.py": ("apiserver", "kueue"),
     "tests/cluster/test_front.py": ("apiserver",),
     "tests/cluster/test_sandbox.py": ("images",),
     "tests/gateway/test_sdk_suites.py": ("sdk-tests",),

@@ -86,6 +86,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
   "sandbox_resources" $jobs.sandbox.resources
   "unreachable_seconds" (int $jobs.sandbox.unreachableSeconds)
   "history" (int $jobs.history)
+  "kueue" $root.Values.kueue.enabled
 -}}
 {{- toPrettyJson $settings -}}
 {{- end -}}

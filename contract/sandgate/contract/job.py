@@ -214,6 +214,15 @@ class RolloutJobSpec:
     ttl_seconds_after_finished: Annotated[
         int | None, Bounds(0, 2**31 - 1), Mutable(), Doc("Then the object deletes itself; absent: never.")
     ] = None
+    managed_by: Annotated[
+        str,
+        Size(0, 253),
+        Pattern(r"^([a-z0-9.-]+/[A-Za-z0-9._-]+)?$", "a name with a domain, such as sandgate.dev/operator"),
+        Doc(
+            "Who runs the job in a cluster, as a Job's: sandgate.dev/operator, or empty, is Sandgate's operator. It "
+            "leaves another's alone, status included. Not used locally."
+        ),
+    ] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

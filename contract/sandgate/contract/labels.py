@@ -18,6 +18,12 @@ GROUP: Final = "sandgate.dev/group"
 SHARD: Final = "sandgate.dev/shard"
 """On a RolloutJob, by its user: which operator shard looks after it; everything made for it has it too."""
 
+QUEUE: Final = "kueue.x-k8s.io/queue-name"
+"""On a RolloutJob, by its user: the LocalQueue of Kueue that it waits in. On nothing that Sandgate makes of it: that
+is counted once."""
+PRIORITY_CLASS: Final = "kueue.x-k8s.io/priority-class"
+"""On a RolloutJob, by its user: a WorkloadPriorityClass."""
+
 GATEWAY: Final = "gateway"
 ENGINE: Final = "engine"
 AGENT: Final = "agent"

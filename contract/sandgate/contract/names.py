@@ -23,6 +23,9 @@ GROUP, VERSION = "sandgate.dev", "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 """Of RolloutJob and AgentSession."""
 
+OPERATOR = f"{GROUP}/operator"
+"""`spec.managedBy` of jobs that are ours to run; so is an empty one."""
+
 LABEL_MAX = 63
 """Characters of a DNS label (RFC 1123), hence of a Kubernetes label value."""
 JOB_NAME_MAX = 52
@@ -96,6 +99,11 @@ def engines_name(job: str) -> str:
 def signing_name(job: str) -> str:
     """The Secret that holds what signs the job's keys."""
     return f"{job}-signing"
+
+
+def workload_name(job: str, uid: str) -> str:
+    """The job's Workload in Kueue. A job of the same name that is made later is another one."""
+    return f"rolloutjob-{slug(job, 38)}-{short_hash(uid)}"
 
 
 def trainer_name(job: str) -> str:

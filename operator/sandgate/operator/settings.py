@@ -61,6 +61,8 @@ class Settings:
     retire_seconds: int = 600
     """A gateway deletes what a group sampled this long after a trainer acknowledged all of it; 0: never, and its volume
     is full one day."""
+    kueue: bool = False
+    """Jobs that name a queue of Kueue wait in it. Without it they never run."""
     history: int = 1000
     """Committed AgentSessions kept per job for people to look at."""
 

@@ -97,9 +97,10 @@ def load(cluster: Cluster, root: Path) -> None:
 
 
 def values(tag: str = "", *, keep: bool = False) -> Json:
-    """Those of the other tests; with images of the other tag."""
+    """Those of the other tests, but for what the release before may not know; with images of the other tag."""
     images = VALUES["images"] | ({name: {"tag": tag} for name in OURS} if tag else {})
-    return VALUES | {"images": images, "crds": {"keep": keep}}
+    known = {name: value for name, value in VALUES.items() if name != "kueue"}
+    return known | {"images": images, "crds": {"keep": keep}}
 
 
 @contextmanager

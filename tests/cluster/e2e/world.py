@@ -35,6 +35,7 @@ VALUES: dict[str, Any] = {
         "pullPolicy": "Never",
         **{name: {"tag": TAG} for name in ("operator", "gateway", "fetcher")},
     },
+    "kueue": {"enabled": True},
     # Two cores serve three nodes: asking for what production asks for would leave pods waiting.
     "operator": {"resources": {"requests": {"cpu": "50m", "memory": "128Mi"}}},
     "jobs": {

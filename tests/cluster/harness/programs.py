@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,6 +24,9 @@ HELM = "helm.sh/helm/v4/cmd/helm@v4.3.1"
 KWOK = "sigs.k8s.io/kwok/cmd/kwok@v0.8.0"
 VERSITYGW = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
 """An S3 server over a folder."""
+KUEUE = "sigs.k8s.io/kueue@v0.17.0"
+KUEUE_FILES = ("config/components/crd/bases", "config/components/webhook/manifests.yaml")
+"""Of its module: what is applied beside the program."""
 
 
 def go(*args: str, cwd: Path, **extra: str) -> None:
@@ -68,6 +72,19 @@ def make_kubebox(folder: Path) -> None:
         (folder / component).symlink_to("box")
 
 
+def make_kueue(folder: Path) -> None:
+    """Its manager, and what its module has for the API server."""
+    module, _, version = KUEUE.partition("@")
+    installed(f"{module}/cmd/kueue@{version}")(folder)
+    source = cache() / "gomod" / KUEUE
+    for name in KUEUE_FILES:
+        if (source / name).is_dir():
+            shutil.copytree(source / name, folder / "crds")
+            (folder / "crds").chmod(0o755)  # a module's folders cannot be written, and so not removed
+        else:
+            shutil.copyfile(source / name, folder / "webhooks.yaml")
+
+
 PARTS = {
     part.name: part
     for part in (
@@ -78,6 +95,7 @@ PARTS = {
         Part("coredns", installed(COREDNS), pins=(COREDNS,)),
         Part("helm", installed(HELM), pins=(HELM,)),
         Part("kwok", installed(KWOK), pins=(KWOK,)),
+        Part("kueue", make_kueue, pins=(KUEUE, *KUEUE_FILES)),
         Part("versitygw", installed(VERSITYGW), pins=(VERSITYGW,)),
     )
 }
@@ -89,5 +107,5 @@ IN = {
 
 
 def binary(name: str) -> Path:
-    """A program of the cluster, built when it is missing; and helm, kwok, versitygw."""
+    """A program of the cluster, built when it is missing; and helm, kwok, kueue, versitygw."""
     return PARTS[IN.get(name, name)].ensure() / name

@@ -25,6 +25,7 @@ from sandgate.operator.cluster.finished_tasks import FinishedTasks
 from sandgate.operator.cluster.garbage_collection import GarbageCollector
 from sandgate.operator.cluster.gateway_monitor import GatewayMonitor
 from sandgate.operator.cluster.gateway_pods import GatewayPods
+from sandgate.operator.cluster.job_queue import JobQueue
 from sandgate.operator.cluster.job_state import JobState
 from sandgate.operator.cluster.object_store import ObjectTable, PodKept, pod_kept, session_seen
 from sandgate.operator.cluster.pod_backend import PodBackend
@@ -43,6 +44,8 @@ from sandgate.operator.observed.pod_record import PodSeen
 from sandgate.operator.plan.actions import Action, JobObserved, JobWant, Provided, Ref, SessionObserved, Told
 from sandgate.operator.plan.ends import seconds, why_stop
 from sandgate.operator.plan.job import plan_job
+from sandgate.operator.plan.kueue import Hold, QueueSeen, QueueStep, QuotaAsk
+from sandgate.operator.plan.queueing import hold, is_done, within
 from sandgate.operator.plan.remote import RemoteObserved, plan_remote
 from sandgate.operator.plan.standing import is_idle
 from sandgate.operator.settings import Settings
@@ -76,11 +79,16 @@ class ClusterJob:
         self.job, self.kube, self.settings, self.now = job, kube, settings, now
         self.touch, self._forget, self.connect = touch, forget, connect
         self._refused = self._taken = ""
+        self._held: Hold | None = None
+        self._ask: QuotaAsk | None = None
         meta = job.metadata
         self.writer = StatusWriter(kube, meta.namespace, meta.name, status, uid=meta.uid, now=now)
         self.at = JobState(
             kube=kube, settings=settings, job=job, observed=self._observe(status), changed=touch, now=now
         )
+        self.queue = JobQueue(self.at, self._queue_says)
+        self._ask = self.queue.wants(job)
+        self.at.observe(events.WantChanged(self._want()))
         self.collector = GarbageCollector(self.at, FinishedTasks(self.at))
         self.at.on_settled.append(self.collector.settled)
         self._looked: dict[str, tuple[object, ...]] = {}
@@ -109,9 +117,10 @@ class ClusterJob:
         self._watching: list[asyncio.Task[None]] = []
         self._returns = False
 
-    def _observe(self, status: RolloutJobStatus | None) -> Observed:
+    def _observe(self, status: RolloutJobStatus | None, queue: QueueSeen | None = None) -> Observed:
         return Observed(
-            want=self._want(),
+            want=self._want_by(queue, status),
+            queue=queue,
             status=status,
             loaded=False,
             provided=Provided.IDLE if is_idle(status) else Provided.NOTHING,
@@ -124,17 +133,23 @@ class ClusterJob:
 
     def _anew(self, status: RolloutJobStatus | None) -> Observed:
         self.follower.queues = Queues()
-        return self._observe(status)
+        return self._observe(status, self.observed.queue)
 
     def _want(self) -> JobWant:
+        return self._want_by(self.observed.queue, self.observed.status)
+
+    def _want_by(self, queue: QueueSeen | None, status: RolloutJobStatus | None) -> JobWant:
         meta = self.job.metadata
+        self._held = hold(self._ask, queue, done=is_done(status))
         return JobWant(
             name=meta.name,
-            spec=self.job.spec,
+            spec=within(self.job.spec, self._held, queue),
             generation=meta.generation,
             selector=f"{JOB}={meta.name},{ROLE}={AGENT}",
             refused=self._refused,
             taken=self._taken,
+            ask=self._ask,
+            held=self._held,
         )
 
     @property
@@ -177,13 +192,25 @@ class ClusterJob:
         """Its spec is another."""
         before, self.job, self._refused = self.job, job, ""
         self.at.job = job
-        self.at.observe(events.WantChanged(self._want()))
-        resumed = before.spec.suspend and not job.spec.suspend
+        self._ask = self.queue.wants(job)
+        self._want_anew()
         if job.spec.trainer is None:
             self.at.observe(events.TrainerAwaited(None))
-        elif before.spec.trainer is None or resumed:  # a trainer has no reason to talk to a suspended job
+        elif before.spec.trainer is None:
             self.at.observe(events.TrainerAwaited(self.now()))
         self.follower.occasion.set()
+        self.touch(JOB_KEY)
+
+    def _want_anew(self) -> None:
+        before = self.observed.want.spec
+        self.at.observe(events.WantChanged(self._want()))
+        resumed = before.suspend and not self.observed.want.spec.suspend
+        if resumed and self.job.spec.trainer is not None:  # it had no reason to talk to a suspended job
+            self.at.observe(events.TrainerAwaited(self.now()))
+
+    def _queue_says(self) -> None:
+        """What the queue says is another."""
+        self._want_anew()
         self.touch(JOB_KEY)
 
     def refuse(self, why: str) -> None:
@@ -226,7 +253,13 @@ class ClusterJob:
     def _holds(self, job: JobObserved) -> tuple[object, ...]:
         """What may hold up remote sessions."""
         over = "" if job.status is None else job.status.completion_time
-        return (*job.gateways, why_stop(self.job.spec, job, self.now()), job.more, job.problem, over)
+        return (
+            *job.gateways,
+            why_stop(self.observed.want.spec, job, self.now()),
+            job.more,
+            job.problem,
+            over,
+        )
 
     def _stir(self, job: JobObserved) -> None:
         """Plan anew what was held up by something else than there is now."""
@@ -251,6 +284,8 @@ class ClusterJob:
         if status.start_time:
             self.at.observe(events.JobStarted(seconds(status.start_time)))
         self.writer.want(status)
+        if self._held is not None and is_done(status):
+            self._want_anew()
         self.touch(JOB_KEY)  # a job that is over by this plans its end
 
     # -- objects (driver.backend.JobObjects) --------------------------------------------------------------------------
@@ -267,6 +302,10 @@ class ClusterJob:
         """Its AgentSession's status."""
         await self.objects.write(ref)
 
+    async def tend_workload(self, step: QueueStep) -> None:
+        """Tell its queue."""
+        await self.queue.carry_out(step)
+
     async def delete_job(self) -> None:
         """Its ttl is over."""
         meta = self.job.metadata
@@ -279,7 +318,7 @@ class ClusterJob:
         if what is Provided.IDLE:
             await self._watch_nothing()
         try:
-            secret = await provide(self.kube, job, self.settings, what)
+            secret = await provide(self.kube, job, self.settings, what, self.at.places)
         except Taken as error:  # people must decide: it is said, and looked at again
             self._is_taken(str(error))
             asyncio.get_running_loop().call_later(TAKEN_S, self.touch, JOB_KEY)

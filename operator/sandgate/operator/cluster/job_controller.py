@@ -11,7 +11,8 @@ from typing import Any
 from sandgate.contract.agent_session import AgentSession
 from sandgate.contract.errors import SandgateError
 from sandgate.contract.job import RolloutJob
-from sandgate.contract.labels import JOB, SHARD
+from sandgate.contract.labels import JOB, PRIORITY_CLASS, QUEUE, SHARD
+from sandgate.contract.names import OPERATOR
 from sandgate.contract.schema import decode
 from sandgate.contract.status import RolloutJobStatus
 from sandgate.operator.cluster.api import Api, Connect, connect
@@ -21,6 +22,7 @@ from sandgate.operator.cluster.object_store import session_seen, text_of
 from sandgate.operator.cluster.orphans import Orphans
 from sandgate.operator.cluster.refused_job import MESSAGE_MAX, mended, refusal
 from sandgate.operator.cluster.status_writer import StatusWriter
+from sandgate.operator.cluster.workload_looks import WorkloadLooks
 from sandgate.operator.driver.reconcile import Reconciler
 from sandgate.operator.kubernetes.kinds import selector
 from sandgate.operator.manifests import check_cluster
@@ -57,11 +59,15 @@ class JobController:
             self._plan, self._carry_out, woke=self._woke, now=now, retried=EVERYTHING
         )
         self.orphans = Orphans(kube, self._has_job, now, self._spawn)
+        self.looks = WorkloadLooks(
+            kube, settings.namespaces, lambda: [run.queue for run in self.runs.values()], self._spawn
+        )
         self._names: dict[tuple[str, str], str] = {}
         """(namespace, name) -> uid of the job that has that name now."""
         self._refused: dict[str, StatusWriter] = {}
         """Jobs that cannot run, by uid; what was written about them."""
-        self._generations: dict[str, int] = {}
+        self._generations: dict[str, tuple[int, str, str]] = {}
+        """Uid -> what of a job counts: its spec, and the labels that say how it is queued."""
         self._draining = False
         self._last_event: float | None = None
         self._last_sweep: float | None = None
@@ -102,10 +108,15 @@ class JobController:
             self._drop(uid)
             return
         generation = int((body.get("metadata") or {}).get("generation") or 0)
-        if not uid or self._generations.get(uid) == generation:
+        queue, wanted = (text_of(body, "metadata", "labels", name) for name in (QUEUE, PRIORITY_CLASS))
+        counts = generation, queue, wanted
+        if not uid or self._generations.get(uid) == counts:
             return
-        self._generations[uid] = generation
-        self._names[text_of(body, "metadata", "namespace"), text_of(body, "metadata", "name")] = uid
+        self._generations[uid] = counts
+        if (manager := text_of(body, "spec", "managedBy")) not in ("", OPERATOR):
+            log.info("job %s/%s is %s's to run", *_called(body), manager)
+            return
+        self._names[_called(body)] = uid
         try:
             job = decode(RolloutJob, {name: value for name, value in body.items() if name != "status"})
             check_cluster(job)
@@ -117,6 +128,7 @@ class JobController:
             run.respec(job)
         else:
             self._begin(uid, job, _status(body))
+        self.looks.wake()
 
     def _begin(self, uid: str, job: RolloutJob, status: RolloutJobStatus | None) -> None:
         self.runs[uid] = run = ClusterJob(
@@ -256,6 +268,11 @@ class JobController:
         self._beside.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.warning("beside: %s", error)
+
+
+def _called(body: Body) -> tuple[str, str]:
+    """(namespace, name)."""
+    return text_of(body, "metadata", "namespace"), text_of(body, "metadata", "name")
 
 
 def _status(body: Body) -> RolloutJobStatus | None:

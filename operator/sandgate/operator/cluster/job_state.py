@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sandgate.contract.errors import FailureReason, Unavailable
@@ -14,6 +15,7 @@ from sandgate.operator.driver.state import DriverState
 from sandgate.operator.manifests.base import gateway_origin
 from sandgate.operator.manifests.sandbox_pods import PodDefaults
 from sandgate.operator.plan.actions import Outage, Ref
+from sandgate.operator.plan.kueue import Placement
 from sandgate.operator.settings import Settings
 
 
@@ -54,6 +56,12 @@ class JobState(DriverState):
             resources=settings.sandbox_resources,
             unreachable_seconds=settings.unreachable_seconds,
         )
+
+    @property
+    def places(self) -> Mapping[str, Placement]:
+        """Pod set -> where Kueue wants its pods."""
+        queue = self.observed.queue
+        return {} if queue is None or queue.workload is None else queue.workload.places
 
     def group(self, ref: Ref) -> str:
         """Label value of its group."""

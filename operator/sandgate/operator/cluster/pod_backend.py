@@ -20,6 +20,7 @@ from sandgate.operator.cluster.remote_sessions import RemoteActs
 from sandgate.operator.cluster.session_objects import SessionObjects, check_owner
 from sandgate.operator.manifests import keys_secret
 from sandgate.operator.manifests.sandbox_pods import RESULT_BYTES_MAX, agent_pod, verifier_pod
+from sandgate.operator.manifests.workload import placed
 from sandgate.operator.observed.events import AgentHeld, AgentSeen, VerifierSeen
 from sandgate.operator.observed.job import Observed
 from sandgate.operator.observed.pod_record import pod_gone
@@ -155,6 +156,7 @@ class PodBackend:
 
     async def _create_pod(self, body: Json) -> PodKept | Exit:
         at = self.at
+        body = placed(body, at.places)
         try:
             made = await at.kube.create(body)
         except Conflict:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import secrets
+from collections.abc import Mapping
 
 from sandgate.contract.errors import Conflict, NotFound, Unavailable
 from sandgate.contract.job import RolloutJob
@@ -12,7 +13,9 @@ from sandgate.contract.names import signing_name
 from sandgate.operator.cluster.api import Api, Json
 from sandgate.operator.cluster.object_store import owner_uid
 from sandgate.operator.manifests import engine_objects, gateway_objects
+from sandgate.operator.manifests.workload import placed
 from sandgate.operator.plan.actions import Provided
+from sandgate.operator.plan.kueue import Placement
 from sandgate.operator.settings import Settings
 
 SECRET_BYTES = 32
@@ -22,8 +25,11 @@ class Taken(Conflict):
     """A name that is derived from the job's is another's object: nothing is written over it."""
 
 
-async def provide(kube: Api, job: RolloutJob, settings: Settings, what: Provided) -> str:
-    """Make or update everything of the job but its sessions; the signing secret, as hex.
+async def provide(
+    kube: Api, job: RolloutJob, settings: Settings, what: Provided, places: Mapping[str, Placement]
+) -> str:
+    """Make or update everything of the job but its sessions; the signing secret, as hex. `places`:
+    where Kueue wants its pods.
 
     Raises Taken where an object of another has one of its names, Unavailable while those
     of an earlier job of that name are still there."""
@@ -33,7 +39,7 @@ async def provide(kube: Api, job: RolloutJob, settings: Settings, what: Provided
     objects = gateway_objects(job, settings, engine_urls=urls, secret_hex=secret, running=not idle)
     wanted = [*engine_objects(job, settings, running=what is Provided.RUNNING), *objects]
     signing = "Secret", signing_name(job.metadata.name)
-    wanted = [body for body in wanted if (body["kind"], body["metadata"]["name"]) != signing]
+    wanted = [placed(body, places) for body in wanted if (body["kind"], body["metadata"]["name"]) != signing]
     new = [
         await _is_new(kube, job, body) for body in wanted
     ]  # before anything is written: all of it, or nothing

@@ -91,6 +91,8 @@ class JobDriver:
                 await self._objects(action).write_session(ref)
             case actions.Provide(what):
                 await self._objects(action).provide(what)
+            case actions.TendWorkload(step):
+                await self._objects(action).tend_workload(step)
             case actions.DeleteJob():
                 await self._objects(action).delete_job()
             case _:

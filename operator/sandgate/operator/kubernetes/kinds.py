@@ -57,6 +57,9 @@ KINDS: dict[str, Kind] = {
     "Deployment": Kind("apps", "v1", "deployments"),
     "PodDisruptionBudget": Kind("policy", "v1", "poddisruptionbudgets"),
     "NetworkPolicy": Kind("networking.k8s.io", "v1", "networkpolicies"),
+    "Workload": Kind("kueue.x-k8s.io", "v1beta2", "workloads"),
+    "ResourceFlavor": Kind("kueue.x-k8s.io", "v1beta2", "resourceflavors", namespaced=False),
+    "WorkloadPriorityClass": Kind("kueue.x-k8s.io", "v1beta2", "workloadpriorityclasses", namespaced=False),
     "Lease": Kind("coordination.k8s.io", "v1", "leases"),
 }
 

@@ -18,6 +18,7 @@ from sandgate.operator.plan.actions import (
     Stop,
     Told,
 )
+from sandgate.operator.plan.kueue import QueueSeen
 
 # -- of the job -------------------------------------------------------------------------------------------------------
 
@@ -117,6 +118,13 @@ class OutageSeen:
 
     gateway: str
     outage: Outage
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLooked:
+    """Kueue's side of the job; None: it has none."""
+
+    queue: QueueSeen | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,6 +380,7 @@ JobEvent: TypeAlias = (
     | VersionPublished
     | TrainerHeard
     | TrainerAwaited
+    | QueueLooked
     | DrainAsked
     | StatusWritten
     | GaveUp

@@ -81,6 +81,8 @@ def _of_job(seen: Observed, event: JobEvent) -> Observed:  # noqa: C901 - one ca
             return _heard(_asked(seen, at, all_told=all_told), at, now)
         case events.TrainerAwaited(since):
             fields = {"heard_at": since}
+        case events.QueueLooked(queue):
+            fields = {"queue": queue}
         case events.DrainAsked():
             return _named(replace(seen, draining=True), JOB_KEY)
         case events.GaveUp(why):

@@ -26,6 +26,7 @@ from sandgate.operator.plan.actions import (
 from sandgate.operator.plan.conditions import is_over
 from sandgate.operator.plan.firsts import PROOF_S, Firsts, nothing_starts
 from sandgate.operator.plan.groups import good
+from sandgate.operator.plan.kueue import QueueSeen
 
 JOB_KEY = "job"
 """The job's own key; sessions have their names, which are longer."""
@@ -73,6 +74,8 @@ class Observed:
     """When one last did, awaited or not; 0: never; None: no gateway has told yet."""
     provided: Provided | None = None
     provided_for: int = 0
+    queue: QueueSeen | None = None
+    """Kueue's side of it."""
     loaded: bool = True
     """All tasks that there are now, and all that gateways know, were taken in."""
     more: bool = False
@@ -115,6 +118,7 @@ class Observed:
             provided=self.provided,
             provided_for=self.provided_for,
             status=self.status,
+            queue=self.queue,
             wake_at=self.wake_at,
         )
 

@@ -16,6 +16,7 @@ from sandgate.contract.job import RolloutJobSpec
 from sandgate.contract.names import SessionId, session_id
 from sandgate.contract.session import SessionOutcome, SessionSummary, TerminationMessage
 from sandgate.contract.status import RolloutJobStatus
+from sandgate.operator.plan.kueue import Hold, QueueSeen, QueueStep, QuotaAsk
 from sandgate.operator.plan.vain import NONE_IN_VAIN, Vain
 
 NO_MESSAGE = TerminationMessage()
@@ -298,6 +299,8 @@ class JobObserved:
     """Generation of the job that they were made for."""
     status: RolloutJobStatus | None = None
     """As last written."""
+    queue: QueueSeen | None = None
+    """Kueue's side of it; None while that was not looked at."""
     wake_at: float | None = None
 
 
@@ -307,6 +310,7 @@ class JobWant:
 
     name: str
     spec: RolloutJobSpec
+    """Of a job that its queue holds: suspended."""
     generation: int = 0
     selector: str = ""
     """Of the agents' pods."""
@@ -314,6 +318,10 @@ class JobWant:
     """Why a newer spec than this one cannot run."""
     taken: str = ""
     """Which object of another has a name that this job needs, for people."""
+    ask: QuotaAsk | None = None
+    """What it wants of its queue; None: it has none."""
+    held: Hold | None = None
+    """Why its queue does not let it run."""
 
 
 # -- what is done -----------------------------------------------------------------------------------------------------
@@ -439,6 +447,13 @@ class Provide:
 
 
 @dataclass(frozen=True, slots=True)
+class TendWorkload:
+    """Tell the job's queue."""
+
+    step: QueueStep
+
+
+@dataclass(frozen=True, slots=True)
 class DeleteJob:
     """Its time after the end is over: the object goes, and with it everything that it owns."""
 
@@ -474,6 +489,7 @@ Action: TypeAlias = (
     | CloseGroup
     | Forget
     | Provide
+    | TendWorkload
     | DeleteJob
     | WriteStatus
     | WakeAt

@@ -27,6 +27,7 @@ from sandgate.operator.plan.actions import (
 from sandgate.operator.plan.conditions import is_over
 from sandgate.operator.plan.ends import deleted_at, ending, turning_points, why_stop
 from sandgate.operator.plan.groups import cut_at, decided, settled
+from sandgate.operator.plan.queueing import tend
 from sandgate.operator.plan.retries import FREE, retry_at, retryable
 from sandgate.operator.plan.standing import idle_at, standing
 from sandgate.operator.plan.status import job_status
@@ -39,8 +40,10 @@ def plan_job(want: JobWant, seen: JobObserved, now: float) -> list[Action]:
     those that are starting `startBurst`; a group's siblings are on one gateway; a sample that ended well enough is
     never begun again.
     """
+    if want.ask is not None and seen.queue is None:
+        return []  # whether it may run is not known yet: what runs goes on
     over = is_over(seen.status)
-    actions = list(_provide(want, seen, now, over=over))
+    actions = [*_provide(want, seen, now, over=over), *tend(want, seen, over=over)]
     if over:  # only what the trainer has acknowledged still grows
         return [*actions, *_tell(want, seen, now), *_expire(want, seen, now)]
     stop = why_stop(want.spec, seen, now)

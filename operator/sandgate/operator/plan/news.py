@@ -22,6 +22,7 @@ WARNINGS = frozenset(
         JobReason.NO_ENGINE,
         JobReason.NAME_TAKEN,
         JobReason.TRAINER_SILENT,
+        JobReason.KUEUE_MISSING,
         JobReason.SPEC_REFUSED,
         JobReason.NO_TASKS,
         JobReason.PODS_WAIT,

@@ -69,7 +69,7 @@ _WHERE = """
     group.quorum group.stragglerSeconds group.retry.infra
     staleness.maxVersionsBehind staleness.batchSize output.lease output.parquet.url
     trainer.heartbeatSeconds trainer.collectSeconds
-    suspend activeDeadlineSeconds ttlSecondsAfterFinished
+    suspend activeDeadlineSeconds ttlSecondsAfterFinished managedBy
 """
 _CONTENT = """
     model.tokenizer tasks.inline tasks.configMap.name tasks.configMap.key tasks.file tasks.queue.capacity

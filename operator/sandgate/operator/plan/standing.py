@@ -8,15 +8,21 @@ from sandgate.operator.plan.actions import JobObserved, JobWant, Provided, Sampl
 from sandgate.operator.plan.conditions import find, is_true
 from sandgate.operator.plan.ends import seconds
 
+PATIENCE_S = 120.0
+"""A job that its queue holds gives its gateways this long to seal what had begun. Then they go: others wait for the
+quota, and what is open in a journal is sealed when the job goes on."""
+
 
 def standing(want: JobWant, seen: JobObserved, now: float, *, over: bool) -> Provided | None:
     """What is to stand; None: nothing is to be touched, because nothing was ever made for a job that was created
     suspended. Engines are let go of as soon as nothing can run, gateways once they had nothing to do for
     `gateway.idleSeconds`."""
-    if seen.provided is Provided.NOTHING and want.spec.suspend and not _made(seen.status):
+    if seen.provided is Provided.NOTHING and want.spec.suspend and not made(seen.status):
         return None
     if not over and not want.spec.suspend:
         return Provided.RUNNING
+    if seen.provided is Provided.NOTHING and want.held is not None and _gave_back(seen):
+        return Provided.IDLE  # an operator before this one saw the last pod go
     at = idle_at(want, seen, over=over)
     return Provided.IDLE if at is not None and now >= at else Provided.STOPPED
 
@@ -24,14 +30,25 @@ def standing(want: JobWant, seen: JobObserved, now: float, *, over: bool) -> Pro
 def idle_at(want: JobWant, seen: JobObserved, *, over: bool) -> float | None:
     """When gateways may go, if no trainer asks anything of them until then; None: they have something to do, or did not
     say yet whether a trainer lives."""
-    kind = JobCondition.COLLECTED if over else JobCondition.SUSPENDED
+    held = want.held is not None
+    kind = JobCondition.COLLECTED if over and not held else JobCondition.SUSPENDED
     since = _since(seen.status, kind)
-    if since is None or not (over or want.spec.suspend) or _busy(seen):
+    if since is None or not (over or want.spec.suspend):
         return None
-    if not over and seen.owed is None and seen.provided is not Provided.IDLE:
-        return None  # what runs is not known before all gateways were asked
+    # What runs is not known before all gateways were asked.
+    known = over or seen.owed is not None or seen.provided is Provided.IDLE
+    if held:
+        return since if known and not busy(seen) else since + PATIENCE_S
+    if busy(seen) or not known:
+        return None
     heard = 0.0 if seen.provided is Provided.IDLE else seen.trainer_at
     return None if heard is None else max(since, heard) + want.spec.gateway.idle_seconds
+
+
+def _gave_back(seen: JobObserved) -> bool:
+    """Its queue has its quota back."""
+    found = None if seen.queue is None else seen.queue.workload
+    return found is not None and not found.reserved
 
 
 def is_idle(status: RolloutJobStatus | None) -> bool:
@@ -40,12 +57,13 @@ def is_idle(status: RolloutJobStatus | None) -> bool:
     return ready is not None and ready.reason == JobReason.IDLE
 
 
-def _busy(seen: JobObserved) -> bool:
+def busy(seen: JobObserved) -> bool:
+    """Sessions are not sealed."""
     samples = (sample for group in seen.groups.values() for sample in group.samples)
     return bool(seen.remote) or any(sample.state is SampleState.LIVE for sample in samples)
 
 
-def _made(status: RolloutJobStatus | None) -> bool:
+def made(status: RolloutJobStatus | None) -> bool:
     """Gateways stand, of an operator before this one."""
     ready = find(status, JobCondition.READY)
     return ready is not None and ready.reason not in (JobReason.IDLE, JobReason.NOTHING_MADE)

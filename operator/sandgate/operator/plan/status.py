@@ -147,6 +147,8 @@ def _because(what: str, why: str) -> str:
 
 
 def _suspended(want: JobWant, seen: JobObserved, now: float, *, over: bool) -> Fact:
+    if want.held is not None and not (want.ask is not None and want.ask.stopped):
+        return True, want.held.reason, want.held.message
     if want.spec.suspend:
         return True, "SpecSuspend", ""
     if not over and want.spec.trainer is not None and silent(want.spec, seen, now):
