@@ -146,14 +146,19 @@ def test_gateways_are_told_where_files_go(url: str) -> None:
 def test_a_gateway_understands_its_configuration(manifest: Manifest, tmp_path: Path) -> None:
     file = tmp_path / "gateway.json"
     file.write_text(one(objects(job(manifest)), "ConfigMap")["data"]["gateway.json"])
-    said: Config = load(file, {"POD_NAME": "shop-gateway-1", "SANDGATE_JOURNAL_DSN": "postgres://db"})
+    said: Config = load(
+        file, {"POD_NAME": "shop-gateway-1", "NODE_NAME": "n", "SANDGATE_JOURNAL_DSN": "postgres://db"}
+    )
     assert said.origin == "http://shop-gateway-1.shop-gateway.rl.svc.cluster.local:8000"
     assert said.journal == ("postgres://db" if manifest is SELECTED else "/journal/shop-gateway-1.sqlite")
     assert (said.listen.host, said.listen.port, said.job) == ("0.0.0.0", 8000, "shop")
     assert said.engine.wait
+    assert said.node == "n"
     assert said.limits.tasks == (500 if manifest is ENDPOINTS else 0)
     pod = one(objects(job(manifest)), "StatefulSet")["spec"]["template"]["spec"]
     assert pod["terminationGracePeriodSeconds"] > said.limits.drain_s
+    (node,) = [var for var in pod["containers"][0]["env"] if var["name"] == "NODE_NAME"]
+    assert node["valueFrom"]["fieldRef"]["fieldPath"] == "spec.nodeName"
 
 
 def test_a_gateway_has_the_jobs_rules_for_roles(tmp_path: Path) -> None:
@@ -161,7 +166,7 @@ def test_a_gateway_has_the_jobs_rules_for_roles(tmp_path: Path) -> None:
     file = tmp_path / "gateway.json"
     made = objects(job(spoilt(("spec.gateway.roles", rules))))
     file.write_text(one(made, "ConfigMap")["data"]["gateway.json"])
-    said = load(file, {"POD_NAME": "shop-gateway-0"}).roles
+    said = load(file, {"POD_NAME": "shop-gateway-0", "NODE_NAME": "n"}).roles
     assert said == (
         RoleRule(role=TurnRole.SIDE, system_contains="you judge"),
         RoleRule(role=TurnRole.SUBAGENT, header="x-worker"),
@@ -173,7 +178,7 @@ def test_a_gateway_has_the_jobs_hosts_of_images(tmp_path: Path) -> None:
     file = tmp_path / "gateway.json"
     made = objects(job(spoilt(("spec.gateway.media", {"allowedHosts": hosts, "privateAddresses": True}))))
     file.write_text(one(made, "ConfigMap")["data"]["gateway.json"])
-    said = load(file, {"POD_NAME": "shop-gateway-0"}).media
+    said = load(file, {"POD_NAME": "shop-gateway-0", "NODE_NAME": "n"}).media
     assert said == MediaConfig(allowed_hosts=tuple(hosts), private_addresses=True)
     assert "media" not in one(objects(job(SELECTED)), "ConfigMap")["data"]["gateway.json"]
 

@@ -6,7 +6,7 @@ import asyncio
 import copy
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -293,12 +293,13 @@ class GatewayService:
         ]
         return {"events": events, "cursor": log.cursor, "epoch": self.epoch, "reset": reset}
 
-    async def set_engines(self, urls: tuple[str, ...]) -> None:
-        """Replaces the engine's replicas: first durably, then in fact. Raises Unsupported where the engine is part of
-        this process."""
+    async def set_engines(self, urls: tuple[str, ...], nodes: Mapping[str, str] | None = None) -> None:
+        """Replaces the engine's replicas: first durably, then in fact. `nodes`: URL -> node, where that is known.
+        Raises Unsupported where the engine is part of this process."""
         if not isinstance(self.engine, Replaceable):
             raise Unsupported("this gateway's engine cannot be replaced while it runs")
         await self.sessions.set_engines(urls)
+        self.turns.nodes.told(nodes or {})
         await self.engine.set_urls(urls)
 
     async def push_tasks(self, body: PushTasks, key: Key) -> dict[str, Json]:
@@ -421,6 +422,7 @@ class GatewayService:
                     "in_flight": engine.in_flight,
                     "detail": engine.detail,
                     "unlabelled": engine.unlabelled,
+                    "node": self.turns.nodes.of.get(engine.url, ""),
                 }
                 for engine in self.engine.status()
             ],
