@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from sandgate.contract.agent_session import AgentSession
 from sandgate.contract.choices import TurnRole
 from sandgate.contract.keys import Key, Scope, verify
-from sandgate.contract.labels import JOB, MANAGED_BY, ROLE, SHARD
+from sandgate.contract.labels import AGENT, ENGINE, GATEWAY, JOB, MANAGED_BY, ROLE, SHARD, VERIFIER
 from sandgate.contract.names import KEYS_PER_SECRET, LABEL_MAX, LABEL_PATTERN, group_name
 from sandgate.contract.schema import decode
 from sandgate.contract.serving import RoleRule
@@ -449,6 +450,21 @@ def test_managed_engines_are_reached_by_gateways_alone_and_those_of_others_are_l
     assert policies(MANAGED)["engine"]["policyTypes"] == ["Ingress"]  # it may fetch its weights
     assert "engine" not in policies(SELECTED)
     assert "engine" not in policies(ENDPOINTS)
+
+
+def test_who_reads_metrics_is_let_in_where_an_administrator_says_so() -> None:
+    prometheus = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    for gateways, engines in (((prometheus,), ()), ((), (prometheus,))):
+        settings = replace(SETTINGS, gateway_scrapers=gateways, engine_scrapers=engines)
+        found = {
+            one["spec"]["podSelector"]["matchLabels"][ROLE]: one["spec"]
+            for one in sandbox_policy(job(MANAGED), settings)
+        }
+        for role, peers in ((GATEWAY, gateways), (ENGINE, engines)):
+            (rule,) = found[role]["ingress"]
+            assert [peer for peer in rule["from"] if peer == prometheus] == list(peers)
+        assert "ingress" not in found[AGENT]
+        assert "ingress" not in found[VERIFIER]
 
 
 SELECTOR = {"selector": {"matchLabels": {"app": "vllm"}, "port": 8080}}
