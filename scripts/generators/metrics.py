@@ -18,7 +18,7 @@ INTRO = """\
 
 In the format of Prometheus at `/metrics`: of gateways at port 8000, of the operator at port 8080. Names of counters end
 with `_total`; a histogram has `_bucket`, `_sum` and `_count`. No label has a value for each job, session or task; whose
-gateway it is, the scrape says ([cluster.md](../cluster.md#9-numbers)).
+gateway it is, the scrape says ([cluster.md](../cluster.md#9-numbers)). When one is bad: [runbooks.md](../runbooks.md).
 """
 GATEWAY = "Of one process, since it started."
 OPERATOR = "Of one replica, since it started. One that waits for its Lease has counts of nothing but itself."

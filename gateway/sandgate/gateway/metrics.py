@@ -7,9 +7,10 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from sandgate.contract.errors import ForkReason
+from sandgate.contract.errors import FailureClass, ForkReason
 from sandgate.gateway.engine.nodes import SameNode
 
+OUTCOMES = ("ok", *(one.value for one in FailureClass), "aborted")
 LATENCY_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
 
@@ -46,6 +47,12 @@ class GatewayMetrics:
         )
 
     def _count_sessions(self, counter: Callable[..., Counter]) -> None:
+        ended = counter(
+            "sandgate_sessions_ended",
+            "Sessions finalized or aborted, by the class of their failure; ok: none",
+            ["outcome"],
+        )
+        self.ended = {outcome: ended.labels(outcome) for outcome in OUTCOMES}
         self.written = counter("sandgate_output_groups", "Groups written to files")
         self.unwritten = counter("sandgate_output_failures", "Attempts to write a group that failed")
         self.left_out = counter(
@@ -65,7 +72,17 @@ class GatewayMetrics:
             "sandgate_engines_unlabelled",
             "Engines not used because the label of their weights lost its version",
         )
+        self.engines = gauge("sandgate_engines", "Engines that the gateway was told of")
+        self.engines_up = gauge("sandgate_engines_healthy", "Those of them that take turns")
+        self.paused = gauge("sandgate_paused", "1 while a weight update holds new turns")
+        self.trainer_s = gauge(
+            "sandgate_trainer_age_seconds", "Since a trainer was last heard; NaN: not since the start"
+        )
+        self.owed = gauge("sandgate_groups_owed", "Whole groups that no trainer has acknowledged yet")
+        self.leased = gauge("sandgate_groups_leased", "Those of them that a trainer has")
         self.healthy = gauge("sandgate_journal_healthy", "1 if turns can be made durable")
+        self.free = gauge("sandgate_journal_free_bytes", "Free on the journal's volume; NaN: in a database")
+        self.size = gauge("sandgate_journal_volume_bytes", "Size of the journal's volume; NaN: in a database")
 
     def error(self, reason: str) -> None:
         """Counts one refusal; `reason` is a code of contract.errors, never a message."""
