@@ -43,6 +43,8 @@ STORED = {
     "limits": {"memory": "8Gi", "ephemeral-storage": "2Gi"},
 }
 
+SCRAPER = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+
 # values -> key of the settings, what it must hold
 CARRIED: Mapping[str, tuple[Mapping[str, Any], str, Any]] = {
     "gateway image": ({"images": {"gateway": {"repository": "a/g", "tag": "1"}}}, "gateway_image", "a/g:1"),
@@ -83,6 +85,16 @@ CARRIED: Mapping[str, tuple[Mapping[str, Any], str, Any]] = {
         {"jobs": {"trainer": {"namespaces": ["t", "*"]}}},
         "trainer_namespaces",
         ("t", "*"),
+    ),
+    "who reads metrics of gateways": (
+        {"jobs": {"gateway": {"metricsFrom": [SCRAPER]}}},
+        "gateway_scrapers",
+        (SCRAPER,),
+    ),
+    "who reads metrics of engines": (
+        {"jobs": {"engine": {"metricsFrom": [SCRAPER]}}},
+        "engine_scrapers",
+        (SCRAPER,),
     ),
     "gateway resources": (
         {"jobs": {"gateway": {"resources": RESOURCES}}},

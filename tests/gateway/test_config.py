@@ -42,10 +42,10 @@ def _file(folder: Path, **more: Any) -> Path:
     return path
 
 
-def test_origin_and_journal_are_expanded_and_nothing_else(tmp_path: Path) -> None:
-    path = _file(tmp_path, origin="http://$(POD_NAME):8000", journal="/data/$(POD_NAME)", job="$(POD_NAME)")
-    config = load(path, ENV)
-    assert (config.origin, config.journal) == ("http://shop-0:8000", "/data/shop-0")
+def test_origin_journal_and_node_are_expanded_and_nothing_else(tmp_path: Path) -> None:
+    names = {"journal": "/data/$(POD_NAME)", "node": "$(A.b-c)", "job": "$(POD_NAME)"}
+    config = load(_file(tmp_path, origin="http://$(POD_NAME):8000", **names), ENV)
+    assert (config.origin, config.journal, config.node) == ("http://shop-0:8000", "/data/shop-0", "x")
     assert config.job == "$(POD_NAME)"
 
 

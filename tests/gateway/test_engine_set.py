@@ -100,6 +100,21 @@ async def test_turns_go_where_the_engines_are_said_to_be() -> None:
         assert (await agent.post("hu")).status_code == 503
 
 
+async def test_turns_are_counted_by_whether_their_engine_is_on_the_gateways_node() -> None:
+    async with server(["x"] * 4) as one, waiting(one.url, node="a") as g, client(g) as admin:
+        agent = await g.session()
+        assert (await admin.status())["engines"][0]["node"] == ""
+        await agent.ask("nobody said; but it is on loopback")
+        for node in ("a", "b"):
+            await admin.set_engines([one.url], {one.url + "/": node})
+            assert (await admin.status())["engines"][0]["node"] == node
+            await agent.ask(f"on {node}")
+        said = (await g.admin.get("/metrics")).text
+        counts = {same: f'sandgate_turns_by_node_total{{same_node="{same}"}}' for same in ("true", "false")}
+        assert f"{counts['true']} 2.0" in said
+        assert f"{counts['false']} 1.0" in said
+
+
 async def test_what_runs_on_a_removed_replica_ends_there() -> None:
     reply, gate = gated("from the old one", at=1)
     async with (
@@ -189,6 +204,19 @@ BAD = {
     "a password": {"urls": ["http://me:secret@e"]},
     "none at all": {},
 }
+BAD_NODES = {
+    "no map": ["a"],
+    "of no URL": {"engine": "a"},
+    "a name that no node has": {"http://e": "a" * 254},
+}
+
+
+@pytest.mark.parametrize("nodes", BAD_NODES.values(), ids=BAD_NODES)
+async def test_bad_nodes_are_400(nodes: Any) -> None:
+    async with waiting() as g:
+        answer = await g.admin.put("/v1/engines", json={"urls": ["http://e"], "nodes": nodes})
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["param"].startswith("nodes")
 
 
 @pytest.mark.parametrize("body", BAD.values(), ids=BAD)

@@ -409,7 +409,7 @@ async def engine_pod(up: World) -> None:
                     "sandgate.dev/role": "engine",
                 },
             },
-            "spec": {"containers": [{"name": "engine"}]},
+            "spec": {"nodeName": "gpu-1", "containers": [{"name": "engine"}]},
         }
     )
     ready = {"phase": "Running", "podIP": "10.1.2.3", "conditions": [{"type": "Ready", "status": "True"}]}

@@ -286,6 +286,15 @@ async def test_gateways_are_told_where_engines_are(two: World) -> None:
         "both know the engine",
     )
     await so(lambda: two.condition("Ready")[0] == "True", "it is ready")
+    on = {"http://10.1.2.3:8000": "gpu-1"}
+
+    def told() -> bool:
+        return all(one.core.turns.nodes.of == on for one in two.gateways.values())
+
+    await so(told, "and on which node it is")
+    await two.gateway_down("shop-gateway-0")
+    await two.gateway_up("shop-gateway-0")
+    await so(told, "one that starts anew is told again")
     await two.kube.delete("Pod", NAMESPACE, "shop-engine-x", grace_s=0)
     await so(lambda: all(one.urls == () for one in two.engines.values()), "both know that it is gone")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from sandgate.contract.agent_session import AgentSession
 from sandgate.contract.choices import TurnRole
 from sandgate.contract.keys import Key, Scope, verify
-from sandgate.contract.labels import JOB, MANAGED_BY, ROLE, SHARD
+from sandgate.contract.labels import AGENT, ENGINE, GATEWAY, JOB, MANAGED_BY, ROLE, SHARD, VERIFIER
 from sandgate.contract.names import KEYS_PER_SECRET, LABEL_MAX, LABEL_PATTERN, group_name
 from sandgate.contract.schema import decode
 from sandgate.contract.serving import RoleRule
@@ -146,14 +147,19 @@ def test_gateways_are_told_where_files_go(url: str) -> None:
 def test_a_gateway_understands_its_configuration(manifest: Manifest, tmp_path: Path) -> None:
     file = tmp_path / "gateway.json"
     file.write_text(one(objects(job(manifest)), "ConfigMap")["data"]["gateway.json"])
-    said: Config = load(file, {"POD_NAME": "shop-gateway-1", "SANDGATE_JOURNAL_DSN": "postgres://db"})
+    said: Config = load(
+        file, {"POD_NAME": "shop-gateway-1", "NODE_NAME": "n", "SANDGATE_JOURNAL_DSN": "postgres://db"}
+    )
     assert said.origin == "http://shop-gateway-1.shop-gateway.rl.svc.cluster.local:8000"
     assert said.journal == ("postgres://db" if manifest is SELECTED else "/journal/shop-gateway-1.sqlite")
     assert (said.listen.host, said.listen.port, said.job) == ("0.0.0.0", 8000, "shop")
     assert said.engine.wait
+    assert said.node == "n"
     assert said.limits.tasks == (500 if manifest is ENDPOINTS else 0)
     pod = one(objects(job(manifest)), "StatefulSet")["spec"]["template"]["spec"]
     assert pod["terminationGracePeriodSeconds"] > said.limits.drain_s
+    (node,) = [var for var in pod["containers"][0]["env"] if var["name"] == "NODE_NAME"]
+    assert node["valueFrom"]["fieldRef"]["fieldPath"] == "spec.nodeName"
 
 
 def test_a_gateway_has_the_jobs_rules_for_roles(tmp_path: Path) -> None:
@@ -161,7 +167,7 @@ def test_a_gateway_has_the_jobs_rules_for_roles(tmp_path: Path) -> None:
     file = tmp_path / "gateway.json"
     made = objects(job(spoilt(("spec.gateway.roles", rules))))
     file.write_text(one(made, "ConfigMap")["data"]["gateway.json"])
-    said = load(file, {"POD_NAME": "shop-gateway-0"}).roles
+    said = load(file, {"POD_NAME": "shop-gateway-0", "NODE_NAME": "n"}).roles
     assert said == (
         RoleRule(role=TurnRole.SIDE, system_contains="you judge"),
         RoleRule(role=TurnRole.SUBAGENT, header="x-worker"),
@@ -173,7 +179,7 @@ def test_a_gateway_has_the_jobs_hosts_of_images(tmp_path: Path) -> None:
     file = tmp_path / "gateway.json"
     made = objects(job(spoilt(("spec.gateway.media", {"allowedHosts": hosts, "privateAddresses": True}))))
     file.write_text(one(made, "ConfigMap")["data"]["gateway.json"])
-    said = load(file, {"POD_NAME": "shop-gateway-0"}).media
+    said = load(file, {"POD_NAME": "shop-gateway-0", "NODE_NAME": "n"}).media
     assert said == MediaConfig(allowed_hosts=tuple(hosts), private_addresses=True)
     assert "media" not in one(objects(job(SELECTED)), "ConfigMap")["data"]["gateway.json"]
 
@@ -444,6 +450,21 @@ def test_managed_engines_are_reached_by_gateways_alone_and_those_of_others_are_l
     assert policies(MANAGED)["engine"]["policyTypes"] == ["Ingress"]  # it may fetch its weights
     assert "engine" not in policies(SELECTED)
     assert "engine" not in policies(ENDPOINTS)
+
+
+def test_who_reads_metrics_is_let_in_where_an_administrator_says_so() -> None:
+    prometheus = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    for gateways, engines in (((prometheus,), ()), ((), (prometheus,))):
+        settings = replace(SETTINGS, gateway_scrapers=gateways, engine_scrapers=engines)
+        found = {
+            one["spec"]["podSelector"]["matchLabels"][ROLE]: one["spec"]
+            for one in sandbox_policy(job(MANAGED), settings)
+        }
+        for role, peers in ((GATEWAY, gateways), (ENGINE, engines)):
+            (rule,) = found[role]["ingress"]
+            assert [peer for peer in rule["from"] if peer == prometheus] == list(peers)
+        assert "ingress" not in found[AGENT]
+        assert "ingress" not in found[VERIFIER]
 
 
 SELECTOR = {"selector": {"matchLabels": {"app": "vllm"}, "port": 8080}}

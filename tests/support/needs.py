@@ -154,6 +154,7 @@ NEEDS: dict[str, Need] = {
     ),
     "kwok": _part("kwok", "kwok from source (2 min)"),
     "kueue": _part("kueue", "Kueue's manager from source (6 min)"),
+    "promtool": _part("promtool", "Prometheus' promtool from source (3 min)"),
     "versitygw": _part("versitygw", "versitygw, an S3, from source (1 min)"),
 }
 """In the order in which they are made: what comes first is waited for first."""
@@ -181,6 +182,7 @@ PATHS: dict[str, tuple[str, ...]] = {
     "tests/agents/test_python_agents.py": ("openai3-agents", "openai2-agents"),
     "tests/chart/": ("helm",),
     "tests/images/": ("images",),
+    "tests/chart/test_alerts.py": ("promtool",),
     "tests/cluster/e2e/": ("images", "helm"),
     "tests/cluster/e2e/test_output.py": ("versitygw",),
     "tests/cluster/e2e/test_kueue.py": ("kueue",),

@@ -79,6 +79,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
   "dns_namespace" $jobs.dns.namespace
   "trainer_labels" $jobs.trainer.labels
   "trainer_namespaces" $jobs.trainer.namespaces
+  "gateway_scrapers" $jobs.gateway.metricsFrom
+  "engine_scrapers" $jobs.engine.metricsFrom
   "operator_namespace" $root.Release.Namespace
   "operator_labels" (include "sandgate.selector" $root | fromYaml)
   "gateway_resources" $jobs.gateway.resources

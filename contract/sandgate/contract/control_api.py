@@ -290,9 +290,12 @@ def policy_version(version: int, labelled: bool | None = None) -> ControlCall[No
     return endpoints.POLICY_VERSION.call(nothing, json=body)
 
 
-def engines(urls: Sequence[str]) -> ControlCall[None]:
-    """Replace the engine's replicas."""
-    return endpoints.ENGINES.call(nothing, json={"urls": list(urls)}, wait_s=ENGINES_S)
+def engines(urls: Sequence[str], nodes: Mapping[str, str] | None = None) -> ControlCall[None]:
+    """Replace the engine's replicas. `nodes`: URL -> node, where that is known."""
+    body: dict[str, Json] = {"urls": list(urls)}
+    if nodes:
+        body["nodes"] = dict(nodes)
+    return endpoints.ENGINES.call(nothing, json=body, wait_s=ENGINES_S)
 
 
 def heartbeat() -> ControlCall[float]:

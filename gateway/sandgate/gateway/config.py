@@ -185,6 +185,8 @@ class Config(_Strict, frozen=True, kw_only=True):
     """Path of the SQLite file, or `postgresql://...` of a shared database; `$(NAME)` as in `origin`."""
     name: str = ""
     """Of this gateway, unlike any other's: its journal is called so in a shared database. `$(NAME)` as in `origin`."""
+    node: str = ""
+    """Of the cluster, where this gateway runs: for a metric of the turns that stay on it. `$(NAME)` as in `origin`."""
     engine: EngineConfig
     peers: Peers = Peers()
     model: ModelConfig
@@ -222,7 +224,7 @@ REFERENCE = re.compile(r"\$(?P<escaped>\$?)\((?P<name>[A-Za-z_][A-Za-z0-9_.-]*)\
 AREAL_DEFAULT_KEY = "areal-admin-key"
 AREAL_KEY_CHARS_MIN = 16
 """A shorter one can be guessed; random text of 16 has 95 bits."""
-EXPANDED = ("origin", "journal", "name", "areal_admin_key")
+EXPANDED = ("origin", "journal", "name", "node", "areal_admin_key")
 DATABASES = ("postgresql://", "postgres://")
 
 

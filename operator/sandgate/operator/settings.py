@@ -40,6 +40,10 @@ class Settings:
     """Pods that may reach the gateways' control API besides the operator: of a job's namespace, and of those below."""
     trainer_namespaces: tuple[str, ...] = ()
     """Who makes pods in one of these may knock at every job's gateways; `*` is all namespaces."""
+    gateway_scrapers: tuple[Json, ...] = ()
+    """NetworkPolicyPeers that may reach gateways, for their /metrics; nothing else there answers without a key."""
+    engine_scrapers: tuple[Json, ...] = ()
+    """The same of managed engines. Whoever reaches one may also sample, pause it and load weights: it knows no keys."""
     operator_namespace: str = ""
     """Where the operator runs; its pods may reach gateways."""
     operator_labels: dict[str, str] = field(

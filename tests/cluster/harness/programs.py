@@ -22,6 +22,8 @@ CONTAINERD = tuple(
 COREDNS = "github.com/coredns/coredns@v1.15.0"
 HELM = "helm.sh/helm/v4/cmd/helm@v4.3.1"
 KWOK = "sigs.k8s.io/kwok/cmd/kwok@v0.8.0"
+PROMTOOL = "github.com/prometheus/prometheus/cmd/promtool"
+"""Its version is in promtool/go.mod. (Its own go.mod excludes modules, and `go install` takes none that does.)"""
 VERSITYGW = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
 """An S3 server over a folder."""
 KUEUE = "sigs.k8s.io/kueue@v0.17.0"
@@ -62,6 +64,12 @@ def installed(*packages: str) -> Callable[[Path], None]:
     return make
 
 
+def make_promtool(folder: Path) -> None:
+    """Without the clients of all the clouds whose machines Prometheus finds: half of the time."""
+    flags = ["-tags", "remove_all_sd", "-trimpath", "-ldflags", LINK]
+    go("build", *flags, "-o", str(folder / "promtool"), PROMTOOL, cwd=HERE / "promtool")
+
+
 def make_kubebox(folder: Path) -> None:
     package = "k8s.io/component-base/version"
     major, minor, _ = KUBERNETES.split(".")
@@ -96,6 +104,7 @@ PARTS = {
         Part("helm", installed(HELM), pins=(HELM,)),
         Part("kwok", installed(KWOK), pins=(KWOK,)),
         Part("kueue", make_kueue, pins=(KUEUE, *KUEUE_FILES)),
+        Part("promtool", make_promtool, pins=(PROMTOOL, LINK), inputs=("promtool",)),
         Part("versitygw", installed(VERSITYGW), pins=(VERSITYGW,)),
     )
 }
@@ -107,5 +116,5 @@ IN = {
 
 
 def binary(name: str) -> Path:
-    """A program of the cluster, built when it is missing; and helm, kwok, kueue, versitygw."""
+    """A program of the cluster, built when it is missing; and helm, kwok, kueue, promtool, versitygw."""
     return PARTS[IN.get(name, name)].ensure() / name

@@ -174,9 +174,10 @@ class GatewayClient(ControlClient):
         """Tokens sampled from now on carry this version."""
         await self.call(control_api.policy_version(version))
 
-    async def set_engines(self, urls: Sequence[str]) -> None:
-        """Replace the engine's replicas; running generations end where they are. Survives a restart of the gateway."""
-        await self.call(control_api.engines(urls))
+    async def set_engines(self, urls: Sequence[str], nodes: Mapping[str, str] | None = None) -> None:
+        """Replace the engine's replicas; running generations end where they are. Survives a restart of the gateway,
+        but for `nodes` (URL -> node, where that is known)."""
+        await self.call(control_api.engines(urls, nodes))
 
     async def heartbeat(self) -> float:
         """A trainer lives; when the gateway heard it, in unix seconds."""

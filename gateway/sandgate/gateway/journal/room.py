@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import sys
 from dataclasses import dataclass
@@ -13,6 +14,15 @@ ROOM_BYTES = 32 << 20
 """What a few commits take, and the -wal's way into the file: deleting writes before it frees."""
 SHARE = 8
 """At most one part in so many of the volume."""
+
+
+def volume(journal: Path) -> tuple[float, float]:
+    """Bytes free on the volume of the journal, and the volume's size; NaN where they cannot be asked for."""
+    try:
+        disk = os.statvfs(journal.parent)
+    except OSError:
+        return math.nan, math.nan
+    return disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ from sandgate.gateway.conversation.shown import NONE_FETCHED
 from sandgate.gateway.conversation.turn import Turn
 from sandgate.gateway.engine.api import Engine
 from sandgate.gateway.engine.health import none_up
+from sandgate.gateway.engine.nodes import EngineNodes
 from sandgate.gateway.journal.records import Intent
 from sandgate.gateway.media.fetch import Fetcher
 from sandgate.gateway.metrics import GatewayMetrics
@@ -54,6 +55,7 @@ class Completions:
     told_window: int
     """Tokens of prompt + answer, as the job says; 0 = what the engine says."""
     pool: FairPool = field(default_factory=FairPool)
+    nodes: EngineNodes = field(init=False)
     admission: Admission = field(init=False)
     registry: CallRegistry = field(init=False)
     prompts: Prompts = field(init=False)
@@ -75,7 +77,10 @@ class Completions:
         self.admission = Admission(config.limits)
         self.registry = CallRegistry(self.admission, config.limits.linger_s)
         self.sampler = ChoiceSampler(config, sessions, engine, codec, self.metrics, self.pool, self.new_id)
-        self.committer = TurnCommitter(config, sessions, engine, codec, self.metrics, self.prompts)
+        self.nodes = EngineNodes(config.node)
+        self.committer = TurnCommitter(
+            config, sessions, engine, codec, self.metrics, self.prompts, self.nodes
+        )
 
     @property
     def load(self) -> Load:

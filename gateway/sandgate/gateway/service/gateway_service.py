@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import math
 import re
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
@@ -28,9 +30,10 @@ from sandgate.contract.errors import (
 from sandgate.contract.keys import Key, Scope
 from sandgate.contract.session_urls import SessionUrls
 from sandgate.contract.trajectory import Json, Trajectory
-from sandgate.gateway.config import Config
+from sandgate.gateway.config import DATABASES, Config
 from sandgate.gateway.engine.api import Engine, KeepsSessions, Labelled, Replaceable
 from sandgate.gateway.journal.records import Completed, Delivered, Leased, Record, Rewarded, Sealed
+from sandgate.gateway.journal.room import volume
 from sandgate.gateway.metrics import GatewayMetrics
 from sandgate.gateway.service import auth, sampling
 from sandgate.gateway.service.auth import Gate
@@ -153,6 +156,9 @@ class GatewayService:
             await self.sessions.record(session, *notes, sealed)
         finally:
             session.closing = False
+        outcome = "aborted" if sealed.aborted else sealed.failure_class or "ok"
+        if outcome in self.metrics.ended:
+            self.metrics.ended[outcome].inc()
         if isinstance(self.engine, KeepsSessions):
             self.engine.ended(session.session_id)
 
@@ -293,12 +299,13 @@ class GatewayService:
         ]
         return {"events": events, "cursor": log.cursor, "epoch": self.epoch, "reset": reset}
 
-    async def set_engines(self, urls: tuple[str, ...]) -> None:
-        """Replaces the engine's replicas: first durably, then in fact. Raises Unsupported where the engine is part of
-        this process."""
+    async def set_engines(self, urls: tuple[str, ...], nodes: Mapping[str, str] | None = None) -> None:
+        """Replaces the engine's replicas: first durably, then in fact. `nodes`: URL -> node, where that is known.
+        Raises Unsupported where the engine is part of this process."""
         if not isinstance(self.engine, Replaceable):
             raise Unsupported("this gateway's engine cannot be replaced while it runs")
         await self.sessions.set_engines(urls)
+        self.turns.nodes.told(nodes or {})
         await self.engine.set_urls(urls)
 
     async def push_tasks(self, body: PushTasks, key: Key) -> dict[str, Json]:
@@ -384,8 +391,21 @@ class GatewayService:
         self.metrics.in_flight.set(self.turns.load.in_flight)
         self.metrics.sessions.set(self.sessions.open_count)
         self.metrics.version.set(self.sessions.process.version)
-        self.metrics.unlabelled.set(sum(engine.unlabelled for engine in self.engine.status()))
+        engines = self.engine.status()
+        self.metrics.engines.set(len(engines))
+        self.metrics.engines_up.set(sum(engine.healthy for engine in engines))
+        self.metrics.unlabelled.set(sum(engine.unlabelled for engine in engines))
+        self.metrics.paused.set(self.turns.load.paused)
+        now, heard = self.sessions.now(), self.gate.trainer_seen_at
+        self.metrics.trainer_s.set(math.nan if heard is None else max(0.0, now - heard))
+        owed, leased = self.sessions.book.standing(now)
+        self.metrics.owed.set(owed)
+        self.metrics.leased.set(leased)
         self.metrics.healthy.set(self.sessions.store.status().healthy)
+        elsewhere = self.config.journal.startswith(DATABASES)
+        free, size = (math.nan, math.nan) if elsewhere else volume(Path(self.config.journal))
+        self.metrics.free.set(free)
+        self.metrics.size.set(size)
 
     def status(self) -> dict[str, Json]:
         """Load, pause, versions, journal, engines."""
@@ -421,6 +441,7 @@ class GatewayService:
                     "in_flight": engine.in_flight,
                     "detail": engine.detail,
                     "unlabelled": engine.unlabelled,
+                    "node": self.turns.nodes.of.get(engine.url, ""),
                 }
                 for engine in self.engine.status()
             ],

@@ -221,6 +221,8 @@ class EnginesBody(_Body):
     """Body of PUT /v1/engines: the whole set, base URLs without a path."""
 
     urls: list[EngineUrl] = Field(max_length=1_024)
+    nodes: dict[EngineUrl, Annotated[str, Field(max_length=253)]] = Field(default={}, max_length=1_024)
+    """URL -> name of its node, where that is known; it decides nothing, and a restart forgets it."""
 
 
 class VersionBody(_Body):

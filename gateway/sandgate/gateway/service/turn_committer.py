@@ -12,6 +12,7 @@ from sandgate.gateway.config import Config
 from sandgate.gateway.conversation.turn import Turn
 from sandgate.gateway.conversation.turn_roles import role_of
 from sandgate.gateway.engine.api import Engine, GenerationResult
+from sandgate.gateway.engine.nodes import EngineNodes
 from sandgate.gateway.journal.records import (
     CUT,
     Delivered,
@@ -44,6 +45,7 @@ class TurnCommitter:
     codec: Codec
     metrics: GatewayMetrics
     prompts: Prompts
+    nodes: EngineNodes
     order: TurnOrder = field(default_factory=TurnOrder)
 
     async def commit(self, call: ModelCall, asked: GenerationRequest, made: list[Choice]) -> list[Turn]:
@@ -147,6 +149,7 @@ class TurnCommitter:
         context = len(prepared.ids) - prepared.known
         for record in records:
             self.metrics.turns.inc()
+            self.metrics.placed[self.nodes.same(record.engine)].inc()
             self.metrics.tokens.inc(len(record.ids) // 4)
             self.metrics.context.inc(context)
             self.metrics.spelt.inc(record.spelt)

@@ -52,7 +52,7 @@ async def version(core: Front, _: Controller, body: VersionBody) -> Any:
 async def engines(core: Front, _: Admin, body: EnginesBody) -> Any:
     """Replace the engine's replicas. Answers when the new ones were asked what they are; running generations end where
     they are. Survives a restart."""
-    await core.set_engines(tuple(body.urls))
+    await core.set_engines(tuple(body.urls), body.nodes)
     return core.status()
 
 

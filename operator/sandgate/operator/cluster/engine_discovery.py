@@ -37,6 +37,8 @@ class EngineDiscovery:
     at: JobState
     engines: list[str] | None = None
     """Where they are; None until that was looked at."""
+    nodes: dict[str, str] = field(default_factory=dict)
+    """Engine -> its node, where that is known."""
     trouble: str = ""
     """What their pods say of why none is ready."""
     _asked_at: float = 0.0
@@ -57,8 +59,9 @@ class EngineDiscovery:
         """Its GET /v1/status; the set of engines is corrected by it."""
         now = self.at.now()
         heard = answering(status)
-        if self.engines is not None and heard.urls != set(self.engines):
-            await monitor.client.set_engines(self.engines)
+        stale = heard.nodes is not None and heard.nodes != self.nodes
+        if self.engines is not None and (stale or heard.urls != set(self.engines)):
+            await monitor.client.set_engines(self.engines, self.nodes)
         self.at.observe(events.VersionPublished(int(status.get("policy_version") or 0)))
         self._trainers[monitor.name] = float(status.get("trainer_seen_at") or 0.0)
         told = self.at.monitors.keys() <= self._trainers.keys()
@@ -101,13 +104,13 @@ class EngineDiscovery:
         """For ever: look where engines are, tell gateways whose set differs (they say in their status)."""
         while True:
             try:
-                found, pods = await engines(self.at.kube, self.at.job)
+                found, self.nodes, pods = await engines(self.at.kube, self.at.job)
                 self.trouble = in_trouble(pods) or await self._slow(pods)
                 if found != self.engines:
                     self.engines = found
                     for monitor in tuple(self.at.monitors.values()):
                         if monitor.open:
-                            await monitor.client.set_engines(found)
+                            await monitor.client.set_engines(found, self.nodes)
             except (SandgateError, OSError, TimeoutError) as error:
                 log.warning("job %s/%s: engines: %s", self.at.namespace, self.at.name, error)
             self.occasion.clear()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from sandgate.contract.job import RolloutJob
 from sandgate.operator.cluster.api import Api, Json
@@ -13,18 +13,34 @@ ENGINES_MAX = 1024
 """As many as a job may name."""
 
 
-async def engines(kube: Api, job: RolloutJob) -> tuple[list[str], list[Json]]:
-    """(base URLs of engines that take turns now, in order; where there are none, the pods that are to be some)."""
+class EnginePods(NamedTuple):
+    """What there is of a job's engines."""
+
+    urls: list[str]
+    """Of those that take turns now, in order."""
+    nodes: dict[str, str]
+    """URL -> its pod's node; none of those that the manifest lists."""
+    pods: list[Json]
+    """Where none takes turns: the pods that are to be some."""
+
+
+async def engines(kube: Api, job: RolloutJob) -> EnginePods:
+    """Looks them up."""
     if job.spec.engine.endpoints is not None:
-        return list(job.spec.engine.endpoints), []
+        return EnginePods(list(job.spec.engine.endpoints), {}, [])
     found = engine_pods(job)
     if found is None:
-        return [], []
+        return EnginePods([], {}, [])
     labels, port = found
     wanted = ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
     pods = await kube.list("Pod", job.metadata.namespace, labels=wanted)
-    urls = sorted(filter(None, (pod_url(one, port) for one in pods)))[:ENGINES_MAX]
-    return urls, [] if urls else pods
+    every = {url: _node(one) for one in pods if (url := pod_url(one, port))}
+    urls = sorted(every)[:ENGINES_MAX]
+    return EnginePods(urls, {url: every[url] for url in urls if every[url]}, [] if urls else pods)
+
+
+def _node(body: Json) -> str:
+    return str((body.get("spec") or {}).get("nodeName") or "")
 
 
 def pod_url(body: Json, port: int) -> str:

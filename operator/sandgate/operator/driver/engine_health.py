@@ -20,13 +20,17 @@ class Answering(NamedTuple):
     """How many of them answer."""
     why: str
     """Why none does; empty if one does."""
+    nodes: dict[str, str] | None = None
+    """Engine -> node, as it was told; None: a gateway of an older version, which does not say."""
 
 
 def answering(status: Mapping[str, Any]) -> Answering:
     """From a gateway's GET /v1/status."""
     listed = [one for one in status.get("engines") or () if isinstance(one, Mapping)]
     healthy = sum(bool(one.get("healthy")) for one in listed)
-    return Answering({str(one.get("url")) for one in listed}, healthy, "" if healthy else _why(listed))
+    says = all("node" in one for one in listed)
+    nodes = {str(one.get("url")): str(one["node"]) for one in listed if one["node"]} if says else None
+    return Answering({str(one.get("url")) for one in listed}, healthy, "" if healthy else _why(listed), nodes)
 
 
 def weights_missing(status: Mapping[str, Any]) -> bool:

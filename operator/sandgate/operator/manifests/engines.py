@@ -75,7 +75,7 @@ def engine_objects(job: RolloutJob, settings: Settings, *, running: bool = True)
             "template": engine_template(job, managed, settings),
         },
     }
-    return [*engine_policies(job), headless(job, name, ENGINE, not_ready=False), deployment]
+    return [*engine_policies(job, settings), headless(job, name, ENGINE, not_ready=False), deployment]
 
 
 def engine_template(job: RolloutJob, managed: ManagedEngineSpec, settings: Settings) -> Json:

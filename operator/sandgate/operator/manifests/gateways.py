@@ -42,6 +42,7 @@ CONFIG_KEY: Final = "gateway.json"
 CONFIG_HASH: Final = "sandgate.dev/config"
 """Annotation of the pods: another configuration is another template, which rolls them."""
 DSN: Final = "SANDGATE_JOURNAL_DSN"
+NODE_NAME: Final = "NODE_NAME"
 
 DRAIN_S: Final = 25
 """limits.drain_s of a gateway."""
@@ -60,7 +61,7 @@ OURS: Final = Ours(
     fields=("command", "args", "ports", "workingDir"),
     volumes=("config", "signing", "journal", "tmp"),
     mounts=(CONFIG_DIR, SECRET_DIR, JOURNAL_DIR, "/tmp"),
-    env=("POD_NAME", DSN),
+    env=("POD_NAME", NODE_NAME, DSN),
     grace_s=GRACE_S,
     restricted=True,
 )
@@ -132,6 +133,7 @@ def _config(job: RolloutJob, settings: Settings, engine_urls: Sequence[str]) -> 
         place="$(POD_NAME)",
     )
     config["engine"]["wait"] = True
+    config["node"] = f"$({NODE_NAME})"
     kept = {"drain_s": DRAIN_S, "retire_s": settings.retire_seconds}
     config["limits"] = kept | config.get("limits", {})
     if (files := job.spec.output.parquet) is not None:
@@ -216,6 +218,7 @@ def _template(job: RolloutJob, settings: Settings, config: Json) -> Json:
     ]
     env: list[Json] = [
         {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        {"name": NODE_NAME, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
         {"name": "HOME", "value": "/tmp"},
         {"name": "HF_HUB_OFFLINE", "value": "1"},  # the tokenizer is a folder; nothing waits for a hub
     ]

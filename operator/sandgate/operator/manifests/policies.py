@@ -1,6 +1,6 @@
 """NetworkPolicies of a job: who may talk to whom. (pure)
 
-Policies add up. Whoever needs more (a verifier that asks a judge, Prometheus, remote agents, weights sent straight to
+Policies add up. Whoever needs more (a verifier that asks a judge, remote agents, weights sent straight to
 engines) gets it by a policy of their own that selects our labels `sandgate.dev/job` and `sandgate.dev/role`.
 """
 
@@ -34,7 +34,7 @@ ANY: Final = "*"
 
 def sandbox_policy(job: RolloutJob, settings: Settings) -> list[Json]:
     """All NetworkPolicies of a job; they are part of `gateway_objects` and `engine_objects`."""
-    return [*sandbox_policies(job, settings), gateway_policy(job, settings), *engine_policies(job)]
+    return [*sandbox_policies(job, settings), gateway_policy(job, settings), *engine_policies(job, settings)]
 
 
 def sandbox_policies(job: RolloutJob, settings: Settings) -> list[Json]:
@@ -49,13 +49,14 @@ def sandbox_policies(job: RolloutJob, settings: Settings) -> list[Json]:
 
 
 def gateway_policy(job: RolloutJob, settings: Settings) -> Json:
-    """Gateways: reached by the job's agents and verifiers, the operator and trainers."""
+    """Gateways: reached by the job's agents and verifiers, the operator, trainers, and who reads metrics."""
     peers = [
         {"podSelector": {"matchLabels": pods_of(job, AGENT)}},
         {"podSelector": {"matchLabels": pods_of(job, VERIFIER)}},
         {"namespaceSelector": in_namespace(settings.operator_namespace)}
         | {"podSelector": {"matchLabels": settings.operator_labels}},
         *trainers(settings),
+        *settings.gateway_scrapers,
     ]
     ingress = [{"from": peers, "ports": tcp(HTTP_PORT)}]
     return policy(
@@ -105,12 +106,13 @@ def to_image_hosts(job: RolloutJob) -> list[Json]:
     return [*rules, {"to": blocks, **ports}]
 
 
-def engine_policies(job: RolloutJob) -> list[Json]:
-    """Managed engines: reached by this job's gateways only; their control endpoints have no password. Pods found by a
-    selector are not ours to close: others may use them."""
+def engine_policies(job: RolloutJob, settings: Settings) -> list[Json]:
+    """Managed engines: reached by this job's gateways only, and by whom an administrator lets read metrics; their
+    control endpoints have no password. Pods found by a selector are not ours to close: others may use them."""
     if job.spec.engine.managed is None:
         return []
-    ingress = [{"from": [{"podSelector": {"matchLabels": pods_of(job, GATEWAY)}}], "ports": tcp(HTTP_PORT)}]
+    peers = [{"podSelector": {"matchLabels": pods_of(job, GATEWAY)}}, *settings.engine_scrapers]
+    ingress = [{"from": peers, "ports": tcp(HTTP_PORT)}]
     return [policy(job, engines_name(job.metadata.name), ENGINE, ingress=ingress)]
 
 

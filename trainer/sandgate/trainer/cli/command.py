@@ -20,6 +20,7 @@ from sandgate.trainer.cli import (
     exports,
     inspect,
     key,
+    logs,
     output,
     render_manifest,
     run,
@@ -37,6 +38,7 @@ app = typer.Typer(
 )
 app.command("run")(run.run)
 app.command("show")(show.show)
+app.command("logs")(logs.logs)
 app.command("crds")(crds.crds)
 app.command("doctor")(doctor.doctor)
 app.command("gateway")(serve.gateway)

@@ -26,6 +26,7 @@ Api = Any
 
 MANAGER = "sandgate-trainer"
 """Field manager of what trainers apply; the operator's own fields are its own."""
+LOG_CHUNK = 65536
 PAGE = 500
 """Objects of one answer of the API server."""
 IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
@@ -117,6 +118,31 @@ def agent_sessions(beginning: str, limit: int, place: ClusterPlace = ClusterPlac
             if not after:
                 break
     return found[:limit]
+
+
+def pod_log(pod: str, place: ClusterPlace = ClusterPlace(), *, follow: bool = False) -> Iterator[bytes]:
+    """What the pod's own program (its first container) printed, as it comes; with `follow` until it ends. Needs `get`
+    on `pods` and `pods/log`, as the role `view` has. Raises NotFound (no such pod), InvalidBody (it has not begun),
+    Forbidden, Unavailable."""
+    with _cluster(place) as (api, connection, namespace):
+        what, core = f"pod {namespace}/{pod}", api.CoreV1Api(connection)
+        found = _call(lambda: core.read_namespaced_pod(pod, namespace), what)
+        response = _call(
+            lambda: core.read_namespaced_pod_log(
+                pod,
+                namespace,
+                container=found.spec.containers[0].name,
+                follow=follow,
+                _preload_content=False,
+            ),
+            what,
+        )
+        chunks = response.stream(LOG_CHUNK)
+        try:
+            while (chunk := _call(lambda: next(chunks, None), what)) is not None:
+                yield chunk
+        finally:
+            response.close()
 
 
 def submit(manifest: dict[str, Json], place: ClusterPlace = ClusterPlace()) -> dict[str, Json]:

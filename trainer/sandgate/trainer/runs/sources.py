@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,11 +168,17 @@ def tree_of(where: Source, session: str) -> Tree:
         found = where.named(session, CANDIDATES + 1)
         if not found:
             raise
+    return where.tree(only_one(session, found), text=True)
+
+
+def only_one(session: str, found: Sequence[str]) -> str:
+    """The only session of those that begin like that, of which there is one at least. Raises InvalidBody (there are
+    several: the first are named)."""
     if len(found) > 1:
         more = ", ... and more" if len(found) > CANDIDATES else ""
         listed = ", ".join(found[:CANDIDATES]) + more
         raise InvalidBody(f"several sessions begin with {session!r}: {listed}", field="SESSION")
-    return where.tree(found[0], text=True)
+    return found[0]
 
 
 def _each(found: JobGateways) -> Iterator[Live]:
