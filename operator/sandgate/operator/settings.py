@@ -65,6 +65,9 @@ class Settings:
     retire_seconds: int = 600
     """A gateway deletes what a group sampled this long after a trainer acknowledged all of it; 0: never, and its volume
     is full one day."""
+    failed_pods: int = 10
+    """Ended pods of sessions that failed of their agent or of the infrastructure, kept per job for their logs: the
+    newest, until the job goes."""
     history: int = 1000
     """Committed AgentSessions kept per job for people to look at."""
 
