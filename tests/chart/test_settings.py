@@ -124,6 +124,7 @@ CARRIED: Mapping[str, tuple[Mapping[str, Any], str, Any]] = {
         "unreachable_seconds",
         86400,
     ),
+    "failed pods": ({"jobs": {"sandbox": {"keepFailed": 0}}}, "failed_pods", 0),
     "history, a number that floats would spoil": ({"jobs": {"history": 1000000}}, "history", 1000000),
     "operator labels follow the release": ({}, "operator_labels", SELECTOR),
     "operator namespace follows the release": ({}, "operator_namespace", NAMESPACE),

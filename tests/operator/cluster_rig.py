@@ -44,7 +44,8 @@ from tests.support.gateway import SECRET, WITHIN_S, Running, engine, gateway
 
 Json = Any
 NAMESPACE = "lab"
-SETTINGS = Settings(history=1000)
+SETTINGS = Settings(history=1000, failed_pods=0)
+"""So that all pods are seen to go; test_cluster_ends keeps some."""
 
 ACCEPTED = 8
 """Turns of the loop after which a server knows a connection that it accepted; it takes three. One that it gets to know

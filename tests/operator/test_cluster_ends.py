@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sandgate.contract.trajectory import Trajectory
-from tests.operator.cluster_rig import Box, World, hurry, manifest, world
+from tests.operator.cluster_rig import Box, World, buys, hurry, manifest, world
+from tests.operator.test_cluster import so
 from tests.support.waiting import until
 
 TRACEBACK = """Traceback (most recent call last):
@@ -103,3 +105,29 @@ async def test_each_end_of_a_pod_reads_as_that_of_a_process(up: World) -> None:
     }
     assert said["raising"] == "exit code 1 with a traceback: KeyError: 'kiwi'"
     assert said["killed"] == "killed by SIGKILL"
+
+
+async def crashes(box: Box) -> int:
+    await box.ask("one")
+    return 3
+
+
+async def test_pods_of_failed_sessions_stay_for_their_logs_the_newest_alone(up: World) -> None:
+    up.settings = replace(up.settings, failed_pods=1)
+    up.agents = [("-well-", buys), ("", crashes)]
+    up.operator_up()
+    await up.kube.create(
+        manifest("first 1", "second 2", "well 3", parallelism=1, reward={"source": "exitCode"})
+    )
+    await so(lambda: up.condition("Complete")[0] == "True", "it is complete")
+    assert len(up.kube.named("Pod")) == 3, "until they are committed, all are there"
+    assert await up.train() == 3
+    await so(lambda: len(up.kube.named("Pod")) == 1, "all went but one")
+    kept = up.kube.named("Pod")
+    assert up.sessions()[kept[0]]["status"]["failureReason"] == "AgentExit"
+    await up.operator_down()
+    hub = up.operator_up()
+    await so(
+        lambda: [list(one.collector.failed) for one in hub.runs.values()] == [kept], "a new operator keeps it"
+    )
+    assert up.kube.named("Pod") == kept

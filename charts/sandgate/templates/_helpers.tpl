@@ -87,6 +87,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
   "retire_seconds" (int $jobs.gateway.retireSeconds)
   "sandbox_resources" $jobs.sandbox.resources
   "unreachable_seconds" (int $jobs.sandbox.unreachableSeconds)
+  "failed_pods" (int $jobs.sandbox.keepFailed)
   "history" (int $jobs.history)
   "kueue" $root.Values.kueue.enabled
 -}}

@@ -67,6 +67,9 @@ class Settings:
     is full one day."""
     kueue: bool = False
     """Jobs that name a queue of Kueue wait in it. Without it they never run."""
+    failed_pods: int = 10
+    """Ended pods of sessions that failed of their agent or of the infrastructure, kept per job for their logs: the
+    newest, until the job goes."""
     history: int = 1000
     """Committed AgentSessions kept per job for people to look at."""
 

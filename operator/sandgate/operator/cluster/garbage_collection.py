@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any
 
 from sandgate.contract.agent_session import AgentSession
-from sandgate.contract.errors import SandgateError
+from sandgate.contract.errors import FAILURE_CLASS, FailureClass, FailureReason, SandgateError
 from sandgate.contract.labels import JOB, SESSION
 from sandgate.contract.names import group_name
 from sandgate.operator.cluster.finished_tasks import FinishedTasks
@@ -32,6 +32,14 @@ LINGER_S = 2.0
 AGAIN_S = 5.0
 
 
+WORTH_A_LOOK = frozenset(
+    reason.value
+    for reason, kind in FAILURE_CLASS.items()
+    if kind is not FailureClass.POLICY and reason not in (FailureReason.ABORTED, FailureReason.STRAGGLER)
+)
+"""Failures whose pods are kept: not wrong answers, and not what the operator cut by itself."""
+
+
 @dataclass(slots=True)
 class GarbageCollector:
     """Of one job. `run` it as a task."""
@@ -41,6 +49,8 @@ class GarbageCollector:
     """What is remembered of AgentSessions that go."""
     pods: dict[str, None] = field(default_factory=dict)
     """Sessions whose pods may go."""
+    failed: dict[str, None] = field(default_factory=dict)
+    """Sessions whose pods stay for their logs, oldest first."""
     secrets: dict[str, None] = field(default_factory=dict)
     """Keys Secrets that may go. Each by its name: whoever may delete a collection of Secrets is told what was in it, so
     our role does not have that verb."""
@@ -52,12 +62,34 @@ class GarbageCollector:
         """Nothing of this session is needed any more but its record."""
         at = self.at
         if name in at.agents.held or name in at.verifiers.held:
-            self.pods[name] = None
+            self._let_go(name)
         kept = at.sessions.held.get(name)
         if kept is not None and not kept.spec.remote:  # that one is its user's
             at.sessions.held[name] = slim(kept)
             self.done.append(name)
         self._occasion.set()
+
+    def _let_go(self, name: str) -> None:
+        """Its pods go: at once, or when there are enough failed ones that are newer."""
+        if name in self.failed:
+            return
+        if not self._failed(name):
+            self.pods[name] = None
+            return
+        self.failed[name] = None
+        while len(self.failed) > self.at.settings.failed_pods:
+            oldest = next(iter(self.failed))
+            del self.failed[oldest]
+            self.pods[oldest] = None
+
+    def _failed(self, name: str) -> bool:
+        """It failed, of what is nothing to learn from, and nothing of its pods runs or holds anything any more."""
+        at = self.at
+        seen, held = at.sessions.held.get(name), (at.agents.held.get(name), at.verifiers.held.get(name))
+        reason = seen.status.failure_reason if seen is not None else None
+        return reason in WORTH_A_LOOK and all(
+            one.seen.over and not one.seen.deleting for one in held if one is not None
+        )
 
     def settled(self, uid: str) -> None:
         """No session of this task will ever run again."""
@@ -71,7 +103,8 @@ class GarbageCollector:
 
     def resume(self, *, pods: Iterable[str], sessions: Iterable[SessionSeen]) -> None:
         """What was over before this driver started: sessions with pods, AgentSessions."""
-        self.pods |= dict.fromkeys(pods)
+        for name in pods:
+            self._let_go(name)
         for one in self.at.sessions.held.values():  # an AgentSession is made after its keys
             if one.spec.remote:
                 continue

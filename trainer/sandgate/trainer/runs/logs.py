@@ -68,8 +68,8 @@ def _read(path: Path, *, follow: bool, wait: Callable[[float], None]) -> Iterato
 
 def of_cluster(session: str, program: Program, place: ClusterPlace, *, follow: bool) -> Iterator[bytes]:
     """Reads the log of the session's pod; with `follow` until its program ends. A pod is there until the session is
-    committed; then, or when it was lost, its AgentSession says how it ended: raises Gone with that. NotFound: no such
-    session, or its program has not begun."""
+    committed, and longer where it failed; when it is gone its AgentSession says how it ended: raises Gone with that.
+    NotFound: no such session, or its program has not begun."""
     name = _name(session, place)
     pod = pod_name(name) if program is Program.AGENT else verifier_name(name)
     try:
