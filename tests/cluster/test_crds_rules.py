@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from sandgate.contract.schema import encode
+from sandgate.operator.cluster import refused_job
 from tests.cluster.crds import Json, install, path, refusal, roots, schemas
 from tests.cluster.harness.api import Api
 from tests.cluster.harness.rest import Refused
@@ -267,6 +269,17 @@ def test_a_rule_of_a_status_accepts_and_rejects(api: Api, rule: str, case: Statu
     rest.merge(at, {"status": case.good})
     with pytest.raises(Refused, match=rule.partition(": ")[2]):
         rest.merge(at, {"status": case.bad})
+
+
+def test_a_job_that_was_refused_may_be_mended(api: Api) -> None:
+    rest, at = api.rest(), path(NAMESPACE, plural("RolloutJob"), "mended/status")
+    rest.create(path(NAMESPACE, plural("RolloutJob")), manifest("RolloutJob", (("metadata.name", "mended"),)))
+    refused = refused_job.refusal("spec.tasks.file: no", 1, None, 0.0)
+    rest.merge(at, {"status": encode(refused)})
+    rest.merge(at, {"status": FALSE_CONDITIONS["Failed"]})
+    rest.merge(at, {"status": {"conditions": [{"type": "Failed", "status": "True", "reason": "AllFailed"}]}})
+    with pytest.raises(Refused, match="a failed job stays failed"):
+        rest.merge(at, {"status": FALSE_CONDITIONS["Failed"]})
 
 
 MAY_CHANGE: dict[str, Any] = {

@@ -9,7 +9,7 @@ import asyncio
 import base64
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -67,7 +67,7 @@ class Engines:
     async def generate(self, *args: Any, **more: Any) -> Any:
         return await self.inner.generate(*args, **more)
 
-    async def set_urls(self, urls: Sequence[str]) -> None:
+    async def set_urls(self, urls: Sequence[str], here: Collection[str] = ()) -> None:
         self.urls = tuple(urls)
 
     def status(self) -> list[EngineStatus]:

@@ -52,12 +52,12 @@ class Condition:
     last_transition_time: Annotated[Time, Doc("RFC 3339: since when the status is what it is.")] = ""
 
 
-def _final(kind: str, message: str) -> Cel:
-    """A condition that was once True stays."""
-    was, now = (
-        f"has({state}.conditions) && {state}.conditions.exists(c, c.type == '{kind}' && c.status == 'True')"
-        for state in ("oldSelf", "self")
-    )
+def _final(kind: str, message: str, *, unless: str = "") -> Cel:
+    """A condition that was once True stays. `unless`: the reason of one that may pass."""
+    some = f"c.type == '{kind}' && c.status == 'True'"
+    other = f" && !(has(c.reason) && c.reason == '{unless}')" if unless else ""
+    was = f"has(oldSelf.conditions) && oldSelf.conditions.exists(c, {some}{other})"
+    now = f"has(self.conditions) && self.conditions.exists(c, {some})"
     return Cel(f"!({was}) || ({now})", message, "conditions")
 
 
@@ -67,7 +67,8 @@ class RolloutJobStatus:
 
     RULES: ClassVar = (
         _final("Complete", "a complete job stays complete"),
-        _final("Failed", "a failed job stays failed"),
+        # What nothing was made of may be mended, or be understood by a newer operator.
+        _final("Failed", "a failed job stays failed", unless="BadManifest"),
     )
 
     observed_generation: Annotated[Count, Doc("Of the spec that this status is about.")] = 0

@@ -39,6 +39,10 @@ class Shape:
     """Between two readings of an engine's load by one gateway; 0 = engines report none."""
     stagger_s: float = 30.0
     """The first groups start within this time."""
+    nodes: int = 0
+    """Machines that gateways and engines are spread over, one after the other; 0 = nobody knows."""
+    lonely: int = 0
+    """Of them, those without a gateway: the last ones."""
 
 
 @dataclass(slots=True)
@@ -69,6 +73,8 @@ class Outcome:
     """Share of prompt tokens that the engine had computed before."""
     loads: dict[str, float]
     """Engine -> mean in flight."""
+    here: float
+    """Share of turns on their gateway's machine."""
 
 
 class Fleet:
@@ -83,7 +89,9 @@ class Fleet:
         self.engines = {f"http://engine-{number:03}": _Engine() for number in range(shape.engines)}
         urls = tuple(self.engines)
         self.tables = [table(shape, index, urls) for index in range(shape.gateways)]
-        self.computed = self.prompted = 0
+        for index, one in enumerate(self.tables):
+            one.here = frozenset(url for at, url in enumerate(urls) if self._beside(index, at))
+        self.computed = self.prompted = self.turns = self.near = 0
         self.begun = 0.0
         self._groups = itertools.count()
         for _ in range(shape.sessions // shape.group):
@@ -94,6 +102,10 @@ class Fleet:
 
     def at(self, after: float, what: Callable[[], None]) -> None:
         heapq.heappush(self._events, (self.now + after, next(self._ids), what))
+
+    def _beside(self, gateway: int, engine: int) -> bool:
+        nodes = self.shape.nodes
+        return bool(nodes) and gateway % (nodes - self.shape.lonely) == engine % nodes
 
     # -- work --------------------------------------------------------------------------------------------------------
 
@@ -120,6 +132,7 @@ class Fleet:
             self.at(1.0, lambda: self._turn(table, group, session, turn, turns, ended))
             return
         engine = self.engines[url]
+        self.turns, self.near = self.turns + 1, self.near + (url in table.here)
         tokens = TASK_TOKENS + turn * (SAMPLED_TOKENS + TOOL_TOKENS)
         known = max(engine.cached.get(session, 0), min(TASK_TOKENS, engine.cached.get(group, 0)))
         self.prompted += tokens
@@ -170,7 +183,7 @@ class Fleet:
 
     def _start_measuring(self) -> None:
         self.begun = self.now
-        self.computed = self.prompted = 0
+        self.computed = self.prompted = self.turns = self.near = 0
         for engine in self.engines.values():
             engine.busy_s = engine.idle_s = 0.0
             engine.since = self.now
@@ -194,6 +207,7 @@ class Fleet:
             idle=sum(engine.idle_s for engine in self.engines.values()) / seconds / len(loads),
             hits=1 - self.computed / max(1, self.prompted),
             loads=loads,
+            here=self.near / max(1, self.turns),
         )
 
     # -- changes of the set ------------------------------------------------------------------------------------------

@@ -55,6 +55,36 @@ def test_engines_are_used_evenly_and_prefixes_are_found(shape: Shape, seed: int)
     assert found.hits >= 0.95 * most.hits
 
 
+NODES = {
+    "8 gateways and 64 engines on 8 nodes": Shape(gateways=8, engines=64, sessions=512, nodes=8),
+    "8 gateways and 8 engines on 8 nodes": Shape(gateways=8, engines=8, sessions=512, nodes=8),
+    "few sessions on 8 nodes": Shape(gateways=8, engines=8, sessions=64, nodes=8),
+    "all start at once, on 8 nodes": Shape(gateways=8, engines=64, sessions=512, nodes=8, stagger_s=0.01),
+    "two gateways on each of 4 nodes": Shape(gateways=8, engines=32, sessions=512, nodes=4),
+}
+LONELY = Shape(gateways=6, engines=64, sessions=512, nodes=8, lonely=2)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("shape", NODES.values(), ids=NODES)
+def test_most_turns_stay_on_their_node_and_no_engine_has_more_to_do_for_it(shape: Shape, seed: int) -> None:
+    found, most = outcome(shape, seed), outcome(shape, seed, sticky)
+    assert found.here >= 0.6
+    assert found.busiest <= 1.3
+    assert found.idle <= 0.1
+    assert found.hits >= 0.95 * most.hits
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_engines_on_nodes_without_a_gateway_have_their_share(seed: int) -> None:
+    found = outcome(LONELY, seed)
+    assert found.busiest <= 1.3
+    assert found.idle <= 0.1
+    alone = [load for number, load in enumerate(found.loads.values()) if number % LONELY.nodes >= 6]
+    mean = sum(found.loads.values()) / len(found.loads)
+    assert sum(alone) / len(alone) >= 0.7 * mean
+
+
 def test_the_simulation_sees_gateways_that_herd() -> None:
     """Each by its own counts, from the same end of the list, a group in one place: 84 % were idle."""
     shape = Shape(gateways=8, engines=64, sessions=512, report_s=0)

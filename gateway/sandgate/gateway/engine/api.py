@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -145,9 +145,10 @@ class Engine(Protocol):
 class Replaceable(Protocol):
     """An engine whose replicas may change while it runs."""
 
-    async def set_urls(self, urls: Sequence[str]) -> None:
-        """Replaces the replicas. Returns when the new ones were asked what they are; one that did not answer is down
-        until it does. Running generations end on the replica where they are."""
+    async def set_urls(self, urls: Sequence[str], here: Collection[str] = ()) -> None:
+        """Replaces the replicas. `here`: those on this gateway's machine, which are preferred. Returns when the new
+        ones were asked what they are; one that did not answer is down until it does. Running generations end on the
+        replica where they are."""
         ...
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import ClassVar, Self
 
 from sandgate.contract.errors import EngineFailed, EngineUnavailable, Overloaded, SandgateError
@@ -234,11 +234,13 @@ class EnginePool:
         if self.table.doubt(url, why):
             log.warning("engine %s is %s", url, f"not used: {why}" if why else "used again")
 
-    async def set_urls(self, urls: Sequence[str]) -> None:
-        """Replaces the replicas. New ones are asked what they are before the old ones leave, so that turns find an
-        engine all the while. Generations on a replica that leaves end there. Returns when the new set is in force."""
+    async def set_urls(self, urls: Sequence[str], here: Collection[str] = ()) -> None:
+        """Replaces the replicas. `here`: those on this gateway's machine. New ones are asked what they are before the
+        old ones leave, so that turns find an engine all the while. Generations on a replica that leaves end
+        there. Returns when the new set is in force."""
         wanted = _plain(urls)
         async with self._changing:
+            self.table.here = frozenset(_plain([*here]))
             fresh = [url for url in wanted if self.table.join(url)]
             for url in fresh:
                 self._logprobs.expect(url)

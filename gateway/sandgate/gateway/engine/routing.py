@@ -1,10 +1,10 @@
 """Routing of generations to replicas: a session stays on one, its group near it, as far as load allows. (pure)
 
-A replica keeps the prefixes that it has computed, so turns go where their session's history is, and a new session goes
-where its group's task is. Both are preferences with a bound: what is above the bound goes to the replica with least to
-do. Several gateways share the replicas. Each reads how much a replica has to do in all (`reported`), and expects that
-the others place as much as it does itself until the next report; where that leaves a tie, each begins at another place
-of the list, so that they do not all take the first.
+A replica keeps the prefixes that it has computed, so turns go where their session's history is, and a new session
+goes where its group's task is, or to a replica on this gateway's machine. All are preferences with a bound: what is
+above the bound goes to the replica with least to do. Several gateways share the replicas. Each reads how much a
+replica has to do in all (`reported`), and expects that the others place as much as it does itself until the next
+report; where that leaves a tie, each begins at another place of the list, so that they do not all take the first.
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ prefix cache."""
 
 SHARE, SHARE_MIN = 1.75, 2
 """A new session joins its group on a replica that has less to do than so many times the mean, or than so many
+generations."""
+
+NEAR, NEAR_MIN = 1.2, 1
+"""A new session goes to a replica on this machine that has at most so many times the mean to do, or so many
 generations."""
 
 STAY, STAY_MIN, LEAVE_FOR = 1.6, 4, 0.75
@@ -86,6 +90,8 @@ class ReplicaTable:
     """Gateways that share the replicas, this one included."""
     index: int = 0
     """Of this gateway among its peers."""
+    here: frozenset[str] = frozenset()
+    """URLs on this gateway's machine, as far as that is known."""
     _sessions: OrderedDict[str, str] = field(default_factory=OrderedDict)
     _groups: OrderedDict[str, str] = field(default_factory=OrderedDict)
 
@@ -131,7 +137,15 @@ class ReplicaTable:
         near = self._groups.get(group)
         if near in sessions and sessions[near] < max(SHARE_MIN, SHARE * mean):
             return self.replicas[near]
-        return fewest
+        return self._nearest(able, sessions, mean) or fewest
+
+    def _nearest(self, able: Sequence[Replica], sessions: dict[str, float], mean: float) -> Replica | None:
+        """Of those on this machine the one with least to do, if it has not much more than others."""
+        here = [r for r in able if r.url in self.here]
+        least = min(here, key=self._rank(sessions), default=None)
+        if least is None or sessions[least.url] + self._expected(least) > max(NEAR_MIN, NEAR * mean):
+            return None
+        return least
 
     def _youngest_starved(
         self, able: Sequence[Replica], sessions: dict[str, float], mean: float
@@ -160,8 +174,10 @@ class ReplicaTable:
         return {r.url: max(r.sessions, r.in_flight) + r.others * rest for r in able}
 
     def _expected(self, replica: Replica) -> float:
-        """What the other gateways have placed there since the last report, if they choose as this one does."""
-        return ALIKE * (self.peers - 1) * replica.placed
+        """What the other gateways have placed there since the last report, if they choose as this one does. Those on
+        other machines do not, of a replica on this one."""
+        share = len(self.here) / len(self.replicas) if replica.url in self.here else 1.0
+        return ALIKE * max(0.0, self.peers * share - 1) * replica.placed
 
     def _rank(self, sessions: dict[str, float]) -> Callable[[Replica], tuple[float, int, int, int]]:
         """Of replicas: the least takes a new session."""

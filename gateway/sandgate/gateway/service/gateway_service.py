@@ -32,6 +32,7 @@ from sandgate.contract.session_urls import SessionUrls
 from sandgate.contract.trajectory import Json, Trajectory
 from sandgate.gateway.config import DATABASES, Config
 from sandgate.gateway.engine.api import Engine, KeepsSessions, Labelled, Replaceable
+from sandgate.gateway.engine.nodes import SameNode
 from sandgate.gateway.journal.records import Completed, Delivered, Leased, Record, Rewarded, Sealed
 from sandgate.gateway.journal.room import volume
 from sandgate.gateway.metrics import GatewayMetrics
@@ -306,7 +307,8 @@ class GatewayService:
             raise Unsupported("this gateway's engine cannot be replaced while it runs")
         await self.sessions.set_engines(urls)
         self.turns.nodes.told(nodes or {})
-        await self.engine.set_urls(urls)
+        here = [url for url in urls if self.turns.nodes.same(url) is SameNode.TRUE]
+        await self.engine.set_urls(urls, here)
 
     async def push_tasks(self, body: PushTasks, key: Key) -> dict[str, Json]:
         """Adds tasks to the job's queue; they are durable when this returns. Raises what TaskQueue.push raises."""
