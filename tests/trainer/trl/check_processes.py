@@ -151,6 +151,7 @@ def test_both_evaluate_and_gather_gradients_over_several_batches(launch: Any, ru
         "num_generations_eval": SAMPLES,
         "gradient_accumulation_steps": 2,
         "eval_on_start": True,
+        "save_only_model": True,  # of which only process 0 has a part
     }
     told = launch("both", 2, config=config, options={"ahead": 1})
     assert [one["error"] for one in told] == [None, None]

@@ -19,8 +19,9 @@ class CheckpointAcks(TrainerCallback):  # type: ignore[misc, unused-ignore]
         self._committed = committed
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The checkpoint is written."""
-        sync(Path(args.output_dir) / f"checkpoint-{state.global_step}")
+        """The checkpoint is written, as far as this process has a part of it."""
+        first = bool(getattr(state, "is_world_process_zero", True))
+        sync(Path(args.output_dir) / f"checkpoint-{state.global_step}", own=first)
         self._committed(int(state.global_step))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

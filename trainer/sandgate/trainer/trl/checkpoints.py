@@ -31,11 +31,16 @@ def _whole(path: Path, step: int) -> bool:
     return isinstance(state, dict) and state.get("global_step") == step
 
 
-def sync(folder: Path) -> None:
+def sync(folder: Path, *, own: bool = True) -> None:
     """Return when every file of the folder is on disk, and the folder's name. What is acknowledged after that is not
-    lost with the machine's power."""
+    lost with the machine's power. `own`: False = another process writes there too, and may not have begun."""
     for path in (*folder.rglob("*"), folder, folder.parent):
-        handle = os.open(path, os.O_RDONLY)
+        try:
+            handle = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            if own:
+                raise
+            continue  # the other one's: it syncs it itself
         try:
             os.fsync(handle)
         finally:
