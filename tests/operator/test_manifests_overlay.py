@@ -74,9 +74,10 @@ LAID: dict[str, tuple[Json, Json]] = {
         of_gateway(env=[{"name": "HOME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}]),
         only(
             env=[
-                PLAIN_CONTAINER["env"][0],
-                {"name": "HOME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
-                PLAIN_CONTAINER["env"][2],
+                {"name": "HOME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}
+                if one["name"] == "HOME"
+                else one
+                for one in PLAIN_CONTAINER["env"]
             ]
         ),
     ),

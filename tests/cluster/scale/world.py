@@ -167,7 +167,7 @@ class World:
         config["model"]["tokenizer"] = str(tinymodel.write_tiny_model(home / "model"))
         (home / "gateway.json").write_text(json.dumps(config))
         argv = [sys.executable, "-m", "sandgate.gateway", "--config", str(home / "gateway.json")]
-        env = {**os.environ, "POD_NAME": name}
+        env = {**os.environ, "POD_NAME": name, "NODE_NAME": ""}
         process = spawn(self.hosts.command(argv), self.control.folder / "log" / f"{name}.log", env=env)
         self.control.ledger.add(name, process)
         return process

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, suppress
 from functools import wraps
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
@@ -16,6 +16,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 A_co = TypeVar("A_co", covariant=True)
 P = ParamSpec("P")
+
+
+LOOK_S = 1.0
+"""Between two looks for a Ctrl-C while an answer is waited for."""
 
 
 class Closed(RuntimeError):
@@ -55,7 +59,7 @@ class LoopThread:
             )
         future = self.submit(doing)
         try:
-            return future.result()
+            return answer(future)
         except BaseException:
             future.cancel()
             raise
@@ -73,6 +77,14 @@ class LoopThread:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+def answer(future: Future[T]) -> T:
+    """Wait for it. A Ctrl-C that comes just before a thread blocks on a lock is not seen while it blocks, as CPython
+    looks for signals only when the wait is interrupted: so the wait ends now and then."""
+    while not wait([future], timeout=LOOK_S).done:
+        pass
+    return future.result()
 
 
 def run_on(loop: asyncio.AbstractEventLoop) -> None:

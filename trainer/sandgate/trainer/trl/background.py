@@ -9,7 +9,7 @@ from concurrent.futures import wait
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from sandgate.trainer.client.loop_thread import run_on
+from sandgate.trainer.client.loop_thread import answer, run_on
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ class Background:
         try:
             while meanwhile is not None and not wait([future], timeout=every_s).done:
                 meanwhile()
-            return future.result()
+            return answer(future)
         except BaseException:
             future.cancel()
             raise
