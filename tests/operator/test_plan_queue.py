@@ -41,7 +41,7 @@ from tests.operator.plans import group, ref, seen, spec
 QUEUED, MISSING = JobReason.QUEUED_BY_KUEUE, JobReason.KUEUE_MISSING
 COUNTS = {"gateways": 1, "engines": 1, "sandboxes": 4}
 ASK = QuotaAsk(queue="team", counts=COUNTS, digest="d1")
-WAITS = WorkloadSeen(uid="u", digest="d1", counts=COUNTS, words="insufficient quota for cpu")
+WAITS = WorkloadSeen(digest="d1", counts=COUNTS, words="insufficient quota for cpu")
 ADMITTED = replace(WAITS, reserved=True, admitted=True, assigned=COUNTS, words="The workload is admitted")
 EVICTED = replace(ADMITTED, evicted="Preempted", words="Preempted: to make room for a workload")
 NO_KUEUE = QueueSeen(trouble="there is no Kueue")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch  # type: ignore[import-not-found]
 from peft import LoraConfig, get_peft_model  # type: ignore[import-not-found]
+from safetensors.torch import load_file  # type: ignore[import-not-found]
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM  # type: ignore[import-not-found]
 
 from sandgate.contract.errors import InvalidBody
@@ -81,6 +82,30 @@ def test_saving_changes_no_bit_of_the_model(tmp_path: Path, name: str, dtype: An
     assert set(before) == set(adapted.state_dict())
     with torch.no_grad():
         assert torch.equal(adapted(IDS).logits, adapted(IDS).logits)
+
+
+def test_an_adapter_that_is_not_active_is_no_part_of_it(tmp_path: Path) -> None:
+    """TRL keeps a copy of a pretrained adapter beside the one that it trains, as "ref"."""
+    config = LoraConfig(**ADAPTERS["beside a head that is trained whole"])
+    adapted = changed(get_peft_model(model(tied=False, dtype=torch.float32), config)).eval()
+    adapted.add_adapter("ref", config)
+    FolderWeights(tmp_path).save(adapted, 3)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "v3").eval()
+    with torch.no_grad():
+        assert torch.allclose(loaded(IDS).logits, adapted(IDS).logits, atol=2e-5)
+    saved = load_file(tmp_path / "v3" / "model.safetensors")
+    assert set(saved) <= set(model(tied=False, dtype=torch.float32).state_dict())
+
+
+def test_adapters_that_are_merged_already_stay_so(tmp_path: Path) -> None:
+    adapted = changed(get_peft_model(model(tied=False, dtype=torch.float32), LoraConfig(**SOME))).eval()
+    adapted.merge_adapter()
+    before = bits(adapted)
+    FolderWeights(tmp_path).save(adapted, 3)
+    assert all(torch.equal(before[key], one) for key, one in bits(adapted).items())
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "v3").eval()
+    with torch.no_grad():
+        assert torch.allclose(loaded(IDS).logits, adapted(IDS).logits, atol=2e-5)
 
 
 @pytest.mark.parametrize("name", TWO)

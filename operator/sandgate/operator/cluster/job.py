@@ -44,7 +44,7 @@ from sandgate.operator.observed.pod_record import PodSeen
 from sandgate.operator.plan.actions import Action, JobObserved, JobWant, Provided, Ref, SessionObserved, Told
 from sandgate.operator.plan.ends import seconds, why_stop
 from sandgate.operator.plan.job import plan_job
-from sandgate.operator.plan.kueue import Hold, QueueSeen, QueueStep, QuotaAsk
+from sandgate.operator.plan.kueue import QueueSeen, QueueStep, QuotaAsk
 from sandgate.operator.plan.queueing import hold, is_done, within
 from sandgate.operator.plan.remote import RemoteObserved, plan_remote
 from sandgate.operator.plan.standing import is_idle
@@ -79,7 +79,6 @@ class ClusterJob:
         self.job, self.kube, self.settings, self.now = job, kube, settings, now
         self.touch, self._forget, self.connect = touch, forget, connect
         self._refused = self._taken = ""
-        self._held: Hold | None = None
         self._ask: QuotaAsk | None = None
         meta = job.metadata
         self.writer = StatusWriter(kube, meta.namespace, meta.name, status, uid=meta.uid, now=now)
@@ -140,16 +139,16 @@ class ClusterJob:
 
     def _want_by(self, queue: QueueSeen | None, status: RolloutJobStatus | None) -> JobWant:
         meta = self.job.metadata
-        self._held = hold(self._ask, queue, done=is_done(status))
+        held = hold(self._ask, queue, done=is_done(status))
         return JobWant(
             name=meta.name,
-            spec=within(self.job.spec, self._held, queue),
+            spec=within(self.job.spec, held, queue),
             generation=meta.generation,
             selector=f"{JOB}={meta.name},{ROLE}={AGENT}",
             refused=self._refused,
             taken=self._taken,
             ask=self._ask,
-            held=self._held,
+            held=held,
         )
 
     @property
@@ -284,7 +283,7 @@ class ClusterJob:
         if status.start_time:
             self.at.observe(events.JobStarted(seconds(status.start_time)))
         self.writer.want(status)
-        if self._held is not None and is_done(status):
+        if self.observed.want.held is not None and is_done(status):
             self._want_anew()
         self.touch(JOB_KEY)  # a job that is over by this plans its end
 

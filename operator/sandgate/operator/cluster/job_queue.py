@@ -17,6 +17,7 @@ from sandgate.operator.cluster.object_store import owner_uid
 from sandgate.operator.manifests.workload import ask_of, workload
 from sandgate.operator.observed.events import QueueLooked
 from sandgate.operator.observed.job import JOB_KEY
+from sandgate.operator.observed.pod_failure import OVER
 from sandgate.operator.observed.workload import (
     DIGEST,
     STOPPED,
@@ -24,6 +25,7 @@ from sandgate.operator.observed.workload import (
     flavors_of,
     given_back,
     told,
+    version_of,
     workload_seen,
 )
 from sandgate.operator.plan.kueue import (
@@ -44,7 +46,6 @@ Body = Mapping[str, Json]
 
 GONE_S = 1.0
 """Between looks whether the last pods of an evicted job are gone."""
-OVER = ("Succeeded", "Failed")
 OFF = (
     "the job names a queue of Kueue, and this operator does not work with Kueue: set kueue.enabled of the chart,"
     " or take the label kueue.x-k8s.io/queue-name away"
@@ -93,7 +94,7 @@ class JobQueue:
     @property
     def known(self) -> int:
         """Version of its Workload as last seen; 0: there is none."""
-        return 0 if self._body is None else _version(self._body)
+        return 0 if self._body is None else version_of(self._body)
 
     # -- what is seen -------------------------------------------------------------------------------------------------
 
@@ -117,7 +118,7 @@ class JobQueue:
         elif owner_uid(body) != self.at.job.metadata.uid:
             why = f"Workload {self.name} is there already, and not of this job: delete it"
             self._tell(QueueSeen(refused=why))
-        elif _version(body) >= self.known:
+        elif version_of(body) >= self.known:
             self._body = body
             self._tell(QueueSeen(workload=workload_seen(body, self._flavors)))
 
@@ -215,8 +216,3 @@ class JobQueue:
 
 def _uid(body: Body) -> str:
     return str(body["metadata"].get("uid") or "")
-
-
-def _version(body: Body) -> int:
-    text = str(body["metadata"].get("resourceVersion") or "")
-    return int(text) if text.isascii() and text.isdigit() else 0

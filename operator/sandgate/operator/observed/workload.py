@@ -30,6 +30,12 @@ def flavors_of(body: Body) -> set[str]:
     }
 
 
+def version_of(body: Body) -> int:
+    """Later ones are larger; 0 = it does not say."""
+    text = _map(body.get("metadata")).get("resourceVersion")
+    return int(text) if isinstance(text, str) and text.isascii() and text.isdigit() else 0
+
+
 def workload_seen(body: Body, flavors: Mapping[str, Body]) -> WorkloadSeen:
     """`flavors`: name -> ResourceFlavor, of those that it was given. One that is not there makes it wait."""
     meta, spec, status = (_map(body.get(name)) for name in ("metadata", "spec", "status"))
@@ -40,8 +46,6 @@ def workload_seen(body: Body, flavors: Mapping[str, Body]) -> WorkloadSeen:
     assigned = _maps(_map(status.get("admission")).get("podSetAssignments"))
     active = spec.get("active", True) is not False
     return WorkloadSeen(
-        uid=str(meta.get("uid") or ""),
-        version=_number(meta.get("resourceVersion")),
         digest=str(notes.get(DIGEST) or ""),
         counts=_counts(spec.get("podSets")),
         assigned=_counts(assigned),
@@ -174,10 +178,6 @@ def _said(conditions: Mapping[str, Body], kind: str) -> str:
 def _counts(listed: Json) -> dict[str, int]:
     found = ((str(one.get("name")), one.get("count")) for one in _maps(listed))
     return {name: count for name, count in found if isinstance(count, int)}
-
-
-def _number(text: Json) -> int:
-    return int(text) if isinstance(text, str) and text.isascii() and text.isdigit() else 0
 
 
 def _map(value: Json) -> Mapping[str, Json]:

@@ -44,8 +44,6 @@ class Placement:
 class WorkloadSeen:
     """The job's Workload."""
 
-    uid: str
-    version: int = 0
     digest: str = ""
     """Of what it asks for, as we wrote it."""
     counts: Mapping[str, int] = field(default_factory=dict)

@@ -49,25 +49,31 @@ def plain(model: Any) -> tuple[Any, dict[str, Any]]:
     tuned = [(name, one) for name, one in model.named_modules() if isinstance(one, BaseTunerLayer)]
     with torch.no_grad():
         for name, layer in tuned:
-            base = layer.get_base_layer()
-            kept = {key: one.detach().clone() for key, one in base.named_parameters()}
-            layer.merge()
-            try:
-                state |= {
-                    _name(f"{name}.{key}"): one.detach().to("cpu", copy=True)
-                    for key, one in base.named_parameters()
-                }
-                layer.unmerge()
-            finally:
-                for key, one in base.named_parameters():
-                    one.copy_(kept[key])
+            state |= {_name(f"{name}.{key}"): one for key, one in _merged(layer).items()}
         inside = tuple(f"{name}." for name, _ in tuned)
         for name, one in model.state_dict().items():
-            if not name.startswith(inside) and ".original_module." not in name:
-                state.setdefault(_name(name), one.detach().to("cpu", copy=True))
+            plainly = _trained_whole(name, model.active_adapters)
+            if plainly and not name.startswith(inside):
+                state.setdefault(_name(plainly), one.detach().to("cpu", copy=True))
     base = model.get_base_model()
     _check_tied(base, state)
     return base, state
+
+
+def _merged(layer: Any) -> dict[str, Any]:
+    """What is in the layer below, with the active adapters merged in, on the CPU."""
+    base = layer.get_base_layer()
+    if layer.merged:  # by its user, who keeps it so
+        return {key: one.detach().to("cpu", copy=True) for key, one in base.named_parameters()}
+    kept = {key: one.detach().clone() for key, one in base.named_parameters()}
+    layer.merge()
+    try:
+        found = {key: one.detach().to("cpu", copy=True) for key, one in base.named_parameters()}
+        layer.unmerge()
+    finally:
+        for key, one in base.named_parameters():
+            one.copy_(kept[key])
+    return found
 
 
 def _check_tied(model: Any, state: dict[str, Any]) -> None:
@@ -85,8 +91,14 @@ def _check_tied(model: Any, state: dict[str, Any]) -> None:
             )
 
 
+def _trained_whole(name: str, active: list[str]) -> str:
+    """Of a module that is trained whole the active adapter's, under the name of what it replaces; empty for all else of
+    such a module."""
+    for adapter in active:
+        name = name.replace(f".modules_to_save.{adapter}.", ".")
+    return "" if ".modules_to_save." in name or ".original_module." in name else name
+
+
 def _name(name: str) -> str:
     """Without what peft puts in."""
-    for part in (".base_layer", ".modules_to_save.default"):
-        name = name.replace(part, "")
-    return name.removeprefix(INNER)
+    return name.replace(".base_layer", "").removeprefix(INNER)
