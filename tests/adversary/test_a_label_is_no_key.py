@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sandgate.contract.labels import AGENT, VERIFIER
-from sandgate.operator.manifests.policies import gateway_policy
+from sandgate.operator.manifests.policies import engine_policies, gateway_policy
 from sandgate.operator.settings import Settings
 from tests.operator.manifest_jobs import MANAGED, job
 
@@ -36,3 +36,13 @@ def test_gateways_are_reached_by_trainers_of(namespaces: tuple[str, ...], select
         VERIFIER,
         None,
     ]
+
+
+@pytest.mark.parametrize(("namespaces", "selectors"), SAID.values(), ids=SAID)
+def test_engines_are_reached_by_trainers_of(namespaces: tuple[str, ...], selectors: list[Any]) -> None:
+    """They know no keys: an administrator who lets a namespace knock at gateways says nothing of engines by it."""
+    settings = Settings(trainer_namespaces=("knocks", "*"), engine_trainer_namespaces=namespaces)
+    (policy,) = engine_policies(job(MANAGED), settings)
+    gateways, trainers = policy["spec"]["ingress"]
+    assert [peer.get("namespaceSelector") for peer in trainers["from"]] == selectors
+    assert len(gateways["from"]) == 1

@@ -86,6 +86,11 @@ CARRIED: Mapping[str, tuple[Mapping[str, Any], str, Any]] = {
         "trainer_namespaces",
         ("t", "*"),
     ),
+    "namespaces of trainers that reach engines": (
+        {"jobs": {"engine": {"trainerNamespaces": ["t", "*"]}}},
+        "engine_trainer_namespaces",
+        ("t", "*"),
+    ),
     "who reads metrics of gateways": (
         {"jobs": {"gateway": {"metricsFrom": [SCRAPER]}}},
         "gateway_scrapers",

@@ -444,9 +444,12 @@ def test_gateways_are_reached_by_agents_verifiers_the_operator_and_trainers() ->
     )
 
 
-def test_managed_engines_are_reached_by_gateways_alone_and_those_of_others_are_let_be() -> None:
-    (rule,) = policies(MANAGED)["engine"]["ingress"]
-    assert peers(rule) == ["gateway"]
+def test_managed_engines_are_reached_by_gateways_and_trainers_alone_and_those_of_others_are_let_be() -> None:
+    gateways, trainers = policies(MANAGED)["engine"]["ingress"]
+    assert (peers(gateways), gateways["ports"]) == (["gateway"], [{"protocol": "TCP", "port": 8000}])
+    assert peers(trainers) == ["sandgate.dev/trainer=true"]
+    assert "namespaceSelector" not in trainers["from"][0], "of the job's own namespace"
+    assert "ports" not in trainers, "NCCL picks its own"
     assert policies(MANAGED)["engine"]["policyTypes"] == ["Ingress"]  # it may fetch its weights
     assert "engine" not in policies(SELECTED)
     assert "engine" not in policies(ENDPOINTS)
@@ -461,7 +464,7 @@ def test_who_reads_metrics_is_let_in_where_an_administrator_says_so() -> None:
             for one in sandbox_policy(job(MANAGED), settings)
         }
         for role, peers in ((GATEWAY, gateways), (ENGINE, engines)):
-            (rule,) = found[role]["ingress"]
+            rule, *_ = found[role]["ingress"]
             assert [peer for peer in rule["from"] if peer == prometheus] == list(peers)
         assert "ingress" not in found[AGENT]
         assert "ingress" not in found[VERIFIER]

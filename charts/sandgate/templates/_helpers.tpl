@@ -81,6 +81,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
   "trainer_namespaces" $jobs.trainer.namespaces
   "gateway_scrapers" $jobs.gateway.metricsFrom
   "engine_scrapers" $jobs.engine.metricsFrom
+  "engine_trainer_namespaces" $jobs.engine.trainerNamespaces
   "operator_namespace" $root.Release.Namespace
   "operator_labels" (include "sandgate.selector" $root | fromYaml)
   "gateway_resources" $jobs.gateway.resources

@@ -44,6 +44,8 @@ class Settings:
     """NetworkPolicyPeers that may reach gateways, for their /metrics; nothing else there answers without a key."""
     engine_scrapers: tuple[Json, ...] = ()
     """The same of managed engines. Whoever reaches one may also sample, pause it and load weights: it knows no keys."""
+    engine_trainer_namespaces: tuple[str, ...] = ()
+    """Namespaces whose pods with a trainer's labels may reach managed engines, besides the job's own; `*` is all."""
     operator_namespace: str = ""
     """Where the operator runs; its pods may reach gateways."""
     operator_labels: dict[str, str] = field(

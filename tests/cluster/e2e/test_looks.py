@@ -21,17 +21,13 @@ from sandgate.trainer.client.cluster import ClusterPlace, agent_session, job_gat
 from sandgate.trainer.client.fleet import cluster_fleet
 from tests.cluster import pods
 from tests.cluster.e2e import scripted
+from tests.cluster.e2e.trainer_pods import PAGE, TRAIN, log, prepare, program, trainer_pod
 from tests.cluster.e2e.world import World, wait_for
-from tests.cluster.harness.cluster import Cluster
-from tests.cluster.harness.images import build_image
-from tests.images.ours import ROOT, WHEEL
 from tests.support.waiting import until_now
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240, func_only=True)]
 
 Json = dict[str, Any]
-PAGE = ROOT / "docs" / "cluster.md"
-TRAINER = "localhost/sandgate-trainer:e2e"
 SANDGATE = Path(sys.executable).with_name("sandgate")
 TASKS, SAMPLES = 10, 2
 SESSIONS = TASKS * SAMPLES
@@ -187,12 +183,6 @@ def test_submit_updates_what_may_change_and_says_what_may_not(shop: Shop) -> Non
 # -- groups ----------------------------------------------------------------------------------------------------------
 
 
-def program() -> str:
-    """The trainer of docs/cluster.md."""
-    (block,) = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
-    return str(block)
-
-
 TRAINED = re.compile(r"^step (\d+): .* of (q\d+(?:, q\d+)*), mean reward 0\.50$", re.MULTILINE)
 
 
@@ -204,34 +194,23 @@ def trained(shop: Shop, said: str, steps: int) -> None:
 
 
 def test_the_pages_trainer_runs_outside_of_the_cluster(shop: Shop) -> None:
-    done = shop.run(sys.executable, "-W", "error", "-c", program(), "shop", "2")
+    done = shop.run(sys.executable, "-W", "error", "-c", program(TRAIN), "shop", "2")
     assert done.returncode == 0, done.stderr
     trained(shop, done.stdout, steps=2)
 
 
 def test_the_pages_trainer_runs_in_a_pod_that_may_read_its_jobs_secret_and_nothing_else(shop: Shop) -> None:
     cluster = shop.world.cluster
-    cluster.load_image(
-        build_image(Path(__file__).with_name("trainer.Dockerfile"), ROOT, TRAINER, paths=WHEEL)
-    )
-    cluster.kubectl("apply", "-n", shop.namespace, "-f", "-", stdin=account())
-    pods.start(cluster, shop.namespace, trainer_pod("trainer", program(), "shop", "2"))
+    prepare(cluster, shop.namespace)
+    pods.start(cluster, shop.namespace, trainer_pod("trainer", program(TRAIN), "shop", "2"))
     pods.start(cluster, shop.namespace, trainer_pod("curious", CURIOUS))
-    assert pods.ended(cluster, shop.namespace, "trainer")["exitCode"] == 0, log(cluster, shop, "trainer")
-    trained(shop, log(cluster, shop, "trainer"), steps=2)
-    assert pods.ended(cluster, shop.namespace, "curious")["exitCode"] == 0, log(cluster, shop, "curious")
-
-
-def account() -> str:
-    """The manifest of the page."""
-    (block,) = re.findall(r"```yaml\n(# A trainer.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
-    return str(block)
-
-
-def trainer_pod(name: str, text: str, *argv: str) -> Json:
-    container = {"image": TRAINER, "command": ["python", "-W", "error", "-c", text, *argv]}
-    mark = {"sandgate.dev/trainer": "true"}
-    return pods.pod(name, labels=mark, container=container, serviceAccountName="trainer")
+    assert pods.ended(cluster, shop.namespace, "trainer")["exitCode"] == 0, log(
+        cluster, shop.namespace, "trainer"
+    )
+    trained(shop, log(cluster, shop.namespace, "trainer"), steps=2)
+    assert pods.ended(cluster, shop.namespace, "curious")["exitCode"] == 0, log(
+        cluster, shop.namespace, "curious"
+    )
 
 
 CURIOUS = """
@@ -245,10 +224,6 @@ for ask in (lambda: job_gateways("other").__enter__(), lambda: rollout_job("shop
     else:
         raise SystemExit("allowed")
 """
-
-
-def log(cluster: Cluster, shop: Shop, pod: str) -> str:
-    return cluster.kubectl("-n", shop.namespace, "logs", pod)
 
 
 async def test_a_gateway_that_is_killed_while_groups_are_collected_loses_and_repeats_nothing(

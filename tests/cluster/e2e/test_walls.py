@@ -216,11 +216,13 @@ def test_a_stranger_reaches_neither_gateway_nor_engine(street: Street) -> None:
         assert street.knock(job.namespace, "stranger") == everything_else
 
 
-def test_a_trainer_is_known_by_its_label_and_reaches_gateways_but_no_engine(street: Street) -> None:
-    """Of its own namespace: anybody who makes pods somewhere sets a label on them."""
+def test_a_trainer_is_known_by_its_label_and_reaches_gateways_and_engines_of_its_own_namespace(
+    street: Street,
+) -> None:
+    """Anybody who makes pods somewhere sets a label on them."""
     for job in (street.one, street.far):
-        closed = {f"{other.name}'s engine" for other in street.jobs}
-        closed |= {f"{other.name}'s gateway" for other in street.jobs if other.namespace != job.namespace}
+        others = [other.name for other in street.jobs if other.namespace != job.namespace]
+        closed = {f"{name}'s {what}" for name in others for what in ("gateway", "engine")}
         found = street.knock(job.namespace, "trainer")
         assert found == all_but(street, *(door for door in street.doors if door not in closed))
 

@@ -6,6 +6,7 @@ engines) gets it by a policy of their own that selects our labels `sandgate.dev/
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from sandgate.contract.job import Isolation, RolloutJob
@@ -55,7 +56,7 @@ def gateway_policy(job: RolloutJob, settings: Settings) -> Json:
         {"podSelector": {"matchLabels": pods_of(job, VERIFIER)}},
         {"namespaceSelector": in_namespace(settings.operator_namespace)}
         | {"podSelector": {"matchLabels": settings.operator_labels}},
-        *trainers(settings),
+        *trainers(settings, settings.trainer_namespaces),
         *settings.gateway_scrapers,
     ]
     ingress = [{"from": peers, "ports": tcp(HTTP_PORT)}]
@@ -64,14 +65,13 @@ def gateway_policy(job: RolloutJob, settings: Settings) -> Json:
     )
 
 
-def trainers(settings: Settings) -> list[Json]:
-    """Pods with the label, which who makes pods may set: of the job's namespace, and where an administrator says."""
+def trainers(settings: Settings, namespaces: Sequence[str]) -> list[Json]:
+    """Pods with the label, which who makes pods may set: of the job's namespace, and of those that an administrator
+    names."""
     label = {"podSelector": {"matchLabels": settings.trainer_labels}}
-    if ANY in settings.trainer_namespaces:
+    if ANY in namespaces:
         return [{"namespaceSelector": {}, **label}]
-    others = [
-        {"namespaceSelector": in_namespace(name), **label} for name in settings.trainer_namespaces if name
-    ]
+    others = [{"namespaceSelector": in_namespace(name), **label} for name in namespaces if name]
     return [label, *others]
 
 
@@ -107,12 +107,15 @@ def to_image_hosts(job: RolloutJob) -> list[Json]:
 
 
 def engine_policies(job: RolloutJob, settings: Settings) -> list[Json]:
-    """Managed engines: reached by this job's gateways only, and by whom an administrator lets read metrics; their
-    control endpoints have no password. Pods found by a selector are not ours to close: others may use them."""
+    """Managed engines: reached by this job's gateways, by trainers, and by whom an administrator lets read metrics.
+    Their control endpoints have no password, so a trainer's namespace is named for engines by itself: at gateways it
+    needs a key. Trainers reach every port: NCCL picks its own. Pods found by a selector are not ours to close: others
+    may use them."""
     if job.spec.engine.managed is None:
         return []
     peers = [{"podSelector": {"matchLabels": pods_of(job, GATEWAY)}}, *settings.engine_scrapers]
-    ingress = [{"from": peers, "ports": tcp(HTTP_PORT)}]
+    ingress: list[Json] = [{"from": peers, "ports": tcp(HTTP_PORT)}]
+    ingress.append({"from": trainers(settings, settings.engine_trainer_namespaces)})
     return [policy(job, engines_name(job.metadata.name), ENGINE, ingress=ingress)]
 
 

@@ -6,7 +6,7 @@ from sandgate.contract.job import ManagedEngineSpec, RolloutJobSpec
 
 VLLM_ENV = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 """Dev mode: pause, resume and weight updates. Only where nobody else reaches it: on loopback, or behind the
-NetworkPolicy that lets in the job's gateways alone."""
+NetworkPolicy that lets in the job's gateways and trainers alone."""
 CPU_ENV = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",

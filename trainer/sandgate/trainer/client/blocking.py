@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from typing import Any
 
+from sandgate.contract.choices import EngineKind
 from sandgate.contract.lease import LEASE_TTL_S
 from sandgate.trainer.client import fleet as asynchronous
 from sandgate.trainer.client import weight_update
@@ -26,7 +27,7 @@ from sandgate.trainer.client.counters import Counters
 from sandgate.trainer.client.fleet import AsyncFleet
 from sandgate.trainer.client.groups import Group as AsyncGroup
 from sandgate.trainer.client.loop_thread import Blocking, LoopThread, blocking, blocking_stream, entered
-from sandgate.trainer.client.streaming import Ahead
+from sandgate.trainer.client.streaming import POLL_S, Ahead
 
 AHEAD = Ahead(groups=8)
 """By default: enough that a step finds its batch there, little enough that other ranks find theirs."""
@@ -60,12 +61,19 @@ class Fleet(Blocking[AsyncFleet]):
         ahead: Ahead | None = AHEAD,
         max_behind: int | None = None,
         on_stale: Callable[[AsyncGroup], None] | None = None,
+        poll_s: float = POLL_S,
     ) -> Generator[Group, None, None]:
         """See `AsyncFleet.groups`. When the loop over it ends, however, what was leased ahead is given back.
         `on_stale` is called in the fleet's thread, where no call of this fleet may wait: note what is to be pushed
         again, and push it from your own."""
         found = self._groups(
-            job=job, ttl_s=ttl_s, idle_s=idle_s, ahead=ahead, max_behind=max_behind, on_stale=on_stale
+            job=job,
+            ttl_s=ttl_s,
+            idle_s=idle_s,
+            ahead=ahead,
+            max_behind=max_behind,
+            on_stale=on_stale,
+            poll_s=poll_s,
         )
         for group in found:
             yield Group(group, self._loop)
@@ -85,20 +93,41 @@ class Fleet(Blocking[AsyncFleet]):
         *,
         mode: weight_update.Mode = "keep",
         engines: Iterable[str] = (),
+        kind: EngineKind | str = EngineKind.VLLM,
         drain_s: float = weight_update.DRAIN_S,
     ) -> Iterator[Update]:
         """See `AsyncFleet.weight_update`."""
-        update = self.inner.weight_update(version, mode=mode, engines=engines, drain_s=drain_s)
+        update = self.inner.weight_update(version, mode=mode, engines=engines, kind=kind, drain_s=drain_s)
         with entered(update, self._loop) as found:
             yield Update(found, self._loop)
 
+    def told_version(self, version: int) -> None:
+        """See `AsyncFleet.told_version`."""
+
+        async def told() -> None:
+            self.inner.told_version(version)
+
+        self._loop.run(told())
+
+    def over(self) -> bool:
+        """See `AsyncFleet.over`."""
+        return self.inner.over()
+
+    lease = blocking(AsyncFleet.lease)
+    renew = blocking(AsyncFleet.renew)
+    ack = blocking(AsyncFleet.ack)
+    nack = blocking(AsyncFleet.nack)
     _groups = blocking_stream(AsyncFleet.groups)
     checkpoint = blocking(AsyncFleet.checkpoint)
     commit = blocking(AsyncFleet.commit)
     resume_from = blocking(AsyncFleet.resume_from)
     push_tasks = blocking(AsyncFleet.push_tasks)
     version = blocking(AsyncFleet.version)
+    status = blocking(AsyncFleet.status)
+    sessions = blocking_stream(AsyncFleet.sessions)
     progress = blocking(AsyncFleet.progress)
+    heartbeat = blocking(AsyncFleet.heartbeat)
+    engine_urls = blocking(AsyncFleet.engine_urls)
     engines_without_weights = blocking(AsyncFleet.engines_without_weights)
 
 

@@ -97,7 +97,7 @@ class AsyncFleet:
 
     @property
     def engines(self) -> tuple[str, ...]:
-        """URLs of the engines, where they are known: of a run on this machine."""
+        """URLs of the engines of a run on this machine; none of others, whose gateways `engine_urls` asks."""
         return ()
 
     def over(self) -> bool:
@@ -453,6 +453,13 @@ class AsyncFleet:
     async def progress(self) -> Progress:
         """Sums over the gateways that answer; the others are named."""
         return progress_of(await self._statuses())
+
+    async def engine_urls(self) -> tuple[str, ...]:
+        """Engines as the gateways reach them, sorted; for `weight_update(..., engines=...)` of a trainer that reaches
+        them too: on the same machine, or in a pod (docs/cluster.md). Raises Unavailable if a gateway does not answer,
+        as it may know one that no other does."""
+        said = await self.status()
+        return tuple(sorted({str(engine["url"]) for one in said.values() for engine in one["engines"]}))
 
     async def engines_without_weights(self) -> tuple[str, ...]:
         """URLs of engines that were started anew since the last weight update, as far as gateways that answer know.

@@ -62,8 +62,6 @@ class FolderWeights:
 
     async def publish(self, fleet: AsyncFleet, version: int) -> None:
         """See Weights. Raises what `AsyncFleet.weight_update` does; publishing again with the same version is fine."""
-        urls = self.urls or {
-            str(engine["url"]) for one in (await fleet.status()).values() for engine in one["engines"]
-        }
+        urls = self.urls or await fleet.engine_urls()
         async with fleet.weight_update(version, mode=self.mode, engines=urls) as update:
             await update.reload(str(self.of(version)))
