@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from sandgate.operator.manifests.example import pod_defaults
 from sandgate.operator.manifests.pod_hardening import limit
+from sandgate.operator.manifests.sandbox_pods import PodDefaults
 from sandgate.operator.settings import Settings
 from tests.operator.sandbox_pods import POD, agent, verifier
 
@@ -60,7 +60,7 @@ def test_every_container_of_a_sandboxs_pod_has_limits(make: Any) -> None:
         (f"{POD}.containers", [{"name": "agent", "image": "agent:1"}, beside]),
         (f"{POD}.initContainers", [{"name": "first", "image": "first:1"}]),
     ]
-    pod = make(*changes, look=pod_defaults(Settings()))
+    pod = make(*changes, look=PodDefaults.of(Settings()))
     containers = [*pod["spec"]["containers"], *pod["spec"]["initContainers"]]
     assert len(containers) == (4 if make is agent else 2)
     for container in containers:

@@ -62,6 +62,11 @@ def test_dns_is_where_the_values_say_it_is() -> None:
     }
 
 
+def test_dns_of_the_node_is_asked_besides_where_the_values_name_it() -> None:
+    node = policy(jobs={"dns": {"cidrs": ["169.254.20.10/32"]}})["egress"][1]["to"][1:]
+    assert node == [{"ipBlock": {"cidr": "169.254.20.10/32"}}]
+
+
 def test_metrics_for_some_are_still_for_helm_test() -> None:
     scraper = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
     (rule,) = policy(networkPolicy={"metricsFrom": [scraper]})["ingress"]

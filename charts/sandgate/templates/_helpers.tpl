@@ -77,6 +77,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
   "runtime_class" $jobs.runtimeClass
   "dns_labels" $jobs.dns.labels
   "dns_namespace" $jobs.dns.namespace
+  "dns_cidrs" $jobs.dns.cidrs
   "trainer_labels" $jobs.trainer.labels
   "trainer_namespaces" $jobs.trainer.namespaces
   "gateway_scrapers" $jobs.gateway.metricsFrom
@@ -87,6 +88,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
   "gateway_resources" $jobs.gateway.resources
   "retire_seconds" (int $jobs.gateway.retireSeconds)
   "sandbox_resources" $jobs.sandbox.resources
+  "probe" $jobs.sandbox.probe
   "unreachable_seconds" (int $jobs.sandbox.unreachableSeconds)
   "failed_pods" (int $jobs.sandbox.keepFailed)
   "history" (int $jobs.history)

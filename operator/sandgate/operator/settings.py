@@ -18,7 +18,7 @@ class Settings:
 
     gateway_image: str = "sandgate-gateway:latest"
     fetcher_image: str = "sandgate-fetcher:latest"
-    engine_image: str = "vllm/vllm-openai:latest"
+    engine_image: str = "vllm/vllm-openai:v0.32.0"
     """Of managed engines that name none."""
     pull_policy: str = "IfNotPresent"
     """Of our own images."""
@@ -36,6 +36,9 @@ class Settings:
     dns_labels: dict[str, str] = field(default_factory=lambda: {"k8s-app": "kube-dns"})
     """Pods that sandboxes may ask for names, in namespace dns_namespace."""
     dns_namespace: str = "kube-system"
+    dns_cidrs: tuple[str, ...] = ()
+    """Blocks that may be asked for names besides, as that of NodeLocal DNSCache, which answers at an address of the
+    node and is no pod to a policy."""
     trainer_labels: dict[str, str] = field(default_factory=lambda: {"sandgate.dev/trainer": "true"})
     """Pods that may reach the gateways' control API besides the operator: of a job's namespace, and of those below."""
     trainer_namespaces: tuple[str, ...] = ()
@@ -62,6 +65,9 @@ class Settings:
     )
     """Of agents' and verifiers' containers, where they say nothing; a limit also where they say other things. What has
     no limit takes its node's, and others pay for it. (Processes are bounded by the kubelet alone: podPidsLimit.)"""
+    probe: tuple[str, ...] = ("169.254.169.254:80",)
+    """`host:port` that an agent must not reach, beside the API server: a cloud's metadata, which gives a node's
+    credentials. Nothing starts where one answers."""
     unreachable_seconds: int = 30
     """tolerationSeconds of sandboxes on a node that is gone."""
     retire_seconds: int = 600

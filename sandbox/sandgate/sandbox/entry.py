@@ -203,7 +203,7 @@ def probe(where: list[tuple[str, int]], gateway: Callable[[], None]) -> str:
                 raise Failed(
                     POLICY,
                     f"{', '.join(opened)} can be reached from this pod {PROBE_S:.0f} s after its start:"
-                    " no NetworkPolicy is enforced here",
+                    " no NetworkPolicy is enforced here, or agent.egress opens too much (an ipBlock has `except`)",
                 )
             time.sleep(ATTEMPT_S / 3)
         if closed == ATTEMPTS and patiently(gateway, GATEWAY) > ATTEMPT_S:

@@ -47,15 +47,7 @@ class JobState(DriverState):
     @property
     def look(self) -> PodDefaults:
         """What the installation decides about sandboxes."""
-        settings = self.settings
-        return PodDefaults(
-            fetcher_image=settings.fetcher_image,
-            pull_policy=settings.pull_policy,
-            pull_secrets=settings.pull_secrets,
-            runtime_class=settings.runtime_class,
-            resources=settings.sandbox_resources,
-            unreachable_seconds=settings.unreachable_seconds,
-        )
+        return PodDefaults.of(self.settings)
 
     @property
     def places(self) -> Mapping[str, Placement]:

@@ -25,18 +25,6 @@ NO_SECRET: Final = "00" * 32
 NOT_SHOWN: Final = "(not shown)"
 
 
-def pod_defaults(settings: Settings) -> PodDefaults:
-    """What the installation decides about sandboxes."""
-    return PodDefaults(
-        fetcher_image=settings.fetcher_image,
-        pull_policy=settings.pull_policy,
-        pull_secrets=settings.pull_secrets,
-        runtime_class=settings.runtime_class,
-        resources=settings.sandbox_resources,
-        unreachable_seconds=settings.unreachable_seconds,
-    )
-
-
 def session_owner(name: str, uid: str) -> Json:
     """ownerReference to an AgentSession."""
     return {
@@ -77,7 +65,7 @@ def session_objects(job: RolloutJob, settings: Settings) -> list[Json]:
         "keys_secret": keys_name(group, 0, 0),
         "task": task,
         "sample_index": 0,
-        "look": pod_defaults(settings),
+        "look": PodDefaults.of(settings),
     }
     found = [
         keys_secret(job, task.uid, 0, 0, bytes.fromhex(NO_SECRET), 0.0),

@@ -154,7 +154,8 @@ def to_dns(settings: Settings) -> Json:
         "podSelector": {"matchLabels": settings.dns_labels},
     }
     ports = [{"protocol": protocol, "port": port} for port in DNS_PORTS for protocol in ("UDP", "TCP")]
-    return {"to": [peer], "ports": ports}
+    blocks = [{"ipBlock": {"cidr": cidr}} for cidr in settings.dns_cidrs]
+    return {"to": [peer, *blocks], "ports": ports}
 
 
 def in_namespace(name: str) -> Json:

@@ -18,6 +18,7 @@ from sandgate.contract.labels import AGENT, SHARD, VERIFIER, labels
 from sandgate.contract.names import pod_name, verifier_name
 from sandgate.contract.session_urls import SessionUrls
 from sandgate.operator.manifests.pod_hardening import containers, harden, limit
+from sandgate.operator.settings import Settings
 from sandgate.sandbox.agents import (
     ENV_BYTES_MAX,
     RESULT_PATH,
@@ -78,6 +79,19 @@ class PodDefaults:
     """Seconds that a pod stays bound to a node that does not answer."""
     probe: tuple[str, ...] = ()
     """Further `host:port` that an agent must not reach, beside the API server."""
+
+    @classmethod
+    def of(cls, settings: Settings) -> PodDefaults:
+        """What the installation decides about sandboxes."""
+        return cls(
+            fetcher_image=settings.fetcher_image,
+            pull_policy=settings.pull_policy,
+            pull_secrets=settings.pull_secrets,
+            runtime_class=settings.runtime_class,
+            resources=settings.sandbox_resources,
+            unreachable_seconds=settings.unreachable_seconds,
+            probe=settings.probe,
+        )
 
 
 def agent_pod(
