@@ -162,6 +162,7 @@ PAIRS: dict[str, Pair | Status] = {
     **fixed("spec.engine.selector", {"matchLabels": {"app": "other"}}, SELECTOR),
     **fixed("spec.engine.managed.image", "vllm:2", MANAGED),
     **fixed("spec.engine.managed.gpus", 2, MANAGED),
+    **fixed("spec.engine.managed.gpuResource", "amd.com/gpu", MANAGED),
     **fixed("spec.engine.managed.model", "other", MANAGED),
     **fixed("spec.engine.managed.command", ["serve"], MANAGED),
     **fixed("spec.engine.managed.args", ["--x"], MANAGED),

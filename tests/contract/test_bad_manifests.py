@@ -255,6 +255,10 @@ TWO_CHANGES: list[tuple[list[tuple[str, Any]], str]] = [
         "spec.engine.managed.gpus",
     ),
     (
+        [("spec.engine.endpoints", GONE), ("spec.engine.managed", {"gpuResource": "gpu"})],
+        "spec.engine.managed.gpuResource",
+    ),
+    (
         [("spec.tasks.inline", GONE), ("spec.tasks.configMap", {"name": "Bad Name"})],
         "spec.tasks.configMap.name",
     ),

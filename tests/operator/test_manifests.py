@@ -338,6 +338,31 @@ def test_an_engine_asks_for_the_gpus_that_it_uses(gpus: int, limits: Json | None
     assert ("--tensor-parallel-size" in container(made)["command"]) == (gpus > 1)
 
 
+@pytest.mark.parametrize(
+    ("resource", "limits", "tolerations"),
+    [
+        ("amd.com/gpu", {"amd.com/gpu": "2"}, [{"key": "amd.com/gpu", "operator": "Exists"}]),
+        ("", None, []),
+    ],
+    ids=["of another maker", "that the template claims"],
+)
+def test_an_engine_asks_for_gpus(resource: str, limits: Json | None, tolerations: list[Json]) -> None:
+    template = {
+        "spec": {
+            "resourceClaims": [{"name": "gpus", "resourceClaimTemplateName": "two-gpus"}],
+            "containers": [{"name": "engine", "resources": {"claims": [{"name": "gpus"}]}}],
+        }
+    }
+    made = engine(gpus=2, gpuResource=resource, template=template)
+    spec = made["spec"]["template"]["spec"]
+    assert container(made)["resources"].get("limits") == limits
+    assert container(made)["resources"]["claims"] == [{"name": "gpus"}]
+    assert spec["resourceClaims"][0]["resourceClaimTemplateName"] == "two-gpus"
+    assert spec["tolerations"] == tolerations
+    assert "--tensor-parallel-size" in container(made)["command"]
+    assert not any(one["name"] == "OMP_NUM_THREADS" for one in container(made)["env"])
+
+
 def test_an_update_of_engines_needs_no_spare_gpu() -> None:
     rolling = engine(replicas=3)["spec"]["strategy"]["rollingUpdate"]
     assert rolling == {"maxSurge": 0, "maxUnavailable": 1}

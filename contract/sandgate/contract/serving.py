@@ -71,7 +71,16 @@ class ManagedEngineSpec:
 
     image: Annotated[Image, Doc("Container image; not used locally.")] = ""
     replicas: Annotated[int, Bounds(1, 1024), Mutable(), Doc("Pods; locally always one process.")] = 1
-    gpus: Annotated[int, Bounds(0, 64), Doc("nvidia.com/gpu per pod; 0 is a CPU engine.")] = 1
+    gpus: Annotated[int, Bounds(0, 64), Doc("GPUs per pod; 0 is a CPU engine.")] = 1
+    gpu_resource: Annotated[
+        str,
+        Size(0, 253),
+        Pattern(r"^([a-z0-9.-]+/[A-Za-z0-9._-]+)?$", "a resource's name with a domain, such as amd.com/gpu"),
+        Doc(
+            "What a node calls its GPUs, and the taint that keeps others away from them: amd.com/gpu, "
+            "nvidia.com/mig-3g.40gb. Empty: the template asks for them itself, as by resourceClaims. Not used locally."
+        ),
+    ] = "nvidia.com/gpu"
     model: Annotated[Text, Doc("Weights to serve: a path or hub name; default model.tokenizer.")] = ""
     command: Annotated[
         Parts,

@@ -21,6 +21,7 @@ EVERYWHERE: Final = "0.0.0.0"
 USER_ID: Final = 65532
 """User and group of our pods: `nonroot` of distroless images; it needs no entry in the image's passwd."""
 GPU: Final = "nvidia.com/gpu"
+"""Of nodes with engines that are not ours, whose resource nobody names."""
 """Extended resource, and by custom the taint of nodes that have it."""
 NODE: Final = "kubernetes.io/hostname"
 """Topology key: one node."""
@@ -124,9 +125,11 @@ def probe(path: str, *, period: int, failures: int, timeout: int = 5) -> Json:
     }
 
 
-def gpu_toleration() -> Json:
+def gpu_tolerations(job: RolloutJob) -> list[Json]:
     """GPU nodes are tainted so that nothing else lands there."""
-    return {"key": GPU, "operator": "Exists"}
+    managed = job.spec.engine.managed
+    name = GPU if managed is None else managed.gpu_resource
+    return [{"key": name, "operator": "Exists"}] if name else []
 
 
 def pull_secrets(settings: Settings) -> list[Json]:

@@ -9,12 +9,11 @@ from sandgate.contract.labels import ENGINE
 from sandgate.contract.names import engines_name
 from sandgate.operator.manifests.base import (
     EVERYWHERE,
-    GPU,
     HTTP,
     HTTP_PORT,
     Json,
     container_security,
-    gpu_toleration,
+    gpu_tolerations,
     headless,
     metadata,
     pod_security,
@@ -87,9 +86,7 @@ def engine_template(job: RolloutJob, managed: ManagedEngineSpec, settings: Setti
         "name": "engine",
         "image": managed.image or settings.engine_image,
         "ports": [{"name": HTTP, "containerPort": HTTP_PORT, "protocol": "TCP"}],
-        "resources": {"limits": {GPU: str(managed.gpus)}}
-        if managed.gpus
-        else {"requests": dict(CPU_REQUESTS)},
+        "resources": _resources(managed),
         "startupProbe": probe(
             "/health", period=START_PERIOD_S, failures=-(-managed.start_seconds // START_PERIOD_S)
         ),
@@ -118,11 +115,17 @@ def engine_template(job: RolloutJob, managed: ManagedEngineSpec, settings: Setti
         ],
     }
     if managed.gpus:
-        spec["tolerations"] = [gpu_toleration()]
+        spec["tolerations"] = gpu_tolerations(job)
     if settings.pull_secrets:
         spec["imagePullSecrets"] = pull_secrets(settings)
     labels = metadata(job, "", ENGINE)["labels"]
     return lay_over({"metadata": {"labels": labels}, "spec": spec}, managed.template, PATH, OURS)
+
+
+def _resources(managed: ManagedEngineSpec) -> Json:
+    if not managed.gpus:
+        return {"requests": dict(CPU_REQUESTS)}
+    return {"limits": {managed.gpu_resource: str(managed.gpus)}} if managed.gpu_resource else {}
 
 
 def _command(job: RolloutJob, managed: ManagedEngineSpec, settings: Settings) -> Json:

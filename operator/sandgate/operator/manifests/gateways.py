@@ -21,7 +21,7 @@ from sandgate.operator.manifests.base import (
     container_security,
     engine_pods,
     gateway_origin,
-    gpu_toleration,
+    gpu_tolerations,
     headless,
     metadata,
     pod_security,
@@ -291,4 +291,4 @@ def _placement(job: RolloutJob) -> Json:
         affinity = {
             "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term}]
         }
-    return placed | {"affinity": {"podAffinity": affinity}, "tolerations": [gpu_toleration()]}
+    return placed | {"affinity": {"podAffinity": affinity}, "tolerations": gpu_tolerations(job)}

@@ -56,7 +56,7 @@ _ROW = """
 """
 _WHERE = """
     engine.endpoints engine.selector.matchLabels engine.selector.port engine.managed.replicas engine.managed.gpus
-    engine.managed.startSeconds engine.managed.template.metadata
+    engine.managed.gpuResource engine.managed.startSeconds engine.managed.template.metadata
     agent.backend agent.template.metadata agent.template.spec.containers[].resources
     agent.template.spec.containers[].imagePullPolicy agent.template.spec.nodeSelector agent.template.spec.tolerations
     agent.template.spec.affinity agent.template.spec.imagePullSecrets agent.template.spec.priorityClassName
