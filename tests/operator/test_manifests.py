@@ -342,9 +342,17 @@ def test_an_engine_asks_for_the_gpus_that_it_uses(gpus: int, limits: Json | None
     ("resource", "limits", "tolerations"),
     [
         ("amd.com/gpu", {"amd.com/gpu": "2"}, [{"key": "amd.com/gpu", "operator": "Exists"}]),
+        (
+            "nvidia.com/mig-3g.40gb",
+            {"nvidia.com/mig-3g.40gb": "2"},
+            [
+                {"key": "nvidia.com/mig-3g.40gb", "operator": "Exists"},
+                {"key": "nvidia.com/gpu", "operator": "Exists"},
+            ],
+        ),
         ("", None, []),
     ],
-    ids=["of another maker", "that the template claims"],
+    ids=["of another maker", "in parts, on nodes tainted for whole ones", "that the template claims"],
 )
 def test_an_engine_asks_for_gpus(resource: str, limits: Json | None, tolerations: list[Json]) -> None:
     template = {

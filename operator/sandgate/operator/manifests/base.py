@@ -126,10 +126,11 @@ def probe(path: str, *, period: int, failures: int, timeout: int = 5) -> Json:
 
 
 def gpu_tolerations(job: RolloutJob) -> list[Json]:
-    """GPU nodes are tainted so that nothing else lands there."""
+    """GPU nodes are tainted so that nothing else lands there; those of parts of GPUs (MIG) as those of whole ones."""
     managed = job.spec.engine.managed
     name = GPU if managed is None else managed.gpu_resource
-    return [{"key": name, "operator": "Exists"}] if name else []
+    keys = (name, f"{name.partition('/')[0]}/gpu") if name else ()
+    return [{"key": key, "operator": "Exists"} for key in dict.fromkeys(keys)]
 
 
 def pull_secrets(settings: Settings) -> list[Json]:
