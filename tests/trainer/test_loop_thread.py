@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Coroutine
@@ -59,6 +60,39 @@ def test_a_blocking_call_in_the_loops_own_thread_is_refused_as_it_would_wait_for
     with pytest.raises(RuntimeError, match="on_stale"):
         in_time(loop, on_stale())
     loop.close()
+
+
+FORK = """
+import asyncio, os, threading
+from sandgate.trainer.client.loop_thread import Closed, LoopThread
+
+loop = LoopThread()
+loop.run(asyncio.sleep(0))
+loop._gate.acquire()  # as if another thread were just asking
+child = os.fork()
+if child == 0:
+    try:
+        loop.run(asyncio.sleep(0))
+    except Closed as error:
+        assert "made in process" in str(error), error
+    else:
+        os._exit(2)
+    loop.close()
+    os._exit(0)
+loop._gate.release()
+_, status = os.waitpid(child, 0)
+assert os.waitstatus_to_exitcode(status) == 0, status
+assert loop.run(asyncio.sleep(0, "still heard")) == "still heard"
+loop.close()
+"""
+
+
+def test_a_forked_process_is_told_that_its_client_has_no_thread_and_leaves_the_parents_alone() -> None:
+    """As a DataLoader's workers are: they waited for ever."""
+    done = subprocess.run(
+        [sys.executable, "-c", FORK], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_what_is_asked_of_a_closed_loop_is_refused() -> None:

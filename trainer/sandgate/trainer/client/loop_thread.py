@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from concurrent.futures import Future, wait
@@ -27,9 +28,11 @@ class Closed(RuntimeError):
 
 
 class LoopThread:
-    """An event loop in a thread. Any other thread may `run` something on it."""
+    """An event loop in a thread. Any other thread may `run` something on it; a process that was forked off may not, as
+    it has no such thread."""
 
     def __init__(self) -> None:
+        self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._gate = threading.Lock()
         self._closed = False
@@ -42,6 +45,12 @@ class LoopThread:
 
     def submit(self, doing: Coroutine[Any, Any, T]) -> Future[T]:
         """Run a coroutine, and do not wait for it. Raises Closed."""
+        if self._forked:  # before the gate, which another thread may have held when this process began
+            doing.close()
+            raise Closed(
+                f"the client was made in process {self._pid}, and a fork has none of its threads: make one in this"
+                " process, as in a DataLoader's worker_init_fn"
+            )
         with self._gate:  # what comes before `close` is run or cancelled, and what comes after it is refused
             if self._closed:
                 doing.close()
@@ -65,11 +74,18 @@ class LoopThread:
             raise
 
     @property
+    def _forked(self) -> bool:
+        return os.getpid() != self._pid
+
+    @property
     def closed(self) -> bool:
         return self._closed
 
     def close(self) -> None:
         """Cancel what is left, and end the thread. Idempotent."""
+        if self._forked:  # its selector is the parent's too, and closing would make the parent deaf
+            self._closed = True
+            return
         with self._gate:
             if self._closed:
                 return
