@@ -85,7 +85,8 @@ class JobReason(StrEnum):
     SUSPENDED = "Suspended"
     """Not progressing: it is suspended."""
     SPEC_REFUSED = "SpecRefused"
-    """Progressing under the spec before: the newest cannot run; the message says why."""
+    """Progressing under the spec before: the newest cannot run; the message says why. Not progressing, where the
+    operator started anew meanwhile: what ran stays as it is until the spec is corrected."""
     NO_TASKS = "NoTasks"
     """Not progressing: the tasks cannot be read; the message says why."""
     OVER = "Over"
