@@ -95,6 +95,9 @@ class JobReason(StrEnum):
     """Complete: every sample ended."""
     NOT_ALL_ENDED = "NotAllEnded"
     """Not complete: samples are open."""
+    BAD_MANIFEST = "BadManifest"
+    """Failed: the spec cannot run; the message names the field. Nothing was made of the job: every field may be
+    corrected."""
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     """Failed: activeDeadlineSeconds passed."""
     TRAINER_LOST = "TrainerLost"

@@ -12,6 +12,7 @@ from dataclasses import is_dataclass
 from enum import Enum
 from typing import Any
 
+from sandgate.contract.conditions import JobReason
 from sandgate.contract.rules import Cel, Grows, Mutable, rule_schema
 from sandgate.contract.schema import Slot, slots
 
@@ -19,7 +20,7 @@ Json = dict[str, Any]
 
 FORBIDDEN = "FieldValueForbidden"
 """Reason of a change that may not be: `kubectl` then says "Forbidden: ..."."""
-REFUSED = "BadManifest"
+REFUSED = JobReason.BAD_MANIFEST.value
 """Reason of a job that its spec kept from beginning."""
 LET_GO = f"has(oldSelf.status) && has(oldSelf.status.reason) && oldSelf.status.reason == '{REFUSED}'"
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from sandgate.contract.conditions import JobReason
 from sandgate.contract.errors import SandgateError
 from sandgate.contract.schema import decode
 from sandgate.contract.status import Condition, ConditionStatus, JobCondition, RolloutJobStatus
@@ -13,7 +14,7 @@ from sandgate.contract.transitions import REFUSED
 from sandgate.operator.plan.conditions import find, is_over
 from sandgate.operator.plan.ends import stamp
 
-HELD_BACK = "SpecRefused"
+HELD_BACK = JobReason.SPEC_REFUSED.value
 """Reason of a job that something was made of, and whose newest spec cannot run."""
 MESSAGE_MAX = 2048
 """Characters; the API convention's bound is 32768, and this is for people."""
