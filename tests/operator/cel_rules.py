@@ -115,25 +115,39 @@ def refusals(node: Node) -> Iterator[Wrong]:
         for name in node.schema.get("properties", {})
         if node.old is not None and node.new.get(name) == node.old.get(name)
     }
-    for rule in node.schema.get(RULES, ()):
-        at = rule.get("fieldPath", "")
-        compares = "oldSelf" in rule["rule"]
-        if compares and (node.old is None or (at and at.split(".")[1] in unchanged)):
-            continue
-        if not holds(rule["rule"], node):
-            yield Wrong(
-                (node.path + at).removeprefix("."), rule["message"], rule.get("reason", "FieldValueInvalid")
-            )
+    due = [
+        rule
+        for rule in node.schema.get(RULES, ())
+        if not compares(rule) or (node.old is not None and top_of(rule) not in unchanged)
+    ]
+    known = values(node) if due else {}
+    for rule in due:
+        if not holds(rule["rule"], known):
+            at = (node.path + rule.get("fieldPath", "")).removeprefix(".")
+            yield Wrong(at, rule["message"], rule.get("reason", "FieldValueInvalid"))
     for one in node.below():
         if one.old is None or one.new != one.old:
             yield from refusals(one)
 
 
-def holds(rule: str, node: Node) -> bool:
-    """What cannot be evaluated does not hold, as at the API server."""
+def compares(rule: Json) -> bool:
+    """Is it a transition rule? They are for what is there before and after."""
+    return "oldSelf" in rule["rule"]
+
+
+def top_of(rule: Json) -> str:
+    """Of what it names, the field of the node itself; our transition rules are about nothing else."""
+    return str(rule.get("fieldPath", "")).removeprefix(".").partition(".")[0]
+
+
+def values(node: Node) -> Json:
+    """The variables of its rules."""
     known = {"self": typed(node.schema, node.new)}
-    if node.old is not None:
-        known["oldSelf"] = typed(node.schema, node.old)
+    return known if node.old is None else known | {"oldSelf": typed(node.schema, node.old)}
+
+
+def holds(rule: str, known: Json) -> bool:
+    """What cannot be evaluated does not hold, as at the API server."""
     try:
         return bool(program(rule).evaluate(known))
     except CELEvalError:
