@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -68,27 +68,38 @@ def _same(one: Json, other: Json, keys: list[str]) -> bool:
     return all(one.get(key) == other.get(key) for key in keys)
 
 
-@dataclass
-class Definitions:
-    """Of both kinds."""
+@cache
+def definitions() -> dict[str, Json]:
+    """Kind -> schema of the whole object. Their rules are compiled here: later it would hold the event loop."""
+    found = {
+        one["spec"]["names"]["kind"]: one["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+        for one in crds()
+    }
+    for root in found.values():
+        for rule in rules_in(root):
+            program(rule)
+    return found
 
-    roots: dict[str, Json] = field(
-        default_factory=lambda: {
-            one["spec"]["names"]["kind"]: one["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-            for one in crds()
-        }
-    )
 
-    def check(self, new: Json, old: Json = None) -> None:
-        """Raises InvalidBody (422) where the API server refuses to make `new`, or to make `new` of `old`."""
-        root = self.roots.get(new["kind"])
-        if root is None:
-            return
-        wrong = list(refusals(Node(root, "", filled(root, new), None if old is None else filled(root, old))))
-        if wrong:
-            said = str(wrong[0]) if len(wrong) == 1 else f"[{', '.join(map(str, wrong))}]"
-            text = f'422: {new["kind"]}.sandgate.dev "{new["metadata"]["name"]}" is invalid: {said}'
-            raise InvalidBody(text, field=wrong[0].path or None)
+def rules_in(schema: Json) -> Iterator[str]:
+    """Of it and all below."""
+    yield from (one["rule"] for one in schema.get(RULES, ()))
+    inner = [*schema.get("properties", {}).values(), schema.get("items"), schema.get("additionalProperties")]
+    for one in inner:
+        if isinstance(one, dict):
+            yield from rules_in(one)
+
+
+def check(new: Json, old: Json = None) -> None:
+    """Raises InvalidBody (422) where the API server refuses to make `new`, or to make `new` of `old`."""
+    root = definitions().get(new["kind"])
+    if root is None:
+        return
+    wrong = list(refusals(Node(root, "", filled(root, new), None if old is None else filled(root, old))))
+    if wrong:
+        said = str(wrong[0]) if len(wrong) == 1 else f"[{', '.join(map(str, wrong))}]"
+        text = f'422: {new["kind"]}.sandgate.dev "{new["metadata"]["name"]}" is invalid: {said}'
+        raise InvalidBody(text, field=wrong[0].path or None)
 
 
 def filled(schema: Json, value: Json) -> Json:

@@ -16,7 +16,7 @@ from typing import Any
 
 from sandgate.contract.errors import Conflict, NotFound
 from sandgate.operator.kubernetes.kinds import Ref
-from tests.operator.cel_rules import Definitions
+from tests.operator.cel_rules import check, definitions
 
 Json = Any
 Items = list[Json]
@@ -44,7 +44,7 @@ class FakeKube:
         self.fail: Callable[[str, str], None] = lambda verb, kind: None
         self.lose: Callable[[str, str], None] = lambda verb, kind: None
         """Called after a write; raises to lose its answer."""
-        self.definitions = Definitions()
+        definitions()
         self._versions = itertools.count(1)
         self._uids = itertools.count(1)
 
@@ -67,7 +67,7 @@ class FakeKube:
         made = copy.deepcopy(body)
         if ref.kind in ("RolloutJob", "AgentSession"):
             made.pop("status", None)
-        self.definitions.check(made)
+        check(made)
         made["metadata"] |= {"uid": f"uid-{next(self._uids)}", "creationTimestamp": _stamp(self.now())}
         if ref.kind in SPEC_KINDS:
             made["metadata"]["generation"] = 1
@@ -181,7 +181,7 @@ class FakeKube:
     def _write(self, verb: str, ref: Ref, merged: Json) -> Json:
         held = self._held(ref)
         if merged != held:
-            self.definitions.check(merged, held)
+            check(merged, held)
         if verb:
             self._count(verb, ref.kind, ref.name)
         if merged == held:

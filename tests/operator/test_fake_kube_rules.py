@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from sandgate.contract.errors import InvalidBody
-from tests.cluster.crds import roots, schemas
 from tests.cluster.test_crds_rules import (
     FALSE_CONDITIONS,
     MAY_CHANGE,
@@ -25,7 +23,7 @@ from tests.cluster.test_crds_rules import (
     says,
 )
 from tests.contract.manifests import put
-from tests.operator.cel_rules import RULES, program
+from tests.operator.cel_rules import definitions, program, rules_in
 from tests.operator.fake_kube import FakeKube
 
 Json = Any
@@ -37,13 +35,7 @@ def kube() -> FakeKube:
     return FakeKube(time.time)
 
 
-def all_rules() -> Iterator[str]:
-    for root in roots().values():
-        for _, schema in schemas("", root):
-            yield from (one["rule"] for one in schema.get(RULES, ()))
-
-
-@pytest.mark.parametrize("rule", sorted(set(all_rules())))
+@pytest.mark.parametrize("rule", sorted({rule for root in definitions().values() for rule in rules_in(root)}))
 def test_every_rule_is_evaluated(rule: str) -> None:
     assert program(rule)
 
