@@ -45,7 +45,7 @@ async def so(condition: Callable[[], bool], what: str) -> None:
 
 
 def good() -> Json:
-    return manifest("a 1", reward=VERIFIER)
+    return copy.deepcopy(manifest("a 1", reward=VERIFIER))
 
 
 def wrong(changes: Changes) -> Json:
