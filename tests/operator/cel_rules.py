@@ -124,7 +124,9 @@ def refusals(node: Node) -> Iterator[Wrong]:
     unchanged = {
         name
         for name in node.schema.get("properties", {})
-        if node.old is not None and node.new.get(name) == node.old.get(name)
+        if isinstance(node.old, dict)
+        and isinstance(node.new, dict)
+        and node.new.get(name) == node.old.get(name)
     }
     due = [
         rule
