@@ -14,6 +14,7 @@ from typing import Any
 
 import celpy
 from celpy import celtypes
+from celpy.adapter import json_to_cel
 from celpy.evaluation import CELEvalError, CELFunction
 
 from sandgate.contract.crd import crds
@@ -186,7 +187,7 @@ def typed(schema: Json, value: Json) -> Any:
         return celtypes.ListType([typed(schema.get("items", {}), one) for one in value])
     if schema.get("type") == "number" and not isinstance(value, bool):
         return celtypes.DoubleType(value)
-    return celpy.json_to_cel(value)
+    return json_to_cel(value)
 
 
 def equal(one: Any, other: Any) -> celtypes.BoolType:

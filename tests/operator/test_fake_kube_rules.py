@@ -37,7 +37,7 @@ def kube() -> FakeKube:
 
 @pytest.mark.parametrize("rule", sorted({rule for root in definitions().values() for rule in rules_in(root)}))
 def test_every_rule_is_evaluated(rule: str) -> None:
-    assert program(rule)
+    program(rule)  # raises CELParseError
 
 
 def body(kind: str, changes: Changes) -> Json:
