@@ -71,7 +71,9 @@ def _same(one: Json, other: Json, keys: list[str]) -> bool:
 
 @cache
 def definitions() -> dict[str, Json]:
-    """Kind -> schema of the whole object. Their rules are compiled here: later it would hold the event loop."""
+    """Kind -> schema of the whole object. Their rules are compiled here: later it would hold the event loop.
+
+    Raises CELParseError for one that cannot be evaluated: none is left out."""
     found = {
         one["spec"]["names"]["kind"]: one["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
         for one in crds()
