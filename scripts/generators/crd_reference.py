@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from sandgate.contract.conditions import JobCondition, JobReason, SessionCondition, SessionReason
 from sandgate.contract.crd import CATEGORY, crds
 from sandgate.contract.documented import member_docs, summary
+from sandgate.contract.transitions import LET_GO, REFUSED
 from scripts.generators.reasons import section
 
 Json = dict[str, Any]
@@ -20,8 +21,11 @@ ENUMS: dict[str, tuple[type[StrEnum], ...]] = {
     "RolloutJob": (JobCondition, JobReason),
     "AgentSession": (SessionCondition, SessionReason),
 }
-SAME, GROWS = "self == oldSelf", "self >= oldSelf"
-TRANSITIONS = {SAME: "no", GROWS: "only up"}
+TRANSITIONS = {"==": "no", ">=": "only up"}
+REFUSED_TOO = f"""\
+What may not change may while the job is `Failed` of `{REFUSED}`: it never began, and is
+[corrected in place](../cluster.md#a-job-that-was-refused).
+"""
 WHOLE = """\
 A field that is not listed is refused by `kubectl` (strict validation), by `sandgate run` and by the Python client; a
 client that asks for no validation has it dropped. Quote the keys and texts `y`, `n`, `yes`, `no`, `on` and `off`:
@@ -41,14 +45,19 @@ class Spot:
     schema: Json
     change: str
     """May it change: yes, no, only up, in part; empty in a status."""
+    held: Mapping[str, str]
+    """Path -> no or only up, of the fields that a rule holds."""
 
 
 def page(crd: Json) -> str:
     names, version = crd["spec"]["names"], crd["spec"]["versions"][0]
     root = version["schema"]["openAPIV3Schema"]
     spec, status = root["properties"]["spec"], root["properties"]["status"]
-    tables = [*tables_of(Spot("spec", spec, changes(spec, "yes"))), *tables_of(Spot("status", status, ""))]
-    parts = [HEAD + f"# {names['kind']}\n", f"{root['description']}\n", ways(crd), WHOLE, *tables]
+    held = held_by(root)
+    spots = Spot("spec", spec, changes("spec", "yes", held), held), Spot("status", status, "", held)
+    tables = [table for spot in spots for table in tables_of(spot)]
+    parts = [HEAD + f"# {names['kind']}\n", f"{root['description']}\n", ways(crd), WHOLE]
+    parts += [*([REFUSED_TOO] if any(LET_GO in rule for rule in rules_at(root)) else []), *tables]
     parts += [enum_table(enum) for enum in ENUMS[names["kind"]]]
     return "\n".join([*parts, columns(version), rules(root)])
 
@@ -91,13 +100,14 @@ def tables_of(spot: Spot) -> Iterator[str]:
 
 def below(spot: Spot) -> Iterator[tuple[str, Spot]]:
     for name, schema in spot.schema.get("properties", {}).items():
-        yield name, Spot(f"{spot.path}.{name}", schema, spot.change and changes(schema, spot.change))
+        path = f"{spot.path}.{name}"
+        yield name, Spot(path, schema, spot.change and changes(path, spot.change, spot.held), spot.held)
 
 
 def descend(spot: Spot) -> Spot:
     """The object that a list holds, or the spot itself."""
     items = spot.schema.get("items")
-    return Spot(f"{spot.path}[]", items, spot.change) if items else spot
+    return Spot(f"{spot.path}[]", items, spot.change, spot.held) if items else spot
 
 
 def meaning(schema: Json) -> str:
@@ -110,15 +120,27 @@ def summary_of(spot: Spot) -> str:
     return str(spot.schema.get("description", "")).split("\n", maxsplit=1)[0]
 
 
-def changes(schema: Json, above: str) -> str:
+def held_by(root: Json) -> dict[str, str]:
+    """Of the rules at the root that compare a field with what it was, and of a spec's own that does so as a whole."""
+    paths = {
+        one["fieldPath"].removeprefix("."): one["rule"]
+        for one in root["x-kubernetes-validations"]
+        if "fieldPath" in one
+    }
+    found = {
+        path: answer
+        for path, rule in paths.items()
+        for sign, answer in TRANSITIONS.items()
+        if rule.endswith(f" {sign} oldSelf.{path}")
+    }
+    return found | ({"spec": "no"} if "self == oldSelf" in rules_at(root["properties"]["spec"]) else {})
+
+
+def changes(path: str, above: str, held: Mapping[str, str]) -> str:
     """May this field change, given the answer for the object it is in."""
-    if above == "no":
-        return "no"
-    own = [TRANSITIONS[rule] for rule in rules_at(schema) if rule in TRANSITIONS]
-    if own:
-        return own[0]
-    held = any(set(rules_at(one.schema)) & TRANSITIONS.keys() for one in every(Spot("", schema, "")))
-    return "in part" if held else "yes"
+    if above == "no" or path in held:
+        return "no" if above == "no" else held[path]
+    return "in part" if any(one.startswith(f"{path}.") for one in held) else "yes"
 
 
 def rules_at(schema: Json) -> list[str]:
@@ -146,7 +168,9 @@ def type_of(spot: Spot) -> str:
     if kind == "object":
         if "additionalProperties" in schema:
             return (
-                "map of " + type_of(Spot("", schema["additionalProperties"], "")) + span(schema, "Properties")
+                "map of "
+                + type_of(Spot("", schema["additionalProperties"], "", {}))
+                + span(schema, "Properties")
             )
         if "properties" in schema:
             anchor = "".join(char for char in spot.path.lower() if char.isalnum())  # as GitHub makes them
@@ -188,12 +212,15 @@ def columns(version: Json) -> str:
 
 
 def rules(root: Json) -> str:
-    rows = [
-        (f"`{one.path[1:] or '(root)'}`", f"`{rule['rule']}`", rule["message"])
-        for one in every(Spot("", root, ""))
+    found = [
+        (one.path[1:] or "(root)", rule["rule"], rule["message"])
+        for one in every(Spot("", root, "", {}))
         for rule in one.schema.get("x-kubernetes-validations", ())
     ]
+    rows = [(f"`{path}`", f"`{rule.replace(LET_GO, 'refused')}`", message) for path, rule, message in found]
     intro = (
         "Each has an accept and a reject test against a real API server (tests/cluster/test_crds_rules.py)."
     )
+    if any(LET_GO in rule for _, rule, _ in found):
+        intro += f" `refused` stands for `{LET_GO}`."
     return section("Rules", intro, ("of", "CEL", "message"), rows)

@@ -67,13 +67,12 @@ class Status:
 def fixed(at: str, value: Any, start: Changes = ()) -> dict[str, Pair]:
     """A field that may not become `value`; with the field as it was, another may change."""
     change = ("spec.suspend", True)
-    return {f"{at}: {at} is immutable": Pair((change,), (change, (at, value)), start)}
+    return {f"RolloutJob: {at} is immutable": Pair((change,), (change, (at, value)), start)}
 
 
 def stays(at: str, good: Changes, bad: Changes, start: Changes = ()) -> dict[str, Pair]:
     """An optional field that can neither come nor go."""
-    owner = at.rpartition(".")[0]
-    return {f"{owner}: {at} can neither be added nor removed": Pair(good, bad, start)}
+    return {f"RolloutJob: {at} can neither be added nor removed": Pair(good, bad, start)}
 
 
 ONE_OF = "exactly one of"
@@ -146,7 +145,7 @@ PAIRS: dict[str, Pair | Status] = {
         (("spec.reward.verifier.container", {"command": ["v"]}),),
         (("spec.reward.verifier.container", {"name": "v"}),),
     ),
-    "spec.gateway.replicas: spec.gateway.replicas may only grow: sessions live on their gateway": Pair(
+    "RolloutJob: spec.gateway.replicas may only grow: sessions live on their gateway": Pair(
         (("spec.gateway.replicas", 3),), (("spec.gateway.replicas", 1),), (("spec.gateway.replicas", 2),)
     ),
     **stays("spec.engine.selector", (("spec.engine.endpoints", ["http://b:1"]),), SELECTOR),
@@ -204,6 +203,27 @@ def test_every_rule_has_its_pair_and_every_pair_its_rule() -> None:
     assert set(found) == PAIRS.keys()
 
 
+def says(rule: str) -> str:
+    """What a refusal by this rule has; one that holds a field of a spec names it first."""
+    message = rule.partition(": ")[2]
+    path = message.partition(" ")[0]
+    return f"{path}: Forbidden: {message}" if path.startswith("spec.") else message
+
+
+def held() -> dict[str, Pair]:
+    """The rules that hold a field of a RolloutJob as it was made."""
+    return {
+        rule: one
+        for rule, one in PAIRS.items()
+        if isinstance(one, Pair) and one.kind == "RolloutJob" and one.start is not None
+    }
+
+
+def refused_status() -> Json:
+    """As the operator writes it."""
+    return encode(refused_job.refusal("spec.tasks.file: no", 1, None, 0.0))
+
+
 @pytest.fixture(scope="module")
 def api(apiserver: Api) -> Iterator[Api]:
     install(apiserver)
@@ -257,7 +277,21 @@ def test_a_rule_rejects(api: Api, rule: str, pair: Pair) -> None:
     refused = changed(api, pair, label(rule, "bad"), pair.bad)
     assert refused is not None
     assert refused.status == 422
-    assert rule.partition(": ")[2] in str(refused)
+    assert says(rule) in str(refused)
+
+
+@pytest.mark.parametrize(("rule", "pair"), named(held(), Pair))
+def test_every_field_of_a_job_that_was_refused_may_be_corrected(api: Api, rule: str, pair: Pair) -> None:
+    assert pair.start is not None
+    rest, name = api.rest(), label(rule, "refused")
+    at = path(NAMESPACE, plural(pair.kind), name)
+    made = manifest(pair.kind, (*pair.start, ("metadata.name", name)))
+    rest.create(path(NAMESPACE, plural(pair.kind)), made)
+    rest.merge(path(NAMESPACE, plural(pair.kind), f"{name}/status"), {"status": refused_status()})
+    stored = rest.call("GET", at)
+    for where, value in pair.bad:
+        put(stored, where, value)
+    rest.call("PUT", at, stored)
 
 
 @pytest.mark.parametrize(("rule", "case"), named(PAIRS, Status))
@@ -275,8 +309,7 @@ def test_a_rule_of_a_status_accepts_and_rejects(api: Api, rule: str, case: Statu
 def test_a_job_that_was_refused_may_be_mended(api: Api) -> None:
     rest, at = api.rest(), path(NAMESPACE, plural("RolloutJob"), "mended/status")
     rest.create(path(NAMESPACE, plural("RolloutJob")), manifest("RolloutJob", (("metadata.name", "mended"),)))
-    refused = refused_job.refusal("spec.tasks.file: no", 1, None, 0.0)
-    rest.merge(at, {"status": encode(refused)})
+    rest.merge(at, {"status": refused_status()})
     rest.merge(at, {"status": FALSE_CONDITIONS["Failed"]})
     rest.merge(at, {"status": {"conditions": [{"type": "Failed", "status": "True", "reason": "AllFailed"}]}})
     with pytest.raises(Refused, match="a failed job stays failed"):

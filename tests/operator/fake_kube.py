@@ -1,4 +1,5 @@
-"""An API server in memory: the verbs of `KubeClient`, resource versions, owners' garbage collection, news for watchers.
+"""An API server in memory: the verbs of `KubeClient`, resource versions, owners' garbage collection, news for watchers,
+and the CEL rules of our definitions.
 
 What it does is held against a real API server by test_fake_kube.py.
 """
@@ -15,6 +16,7 @@ from typing import Any
 
 from sandgate.contract.errors import Conflict, NotFound
 from sandgate.operator.kubernetes.kinds import Ref
+from tests.operator.cel_rules import check, definitions
 
 Json = Any
 Items = list[Json]
@@ -42,6 +44,7 @@ class FakeKube:
         self.fail: Callable[[str, str], None] = lambda verb, kind: None
         self.lose: Callable[[str, str], None] = lambda verb, kind: None
         """Called after a write; raises to lose its answer."""
+        definitions()
         self._versions = itertools.count(1)
         self._uids = itertools.count(1)
 
@@ -64,6 +67,7 @@ class FakeKube:
         made = copy.deepcopy(body)
         if ref.kind in ("RolloutJob", "AgentSession"):
             made.pop("status", None)
+        check(made)
         made["metadata"] |= {"uid": f"uid-{next(self._uids)}", "creationTimestamp": _stamp(self.now())}
         if ref.kind in SPEC_KINDS:
             made["metadata"]["generation"] = 1
@@ -88,6 +92,17 @@ class FakeKube:
     async def list_metadata(self, kind: str, namespace: str = "", *, labels: str = "") -> Items:
         self.fail("list_metadata", kind)
         return [{"metadata": copy.deepcopy(one["metadata"])} for one in self._select(kind, namespace, labels)]
+
+    async def replace(self, body: Json) -> Json:
+        ref = Ref.of(body)
+        self.fail("update", ref.kind)
+        held = self._held(ref)
+        if body["metadata"].get("resourceVersion") != held["metadata"]["resourceVersion"]:
+            raise Conflict(f"409: {ref} has been modified")
+        made = copy.deepcopy(body)
+        if ref.kind in SPEC_KINDS and "status" in held:
+            made["status"] = held["status"]
+        return self._write("update", ref, made)
 
     async def patch(self, kind: str, namespace: str, name: str, body: Json) -> Json:
         self.fail("patch", kind)
@@ -165,6 +180,8 @@ class FakeKube:
 
     def _write(self, verb: str, ref: Ref, merged: Json) -> Json:
         held = self._held(ref)
+        if merged != held:
+            check(merged, held)
         if verb:
             self._count(verb, ref.kind, ref.name)
         if merged == held:

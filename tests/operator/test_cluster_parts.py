@@ -11,11 +11,11 @@ from sandgate.contract.agent_session import AgentSessionSpec
 from sandgate.contract.errors import FailureReason
 from sandgate.contract.schema import encode
 from sandgate.contract.session import SessionState, SessionSummary
-from sandgate.contract.status import AgentSessionStatus
+from sandgate.contract.status import AgentSessionStatus, Condition, ConditionStatus, RolloutJobStatus
 from sandgate.operator.cluster.engines import pod_url
 from sandgate.operator.cluster.object_store import ObjectTable, PodKept, SessionSeen, session_seen
 from sandgate.operator.cluster.recovery import Recovered, unknown
-from sandgate.operator.cluster.refused_job import mended, refusal
+from sandgate.operator.cluster.refused_job import mended, refusal, verdict
 from sandgate.operator.cluster.session_status import session_status, stop_told
 from sandgate.operator.observed.pod_record import PodSeen
 from sandgate.operator.plan.actions import Exit, Ref, Running, SessionObserved, Stop, Told
@@ -251,6 +251,57 @@ def test_a_refused_job_says_why_and_a_mended_one_begins_anew() -> None:
     assert again is not None
     assert (again.conditions, again.completion_time) == ((), "")
     assert mended(None) is None
+
+
+def began(**conditions: tuple[str, str]) -> RolloutJobStatus:
+    """Of a job that began: a condition is (status, reason)."""
+    made = tuple(
+        Condition(type=kind, status=ConditionStatus(status), reason=reason)
+        for kind, (status, reason) in conditions.items()
+    )
+    return RolloutJobStatus(conditions=made, selector="sandgate.dev/job=shop", reason=made[0].reason)
+
+
+NEVER_BEGUN = refusal("spec.agent: was wrong", 1, None, 100.0)
+VERDICTS: dict[str, tuple[RolloutJobStatus | None, str, dict[str, tuple[str, str]]]] = {
+    "a new job": (None, "BadManifest", {"Failed": ("True", "BadManifest")}),
+    "a job that is corrected, and wrong still": (
+        NEVER_BEGUN,
+        "BadManifest",
+        {"Failed": ("True", "BadManifest")},
+    ),
+    "a job of which the API server holds only that it begins": (
+        RolloutJobStatus(selector="sandgate.dev/job=shop"),
+        "SpecRefused",
+        {"Progressing": ("False", "SpecRefused")},
+    ),
+    "a job that runs": (
+        began(Progressing=("True", "Running"), Failed=("False", "NotFailed")),
+        "SpecRefused",
+        {"Progressing": ("False", "SpecRefused"), "Failed": ("False", "NotFailed")},
+    ),
+    "a job that is complete stays so": (
+        began(Complete=("True", "AllEnded")),
+        "AllEnded",
+        {"Complete": ("True", "AllEnded"), "Progressing": ("False", "SpecRefused")},
+    ),
+    "a job that began, and that an older operator called refused": (
+        began(Failed=("True", "BadManifest")),
+        "SpecRefused",
+        {"Failed": ("", ""), "Progressing": ("False", "SpecRefused")},
+    ),
+}
+
+
+@pytest.mark.parametrize(("before", "word", "says"), VERDICTS.values(), ids=VERDICTS)
+def test_only_what_never_began_is_called_refused(
+    before: RolloutJobStatus | None, word: str, says: dict[str, tuple[str, str]]
+) -> None:
+    status = verdict("spec.groupSize: is wrong", 3, before, 200.0)
+    shown = {one.type: (one.status.value, one.reason) for one in status.conditions}
+    assert status.reason == word
+    assert {kind: shown.get(kind, ("", "")) for kind in says} == says
+    assert any(one.message == "spec.groupSize: is wrong" for one in status.conditions)
 
 
 SELECTORS = [

@@ -85,7 +85,8 @@ class JobReason(StrEnum):
     SUSPENDED = "Suspended"
     """Not progressing: it is suspended."""
     SPEC_REFUSED = "SpecRefused"
-    """Progressing under the spec before: the newest cannot run; the message says why."""
+    """Progressing under the spec before: the newest cannot run; the message says why. Not progressing, where the
+    operator started anew meanwhile: what ran stays as it is until the spec is corrected."""
     NO_TASKS = "NoTasks"
     """Not progressing: the tasks cannot be read; the message says why."""
     OVER = "Over"
@@ -94,6 +95,9 @@ class JobReason(StrEnum):
     """Complete: every sample ended."""
     NOT_ALL_ENDED = "NotAllEnded"
     """Not complete: samples are open."""
+    BAD_MANIFEST = "BadManifest"
+    """Failed: the spec cannot run; the message names the field. Nothing was made of the job: every field may be
+    corrected."""
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     """Failed: activeDeadlineSeconds passed."""
     TRAINER_LOST = "TrainerLost"

@@ -12,9 +12,10 @@ from sandgate.contract.agent_session import AgentSession
 from sandgate.contract.documented import summary
 from sandgate.contract.job import RolloutJob
 from sandgate.contract.names import GROUP, VERSION
-from sandgate.contract.openapi import Json, SchemaPlace, immutable, may_change, object_schema
+from sandgate.contract.openapi import Json, object_schema
 from sandgate.contract.rules import PrinterColumn, rule_schema
 from sandgate.contract.schema import slots
+from sandgate.contract.transitions import immutable, may_change, transitions
 
 KINDS: tuple[type[Any], ...] = (RolloutJob, AgentSession)
 CATEGORY = "sandgate"
@@ -64,9 +65,10 @@ def version(kind: type[Any]) -> Json:
 
 def root_schema(kind: type[Any]) -> Json:
     """Of a whole object. Metadata has the API server's own schema; only the length of the name is said here, and what
-    the name must be by rule."""
+    the name must be by rule. What of the spec may not change is held here too, where rules see the status."""
     blocks = {slot.manifest: slot.hint for slot in slots(kind)}
     text = {"type": "string"}
+    held = transitions(blocks["spec"]) if changeable(blocks["spec"]) else ()
     return {
         "type": "object",
         "description": summary(kind),
@@ -76,17 +78,22 @@ def root_schema(kind: type[Any]) -> Json:
             "kind": text | {"description": f"{kind.KIND}."},
             "metadata": {"type": "object"},
             "spec": spec_schema(blocks["spec"]),
-            "status": object_schema(blocks["status"], SchemaPlace("status", filled=False)),
+            "status": object_schema(blocks["status"], filled=False),
         },
-        "x-kubernetes-validations": [rule_schema(rule) for rule in kind.RULES],
+        "x-kubernetes-validations": [*map(rule_schema, kind.RULES), *held],
     }
 
 
 def spec_schema(cls: type[Any]) -> Json:
-    """Of a spec: what may not change is held by the fields' own rules, or by one rule if nothing in it may."""
-    if any(may_change(slot) for slot in slots(cls)):
-        return object_schema(cls, SchemaPlace("spec", fixed=True))
+    """Of a spec; one that nothing in may change has the rule that says so."""
+    if changeable(cls):
+        return object_schema(cls)
     return object_schema(cls) | {"x-kubernetes-validations": [immutable("spec")]}
+
+
+def changeable(cls: type[Any]) -> bool:
+    """May something in this spec change? What may not is held at the root, field by field."""
+    return any(may_change(slot) for slot in slots(cls))
 
 
 def printer_column(one: PrinterColumn) -> Json:

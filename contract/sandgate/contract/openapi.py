@@ -7,8 +7,7 @@ other way round but for what no structural schema can say (tests/cluster/test_cr
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum, StrEnum
 from typing import Any, get_args, get_origin
 
@@ -19,8 +18,6 @@ from sandgate.contract.rules import (
     Cel,
     Check,
     Doc,
-    Grows,
-    Mutable,
     OneOf,
     OpenEnum,
     Pattern,
@@ -32,29 +29,9 @@ from sandgate.contract.schema import Slot, slots, unwrap
 
 Json = dict[str, Any]
 
-FORBIDDEN = "FieldValueForbidden"
-"""Reason of a change that may not be: `kubectl` then says "Forbidden: ..."."""
 
-
-@dataclass(frozen=True, slots=True)
-class SchemaPlace:
-    """Where in an object a class stands."""
-
-    at: str = ""
-    """Path, for messages of rules."""
-    fixed: bool = False
-    """What is not marked Mutable or Grows has a rule of its own against change."""
-    filled: bool = True
-    """The API server fills in defaults; of a status it does not."""
-
-    def below(self, slot: Slot) -> SchemaPlace:
-        """The place of a field that is an object; a field that may not change needs no rules within."""
-        path = f"{self.at}.{slot.manifest}" if self.at else slot.manifest
-        return SchemaPlace(path, self.fixed and changes_within(slot), self.filled)
-
-
-def object_schema(cls: type[Any], place: SchemaPlace = SchemaPlace()) -> Json:
-    """Schema of a manifest class."""
+def object_schema(cls: type[Any], *, filled: bool = True) -> Json:
+    """Schema of a manifest class. `filled`: the API server fills in defaults; of a status it does not."""
     field_slots = slots(cls)
     required = [slot.manifest for slot in field_slots if slot.required]
     made: Json = {"type": "object", "description": summary(cls)}
@@ -63,10 +40,10 @@ def object_schema(cls: type[Any], place: SchemaPlace = SchemaPlace()) -> Json:
     if (
         field_slots
     ):  # an empty map is not stored: whoever applied it again would be in conflict with who applied it first
-        made["properties"] = {slot.manifest: property_schema(cls, slot, place) for slot in field_slots}
+        made["properties"] = {
+            slot.manifest: property_schema(cls, slot, filled=filled) for slot in field_slots
+        }
     rules = [rule_schema(cel_of(cls, rule)) for rule in getattr(cls, "RULES", ())]
-    if place.fixed:
-        rules += list(_kept(field_slots, place))
     return made | ({"x-kubernetes-validations": rules} if rules else {})
 
 
@@ -79,12 +56,11 @@ def cel_of(cls: type[Any], rule: OneOf | Cel) -> Cel:
     return Cel(f"[{has}].filter(is, is).size() == 1", f"exactly one of {', '.join(names)} is needed")
 
 
-def property_schema(cls: type[Any], slot: Slot, place: SchemaPlace) -> Json:
-    """Schema of one field, with its description, default and transition rule."""
-    inner = place.below(slot)
-    made = value_schema(slot.hint, slot.rules, inner)
+def property_schema(cls: type[Any], slot: Slot, *, filled: bool) -> Json:
+    """Schema of one field, with its description and default."""
+    made = value_schema(slot.hint, slot.rules, filled=filled)
     parts = [describe(cls, slot, made.get("description", ""))]
-    if place.filled and not slot.required and not slot.optional:
+    if filled and not slot.required and not slot.optional:
         made["default"] = _sparse(_default(next(one for one in fields(cls) if one.name == slot.python)))
         if isinstance(made["default"], str | int | float) and made["default"] != "":
             parts.append(f"Default: {json.dumps(made['default']).strip(chr(34))}.")
@@ -93,8 +69,6 @@ def property_schema(cls: type[Any], slot: Slot, place: SchemaPlace) -> Json:
         if made["default"] is None:
             del made["default"]  # the same as none
     made["description"] = "\n".join(parts)
-    if place.fixed and (rule := transition(slot, inner.at)) is not None:
-        made.setdefault("x-kubernetes-validations", []).append(rule)
     return made
 
 
@@ -113,10 +87,10 @@ def describe(cls: type[Any], slot: Slot, inner: str) -> str:
     return "\n".join(parts)
 
 
-def value_schema(hint: Any, rules: tuple[Any, ...], place: SchemaPlace) -> Json:
+def value_schema(hint: Any, rules: tuple[Any, ...], *, filled: bool) -> Json:
     """Schema of a type with rules, without a description but that of an object's class."""
     hint, more = unwrap(hint)
-    made = _plain(hint, place)
+    made = _plain(hint, filled=filled)
     for rule in (*more, *rules):
         match rule:
             case Bounds():
@@ -132,21 +106,25 @@ def value_schema(hint: Any, rules: tuple[Any, ...], place: SchemaPlace) -> Json:
     return made
 
 
-def _plain(hint: Any, place: SchemaPlace) -> Json:
+def _plain(hint: Any, *, filled: bool) -> Json:
     if hint is Any:
         return {"x-kubernetes-preserve-unknown-fields": True}
     if isinstance(hint, type) and is_dataclass(hint):
-        return object_schema(hint, place)
+        return object_schema(hint, filled=filled)
     if isinstance(hint, type) and issubclass(hint, Enum):
         return {"type": "string", "enum": [one.value for one in hint]}
     if hint in _SCALARS:
         return dict(_SCALARS[hint])
     inner = get_args(hint)[-1 if get_origin(hint) is dict else 0]
     if get_origin(hint) is tuple:
-        return {"type": "array", "x-kubernetes-list-type": "atomic", "items": value_schema(inner, (), place)}
+        return {
+            "type": "array",
+            "x-kubernetes-list-type": "atomic",
+            "items": value_schema(inner, (), filled=filled),
+        }
     if inner is Any:
         return {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    return {"type": "object", "additionalProperties": value_schema(inner, (), place)}
+    return {"type": "object", "additionalProperties": value_schema(inner, (), filled=filled)}
 
 
 _SCALARS: dict[Any, Json] = {
@@ -203,46 +181,3 @@ def _sparse(value: Any) -> Any:
 
 def _needed(one: Field[Any]) -> bool:
     return one.default is MISSING and one.default_factory is MISSING
-
-
-# -- what may change --------------------------------------------------------------------------------------------------
-
-
-def may_change(slot: Slot) -> bool:
-    """Is this field, or something in it, marked Mutable or Grows?"""
-    return any(isinstance(rule, Mutable | Grows) for rule in slot.rules) or changes_within(slot)
-
-
-def changes_within(slot: Slot) -> bool:
-    """Is something in this field marked?"""
-    hint = slot.hint
-    return isinstance(hint, type) and is_dataclass(hint) and any(may_change(inner) for inner in slots(hint))
-
-
-def immutable(path: str) -> Json:
-    """The rule of a field that stays as it was made."""
-    return rule_schema(Cel("self == oldSelf", f"{path} is immutable")) | {"reason": FORBIDDEN}
-
-
-def transition(slot: Slot, path: str) -> Json | None:
-    """The rule that holds a field of a spec; None where it may change, cannot, or its fields have their own."""
-    for rule in slot.rules:
-        if isinstance(rule, Mutable):
-            return None
-        if isinstance(rule, Grows):
-            made = Cel("self >= oldSelf", f"{path} may only grow: {rule.because}")
-            return rule_schema(made) | {"reason": FORBIDDEN}
-    hint = slot.hint
-    if isinstance(hint, type) and issubclass(hint, Enum) and len(hint) == 1:
-        return None  # there is nothing that it could change to
-    return None if changes_within(slot) else immutable(path)
-
-
-def _kept(field_slots: tuple[Slot, ...], place: SchemaPlace) -> Iterator[Json]:
-    """A field's own rule does not run when the field comes or goes: its parent's does."""
-    for slot in field_slots:
-        if slot.optional and not any(isinstance(rule, Mutable) for rule in slot.rules):
-            rule = f"has(self.{slot.manifest}) == has(oldSelf.{slot.manifest})"
-            yield rule_schema(
-                Cel(rule, f"{place.below(slot).at} can neither be added nor removed", slot.manifest)
-            ) | {"reason": FORBIDDEN}

@@ -68,7 +68,7 @@ class RolloutJobStatus:
     RULES: ClassVar = (
         _final("Complete", "a complete job stays complete"),
         # What nothing was made of may be mended, or be understood by a newer operator.
-        _final("Failed", "a failed job stays failed", unless="BadManifest"),
+        _final("Failed", "a failed job stays failed", unless=JobReason.BAD_MANIFEST),
     )
 
     observed_generation: Annotated[Count, Doc("Of the spec that this status is about.")] = 0

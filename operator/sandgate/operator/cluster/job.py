@@ -316,6 +316,7 @@ class ClusterJob:
         job = self.job
         if what is Provided.IDLE:
             await self._watch_nothing()
+        await self.writer.begin(self.observed.want.selector)
         try:
             secret = await provide(self.kube, job, self.settings, what, self.at.places)
         except Taken as error:  # people must decide: it is said, and looked at again

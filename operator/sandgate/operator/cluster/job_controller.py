@@ -20,8 +20,9 @@ from sandgate.operator.cluster.health import OperatorHealth
 from sandgate.operator.cluster.job import ClusterJob
 from sandgate.operator.cluster.object_store import session_seen, text_of
 from sandgate.operator.cluster.orphans import Orphans
-from sandgate.operator.cluster.refused_job import MESSAGE_MAX, mended, refusal
+from sandgate.operator.cluster.refused_job import MESSAGE_MAX, mended, status_in, verdict, was_refused
 from sandgate.operator.cluster.status_writer import StatusWriter
+from sandgate.operator.cluster.verdicts import tell
 from sandgate.operator.cluster.workload_looks import WorkloadLooks
 from sandgate.operator.driver.reconcile import Reconciler
 from sandgate.operator.kubernetes.kinds import selector
@@ -123,19 +124,31 @@ class JobController:
         except SandgateError as error:
             self._refuse(uid, body, generation, error)
             return
-        self._refused.pop(uid, None)
+        before = status_in(body)
         if (run := self.runs.get(uid)) is not None:
             run.respec(job)
+        elif uid in self._refused or was_refused(before):
+            self._spawn(self._mend(uid, job, counts))
         else:
-            self._begin(uid, job, _status(body))
+            self._begin(uid, job, before)
         self.looks.wake()
 
+    async def _mend(self, uid: str, job: RolloutJob, counts: tuple[int, str, str]) -> None:
+        """Every field of a job that was refused may change. It begins once the API server holds it to this spec."""
+        meta = job.metadata
+        writer = self._refusals(uid, meta.namespace, meta.name)
+        status = await tell(self.kube, writer, meta.generation, lambda old: mended(old) or RolloutJobStatus())
+        if status is not None and self._generations.get(uid) == counts and uid not in self.runs:
+            self._begin(uid, job, status)
+            self.looks.wake()
+
     def _begin(self, uid: str, job: RolloutJob, status: RolloutJobStatus | None) -> None:
+        self._refused.pop(uid, None)
         self.runs[uid] = run = ClusterJob(
             self.kube,
             self.settings,
             job,
-            mended(status),
+            status,
             touch=lambda key: self._touch(f"{uid}/{key}"),
             forget=lambda key: self.reconciler.forget(f"{uid}/{key}"),
             connect=self.connect,
@@ -150,10 +163,14 @@ class JobController:
         if (run := self.runs.get(uid)) is not None:
             run.refuse(str(error)[:MESSAGE_MAX])
             return
-        anew = StatusWriter(self.kube, namespace, name, _status(body), uid=uid, now=self.now)
-        writer = self._refused.setdefault(uid, anew)
-        writer.want(refusal(str(error), generation, _status(body), self.now()))
-        self._spawn(writer.flush())
+        writer, text = self._refusals(uid, namespace, name), str(error)
+        self._spawn(
+            tell(self.kube, writer, generation, lambda old: verdict(text, generation, old, self.now()))
+        )
+
+    def _refusals(self, uid: str, namespace: str, name: str) -> StatusWriter:
+        anew = StatusWriter(self.kube, namespace, name, uid=uid, now=self.now)
+        return self._refused.setdefault(uid, anew)
 
     def _drop(self, uid: str) -> None:
         self._generations.pop(uid, None)
@@ -273,11 +290,3 @@ class JobController:
 def _called(body: Body) -> tuple[str, str]:
     """(namespace, name)."""
     return text_of(body, "metadata", "namespace"), text_of(body, "metadata", "name")
-
-
-def _status(body: Body) -> RolloutJobStatus | None:
-    """As an operator before us wrote it; None for one that cannot be read."""
-    try:
-        return decode(RolloutJobStatus, body.get("status") or {}, ignore_unknown=True)
-    except SandgateError:
-        return None

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sandgate.contract.errors import Conflict, NotFound, SandgateError
 from sandgate.contract.job import RolloutJob
@@ -60,14 +60,23 @@ class StatusWriter:
                 await asyncio.sleep(AGAIN_S)
             await asyncio.sleep(EVERY_S)
 
-    async def flush(self) -> None:
-        """Now. A job that is gone needs no status."""
+    async def begin(self, selector: str) -> None:
+        """Before anything is made of a job: from then on it has begun, whatever comes of its first status."""
+        if self.written is None or not self.written.selector:
+            body = {"status": {"selector": selector}}
+            await self.kube.patch_status(RolloutJob.KIND, self.namespace, self.name, body)
+            self.written = replace(self.written or RolloutJobStatus(), selector=selector)
+
+    async def flush(self, *, version: str = "") -> None:
+        """Now. A job that is gone needs no status. With `version`, raises Conflict if the object has another one."""
         status = self._wanted
         if status is None or status == self.written:
             return
         before = self.written
         try:
-            body = {"status": encode(status)}
+            body = {"status": encode(status)} | (
+                {"metadata": {"resourceVersion": version}} if version else {}
+            )
             await self.kube.patch_status(RolloutJob.KIND, self.namespace, self.name, body)
         except NotFound:
             before = status  # and has no news
