@@ -18,7 +18,7 @@ import random
 import re
 import tempfile
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -225,12 +225,12 @@ class Fleet:
 
     # -- results -----------------------------------------------------------------------------------------------------
 
-    def judge(self, span: Span) -> Judged:
-        """Of what the engines that are up saw in `span`."""
+    def judge(self, span: Span, nodes: Mapping[str, str]) -> Judged:
+        """Of what these engines (URL -> node) saw in `span`. It takes seconds: not while engines work here."""
         for one in self.seen:
             if one.group < 0:
                 one.name(text)
-        return judged(self.seen, self.nodes, span, slots=self.slots, blocks=BLOCKS, node_of=self.node_of)
+        return judged(self.seen, nodes, span, slots=self.slots, blocks=BLOCKS, node_of=self.node_of)
 
     async def told_by_gateways(self) -> dict[str, int]:
         """`sandgate_turns_by_node_total` of all gateways together."""
@@ -303,28 +303,29 @@ async def run(shape: Shape, *, slots: int, warm_s: float, seconds: float, change
     async with fleet(shape, slots=slots) as made:
         made.work()
         await made.passes(warm_s)
-        whole = made.judge(await made.passes(seconds))
-        changed, new = whole, 1.0
+        nodes, whole = dict(made.nodes), await made.passes(seconds)
+        changed, new = whole, ""
         if changed_s:
             await made.lose(next(iter(made.nodes)))
-            url = await made.add()
+            new = await made.add()
             await made.tell()
             await made.passes(SETTLE_S)
-            changed = made.judge(await made.passes(changed_s))
-            new = changed.loads[url] / (sum(changed.loads.values()) / len(changed.loads))
+            changed = await made.passes(changed_s)
+        after_nodes = dict(made.nodes)
         await made.rest()
-        told, seen = await made.told_by_gateways(), made.seen_by_engines()
-        return Found(
-            whole,
-            changed,
-            new,
-            made.failures,
-            told,
-            seen,
-            made.answered,
-            made.cpu(),
-            time.monotonic() - began,
-        )
+        told, cpu = await made.told_by_gateways(), made.cpu()
+    after = made.judge(changed, after_nodes)
+    return Found(
+        made.judge(whole, nodes),
+        after,
+        after.loads[new] * len(after.loads) / sum(after.loads.values()) if new else 1.0,
+        made.failures,
+        told,
+        made.seen_by_engines(),
+        made.answered,
+        cpu,
+        time.monotonic() - began,
+    )
 
 
 def line(name: str, one: Judged) -> str:
