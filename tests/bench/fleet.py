@@ -301,10 +301,12 @@ async def run(shape: Shape, *, slots: int, warm_s: float, seconds: float, change
     """Even use for `seconds`; then one engine is lost and another comes up, and `SETTLE_S` later `changed_s` more."""
     began = time.monotonic()
     async with fleet(shape, slots=slots) as made:
+        print(f"DBG up {time.monotonic() - began:.1f} {made.cpu()}", flush=True)
         made.work()
         await made.passes(warm_s)
         nodes, whole = dict(made.nodes), await made.passes(seconds)
         changed, new = whole, ""
+        print(f"DBG whole {time.monotonic() - began:.1f} {made.cpu()} {made.answered}", flush=True)
         if changed_s:
             await made.lose(next(iter(made.nodes)))
             new = await made.add()
@@ -312,8 +314,11 @@ async def run(shape: Shape, *, slots: int, warm_s: float, seconds: float, change
             await made.passes(SETTLE_S)
             changed = await made.passes(changed_s)
         after_nodes = dict(made.nodes)
+        print(f"DBG changed {time.monotonic() - began:.1f} {made.cpu()} {made.answered}", flush=True)
         await made.rest()
+        print(f"DBG rest {time.monotonic() - began:.1f} {made.cpu()}", flush=True)
         told, cpu = await made.told_by_gateways(), made.cpu()
+    print(f"DBG left {time.monotonic() - began:.1f}", flush=True)
     after = made.judge(changed, after_nodes)
     return Found(
         made.judge(whole, nodes),
