@@ -48,6 +48,7 @@ BLOCKS = 4096
 """Of an engine's prefix cache: 65,536 tokens, of some hundred sessions."""
 STREAMED = 4
 """One of so many agents: a stream costs a gateway three times as much."""
+TURNS_MAX = 1_000
 SETTLE_S = 10.0
 """From a change of the engines until the work is shared out again."""
 WORDS = "kiwi apple buy sell receipt total paper stone water light under over seven nine return open close left".split()
@@ -189,15 +190,17 @@ class Fleet:
 
     async def _groups_one_by_one(self, after_s: float) -> None:
         await self._pause(after_s)
+        most = self.chance.randint(1, self.shape.turns)  # as if the first had begun before, not all together
         while not self._stopping.is_set():
             group = next(self._groups)
             task = self._words(TASK_WORDS, random.Random(group))
             samples = range(self.shape.group)
-            await asyncio.gather(*(self._session(group, sample, task) for sample in samples))
+            await asyncio.gather(*(self._session(group, sample, task, most) for sample in samples))
+            most = TURNS_MAX
 
-    async def _session(self, group: int, sample: int, task: str) -> None:
+    async def _session(self, group: int, sample: int, task: str, most: int) -> None:
         process = self.gateways[group % len(self.gateways)]
-        turns = max(1, round(self.chance.gauss(self.shape.turns, self.shape.turns / 4)))
+        turns = min(most, max(1, round(self.chance.gauss(self.shape.turns, self.shape.turns / 4))))
         spec = {"uid": f"group-{group}", "sample_index": sample, "group_size": self.shape.group}
         connection = await Connection.open(process.origin)
         made = await connection.ask("POST", "/v1/sessions", orjson.dumps(spec), admin_key())
@@ -301,12 +304,10 @@ async def run(shape: Shape, *, slots: int, warm_s: float, seconds: float, change
     """Even use for `seconds`; then one engine is lost and another comes up, and `SETTLE_S` later `changed_s` more."""
     began = time.monotonic()
     async with fleet(shape, slots=slots) as made:
-        print(f"DBG up {time.monotonic() - began:.1f} {made.cpu()}", flush=True)
         made.work()
         await made.passes(warm_s)
         nodes, whole = dict(made.nodes), await made.passes(seconds)
         changed, new = whole, ""
-        print(f"DBG whole {time.monotonic() - began:.1f} {made.cpu()} {made.answered}", flush=True)
         if changed_s:
             await made.lose(next(iter(made.nodes)))
             new = await made.add()
@@ -314,11 +315,8 @@ async def run(shape: Shape, *, slots: int, warm_s: float, seconds: float, change
             await made.passes(SETTLE_S)
             changed = await made.passes(changed_s)
         after_nodes = dict(made.nodes)
-        print(f"DBG changed {time.monotonic() - began:.1f} {made.cpu()} {made.answered}", flush=True)
         await made.rest()
-        print(f"DBG rest {time.monotonic() - began:.1f} {made.cpu()}", flush=True)
         told, cpu = await made.told_by_gateways(), made.cpu()
-    print(f"DBG left {time.monotonic() - began:.1f}", flush=True)
     after = made.judge(changed, after_nodes)
     return Found(
         made.judge(whole, nodes),
@@ -338,7 +336,7 @@ def line(name: str, one: Judged) -> str:
     return (
         f"{name:<8} busiest {one.busiest:.2f} x mean, idle {one.idle:.1%}, hits {one.hits:.1%} (sticky sessions "
         f"{one.by_session:.1%}, sticky groups {one.by_group:.1%}), on their node {one.here:.1%}, "
-        f"waited {one.waited:.1%}, {one.turns} turns, {sum(one.loads.values()) / len(one.loads):.1f} in flight"
+        f"waited {one.waited:.1%}, moved {one.moved:.1%}, {one.turns} turns, {sum(one.loads.values()) / len(one.loads):.1f} in flight"
     )
 
 

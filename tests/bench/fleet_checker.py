@@ -100,6 +100,17 @@ def hits(seen: Iterable[Seen], where: Callable[[Seen], str], blocks: int, span: 
     return found / max(1, prompted)
 
 
+def moved(seen: Iterable[Seen]) -> float:
+    """See `Judged.moved`."""
+    last: dict[tuple[int, int], str] = {}
+    later = away = 0
+    for one in seen:
+        before = last.get((one.group, one.sample))
+        later, away = later + (before is not None), away + (before not in (None, one.engine))
+        last[one.group, one.sample] = one.engine
+    return away / max(1, later)
+
+
 @dataclass(frozen=True, slots=True)
 class Judged(Outcome):
     """An outcome of the simulation's, and what only a whole fleet has."""
@@ -107,6 +118,8 @@ class Judged(Outcome):
     turns: int
     waited: float
     """Share of turns that found all slots of their engine taken."""
+    moved: float
+    """Share of later turns that were not on the engine of their session's turn before."""
     by_session: float
     """Hits if each session stayed on an engine of a hash; `by_group`: if each group did, whatever its load."""
     by_group: float
@@ -134,6 +147,7 @@ def judged(
         here=here / max(1, len(within)),
         turns=len(within),
         waited=sum(one.ahead >= slots for one in within) / max(1, len(within)),
+        moved=moved(within),
         by_session=hits(seen, lambda one: urls[hash((one.group, one.sample)) % len(urls)], blocks, span),
         by_group=hits(seen, lambda one: urls[one.group % len(urls)], blocks, span),
     )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
-from tests.bench.fleet import run
+from tests.bench.fleet import Found, run
 from tests.bench.fleet_checker import Judged, Seen, Span, judged
 from tests.gateway.engine.fleet_simulation import Shape
 
@@ -66,61 +66,40 @@ def test_a_turn_waits_where_all_slots_are_taken(ahead: int, waited: float) -> No
     assert played(lambda *_: 0, at_once=ahead).waited == waited
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    shape: Shape
-    slots: int
-    seconds: float
-    busiest: float
-    """Times the mean, at most."""
+# What is measured for fifteen seconds is where some groups happen to be. `python -m tests.bench.fleet` looks for longer,
+# at larger fleets, and at what 64 engines do when one is lost: docs/benchmarks.md. Gateways that herd, or a hash, have
+# 3 to 12 times the mean.
 
-
-CASES = {
-    "8 gateways over 8 engines": Case(
-        Shape(
-            gateways=8,
-            engines=8,
-            sessions=128,
-            turns=4,
-            generate_s=2.0,
-            tools_s=0.5,
-            stagger_s=4.0,
-            nodes=8,
-        ),
-        slots=16,
-        seconds=20.0,
-        busiest=1.3,
-    ),
-    "8 gateways over 64 engines": Case(
-        Shape(
-            gateways=8,
-            engines=64,
-            sessions=512,
-            turns=4,
-            generate_s=6.0,
-            tools_s=1.0,
-            stagger_s=4.0,
-            nodes=8,
-        ),
-        slots=8,
-        seconds=20.0,
-        busiest=1.6,  # one group of eight is 1.1 times what an engine has: it takes minutes to be 1.3
-    ),
-}
+SHORT: dict[str, Any] = {"turns": 4, "stagger_s": 4.0, "nodes": 8}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-async def test_engines_are_used_evenly_and_one_that_comes_has_its_share_as_one_that_goes(case: Case) -> None:
-    found = await run(case.shape, slots=case.slots, warm_s=8.0, seconds=case.seconds, changed_s=8.0)
-    assert not found.failures, "no turn fails, not those of the engine that is lost either"
-    assert found.told == found.seen, "sandgate_turns_by_node_total says what engines saw"
-    whole, changed = found.whole, found.changed
-    assert whole.busiest <= case.busiest
-    assert whole.idle <= 0.1
-    assert whole.hits >= 0.95 * whole.by_session
-    assert whole.here >= 0.5
-    assert whole.waited > 0
+@pytest.mark.timeout(300)
+async def test_8_engines_are_used_evenly_and_one_that_comes_has_its_share_as_one_that_goes() -> None:
+    shape = Shape(gateways=8, engines=8, sessions=128, generate_s=2.0, tools_s=0.5, **SHORT)
+    found = await run(shape, slots=14, warm_s=6.0, seconds=15.0, changed_s=8.0)
+    agree(found)
+    assert found.whole.busiest <= 1.3
+    assert found.whole.waited > 0
     assert 0.5 <= found.new <= 2.0
-    assert changed.idle <= 0.1
-    assert changed.busiest <= 1.2 * case.busiest
+    assert found.changed.idle <= 0.1
+    assert found.changed.busiest <= 1.5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_64_engines_are_used_evenly() -> None:
+    shape = Shape(gateways=8, engines=64, sessions=384, generate_s=4.0, tools_s=3.0, **SHORT)
+    found = await run(shape, slots=8, warm_s=8.0, seconds=15.0)
+    agree(found)
+    assert found.whole.busiest <= 2.0
+
+
+def agree(found: Found) -> None:
+    """What is so in every fleet."""
+    assert not found.failures, "no turn fails, not those of an engine that is lost either"
+    assert found.told == found.seen, "sandgate_turns_by_node_total says what engines saw"
+    assert sum(found.seen.values()) == found.answered
+    assert found.whole.idle <= 0.1
+    assert found.whole.hits >= 0.95 * found.whole.by_session
+    assert found.whole.here >= 0.5
