@@ -151,12 +151,12 @@ class ReplicaTable:
     def _youngest_starved(
         self, able: Sequence[Replica], sessions: dict[str, float], mean: float
     ) -> Replica | None:
-        """A replica that came up, and has not had its share yet."""
+        """A replica that came up, and has not had its share yet. What others are expected to have placed there only
+        waits for the next report: half of them may have had nothing to give."""
         for replica in able:
             if replica.young and (replica.reported or self.peers == 1):
-                expected = sessions[replica.url] + self._expected(replica)
-                replica.young = expected < GROWN * mean
-                if replica.young:
+                replica.young = sessions[replica.url] < GROWN * mean
+                if sessions[replica.url] + self._expected(replica) < GROWN * mean:
                     return replica
         return None
 
