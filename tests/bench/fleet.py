@@ -49,6 +49,7 @@ BLOCKS = 4096
 STREAMED = 4
 """One of so many agents: a stream costs a gateway three times as much."""
 TURNS_MAX = 1_000
+"""Of a session that may have as many as it likes."""
 SETTLE_S = 10.0
 """From a change of the engines until the work is shared out again."""
 WORDS = "kiwi apple buy sell receipt total paper stone water light under over seven nine return open close left".split()
@@ -336,7 +337,8 @@ def line(name: str, one: Judged) -> str:
     return (
         f"{name:<8} busiest {one.busiest:.2f} x mean, idle {one.idle:.1%}, hits {one.hits:.1%} (sticky sessions "
         f"{one.by_session:.1%}, sticky groups {one.by_group:.1%}), on their node {one.here:.1%}, "
-        f"waited {one.waited:.1%}, moved {one.moved:.1%}, {one.turns} turns, {sum(one.loads.values()) / len(one.loads):.1f} in flight"
+        f"waited {one.waited:.1%}, moved {one.moved:.1%}, {one.turns} turns, "
+        f"{sum(one.loads.values()) / len(one.loads):.1f} in flight"
     )
 
 

@@ -66,9 +66,9 @@ def test_a_turn_waits_where_all_slots_are_taken(ahead: int, waited: float) -> No
     assert played(lambda *_: 0, at_once=ahead).waited == waited
 
 
-# What is measured for fifteen seconds is where some groups happen to be. `python -m tests.bench.fleet` looks for longer,
-# at larger fleets, and at what 64 engines do when one is lost: docs/benchmarks.md. Gateways that herd, or a hash, have
-# 3 to 12 times the mean.
+# Fifteen seconds see where some groups happen to be: the bounds are wide, and gateways that herd, or a hash, still have 3
+# to 12 times the mean. `python -m tests.bench.fleet` looks for longer, and at what 64 engines do when one is lost.
+# docs/benchmarks.md has what it found.
 
 SHORT: dict[str, Any] = {"turns": 4, "stagger_s": 4.0, "nodes": 8}
 
@@ -79,11 +79,11 @@ async def test_8_engines_are_used_evenly_and_one_that_comes_has_its_share_as_one
     shape = Shape(gateways=8, engines=8, sessions=128, generate_s=2.0, tools_s=0.5, **SHORT)
     found = await run(shape, slots=14, warm_s=6.0, seconds=15.0, changed_s=8.0)
     agree(found)
-    assert found.whole.busiest <= 1.3
+    assert found.whole.busiest <= 1.5
     assert found.whole.waited > 0
     assert 0.5 <= found.new <= 2.0
     assert found.changed.idle <= 0.1
-    assert found.changed.busiest <= 1.5
+    assert found.changed.busiest <= 1.8
 
 
 @pytest.mark.slow
