@@ -66,8 +66,8 @@ def test_a_turn_waits_where_all_slots_are_taken(ahead: int, waited: float) -> No
     assert played(lambda *_: 0, at_once=ahead).waited == waited
 
 
-# Fifteen seconds see where some groups happen to be: the bounds are wide, and gateways that herd, or a hash, still have 3
-# to 12 times the mean. `python -m tests.bench.fleet` looks for longer, and at what 64 engines do when one is lost.
+# Fifteen seconds see where some groups happen to be: the bounds are wide, and gateways that herd, or a hash, still have
+# 3 to 12 times the mean. `python -m tests.bench.fleet` looks for longer, and at what 64 engines do when one is lost.
 # docs/benchmarks.md has what it found.
 
 SHORT: dict[str, Any] = {"turns": 4, "stagger_s": 4.0, "nodes": 8}
