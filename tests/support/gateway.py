@@ -72,6 +72,11 @@ def ids(text: str) -> list[int]:
     return list(_vocab().encode_whole(text))
 
 
+def text(told: Sequence[int]) -> str:
+    """What these ids say, special tokens too."""
+    return str(_vocab().decode(told))
+
+
 def call_text(name: str, **arguments: Any) -> str:
     """As the model writes a tool call."""
     said = json.dumps({"name": name, "arguments": arguments})

@@ -65,8 +65,9 @@ class Replica:
     ever: int = 0
     """Sessions that this process has ever sent there: of two that have as much to do, the one with fewer is next, so
     that sessions one after the other fill the caches of all."""
-    young: bool = True
-    """It came up, and has not had its share of the sessions yet."""
+    young: bool = False
+    """It came up while sessions had their replicas, and has not had its share of them yet. Where all begin together
+    none is: new sessions share them out, and one that moved would compute its history again for nothing."""
     failures: int = 0
     """Failed probes in a row."""
     detail: str = ""
@@ -150,12 +151,12 @@ class ReplicaTable:
     def _youngest_starved(
         self, able: Sequence[Replica], sessions: dict[str, float], mean: float
     ) -> Replica | None:
-        """A replica that came up, and has not had its share yet."""
+        """A replica that came up, and has not had its share yet. What others are expected to have placed there only
+        waits for the next report: half of them may have had nothing to give."""
         for replica in able:
             if replica.young and (replica.reported or self.peers == 1):
-                expected = sessions[replica.url] + self._expected(replica)
-                replica.young = expected < GROWN * mean
-                if replica.young:
+                replica.young = sessions[replica.url] < GROWN * mean
+                if sessions[replica.url] + self._expected(replica) < GROWN * mean:
                     return replica
         return None
 
@@ -288,7 +289,7 @@ class ReplicaTable:
             return False
         before = replica.healthy
         if failure is None:
-            replica.young = replica.young or not before
+            replica.young = replica.young or (not before and bool(self._sessions))
             replica.failures, replica.healthy, replica.detail = 0, True, ""
         else:
             replica.failures += FAILURES_MAX if dead else 1

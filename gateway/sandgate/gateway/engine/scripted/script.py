@@ -16,6 +16,7 @@ import orjson
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.engine.api import Finish
 from sandgate.gateway.engine.responses import SENTINEL, Step
+from sandgate.gateway.engine.scripted.prefix_cache import PrefixCache
 from sandgate.gateway.journal.top_logprobs import Top
 
 INITIAL_LABEL = "default"
@@ -116,6 +117,8 @@ class _Run:
     start: int = 0
     """Where this piece starts."""
     labels: list[tuple[str | int, int, int]] = field(default_factory=list)
+    admitted: asyncio.Event = field(default_factory=asyncio.Event)
+    """It has a slot; until then it waits in the queue."""
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
     lost: bool = False
     """The engine restarted: the connection breaks."""
@@ -144,10 +147,15 @@ class Player:
         max_model_len: int = 32_768,
         vocab_size: int = 0,
         token_s: float = 0.0,
+        slots: int = 0,
+        cache_blocks: int = 0,
     ) -> None:
+        """`slots`: generations at once, further ones wait; 0 = no limit. `cache_blocks`: of the prefix cache that is
+        counted as if there were one; 0 = none."""
         self._script, self._encode, self._decode = script, encode, decode
         self.eos_ids, self.chunk = tuple(eos_ids), chunk
         self.max_model_len, self.vocab_size, self.token_s = max_model_len, vocab_size, token_s
+        self.slots, self.prefixes = slots, PrefixCache(cache_blocks)
         self.label = INITIAL_LABEL
         """Weight version that next tokens are sampled by."""
         self.logprobs_mode = "processed_logprobs"
@@ -159,6 +167,9 @@ class Player:
         self.refuse_paused = False
         """While paused in abort mode a new request is refused with 503 (vLLM 0.33); else it waits (0.32)."""
         self._runs: dict[str, _Run] = {}
+        self._taken = 0
+        """Slots."""
+        self._queue: deque[_Run] = deque()
         self._cut: OrderedDict[bytes, tuple[Reply, list[int], int]] = OrderedDict()
         self._go = asyncio.Event()
         self._go.set()
@@ -169,7 +180,12 @@ class Player:
     @property
     def running(self) -> int:
         """Generations in the making."""
-        return len(self._runs)
+        return len(self._runs) - len(self._queue)
+
+    @property
+    def waiting(self) -> int:
+        """Generations that wait for a slot."""
+        return len(self._queue)
 
     @property
     def paused(self) -> bool:
@@ -212,6 +228,7 @@ class Player:
         self.label = INITIAL_LABEL
         for run in self._runs.values():
             run.lost = True
+        self.prefixes.clear()
         self.abort_all()
         self.resume()
 
@@ -227,6 +244,8 @@ class Player:
             raise ScriptedRefusal(fault.status, fault.message, fault.retry_after)
         self._runs[ask.request_id] = run
         try:
+            await self._admitted(run)
+            self.prefixes.ask(ask.ids)
             async for step in self._steps(run):
                 yield step
         except (asyncio.CancelledError, GeneratorExit):
@@ -234,6 +253,29 @@ class Player:
             raise
         finally:
             del self._runs[ask.request_id]
+            if run.admitted.is_set():
+                self.prefixes.add(ask.ids + array("i", run.ids[run.start : run.done]))
+                self._pass_on()
+
+    async def _admitted(self, run: _Run) -> None:
+        """Waits for a slot; an abort ends that, too."""
+        if not self.slots or self._taken < self.slots:
+            self._taken += 1
+            run.admitted.set()
+            return
+        self._queue.append(run)
+        try:
+            await _either(run.admitted, run.aborted)
+        finally:
+            if not run.admitted.is_set():
+                self._queue.remove(run)
+
+    def _pass_on(self) -> None:
+        """A slot is free: for the generation that waits longest."""
+        if self._queue:
+            self._queue.popleft().admitted.set()
+        else:
+            self._taken -= 1
 
     async def measured(self, ask: Ask) -> Step:
         """The answer to a gateway that measures the logprobs' mode (see engine.logprobs): beside the script, and not

@@ -113,7 +113,7 @@ class ScriptedServer(ScriptedServing):
             web.get("/is_paused", self._is_paused),
             web.post("/update_weight_version", self._update_version),
             web.get("/weight_info", self._weight_info),
-            web.post("/reset_prefix_cache", self._fine),
+            web.post("/reset_prefix_cache", self._reset_prefixes),
             web.post("/collective_rpc", self._fine),
         ]
 
@@ -312,6 +312,10 @@ class ScriptedServer(ScriptedServing):
     async def _weight_info(self, _: web.Request) -> web.Response:
         return web.json_response({"weight_version": self.player.label})
 
+    async def _reset_prefixes(self, _: web.Request) -> web.Response:
+        self.player.prefixes.clear()
+        return web.json_response({})
+
     async def _fine(self, _: web.Request) -> web.Response:
         return web.json_response({})
 
@@ -327,9 +331,13 @@ class ScriptedServer(ScriptedServing):
 
     async def _metrics(self, _: web.Request) -> web.Response:
         labels = f'{{engine="0",model_name="{self.model}"}}'
-        gauges = {"running": self.player.running, "waiting": 0}
-        lines = (f"vllm:num_requests_{name}{labels} {float(count)}\n" for name, count in gauges.items())
-        return web.Response(text="".join(lines))
+        told = {
+            "num_requests_running": self.player.running,
+            "num_requests_waiting": self.player.waiting,
+            "prefix_cache_queries_total": self.player.prefixes.queries,
+            "prefix_cache_hits_total": self.player.prefixes.hits,
+        }
+        return web.Response(text="".join(f"vllm:{name}{labels} {float(told[name])}\n" for name in told))
 
 
 def _error(status: int, message: str) -> web.Response:
@@ -369,6 +377,8 @@ async def _serve(args: argparse.Namespace) -> None:
         max_model_len=args.max_model_len,
         vocab_size=checkpoint.vocab.size,
         token_s=args.token_ms / 1000,
+        slots=args.max_num_seqs,
+        cache_blocks=args.cache_blocks,
     )
     player.logprobs_mode = args.logprobs_mode
     vision = checkpoint.vision if isinstance(checkpoint.vision, Vision) else None
@@ -389,6 +399,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--script", type=Path, required=True, help="JSON lines")
     parser.add_argument("--max-model-len", type=int, default=32_768, help="tokens")
     parser.add_argument("--token-ms", type=float, default=0.0, help="milliseconds per token")
+    parser.add_argument("--max-num-seqs", type=int, default=0, help="generations at once; 0 = no limit")
+    parser.add_argument(
+        "--cache-blocks", type=int, default=0, help="of 16 tokens, in the prefix cache that /metrics counts"
+    )
     parser.add_argument(
         "--logprobs-mode",
         default="processed_logprobs",

@@ -303,7 +303,7 @@ class ScriptedSglang(ScriptedServing):
 
     async def _metrics(self, _: web.Request) -> web.Response:
         labels = f'{{engine_type="unified",model_name="{self.model}"}}'
-        gauges = {"running": self.player.running, "queue": 0}
+        gauges = {"running": self.player.running, "queue": self.player.waiting}
         lines = (f"sglang:num_{name}_reqs{labels} {float(count)}\n" for name, count in gauges.items())
         return web.Response(text="".join(lines))
 
