@@ -15,7 +15,7 @@ APPLY = {"create", "patch"}
 
 # resource.group -> verbs in namespaces of jobs
 OPERATOR: Mapping[str, set[str]] = {
-    "rolloutjobs.sandgate.dev": {"list", "watch", "delete"},
+    "rolloutjobs.sandgate.dev": READ | {"delete"},
     "agentsessions.sandgate.dev": READ | {"create", "deletecollection"},
     "rolloutjobs/status.sandgate.dev": {"patch"},
     "agentsessions/status.sandgate.dev": {"patch"},

@@ -306,6 +306,18 @@ def test_a_rule_of_a_status_accepts_and_rejects(api: Api, rule: str, case: Statu
         rest.merge(at, {"status": case.bad})
 
 
+def test_a_job_that_began_is_held_though_somebody_calls_it_refused(api: Api) -> None:
+    """As an operator would that is older than this definition: it cannot read what this one fills in."""
+    rest, at = api.rest(), path(NAMESPACE, plural("RolloutJob"), "began")
+    rest.create(path(NAMESPACE, plural("RolloutJob")), manifest("RolloutJob", (("metadata.name", "began"),)))
+    began = {"status": refused_status() | {"selector": "sandgate.dev/job=began"}}
+    rest.merge(path(NAMESPACE, plural("RolloutJob"), "began/status"), began)
+    stored = rest.call("GET", at)
+    put(stored, "spec.groupSize", stored["spec"]["groupSize"] + 1)
+    with pytest.raises(Refused, match="groupSize is immutable"):
+        rest.call("PUT", at, stored)
+
+
 def test_a_job_that_was_refused_may_be_mended(api: Api) -> None:
     rest, at = api.rest(), path(NAMESPACE, plural("RolloutJob"), "mended/status")
     rest.create(path(NAMESPACE, plural("RolloutJob")), manifest("RolloutJob", (("metadata.name", "mended"),)))

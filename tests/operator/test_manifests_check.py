@@ -64,16 +64,6 @@ BAD: dict[str, tuple[type[Exception], str, list[tuple[str, Any]]]] = {
         "spec.engine.endpoints[0]",
         [("spec.engine.endpoints", ["http://localhost:8000/v1"])],
     ),
-    "an agent that carries a trainer's label": (
-        BadManifest,
-        "spec.agent.template.metadata.labels.sandgate.dev/trainer",
-        [("spec.agent.template.metadata", {"labels": {"app": "a", "sandgate.dev/trainer": "true"}})],
-    ),
-    "an agent with an annotation of ours": (
-        BadManifest,
-        "spec.agent.template.metadata.annotations.sandgate.dev/x",
-        [("spec.agent.template.metadata", {"annotations": {"sandgate.dev/x": ""}})],
-    ),
     "an agent without an image": (BadManifest, f"{AGENT}.image", [(f"{AGENT}.image", GONE)]),
     "an agent beside the manifest": (BadManifest, f"{AGENT}.workingDir", [(f"{AGENT}.workingDir", "src")]),
     "a verifier in another folder": (

@@ -21,6 +21,7 @@ from sandgate.operator.manifests.sandbox_pods import (
     plain,
     verifier_pod,
 )
+from sandgate.operator.settings import Settings
 from sandgate.sandbox.agents import ENV_BYTES_MAX, agent_env, verifier_env
 from sandgate.sandbox.expand import expand
 from tests.operator.sandbox_pods import (
@@ -225,6 +226,25 @@ def test_it_is_named_labelled_and_pointed_at_by_kubectl() -> None:
         "sandgate.dev/shard": "s1",
     }
     assert meta["annotations"] == {"a": "b", "kubectl.kubernetes.io/default-container": "agent"}
+
+
+@pytest.mark.parametrize(
+    ("trainer", "kept"),
+    [
+        ({"sandgate.dev/trainer": "true"}, {"app": "trainer", "team": "red"}),
+        ({"app": "trainer"}, {"team": "red"}),
+    ],
+    ids=["ours", "an administrator's"],
+)
+def test_a_trainers_label_in_its_template_opens_nothing_to_it(
+    trainer: dict[str, str], kept: dict[str, str]
+) -> None:
+    labels = {"app": "trainer", "team": "red", "sandgate.dev/trainer": "true"}
+    look = PodDefaults.of(Settings(trainer_labels=trainer))
+    meta = agent((f"{TEMPLATE}.metadata", {"labels": labels}), look=look)["metadata"]
+    ours = ("sandgate.dev/", "app.kubernetes.io/")
+    assert {name: value for name, value in meta["labels"].items() if not name.startswith(ours)} == kept
+    assert "sandgate.dev/trainer" not in meta["labels"]
 
 
 def test_it_finds_what_a_local_agent_finds_and_its_key_comes_from_the_secret() -> None:

@@ -391,3 +391,19 @@ def test_as_process_1_it_heeds_sigterm(tmp_path: Path) -> None:
         assert "waiting:" in process.stderr.readline()
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 143
+
+
+def test_a_name_that_is_slow_to_resolve_hides_no_address_that_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Time went by before the first socket was looked at, and all of them seemed closed."""
+    late, found = threading.Event(), entry.resolve
+
+    def slowly(host: str, port: int) -> list[tuple[Any, ...]]:
+        late.wait(0.2 if host == "slow.invalid" else 0.0)
+        return [] if host == "slow.invalid" else found(host, port)
+
+    monkeypatch.setattr(entry, "resolve", slowly)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert entry.answering([("127.0.0.1", port), ("slow.invalid", 80)], 0.1) == [f"127.0.0.1:{port}"]

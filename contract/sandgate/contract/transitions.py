@@ -22,7 +22,12 @@ FORBIDDEN = "FieldValueForbidden"
 """Reason of a change that may not be: `kubectl` then says "Forbidden: ..."."""
 REFUSED = JobReason.BAD_MANIFEST.value
 """Reason of a job that its spec kept from beginning."""
-LET_GO = f"has(oldSelf.status) && has(oldSelf.status.reason) && oldSelf.status.reason == '{REFUSED}'"
+LET_GO = (
+    f"has(oldSelf.status) && has(oldSelf.status.reason) && oldSelf.status.reason == '{REFUSED}'"
+    " && (!has(oldSelf.status.selector) || oldSelf.status.selector == '')"
+)
+"""The selector is written before anything is made of a job, and stays: one that began is held, whoever calls it
+refused, as an operator would that is older than its definition."""
 
 
 def may_change(slot: Slot) -> bool:

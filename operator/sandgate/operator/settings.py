@@ -18,7 +18,7 @@ class Settings:
 
     gateway_image: str = "sandgate-gateway:latest"
     fetcher_image: str = "sandgate-fetcher:latest"
-    engine_image: str = "vllm/vllm-openai:v0.32.0"
+    engine_image: str = "vllm/vllm-openai:latest"
     """Of managed engines that name none."""
     pull_policy: str = "IfNotPresent"
     """Of our own images."""

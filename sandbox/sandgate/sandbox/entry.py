@@ -150,7 +150,6 @@ def forbidden_addresses(text: str, env: Mapping[str, str]) -> list[tuple[str, in
 def answering(where: list[tuple[str, int]], seconds: float) -> list[str]:
     """The addresses that accept a TCP connection within `seconds`; all are tried at once. Takes `seconds`, or less if
     one accepts."""
-    until = time.monotonic() + seconds
     with selectors.DefaultSelector() as waiting:
         try:
             for host, port in where:
@@ -161,6 +160,9 @@ def answering(where: list[tuple[str, int]], seconds: float) -> list[str]:
                     if sock.connect_ex(address) not in (0, errno.EINPROGRESS):
                         waiting.unregister(sock)
                         sock.close()
+            until = (
+                time.monotonic() + seconds
+            )  # from here: a name may take longer to resolve than an attempt lasts
             while (left := until - time.monotonic()) > 0:
                 if not waiting.get_map():  # all refused: as long as any other attempt, they are counted
                     time.sleep(left)

@@ -11,6 +11,7 @@ from sandgate.contract.errors import SandgateError
 from sandgate.contract.schema import decode
 from sandgate.contract.status import Condition, ConditionStatus, JobCondition, RolloutJobStatus
 from sandgate.contract.transitions import REFUSED
+from sandgate.operator.cluster.object_store import text_of
 from sandgate.operator.plan.conditions import find, is_over
 from sandgate.operator.plan.ends import stamp
 
@@ -97,8 +98,9 @@ def mended(status: RolloutJobStatus | None) -> RolloutJobStatus | None:
 
 
 def status_in(body: Mapping[str, Any]) -> RolloutJobStatus | None:
-    """As an operator before us wrote it; None for one that cannot be read."""
+    """As an operator before us wrote it. Of one that cannot be read, only whether the job began; None if it did not."""
     try:
         return decode(RolloutJobStatus, body.get("status") or {}, ignore_unknown=True)
     except SandgateError:
-        return None
+        selector = text_of(body, "status", "selector")
+        return RolloutJobStatus(selector=selector) if selector else None

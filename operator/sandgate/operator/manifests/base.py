@@ -21,8 +21,8 @@ EVERYWHERE: Final = "0.0.0.0"
 USER_ID: Final = 65532
 """User and group of our pods: `nonroot` of distroless images; it needs no entry in the image's passwd."""
 GPU: Final = "nvidia.com/gpu"
-"""Of nodes with engines that are not ours, whose resource nobody names."""
-"""Extended resource, and by custom the taint of nodes that have it."""
+"""Extended resource, and by custom the taint of nodes that have it: of those with engines that are not ours, whose
+resource nobody names."""
 NODE: Final = "kubernetes.io/hostname"
 """Topology key: one node."""
 

@@ -62,19 +62,10 @@ def _wrong(job: RolloutJob) -> Iterator[BadManifest]:
             yield bad(
                 f"spec.engine.endpoints[{index}]", f"{host} is each gateway's own pod; name the engine's host"
             )
-    yield from _not_ours(spec.agent.template.get("metadata") or {}, "spec.agent.template.metadata")
     for index, container in enumerate(spec.agent.template["spec"]["containers"]):
         yield from _container(container, f"spec.agent.template.spec.containers[{index}]")
     if spec.reward.verifier is not None:
         yield from _container(spec.reward.verifier.container, "spec.reward.verifier.container")
-
-
-def _not_ours(meta: dict[str, Any], path: str) -> Iterator[BadManifest]:
-    """A trainer's label, for one, would open more than an agent's pod is to reach."""
-    for kind in ("labels", "annotations"):
-        for key in meta.get(kind) or {}:
-            if key.partition("/")[0] == "sandgate.dev":
-                yield bad(f"{path}.{kind}.{key}", "is Sandgate's own")
 
 
 def _container(container: dict[str, Any], path: str) -> Iterator[BadManifest]:

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from sandgate.contract.job import Isolation, RolloutJob, Task, TaskDelivery
 from sandgate.contract.labels import AGENT, SHARD, VERIFIER, labels
+from sandgate.contract.names import GROUP as API_GROUP
 from sandgate.contract.names import pod_name, verifier_name
 from sandgate.contract.session_urls import SessionUrls
 from sandgate.operator.manifests.pod_hardening import containers, harden, limit
@@ -79,6 +80,8 @@ class PodDefaults:
     """Seconds that a pod stays bound to a node that does not answer."""
     probe: tuple[str, ...] = ()
     """Further `host:port` that an agent must not reach, beside the API server."""
+    trainer_labels: Mapping[str, str] = field(default_factory=dict)
+    """They open gateways and engines; a sandbox carries none of them, whatever its template says."""
 
     @classmethod
     def of(cls, settings: Settings) -> PodDefaults:
@@ -91,6 +94,7 @@ class PodDefaults:
             resources=settings.sandbox_resources,
             unreachable_seconds=settings.unreachable_seconds,
             probe=settings.probe,
+            trainer_labels=settings.trainer_labels,
         )
 
 
@@ -138,6 +142,7 @@ def agent_pod(
     seconds = spec.limits.start_seconds + spec.limits.session_seconds
     _settle(pod, look, seconds)
     meta = template.get("metadata") or {}
+    meta = meta | {"labels": _labels_of(meta, look)}
     ours = _labels(job, AGENT, session, group)
     return _object(pod_name(session), namespace, owner, meta, ours, pod)
 
@@ -289,6 +294,15 @@ def _settle(pod: Json, look: PodDefaults, seconds: int) -> None:
             limit(container, look.resources)
     if not pod.get("volumes"):
         pod.pop("volumes", None)
+
+
+def _labels_of(meta: Mapping[str, Json], look: PodDefaults) -> Json:
+    """Those of the template but ours and a trainer's."""
+    return {
+        name: value
+        for name, value in (meta.get("labels") or {}).items()
+        if name.partition("/")[0] != API_GROUP and look.trainer_labels.get(name) != value
+    }
 
 
 def _object(

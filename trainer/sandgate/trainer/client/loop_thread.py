@@ -79,7 +79,8 @@ class LoopThread:
 
     @property
     def closed(self) -> bool:
-        return self._closed
+        """It takes no more calls; in a process that was forked off it never did."""
+        return self._closed or self._forked
 
     def close(self) -> None:
         """Cancel what is left, and end the thread. Idempotent."""

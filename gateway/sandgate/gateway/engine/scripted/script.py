@@ -245,7 +245,8 @@ class Player:
         self._runs[ask.request_id] = run
         try:
             await self._admitted(run)
-            self.prefixes.ask(ask.ids)
+            if run.admitted.is_set():
+                self.prefixes.ask(ask.ids)
             async for step in self._steps(run):
                 yield step
         except (asyncio.CancelledError, GeneratorExit):
