@@ -32,7 +32,8 @@ HERE = Path(__file__).parent
 STEPS, BATCH, SAMPLES = 4, 16, 4
 KILLED_AFTER = 2
 """Steps that are logged when the kill falls; the next round is under way by then."""
-WITHIN_S = 300.0
+WITHIN_S = 600.0
+"""Where the test cluster is compiled beside it, what takes 200 s took over 300."""
 """Half a minute alone on two cores."""
 
 pytestmark = [
@@ -57,13 +58,18 @@ async def engine(vllm: Vllm) -> AsyncIterator[str]:
 async def start(words: list[str], **env: str) -> asyncio.subprocess.Process:
     python = await asyncio.to_thread(environment)
     return await asyncio.create_subprocess_exec(
-        python, *words, env=environ(**env), cwd=ROOT, stdout=PIPE, stderr=STDOUT
+        python, *words, env=environ(**env), cwd=ROOT, stdout=PIPE, stderr=STDOUT, start_new_session=True
     )
 
 
 async def end(process: asyncio.subprocess.Process, code: int = 0) -> str:
-    async with asyncio.timeout(WITHIN_S):
-        out, _ = await process.communicate()
+    try:
+        async with asyncio.timeout(WITHIN_S):
+            out, _ = await process.communicate()
+    except TimeoutError:  # or it goes on beside all other tests
+        os.killpg(process.pid, signal.SIGKILL)
+        await process.communicate()
+        raise
     text = out.decode("utf-8", "replace")
     assert process.returncode == code, text[-4_000:]
     return text
