@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from sandgate.contract.trajectory import Trajectory
+from sandgate.operator.plan.session import SHOW_S
 from sandgate.trainer.client.cluster import ClusterPlace
 from sandgate.trainer.client.fleet import cluster_fleet
 from tests.cluster.e2e.world import (
@@ -26,6 +27,7 @@ from tests.cluster.e2e.world import (
     vllm_engine,
     wait_for,
 )
+from tests.cluster.scale.figures import seconds
 from tests.e2e.truth import TOLERANCE, Parity
 from tests.support.vllm import engine_python
 from tests.support.waiting import until
@@ -166,7 +168,18 @@ async def test_the_operator_writes_at_most_six_times_per_session(ran: Ran) -> No
     counted = Counter((event["verb"], event["objectRef"]["resource"]) for event in writes)
     # What a job itself costs (its objects once, its status at most once a second) does not grow with its sessions.
     of_sessions = sum(count for (_, kind), count in counted.items() if kind in OF_SESSIONS)
-    assert of_sessions / len(ran.sessions) <= WRITES_MAX, counted
+    assert of_sessions <= WRITES_MAX * len(ran.sessions) + shown_as_running(ran, writes), counted
+
+
+def shown_as_running(ran: Ran, writes: list[dict[str, Any]]) -> int:
+    """Sessions that may have been written once more, as their agents ran for long: on a busy machine many do."""
+    last = {
+        event["objectRef"].get("name"): seconds(event["stageTimestamp"])
+        for event in writes
+        if event["objectRef"]["resource"] == "agentsessions"
+    }
+    born = {one["metadata"]["name"]: seconds(one["metadata"]["creationTimestamp"]) for one in ran.sessions}
+    return sum(last.get(name, 0.0) - since > SHOW_S for name, since in born.items())
 
 
 async def test_what_is_left_is_what_the_job_owns(ran: Ran, tmp_path: Path) -> None:
