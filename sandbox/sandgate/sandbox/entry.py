@@ -148,8 +148,8 @@ def forbidden_addresses(text: str, env: Mapping[str, str]) -> list[tuple[str, in
 
 
 def answering(where: list[tuple[str, int]], seconds: float) -> list[str]:
-    """The addresses that accept a TCP connection within `seconds`; all are tried at once. Takes `seconds`, or less if
-    one accepts."""
+    """The addresses that accept a TCP connection within `seconds`; all are tried at once. Takes `seconds` after
+    the names are resolved, or less if one accepts."""
     with selectors.DefaultSelector() as waiting:
         try:
             for host, port in where:

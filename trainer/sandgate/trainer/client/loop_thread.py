@@ -85,7 +85,6 @@ class LoopThread:
     def close(self) -> None:
         """Cancel what is left, and end the thread. Idempotent."""
         if self._forked:  # its selector is the parent's too, and closing would make the parent deaf
-            self._closed = True
             return
         with self._gate:
             if self._closed:
