@@ -10,8 +10,9 @@ import pytest
 
 from sandgate.contract.errors import Conflict, Unavailable
 from sandgate.contract.job import Task
+from sandgate.trainer.client import lease_renewal
 from sandgate.trainer.client.fleet import AsyncFleet
-from sandgate.trainer.client.lease_renewal import Keeper
+from sandgate.trainer.client.lease_renewal import AT_ONCE, Keeper
 from sandgate.trainer.client.pushed_groups import PushedGroups
 from tests.trainer.world import JOB, World
 
@@ -37,6 +38,38 @@ async def test_a_renewal_that_fails_oddly_ends_the_renewal_of_no_other_lease() -
     assert await keeper.renew_due() is not None
     assert [hold.until for hold in holds] == [45.0, 45.0]
     await keeper.aclose()
+
+
+class Away:
+    """A trainer's gateways of which one takes calls and never answers."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def renew(self, lease_id: str, ttl_s: float) -> None:
+        self.asked.append(lease_id)
+        if lease_id.startswith("away"):
+            await asyncio.Event().wait()
+
+
+async def test_a_gateway_that_never_answers_keeps_no_lease_of_another_from_being_renewed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lease_renewal, "RETRY_S", 0.05)
+    now, gateways = [0.0], Away()
+    keeper = Keeper(gateways, lambda: now[0], lambda lease_id: lease_id.split("-")[0])
+    lost = [keeper.hold(f"away-{number}", 30.0, 0.0) for number in range(AT_ONCE + 4)]
+    held = [keeper.hold(f"well-{number}", 30.0, 0.0) for number in range(AT_ONCE + 4)]
+    for round_, now[0] in enumerate((12.0, 24.0, 36.0, 48.0), 1):
+        async with asyncio.timeout(10):
+            assert await keeper.renew_due() is not None
+        assert {hold.until for hold in held} == {now[0] + 30.0}, round_
+    assert len([one for one in gateways.asked if one.startswith("away")]) == AT_ONCE, (
+        "none is asked twice at once"
+    )
+    assert {hold.until for hold in lost} == {30.0}
+    await keeper.aclose()
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("renew")]
 
 
 class Beats(AsyncFleet):

@@ -72,10 +72,10 @@ class AsyncFleet:
             raise Unavailable("the job has no gateway yet", retry_after=5.0)
         self.clients, self.job, self._away_s = dict(clients), job, away_s
         self.counters = Counters()
-        self.keeper = Keeper(self, clock, self.counters)
-        self._order = list(clients)
         self._leased: dict[str, str] = {}
         """The gateway of each lease, by lease id."""
+        self.keeper = Keeper(self, clock, self._leased.get, self.counters)
+        self._order = list(clients)
         self._ledger = TrainedGroups()
         self._streams: WeakSet[Supply] = WeakSet()
         self._version: int | None = None

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 from weakref import WeakSet
@@ -19,9 +20,10 @@ log = logging.getLogger(__name__)
 RENEWALS_A_LEASE = 3
 """A lease is renewed when a third of it is over, so that a gateway may be away for the other two."""
 AT_ONCE = 16
-"""Renewals in flight at most. Each is an fsync at its gateway; those in flight together share one."""
+"""Renewals in flight at one gateway at most. Each is an fsync there; those in flight together share one."""
 RETRY_S = 1.0
-"""Seconds until a renewal that no gateway answered is tried again."""
+"""Seconds until a renewal that no gateway answered is tried again, and that one round waits for answers at most: those
+of a gateway that is away must not keep the leases of the others from being renewed."""
 
 
 class Renewer(Protocol):
@@ -48,6 +50,8 @@ class RenewedLease:
     """Another trainer has the lease, or may have it."""
     over: bool = False
     """The lease was acknowledged or given back."""
+    asking: bool = False
+    """A renewal in the background is under way."""
 
 
 @dataclass(slots=True)
@@ -58,9 +62,17 @@ class Keeper:
     client: Renewer
     clock: Callable[[], float]
     """Seconds, monotonic."""
+    gateway_of: Callable[[str], Hashable] = lambda _lease_id: None
+    """Which gateway has the lease of this id."""
     counters: Counters = field(default_factory=Counters)
     holds: WeakSet[RenewedLease] = field(default_factory=WeakSet)
     task: asyncio.Task[None] | None = None
+    asked: set[asyncio.Task[bool]] = field(default_factory=set)
+    """Renewals in the background; False if one failed."""
+    turns: dict[Hashable, asyncio.Semaphore] = field(
+        default_factory=lambda: defaultdict(lambda: asyncio.Semaphore(AT_ONCE))
+    )
+    """By gateway."""
 
     def hold(self, lease_id: str, ttl_s: float, asked_at: float) -> RenewedLease:
         """Renew the lease from now on. `asked_at`: when the lease was asked for, on this clock."""
@@ -137,24 +149,36 @@ class Keeper:
             self.counters.lost += 1
 
     async def renew_due(self) -> float | None:
-        """Renew the leases that are due. Returns the seconds until the next is due; None without a lease."""
-        due = [hold for hold in self._live() if self._due_in(hold) <= 0]
-        turns = asyncio.Semaphore(AT_ONCE)
-        failed = 0
+        """Renew the leases that are due; what a gateway has not answered after `RETRY_S` goes on by itself. Returns the
+        seconds until there is something to do again; None without a lease."""
+        for hold in self._live():
+            if not hold.asking and self._due_in(hold) <= 0:
+                hold.asking = True
+                task = asyncio.get_running_loop().create_task(self._renew_in_turn(hold), name="renew a lease")
+                self.asked.add(task)
+                task.add_done_callback(self.asked.discard)
+        late, failed = False, False
+        if self.asked:
+            answered, away = await asyncio.wait(set(self.asked), timeout=RETRY_S)
+            late, failed = bool(away), not all(task.result() for task in answered if not task.cancelled())
+        if not self._live():
+            return None
+        wait = min((self._due_in(hold) for hold in self._live() if not hold.asking), default=RETRY_S)
+        return max(min(wait, RETRY_S) if late else wait, RETRY_S if failed else 0.0)
 
-        async def one(hold: RenewedLease) -> None:
-            nonlocal failed
-            async with turns:
-                try:
+    async def _renew_in_turn(self, hold: RenewedLease) -> bool:
+        """Returns whether the gateway answered."""
+        try:
+            async with self.turns[self.gateway_of(hold.lease_id)]:
+                if not (hold.over or hold.lost):  # while it waited
                     await self.renew(hold)
-                except Exception as error:
-                    failed += 1
-                    known = isinstance(error, SandgateError)
-                    log.warning("lease %s is not renewed: %s", hold.lease_id, error, exc_info=not known)
-
-        await asyncio.gather(*map(one, due))
-        waits = [self._due_in(hold) for hold in self._live()]
-        return max(min(waits), RETRY_S if failed else 0.0) if waits else None
+        except Exception as error:
+            known = isinstance(error, SandgateError)
+            log.warning("lease %s is not renewed: %s", hold.lease_id, error, exc_info=not known)
+            return False
+        finally:
+            hold.asking = False
+        return True
 
     def _live(self) -> Iterable[RenewedLease]:
         return [hold for hold in self.holds if not hold.over and not hold.lost]
@@ -171,6 +195,7 @@ class Keeper:
 
     async def aclose(self) -> None:
         """Stop renewing."""
-        if self.task is not None:
-            self.task.cancel()
-            await asyncio.gather(self.task, return_exceptions=True)
+        tasks = [*self.asked, *([self.task] if self.task is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
