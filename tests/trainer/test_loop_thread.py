@@ -161,15 +161,21 @@ def test_a_block_that_is_interrupted_on_the_way_in_is_left() -> None:
     said: list[str] = []
     main = threading.get_ident()
 
+    async def press() -> None:
+        """Again where the main thread took it just before it began to wait for its lock, as a person would."""
+        for seconds in (0.5, *[10.0] * 9):
+            await asyncio.sleep(seconds)
+            signal.pthread_kill(main, signal.SIGINT)
+
     @asynccontextmanager
     async def update() -> AsyncIterator[None]:
         said.append("paused")
+        pressing = asyncio.ensure_future(press())
         try:
-            later = asyncio.get_running_loop().call_later  # the main thread is to wait for the answer by then
-            later(0.5, signal.pthread_kill, main, signal.SIGINT)
             await for_ever()
             yield
         finally:
+            pressing.cancel()
             said.append("resumed")
 
     with pytest.raises(KeyboardInterrupt), entered(update(), loop):
