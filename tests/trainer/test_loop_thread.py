@@ -161,21 +161,20 @@ def test_a_block_that_is_interrupted_on_the_way_in_is_left() -> None:
     said: list[str] = []
     main = threading.get_ident()
 
-    async def press() -> None:
-        """Again where the main thread took it just before it began to wait for its lock, as a person would."""
-        for seconds in (0.5, *[10.0] * 9):
-            await asyncio.sleep(seconds)
-            signal.pthread_kill(main, signal.SIGINT)
-
     @asynccontextmanager
     async def update() -> AsyncIterator[None]:
         said.append("paused")
-        pressing = asyncio.ensure_future(press())
+        # Again where the main thread took it just before it began to wait for its lock: a person would press again.
+        later = asyncio.get_running_loop().call_later
+        presses = [
+            later(seconds, signal.pthread_kill, main, signal.SIGINT) for seconds in (0.5, 10.0, 20.0, 40.0)
+        ]
         try:
             await for_ever()
             yield
         finally:
-            pressing.cancel()
+            for press in presses:
+                press.cancel()
             said.append("resumed")
 
     with pytest.raises(KeyboardInterrupt), entered(update(), loop):
