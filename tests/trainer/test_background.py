@@ -10,7 +10,6 @@ import pytest
 
 from sandgate.contract.errors import Conflict, Unavailable
 from sandgate.contract.job import Task
-from sandgate.trainer.client import lease_renewal
 from sandgate.trainer.client.fleet import AsyncFleet
 from sandgate.trainer.client.lease_renewal import AT_ONCE, Keeper
 from sandgate.trainer.client.pushed_groups import PushedGroups
@@ -52,17 +51,14 @@ class Away:
             await asyncio.Event().wait()
 
 
-async def test_a_gateway_that_never_answers_keeps_no_lease_of_another_from_being_renewed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(lease_renewal, "RETRY_S", 0.05)
+async def test_a_gateway_that_never_answers_keeps_no_lease_of_another_from_being_renewed() -> None:
     now, gateways = [0.0], Away()
     keeper = Keeper(gateways, lambda: now[0], lambda lease_id: lease_id.split("-")[0])
     lost = [keeper.hold(f"away-{number}", 30.0, 0.0) for number in range(AT_ONCE + 4)]
     held = [keeper.hold(f"well-{number}", 30.0, 0.0) for number in range(AT_ONCE + 4)]
     for round_, now[0] in enumerate((12.0, 24.0, 36.0, 48.0), 1):
         async with asyncio.timeout(10):
-            assert await keeper.renew_due() is not None
+            assert await keeper.renew_due(0.05) is not None
         assert {hold.until for hold in held} == {now[0] + 30.0}, round_
     assert len([one for one in gateways.asked if one.startswith("away")]) == AT_ONCE, (
         "none is asked twice at once"

@@ -22,8 +22,8 @@ RENEWALS_A_LEASE = 3
 AT_ONCE = 16
 """Renewals in flight at one gateway at most. Each is an fsync there; those in flight together share one."""
 RETRY_S = 1.0
-"""Seconds until a renewal that no gateway answered is tried again, and that one round waits for answers at most: those
-of a gateway that is away must not keep the leases of the others from being renewed."""
+"""Seconds until a renewal that no gateway answered is tried again, and that a round in the background waits for answers
+at most: one gateway that is away must not keep the leases of the others from being renewed."""
 
 
 class Renewer(Protocol):
@@ -148,9 +148,9 @@ class Keeper:
             hold.lost = True
             self.counters.lost += 1
 
-    async def renew_due(self) -> float | None:
-        """Renew the leases that are due; what a gateway has not answered after `RETRY_S` goes on by itself. Returns the
-        seconds until there is something to do again; None without a lease."""
+    async def renew_due(self, patience_s: float | None = None) -> float | None:
+        """Renew the leases that are due. Returns the seconds until there is something to do again; None without a
+        lease. `patience_s`: what is not answered by then goes on by itself; None waits for all."""
         for hold in self._live():
             if not hold.asking and self._due_in(hold) <= 0:
                 hold.asking = True
@@ -159,7 +159,7 @@ class Keeper:
                 task.add_done_callback(self.asked.discard)
         late, failed = False, False
         if self.asked:
-            answered, away = await asyncio.wait(set(self.asked), timeout=RETRY_S)
+            answered, away = await asyncio.wait(set(self.asked), timeout=patience_s)
             late, failed = bool(away), not all(task.result() for task in answered if not task.cancelled())
         if not self._live():
             return None
@@ -188,7 +188,7 @@ class Keeper:
 
     async def _run(self) -> None:
         while True:
-            wait = await self.renew_due()
+            wait = await self.renew_due(RETRY_S)
             if wait is None:
                 return
             await asyncio.sleep(wait)
