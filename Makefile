@@ -122,13 +122,15 @@ test-parts: venv
 	@$(BIN)/python -m tests.support.prepare $(PARTS)
 
 ## make chaos [TIMES=10] [HAND=8] [TASKS=10] [KINDS="node etcd"]  kills operators, gateways, agents, nodes, engines, etcd, API servers under jobs in the test cluster
+##                          then a gateway 20 times under one job on this machine (KILLS=20), if no KINDS are named
 .PHONY: chaos
 chaos: export SANDGATE_CHAOS_TIMES := $(or $(TIMES),10)
 chaos: export SANDGATE_CHAOS_TASKS := $(or $(TASKS),10)
 chaos: export SANDGATE_CHAOS_KINDS := $(KINDS)
 chaos: export SANDGATE_CHAOS_HAND := $(or $(HAND),8)
+chaos: export SANDGATE_KILLS := $(or $(KILLS),20)
 chaos: venv
-	$(BIN)/pytest -s tests/cluster/e2e/test_chaos.py $(T)
+	$(BIN)/pytest -s tests/cluster/e2e/test_chaos.py $(if $(KINDS),,tests/e2e/test_kill_gateway.py tests/gateway/test_restarts.py) $(T)
 
 ## make help                this list
 .PHONY: help

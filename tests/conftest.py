@@ -43,7 +43,7 @@ __all__ = [
     "pytest_xdist_make_scheduler",
 ]
 
-KEPT = {"SANDGATE_FUZZ_EXAMPLES", "SANDGATE_TEST_KUBECONFIG", "SANDGATE_TEST_UPGRADE_FROM"}
+KEPT = {"SANDGATE_FUZZ_EXAMPLES", "SANDGATE_KILLS", "SANDGATE_TEST_KUBECONFIG", "SANDGATE_TEST_UPGRADE_FROM"}
 """Settings that tests themselves read."""
 
 

@@ -1,4 +1,6 @@
-"""kill -9 of the gateway, 20 times under one job: agents are unmodified and notice nothing, nothing told is lost."""
+"""kill -9 of the gateway, again and again under one job: unmodified agents notice nothing, nothing told is lost.
+
+At each moment of a turn once; `make chaos` kills more often."""
 
 from __future__ import annotations
 
@@ -24,12 +26,12 @@ from tests.support.recorder import Chat, Exchange, Generation, Recorder
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(700)]
 
-KILLS = 20
-WITHIN_S = 500.0
-"""A guard against a hang: 80 s alone on two cores; beside a cluster's pods it was not over after 200."""
 MOMENTS = [f"{who} {what}" for who in ("agent", "engine") for what in ("asked", "answered", "told")]
 """Of a turn: the agent asks, the engine is asked, answers, has told the gateway; the gateway answers, has told the
 agent."""
+KILLS = int(os.environ.get("SANDGATE_KILLS") or len(MOMENTS))
+WITHIN_S = 500.0
+"""A guard against a hang: 20 kills took 80 s alone on two cores; beside a cluster's pods over 200 s."""
 JITTER_S = 0.02
 """A commit takes some 5 ms: kills fall before, into and behind it."""
 STALL_S = 1.0
@@ -113,7 +115,7 @@ def command_of(pid: int) -> bytes:
         return b""
 
 
-async def test_killed_20_times_a_job_loses_nothing_it_told(
+async def test_killed_at_each_moment_of_a_turn_a_job_loses_nothing_it_told(
     tmp_path: Path, recorder: Recorder, parity: Parity
 ) -> None:
     run = Run(tmp_path / "out", recorder.url)

@@ -1,9 +1,9 @@
 """Which tests run, and that what they need is made before them (a pytest plugin).
 
-`pytest` without paths is what a person runs: no root, no compiler, no cluster, no whole trainer. `--tier all`, or
-naming paths, leaves nothing out. What is missing is made in the background, in the order in which tests ask for it,
-while tests that need nothing run; who needs it waits outside of the test's own time limit. A build that fails is told
-once, and the tests that need it fail with its sentence.
+`pytest` without paths is what a person runs: no root, no compiler, no cluster, no whole trainer. `--tier all`
+leaves out what only repeats (the mark `endurance`), naming paths nothing. What is missing is made in the background, in
+the order in which tests ask for it, while tests that need nothing run; who needs it waits outside of the test's own
+time limit. A build that fails is told once, and the tests that need it fail with its sentence.
 """
 
 from __future__ import annotations
@@ -57,8 +57,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def tier(config: pytest.Config) -> str:
     """Of this run."""
-    named = config.args_source is pytest.Config.ArgsSource.ARGS
-    return str(config.getoption("--tier") or ("all" if named else "everyday"))
+    return str(config.getoption("--tier") or ("all" if named(config) else "everyday"))
+
+
+def named(config: pytest.Config) -> bool:
+    """Somebody asked for these paths."""
+    return config.args_source is pytest.Config.ArgsSource.ARGS
 
 
 def worker(config: pytest.Config) -> str:
@@ -79,7 +83,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     """What a person wants to know before it begins."""
     chosen = tier(config)
     lines = [f"tier: {chosen}, {TIERS[chosen]}"]
-    if config.args_source is not pytest.Config.ArgsSource.ARGS and not config.getoption("keyword"):
+    if not named(config) and not config.getoption("keyword"):
         lines.append(f"takes: {EVERYDAY.format(minutes=MINUTES[chosen])}")
     if chosen == "everyday":
         lines.append(LEFT_OUT)
@@ -95,14 +99,19 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out; what needs nothing comes first."""
     needs = {item: in_order(needs_of(item)) for item in items}
-    if tier(config) == "everyday":
-        out = [item for item in items if not all(NEEDS[name].everyday for name in needs[item])]
+    out = [item for item in items if is_left_out(config, item, needs[item])]
+    if out:
         config.hook.pytest_deselected(items=out)
         kept = set(out)
         items[:] = [item for item in items if item not in kept]
     for item in items:
         item.stash[NEEDED] = needs[item]
     in_turn(config, items)
+
+
+def is_left_out(config: pytest.Config, item: pytest.Item, needs: list[str]) -> bool:
+    dear = tier(config) == "everyday" and not all(NEEDS[name].everyday for name in needs)
+    return dear or (item.get_closest_marker("endurance") is not None and not named(config))
 
 
 NEEDED = pytest.StashKey[list[str]]()

@@ -107,7 +107,7 @@ def run(folder: Path, needs: str, *args: str, tests: str = TESTS) -> tuple[str, 
     """All that pytest said, and its last line without the time."""
     folder.joinpath("conftest.py").write_text(CONFTEST.replace("{NEEDS}", needs))
     folder.joinpath("test_one.py").write_text(tests)
-    folder.joinpath("pytest.ini").write_text("[pytest]\ntestpaths = .\n")
+    folder.joinpath("pytest.ini").write_text("[pytest]\ntestpaths = .\nmarkers = endurance\n")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-c", str(folder / "pytest.ini"), "-p", "no:cacheprovider", *args],
         cwd=folder,
@@ -138,6 +138,17 @@ def test_a_run_has(tmp_path: Path, args: tuple[str, ...], last: str) -> None:
     said, found = run(tmp_path, f"{{{READY}, {HEAVY}}}", *args)
     assert found == last
     assert ("left out: " in said) is ("deselected" in last)
+
+
+ENDURANCE = TESTS + "\n@pytest.mark.endurance\ndef test_once_more(): ...\n"
+
+
+@pytest.mark.parametrize(("args", "last"), [((), "4 passed, 1 deselected"), (("test_one.py",), "5 passed")])
+def test_what_only_repeats_runs_where_its_path_is_named(
+    tmp_path: Path, args: tuple[str, ...], last: str
+) -> None:
+    found = run(tmp_path, f"{{{READY}, {HEAVY}}}", "--tier", "all", *args, tests=ENDURANCE)[1]
+    assert found == last
 
 
 def test_what_a_machine_lacks_is_said_up_front(tmp_path: Path) -> None:

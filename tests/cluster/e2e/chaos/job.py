@@ -22,7 +22,7 @@ from tests.cluster.e2e.world import World, image, shop_job, tokenizer_files, wai
 log = logging.getLogger(__name__)
 
 NAME = "chaos"
-TASKS, SAMPLES, PARALLELISM = int(os.environ.get("SANDGATE_CHAOS_TASKS", "6")), 4, 8
+TASKS, SAMPLES, PARALLELISM = int(os.environ.get("SANDGATE_CHAOS_TASKS", "10")), 4, 8
 """`make chaos` has ten tasks. Each sample is two pods, and two cores are slow at making pods."""
 RETRIES = 16
 """Of infra failures of one sample: a blow costs one attempt, or two where what is broken stays so for a while."""
