@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.heap import pytest_collection
 from tests.support.skips import pytest_make_collect_report, pytest_runtest_makereport
 from tests.support.tiers import (
     pytest_addoption,
@@ -34,6 +35,7 @@ settings.load_profile("default")
 
 __all__ = [
     "pytest_addoption",
+    "pytest_collection",
     "pytest_collection_modifyitems",
     "pytest_configure",
     "pytest_make_collect_report",

@@ -130,10 +130,12 @@ class Specimen:
     def eos_ids(self) -> tuple[int, ...]:
         return tuple(self.vocab.ids[end] for end in self.ends)
 
+    @functools.cache  # noqa: B019 # the zoo's stay anyway
     def template(self) -> ChatTemplate:
         tokens = {"bos_token": self.bos, "eos_token": self.ends[0]}
         return ChatTemplate(self.source, tokens=tokens, now=lambda: datetime(2026, 1, 2, tzinfo=UTC))
 
+    @functools.cache  # noqa: B019
     def codec(self, history: History = "sampled") -> TemplateCodec:
         return TemplateCodec(self.template(), self.vocab, eos_ids=self.eos_ids, history=history)
 

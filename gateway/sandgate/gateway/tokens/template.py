@@ -33,6 +33,8 @@ from sandgate.gateway.tokens.roles import Roles, find_roles
 
 TEMPLATE_CHARS_MAX = 1_000_000
 """Characters of a chat template; the largest in use has 20 thousand."""
+TEMPLATES_KEPT = 16
+"""Compiled, in one process."""
 
 
 PROBE_TOOLS = (Tool(name="probe"),)
@@ -131,6 +133,12 @@ def _environment() -> _Environment:
     return env
 
 
+@functools.lru_cache(TEMPLATES_KEPT)
+def _compiled(source: str) -> jinja2.Template:
+    """Compiling a long one takes 50 ms; a compiled one has no state. Raises jinja2.TemplateError."""
+    return _environment().from_string(source)
+
+
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """How this template wants an assistant's calls: found out once per template by `ChatTemplate`."""
@@ -218,7 +226,7 @@ class ChatTemplate:
         self._now = now
         self._image = (placeholder, wrapped) if placeholder and wrapped else None
         try:
-            self._template = _environment().from_string(source)
+            self._template = _compiled(source)
         except jinja2.TemplateError as error:
             raise InvalidBody(f"chat template does not compile: {error}", field="chat_template") from error
         about = json.dumps(self.variables, sort_keys=True, default=str)

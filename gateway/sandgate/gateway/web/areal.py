@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Annotated, Any
 
 import orjson
-from fastapi import APIRouter, Depends, Request
+from fastapi import Depends, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
@@ -27,7 +27,7 @@ from sandgate.gateway.service.prompts import off_loop
 from sandgate.gateway.service.schemas import Complete, Reward
 from sandgate.gateway.service.session import Session
 from sandgate.gateway.trajectories.interactions import Interaction, Tensor
-from sandgate.gateway.web.dependencies import WAIT_S_MAX, Front, own
+from sandgate.gateway.web.dependencies import WAIT_S_MAX, Front, control_router, own
 
 
 class _Strict422(APIRoute):
@@ -47,7 +47,7 @@ class _Strict422(APIRoute):
         return handler
 
 
-router = APIRouter(tags=["areal"], route_class=_Strict422)
+router = control_router(tags=["areal"], route_class=_Strict422)
 
 
 class StartBody(BaseModel):

@@ -43,6 +43,13 @@ async def _admin(request: Request) -> Key:
     return key
 
 
+def control_router(**more: Any) -> APIRouter:
+    """For endpoints of the control API. Its routes are used as they are by every app (`control.build`), so they say all
+    that an app would say for them."""
+    # What comes is JSON, whether it says so or not.
+    return APIRouter(default_response_class=JsonBody, strict_content_type=False, **more)
+
+
 def serves(
     router: APIRouter, endpoint: Endpoint, status_code: int = 200
 ) -> Callable[[DecoratedCallable], DecoratedCallable]:

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Annotated, Any
 
 import orjson
-from fastapi import APIRouter, Header
+from fastapi import Header
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
@@ -36,13 +36,13 @@ from sandgate.gateway.service.schemas import (
     RenewBody,
     RenewLeasesBody,
 )
-from sandgate.gateway.web.dependencies import Controller, Front, JsonBody, serves
+from sandgate.gateway.web.dependencies import Controller, Front, JsonBody, control_router, serves
 
 JSON = "application/json"
 FAILED_SAID = 32
 """So many ids of failed sessions in an Arrow answer's header: it stays short."""
 
-router = APIRouter(tags=["leases"])
+router = control_router(tags=["leases"])
 
 
 @serves(router, endpoints.LEASE)

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from fastapi.responses import Response
 from prometheus_client import generate_latest
 
 from sandgate.contract import endpoints
 from sandgate.contract.errors import NotFound
 from sandgate.gateway.service.schemas import EnginesBody, VersionBody
-from sandgate.gateway.web.dependencies import WAIT_S_MAX, Admin, Controller, Front, JsonBody, serves
+from sandgate.gateway.web.dependencies import (
+    WAIT_S_MAX,
+    Admin,
+    Controller,
+    Front,
+    JsonBody,
+    control_router,
+    serves,
+)
 
-router = APIRouter(tags=["process"])
+router = control_router(tags=["process"])
 
 
 @serves(router, endpoints.EVENTS)
@@ -68,7 +76,7 @@ async def status(core: Front, _: Controller) -> Any:
     return core.status()
 
 
-probes = APIRouter(tags=["probes"])
+probes = control_router(tags=["probes"])
 
 
 @serves(probes, endpoints.HEALTHZ)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Header, Query
+from fastapi import Body, Header, Query
 from fastapi.responses import Response
 
 from sandgate.contract import endpoints
@@ -23,12 +23,13 @@ from sandgate.gateway.web.dependencies import (
     Controller,
     Front,
     JsonBody,
+    control_router,
     own,
     serves,
 )
 from sandgate.gateway.web.leases import as_arrow, wants_arrow
 
-router = APIRouter(tags=["sessions"])
+router = control_router(tags=["sessions"])
 Accept = Annotated[str, Header()]
 
 

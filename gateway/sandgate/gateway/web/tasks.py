@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from fastapi.responses import Response
 
 from sandgate.contract import endpoints
 from sandgate.gateway.service import auth
 from sandgate.gateway.service.schemas import ForgetTasks, PushTasks
-from sandgate.gateway.web.dependencies import WAIT_S_MAX, Admin, Controller, Front, JsonBody, serves
+from sandgate.gateway.web.dependencies import (
+    WAIT_S_MAX,
+    Admin,
+    Controller,
+    Front,
+    JsonBody,
+    control_router,
+    serves,
+)
 
-router = APIRouter(tags=["tasks"])
+router = control_router(tags=["tasks"])
 
 
 @serves(router, endpoints.PUSH_TASKS)
