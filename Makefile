@@ -142,12 +142,13 @@ help:
 .PHONY: venv
 venv: $(STAMP)
 
+# --compile-bytecode: where Python may not write what it compiled, each process compiles it anew: 4 s of CPU for a gateway.
 $(STAMP): pyproject.toml constraints.txt
 	@[ -w . ] || { echo "$(CURDIR) cannot be written: make puts its environment (.venv) and results (out) here; clone it to a place of yours" >&2; exit 1; }
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than Python 3.11: make PYTHON=python3.11" >&2; exit 1; }
 	[ -x $(BIN)/python ] || $(PYTHON) -m venv .venv
 	[ -x $(BIN)/uv ] || $(BIN)/python -m pip install -q --disable-pip-version-check "$$(grep '^uv==' constraints.txt)"
-	$(BIN)/uv pip install -q -p $(BIN)/python -c constraints.txt --build-constraints constraints.txt -e '.[all,dev]'
+	$(BIN)/uv pip install -q -p $(BIN)/python --compile-bytecode -c constraints.txt --build-constraints constraints.txt -e '.[all,dev]'
 	rm -f .venv/.sandgate-*
 	touch $@
 
