@@ -24,6 +24,9 @@ is counted once."""
 PRIORITY_CLASS: Final = "kueue.x-k8s.io/priority-class"
 """On a RolloutJob, by its user: a WorkloadPriorityClass."""
 
+DEFAULT_IMAGE: Final = "sandgate.dev/default-image"
+"""Annotation of an engine's Deployment whose job names no image: the one that the operator chose, then."""
+
 GATEWAY: Final = "gateway"
 ENGINE: Final = "engine"
 AGENT: Final = "agent"

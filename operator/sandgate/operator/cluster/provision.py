@@ -12,7 +12,7 @@ from sandgate.contract.job import RolloutJob
 from sandgate.contract.names import signing_name
 from sandgate.operator.cluster.api import Api, Json
 from sandgate.operator.cluster.object_store import owner_uid
-from sandgate.operator.manifests import engine_objects, gateway_objects
+from sandgate.operator.manifests import engine_objects, gateway_objects, keep_image
 from sandgate.operator.manifests.workload import placed
 from sandgate.operator.plan.actions import Provided
 from sandgate.operator.plan.kueue import Placement
@@ -40,23 +40,24 @@ async def provide(
     wanted = [*engine_objects(job, settings, running=what is Provided.RUNNING), *objects]
     signing = "Secret", signing_name(job.metadata.name)
     wanted = [placed(body, places) for body in wanted if (body["kind"], body["metadata"]["name"]) != signing]
-    new = [
-        await _is_new(kube, job, body) for body in wanted
-    ]  # before anything is written: all of it, or nothing
-    for body, fresh in zip(wanted, new, strict=True):
+    # Before anything is written: all of it, or nothing.
+    there = [await _there(kube, job, body) for body in wanted]
+    for body, found in zip(wanted, there, strict=True):
+        if found is not None and body["kind"] == "Deployment":
+            body = keep_image(body, found)
         # Not by force where there was nothing: what somebody made meanwhile is not ours.
-        _ours(job, await kube.apply(body, force=not fresh))
+        _ours(job, await kube.apply(body, force=found is not None))
     return secret
 
 
-async def _is_new(kube: Api, job: RolloutJob, body: Json) -> bool:
-    """Is there no such object yet? Raises Taken, Unavailable for one that is not this job's."""
+async def _there(kube: Api, job: RolloutJob, body: Json) -> Json | None:
+    """The object as it is, if there is one yet. Raises Taken, Unavailable for one that is not this job's."""
     try:
         found = await kube.get(body["kind"], job.metadata.namespace, body["metadata"]["name"])
     except NotFound:
-        return True
+        return None
     _ours(job, found)
-    return False
+    return found
 
 
 async def _signing(kube: Api, job: RolloutJob, settings: Settings) -> str:

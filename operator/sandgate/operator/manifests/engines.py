@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, Final
 
 from sandgate.contract.job import ManagedEngineSpec, RolloutJob
-from sandgate.contract.labels import ENGINE
+from sandgate.contract.labels import DEFAULT_IMAGE, ENGINE
 from sandgate.contract.names import engines_name
 from sandgate.operator.manifests.base import (
     EVERYWHERE,
@@ -47,7 +48,8 @@ START_PERIOD_S: Final = 5
 GRACE_S: Final = 60
 """vLLM's own children need a few seconds to go; gateways have drained before, or retry elsewhere."""
 
-OURS: Final = Ours(container="engine", fields=("command", "args", "ports"))
+CONTAINER: Final = "engine"
+OURS: Final = Ours(container=CONTAINER, fields=("command", "args", "ports"))
 """Who the engine runs as and what it may do is its image's and its user's affair."""
 PATH: Final = "spec.engine.managed.template"
 
@@ -59,7 +61,7 @@ def engine_objects(job: RolloutJob, settings: Settings, *, running: bool = True)
     if managed is None:
         return []
     name = engines_name(job.metadata.name)
-    deployment = {
+    deployment: Json = {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
         "metadata": metadata(job, name, ENGINE),
@@ -74,7 +76,29 @@ def engine_objects(job: RolloutJob, settings: Settings, *, running: bool = True)
             "template": engine_template(job, managed, settings),
         },
     }
+    if not managed.image:
+        deployment["metadata"]["annotations"] = {DEFAULT_IMAGE: settings.engine_image}
     return [*engine_policies(job, settings), headless(job, name, ENGINE, not_ready=False), deployment]
+
+
+def keep_image(wanted: Json, found: Json) -> Json:
+    """The Deployment as wanted, but with the default image that the one in the cluster was made with, if it serves: who
+    upgrades the operator starts no running job's engines anew. An engine that is down, or at 0, takes the new one."""
+    now, before = _default_image(wanted), _default_image(found)
+    serves = wanted["spec"]["replicas"] and (found.get("status") or {}).get("readyReplicas")
+    if not now or not before or now == before or not serves:
+        return wanted
+    kept = copy.deepcopy(wanted)
+    kept["metadata"]["annotations"][DEFAULT_IMAGE] = before
+    for container in kept["spec"]["template"]["spec"]["containers"]:
+        if container["name"] == CONTAINER and container["image"] == now:
+            container["image"] = before
+    return kept
+
+
+def _default_image(deployment: Json) -> str:
+    """Empty: its job names an image, or it is of an operator that did not note which one it chose."""
+    return str((deployment["metadata"].get("annotations") or {}).get(DEFAULT_IMAGE) or "")
 
 
 def engine_template(job: RolloutJob, managed: ManagedEngineSpec, settings: Settings) -> Json:
@@ -83,7 +107,7 @@ def engine_template(job: RolloutJob, managed: ManagedEngineSpec, settings: Setti
     It is `restricted`; the image's root file system stays writable, as images write where they like.
     """
     container: Json = {
-        "name": "engine",
+        "name": CONTAINER,
         "image": managed.image or settings.engine_image,
         "ports": [{"name": HTTP, "containerPort": HTTP_PORT, "protocol": "TCP"}],
         "resources": _resources(managed),
