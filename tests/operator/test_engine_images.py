@@ -31,7 +31,7 @@ def image(deployment: Json) -> str:
     return str(container["image"])
 
 
-OWN = {"template": {"spec": {"containers": [{"name": "engine", "image": "own:1"}]}}}
+OWN: Json = {"template": {"spec": {"containers": [{"name": "engine", "image": "own:1"}]}}}
 UNNOTED = engines(OLD)
 UNNOTED["metadata"].pop("annotations")
 
