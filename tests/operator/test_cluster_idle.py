@@ -46,14 +46,14 @@ async def holds(up: World, kind: str, status: str, reason: str) -> None:
     async def so() -> bool:
         return up.condition(kind) == (status, reason)
 
-    await until(so, what=f"{kind} is {status} {reason}: {up.job().get('status')}", within_s=20.0)
+    await until(so, what=f"{kind} is {status} {reason}: {up.job().get('status')}", within_s=60.0)
 
 
 async def is_away(up: World) -> None:
     async def so() -> bool:
         return not up.gateways
 
-    await until(so, what="no gateway is up", within_s=20.0)
+    await until(so, what="no gateway is up", within_s=60.0)
 
 
 async def quiet(calls: list[str]) -> list[str]:
@@ -64,7 +64,7 @@ async def quiet(calls: list[str]) -> list[str]:
         await asyncio.wait([asyncio.ensure_future(asyncio.Event().wait())], timeout=QUIET_S / 4)
         return len(calls) == before
 
-    await until(settled, what="nothing is asked any more", within_s=20.0)
+    await until(settled, what="nothing is asked any more", within_s=60.0)
     calls.clear()
     await asyncio.wait([asyncio.ensure_future(asyncio.Event().wait())], timeout=QUIET_S)
     return list(calls)
@@ -148,7 +148,7 @@ async def test_an_idle_job_still_deletes_itself(up: World) -> None:
     async def gone() -> bool:
         return not up.kube.named("RolloutJob")
 
-    await until(gone, what="it deletes itself", within_s=20.0)
+    await until(gone, what="it deletes itself", within_s=60.0)
 
 
 async def test_a_suspended_job_runs_nothing_and_goes_on_where_it_was(up: World) -> None:
@@ -169,7 +169,7 @@ async def test_a_suspended_job_runs_nothing_and_goes_on_where_it_was(up: World) 
     async def one_ended() -> bool:
         return bool((up.job().get("status") or {}).get("ended") == 1)
 
-    await until(one_ended, what="the other one has ended", within_s=20.0)
+    await until(one_ended, what="the other one has ended", within_s=60.0)
     await up.kube.patch("RolloutJob", NAMESPACE, "shop", {"spec": {"suspend": True}})
     await holds(up, "Ready", "False", "Idle")
     await is_away(up)
@@ -239,7 +239,7 @@ async def test_what_an_agent_session_must_still_say_is_written_while_its_gateway
         found = (up.sessions()[name].get("status") or {}).get("conditions", ())
         return any((one["type"], one["status"]) == ("TrajectoryCommitted", "True") for one in found)
 
-    await until(committed, what="it says that it is committed", within_s=20.0)
+    await until(committed, what="it says that it is committed", within_s=60.0)
 
 
 async def test_a_job_that_gave_up_is_collected_though_a_group_of_it_never_became_whole(up: World) -> None:
@@ -273,4 +273,4 @@ async def test_a_remote_session_of_an_idle_job_is_told_that_the_job_is_over(up: 
     async def told() -> bool:
         return "is over" in str(up.sessions()["mine"].get("status") or "")
 
-    await until(told, what=f"it is refused: {up.sessions()['mine']}", within_s=20.0)
+    await until(told, what=f"it is refused: {up.sessions()['mine']}", within_s=60.0)

@@ -59,7 +59,7 @@ async def test_an_agent_that_died_of_its_gateway_while_no_operator_was_there_is_
         async def complete() -> bool:
             return up.condition("Complete")[0] == "True"
 
-        await until(complete, what="the job is complete", within_s=20)
+        await until(complete, what="the job is complete", within_s=60.0)
         assert left == 0
         reasons = [one["status"].get("failureReason") for _, one in sorted(up.sessions().items())]
         assert reasons == ["GatewayLost", None]
@@ -104,13 +104,13 @@ async def test_siblings_share_a_gateway_though_it_dies_while_they_are_made(
         async def the_other_task_is_done() -> bool:
             return bool(up.job().get("status", {}).get("ended") == 2)
 
-        await until(the_other_task_is_done, what="the other task is done elsewhere", within_s=20)
+        await until(the_other_task_is_done, what="the other task is done elsewhere", within_s=60.0)
         away.clear()
 
         async def complete() -> bool:
             return up.condition("Complete")[0] == "True"
 
-        await until(complete, what="the job is complete", within_s=20)
+        await until(complete, what="the job is complete", within_s=60.0)
         homes = {(one["spec"]["taskUid"], one["spec"]["gateway"]) for one in up.sessions().values()}
         assert len(homes) == 2, homes
         assert await up.train() == 4
@@ -136,7 +136,7 @@ async def test_what_a_trainer_acknowledged_while_the_operator_did_not_hear_is_co
         async def ended() -> bool:
             return bool(up.job().get("status", {}).get("ended") == 1)
 
-        await until(ended, what="the session is over", within_s=20)
+        await until(ended, what="the session is over", within_s=60.0)
         heard.clear()
         await up.gateway_down(GATEWAY)
         await up.gateway_up(GATEWAY)
@@ -146,4 +146,4 @@ async def test_what_a_trainer_acknowledged_while_the_operator_did_not_hear_is_co
         async def committed() -> bool:
             return bool(up.job()["status"]["committed"] == 1)
 
-        await until(committed, what="the operator knows", within_s=20)
+        await until(committed, what="the operator knows", within_s=60.0)

@@ -41,7 +41,7 @@ async def so(condition: Callable[[], bool], what: str) -> None:
     async def holds() -> bool:
         return condition()
 
-    await until(holds, what=what, within_s=20.0)
+    await until(holds, what=what, within_s=60.0)
 
 
 def good() -> Json:

@@ -171,7 +171,7 @@ async def _judge(up: World, size: int, deaths: int) -> None:
         secrets = [name for name in up.kube.named("Secret") if "-keys-" in name]
         return up.job()["status"].get("committed") == samples and not up.kube.named("Pod") and not secrets
 
-    await until(settled, what=f"all is committed and collected: {up.job()['status']}", within_s=20.0)
+    await until(settled, what=f"all is committed and collected: {up.job()['status']}", within_s=60.0)
     most = max(up.kube.touched.values())
     assert most <= WRITES_MAX + deaths, up.kube.touched.most_common(3)
     assert sum(up.kube.touched.values()) / len(listed) <= WRITES_MAX

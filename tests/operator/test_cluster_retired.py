@@ -22,7 +22,7 @@ async def so(what: Callable[[], bool], why: str) -> None:
     async def check() -> bool:
         return what()
 
-    await until(check, what=why, within_s=20)
+    await until(check, what=why, within_s=60.0)
 
 
 def status(up: World) -> dict[str, Any]:

@@ -26,7 +26,7 @@ async def so(condition: Callable[[], object], what: str) -> None:
     async def holds() -> bool:
         return bool(condition())
 
-    await until(holds, what=what, within_s=20.0)
+    await until(holds, what=what, within_s=60.0)
 
 
 def entries(up: World) -> dict[str, int]:

@@ -42,7 +42,7 @@ async def so(condition: Callable[[], object], what: str) -> None:
     async def holds() -> bool:
         return bool(condition())
 
-    await until(holds, what=what, within_s=20.0)
+    await until(holds, what=what, within_s=60.0)
 
 
 def remote(name: str, uid: str = "elsewhere", **spec: Any) -> Json:
@@ -248,7 +248,7 @@ async def test_deleting_it_aborts_it_also_when_no_operator_sees_it(up: World) ->
         ]
         return [one.json()["state"] for one in said] == ["aborted", "aborted"]
 
-    await until(aborted, what="both were aborted", within_s=20.0)
+    await until(aborted, what="both were aborted", within_s=60.0)
 
 
 async def test_a_suspended_job_stops_it_and_opens_others_when_it_goes_on(up: World) -> None:
