@@ -7,6 +7,10 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 POLL_S = 0.02
+RESTS = 4
+"""A look is followed by a pause so many times as long: what costs a tenth of a second, as a kubectl does, is not asked
+for all the time on two cores that others need."""
+REST_MAX_S = 0.5
 WITHIN_S = 30.0
 """Of what takes milliseconds: a machine that others use stalls for seconds."""
 
@@ -16,17 +20,25 @@ async def until(
     *,
     what: str,
     within_s: float = WITHIN_S,
-    every_s: float = POLL_S,
+    every_s: float | None = None,
 ) -> None:
     """Return when `condition` holds. Raises AssertionError naming `what` after `within_s` seconds.
 
-    For what only another process can tell. In one process, wait for the event itself. `every_s`: where looking costs
-    the other side more than a moment.
+    For what only another process can tell. In one process, wait for the event itself. `every_s`: the pause between
+    looks; by default as long as a look deserves.
     """
-    end = time.monotonic() + within_s
+    began = time.monotonic()
+    end = began + within_s
     while not await condition():
-        assert time.monotonic() < end, f"still not so after {within_s} s: {what}"
-        await asyncio.sleep(every_s)
+        now = time.monotonic()
+        assert now < end, f"still not so after {within_s} s: {what}"
+        await asyncio.sleep(pause_after(now - began) if every_s is None else every_s)
+        began = time.monotonic()
+
+
+def pause_after(look_s: float) -> float:
+    """Seconds to wait after a look that took so long."""
+    return min(max(POLL_S, RESTS * look_s), REST_MAX_S)
 
 
 async def paced(every_s: float = POLL_S) -> AsyncIterator[None]:
@@ -38,10 +50,13 @@ async def paced(every_s: float = POLL_S) -> AsyncIterator[None]:
 
 def until_now(condition: Callable[[], bool], *, what: str, within_s: float = WITHIN_S) -> None:
     """The same without an event loop: for fixtures that start real machines."""
-    end = time.monotonic() + within_s
+    began = time.monotonic()
+    end = began + within_s
     while not condition():
-        assert time.monotonic() < end, f"still not so after {within_s} s: {what}"
-        time.sleep(POLL_S)
+        now = time.monotonic()
+        assert now < end, f"still not so after {within_s} s: {what}"
+        time.sleep(pause_after(now - began))
+        began = time.monotonic()
 
 
 def lasts(seconds: float) -> None:

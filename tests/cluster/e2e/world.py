@@ -12,11 +12,14 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import yaml
 
+from sandgate.contract.names import API_VERSION
 from tests.chart.released import Release, can_be_deleted
 from tests.cluster.harness.cluster import Cluster
 from tests.cluster.harness.images import PYTHON, build_image
@@ -45,6 +48,18 @@ VALUES: dict[str, Any] = {
         "sandbox": {"resources": {"requests": {"cpu": "20m", "memory": "64Mi"}}, "unreachableSeconds": 5},
     },
 }
+SANDGATE = f"/apis/{API_VERSION}"
+PATHS: dict[str, tuple[str, str]] = {
+    "pod": ("/api/v1", "pods"),
+    "pods": ("/api/v1", "pods"),
+    "secrets": ("/api/v1", "secrets"),
+    "leases": ("/apis/coordination.k8s.io/v1", "leases"),
+    "rolloutjob": (SANDGATE, "rolloutjobs"),
+    "ags": (SANDGATE, "agentsessions"),
+    "agentsessions": (SANDGATE, "agentsessions"),
+    "workloads.kueue.x-k8s.io": ("/apis/kueue.x-k8s.io/v1beta2", "workloads"),
+}
+"""Kind, as kubectl takes it -> the API group's path, and the plural."""
 JOB_S = 240.0
 """A job of the shop: a vLLM on a shared core starts in 20-60 s, its sessions take seconds."""
 READY_S = 120.0
@@ -85,17 +100,33 @@ class World:
         return str(holders[0]).split("_")[0]
 
     def list(self, kind: str, namespace: str, labels: str = "") -> list[dict[str, Any]]:
-        """`kubectl get -o json`."""
+        """As `kubectl get -o json` has them; kinds that are looked at all the time without a kubectl."""
+        if kind in PATHS:
+            every: list[dict[str, Any]] = self._read(kind, namespace, f"?labelSelector={quote(labels)}")[
+                "items"
+            ]
+            return every
         selector = ("-l", labels) if labels else ()
         said = self.cluster.kubectl("get", kind, "-n", namespace, *selector, "-o", "json")
         found: list[dict[str, Any]] = json.loads(said)["items"]
         return found
 
     def get(self, kind: str, namespace: str, name: str) -> dict[str, Any]:
+        if kind in PATHS:
+            return self._read(kind, namespace, f"/{name}")
         found: dict[str, Any] = json.loads(
             self.cluster.kubectl("get", kind, name, "-n", namespace, "-o", "json")
         )
         return found
+
+    def _read(self, kind: str, namespace: str, rest: str) -> dict[str, Any]:
+        """Raises AssertionError, as kubectl's."""
+        prefix, plural = PATHS[kind]
+        path = f"{prefix}/namespaces/{namespace}/{plural}{rest}"
+        try:
+            return self.cluster.rest().get(path)
+        except (Refused, OSError, HTTPException) as error:
+            raise AssertionError(f"GET {path}: {error}") from error
 
 
 @contextmanager
