@@ -1,10 +1,13 @@
 """SGLang itself, with its scheduler and sampler, on a GPU. Not collected: name the file, and a server that runs.
 
-    python -m sglang.launch_server --model-path examples/shop/model --served-model-name shop --port 30000 \
+    TRITON_F32_DEFAULT=ieee python -m sglang.launch_server --model-path FOLDER --served-model-name shop --port 30000 \
         --dtype float32 --incremental-streaming-output --enable-metrics --enable-deterministic-inference
     SANDGATE_TEST_SGLANG=http://127.0.0.1:30000 pytest -n0 tests/gateway/engine/sglang/on_gpu.py
 
-The conformance suite, and what only weights can show: every logprob is computed again by transformers, in float32,
+Without that variable float32 is TF32 in SGLang's deterministic kernels, and logprobs differ by 9e-3.
+
+FOLDER is a copy of examples/shop/model whose config.json, generation_config.json and tokenizer_config.json name another
+end of sequence, so that generations are long. The conformance suite, and what only weights can show: every logprob is computed again by transformers, in float32,
 from the ids of the record. `SANDGATE_TEST_SGLANG_TOLERANCE` is the largest difference, in nats; of a server in bfloat16
 it must be told. Needs torch and transformers, and leaves the server with the weights that it found.
 """
@@ -22,7 +25,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from sandgate.contract.errors import ModelNotServed, RefusedByEngine, SandgateError
+from sandgate.contract.errors import ModelNotServed, PromptTooLong, RefusedByEngine, SandgateError
 from sandgate.gateway.conversation.messages import SamplingParams
 from sandgate.gateway.engine.api import GenerationResult, Prompt
 from sandgate.gateway.engine.sglang.control import SglangControl
@@ -30,7 +33,7 @@ from sandgate.gateway.engine.sglang.engine import SglangEngine
 from sandgate.gateway.tokens.load import read_checkpoint
 from tests.gateway.engine.subjects import ENDLESS, TRIES, WINDOW, Subject, own_sglang
 from tests.gateway.engine.test_conformance import *  # noqa: F403 - they run here on this file's subject
-from tests.gateway.engine.test_conformance import Listener, _underway, whole
+from tests.gateway.engine.test_conformance import Listener, whole
 from tests.gateway.engine.test_sglang_own import CONSTRAINTS, SAID
 from tests.support.gateway import MODEL, gateway
 
@@ -66,12 +69,16 @@ def model_of(folder: Path) -> Any:
     """In float32."""
     if folder not in _MODELS:
         torch.backends.cuda.matmul.allow_tf32 = False
-        loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+        loaded = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager"
+        )
         _MODELS[folder] = loaded.to(DEVICE).eval()
     return _MODELS[folder]
 
 
-def computed(prompt: Sequence[int], ids: Sequence[int], temperature: float, folder: Path = MODEL) -> list[float]:
+def computed(
+    prompt: Sequence[int], ids: Sequence[int], temperature: float, folder: Path = MODEL
+) -> list[float]:
     """The logprob of each of `ids` behind `prompt`."""
     told = torch.tensor([[*prompt, *ids]], device=DEVICE)
     with torch.no_grad():
@@ -98,10 +105,14 @@ def random_ids(seed: int, count: int) -> array[int]:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["JSON", "stream"])
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 1.3, 0.0])
-async def test_logprobs_are_those_of_a_forward_pass(subject: Subject, temperature: float, stream: bool) -> None:
+async def test_logprobs_are_those_of_a_forward_pass(
+    subject: Subject, temperature: float, stream: bool
+) -> None:
     for seed in range(4):
         asked = subject.prompt(
-            ids=random_ids(seed, 5 + 90 * seed), sampling=SamplingParams(temperature=temperature), max_tokens=120
+            ids=random_ids(seed, 5 + 90 * seed),
+            sampling=SamplingParams(temperature=temperature),
+            max_tokens=120,
         )
         sample = await subject.engine.generate(asked, Listener() if stream else None)
         whole(sample)
@@ -156,14 +167,20 @@ async def test_a_seed_gives_the_same_tokens_again(subject: Subject) -> None:
     assert first == second != other
 
 
+async def test_samples_without_a_seed_differ(subject: Subject) -> None:
+    asked = [subject.prompt(sampling=SamplingParams(temperature=1.5), max_tokens=40) for _ in range(4)]
+    told = await asyncio.gather(*map(subject.engine.generate, asked))
+    assert len({tuple(sample.ids) for sample in told}) == 4
+
+
 # -- pauses ------------------------------------------------------------------------------------------------------
 
 
 async def test_a_request_in_a_pause_waits_for_its_end(subject: Subject) -> None:
     await subject.pause("keep")
     task = asyncio.create_task(subject.engine.generate(subject.prompt()))
-    await asyncio.sleep(1.0)
-    assert not task.done()
+    _, waiting = await asyncio.wait([task], timeout=1.0)
+    assert waiting
     await subject.resume()
     whole(await task)
 
@@ -189,7 +206,7 @@ async def test_a_paused_generation_of_several_is_exact_behind_its_pause(subject:
     ]
     await asyncio.wait([asyncio.create_task(listener._heard.wait()), tasks[0]], return_when="FIRST_COMPLETED")
     await subject.pause("keep")
-    await asyncio.sleep(0.2)
+    await asyncio.wait(tasks, timeout=0.2)
     await subject.resume()
     for one, sample in zip(asked, await asyncio.gather(*tasks), strict=True):
         whole(sample)
@@ -198,7 +215,9 @@ async def test_a_paused_generation_of_several_is_exact_behind_its_pause(subject:
 
 async def test_an_aborted_generation_is_taken_up_again_and_exact(subject: Subject) -> None:
     for _ in range(TRIES):
-        asked = subject.prompt(ids=random_ids(3, 20), sampling=SamplingParams(temperature=1.0), max_tokens=ENDLESS)
+        asked = subject.prompt(
+            ids=random_ids(3, 20), sampling=SamplingParams(temperature=1.0), max_tokens=ENDLESS
+        )
         listener = Listener(30)
         task = asyncio.create_task(subject.engine.generate(asked, listener))
         await asyncio.wait([asyncio.create_task(listener._heard.wait()), task], return_when="FIRST_COMPLETED")
@@ -218,7 +237,6 @@ async def test_an_aborted_generation_is_taken_up_again_and_exact(subject: Subjec
 
 async def test_what_it_says_of_itself(subject: Subject) -> None:
     facts = subject.engine.facts  # type: ignore[attr-defined]
-    print(f"\n{facts}")
     assert (facts.name, facts.models, facts.max_model_len) == ("sglang", ["shop"], WINDOW)
     assert facts.version
 
@@ -235,15 +253,10 @@ async def test_every_body_is_taken(subject: Subject, said: dict[str, Any], strea
 
 @pytest.mark.parametrize("constraint", CONSTRAINTS, ids=str)
 async def test_constraints_hold(subject: Subject, constraint: dict[str, Any]) -> None:
-    try:
-        sample = await subject.engine.generate(
-            subject.prompt(constraint=constraint, sampling=SamplingParams(temperature=1.0), max_tokens=12)
-        )
-    except RefusedByEngine as error:
-        print(f"\n{constraint}: {error}")
-        raise
+    sample = await subject.engine.generate(
+        subject.prompt(constraint=constraint, sampling=SamplingParams(temperature=1.0), max_tokens=12)
+    )
     whole(sample)
-    print(f"\n{constraint}: {subject.decode(sample.ids)!r} {sample.finish} {list(sample.logprobs)[:4]}")
     if "regex" in constraint:
         assert set(subject.decode(sample.ids[:-1])) <= {"a"}
 
@@ -254,7 +267,6 @@ async def test_a_grammar_that_does_not_compile_is_a_refusal(subject: Subject) ->
             await subject.engine.generate(
                 subject.prompt(constraint={"regex": "a("}), Listener() if stream else None
             )
-        print(f"\n{type(caught.value).__name__}: {caught.value}"[:300])
         assert isinstance(caught.value, RefusedByEngine)
 
 
@@ -264,15 +276,17 @@ async def test_a_model_that_is_not_served(subject: Subject) -> None:
 
 
 async def test_a_prompt_that_just_fits_and_one_that_is_one_too_long(subject: Subject) -> None:
-    fits = subject.prompt(ids=random_ids(1, WINDOW - 9), max_tokens=8, sampling=SamplingParams(temperature=1.0))
+    fits = subject.prompt(
+        ids=random_ids(1, WINDOW - 9), max_tokens=8, sampling=SamplingParams(temperature=1.0)
+    )
     assert off(await subject.engine.generate(fits), fits, "a full window") < TOLERANCE
     for count, tokens in ((WINDOW - 8, 9), (WINDOW, 1), (WINDOW + 1, 1)):
         for listener in (None, Listener()):
-            with pytest.raises(SandgateError) as caught:
+            with pytest.raises(PromptTooLong) as caught:
                 await subject.engine.generate(
                     subject.prompt(ids=random_ids(1, count), max_tokens=tokens), listener
                 )
-            print(f"\n{count} + {tokens}: {type(caught.value).__name__}: {caught.value}"[:300])
+            assert caught.value.limit == WINDOW
 
 
 async def test_the_logprobs_mode_is_measured() -> None:
@@ -305,20 +319,19 @@ async def test_the_record_of_a_conversation_is_the_models(stream: bool, count: i
                 assert answer.status_code == 200, answer.text
                 said = answer.text if stream else answer.json()["choices"][0]["message"]
                 content = "ok" if stream else said.get("content") or ""
-                told += [{"role": "assistant", "content": content}, {"role": "user", "content": f"and {turn} more"}]
+                told += [
+                    {"role": "assistant", "content": content},
+                    {"role": "user", "content": f"and {turn} more"},
+                ]
 
         await asyncio.gather(*map(talk, agents))
         for agent in agents:
             rows = await g.finalize(agent)
             assert rows
             for row in rows:
-                keys = sorted(row)
-                print(f"\nrow: {keys}"[:400]) if count == 1 and not stream else None
                 ids, mask, logprobs = _row(row)
                 mine = computed(ids[:1], ids[1:], 1.0)
-                worst = max(
-                    abs(logprobs[at] - mine[at - 1]) for at in range(1, len(ids)) if mask[at]
-                )
+                worst = max(abs(logprobs[at] - mine[at - 1]) for at in range(1, len(ids)) if mask[at])
                 WORST["the gateway's rows"] = max(worst, WORST.get("the gateway's rows", 0.0))
                 assert worst < TOLERANCE
 
@@ -354,7 +367,9 @@ async def _loaded(control: SglangControl, folder: Path, label: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["keep", "abort"])
-@pytest.mark.parametrize("sampling", [SamplingParams(temperature=1.0), SamplingParams(temperature=0.8)], ids=str)
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(temperature=1.0), SamplingParams(temperature=0.8)], ids=str
+)
 async def test_new_weights_begin_at_the_token_that_the_record_names(
     subject: Subject, mode: Any, sampling: SamplingParams, other_weights: Path
 ) -> None:
@@ -391,11 +406,9 @@ async def test_new_weights_begin_at_the_token_that_the_record_names(
             before = max(abs(a - b) for a, b in zip(sample.logprobs[:edge], old[:edge], strict=True))
             behind = max(abs(a - b) for a, b in zip(sample.logprobs[edge:], new[edge:], strict=True))
             wrong = max(abs(a - b) for a, b in zip(sample.logprobs[edge:], old[edge:], strict=True))
-            print(f"\n{mode}: edge {edge} of {len(sample.ids)}: {before:.2e} before, {behind:.2e} behind, "
-                  f"{wrong:.2e} if the label were wrong; at the edge "
-                  f"{[round(abs(a - b), 6) for a, b in zip(sample.logprobs[edge - 2:edge + 3], old[edge - 2:edge + 3])]} old, "
-                  f"{[round(abs(a - b), 6) for a, b in zip(sample.logprobs[edge - 2:edge + 3], new[edge - 2:edge + 3])]} new",
-                  flush=True)
+            WORST["before new weights"] = max(before, WORST.get("before new weights", 0.0))
+            WORST["behind new weights"] = max(behind, WORST.get("behind new weights", 0.0))
+            assert wrong > 1e-2, "the weights are too alike for this test"
             assert before < TOLERANCE
             assert behind < TOLERANCE
         finally:
@@ -424,8 +437,7 @@ async def test_a_folder_that_is_no_checkpoint_is_refused_and_the_old_weights_sta
     subject: Subject, tmp_path: Path
 ) -> None:
     async with SglangControl([URL]) as control:
-        with pytest.raises(SandgateError) as caught:
+        with pytest.raises(SandgateError, match="Cannot find any model weights"):
             await control.reload_weights(str(tmp_path))
-        print(f"\nrefused: {caught.value}"[:600])
     asked = subject.prompt(model="", sampling=SamplingParams(temperature=1.0))
     assert off(await subject.engine.generate(asked), asked, "after a refused load") < TOLERANCE
