@@ -187,15 +187,18 @@ Run once, in November 2026: one NVIDIA H100 80GB (driver 580.159), SGLang 0.5.23
 (CUDA 13.0), triton 3.8.0, attention backend `triton`, sampling backend `pytorch`, without flashinfer and SGLang's fused
 dual GEMM (both were left out of what could be brought there). The model is the shop example's. The file is
 `tests/gateway/engine/sglang/on_gpu.py`; it says how to run it again. All of the conformance suite held, with
-`--incremental-streaming-output`; with streams of all tokens so far, all of it and most of the rest, as that run was cut by its time.
+`--incremental-streaming-output`; with streams of all tokens so far, all of it and most of the rest, as that run was cut
+by its time.
 
-| server | compared with transformers in float32 | largest difference of a logprob, nats |
+Logprobs against transformers in float32, in nats; "plain" is temperatures 0 to 1.3 and 64 at once:
+
+| server | what | largest difference |
 |---|---|---|
-| float32, deterministic, `TRITON_F32_DEFAULT=ieee` | temperatures 0 to 1.3; 64 at once; a cached prompt; a full window | 2.1e-5 |
+| float32, deterministic, `TRITON_F32_DEFAULT=ieee` | plain; 24 long ones; a cached prompt; a full window | 2.1e-5 |
 | the same | behind a pause, behind an abort, behind new weights, in the rows of a gateway | 1.1e-5 |
-| the same, `SGLANG_RETURN_ORIGINAL_LOGPROB=1` | temperatures 0 to 1.3; 64 at once; the rows of a gateway | 1.7e-5 |
-| float32, deterministic, TF32 (Triton's default) | temperatures 0 to 1.3; 64 at once; 24 long ones; a cached prompt | 8.7e-3 |
-| bfloat16, not deterministic | the same; 24 long ones | 3.1e-1 |
+| the same, `SGLANG_RETURN_ORIGINAL_LOGPROB=1` | plain; the rows of a gateway | 1.7e-5 |
+| float32, deterministic, TF32 (Triton's default) | plain; a cached prompt; new weights | 8.7e-3 |
+| bfloat16, not deterministic | plain; 24 long ones; behind a pause; the rows of a gateway | 3.1e-1 |
 
 * New weights from disk in the middle of a generation, `keep` and `abort`: the token that the record names as the first
   of the new version is the first that the new weights give. Before it the logprobs are those of the old weights within
@@ -213,8 +216,8 @@ dual GEMM (both were left out of what could be brought there). The model is the 
 | 256 | through the gateway | 112, 125 | 2117, 1904 | 2756, 2314 |
 
 The rounds differ from each other by more than the gateway costs; the first through it was its first. Not run: several
-GPUs, flashinfer, structural tags, a seed beside `top_p`, CUDA graphs with streams of all tokens so far, a cache too small for what runs, weights from a
-trainer's GPU, LoRA, hours of load.
+GPUs, flashinfer, structural tags, a seed beside `top_p`, CUDA graphs with streams of all tokens so far, a cache too
+small for what runs, weights from a trainer's GPU, LoRA, hours of load.
 """
 
 

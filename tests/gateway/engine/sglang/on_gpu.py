@@ -7,9 +7,11 @@
 Without that variable float32 is TF32 in SGLang's deterministic kernels, and logprobs differ by 9e-3.
 
 FOLDER is a copy of examples/shop/model whose config.json, generation_config.json and tokenizer_config.json name another
-end of sequence, so that generations are long. The conformance suite, and what only weights can show: every logprob is computed again by transformers, in float32,
-from the ids of the record. `SANDGATE_TEST_SGLANG_TOLERANCE` is the largest difference, in nats; of a server in bfloat16
-it must be told. Needs torch and transformers, and leaves the server with the weights that it found.
+end of sequence, so that generations are long.
+
+The conformance suite, and what only weights can show: every logprob is computed again by transformers, in float32, from
+the ids of the record. `SANDGATE_TEST_SGLANG_TOLERANCE` is the largest difference, in nats; of a server in bfloat16 it
+must be told. Needs torch and transformers, and leaves the server with the weights that it found.
 """
 
 from __future__ import annotations
