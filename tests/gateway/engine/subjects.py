@@ -167,9 +167,9 @@ async def sglang(
 
 
 @asynccontextmanager
-async def own_sglang(url: str) -> AsyncIterator[Subject]:
+async def own_sglang(url: str, model: str = "scripted") -> AsyncIterator[Subject]:
     """SglangEngine against SGLang's own HTTP server, with its label as it was at the start."""
-    async with _client(url, "scripted", SglangEngine, SglangControl, "sglang:num_running_reqs") as subject:
+    async with _client(url, model, SglangEngine, SglangControl, "sglang:num_running_reqs") as subject:
         try:
             yield subject
         finally:

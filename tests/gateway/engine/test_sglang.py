@@ -182,6 +182,46 @@ async def test_what_sglang_would_drop_is_refused_before_it_is_asked(
         assert len(server.bodies) == before
 
 
+KILLS: dict[str, SamplingParams] = {
+    "alone": SamplingParams(min_p=0.1),
+    "with a seed": SamplingParams(min_p=0.1, seed=3),
+    "with the most likely token, as others are in its batch": SamplingParams(min_p=0.1, temperature=0.0),
+}
+
+
+@pytest.mark.parametrize("mode", [RAW, "unknown", PROCESSED])
+@pytest.mark.parametrize("sampling", KILLS.values(), ids=KILLS)
+async def test_min_p_which_kills_a_deterministic_sglang_is_refused(
+    mode: str, sampling: SamplingParams
+) -> None:
+    """Its sampler asserts that no seed comes with min_p, and there everything has a seed: seen on a GPU (0.5.23)."""
+    async with served(mode=mode, seeds=True) as (engine, server):
+        before = len(server.bodies)
+        with pytest.raises(Unsupported, match="min_p"):
+            await engine.generate(prompt(sampling=sampling))
+        assert len(server.bodies) == before
+
+
+async def test_min_p_is_sampled_where_nothing_has_a_seed() -> None:
+    async with served(mode=RAW, seeds=False) as (engine, _):
+        assert (await engine.generate(prompt(sampling=SamplingParams(min_p=0.1)))).ids.tolist() == IDS
+
+
+async def test_samples_without_a_seed_differ_on_a_deterministic_sglang() -> None:
+    """It gives 42 to all that say none: every sample of a group was the same, seen on a GPU (0.5.23)."""
+    async with served(seeds=True) as (engine, server):
+        for at in range(4):
+            await engine.generate(prompt(request_id=f"turn-{at}"))
+        seeds = {body["sampling_params"]["sampling_seed"] for body in server.bodies[-4:]}
+        assert len(seeds - {None}) == 4
+
+
+async def test_a_seed_is_left_out_where_it_would_be_ignored() -> None:
+    async with served(seeds=False) as (engine, server):
+        await engine.generate(prompt())
+        assert server.bodies[-1]["sampling_params"]["sampling_seed"] is None
+
+
 FIT: dict[str, tuple[str, SamplingParams]] = {
     "a temperature is in processed logprobs": (PROCESSED, SamplingParams(temperature=0.7)),
     "so are penalties": (PROCESSED, SamplingParams(frequency_penalty=0.5)),

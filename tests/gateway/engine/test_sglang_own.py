@@ -112,7 +112,7 @@ async def subject(request: pytest.FixtureRequest, server: str) -> AsyncIterator[
 SAID: dict[str, dict[str, Any]] = {
     "nothing": {},
     "everything": {
-"temperature": 0.7, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "presence_penalty": 0.5,
+"temperature": 0.7, "top_p": 0.9, "top_k": 40, "presence_penalty": 0.5,
         "frequency_penalty": -0.5,
         "repetition_penalty": 1.1, "seed": 7,
     },
@@ -135,7 +135,12 @@ async def test_every_body_is_taken(subject: Subject, said: dict[str, Any], strea
 CONSTRAINTS = [
     {"json": {"type": "object"}},
     {"regex": "a+"},
-    {"structural_tag": {"structures": [], "triggers": []}},
+    {
+        "structural_tag": {
+            "structures": [{"begin": "<a>", "schema": {"type": "object"}, "end": "</a>"}],
+            "triggers": ["<a>"],
+        }
+    },
 ]
 
 

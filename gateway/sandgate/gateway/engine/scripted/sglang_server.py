@@ -29,6 +29,7 @@ MODES = {"abort": "abort", "retract": "keep", "in_place": "keep"}
 class _Params(msgspec.Struct):
     max_new_tokens: int = 128
     temperature: float = 1.0
+    min_p: float = 0.0
     stop: list[str] | str | None = None
     stop_token_ids: list[int] | None = None
 
@@ -127,6 +128,9 @@ class ScriptedSglang(ScriptedServing):
             top=asked.top_logprobs_num,
         )
         try:
+            if self._seeds and params.min_p > 0:  # an assertion of its sampler, which ends the whole server
+                self.healthy = False
+                raise Broken
             await self.player.resumed()  # a new request waits for the end of a pause, before it is looked at
             if why := self._too_long(ask):
                 return await self._refuse(request, asked.stream, 400, why)

@@ -6,6 +6,7 @@ Read in SGLang 0.5.23; a test checks every body against its own types and its ow
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -83,7 +84,7 @@ class SglangWay:
         vocab_size: int = 0,
     ) -> Request:
         """See `Way.request`. `piece` is not needed: SGLang draws by seed and position, so a seed goes on where it
-        was."""
+        was. A request without a seed gets one of its own where SGLang would give the same to all of them."""
         self._refuse(prompt)
         sent = np.frombuffer(ids, dtype=np.int32)
         if vocab_size and sent.max() >= vocab_size:  # SGLang does not look, and reads past its embeddings
@@ -92,7 +93,7 @@ class SglangWay:
             )
         head: dict[str, Any] = {
             "rid": rid_of(request_id),
-            "sampling_params": _sampling(prompt, max_tokens),
+            "sampling_params": _sampling(prompt, max_tokens, self._seed(prompt, request_id)),
             "return_logprob": True,
             "logprob_start_len": -1,
             "top_logprobs_num": prompt.top_logprobs,
@@ -116,6 +117,12 @@ class SglangWay:
                 "--enable-deterministic-inference",
                 field="seed",
             )
+        if self.seeds and set_of(prompt.sampling, ("min_p",)):
+            raise Unsupported(
+                "min_p: SGLang with --enable-deterministic-inference dies of it, with all that it was sampling; leave "
+                "it out, or start SGLang without that flag",
+                field="min_p",
+            )
         if self.mode == "processed_logprobs" and prompt.sampling.temperature != 0:
             for name in set_of(prompt.sampling, TRUNCATES):
                 raise Unsupported(
@@ -137,6 +144,13 @@ class SglangWay:
             raise ModelNotServed(
                 f"the engine serves {', '.join(sorted(known))}, not {named!r}; SGLang would answer with whatever it has"
             )
+
+    def _seed(self, prompt: Prompt, request_id: str) -> int | None:
+        """With --enable-deterministic-inference SGLang seeds what has no seed with 42, so that all samples of a prompt
+        are the same."""
+        if prompt.sampling.seed is not None or not self.seeds:
+            return prompt.sampling.seed
+        return zlib.crc32(request_id.encode())
 
     def reader(self, prompt: Prompt, ids: Ids, *, vocab_size: int) -> Reader:
         """See `Way.reader`."""
@@ -163,7 +177,7 @@ def set_of(sampling: SamplingParams, names: tuple[str, ...]) -> list[str]:
     return [name for name, value in given.items() if value not in off[name]]
 
 
-def _sampling(prompt: Prompt, max_tokens: int) -> dict[str, Any]:
+def _sampling(prompt: Prompt, max_tokens: int, seed: int | None) -> dict[str, Any]:
     given = msgspec.structs.asdict(prompt.sampling)
     chosen = {name: neutral if given[name] is None else given[name] for name, neutral in NEUTRAL.items()}
     chosen["top_k"] = chosen["top_k"] or -1  # 0 is "all" for vLLM and clients, and a mistake for SGLang
@@ -173,7 +187,7 @@ def _sampling(prompt: Prompt, max_tokens: int) -> dict[str, Any]:
         "max_new_tokens": max_tokens,
         "stop": list(prompt.sampling.stop),
         "stop_token_ids": list(prompt.stop_ids),
-        "sampling_seed": prompt.sampling.seed,
+        "sampling_seed": seed,
         **_constraint(prompt.constraint),
     }
 
