@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
+import torch  # type: ignore[import-not-found]
+from transformers import AutoModelForCausalLM  # type: ignore[import-not-found]
 
 from sandgate.contract.errors import ModelNotServed, PromptTooLong, RefusedByEngine, SandgateError
 from sandgate.gateway.conversation.messages import SamplingParams
@@ -50,7 +50,7 @@ WORST: dict[str, float] = {}
 pytestmark = pytest.mark.timeout(240)
 
 
-@pytest.fixture(params=["sglang"])
+@pytest.fixture(params=["sglang"])  # type: ignore[no-redef]
 async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
     async with own_sglang(URL, "shop") as one:
         one.decode = read_checkpoint(MODEL).vocab.decode
@@ -79,7 +79,7 @@ def model_of(folder: Path) -> Any:
 
 
 def computed(
-    prompt: Sequence[int], ids: Sequence[int], temperature: float, folder: Path = MODEL
+    prompt: Sequence[int], ids: Sequence[int], temperature: float | None, folder: Path = MODEL
 ) -> list[float]:
     """The logprob of each of `ids` behind `prompt`."""
     told = torch.tensor([[*prompt, *ids]], device=DEVICE)
