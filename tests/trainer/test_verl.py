@@ -36,6 +36,7 @@ def run(*words: str) -> elsewhere.Said:
         "PYTHONPATH": os.pathsep.join([*(str(ROOT / room) for room in ROOMS), str(ROOT), str(HERE)]),
         "RAY_AUTH_MODE": "disabled",  # else Ray writes a token into the home of whoever runs the tests
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",  # else 15: beside another worker's tests its actors hardly run
         "HF_HUB_OFFLINE": "1",
     }
     return elsewhere.run([environment(), *words], env=env, within_s=RUN_S)
