@@ -105,8 +105,8 @@ WRONG: dict[str, Wrong] = {
     ),
     "an image that takes longer than startSeconds": Wrong(
         "NothingStarts",
-        "2 StartTimeout: not started within 4 times startSeconds 1: Pulling: Pulling image",
-        spec={"limits": {"sessionSeconds": 30, "startSeconds": 1}},
+        "2 StartTimeout: not started within 4 times startSeconds 3: Pulling: Pulling image",
+        spec={"limits": {"sessionSeconds": 60, "startSeconds": 3}},
         status=waits("ContainerCreating"),
         event=("Pulling", 'Pulling image "big:1"'),
     ),
