@@ -38,6 +38,9 @@ def run(*words: str) -> elsewhere.Said:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_worker_niceness": "0",  # else 15: beside another worker's tests its actors hardly run
         "HF_HUB_OFFLINE": "1",
+        # At 95 % of the machine's memory, whoever holds it, Ray ends workers: TransferQueue's storage, for which the
+        # next test waited for ever.
+        "RAY_memory_monitor_refresh_ms": "0",
     }
     return elsewhere.run([environment(), *words], env=env, within_s=RUN_S)
 

@@ -23,8 +23,6 @@ ENVIRONMENT = {
     # Its FSDP engine is registered for accelerators alone; so verl is told to take it all the same.
     "VERL_ENGINE_DEVICE": "cuda",
     "VERL_ENGINE_VENDOR": "nvidia",
-    # What other tests hold of the machine's memory is no reason to end verl's workers.
-    "RAY_memory_monitor_refresh_ms": "0",
 }
 NAME = "transformers"
 SLOT = "NPU"
