@@ -20,6 +20,7 @@ from urllib.parse import quote
 import yaml
 
 from sandgate.contract.names import API_VERSION
+from sandgate.operator.manifests.workload import API_VERSION as KUEUE_VERSION
 from tests.chart.released import Release, can_be_deleted
 from tests.cluster.harness.cluster import Cluster
 from tests.cluster.harness.images import PYTHON, build_image
@@ -57,7 +58,7 @@ PATHS: dict[str, tuple[str, str]] = {
     "rolloutjob": (SANDGATE, "rolloutjobs"),
     "ags": (SANDGATE, "agentsessions"),
     "agentsessions": (SANDGATE, "agentsessions"),
-    "workloads.kueue.x-k8s.io": ("/apis/kueue.x-k8s.io/v1beta2", "workloads"),
+    "workloads.kueue.x-k8s.io": (f"/apis/{KUEUE_VERSION}", "workloads"),
 }
 """Kind, as kubectl takes it -> the API group's path, and the plural."""
 JOB_S = 240.0
