@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,13 +70,15 @@ class Built:
 
 @contextmanager
 def container_of(name: str) -> Iterator[Built]:
-    build(name)
-    container = buildah("from", "--pull-never", tag(name))
+    found = buildah("pull", "-q", f"oci-archive:{build(name)}")
+    container = buildah("from", "--pull-never", found)
     try:
-        config = json.loads(buildah("inspect", "--type", "image", tag(name)))["OCIv1"]
+        config = json.loads(buildah("inspect", "--type", "image", found))["OCIv1"]
         yield Built(name, config, Path(buildah("mount", container)), container)
     finally:
         buildah("rm", container)
+        with suppress(subprocess.CalledProcessError):  # another test has a container of it yet
+            buildah("rmi", found)
 
 
 @pytest.fixture(scope="module", params=IMAGES)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from tests.cluster.harness.cache import Part, cache, hash_of, locked
@@ -32,8 +33,10 @@ UNNEEDED = (
 )
 NOBODY = "65532"
 ARCHIVE = "image.tar"
-IMAGES_MAX = 300
-"""In buildah's store, unnamed ones included: some 6 GB."""
+IMAGES_MAX = 800
+"""In buildah's store, unnamed ones included: some 6 GB. A build leaves seven, a run of all tests some 70."""
+FAST = ("--compression-format=zstd", "--compression-level=1")
+"""An archive is read three times and kept for hours: gzip takes half as long again to write it, and to import it."""
 
 
 def buildah(*args: str, cwd: Path | None = None) -> str:
@@ -46,14 +49,14 @@ def buildah(*args: str, cwd: Path | None = None) -> str:
 
 def prune() -> None:
     """Forget earlier states when there are many, and with them the layers of first stages, which later builds begin
-    from: not after each build."""
+    from. Rarely: it takes minutes, and all that pip installs is then installed anew, two minutes for each image."""
     if len(buildah("images", "--all", "--quiet").splitlines()) > IMAGES_MAX:
         buildah("rmi", "--prune")
 
 
 def archive(image: str, folder: Path) -> None:
     """Write an image of the store to a file that `ctr images import` reads."""
-    buildah("push", "-q", image, f"oci-archive:{folder / ARCHIVE}:{image}")
+    buildah("push", "-q", *FAST, image, f"oci-archive:{folder / ARCHIVE}:{image}")
 
 
 def make_from_program(image: str, program: str, folder: Path) -> None:
@@ -151,8 +154,10 @@ def build_image(
                 *pip_mounts(work),
             ]
             buildah("bud", *options, "-t", tag, "-f", str(dockerfile), str(work / "context"))
-            buildah("push", "-q", tag, f"oci-archive:{found}.part:{tag}")
+            buildah("push", "-q", *FAST, tag, f"oci-archive:{found}.part:{tag}")
             found.with_name(f"{found.name}.part").rename(found)
+            with suppress(subprocess.CalledProcessError):  # somebody has a container of the same content
+                buildah("rmi", tag)  # the archive has it; what its first stages installed stays
             prune()
     return found
 
