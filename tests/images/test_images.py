@@ -19,7 +19,7 @@ import yaml
 
 from tests.cluster.harness.cache import cache
 from tests.cluster.harness.images import PYTHON_IMAGE, buildah, image
-from tests.images.ours import IMAGES, ROOT, build, tag
+from tests.images.ours import IMAGES, ROOT, build
 from tests.tidy.source import module_names
 from tests.tidy.test_house import FORBIDDEN
 
