@@ -89,7 +89,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
 
 
 class ClusterEnds:
-    """With the last test that needs it: idle, it takes a tenth of both cores and 9 GB, and half of a run comes after."""
+    """With the last test that needs it: idle, it takes a tenth of both cores and 9 GB, and half a run comes after."""
 
     def __init__(self) -> None:
         self.begun: list[tuple[pytest.FixtureDef[Any], Any]] = []
