@@ -27,7 +27,7 @@ class Bench:
         self.working: set[str] = set()
         self.hold: dict[str, asyncio.Event] = {}
         self.began, self.moved = asyncio.Event(), asyncio.Event()
-        self.fails: list[Exception] = []
+        self.fails: list[BaseException] = []
         self.reconciler = Reconciler(plan or self.plan, self.carry_out, woke=self.woke)
 
     def plan(self, key: str) -> list[Action]:
@@ -123,6 +123,21 @@ async def test_what_fails_for_a_moment_is_planned_again(monkeypatch: pytest.Monk
         await bench.until(lambda: bench.done)
     assert bench.done == [("a", DO)]
     assert bench.fails == []
+
+
+async def test_a_worker_outlives_an_action_whose_connection_somebody_else_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One by itself, and one of several that are carried out together."""
+    monkeypatch.setattr(reconcile, "BACKOFF_S", 0.001)
+    bench = Bench()
+    bench.plans = {"alone": [[DO], [DO]], "together": [opening(0, 1), opening(0, 1)]}
+    async with bench.running(workers=1):
+        for key in ("alone", "together"):
+            bench.done.clear()
+            bench.fails = [asyncio.CancelledError()]
+            bench.reconciler.touch(key)
+            await bench.until(lambda: bench.done and not bench.plans[key])  # noqa: B023
 
 
 async def test_the_rest_of_a_failed_plan_is_not_carried_out() -> None:

@@ -5,7 +5,9 @@ A seed that fails prints its last events; `python -m tests.simulation --seeds N 
 
 from __future__ import annotations
 
+import functools
 import logging
+from collections import Counter
 
 import pytest
 
@@ -22,10 +24,18 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "sandgate.gateway")
 
 
+@functools.cache
+def seen(seed: int) -> tuple[str, Counter[str]]:
+    """What is wrong with this world, and what happened in it."""
+    wrong, world = run(seed)
+    told = [f"seed={seed}", *list(world.history.lines)[-LINES:], *wrong] if wrong else []
+    return "\n".join(told), Counter(world.history.counts)
+
+
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_no_turn_is_lost_or_doubled(seed: int) -> None:
-    wrong, world = run(seed)
-    assert not wrong, "\n".join([f"seed={seed}", *list(world.history.lines)[-LINES:], *wrong])
+    wrong, _ = seen(seed)
+    assert not wrong, wrong
 
 
 def test_a_seed_is_one_world() -> None:
@@ -38,10 +48,7 @@ def test_a_seed_is_one_world() -> None:
 
 def test_these_worlds_are_rough() -> None:
     """Kills, cuts and faults do happen, and turns are told all the same: an idle world would prove nothing."""
-    seen: dict[str, int] = {}
-    for seed in range(60):
-        for word, count in run(seed)[1].history.counts.items():
-            seen[word] = seen.get(word, 0) + count
+    counts = sum((seen(seed)[1] for seed in range(60)), Counter[str]())
     for word in (
         "kill",
         "term",
@@ -55,5 +62,5 @@ def test_these_worlds_are_rough() -> None:
         "spoil",
         "restart",
     ):
-        assert seen.get(word, 0) > 0, f"no {word} in 60 worlds"
-    assert seen["told"] > 100
+        assert counts[word] > 0, f"no {word} in 60 worlds"
+    assert counts["told"] > 100

@@ -166,6 +166,8 @@ async def _retire(sessions: Sessions, age_s: float) -> None:
                 log.info("retired %d sessions", gone)
         except SandgateError as error:
             log.warning("retiring waits: %s", error)
+        except Exception:  # nobody waits for this task: ended, it would let the journal fill without a word
+            log.exception("retiring failed; again in %.0f s", min(age_s, RETIRE_EVERY_S))
 
 
 def _new_id() -> str:

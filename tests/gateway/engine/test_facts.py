@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from array import array
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,10 @@ from sandgate.contract.errors import EngineFailed, EngineUnavailable
 from sandgate.gateway.conversation.messages import SamplingParams
 from sandgate.gateway.engine.api import Prompt
 from sandgate.gateway.engine.control import EngineControl
-from sandgate.gateway.engine.facts import probe
+from sandgate.gateway.engine.facts import label_of, probe
 from sandgate.gateway.engine.scripted.engine import Player
 from sandgate.gateway.engine.scripted.server import ScriptedServer
-from sandgate.gateway.engine.transport import Transport
+from sandgate.gateway.engine.transport import HttpAnswer, Transport
 from sandgate.gateway.engine.vllm import VllmEngine
 from sandgate.gateway.engine.wire import GenerateEndpoint
 from tests.support.vllm import Vllm
@@ -68,6 +69,20 @@ async def test_what_is_no_vllm_is_refused_at_once() -> None:
     async with server:
         with pytest.raises(EngineFailed, match="not a vLLM server"):
             await VllmEngine.connect([server.url])
+
+
+class Garbage(Transport):
+    """To a server of something else: JSON that is no UTF-8."""
+
+    async def ask(self, method: str, url: str, **more: Any) -> HttpAnswer:
+        return HttpAnswer(200, b'{"version": "\xff", "weight_version": "\xff"}')
+
+
+async def test_what_answers_in_another_encoding_is_no_vllm() -> None:
+    async with aclosing(Garbage()) as http:
+        with pytest.raises(EngineFailed, match="not a vLLM server"):
+            await probe(http, "http://engine", model="scripted", logprobs_mode="raw_logprobs")
+        assert await label_of(http, "http://engine") is None
 
 
 async def test_controls_act_on_every_replica() -> None:

@@ -4,6 +4,7 @@ is trained. docs/history.md is made from the same conversations."""
 from __future__ import annotations
 
 from array import array
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,8 @@ from sandgate.contract.errors import BadRequest, ForkReason
 from tests.gateway.tokens.histories import CONVERSATIONS, play
 from tests.gateway.tokens.zoo import Specimen, zoo
 
+THINK = Path(__file__).with_name("thinking_templates.txt").read_text("utf-8").split()
+"""Those of models that think and call. A list: asking all of them takes each process that collects tests ten seconds."""
 NOT_WRITTEN = {
     "axolotl/gemma4", "axolotl/gemma4_unified", "axolotl/qwen3", "axolotl/qwen3_5", "trl/qwen3_5_nothink",
     "llama.cpp/CohereForAI-c4ai-command-r7b-12-2024-tool_use", "llama.cpp/NVIDIA-Nemotron-Nano-v2",
@@ -29,9 +32,13 @@ def thinks(specimen: Specimen) -> bool:
     return bool(codec.grammar.think or codec.grammar.harmony) and not codec.no_tools
 
 
-@pytest.fixture(scope="module", params=sorted(name for name, one in zoo().items() if thinks(one)))
+@pytest.fixture(scope="module", params=THINK)
 def specimen(request: pytest.FixtureRequest) -> Specimen:
     return zoo()[request.param]
+
+
+def test_the_list_of_templates_that_think_is_what_they_say() -> None:
+    assert sorted(name for name, one in zoo().items() if thinks(one)) == THINK
 
 
 @pytest.mark.parametrize("name", CONVERSATIONS)

@@ -57,7 +57,7 @@ class ReplicaControl:
     async def _get(self, path: str, kind: type[Any]) -> list[Any]:
         try:
             return [msgspec.json.decode(body, type=kind) for body in await self._all("GET", path)]
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise EngineFailed(f"{path}: {error}") from error
 
     async def _all(

@@ -85,7 +85,7 @@ async def label_of(http: Transport, url: str) -> str | None:
         return (
             msgspec.json.decode(answer.body, type=_Weights).weight_version if answer.status == 200 else None
         )
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return None
 
 
@@ -117,5 +117,5 @@ async def _get(http: Transport, url: str, kind: type[T]) -> T:
         raise EngineFailed(f"{url} answers {status}: {words_of(body)}")
     try:
         return msgspec.json.decode(body, type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise EngineFailed(f"{url}: not a vLLM server: {error}") from error

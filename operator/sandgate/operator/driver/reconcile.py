@@ -127,14 +127,23 @@ class Reconciler:
             for actions in batches(self.plan(key)):
                 await self._carry_out_all(key, actions)
         except self.retried as error:
-            pause = self._backoff(key)
-            text = str(error) or type(error).__name__
-            mistake = None if isinstance(error, RETRIED) else error
-            log.warning("%s: %s; again in %.1f s", key, text, pause, exc_info=mistake)
-            pause = max(pause, (error.retry_after or 0.0) if isinstance(error, SandgateError) else 0.0)
-            asyncio.get_running_loop().call_later(pause, self.touch, key)
+            self._again(key, error)
+        except asyncio.CancelledError:
+            if is_cancelled():
+                raise
+            # What an action waited for was cancelled, not we: it would end this worker, and nobody would know.
+            self._again(key, Unavailable("what an action waited for was cancelled"))
         else:
             self._failures.pop(key, None)
+
+    def _again(self, key: Key, error: Exception) -> None:
+        """Plans the key anew after a pause."""
+        pause = self._backoff(key)
+        text = str(error) or type(error).__name__
+        mistake = None if isinstance(error, RETRIED) else error
+        log.warning("%s: %s; again in %.1f s", key, text, pause, exc_info=mistake)
+        pause = max(pause, (error.retry_after or 0.0) if isinstance(error, SandgateError) else 0.0)
+        asyncio.get_running_loop().call_later(pause, self.touch, key)
 
     async def _carry_out_all(self, key: Key, actions: Sequence[Action]) -> None:
         """Each is tried; raises one of the failures, a mistake rather than one that passes."""
@@ -172,6 +181,12 @@ class Reconciler:
                     await self._earlier.wait()
             except TimeoutError:
                 pass
+
+
+def is_cancelled() -> bool:
+    """Whether somebody cancelled the task that asks."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def batches(plan: Sequence[Action]) -> Iterator[Sequence[Action]]:

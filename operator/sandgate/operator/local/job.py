@@ -207,17 +207,19 @@ class LocalJob:
             *([] if self.pushed is None else [self._follow_queue(self.pushed)]),
             *(self._follow(one) for one in self.gateways.values()),
         ]
-        ends = [loop.create_task(one) for one in (self._to_the_end(stop), _until(abort), *parts)]
-        draining = loop.create_task(self._drain(stop))
+        ends = [
+            loop.create_task(one)
+            for one in (self._to_the_end(stop), _until(abort), self._drain(stop), *parts)
+        ]
         kept = [one.task for one in served if one.task is not None]
         try:
             done, _ = await asyncio.wait([*ends, *kept, self.failed], return_when=asyncio.FIRST_COMPLETED)
             for one in done:
                 one.result()
         finally:
-            for task in (*ends, draining):
+            for task in ends:
                 task.cancel()
-            await asyncio.gather(*ends, draining, return_exceptions=True)
+            await asyncio.gather(*ends, return_exceptions=True)
             await self.sandboxes.kill_all()
             await asyncio.gather(*self._beside, return_exceptions=True)
 
@@ -269,11 +271,13 @@ class LocalJob:
         return again
 
     async def _drain(self, stop: asyncio.Event) -> None:
+        """Never ends by itself: an error in it ends the run, as in any other part."""
         await stop.wait()
         self.state.observe(events.DrainAsked())
         if running := len(self.observed.live):  # else it ends now, or says what it waits for
             self.tell(DrainStarted(running=running))
         self._check_over()
+        await asyncio.Event().wait()
 
     async def _follow(self, gateway: LocalGateway) -> None:
         """Sessions that completed or were aborted by somebody else."""

@@ -106,7 +106,7 @@ class SglangDialect:
             raise EngineUnavailable(f"{url}{MODEL_INFO[0]} answers {answer.status}")
         try:
             decoded = msgspec.json.decode(answer.body, type=_ModelInfo) if answer.status == 200 else None
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             return None
         return decoded.weight_version if decoded else None
 
@@ -177,5 +177,5 @@ async def _first(http: Transport, url: str, paths: tuple[str, ...], kind: type[T
         raise EngineFailed(f"{url}{paths[0]} answers {answer.status}: {words_of(answer.body)}")
     try:
         return msgspec.json.decode(answer.body, type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise EngineFailed(f"{url}{paths[0]}: not an SGLang server: {error}") from error
