@@ -58,7 +58,10 @@ def told_by_the_engine(one: Generation) -> int:
     return int(said)
 
 
-@pytest.mark.parametrize("name", LETTERS)
+@pytest.mark.parametrize(
+    "name",
+    ["Claude Code", *(pytest.param(name, marks=pytest.mark.endurance) for name in ("Codex", "qwen-code"))],
+)
 async def test_an_agents_turns_are_what_the_engine_saw_and_sampled(
     caller: Vllm, name: str, tmp_path: Path
 ) -> None:

@@ -1,4 +1,5 @@
-"""examples/coder-rl: two of its arms for two small steps each, before a real engine; `make compare-rl` has all four."""
+"""examples/coder-rl: two of its arms for two small steps each, before a real engine; `make compare-rl` has all four. A
+run of all tests has one (mark `endurance`): an arm takes a minute and a half, most of it imports."""
 
 from __future__ import annotations
 
@@ -13,7 +14,6 @@ from tests.e2e.truth import TOLERANCE
 from tests.support.environments import python_of
 
 EXAMPLE = ROOT / "examples" / "coder-rl"
-ARMS = ("exact", "masked")
 STEPS, BATCH, SAMPLES = 2, 16, 4
 
 pytestmark = [
@@ -24,18 +24,19 @@ pytestmark = [
 ]
 
 
-async def test_two_steps_of_two_arms_differ_in_what_the_trainer_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("arm", ["masked", pytest.param("exact", marks=pytest.mark.endurance)])
+async def test_two_steps_of_an_arm_tell_the_trainer_what_they_should(tmp_path: Path, arm: str) -> None:
     words = [str(EXAMPLE / "compare.py"), "--out", str(tmp_path), "--seeds", "0", "--steps", str(STEPS)]
-    words += ["--arms", *ARMS, "--no-evaluate", "--batch", str(BATCH), "--samples", str(SAMPLES)]
+    words += ["--arms", arm, "--no-evaluate", "--batch", str(BATCH), "--samples", str(SAMPLES)]
     engine = python_of("engine-env.sh").parents[1]
     await end(await start(words, SANDGATE_ENGINE_VENV=str(engine)))
-    found = {arm: json.loads((tmp_path / "runs" / f"{arm}-0.json").read_text()) for arm in ARMS}
-    assert {len(one["solved"]) for one in found.values()} == {STEPS}
-    assert all(found[arm]["logprob_difference_max"] < TOLERANCE for arm in ARMS)
-    assert found["exact"]["transcripts"]["rows"] == STEPS * BATCH
-    assert found["exact"]["masked"] == 0.0
-    assert found["masked"]["masked"] > 0.0, "32 sandboxes, of which a fifth dies"
-    for one in found.values():
-        told = one["transcripts"]
-        assert told["lost"] <= told["sampled"]
-        assert (told["rows_differ"] > 0) == (told["lost"] + told["invented"] > 0)
+    found = json.loads((tmp_path / "runs" / f"{arm}-0.json").read_text())
+    assert len(found["solved"]) == STEPS
+    assert found["logprob_difference_max"] < TOLERANCE
+    if arm == "masked":
+        assert found["masked"] > 0.0, "32 sandboxes, of which a fifth dies"
+    else:
+        assert (found["transcripts"]["rows"], found["masked"]) == (STEPS * BATCH, 0.0)
+    told = found["transcripts"]
+    assert told["lost"] <= told["sampled"]
+    assert (told["rows_differ"] > 0) == (told["lost"] + told["invented"] > 0)

@@ -1,9 +1,10 @@
 """Which tests run, and that what they need is made before them (a pytest plugin).
 
 `pytest` without paths is what a person runs: no root, no compiler, no cluster, no whole trainer. `--tier all`
-leaves out what only repeats (the mark `endurance`), naming paths nothing. What is missing is made in the background, in
-the order in which tests ask for it, while tests that need nothing run; who needs it waits outside of the test's own
-time limit. A build that fails is told once, and the tests that need it fail with its sentence.
+leaves out what only repeats (the mark `endurance`); naming paths, or that mark with `-m`, nothing. What is missing is
+made in the background, in the order in which tests ask for it, while tests that need nothing run; who needs it waits
+outside of the test's own time limit. A build that fails is told once, and the tests that need it fail with what it
+said.
 """
 
 from __future__ import annotations
@@ -111,7 +112,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def is_left_out(config: pytest.Config, item: pytest.Item, needs: list[str]) -> bool:
     dear = tier(config) == "everyday" and not all(NEEDS[name].everyday for name in needs)
-    return dear or (item.get_closest_marker("endurance") is not None and not named(config))
+    asked = named(config) or "endurance" in str(config.getoption("markexpr") or "")
+    return dear or (item.get_closest_marker("endurance") is not None and not asked)
 
 
 NEEDED = pytest.StashKey[list[str]]()

@@ -143,10 +143,15 @@ def test_a_run_has(tmp_path: Path, args: tuple[str, ...], last: str) -> None:
 ENDURANCE = TESTS + "\n@pytest.mark.endurance\ndef test_once_more(): ...\n"
 
 
-@pytest.mark.parametrize(("args", "last"), [((), "4 passed, 1 deselected"), (("test_one.py",), "5 passed")])
-def test_what_only_repeats_runs_where_its_path_is_named(
-    tmp_path: Path, args: tuple[str, ...], last: str
-) -> None:
+REPEATED: dict[str, tuple[tuple[str, ...], str]] = {
+    "not by itself": ((), "4 passed, 1 deselected"),
+    "where its path is named": (("test_one.py",), "5 passed"),
+    "where its mark is asked for": (("-m", "endurance"), "1 passed, 4 deselected"),
+}
+
+
+@pytest.mark.parametrize(("args", "last"), REPEATED.values(), ids=REPEATED)
+def test_what_only_repeats_runs(tmp_path: Path, args: tuple[str, ...], last: str) -> None:
     found = run(tmp_path, f"{{{READY}, {HEAVY}}}", "--tier", "all", *args, tests=ENDURANCE)[1]
     assert found == last
 

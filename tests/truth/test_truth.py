@@ -19,7 +19,7 @@ from tests.truth.page import PAGE
 
 @pytest.mark.vllm
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("name", ["Gemma 2", "gpt-oss"])
+@pytest.mark.parametrize("name", [pytest.param("Gemma 2", marks=pytest.mark.endurance), "gpt-oss"])
 async def test_recorded_logprobs_are_those_of_a_forward_pass(name: str, tmp_path: Path) -> None:
     with another(FLAGS, model=checkpoint(ARCHITECTURES[name], tmp_path / "model")) as vllm:
         held = await hold(vllm)

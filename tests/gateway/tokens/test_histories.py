@@ -13,7 +13,7 @@ from tests.gateway.tokens.histories import CONVERSATIONS, play
 from tests.gateway.tokens.zoo import Specimen, zoo
 
 THINK = Path(__file__).with_name("thinking_templates.txt").read_text("utf-8").split()
-"""Those of models that think and call. A list: asking all of them takes each process that collects tests ten seconds."""
+"""Those of models that think and call. A list: asking all takes each process that collects tests ten seconds."""
 NOT_WRITTEN = {
     "axolotl/gemma4", "axolotl/gemma4_unified", "axolotl/qwen3", "axolotl/qwen3_5", "trl/qwen3_5_nothink",
     "llama.cpp/CohereForAI-c4ai-command-r7b-12-2024-tool_use", "llama.cpp/NVIDIA-Nemotron-Nano-v2",
