@@ -48,7 +48,7 @@ def call(name: str = "buy", arguments: str = '{"item": "kiwi", "n": 7}', own: st
 
 ONE = '<tool_call>\n{"name": "buy", "arguments": {"item": "kiwi", "n": 7}}\n</tool_call>'
 BROKEN = '<tool_call>\n{"name": "buy", "arguments": {"item": \n</tool_call>'
-DEEP = "<tool_call>" + '{"a":' * 100_000
+DEEP = "<tool_call>" + '{"a":' * 20_000
 
 CASES: dict[str, Case] = {
     "text is text": Case("Hello, 你好 🙂!", Reply("Hello, 你好 🙂!")),

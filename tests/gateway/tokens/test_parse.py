@@ -99,11 +99,15 @@ SAYABLE = [
 """Metaspace vocabularies write a space for each ▁ and drop the first one of a text; no family has both."""
 
 
+LONG = 10_000
+
+
 @pytest.mark.parametrize(("name", "kind"), SAYABLE)
 def test_a_turn_is_read_the_same_in_any_chunks(name: str, kind: str) -> None:
     case, vocab = CASES[name], VOCABS[kind]
     ids = vocab.encode(case.said)
-    for size in (1, 2, 3, 7, len(ids) or 1):
+    small = (1, 2, 3) if len(ids) < LONG else ()  # chunks of one token take what is long half a minute
+    for size in (*small, 7, len(ids) or 1):
         deltas, reply = run(parser_of(vocab, case), ids, size, case.stopped_on)
         assert reply == case.reply
         told = said_by(deltas)
