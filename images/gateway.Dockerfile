@@ -26,12 +26,18 @@ RUN python3 -m venv --without-pip /opt/sandgate \
     import sys; print(*(one for extra in sys.argv[1:] for one in p["optional-dependencies"][extra]), sep="\n")' $EXTRAS \
     > /src/requirements.txt \
  && python3 -m pip --python /opt/sandgate/bin/python install --no-cache-dir -q -c /src/constraints.txt \
-    -r /src/requirements.txt
+    -r /src/requirements.txt \
+ && echo /opt/room > "$(/opt/sandgate/bin/python -c 'import site; print(site.getsitepackages()[0])')/room.pth"
+
+# The wheel is a layer of its own: a node that had the release before fetches this one, and none of the above.
+FROM install AS room
 COPY --from=wheel /wheels /wheels
-RUN python3 -m pip --python /opt/sandgate/bin/python install --no-cache-dir -q --no-deps /wheels/sandgate-*.whl
+RUN python3 -m pip --python /opt/sandgate/bin/python install --no-cache-dir -q --no-deps --target /opt/room /wheels/sandgate-*.whl \
+ && rm -r /opt/room/bin
 
 FROM $BASE
 COPY --from=install /opt/sandgate /opt/sandgate
+COPY --from=room /opt/room /opt/room
 ENV PATH=/opt/sandgate/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp
 USER 65532:65532
 # The console script `sandgate` is the trainer's, with libraries for people; a pod needs none of them.

@@ -1,5 +1,4 @@
-"""examples/coder-rl: two of its arms for two small steps each, before a real engine; `make compare-rl` has all four. A
-run of all tests has one (mark `endurance`): an arm takes a minute and a half, most of it imports."""
+"""examples/coder-rl: two of its arms for two small steps each, before a real engine; `make compare-rl` has all four."""
 
 from __future__ import annotations
 
@@ -19,12 +18,13 @@ STEPS, BATCH, SAMPLES = 2, 16, 4
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.slow,
+    pytest.mark.endurance,  # a minute and a half for each arm; test_shop_rl.py has the same trainer and engine
     pytest.mark.timeout(900),
     pytest.mark.skipif(sys.platform != "linux", reason="TRL's lock holds wheels for Linux"),
 ]
 
 
-@pytest.mark.parametrize("arm", ["masked", pytest.param("exact", marks=pytest.mark.endurance)])
+@pytest.mark.parametrize("arm", ["exact", "masked"])
 async def test_two_steps_of_an_arm_tell_the_trainer_what_they_should(tmp_path: Path, arm: str) -> None:
     words = [str(EXAMPLE / "compare.py"), "--out", str(tmp_path), "--seeds", "0", "--steps", str(STEPS)]
     words += ["--arms", arm, "--no-evaluate", "--batch", str(BATCH), "--samples", str(SAMPLES)]

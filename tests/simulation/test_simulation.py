@@ -13,8 +13,8 @@ import pytest
 
 from tests.simulation.__main__ import run
 
-SEEDS = 200
-"""About half a minute; `python -m tests.simulation --seeds 0:5000` looks longer."""
+SEEDS = 100
+"""The same each time; `python -m tests.simulation --seeds 0:5000` looks longer."""
 LINES = 80
 
 

@@ -191,6 +191,7 @@ def images_of(world: World) -> set[str]:
     return {one["spec"]["containers"][0]["image"] for one in world.operators()}
 
 
+@pytest.mark.endurance
 async def test_a_job_outlives_an_uninstall_that_keeps_and_none_that_does_not(world: World) -> None:
     cluster = world.cluster
     with nothing_installed(world), cluster.namespace("kept") as namespace:

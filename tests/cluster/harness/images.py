@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from tests.cluster.harness.cache import Part, cache, hash_of, locked
@@ -34,7 +33,7 @@ UNNEEDED = (
 NOBODY = "65532"
 ARCHIVE = "image.tar"
 IMAGES_MAX = 800
-"""In buildah's store, unnamed ones included: some 6 GB. A build leaves seven, a run of all tests some 70."""
+"""In buildah's store, unnamed ones included: some 6 GB. A run of all tests makes some 200."""
 FAST = ("--compression-format=zstd", "--compression-level=1")
 """An archive is read three times and kept for hours: gzip takes half as long again to write it, and to import it."""
 
@@ -156,8 +155,6 @@ def build_image(
             buildah("bud", *options, "-t", tag, "-f", str(dockerfile), str(work / "context"))
             buildah("push", "-q", *FAST, tag, f"oci-archive:{found}.part:{tag}")
             found.with_name(f"{found.name}.part").rename(found)
-            with suppress(subprocess.CalledProcessError):  # somebody has a container of the same content
-                buildah("rmi", tag)  # the archive has it; what its first stages installed stays
             prune()
     return found
 
