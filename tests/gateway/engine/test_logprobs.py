@@ -243,6 +243,7 @@ async def test_vllm_in_the_mode_that_ours_are_started_in(vllm: Vllm) -> None:
 
 @pytest.mark.vllm
 @pytest.mark.timeout(600)
+@pytest.mark.endurance
 async def test_vllm_as_it_starts_by_itself_is_refused() -> None:
     with another(RAW_FLAGS) as raw:
         assert await _measured(raw) == ["raw", "raw"]
