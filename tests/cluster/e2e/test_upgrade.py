@@ -79,9 +79,9 @@ def source(commit: str) -> Path:
     paths = sorted({"charts", "images", *(path for name in OURS for path in IMAGES[name][1])})
 
     def make(folder: Path) -> None:
-        archive = subprocess.run(
-            ["git", "archive", commit, *paths], cwd=ROOT, capture_output=True, check=True
-        )
+        # With the modes of a clone: else no layer of its images is one that is there.
+        words = ["git", "-c", "tar.umask=0022", "archive"]
+        archive = subprocess.run([*words, commit, *paths], cwd=ROOT, capture_output=True, check=True)
         subprocess.run(["tar", "-x"], cwd=folder, input=archive.stdout, check=True)
         subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
 
