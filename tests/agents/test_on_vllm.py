@@ -26,7 +26,7 @@ from tests.support.gateway import gateway
 from tests.support.recorder import Generation, Recorder
 from tests.support.vllm import Vllm, another
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.endurance, pytest.mark.timeout(400)]
 
 LETTERS = {"Claude Code": "가", "Codex": "하", "qwen-code": "ก"}
 """In the task: the model sees by it whose tools there are. No prompt of these agents has their first bytes."""
@@ -58,10 +58,7 @@ def told_by_the_engine(one: Generation) -> int:
     return int(said)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["Claude Code", *(pytest.param(name, marks=pytest.mark.endurance) for name in ("Codex", "qwen-code"))],
-)
+@pytest.mark.parametrize("name", LETTERS)
 async def test_an_agents_turns_are_what_the_engine_saw_and_sampled(
     caller: Vllm, name: str, tmp_path: Path
 ) -> None:

@@ -25,7 +25,12 @@ from tests.gateway.journal.test_retention import sweep
 from tests.support import postgres
 from tests.support.waiting import until, until_now
 
-pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(600, func_only=True)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.chaos,
+    pytest.mark.endurance,
+    pytest.mark.timeout(600, func_only=True),
+]
 
 GATEWAY = gateway_name(NAME, 0)
 OFF = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
