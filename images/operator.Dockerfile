@@ -26,7 +26,8 @@ RUN python3 -m venv --without-pip /opt/sandgate \
     -r /src/requirements.txt \
  && echo /opt/room > "$(/opt/sandgate/bin/python -c 'import site; print(site.getsitepackages()[0])')/room.pth"
 
-# The wheel is a layer of its own: a node that had the release before fetches this one, and none of the above.
+# The wheel is a layer of its own: a node that had the release before fetches this one alone, if the builder kept
+# the stage above.
 FROM install AS room
 COPY --from=wheel /wheels /wheels
 RUN python3 -m pip --python /opt/sandgate/bin/python install --no-cache-dir -q --no-deps --target /opt/room /wheels/sandgate-*.whl \

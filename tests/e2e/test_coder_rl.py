@@ -18,7 +18,7 @@ STEPS, BATCH, SAMPLES = 2, 16, 4
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.slow,
-    pytest.mark.endurance,  # a minute and a half for each arm; test_shop_rl.py has the same trainer and engine
+    pytest.mark.endurance,  # minutes for each arm; test_shop_rl.py has the same trainer and engine
     pytest.mark.timeout(900),
     pytest.mark.skipif(sys.platform != "linux", reason="TRL's lock holds wheels for Linux"),
 ]

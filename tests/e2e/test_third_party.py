@@ -69,7 +69,7 @@ AGENTS = {
     "openai-agents": Agent("openai_agents", 8, openai_agents, 1, group=2),
     # A session of it takes 15 s of a core: litellm imports that long. The model solves half: of a few, perhaps none.
     "mini-swe-agent": Agent("mini_swe_agent", 2, mini_swe_agent, 0, ("errand-01",), 2),
-    # So does verifiers, which imports transformers.
+    # verifiers imports transformers, in each session too.
     "verifiers": Agent("verifiers", 2, verifiers, 0, ("0-3bb986b5b9de",), 2),
 }
 

@@ -151,7 +151,7 @@ REPEATED: dict[str, tuple[tuple[str, ...], str]] = {
 
 
 @pytest.mark.parametrize(("args", "last"), REPEATED.values(), ids=REPEATED)
-def test_what_only_repeats_runs(tmp_path: Path, args: tuple[str, ...], last: str) -> None:
+def test_what_ci_has_no_time_for_runs(tmp_path: Path, args: tuple[str, ...], last: str) -> None:
     found = run(tmp_path, f"{{{READY}, {HEAVY}}}", "--tier", "all", *args, tests=ENDURANCE)[1]
     assert found == last
 

@@ -106,7 +106,7 @@ LONG = 10_000
 def test_a_turn_is_read_the_same_in_any_chunks(name: str, kind: str) -> None:
     case, vocab = CASES[name], VOCABS[kind]
     ids = vocab.encode(case.said)
-    small = (1, 2, 3) if len(ids) < LONG else ()  # chunks of one token take what is long half a minute
+    small = (1, 2, 3) if len(ids) < LONG else ()  # else millions of calls
     for size in (*small, 7, len(ids) or 1):
         deltas, reply = run(parser_of(vocab, case), ids, size, case.stopped_on)
         assert reply == case.reply
