@@ -1,10 +1,10 @@
 """Which tests run, and that what they need is made before them (a pytest plugin).
 
 `pytest` without paths is what a person runs: no root, no compiler, no cluster, no whole trainer. `--tier all`
-leaves out what CI has no time for (the mark `endurance`); naming paths, or that mark with `-m`, nothing. What is missing is
-made in the background, in the order in which tests ask for it, while tests that need nothing run; who needs it waits
-outside of the test's own time limit. A build that fails is told once, and the tests that need it fail with what it
-said.
+leaves out what CI has no time for (the mark `endurance`); naming paths, or that mark with `-m`, nothing. What is
+missing is made in the background, in the order in which tests ask for it, while tests that need nothing run; who needs
+it waits outside of the test's own time limit. A build that fails is told once, and the tests that need it fail with
+what it said.
 """
 
 from __future__ import annotations
