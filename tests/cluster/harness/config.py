@@ -107,6 +107,9 @@ def kubelet(wire: Wire, folder: Path, pki: Path) -> dict[str, Any]:
         "nodeStatusUpdateFrequency": "4s",
         "nodeLeaseDurationSeconds": 20,
         "syncFrequency": "10s",
+        # a volume is measured again after one to two of these (the default is a minute): who writes too much to
+        # one is seen within the tests' patience
+        "volumeStatsAggPeriod": "20s",
         "serializeImagePulls": False,
         "oomScoreAdj": 0,
         "makeIPTablesUtilChains": False,
