@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from sandgate.contract import labels
-from sandgate.contract.errors import Conflict, Forbidden
+from sandgate.contract.errors import Conflict, Forbidden, NotFound
 from sandgate.contract.job import RolloutJob
 from sandgate.contract.names import gateways_name, signing_name, verifier_name
 from sandgate.contract.schema import decode
@@ -87,6 +87,12 @@ async def test_a_jobs_whole_life(release: Release, jobs: str) -> None:
             await kube.create(body)
         session = next(one["metadata"]["name"] for one in sessions if one["kind"] == "AgentSession")
         await kube.patch_status("RolloutJob", jobs, "shop", {"status": {"observedGeneration": 1}})
+        whole = {"observedGeneration": 2}
+        assert job.metadata.uid
+        told = await kube.put_status("RolloutJob", jobs, "shop", whole, uid=job.metadata.uid)
+        assert told["status"] == whole
+        with pytest.raises(NotFound, match="another object"):
+            await kube.put_status("RolloutJob", jobs, "shop", {"observedGeneration": 3}, uid="a-later-one")
         await kube.patch_status("AgentSession", jobs, session, {"status": {"podName": session}})
         gone = Condition(
             type="Failed", status=ConditionStatus.TRUE, reason="AllFailed", message="all 4 failed"

@@ -118,3 +118,21 @@ async def test_a_status_is_not_written_over_another_version(kube: Any, namespace
     assert now["status"]["phase"] == "Running"
     with pytest.raises(Conflict):
         await kube.patch_status("Pod", namespace, "versions", body | {"status": {"phase": "Failed"}})
+
+
+async def test_a_whole_status_is_written_to_the_object_with_that_uid_alone(kube: Any, namespace: str) -> None:
+    made = await kube.create(pod(namespace, "whole"))
+    uid = made["metadata"]["uid"]
+    for status in ({"phase": "Pending", "message": "a"}, {"phase": "Pending", "reason": "b"}):
+        told = await kube.put_status("Pod", namespace, "whole", status, uid=uid)
+        said = {name: told["status"].get(name) for name in ("message", "reason")}
+        assert said == {"message": None, "reason": None} | {
+            name: value for name, value in status.items() if name != "phase"
+        }
+    assert await kube.delete("Pod", namespace, "whole", grace_s=0) is True
+    with pytest.raises(NotFound):
+        await kube.put_status("Pod", namespace, "whole", {"phase": "Failed"}, uid=uid)
+    await kube.create(pod(namespace, "whole"))
+    with pytest.raises(NotFound, match="another object"):
+        await kube.put_status("Pod", namespace, "whole", {"phase": "Failed"}, uid=uid)
+    assert (await kube.get("Pod", namespace, "whole"))["status"]["phase"] == "Pending"

@@ -22,7 +22,7 @@ from sandgate.gateway.journal.memory import MemoryDisk, MemoryStore
 from sandgate.trainer.export.arrow import read_parquet, write_parquet
 from tests.gateway.journal.disks import cut_power, ext4_image, mounted
 from tests.gateway.test_arrow_leases import row
-from tests.support.gateway import Running, admin_key, eventually, gateway
+from tests.support.gateway import Running, admin_key, eventually, gateway, within
 
 Written = dict[str, list[str]]
 """File name -> the sessions of its rows."""
@@ -201,6 +201,28 @@ async def test_a_group_that_has_no_place_in_a_file_is_said_and_the_others_go_on(
         assert list(said.pop("stuck").values()) == ["InvalidBody: reward_info does not fit"]
         assert said == {"groups": 1, "problem": ""}
         assert not (await admin.get(bad)).committed
+
+
+async def test_an_error_that_no_step_expects_is_said_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody waits for the task that writes."""
+    named, met = file_output.file_name, asyncio.Event()
+
+    def spoilt(book: Any, sessions: Any) -> str:
+        if "q-0" in sessions:
+            met.set()
+            raise KeyError("a bug of ours")
+        return named(book, sessions)
+
+    monkeypatch.setattr(file_output, "file_name", spoilt)
+    async with serving(tmp_path / "out") as (g, admin):
+        await ended(g, "q")
+        await within(met)
+        await committed(admin, await ended(g, "r"))
+        assert list(files(tmp_path / "out").values()) == [["r-0"]]
+        assert (await admin.status())["output"]["groups"] == 1
+    assert "KeyError: 'a bug of ours'" in caplog.text
 
 
 def test_a_file_is_encoded_as_trainers_encode_it(tmp_path: Path) -> None:

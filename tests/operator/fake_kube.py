@@ -122,6 +122,14 @@ class FakeKube:
         merged["status"] = _merge(merged.get("status") or {}, body["status"])
         return self._write("patch_status", ref, merged)
 
+    async def put_status(self, kind: str, namespace: str, name: str, status: Json, *, uid: str) -> Json:
+        self.fail("patch_status", kind)
+        ref = Ref(kind, namespace, name)
+        held = self._held(ref)
+        if held["metadata"]["uid"] != uid:
+            raise NotFound(f"404: {ref} is another object by now")
+        return self._write("patch_status", ref, copy.deepcopy(held) | {"status": copy.deepcopy(status)})
+
     async def delete(
         self, kind: str, namespace: str, name: str, *, uid: str = "", grace_s: int | None = None
     ) -> bool:

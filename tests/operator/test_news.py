@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from sandgate.contract.errors import Forbidden, Unavailable
+from sandgate.contract.errors import Forbidden, NotFound, Unavailable
 from sandgate.contract.status import Condition, ConditionStatus, RolloutJobStatus
 from sandgate.operator.cluster.status_writer import EVENTS_MAX, EVENTS_S, StatusWriter
 from sandgate.operator.plan.news import MESSAGE_MAX, news
@@ -97,7 +98,12 @@ class Writing:
             await self.kube.create(
                 {"apiVersion": "sandgate.dev/v1alpha1", "kind": "RolloutJob", "metadata": about}
             )
-        return StatusWriter(self.kube, "lab", "shop", uid="u-1", now=lambda: self.at)
+        uid = self.job["metadata"]["uid"]
+        return StatusWriter(self.kube, "lab", "shop", uid=uid, now=lambda: self.at)
+
+    @property
+    def job(self) -> dict[str, Any]:
+        return self.kube.objects["RolloutJob", "lab", "shop"]
 
     @property
     def events(self) -> int:
@@ -146,8 +152,7 @@ async def test_an_event_that_cannot_be_written_keeps_no_status_back(refusal: Cal
     world.kube.fail = fail
     await write(writer, PULL)
     await write(writer, ALL_FAILED)
-    (job,) = [body for (kind, _, _), body in world.kube.objects.items() if kind == "RolloutJob"]
-    assert job["status"]["conditions"][0]["reason"] == "AllFailed"
+    assert world.job["status"]["conditions"][0]["reason"] == "AllFailed"
     assert world.events == 0
 
 
@@ -166,3 +171,16 @@ async def test_a_status_that_is_not_written_is_no_news_yet() -> None:
     world.kube.fail = lambda verb, kind: None
     await writer.flush()
     assert world.events == 1
+
+
+async def test_a_late_status_is_not_written_to_a_later_job_of_the_same_name() -> None:
+    """It would be complete before it began."""
+    world = Writing()
+    writer = await world.writer()
+    await write(writer, PULL)
+    world.kube.remove("RolloutJob", "lab", "shop")
+    await world.writer()
+    await write(writer, ALL_FAILED)
+    with pytest.raises(NotFound, match="another object"):
+        await replace(writer, written=None).begin("a=b")
+    assert not world.job.get("status")

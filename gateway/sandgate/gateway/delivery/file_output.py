@@ -69,17 +69,22 @@ class FileOutput:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def run(self) -> None:
-        """Writes groups for ever."""
-        for lease in unfinished(self._sessions.book):
-            await self._insist(lambda lease=lease: self._leasing.nack(lease))  # type: ignore[misc]
+        """Writes groups for ever. Nobody waits for this task: ended by an error, it would write no more without a
+        word, so what no step expects is said and tried again, too."""
+        await self._insist(self._give_back)
         while True:
             changed = self._sessions.changed
-            if not await self._next():
+            if not await self._insist(self._next):
                 try:
                     async with asyncio.timeout(POLL_S):
                         await changed.wait()
                 except TimeoutError:
                     pass
+
+    async def _give_back(self) -> None:
+        """What the process before this one had leased is offered again."""
+        for lease in unfinished(self._sessions.book):
+            await self._insist(lambda lease=lease: self._leasing.nack(lease))  # type: ignore[misc]
 
     async def _next(self) -> bool:
         """Writes the next group. Returns whether there was one."""

@@ -63,9 +63,9 @@ class StatusWriter:
     async def begin(self, selector: str) -> None:
         """Before anything is made of a job: from then on it has begun, whatever comes of its first status."""
         if self.written is None or not self.written.selector:
-            body = {"status": {"selector": selector}}
-            await self.kube.patch_status(RolloutJob.KIND, self.namespace, self.name, body)
-            self.written = replace(self.written or RolloutJobStatus(), selector=selector)
+            status = replace(self.written or RolloutJobStatus(), selector=selector)
+            await self._put(status)
+            self.written = status
 
     async def flush(self, *, version: str = "") -> None:
         """Now. A job that is gone needs no status. With `version`, raises Conflict if the object has another one."""
@@ -74,14 +74,20 @@ class StatusWriter:
             return
         before = self.written
         try:
-            body = {"status": encode(status)} | (
-                {"metadata": {"resourceVersion": version}} if version else {}
-            )
-            await self.kube.patch_status(RolloutJob.KIND, self.namespace, self.name, body)
+            await self._put(status, version)
         except NotFound:
             before = status  # and has no news
         self.written = status
         await self._tell(before, status)
+
+    async def _put(self, status: RolloutJobStatus, version: str = "") -> None:
+        """Of this job, and not of a later one that has its name: what is complete would never begin."""
+        kind, body = RolloutJob.KIND, encode(status)
+        if self.uid and not version:
+            await self.kube.put_status(kind, self.namespace, self.name, body, uid=self.uid)
+            return
+        patch = {"status": body} | ({"metadata": {"resourceVersion": version}} if version else {})
+        await self.kube.patch_status(kind, self.namespace, self.name, patch)
 
     async def _tell(self, before: RolloutJobStatus | None, status: RolloutJobStatus) -> None:
         """Events help people, and nothing waits for them: one that cannot be written is dropped."""

@@ -19,7 +19,15 @@ import aiohttp
 from aiohttp.connector import NEEDS_CLEANUP_CLOSED
 
 from sandgate.contract import errors
-from sandgate.contract.errors import Conflict, Gone, NotFound, SandgateError, Unauthorized, Unavailable
+from sandgate.contract.errors import (
+    Conflict,
+    Gone,
+    InvalidBody,
+    NotFound,
+    SandgateError,
+    Unauthorized,
+    Unavailable,
+)
 from sandgate.contract.labels import MANAGER
 from sandgate.operator.kubernetes.access import Access
 from sandgate.operator.kubernetes.kinds import KINDS as KINDS
@@ -48,6 +56,7 @@ ERROR_CHARS_MAX = 2_000
 
 _APPLY = {"Content-Type": "application/apply-patch+yaml", "Accept": "application/json"}
 _MERGE = {"Content-Type": "application/merge-patch+json", "Accept": "application/json"}
+_STEPS = {"Content-Type": "application/json-patch+json", "Accept": "application/json"}
 _PLAIN = {"Content-Type": "application/json", "Accept": "application/json"}
 _OURS = {"fieldManager": MANAGER}
 _METADATA = {"Accept": "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"}
@@ -143,7 +152,7 @@ class KubeClient:
         return await self._call("update", ref.kind, "PUT", ref.path, body, query=_OURS)
 
     async def patch(self, kind: str, namespace: str, name: str, body: Json) -> Json:
-        """Merge patch. With metadata.resourceVersion or uid in the body, raises Conflict if they are others by now."""
+        """Merge patch. With metadata.resourceVersion in the body, raises Conflict if it is another by now."""
         path = KINDS[kind].path(namespace, name)
         return await self._call("patch", kind, "PATCH", path, body, query=_OURS, headers=_MERGE)
 
@@ -151,6 +160,24 @@ class KubeClient:
         """The same, of the status alone; the body holds `status` at its top."""
         path = KINDS[kind].path(namespace, name, "status")
         return await self._call("patch_status", kind, "PATCH", path, body, query=_OURS, headers=_MERGE)
+
+    async def put_status(self, kind: str, namespace: str, name: str, status: Json, *, uid: str) -> Json:
+        """The whole status of the object with that uid. Raises NotFound if the name is another object's by now, also.
+
+        By a JSON patch that tests the uid: of a merge patch of a custom resource's status an API server overlooks all
+        metadata but the resourceVersion, which any change of the spec makes another."""
+        path = KINDS[kind].path(namespace, name, "status")
+        steps = [
+            {"op": "test", "path": "/metadata/uid", "value": uid},
+            {"op": "add", "path": "/status", "value": status},
+        ]
+        try:
+            return await self._call("patch_status", kind, "PATCH", path, steps, query=_OURS, headers=_STEPS)
+        except InvalidBody as error:  # also what a status that the schema refuses is
+            found = await self.get(kind, namespace, name)
+            if found["metadata"]["uid"] != uid:
+                raise NotFound(f"404: {kind} {name} is another object by now") from error
+            raise
 
     async def delete(
         self, kind: str, namespace: str, name: str, *, uid: str = "", grace_s: int | None = None
