@@ -28,9 +28,7 @@ class Api(Protocol):
 
     async def patch_status(self, kind: str, namespace: str, name: str, body: Json) -> Json: ...
 
-    async def put_status(
-        self, kind: str, namespace: str, name: str, status: Json, *, uid: str
-    ) -> Json: ...
+    async def put_status(self, kind: str, namespace: str, name: str, status: Json, *, uid: str) -> Json: ...
 
     async def delete(
         self, kind: str, namespace: str, name: str, *, uid: str = "", grace_s: int | None = None

@@ -108,8 +108,11 @@ class GarbageCollector:
         for one in self.at.sessions.held.values():  # an AgentSession is made after its keys
             if one.spec.remote:
                 continue
-            settled = one.ref.uid in self.at.observed.settled
-            (self.secrets if settled else self.at.keys)[self.at.keys_of(one.ref)] = None
+            name = self.at.keys_of(one.ref)
+            if one.ref.uid in self.at.observed.settled:
+                self.secrets[name] = None
+            else:
+                self.at.keys.setdefault(name, 0.0)
         known = set(self.done)
         self.done.extend(
             one.name

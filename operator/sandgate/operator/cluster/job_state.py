@@ -33,8 +33,9 @@ class JobState(DriverState):
     """By session."""
     verifiers: ObjectTable[PodKept] = field(default_factory=ObjectTable)
     """By session."""
-    keys: dict[str, None] = field(default_factory=dict)
-    """Keys Secrets that were made, of groups that are not settled."""
+    keys: dict[str, float] = field(default_factory=dict)
+    """Keys Secrets that were made, of groups that are not settled -> when their keys expire, in unix seconds; 0.0 where
+    an operator before this one made them."""
 
     @property
     def name(self) -> str:

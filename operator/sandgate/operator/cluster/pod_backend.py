@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -15,10 +16,11 @@ from sandgate.contract.trajectory import Json as Value
 from sandgate.operator.cluster.api import Json
 from sandgate.operator.cluster.garbage_collection import GarbageCollector
 from sandgate.operator.cluster.job_state import JobState
+from sandgate.operator.cluster.key_life import key_life, outlive
 from sandgate.operator.cluster.object_store import ObjectTable, PodKept, pod_kept
 from sandgate.operator.cluster.remote_sessions import RemoteActs
 from sandgate.operator.cluster.session_objects import SessionObjects, check_owner
-from sandgate.operator.manifests import keys_secret
+from sandgate.operator.manifests import keys_end, keys_secret
 from sandgate.operator.manifests.sandbox_pods import RESULT_BYTES_MAX, agent_pod, verifier_pod
 from sandgate.operator.manifests.workload import placed
 from sandgate.operator.observed.events import AgentHeld, AgentSeen, VerifierSeen
@@ -27,8 +29,8 @@ from sandgate.operator.observed.pod_record import pod_gone
 from sandgate.operator.plan.actions import Exit, Ref, Running, Told
 from sandgate.sandbox.agents import result_document
 
-KEY_MARGIN_S = 86_400.0
-"""Keys outlive their session's longest life by this: a gateway may be away, a group may wait for its verifier."""
+log = logging.getLogger(__name__)
+
 STOP_DEADLINE = {"spec": {"activeDeadlineSeconds": 1}}
 """How a pod is stopped without deleting it: its kubelet ends it, logs and statuses stay."""
 
@@ -76,23 +78,32 @@ class PodBackend:
 
     async def _keys(self, ref: Ref) -> None:
         name = self.at.keys_of(ref)
-        if name in self.at.keys:
+        if outlive(self.at, self.at.keys.get(name, 0.0)):
             return
         async with self._making.setdefault(name, asyncio.Lock()):  # siblings are opened together
-            if name not in self.at.keys:
-                await self._make_keys(ref, name)
+            if not outlive(self.at, self.at.keys.get(name, 0.0)):
+                self.at.keys[name] = await self._make_keys(ref, name)
         self._making.pop(name, None)
 
-    async def _make_keys(self, ref: Ref, name: str) -> None:
-        at, limits = self.at, self.at.job.spec.limits
-        life = KEY_MARGIN_S + limits.start_seconds + limits.session_seconds
+    async def _make_keys(self, ref: Ref, name: str) -> float:
+        """When they expire. A group may be opened in parts, days apart (it was suspended, or waited for its queue):
+        what was made then is made anew, and siblings that run have theirs."""
+        at = self.at
+        expires = at.now() + key_life(at)
         chunk = ref.sample // KEYS_PER_SECRET
-        body = keys_secret(at.job, ref.uid, ref.attempt, chunk, at.secret, at.now() + life)
+        body = keys_secret(at.job, ref.uid, ref.attempt, chunk, at.secret, expires)
         try:
             await at.kube.create(body)
         except Conflict:
-            check_owner(await at.kube.get("Secret", at.namespace, name), at.job.metadata.uid)
-        at.keys[name] = None
+            found = await at.kube.get("Secret", at.namespace, name)
+            check_owner(found, at.job.metadata.uid)
+            kept = keys_end(found, f"{ref.name}.api", at.secret, at.now())
+            if outlive(at, kept):
+                return kept
+            log.info("job %s/%s: Secret %s is made anew: its keys are too old", at.namespace, at.name, name)
+            await at.kube.delete("Secret", at.namespace, name, uid=found["metadata"]["uid"])
+            await at.kube.create(body)
+        return expires
 
     # -- pods ---------------------------------------------------------------------------------------------------------
 

@@ -21,19 +21,18 @@ from sandgate.contract.session_urls import SessionUrls
 from sandgate.contract.status import SessionReason
 from sandgate.operator.cluster.api import Api, Json
 from sandgate.operator.cluster.job_state import JobState
+from sandgate.operator.cluster.key_life import key_life, outlive
 from sandgate.operator.cluster.object_store import SessionSeen, controller, owner_uid, session_seen
 from sandgate.operator.cluster.session_status import held_status
 from sandgate.operator.driver.session_spec import session_spec
-from sandgate.operator.manifests import remote_secret, remote_verifier_secret
+from sandgate.operator.manifests import keys_end, remote_secret, remote_verifier_secret
 from sandgate.operator.observed import events
 from sandgate.operator.observed.remotes import METADATA
 from sandgate.operator.plan.actions import Ref
 from sandgate.sandbox.agents import agent_env
 
-KEY_MARGIN_S = 86_400.0
-"""Keys outlive their session's longest life by this: a gateway may be away."""
-BASE_URL = "OPENAI_BASE_URL"
-"""Entry of the Secret that tells the gateway."""
+BASE_URL, API_KEY = "OPENAI_BASE_URL", "OPENAI_API_KEY"
+"""Entries of the Secret: the first tells the gateway."""
 ELSEWHERE = ("SANDGATE_PROMPT", "SANDGATE_TASK_FILE", "SANDGATE_TERMINATION_LOG")
 """Of an agent's environment: what only a sandbox has."""
 
@@ -83,8 +82,10 @@ class RemoteActs:
             _owned(found, kept.uid)
             said = gateway_said(found)
             if said == gateway or (said in at.monitors and not settled):
-                return said
-            await at.kube.apply(body)
+                if outlive(at, keys_end(found, API_KEY, at.secret, at.now())):
+                    return said
+                gateway = said
+            await at.kube.apply(remote_secret(at.job, ref, controller(kept), self._environment(ref, gateway)))
         except Forbidden as error:
             if "exceeded quota" in str(error):  # room comes back
                 raise Unavailable(str(error), retry_after=5.0) from error
@@ -92,22 +93,23 @@ class RemoteActs:
         return gateway
 
     def _environment(self, ref: Ref, gateway: str) -> dict[str, str]:
-        at, limits = self.at, self.at.job.spec.limits
-        expires = at.now() + KEY_MARGIN_S + limits.session_seconds
-        key = mint(at.secret, Key(Scope.AGENT, ref.job, ref.name, expires))
+        at = self.at
+        key = mint(at.secret, Key(Scope.AGENT, ref.job, ref.name, at.now() + key_life(at)))
         handle = replace(SessionUrls.of(at.monitors[gateway].origin, ref.name).handle(), api_key=key)
         env = agent_env(handle, model=at.job.spec.model.name, prompt="", delivery="")
         return {name: value for name, value in env.items() if name not in ELSEWHERE}
 
     async def verifier_keys(self, ref: Ref, owner: Json) -> None:
         """What its verifier's pod mounts."""
-        at, limits = self.at, self.at.job.spec.limits
-        life = KEY_MARGIN_S + limits.start_seconds + limits.session_seconds
+        at = self.at
+        body = remote_verifier_secret(at.job, ref, owner, at.secret, at.now() + key_life(at))
         try:
-            await at.kube.create(remote_verifier_secret(at.job, ref, owner, at.secret, at.now() + life))
+            await at.kube.create(body)
         except Conflict:
-            name = remote_verifier_name(ref.name)
-            _owned(await at.kube.get("Secret", at.namespace, name), owner["uid"])
+            found = await at.kube.get("Secret", at.namespace, remote_verifier_name(ref.name))
+            _owned(found, owner["uid"])
+            if not outlive(at, keys_end(found, f"{ref.name}.reward", at.secret, at.now())):
+                await at.kube.apply(body)
 
     async def hold(self, ref: Ref, why: str, *, final: bool) -> None:
         """Say why it is not open. `final`: it is not planned again."""

@@ -19,6 +19,7 @@ from sandgate.operator.manifests.example import session_owner as session_owner
 from sandgate.operator.manifests.gateways import gateway_objects as gateway_objects
 from sandgate.operator.manifests.policies import sandbox_policy as sandbox_policy
 from sandgate.operator.manifests.sessions import done_map as done_map
+from sandgate.operator.manifests.sessions import keys_end as keys_end
 from sandgate.operator.manifests.sessions import keys_secret as keys_secret
 from sandgate.operator.manifests.sessions import remote_secret as remote_secret
 from sandgate.operator.manifests.sessions import remote_verifier_secret as remote_verifier_secret

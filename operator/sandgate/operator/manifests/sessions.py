@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+
 from sandgate.contract.agent_session import AgentSession, AgentSessionSpec
+from sandgate.contract.errors import Unauthorized
 from sandgate.contract.job import RolloutJob
-from sandgate.contract.keys import Key, Scope, mint
+from sandgate.contract.keys import Key, Scope, mint, verify
 from sandgate.contract.labels import AGENT
 from sandgate.contract.names import (
     API_VERSION,
@@ -47,7 +50,7 @@ def keys_secret(
     job: RolloutJob, uid: str, attempt: int, chunk: int, secret: bytes, expires_at: float
 ) -> Json:
     """All keys of one attempt of KEYS_PER_SECRET samples of a task, by session id. To be *created*: one that exists is
-    as good, though it expires at another time, and cannot be changed (kubelets do not watch those)."""
+    as good while its keys last (`keys_end`), and cannot be changed (kubelets do not watch those)."""
     name = job.metadata.name
     group = group_name(name, uid)
     first = chunk * KEYS_PER_SECRET
@@ -64,6 +67,16 @@ def keys_secret(
         "immutable": True,
         "data": secret_data(**data),
     }
+
+
+def keys_end(body: Json, entry: str, secret: bytes, now: float) -> float:
+    """When the key in this entry of a Secret expires, in unix seconds; 0.0 if it opens nothing: expired, signed with
+    another secret, or spoilt."""
+    try:
+        text = base64.b64decode(body["data"][entry], validate=True).decode("ascii")
+        return verify(secret, text, now).expires_at
+    except (KeyError, TypeError, ValueError, Unauthorized):
+        return 0.0
 
 
 def remote_secret(job: RolloutJob, ref: Ref, owner: Json, data: dict[str, str]) -> Json:

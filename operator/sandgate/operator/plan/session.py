@@ -34,7 +34,7 @@ FORCE_S = 60.0
 """How long a stopped agent may take to end; a pod's grace is 30 s, and its node must tell."""
 WAITS_S = 72_000.0
 """A sandbox for which there is no room waits so long, 20 h, and is then tried anew: keys outlive a session's longest
-life by a day (`cluster.pod_backend.KEY_MARGIN_S`), and an agent whose key ran out would look like one that failed."""
+life by a day (`cluster.key_life.KEY_MARGIN_S`), and an agent whose key ran out would look like one that failed."""
 TOO_LATE = Stop(FailureReason.ABORTED, "no room for it within 20 h: tried anew, with keys that last")
 PULLS = 4
 """So many startSeconds for an image that is on its way: the next attempt may have to begin at its first byte."""

@@ -1,0 +1,142 @@
+"""Keys of sessions outlive their session, whenever it begins: after a weekend's suspend, and made by whomever."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandgate.contract.job import RolloutJob
+from sandgate.contract.keys import Key, Scope, mint, verify
+from sandgate.contract.schema import decode
+from sandgate.operator.cluster import key_life
+from sandgate.operator.manifests import keys_end, keys_secret, remote_secret
+from sandgate.operator.plan.actions import Ref
+from tests.operator.cluster_rig import NAMESPACE, Box, World, hurry, manifest, world
+from tests.operator.test_cluster import is_so, so
+from tests.operator.test_remote import QUEUE, environment, opened, remote, turn
+from tests.support.gateway import SECRET
+
+NOW = 1_000.0
+MARGIN_S = key_life.KEY_MARGIN_S
+DAYS_AGO_S = -10 * 86_400.0
+"""As a margin: keys that are made then are as old as if they had been made days before."""
+
+
+@pytest.fixture
+async def up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    hurry(monkeypatch)
+    async with world(tmp_path) as made:
+        yield made
+
+
+class Waits:
+    """An agent that has no turn until it is stopped."""
+
+    def __init__(self) -> None:
+        self.reached = asyncio.Event()
+
+    async def __call__(self, box: Box) -> int:
+        self.reached.set()
+        await asyncio.Event().wait()
+        return 0
+
+
+@pytest.mark.parametrize("anew", [False, True], ids=["by the same operator", "by one that starts anew"])
+async def test_siblings_that_are_opened_days_later_have_keys_that_last(
+    up: World, monkeypatch: pytest.MonkeyPatch, *, anew: bool
+) -> None:
+    """One of a group of four began; then the job was suspended until its siblings' keys had expired."""
+    waits = Waits()
+    up.agents = [("-0-0", waits)]
+    monkeypatch.setattr(key_life, "KEY_MARGIN_S", DAYS_AGO_S)
+    up.operator_up()
+    await up.kube.create(manifest("a 1", groupSize=4, parallelism=1))
+    await asyncio.wait_for(waits.reached.wait(), 20)
+    await up.kube.patch("RolloutJob", NAMESPACE, "shop", {"spec": {"suspend": True}})
+    await is_so(up, "Suspended", reason="SpecSuspend")
+    await so(lambda: up.job()["status"]["running"] == 0, "nothing runs")
+    monkeypatch.setattr(key_life, "KEY_MARGIN_S", MARGIN_S)
+    if anew:
+        await up.operator_down()
+        up.operator_up()
+    await up.kube.patch("RolloutJob", NAMESPACE, "shop", {"spec": {"suspend": False}})
+    await is_so(up, "Complete")
+    status = up.job()["status"]
+    assert (status["failed"], len(up.told), up.broken) == (0, 4, []), "all four have their turn"
+    assert await up.train() == 4
+    await so(lambda: not [one for one in up.kube.named("Secret") if "-keys-" in one], "and go when it is time")
+
+
+async def test_siblings_share_keys_as_long_as_they_last(up: World) -> None:
+    up.operator_up()
+    await up.kube.create(manifest("a 1", groupSize=4, parallelism=1))
+    await is_so(up, "Complete")
+    assert sum(count for (kind, name), count in up.kube.made.items() if "-keys-" in name) == 1
+
+
+async def test_a_remote_agent_is_given_keys_that_last_where_its_were_made_days_before(up: World) -> None:
+    await up.kube.create(manifest(reward={"source": "agent"}, **QUEUE))
+    body = await up.kube.create(remote("laptop"))
+    ref = Ref("shop", "elsewhere", 0, 0, called="laptop")
+    key = mint(SECRET, Key(Scope.AGENT, "shop", "laptop", NOW))
+    env = {
+        "OPENAI_BASE_URL": f"http://shop-gateway-0.shop-gateway.{NAMESPACE}.svc/v1",
+        "OPENAI_API_KEY": key,
+    }
+    owner = {"apiVersion": "sandgate.dev/v1alpha1", "kind": "AgentSession", "name": "laptop"}
+    owner |= {"uid": body["metadata"]["uid"], "controller": True, "blockOwnerDeletion": True}
+    await up.kube.create(remote_secret(decode(RolloutJob, up.job()), ref, owner, env))
+    up.operator_up()
+    await opened(up, "laptop")
+    assert environment(up, "laptop")["OPENAI_API_KEY"] != key
+    await turn(up, "laptop")
+
+
+# -- which keys are good enough ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A Secret that is there."""
+
+    data: Any
+    end: float
+
+
+def coded(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+SOUND = mint(SECRET, Key(Scope.AGENT, "shop", "s", NOW + 5))
+KEPT = {
+    "a key is good until it expires": Kept({"s.api": coded(SOUND)}, NOW + 5),
+    "an expired one opens nothing": Kept(
+        {"s.api": coded(mint(SECRET, Key(Scope.AGENT, "shop", "s", NOW - 1)))}, 0.0
+    ),
+    "one of another signing secret opens nothing": Kept(
+        {"s.api": coded(mint(bytes(32), Key(Scope.AGENT, "shop", "s", NOW + 5)))}, 0.0
+    ),
+    "a Secret without the session's key has none": Kept({"t.api": coded(SOUND)}, 0.0),
+    "what is not base64 is none": Kept({"s.api": "%"}, 0.0),
+    "what is no text is none": Kept({"s.api": base64.b64encode(b"\xff\xfe").decode()}, 0.0),
+    "an empty Secret has none": Kept(None, 0.0),
+}
+
+
+@pytest.mark.parametrize("kept", KEPT.values(), ids=KEPT)
+def test_when_a_secrets_keys_expire(kept: Kept) -> None:
+    assert keys_end({"metadata": {"name": "x"}, "data": kept.data}, "s.api", SECRET, NOW) == kept.end
+
+
+def test_keys_are_read_as_they_are_written() -> None:
+    job = decode(RolloutJob, manifest("a 1", groupSize=2))
+    secret = keys_secret(job, "a", 0, 0, SECRET, NOW + 7)
+    for entry, value in secret["data"].items():
+        key = verify(SECRET, base64.b64decode(value).decode(), NOW)
+        assert keys_end(secret, entry, SECRET, NOW) == NOW + 7 == key.expires_at
