@@ -134,6 +134,8 @@ CARRIED: Mapping[str, tuple[Mapping[str, Any], str, Any]] = {
         "retire_seconds",
         86400,
     ),
+    "a trainer's key of an hour": ({"jobs": {"trainer": {"keySeconds": 3600}}}, "trainer_key_seconds", 3600),
+    "a trainer's key for ever": ({"jobs": {"trainer": {"keySeconds": 0}}}, "trainer_key_seconds", 0),
     "patience with a lost node": (
         {"jobs": {"sandbox": {"unreachableSeconds": 86400}}},
         "unreachable_seconds",

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from sandgate.contract.errors import Unavailable
 from sandgate.contract.job import RolloutJob
 from sandgate.contract.keys import Key, Scope, mint, verify
+from sandgate.contract.labels import EXPIRES
 from sandgate.contract.schema import decode
-from sandgate.operator.cluster import key_life
-from sandgate.operator.manifests import keys_end, keys_secret, remote_secret
-from sandgate.operator.plan.actions import Ref
+from sandgate.gateway.client import GatewayClient
+from sandgate.operator.cluster import key_life, trainer_key
+from sandgate.operator.cluster.job_state import JobState
+from sandgate.operator.cluster.key_life import trainer_key_span
+from sandgate.operator.manifests import keys_end, keys_secret, remote_secret, trainer_secret
+from sandgate.operator.observed.job import Observed
+from sandgate.operator.plan.actions import JobWant, Provided, Ref
+from sandgate.operator.plan.ends import stamp
 from tests.operator.cluster_rig import NAMESPACE, Box, World, hurry, manifest, world
 from tests.operator.test_cluster import is_so, so
 from tests.operator.test_remote import QUEUE, environment, opened, remote, turn
@@ -70,7 +81,9 @@ async def test_siblings_that_are_opened_days_later_have_keys_that_last(
     status = up.job()["status"]
     assert (status["failed"], len(up.told), up.broken) == (0, 4, []), "all four have their turn"
     assert await up.train() == 4
-    await so(lambda: not [one for one in up.kube.named("Secret") if "-keys-" in one], "and go when it is time")
+    await so(
+        lambda: not [one for one in up.kube.named("Secret") if "-keys-" in one], "and go when it is time"
+    )
 
 
 async def test_siblings_share_keys_as_long_as_they_last(up: World) -> None:
@@ -96,6 +109,101 @@ async def test_a_remote_agent_is_given_keys_that_last_where_its_were_made_days_b
     await opened(up, "laptop")
     assert environment(up, "laptop")["OPENAI_API_KEY"] != key
     await turn(up, "laptop")
+
+
+# -- a trainer's key ---------------------------------------------------------------------------------------------------
+
+
+def trainers(up: World) -> tuple[str, str]:
+    """The key in the trainer's Secret, and what it says of its end."""
+    secret = up.kube.objects["Secret", NAMESPACE, "shop-trainer"]
+    said = (secret["metadata"].get("annotations") or {}).get(EXPIRES, "")
+    return base64.b64decode(secret["data"]["api_key"]).decode(), said
+
+
+async def test_a_trainers_key_is_made_anew_as_long_as_the_job_is_there(up: World) -> None:
+    """Each is taken while the next is there, and none is written twice."""
+    up.settings = replace(up.settings, trainer_key_seconds=2)
+    up.operator_up()
+    await up.kube.create(manifest(**QUEUE))
+    seen: dict[str, None] = {}
+
+    def news() -> bool:
+        if "shop-trainer" in up.kube.named("Secret"):
+            seen[trainers(up)[0]] = None
+        return len(seen) == 4
+
+    await so(news, "three more keys")
+    ends = [verify(SECRET, key, 0.0).expires_at for key in seen]
+    assert ends == sorted(set(ends))
+    async with GatewayClient(up.gateways["shop-gateway-0"].origin, list(seen)[-1]) as trainer:
+        await trainer.status()
+    assert up.kube.writes["apply", "Secret"] <= len(seen), "what is the same is not written again"
+
+
+async def test_the_first_key_and_its_end_are_in_the_secret(up: World) -> None:
+    up.operator_up()
+    await up.kube.create(manifest(**QUEUE))
+    await so(lambda: "shop-trainer" in up.kube.named("Secret"), "it is provided")
+    text, said = trainers(up)
+    key = verify(SECRET, text, time.time())
+    assert (key.scope, key.job, stamp(key.expires_at)) == (Scope.TRAINER, "shop", said)
+    life = up.settings.trainer_key_seconds
+    assert life / 2 - 60 < key.expires_at - time.time() <= life + 1
+
+
+async def test_a_jobs_key_may_be_good_for_ever(up: World) -> None:
+    up.settings = replace(up.settings, trainer_key_seconds=0)
+    up.operator_up()
+    await up.kube.create(manifest(**QUEUE))
+    await so(lambda: "shop-trainer" in up.kube.named("Secret"), "it is provided")
+    assert trainers(up) == (mint(SECRET, Key(Scope.TRAINER, job="shop")), "")
+
+
+async def test_an_operator_that_finds_a_job_without_gateways_renews_its_key_at_once(
+    up: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody provides it again, and the operator before may have died long ago. The API server is away at first."""
+    monkeypatch.setattr(trainer_key, "AGAIN_S", 0.01)
+    job = decode(RolloutJob, (await up.kube.create(manifest(**QUEUE))))
+    await up.kube.create(trainer_secret(job, up.settings, SECRET.hex(), NOW))
+    failing = iter([Unavailable("503"), OSError("no route")])
+
+    def away(verb: str, kind: str) -> None:
+        if kind == "Secret" and (error := next(failing, None)) is not None:
+            raise error
+
+    up.kube.fail = away
+    want = JobWant(name="shop", spec=job.spec, generation=1, selector="")
+    at = JobState(
+        kube=up.kube,
+        settings=up.settings,
+        job=job,
+        observed=Observed(want=want, provided=Provided.IDLE),
+        changed=lambda key: None,
+        now=time.time,
+    )
+    task = asyncio.ensure_future(trainer_key.TrainerKeys(at).run())
+    await so(lambda: verify(SECRET, trainers(up)[0], 0.0).expires_at > time.time(), "it is renewed")
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@given(
+    st.text("0123456789abcdef-", min_size=1, max_size=36),
+    st.integers(600, 10**8),
+    st.floats(1e9, 1e10),
+)
+def test_a_key_is_good_for_half_of_its_life_at_least_and_changes_when_it_is_due(
+    uid: str, seconds: int, now: float
+) -> None:
+    end, due = trainer_key_span(uid, seconds, now)
+    assert now < due <= now + seconds / 2 + 1
+    assert seconds / 2 - 1 <= end - now <= seconds + 1
+    assert end - due >= seconds / 2 - 2, "the next is there for as long before it ends"
+    before, after = trainer_key_span(uid, seconds, due - 0.01), trainer_key_span(uid, seconds, due + 0.01)
+    assert before[0] == end < after[0] == pytest.approx(end + seconds / 2, abs=2)
+    assert trainer_key_span(uid, 0, now) == (0.0, inf)
 
 
 # -- which keys are good enough ----------------------------------------------------------------------------------------

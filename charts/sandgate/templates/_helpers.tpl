@@ -87,6 +87,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
   "operator_labels" (include "sandgate.selector" $root | fromYaml)
   "gateway_resources" $jobs.gateway.resources
   "retire_seconds" (int $jobs.gateway.retireSeconds)
+  "trainer_key_seconds" (int $jobs.trainer.keySeconds)
   "sandbox_resources" $jobs.sandbox.resources
   "probe" $jobs.sandbox.probe
   "unreachable_seconds" (int $jobs.sandbox.unreachableSeconds)

@@ -24,6 +24,8 @@ is counted once."""
 PRIORITY_CLASS: Final = "kueue.x-k8s.io/priority-class"
 """On a RolloutJob, by its user: a WorkloadPriorityClass."""
 
+EXPIRES: Final = "sandgate.dev/expires"
+"""Annotation of a trainer's Secret: when its key expires, for people."""
 DEFAULT_IMAGE: Final = "sandgate.dev/default-image"
 """Annotation of an engine's Deployment whose job names no image: the one that the operator chose, then."""
 

@@ -73,6 +73,8 @@ class Settings:
     retire_seconds: int = 600
     """A gateway deletes what a group sampled this long after a trainer acknowledged all of it; 0: never, and its volume
     is full one day."""
+    trainer_key_seconds: int = 2_592_000
+    """A trainer's key is good for that long at most, 30 days, and is made anew when half of it is over; 0: for ever."""
     kueue: bool = False
     """Jobs that name a queue of Kueue wait in it. Without it they never run."""
     failed_pods: int = 10

@@ -15,7 +15,7 @@ import ssl
 import time
 import uuid
 from asyncio import sleep
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -33,7 +33,7 @@ from sandgate.contract.control_call import (
     may_retry,
     outcome,
 )
-from sandgate.contract.errors import InvalidBody, SandgateError, Unavailable
+from sandgate.contract.errors import InvalidBody, SandgateError, Unauthorized, Unavailable
 from sandgate.gateway.client.bounded_body import BODY_S, PLAIN, body_of
 from sandgate.gateway.client.retries import Retries
 
@@ -62,11 +62,14 @@ class ControlClient:
         timeout_s: float = TIMEOUT_S,
         retries: Retries | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
+        newer_key: Callable[[], Awaitable[str]] | None = None,
     ) -> None:
-        """`base_url`: the gateway's origin. `key`: scope trainer or admin. `transport`: another way there."""
+        """`base_url`: the gateway's origin. `key`: scope trainer or admin. `transport`: another way there. `newer_key`
+        is asked when the gateway does not take the key any more (it expired); the call is sent again if it gives
+        another one. What it raises is raised, or waited for, as what a gateway says."""
         self.origin = base_url.rstrip("/")
         self._transport = transport or gateway_transport()
-        self._headers = PLAIN | ({"authorization": f"Bearer {key}"} if key else {})
+        self._key, self._newer_key, self._asking = key, newer_key, asyncio.Lock()
         self._timeout_s, self._retries = timeout_s, retries or Retries()
 
     async def __aenter__(self) -> Self:
@@ -86,12 +89,19 @@ class ControlClient:
     ) -> T:
         """Carry out one call; `retries` and `timeout_s` of its own, or the client's. Raises what the gateway says,
         Unavailable when it does not answer, CorruptRecord for an answer that is something else."""
-        attempt, retries, began = 0, retries or self._retries, time.monotonic()
+        attempt, retries, began, renewed = 0, retries or self._retries, time.monotonic(), False
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         while True:
             attempt += 1
+            key = self._key
             try:
-                return outcome(call, await self._once(call, timeout_s))
+                try:
+                    return outcome(call, await self._once(call, timeout_s))
+                except Unauthorized:
+                    if renewed or not await self._renewed(key):
+                        raise
+                    renewed = True
+                    continue
             except (httpx.HTTPError, aiohttp.ClientError, OSError) as lost:
                 error = self._unanswered(call, lost)
             except SandgateError as said:
@@ -103,6 +113,15 @@ class ControlClient:
             if pause is None:
                 raise error
             await sleep(pause)
+
+    async def _renewed(self, refused: str) -> bool:
+        """Whether there is another key than the one that was refused. Calls that meet it together ask once."""
+        if self._newer_key is None:
+            return False
+        async with self._asking:
+            if self._key == refused:
+                self._key = await self._newer_key()
+        return self._key != refused
 
     async def _pages(self, *, state: str = "", job: str = "") -> AsyncIterator[dict[str, Any]]:
         """All sessions in order of id, page by page. Raises InvalidBody for pages without an end."""
@@ -131,7 +150,9 @@ class ControlClient:
         return ControlAnswer(response.status_code, response.headers, raw)
 
     def _request(self, call: ControlCall[Any]) -> httpx.Request:
-        headers = {**self._headers, **call.headers}
+        headers = {**PLAIN, **call.headers}
+        if self._key:
+            headers["authorization"] = f"Bearer {self._key}"
         content: bytes | None = None
         if call.json is not None:
             headers["content-type"] = JSON

@@ -27,6 +27,7 @@ from sandgate.operator.cluster.gateway_monitor import GatewayMonitor
 from sandgate.operator.cluster.gateway_pods import GatewayPods
 from sandgate.operator.cluster.job_queue import JobQueue
 from sandgate.operator.cluster.job_state import JobState
+from sandgate.operator.cluster.key_life import trainer_key_span
 from sandgate.operator.cluster.object_store import ObjectTable, PodKept, pod_kept, session_seen
 from sandgate.operator.cluster.pod_backend import PodBackend
 from sandgate.operator.cluster.pod_events import PodEvents
@@ -35,6 +36,7 @@ from sandgate.operator.cluster.remote_sessions import RemoteActs
 from sandgate.operator.cluster.resync import Resync
 from sandgate.operator.cluster.session_objects import SessionObjects
 from sandgate.operator.cluster.status_writer import StatusWriter
+from sandgate.operator.cluster.trainer_key import TrainerKeys
 from sandgate.operator.driver.job_driver import JobDriver
 from sandgate.operator.driver.task_queue import Queues
 from sandgate.operator.manifests import gateway_origin
@@ -161,6 +163,7 @@ class ClusterJob:
         """Begin; the rest is driven by plans."""
         self.spawn(self.writer.run())
         self.spawn(self.collector.run())
+        self.spawn(TrainerKeys(self.at).run())
         self.touch(JOB_KEY)
 
     def spawn(self, what: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -318,7 +321,8 @@ class ClusterJob:
             await self._watch_nothing()
         await self.writer.begin(self.observed.want.selector)
         try:
-            secret = await provide(self.kube, job, self.settings, what, self.at.places)
+            expires, _ = trainer_key_span(job.metadata.uid, self.settings.trainer_key_seconds, self.now())
+            secret = await provide(self.kube, job, self.settings, what, self.at.places, key_expires=expires)
         except Taken as error:  # people must decide: it is said, and looked at again
             self._is_taken(str(error))
             asyncio.get_running_loop().call_later(TAKEN_S, self.touch, JOB_KEY)

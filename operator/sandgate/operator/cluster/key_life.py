@@ -1,6 +1,9 @@
-"""How long sessions' keys last, and whether keys that were made earlier last for a session that begins now. (pure)"""
+"""How long keys last: sessions' keys, those made earlier of sessions that begin now, and trainers'. (pure)"""
 
 from __future__ import annotations
+
+from math import ceil, inf
+from zlib import crc32
 
 from sandgate.operator.cluster.job_state import JobState
 from sandgate.operator.plan.session import WAITS_S
@@ -19,6 +22,19 @@ def key_life(at: JobState) -> float:
 def outlive(at: JobState, expires_at: float) -> bool:
     """Whether keys that expire then (unix seconds) outlive a session that begins now."""
     return expires_at >= at.now() + AT_LEAST_S + _session(at)
+
+
+def trainer_key_span(job_uid: str, seconds: int, now: float) -> tuple[float, float]:
+    """Of a trainer's key that is made at `now`: when it expires, and when the next is to be made, in unix seconds.
+
+    Both are the same for half of `seconds`, so that making it again makes the same key: it is good for half of that to
+    all of it. Each job changes at a time of its own. (0.0, inf) for `seconds` 0: one that never expires."""
+    if not seconds:
+        return 0.0, inf
+    half = seconds / 2
+    shift = crc32(job_uid.encode()) / 2**32 * half
+    turn = (now - shift) // half
+    return ceil(shift + (turn + 2) * half), shift + (turn + 1) * half
 
 
 def _session(at: JobState) -> float:

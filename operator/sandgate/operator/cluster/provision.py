@@ -26,17 +26,25 @@ class Taken(Conflict):
 
 
 async def provide(
-    kube: Api, job: RolloutJob, settings: Settings, what: Provided, places: Mapping[str, Placement]
+    kube: Api,
+    job: RolloutJob,
+    settings: Settings,
+    what: Provided,
+    places: Mapping[str, Placement],
+    *,
+    key_expires: float,
 ) -> str:
     """Make or update everything of the job but its sessions; the signing secret, as hex. `places`:
-    where Kueue wants its pods.
+    where Kueue wants its pods. `key_expires`: of the trainer's key, in unix seconds; 0.0 is never.
 
     Raises Taken where an object of another has one of its names, Unavailable while those
     of an earlier job of that name are still there."""
     urls = job.spec.engine.endpoints or ()
     secret = await _signing(kube, job, settings)
     idle = what is Provided.IDLE
-    objects = gateway_objects(job, settings, engine_urls=urls, secret_hex=secret, running=not idle)
+    objects = gateway_objects(
+        job, settings, engine_urls=urls, secret_hex=secret, running=not idle, key_expires=key_expires
+    )
     wanted = [*engine_objects(job, settings, running=what is Provided.RUNNING), *objects]
     signing = "Secret", signing_name(job.metadata.name)
     wanted = [placed(body, places) for body in wanted if (body["kind"], body["metadata"]["name"]) != signing]

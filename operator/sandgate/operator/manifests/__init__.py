@@ -17,6 +17,7 @@ from sandgate.operator.manifests.engines import keep_image as keep_image
 from sandgate.operator.manifests.example import example_objects as example_objects
 from sandgate.operator.manifests.example import session_owner as session_owner
 from sandgate.operator.manifests.gateways import gateway_objects as gateway_objects
+from sandgate.operator.manifests.gateways import trainer_secret as trainer_secret
 from sandgate.operator.manifests.policies import sandbox_policy as sandbox_policy
 from sandgate.operator.manifests.sessions import done_map as done_map
 from sandgate.operator.manifests.sessions import keys_end as keys_end

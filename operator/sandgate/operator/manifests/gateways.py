@@ -10,7 +10,7 @@ from typing import Final
 from sandgate.contract import endpoints
 from sandgate.contract.job import Beside, RolloutJob
 from sandgate.contract.keys import Key, Scope, mint
-from sandgate.contract.labels import GATEWAY, labels
+from sandgate.contract.labels import EXPIRES, GATEWAY, labels
 from sandgate.contract.names import gateways_name, signing_name, trainer_name
 from sandgate.operator.manifests.base import (
     EVERYWHERE,
@@ -35,6 +35,7 @@ from sandgate.operator.manifests.gateway_config import gateway_config
 from sandgate.operator.manifests.models import tokenizer_path
 from sandgate.operator.manifests.overlay import Ours, lay_over
 from sandgate.operator.manifests.policies import gateway_policy, sandbox_policies
+from sandgate.operator.plan.ends import stamp
 from sandgate.operator.settings import Settings
 
 CONFIG_DIR, SECRET_DIR, JOURNAL_DIR = "/etc/sandgate/config", "/etc/sandgate/signing", "/journal"
@@ -69,11 +70,18 @@ PATH: Final = "spec.gateway.template"
 
 
 def gateway_objects(
-    job: RolloutJob, settings: Settings, *, engine_urls: Sequence[str], secret_hex: str, running: bool = True
+    job: RolloutJob,
+    settings: Settings,
+    *,
+    engine_urls: Sequence[str],
+    secret_hex: str,
+    running: bool = True,
+    key_expires: float = 0.0,
 ) -> list[Json]:
     """Everything of the gateways, in the order in which it is to be applied. `secret_hex`: 32 random bytes, made once
     and then read back: the signing Secret is immutable. `engine_urls` may be empty and may change: gateways are told of
-    changes by PUT /v1/engines, and do not roll for them. `running` False: scaled to nothing.
+    changes by PUT /v1/engines, and do not roll for them. `running` False: scaled to nothing. `key_expires`: of the
+    trainer's key, in unix seconds; 0.0 is never.
 
     Raises BadManifest for a template that would break them."""
     config = _config(job, settings, engine_urls)
@@ -81,7 +89,7 @@ def gateway_objects(
         *sandbox_policies(job, settings),
         gateway_policy(job, settings),
         _signing(job, secret_hex),
-        _trainer(job, settings, secret_hex),
+        trainer_secret(job, settings, secret_hex, key_expires),
         _config_map(job, config),
         # Not ready pods have names too: a gateway that restarts is found again at once, and its callers are answered
         # as soon as it listens.
@@ -102,16 +110,17 @@ def _signing(job: RolloutJob, secret_hex: str) -> Json:
     }
 
 
-def _trainer(job: RolloutJob, settings: Settings, secret_hex: str) -> Json:
-    """What a trainer's pod mounts or takes as env."""
+def trainer_secret(job: RolloutJob, settings: Settings, secret_hex: str, expires_at: float) -> Json:
+    """What a trainer reads or mounts: the same for the same arguments. `expires_at`: unix seconds; 0.0 is never."""
     name, namespace = job.metadata.name, job.metadata.namespace
-    key = mint(bytes.fromhex(secret_hex), Key(Scope.TRAINER, job=name))
+    key = mint(bytes.fromhex(secret_hex), Key(Scope.TRAINER, job=name, expires_at=expires_at))
     every = range(job.spec.gateway.replicas)
     origins = ",".join(gateway_origin(name, index, namespace, settings) for index in every)
+    until = {"annotations": {EXPIRES: stamp(expires_at)}} if expires_at else {}
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": metadata(job, trainer_name(name), GATEWAY),
+        "metadata": metadata(job, trainer_name(name), GATEWAY) | until,
         "type": "Opaque",
         "data": secret_data(api_key=key, origins=origins),
     }

@@ -143,7 +143,7 @@ def _fleet(made: Callable[[], AbstractAsyncContextManager[AsyncFleet]], every_s:
 
 def fleet(
     origins: Mapping[str, str],
-    key: str,
+    key: str | os.PathLike[str],
     *,
     job: str = "",
     heartbeat_s: float = asynchronous.HEARTBEAT_S,

@@ -58,18 +58,14 @@ class JobGateways:
 def job_gateways(job: str, place: ClusterPlace = ClusterPlace()) -> Iterator[JobGateways]:
     """The gateways of a job, reachable while the block runs. Raises NotFound, Forbidden, Unavailable, InvalidBody."""
     with _cluster(place) as (api, connection, namespace):
-        secret = _call(
-            lambda: api.CoreV1Api(connection).read_namespaced_secret(trainer_name(job), namespace),
-            f"Secret {namespace}/{trainer_name(job)} (is there a RolloutJob {job}, and has the operator seen it?)",
-        )
-        data = {name: base64.b64decode(value).decode() for name, value in (secret.data or {}).items()}
+        data = _trainer_secret(api, connection, job, namespace)
         origins = {
             str(urlsplit(one).hostname).split(".")[0]: one
             for one in data.get("origins", "").split(",")
             if one
         }
-        if not origins or not data.get("api_key"):
-            raise InvalidBody(f"Secret {trainer_name(job)}: api_key or origins is missing", field="data")
+        if not origins:
+            raise InvalidBody(f"Secret {trainer_name(job)}: origins is missing", field="data.origins")
         with ExitStack() as stack:
             if IN_CLUSTER not in os.environ or place.kubeconfig or place.context:
                 from sandgate.trainer.client.port_forward import Forward
@@ -81,6 +77,25 @@ def job_gateways(job: str, place: ClusterPlace = ClusterPlace()) -> Iterator[Job
                     for name, origin in origins.items()
                 }
             yield JobGateways(job, namespace, origins, data["api_key"])
+
+
+def trainer_key(job: str, place: ClusterPlace = ClusterPlace()) -> str:
+    """The key of a job's trainers, as it is now: the operator makes it anew before it expires. Raises as
+    `job_gateways`."""
+    with _cluster(place) as (api, connection, namespace):
+        return _trainer_secret(api, connection, job, namespace)["api_key"]
+
+
+def _trainer_secret(api: Api, connection: Any, job: str, namespace: str) -> dict[str, str]:
+    name = trainer_name(job)
+    secret = _call(
+        lambda: api.CoreV1Api(connection).read_namespaced_secret(name, namespace),
+        f"Secret {namespace}/{name} (is there a RolloutJob {job}, and has the operator seen it?)",
+    )
+    data = {entry: base64.b64decode(value).decode() for entry, value in (secret.data or {}).items()}
+    if not data.get("api_key"):
+        raise InvalidBody(f"Secret {name}: api_key is missing", field="data.api_key")
+    return data
 
 
 def rollout_job(job: str, place: ClusterPlace = ClusterPlace()) -> dict[str, Json]:

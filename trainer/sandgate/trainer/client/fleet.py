@@ -11,10 +11,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from weakref import WeakSet
@@ -28,7 +30,7 @@ from sandgate.contract.names import short_hash
 from sandgate.contract.trajectory import Json
 from sandgate.gateway.client import Retries
 from sandgate.trainer.client import lease_call, weight_update
-from sandgate.trainer.client.cluster import ClusterPlace, job_gateways
+from sandgate.trainer.client.cluster import ClusterPlace, job_gateways, trainer_key
 from sandgate.trainer.client.counters import Counters
 from sandgate.trainer.client.fleet_progress import Progress, progress_of, without_weights
 from sandgate.trainer.client.groups import Group
@@ -487,10 +489,19 @@ class AsyncFleet:
 
 @asynccontextmanager
 async def fleet(
-    origins: Mapping[str, str], key: str, *, job: str = "", **options: Any
+    origins: Mapping[str, str], key: str | os.PathLike[str], *, job: str = "", **options: Any
 ) -> AsyncIterator[AsyncFleet]:
-    """A fleet of the gateways in `origins`, by name. `options`: of AsyncRolloutClient. Closes its connections."""
+    """A fleet of the gateways in `origins`, by name. `key`: or the path of a file with it, as of a mounted Secret, which
+    is read again when the key has expired. `options`: of AsyncRolloutClient. Closes its connections. Raises OSError."""
     options.setdefault("retries", PATIENT)
+    if not isinstance(key, str):
+        file = Path(key)
+
+        async def newer_key() -> str:
+            return (await asyncio.to_thread(file.read_text)).strip()
+
+        options.setdefault("newer_key", newer_key)
+        key = await newer_key()
     async with AsyncExitStack() as stack:
         clients = {
             name: await stack.enter_async_context(AsyncRolloutClient(origin, key, **options))
@@ -505,7 +516,14 @@ async def cluster_fleet(
     place: ClusterPlace = ClusterPlace(),  # noqa: B008 - frozen
     **options: Any,
 ) -> AsyncIterator[AsyncFleet]:
-    """The gateways of a RolloutJob, found through the API server. Raises NotFound, Forbidden, Unavailable."""
+    """The gateways of a RolloutJob, found through the API server. Raises NotFound, Forbidden, Unavailable.
+
+    Its key expires one day, and is read again from the job's Secret when it has."""
+
+    async def newer_key() -> str:
+        return await asyncio.to_thread(trainer_key, job, place)
+
+    options.setdefault("newer_key", newer_key)
     with contextlib.ExitStack() as stack:
         found = await asyncio.to_thread(stack.enter_context, job_gateways(job, place))
         async with fleet(found.origins, found.key, job=job, **options) as all_of_them:
