@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandgate.contract.errors import Unavailable
+from sandgate.contract.errors import Unauthorized, Unavailable
 from sandgate.contract.job import RolloutJob
 from sandgate.contract.keys import Key, Scope, mint, verify
 from sandgate.contract.labels import EXPIRES
@@ -28,9 +28,10 @@ from sandgate.operator.manifests import keys_end, keys_secret, remote_secret, tr
 from sandgate.operator.observed.job import Observed
 from sandgate.operator.plan.actions import JobWant, Provided, Ref
 from sandgate.operator.plan.ends import stamp
-from tests.operator.cluster_rig import NAMESPACE, Box, World, hurry, manifest, world
+from tests.operator.cluster_rig import NAMESPACE, Box, World, follow, hurry, manifest, world
 from tests.operator.test_cluster import is_so, so
 from tests.operator.test_remote import QUEUE, environment, opened, remote, turn
+from tests.support import gateway as support
 from tests.support.gateway import SECRET
 
 NOW = 1_000.0
@@ -102,13 +103,68 @@ async def test_a_remote_agent_is_given_keys_that_last_where_its_were_made_days_b
         "OPENAI_BASE_URL": f"http://shop-gateway-0.shop-gateway.{NAMESPACE}.svc/v1",
         "OPENAI_API_KEY": key,
     }
-    owner = {"apiVersion": "sandgate.dev/v1alpha1", "kind": "AgentSession", "name": "laptop"}
+    owner: dict[str, Any] = {
+        "apiVersion": "sandgate.dev/v1alpha1",
+        "kind": "AgentSession",
+        "name": "laptop",
+    }
     owner |= {"uid": body["metadata"]["uid"], "controller": True, "blockOwnerDeletion": True}
     await up.kube.create(remote_secret(decode(RolloutJob, up.job()), ref, owner, env))
     up.operator_up()
     await opened(up, "laptop")
     assert environment(up, "laptop")["OPENAI_API_KEY"] != key
     await turn(up, "laptop")
+
+
+# -- the signing secret ------------------------------------------------------------------------------------------------
+
+
+def signing(up: World) -> str:
+    return base64.b64decode(up.kube.objects["Secret", NAMESPACE, "shop-signing"]["data"]["secret"]).decode()
+
+
+async def test_a_signing_secret_that_is_deleted_without_gateways_is_another(
+    up: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All keys of before open nothing then; the job goes on with new ones, its trainer too."""
+
+    def mounted(kind: str, event: str, body: Any) -> None:
+        if (kind, event, body["metadata"]["name"]) == ("Secret", "ADDED", "shop-signing"):
+            text = base64.b64decode(body["data"]["secret"]).decode()
+            monkeypatch.setattr(support, "SECRET", bytes.fromhex(text))
+
+    up.kube.watchers += [mounted, lambda kind, event, body: follow(up, kind, body)]
+    waits = Waits()
+    up.agents = [("-0-0", waits)]
+    up.operator_up()
+    await up.kube.create(manifest("a 1", groupSize=3, parallelism=1, gateway={"idleSeconds": 0}))
+    await asyncio.wait_for(waits.reached.wait(), 20)
+    before, old = signing(up), trainers(up)[0]
+    await up.kube.patch("RolloutJob", NAMESPACE, "shop", {"spec": {"suspend": True}})
+    await so(lambda: not up.gateways, "its gateways are away")
+    await up.kube.delete("Secret", NAMESPACE, "shop-signing")
+    await up.kube.patch("RolloutJob", NAMESPACE, "shop", {"spec": {"suspend": False}})
+    await is_so(up, "Complete")
+    assert (up.job()["status"]["failed"], len(up.told), up.broken) == (0, 3, [])
+    assert signing(up) != before
+    origin = up.gateways["shop-gateway-0"].origin
+    async with GatewayClient(origin, old) as stolen, GatewayClient(origin, trainers(up)[0]) as trainer:
+        with pytest.raises(Unauthorized, match="signature"):
+            await stolen.status()
+        lease = await trainer.lease(max_groups=1, ttl_s=60.0, job="shop")
+        assert lease is not None
+        assert len(lease.sessions) == 3
+
+
+async def test_a_signing_secret_that_is_deleted_under_its_gateways_comes_back_as_it_was(up: World) -> None:
+    up.operator_up()
+    await up.kube.create(manifest("a 1", tasks={"queue": {}}))
+    await so(lambda: "shop-trainer" in up.kube.named("Secret"), "it is provided")
+    before = signing(up)
+    await up.kube.delete("Secret", NAMESPACE, "shop-signing")
+    await up.kube.patch("RolloutJob", NAMESPACE, "shop", {"spec": {"parallelism": 7}})
+    await so(lambda: "shop-signing" in up.kube.named("Secret"), "it is there again")
+    assert signing(up) == before
 
 
 # -- a trainer's key ---------------------------------------------------------------------------------------------------

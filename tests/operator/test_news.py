@@ -103,7 +103,8 @@ class Writing:
 
     @property
     def job(self) -> dict[str, Any]:
-        return self.kube.objects["RolloutJob", "lab", "shop"]
+        found: dict[str, Any] = self.kube.objects["RolloutJob", "lab", "shop"]
+        return found
 
     @property
     def events(self) -> int:

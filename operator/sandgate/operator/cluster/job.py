@@ -322,13 +322,21 @@ class ClusterJob:
         await self.writer.begin(self.observed.want.selector)
         try:
             expires, _ = trainer_key_span(job.metadata.uid, self.settings.trainer_key_seconds, self.now())
-            secret = await provide(self.kube, job, self.settings, what, self.at.places, key_expires=expires)
+            secret = await provide(
+                self.kube,
+                job,
+                self.settings,
+                what,
+                self.at.places,
+                key_expires=expires,
+                signed=self.at.secret.hex(),
+            )
         except Taken as error:  # people must decide: it is said, and looked at again
             self._is_taken(str(error))
             asyncio.get_running_loop().call_later(TAKEN_S, self.touch, JOB_KEY)
             return
         self._is_taken("")
-        self.at.secret = bytes.fromhex(secret)
+        self.at.signed(b"" if what is Provided.IDLE else bytes.fromhex(secret))
         if what is not Provided.IDLE:
             self._returns = self._returns or self.observed.provided is Provided.IDLE
             self._watch_gateways(job)

@@ -26,7 +26,7 @@ class JobState(DriverState):
     kube: Api
     settings: Settings
     secret: bytes = b""
-    """Signs the job's keys; known once gateways are provided."""
+    """Signs the job's keys; known while gateways are provided."""
     monitors: dict[str, GatewayMonitor] = field(default_factory=dict)
     sessions: ObjectTable[SessionSeen] = field(default_factory=ObjectTable)
     agents: ObjectTable[PodKept] = field(default_factory=ObjectTable)
@@ -36,6 +36,13 @@ class JobState(DriverState):
     keys: dict[str, float] = field(default_factory=dict)
     """Keys Secrets that were made, of groups that are not settled -> when their keys expire, in unix seconds; 0.0 where
     an operator before this one made them."""
+
+    def signed(self, secret: bytes) -> None:
+        """What signs keys from now on; empty without gateways. Nobody holds it then: what stands in the Secret when
+        they come back counts, be it another, and keys that were made are looked at again."""
+        if not secret:
+            self.keys = dict.fromkeys(self.keys, 0.0)
+        self.secret = secret
 
     @property
     def name(self) -> str:

@@ -32,15 +32,17 @@ async def provide(
     what: Provided,
     places: Mapping[str, Placement],
     *,
-    key_expires: float,
+    key_expires: float = 0.0,
+    signed: str = "",
 ) -> str:
     """Make or update everything of the job but its sessions; the signing secret, as hex. `places`:
-    where Kueue wants its pods. `key_expires`: of the trainer's key, in unix seconds; 0.0 is never.
+    where Kueue wants its pods. `key_expires`: of the trainer's key, in unix seconds; 0.0 is never. `signed`: the
+    signing secret that gateways run with, as hex; a Secret that somebody deleted under them comes back as it was.
 
     Raises Taken where an object of another has one of its names, Unavailable while those
     of an earlier job of that name are still there."""
     urls = job.spec.engine.endpoints or ()
-    secret = await _signing(kube, job, settings)
+    secret = await _signing(kube, job, settings, signed)
     idle = what is Provided.IDLE
     objects = gateway_objects(
         job, settings, engine_urls=urls, secret_hex=secret, running=not idle, key_expires=key_expires
@@ -68,9 +70,9 @@ async def _there(kube: Api, job: RolloutJob, body: Json) -> Json | None:
     return found
 
 
-async def _signing(kube: Api, job: RolloutJob, settings: Settings) -> str:
+async def _signing(kube: Api, job: RolloutJob, settings: Settings, signed: str) -> str:
     """Generated once; whoever comes second reads what the first one made."""
-    fresh = secrets.token_hex(SECRET_BYTES)
+    fresh = signed or secrets.token_hex(SECRET_BYTES)
     name = signing_name(job.metadata.name)
     objects = gateway_objects(job, settings, engine_urls=(), secret_hex=fresh)
     body = next(one for one in objects if (one["kind"], one["metadata"]["name"]) == ("Secret", name))

@@ -491,8 +491,9 @@ class AsyncFleet:
 async def fleet(
     origins: Mapping[str, str], key: str | os.PathLike[str], *, job: str = "", **options: Any
 ) -> AsyncIterator[AsyncFleet]:
-    """A fleet of the gateways in `origins`, by name. `key`: or the path of a file with it, as of a mounted Secret, which
-    is read again when the key has expired. `options`: of AsyncRolloutClient. Closes its connections. Raises OSError."""
+    """A fleet of the gateways in `origins`, by name. `options`: of AsyncRolloutClient. Closes its connections.
+
+    `key`: or the path of a file with it (of a mounted Secret), read again when the key has expired. Raises OSError."""
     options.setdefault("retries", PATIENT)
     if not isinstance(key, str):
         file = Path(key)
