@@ -11,7 +11,7 @@ from typing import Any
 from sandgate.contract.conditions import JobCondition, JobReason, SessionCondition, SessionReason
 from sandgate.contract.crd import CATEGORY, crds
 from sandgate.contract.documented import member_docs, summary
-from sandgate.contract.transitions import LET_GO, REFUSED
+from sandgate.contract.transitions import LET_GO, REFUSED, SUSPENDED
 from scripts.generators.reasons import section
 
 Json = dict[str, Any]
@@ -22,6 +22,9 @@ ENUMS: dict[str, tuple[type[StrEnum], ...]] = {
     "AgentSession": (SessionCondition, SessionReason),
 }
 TRANSITIONS = {"==": "no", ">=": "only up"}
+STANDING = "while suspended"
+WHOLE_FIELDS = ("no", STANDING)
+"""Answers that hold for everything in a field."""
 REFUSED_TOO = f"""\
 What may not change may while the job is `Failed` of `{REFUSED}`: it never began, and is
 [corrected in place](../cluster.md#a-job-that-was-refused).
@@ -128,7 +131,7 @@ def held_by(root: Json) -> dict[str, str]:
         if "fieldPath" in one
     }
     found = {
-        path: answer
+        path: STANDING if SUSPENDED in rule else answer
         for path, rule in paths.items()
         for sign, answer in TRANSITIONS.items()
         if rule.endswith(f" {sign} oldSelf.{path}")
@@ -138,8 +141,8 @@ def held_by(root: Json) -> dict[str, str]:
 
 def changes(path: str, above: str, held: Mapping[str, str]) -> str:
     """May this field change, given the answer for the object it is in."""
-    if above == "no" or path in held:
-        return "no" if above == "no" else held[path]
+    if above in WHOLE_FIELDS or path in held:
+        return above if above in WHOLE_FIELDS else held[path]
     return "in part" if any(one.startswith(f"{path}.") for one in held) else "yes"
 
 
@@ -211,16 +214,21 @@ def columns(version: Json) -> str:
     return section("Columns of kubectl get", "What `kubectl get` shows.", ("column", "path", "shown"), rows)
 
 
+def shorter(rule: str) -> str:
+    """With a word for what many rules begin with."""
+    return rule.replace(LET_GO, "refused").replace(SUSPENDED, "suspended")
+
+
 def rules(root: Json) -> str:
     found = [
         (one.path[1:] or "(root)", rule["rule"], rule["message"])
         for one in every(Spot("", root, "", {}))
         for rule in one.schema.get("x-kubernetes-validations", ())
     ]
-    rows = [(f"`{path}`", f"`{rule.replace(LET_GO, 'refused')}`", message) for path, rule, message in found]
+    rows = [(f"`{path}`", f"`{shorter(rule)}`", message) for path, rule, message in found]
     intro = (
         "Each has an accept and a reject test against a real API server (tests/cluster/test_crds_rules.py)."
     )
     if any(LET_GO in rule for _, rule, _ in found):
-        intro += f" `refused` stands for `{LET_GO}`."
+        intro += f" `refused` stands for `{LET_GO}`, `suspended` for `{SUSPENDED}`."
     return section("Rules", intro, ("of", "CEL", "message"), rows)

@@ -70,6 +70,15 @@ def fixed(at: str, value: Any, start: Changes = ()) -> dict[str, Pair]:
     return {f"RolloutJob: {at} is immutable": Pair((change,), (change, (at, value)), start)}
 
 
+WHILE_SUSPENDED = "changes only while the job is suspended (spec.suspend: true)"
+
+
+def stands(at: str, value: Any, start: Changes = ()) -> dict[str, Pair]:
+    """A field that may not become `value` in the change that suspends the job, either."""
+    change = ("spec.suspend", True)
+    return {f"RolloutJob: {at} {WHILE_SUSPENDED}": Pair((change,), (change, (at, value)), start)}
+
+
 def stays(at: str, good: Changes, bad: Changes, start: Changes = ()) -> dict[str, Pair]:
     """An optional field that can neither come nor go."""
     return {f"RolloutJob: {at} can neither be added nor removed": Pair(good, bad, start)}
@@ -159,7 +168,7 @@ PAIRS: dict[str, Pair | Status] = {
     **fixed("spec.engine.model", "other"),
     **fixed("spec.engine.logprobsMode", "raw_logprobs"),
     **fixed("spec.engine.selector", {"matchLabels": {"app": "other"}}, SELECTOR),
-    **fixed("spec.engine.managed.image", "vllm:2", MANAGED),
+    **stands("spec.engine.managed.image", "vllm:2", MANAGED),
     **fixed("spec.engine.managed.gpus", 2, MANAGED),
     **fixed("spec.engine.managed.gpuResource", "amd.com/gpu", MANAGED),
     **fixed("spec.engine.managed.model", "other", MANAGED),
@@ -167,15 +176,20 @@ PAIRS: dict[str, Pair | Status] = {
     **fixed("spec.engine.managed.args", ["--x"], MANAGED),
     **fixed("spec.engine.managed.env", {"A": "1"}, MANAGED),
     **fixed("spec.engine.managed.startSeconds", 9, MANAGED),
-    **fixed("spec.engine.managed.template", {"spec": {"nodeName": "n"}}, MANAGED),
+    **stands("spec.engine.managed.template", {"spec": {"nodeName": "n"}}, MANAGED),
     **fixed("spec.tasks", {"inline": [{"uid": "q1", "prompt": "buy 8 kiwi"}]}),
-    **fixed("spec.agent", {"template": {"spec": {"containers": [CONTAINER], "hostNetwork": True}}}),
+    **stands("spec.agent.template", {"spec": {"containers": [CONTAINER], "hostNetwork": True}}),
+    **fixed("spec.agent.backend", "Process"),
+    **fixed("spec.agent.taskDelivery", "File"),
+    **fixed("spec.agent.completion", "Complete"),
+    **fixed("spec.agent.isolation", "Policy"),
+    **fixed("spec.agent.egress", [{"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}]),
     **fixed("spec.gateway.beside", "Required"),
     **fixed("spec.gateway.journal", {"sqlite": {"storage": "2Gi"}}),
     **fixed("spec.gateway.roles", [{"role": "side", "header": "x-a"}]),
     **fixed("spec.gateway.media", {"allowedHosts": ["images.example.com"]}),
-    **fixed("spec.gateway.image", "gateway:2"),
-    **fixed("spec.gateway.template", {"metadata": {"labels": {"a": "b"}}}),
+    **stands("spec.gateway.image", "gateway:2"),
+    **stands("spec.gateway.template", {"metadata": {"labels": {"a": "b"}}}),
     **fixed("spec.groupSize", 5),
     **fixed("spec.sampling", {"temperature": 0.5}),
     **fixed("spec.limits", {"turns": 21}),
@@ -326,6 +340,26 @@ def test_a_job_that_was_refused_may_be_mended(api: Api) -> None:
     rest.merge(at, {"status": {"conditions": [{"type": "Failed", "status": "True", "reason": "AllFailed"}]}})
     with pytest.raises(Refused, match="a failed job stays failed"):
         rest.merge(at, {"status": FALSE_CONDITIONS["Failed"]})
+
+
+MAY_CHANGE_SUSPENDED: dict[str, tuple[Any, Changes]] = {
+    "spec.agent.template": ({"spec": {"containers": [{**CONTAINER, "image": "agent:2"}]}}, ()),
+    "spec.gateway.image": ("gateway:2", ()),
+    "spec.gateway.template": ({"metadata": {"labels": {"a": "b"}}}, ()),
+    "spec.engine.managed.image": ("vllm:2", MANAGED),
+    "spec.engine.managed.template": ({"spec": {"nodeName": "n"}}, MANAGED),
+}
+
+
+@pytest.mark.parametrize("goes_on", [False, True], ids=["and stays so", "and goes on with it"])
+@pytest.mark.parametrize(("at", "case"), MAY_CHANGE_SUSPENDED.items(), ids=MAY_CHANGE_SUSPENDED)
+def test_what_may_change_while_a_job_is_suspended(
+    api: Api, at: str, case: tuple[Any, Changes], *, goes_on: bool
+) -> None:
+    value, start = case
+    name = f"{at.lower().replace('.', '-')}-{str(goes_on).lower()}"
+    pair = Pair((), (), (*start, ("spec.suspend", True)))
+    assert changed(api, pair, name, ((at, value), ("spec.suspend", not goes_on))) is None
 
 
 MAY_CHANGE: dict[str, Any] = {

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.operator.cluster_rig import NAMESPACE, Box, Crash, World, hurry, manifest, world
+from sandgate.contract.errors import InvalidBody
+from tests.operator.cluster_rig import NAMESPACE, Box, Crash, World, engine_pod, hurry, manifest, world
 from tests.support.waiting import until
 
 MANAGED = {"managed": {"image": "e:1", "gpus": 0}}
@@ -189,3 +190,48 @@ async def so(condition: Callable[[], bool], what: str) -> None:
         return condition()
 
     await until(holds, what=what, within_s=60.0)
+
+
+def with_image(image: str) -> dict[str, Any]:
+    """A template, as agents and gateways have one."""
+    container = {"name": "agent", "image": image, "command": ["agent"]}
+    return {"spec": {"containers": [container], "nodeSelector": {"of": image}}}
+
+
+async def test_templates_and_images_that_change_while_it_is_suspended_are_those_it_goes_on_with(
+    up: World,
+) -> None:
+    """Where the API server's own rules let them; what was begun is run anew, in pods as they are now."""
+    pods: list[tuple[str, str]] = []
+
+    def made(kind: str, event: str, body: Any) -> None:
+        if (kind, event) == ("Pod", "ADDED") and body["metadata"]["name"].startswith("shop-a"):
+            pods.append((body["metadata"]["name"], body["spec"]["containers"][0]["image"]))
+
+    up.kube.watchers.append(made)
+    up.agents = [("-0-0", waits)]
+    up.operator_up()
+    await up.kube.create(
+        manifest("a 1", groupSize=2, parallelism=1, engine={"managed": {"image": "e:1", "gpus": 0}})
+    )
+    await engine_pod(up)
+    await so(lambda: running(up) == 1, "the first is under way")
+    changes = {
+        "agent": {"template": with_image("agent:2")},
+        "gateway": {"image": "gateway:2", "template": {"metadata": {"labels": {"team": "b"}}}},
+        "engine": {"managed": {"image": "e:2", "template": {"spec": {"nodeSelector": {"gpu": "b"}}}}},
+    }
+    with pytest.raises(InvalidBody, match="changes only while the job is suspended"):
+        await up.kube.patch("RolloutJob", NAMESPACE, "shop", {"spec": {**changes, "suspend": True}})
+    await up.kube.patch("RolloutJob", NAMESPACE, "shop", {"spec": {"suspend": True}})
+    await so(lambda: running(up) == 0, "nothing runs")
+    await up.kube.patch("RolloutJob", NAMESPACE, "shop", {"spec": changes})
+    await up.kube.patch("RolloutJob", NAMESPACE, "shop", {"spec": {"suspend": False}})
+    await so(lambda: up.condition("Complete")[0] == "True", "it is done")
+    assert [image for _, image in pods] == ["agent:1", "agent:2", "agent:2"]
+    assert up.job()["status"]["failed"] == 0
+    gateway = up.kube.objects["StatefulSet", NAMESPACE, "shop-gateway"]["spec"]["template"]
+    assert gateway["spec"]["containers"][0]["image"] == "gateway:2"
+    assert gateway["metadata"]["labels"]["team"] == "b"
+    engine = up.kube.objects["Deployment", NAMESPACE, "shop-engine"]["spec"]["template"]["spec"]
+    assert (engine["containers"][0]["image"], engine["nodeSelector"]) == ("e:2", {"gpu": "b"})

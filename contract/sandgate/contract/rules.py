@@ -125,6 +125,11 @@ class Mutable:
 
 
 @dataclass(frozen=True, slots=True)
+class WhileSuspended:
+    """May change while its job is suspended: what is made of it then is made anew when the job goes on."""
+
+
+@dataclass(frozen=True, slots=True)
 class Grows:
     """A number that may change, but never become less. `because` ends the message."""
 

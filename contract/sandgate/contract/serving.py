@@ -28,7 +28,18 @@ from sandgate.contract.kinds import (
     Word,
 )
 from sandgate.contract.media_hosts import PATTERN, SAYS, first_wrong
-from sandgate.contract.rules import Bounds, Cel, Check, Doc, Grows, Mutable, OneOf, Pattern, Size
+from sandgate.contract.rules import (
+    Bounds,
+    Cel,
+    Check,
+    Doc,
+    Grows,
+    Mutable,
+    OneOf,
+    Pattern,
+    Size,
+    WhileSuspended,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +80,7 @@ class EngineSelector:
 class ManagedEngineSpec:
     """An engine that is started for the job: pods in a cluster, one process locally."""
 
-    image: Annotated[Image, Doc("Container image; not used locally.")] = ""
+    image: Annotated[Image, WhileSuspended(), Doc("Container image; not used locally.")] = ""
     replicas: Annotated[int, Bounds(1, 1024), Mutable(), Doc("Pods; locally always one process.")] = 1
     gpus: Annotated[int, Bounds(0, 64), Doc("GPUs per pod; 0 is a CPU engine.")] = 1
     gpu_resource: Annotated[
@@ -94,6 +105,7 @@ class ManagedEngineSpec:
     start_seconds: Annotated[Seconds, Doc("How long until /health must answer.")] = 600
     template: Annotated[
         JsonObject,
+        WhileSuspended(),
         Doc(
             "Part of a PodTemplateSpec, laid over ours: labels, nodeSelector, tolerations, volumes, and of the "
             "container named engine resources, env and volumeMounts. Not used locally."
@@ -232,9 +244,12 @@ class GatewaySpec:
     journal: Annotated[JournalSpec, Doc("Where turns are made durable.")] = field(
         default_factory=lambda: JournalSpec(sqlite=SqliteJournal())
     )
-    image: Annotated[Image, Doc("Container image; default the operator's. Not used locally.")] = ""
+    image: Annotated[
+        Image, WhileSuspended(), Doc("Container image; default the operator's. Not used locally.")
+    ] = ""
     template: Annotated[
         JsonObject,
+        WhileSuspended(),
         Doc(
             "Part of a PodTemplateSpec, laid over ours: labels, nodeSelector, tolerations, volumes, and of the "
             "container named gateway resources, env and volumeMounts. Not used locally."

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any
 
 from sandgate.contract.conditions import JobReason
-from sandgate.contract.rules import Cel, Grows, Mutable, rule_schema
+from sandgate.contract.rules import Cel, Grows, Mutable, WhileSuspended, rule_schema
 from sandgate.contract.schema import Slot, slots
 
 Json = dict[str, Any]
@@ -29,10 +29,15 @@ LET_GO = (
 """The selector is written before anything is made of a job, and stays: one that began is held, whoever calls it
 refused, as an operator would that is older than its definition."""
 
+SUSPENDED = "(has(oldSelf.spec.suspend) && oldSelf.spec.suspend)"
+"""Also in the very change that lets the job go on."""
+
 
 def may_change(slot: Slot) -> bool:
-    """Is this field, or something in it, marked Mutable or Grows?"""
-    return any(isinstance(rule, Mutable | Grows) for rule in slot.rules) or changes_within(slot)
+    """Is this field, or something in it, marked Mutable, WhileSuspended or Grows?"""
+    return any(isinstance(rule, Mutable | WhileSuspended | Grows) for rule in slot.rules) or changes_within(
+        slot
+    )
 
 
 def changes_within(slot: Slot) -> bool:
@@ -62,6 +67,9 @@ def transitions(cls: type[Any], at: str = "spec", both: str = "") -> Iterator[Js
             yield from transitions(slot.hint, path, within)
         elif (grows := next((rule for rule in slot.rules if isinstance(rule, Grows)), None)) is not None:
             yield _rule(path, f"self.{path} >= oldSelf.{path}", f"may only grow: {grows.because}", within)
+        elif any(isinstance(rule, WhileSuspended) for rule in slot.rules):
+            says = "changes only while the job is suspended (spec.suspend: true)"
+            yield _rule(path, f"{SUSPENDED} || self.{path} == oldSelf.{path}", says, within)
         elif not _single(slot):
             yield _rule(path, f"self.{path} == oldSelf.{path}", "is immutable", within)
 

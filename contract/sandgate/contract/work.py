@@ -9,7 +9,7 @@ from sandgate.contract.choices import BackendKind, Completion, CutTurns, Isolati
 from sandgate.contract.embedded import AGENT_TEMPLATE, CONTAINER, MESSAGES
 from sandgate.contract.kinds import Json, JsonObject, LabelText, NonNegative, Positive, Seconds, Word
 from sandgate.contract.names import SAMPLES_MAX, UID_CHARS_MAX
-from sandgate.contract.rules import Bounds, Cel, Doc, Mutable, OneOf, Size, Unique
+from sandgate.contract.rules import Bounds, Cel, Doc, Mutable, OneOf, Size, Unique, WhileSuspended
 
 UNSET = " Absent: as the agent or the engine has it."
 
@@ -117,7 +117,10 @@ class AgentSpec:
     )
 
     template: Annotated[
-        JsonObject, AGENT_TEMPLATE, Doc("A PodTemplateSpec; its first container is the agent.")
+        JsonObject,
+        AGENT_TEMPLATE,
+        WhileSuspended(),
+        Doc("A PodTemplateSpec; its first container is the agent."),
     ]
     backend: Annotated[BackendKind, Doc("What runs it; `sandgate run` always uses processes.")] = (
         BackendKind.POD
