@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from sandgate.contract.errors import Unauthorized, Unavailable
 from sandgate.contract.job import RolloutJob
 from sandgate.contract.keys import Key, Scope, mint, verify
-from sandgate.contract.labels import EXPIRES
+from sandgate.contract.labels import EXPIRES, ROLE, SESSION, VERIFIER
 from sandgate.contract.schema import decode
 from sandgate.gateway.client import GatewayClient
 from sandgate.operator.cluster import key_life, trainer_key
@@ -28,8 +28,8 @@ from sandgate.operator.manifests import keys_end, keys_secret, remote_secret, tr
 from sandgate.operator.observed.job import Observed
 from sandgate.operator.plan.actions import JobWant, Provided, Ref
 from sandgate.operator.plan.ends import stamp
-from tests.operator.cluster_rig import NAMESPACE, Box, World, follow, hurry, manifest, world
-from tests.operator.test_cluster import is_so, so
+from tests.operator.cluster_rig import NAMESPACE, Box, World, follow, hurry, judges, manifest, world
+from tests.operator.test_cluster import Slow, is_so, so
 from tests.operator.test_remote import QUEUE, environment, opened, remote, turn
 from tests.support import gateway as support
 from tests.support.gateway import SECRET
@@ -85,6 +85,40 @@ async def test_siblings_that_are_opened_days_later_have_keys_that_last(
     await so(
         lambda: not [one for one in up.kube.named("Secret") if "-keys-" in one], "and go when it is time"
     )
+
+
+async def test_a_verifier_that_begins_days_after_its_agent_has_keys_that_last(up: World) -> None:
+    """Its operator was away meanwhile."""
+    slow, ends = Slow(), dict[str, float]()
+
+    def verifiers(kind: str, event: str, body: Any) -> None:
+        if (kind, event) == ("Pod", "ADDED") and body["metadata"]["labels"][ROLE] == VERIFIER:
+            session = body["metadata"]["labels"][SESSION]
+            (secret,) = (up.kube.objects["Secret", NAMESPACE, name] for name in keys_secrets(up))
+            for entry in ("reward", "task"):
+                ends[entry] = keys_end(secret, f"{session}.{entry}", SECRET, time.time())
+
+    up.kube.watchers.append(verifiers)
+    up.agents = [("-0-0-v", judges), ("-0-0", slow)]
+    up.operator_up()
+    judge = {"source": "verifier", "verifier": {"container": {"image": "v:1"}}}
+    await up.kube.create(manifest("a 1", reward=judge))
+    await asyncio.wait_for(slow.reached.wait(), 20)
+    await up.operator_down()
+    (name,) = keys_secrets(up)
+    secret = up.kube.objects["Secret", NAMESPACE, name]
+    for entry, value in secret["data"].items():
+        key = verify(SECRET, base64.b64decode(value).decode(), 0.0)
+        secret["data"][entry] = coded(mint(SECRET, replace(key, expires_at=NOW)))
+    slow.go.set()
+    up.operator_up()
+    await is_so(up, "Complete")
+    assert set(ends) == {"reward", "task"}
+    assert all(end > time.time() + 3600 for end in ends.values())
+
+
+def keys_secrets(up: World) -> list[str]:
+    return [name for name in up.kube.named("Secret") if "-keys-" in name]
 
 
 async def test_siblings_share_keys_as_long_as_they_last(up: World) -> None:

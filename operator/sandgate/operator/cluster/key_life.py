@@ -11,7 +11,8 @@ from sandgate.operator.plan.session import WAITS_S
 KEY_MARGIN_S = 86_400.0
 """Keys outlive their session's longest life by this: a gateway may be away, a group may wait for its verifier."""
 AT_LEAST_S = WAITS_S
-"""The same of keys that a session finds: less, so that siblings that are opened one after the other share them."""
+"""The same of keys that a session or a verifier finds: less, so that siblings that are opened one after the other share
+them; no less than a pod waits for room."""
 
 
 def key_life(at: JobState) -> float:
@@ -19,9 +20,15 @@ def key_life(at: JobState) -> float:
     return KEY_MARGIN_S + _session(at)
 
 
-def outlive(at: JobState, expires_at: float) -> bool:
-    """Whether keys that expire then (unix seconds) outlive a session that begins now."""
-    return expires_at >= at.now() + AT_LEAST_S + _session(at)
+def session_needs(at: JobState) -> float:
+    """When keys of a session that begins now may expire, in unix seconds, and not before."""
+    return at.now() + AT_LEAST_S + _session(at)
+
+
+def verifier_needs(at: JobState) -> float:
+    """The same of a verifier that begins now: it may be days after its agent, as its operator was away."""
+    verifier, start_s = at.job.spec.reward.verifier, at.job.spec.limits.start_seconds
+    return at.now() + AT_LEAST_S + start_s + (verifier.seconds if verifier is not None else 0)
 
 
 def trainer_key_span(job_uid: str, seconds: int, now: float) -> tuple[float, float]:

@@ -16,7 +16,7 @@ from sandgate.contract.trajectory import Json as Value
 from sandgate.operator.cluster.api import Json
 from sandgate.operator.cluster.garbage_collection import GarbageCollector
 from sandgate.operator.cluster.job_state import JobState
-from sandgate.operator.cluster.key_life import key_life, outlive
+from sandgate.operator.cluster.key_life import key_life, session_needs, verifier_needs
 from sandgate.operator.cluster.object_store import ObjectTable, PodKept, pod_kept
 from sandgate.operator.cluster.remote_sessions import RemoteActs
 from sandgate.operator.cluster.session_objects import SessionObjects, check_owner
@@ -64,7 +64,7 @@ class PodBackend:
         """Its keys, then its AgentSession (which so tells that there are keys). The API server lets one of two
         operators have the AgentSession's name, and what that one said of the gateway holds for both: siblings stay
         together, though a call of an operator that died may still arrive."""
-        await self._keys(ref)
+        await self._keys(ref, session_needs(self.at))
         return (await self.objects.make(ref, gateway)).spec.gateway
 
     def opened(self, ref: Ref, handle: SessionHandle) -> None:
@@ -76,16 +76,17 @@ class PodBackend:
 
     # -- keys ---------------------------------------------------------------------------------------------------------
 
-    async def _keys(self, ref: Ref) -> None:
+    async def _keys(self, ref: Ref, until: float) -> None:
+        """There are some that do not expire before `until` (unix seconds)."""
         name = self.at.keys_of(ref)
-        if outlive(self.at, self.at.keys.get(name, 0.0)):
+        if self.at.keys.get(name, 0.0) >= until:
             return
         async with self._making.setdefault(name, asyncio.Lock()):  # siblings are opened together
-            if not outlive(self.at, self.at.keys.get(name, 0.0)):
-                self.at.keys[name] = await self._make_keys(ref, name)
+            if self.at.keys.get(name, 0.0) < until:
+                self.at.keys[name] = await self._make_keys(ref, name, until)
         self._making.pop(name, None)
 
-    async def _make_keys(self, ref: Ref, name: str) -> float:
+    async def _make_keys(self, ref: Ref, name: str, until: float) -> float:
         """When they expire. A group may be opened in parts, days apart (it was suspended, or waited for its queue):
         what was made then is made anew, and siblings that run have theirs."""
         at = self.at
@@ -98,7 +99,7 @@ class PodBackend:
             found = await at.kube.get("Secret", at.namespace, name)
             check_owner(found, at.job.metadata.uid)
             kept = keys_end(found, f"{ref.name}.api", at.secret, at.now())
-            if outlive(at, kept):
+            if kept >= until:
                 return kept
             log.info("job %s/%s: Secret %s is made anew: its keys are too old", at.namespace, at.name, name)
             await at.kube.delete("Secret", at.namespace, name, uid=found["metadata"]["uid"])
@@ -130,6 +131,8 @@ class PodBackend:
         result = b"{}" if end is None else result_document(end.code, end.message, RESULT_BYTES_MAX)
         if ref.called:
             await self.remote.verifier_keys(ref, self.objects.owner(ref))
+        else:
+            await self._keys(ref, verifier_needs(at))
         body = verifier_pod(
             at.job,
             session=ref.name,

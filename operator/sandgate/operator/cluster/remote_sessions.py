@@ -21,7 +21,7 @@ from sandgate.contract.session_urls import SessionUrls
 from sandgate.contract.status import SessionReason
 from sandgate.operator.cluster.api import Api, Json
 from sandgate.operator.cluster.job_state import JobState
-from sandgate.operator.cluster.key_life import key_life, outlive
+from sandgate.operator.cluster.key_life import key_life, session_needs, verifier_needs
 from sandgate.operator.cluster.object_store import SessionSeen, controller, owner_uid, session_seen
 from sandgate.operator.cluster.session_status import held_status
 from sandgate.operator.driver.session_spec import session_spec
@@ -82,7 +82,7 @@ class RemoteActs:
             _owned(found, kept.uid)
             said = gateway_said(found)
             if said == gateway or (said in at.monitors and not settled):
-                if outlive(at, keys_end(found, API_KEY, at.secret, at.now())):
+                if keys_end(found, API_KEY, at.secret, at.now()) >= session_needs(at):
                     return said
                 gateway = said
             await at.kube.apply(remote_secret(at.job, ref, controller(kept), self._environment(ref, gateway)))
@@ -108,7 +108,7 @@ class RemoteActs:
         except Conflict:
             found = await at.kube.get("Secret", at.namespace, remote_verifier_name(ref.name))
             _owned(found, owner["uid"])
-            if not outlive(at, keys_end(found, f"{ref.name}.reward", at.secret, at.now())):
+            if keys_end(found, f"{ref.name}.reward", at.secret, at.now()) < verifier_needs(at):
                 await at.kube.apply(body)
 
     async def hold(self, ref: Ref, why: str, *, final: bool) -> None:
