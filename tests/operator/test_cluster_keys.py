@@ -24,6 +24,7 @@ from sandgate.gateway.client import GatewayClient
 from sandgate.operator.cluster import key_life, trainer_key
 from sandgate.operator.cluster.job_state import JobState
 from sandgate.operator.cluster.key_life import trainer_key_span
+from sandgate.operator.cluster.provision import renew_trainer_key
 from sandgate.operator.manifests import keys_end, keys_secret, remote_secret, trainer_secret
 from sandgate.operator.observed.job import Observed
 from sandgate.operator.plan.actions import JobWant, Provided, Ref
@@ -191,14 +192,36 @@ async def test_a_signing_secret_that_is_deleted_without_gateways_is_another(
 
 
 async def test_a_signing_secret_that_is_deleted_under_its_gateways_comes_back_as_it_was(up: World) -> None:
+    """At the next change, by the operator that knows it."""
     up.operator_up()
-    await up.kube.create(manifest("a 1", tasks={"queue": {}}))
+    await up.kube.create(manifest("a 1", **QUEUE))
     await so(lambda: "shop-trainer" in up.kube.named("Secret"), "it is provided")
     before = signing(up)
     await up.kube.delete("Secret", NAMESPACE, "shop-signing")
     await up.kube.patch("RolloutJob", NAMESPACE, "shop", {"spec": {"parallelism": 7}})
     await so(lambda: "shop-signing" in up.kube.named("Secret"), "it is there again")
     assert signing(up) == before
+
+
+async def test_gateways_with_a_secret_that_nobody_knows_go_before_there_is_another(up: World) -> None:
+    """It was deleted while no operator was there. A node's pods share what it has of a Secret's name."""
+    up.operator_up()
+    await up.kube.create(manifest("a 1", **QUEUE))
+    await so(lambda: "shop-trainer" in up.kube.named("Secret"), "it is provided")
+    await up.operator_down()
+    await up.kube.delete("Secret", NAMESPACE, "shop-signing")
+    gateways = up.kube.objects["StatefulSet", NAMESPACE, "shop-gateway"]
+    gateways["status"] = {"replicas": 1}
+    up.operator_up()
+
+    def wanted() -> int:
+        return int(up.kube.objects["StatefulSet", NAMESPACE, "shop-gateway"]["spec"]["replicas"])
+
+    await so(lambda: wanted() == 0, "they are to go")
+    assert "shop-signing" not in up.kube.named("Secret")
+    up.kube.objects["StatefulSet", NAMESPACE, "shop-gateway"]["status"] = {"replicas": 0}
+    await so(lambda: "shop-signing" in up.kube.named("Secret"), "they are gone, and there is another")
+    await so(lambda: wanted() == 1, "with which they come back")
 
 
 # -- a trainer's key ---------------------------------------------------------------------------------------------------
@@ -250,11 +273,12 @@ async def test_a_jobs_key_may_be_good_for_ever(up: World) -> None:
     assert trainers(up) == (mint(SECRET, Key(Scope.TRAINER, job="shop")), "")
 
 
-async def test_an_operator_that_finds_a_job_without_gateways_renews_its_key_at_once(
+async def test_an_operator_that_finds_an_old_key_renews_it_though_nobody_provides_the_job(
     up: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody provides it again, and the operator before may have died long ago. The API server is away at first."""
+    """It may have no gateways, and the operator before may have died long ago. The API server is away at first."""
     monkeypatch.setattr(trainer_key, "AGAIN_S", 0.01)
+    monkeypatch.setattr(trainer_key, "FIRST_S", 0.01)
     job = decode(RolloutJob, (await up.kube.create(manifest(**QUEUE))))
     await up.kube.create(trainer_secret(job, up.settings, SECRET.hex(), NOW))
     failing = iter([Unavailable("503"), OSError("no route")])
@@ -277,6 +301,33 @@ async def test_an_operator_that_finds_a_job_without_gateways_renews_its_key_at_o
     await so(lambda: verify(SECRET, trainers(up)[0], 0.0).expires_at > time.time(), "it is renewed")
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_secret_of_somebody_else_is_never_written_over(
+    up: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the name of the trainer's, and the job says so; what renews keys looks, too."""
+    looked = asyncio.Event()
+
+    async def renew(*args: Any) -> None:
+        try:
+            await renew_trainer_key(*args)
+        finally:
+            looked.set()
+
+    monkeypatch.setattr(trainer_key, "FIRST_S", 0.5)
+    monkeypatch.setattr(trainer_key, "renew_trainer_key", renew)
+    theirs = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "shop-trainer", "namespace": NAMESPACE},
+    }
+    before = await up.kube.create({**theirs, "data": {"api_key": coded("theirs")}})
+    up.operator_up()
+    await up.kube.create(manifest(**QUEUE))
+    await so(lambda: up.condition("Ready") == ("False", "NameTaken"), "it is said")
+    await asyncio.wait_for(looked.wait(), 20)
+    assert up.kube.objects["Secret", NAMESPACE, "shop-trainer"] == before
 
 
 @given(

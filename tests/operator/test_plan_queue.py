@@ -155,6 +155,11 @@ TOLD = replace(ADMITTED, ready=True)
 STEPS: dict[str, tuple[WorkloadSeen | None, JobObserved, list[QueueStep]]] = {
     "a new job asks": (None, NEW, [AskQuota()]),
     "what it asked for is not asked again": (WAITS, NEW, []),
+    "a manifest that changed while it was stopped asks anew before it is let go": (
+        replace(WAITS, digest="d0", stopped=True, active=False),
+        NEW,
+        [AskQuota()],
+    ),
     "a changed manifest asks anew while it waits": (replace(WAITS, digest="d0"), NEW, [AskQuota()]),
     "a job that runs tells once that it is ready": (ADMITTED, RUNS, [TellWorkload({}, True)]),
     "and not again": (TOLD, RUNS, []),

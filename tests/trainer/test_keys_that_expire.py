@@ -17,6 +17,7 @@ import pytest
 
 from sandgate.contract.errors import Forbidden, InvalidBody, Unauthorized, Unavailable
 from sandgate.contract.keys import Scope
+from sandgate.gateway.client import Retries
 from sandgate.trainer import cluster_fleet, fleet
 from sandgate.trainer.client import fleet as fleet_module
 from sandgate.trainer.client.cluster import ClusterPlace, JobGateways, trainer_key
@@ -114,6 +115,32 @@ async def test_a_place_of_keys_that_is_away_is_waited_for() -> None:
         assert source.asked == 3
 
 
+async def test_a_place_of_keys_that_hangs_holds_up_no_call_for_ever() -> None:
+    clock, asked = Clock(), 0
+
+    async def hangs() -> str:
+        await asyncio.Event().wait()
+        return NEW
+
+    async def hangs_once() -> str:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            await asyncio.Event().wait()
+        return NEW
+
+    async with gateway(now=clock) as g:
+        async with AsyncRolloutClient(g.origin, OLD, newer_key=hangs_once, timeout_s=0.2) as trainer:
+            clock.now += 20
+            await asyncio.gather(*(trainer.heartbeat() for _ in range(3)))
+            assert asked == 2
+        async with AsyncRolloutClient(
+            g.origin, OLD, newer_key=hangs, timeout_s=0.1, retries=Retries(attempts=2)
+        ) as trainer:
+            with pytest.raises(Unavailable, match="nobody gave a newer key within"):
+                await trainer.heartbeat()
+
+
 async def test_a_client_that_was_given_a_key_alone_says_that_it_expired() -> None:
     clock = Clock()
     async with gateway(now=clock) as g, client(g, None) as trainer:
@@ -127,7 +154,13 @@ async def test_the_file_of_a_mounted_secret_is_read_again(tmp_path: Path) -> Non
     file.write_text(OLD + "\n")
     async with gateway(now=clock) as g, fleet({"g": g.origin}, file, job=JOB) as trainer:
         await trainer.clients["g"].heartbeat()
+        file.unlink()
+        clock.now += 20
+        waits = asyncio.ensure_future(trainer.clients["g"].heartbeat())
+        await asyncio.wait([waits], timeout=0.2)
+        assert not waits.done(), "a kubelet that exchanges files is waited for"
         file.write_text(NEW)
+        await waits
         clock.now += 20
         await trainer.clients["g"].heartbeat()
 

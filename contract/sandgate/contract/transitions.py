@@ -29,8 +29,12 @@ LET_GO = (
 """The selector is written before anything is made of a job, and stays: one that began is held, whoever calls it
 refused, as an operator would that is older than its definition."""
 
-SUSPENDED = "(has(oldSelf.spec.suspend) && oldSelf.spec.suspend)"
-"""Also in the very change that lets the job go on."""
+SUSPENDED = (
+    "(has(oldSelf.spec.suspend) && oldSelf.spec.suspend && has(oldSelf.status) && has(oldSelf.status.conditions)"
+    " && oldSelf.status.conditions.exists(c, c.type == 'Suspended' && c.status == 'True'))"
+)
+"""Its operator must have seen it, too: else it might only see a job that goes on, with other pods. Also true in the
+very change that lets the job go on."""
 
 
 def may_change(slot: Slot) -> bool:

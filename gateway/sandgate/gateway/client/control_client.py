@@ -120,7 +120,12 @@ class ControlClient:
             return False
         async with self._asking:
             if self._key == refused:
-                self._key = await self._newer_key()
+                try:
+                    async with asyncio.timeout(self._timeout_s):
+                        self._key = await self._newer_key()
+                except TimeoutError as late:
+                    why = f"{self.origin}: nobody gave a newer key within {self._timeout_s:g} s"
+                    raise Unavailable(why, retry_after=0.0) from late
         return self._key != refused
 
     async def _pages(self, *, state: str = "", job: str = "") -> AsyncIterator[dict[str, Any]]:

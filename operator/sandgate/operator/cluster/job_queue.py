@@ -178,7 +178,12 @@ class JobQueue:
                 asyncio.get_running_loop().call_later(GONE_S * 5, self.at.changed, JOB_KEY)
                 return
             priority = int(found["value"])
-        notes = {DIGEST: ask.digest, **({STOPPED: "true"} if ask.stopped else {})}
+        queue = self.at.observed.queue
+        there = None if queue is None else queue.workload
+        stopped = (
+            ask.stopped if there is None else there.stopped
+        )  # switching one that is there is another step
+        notes = {DIGEST: ask.digest, **({STOPPED: "true"} if stopped else {})}
         body = workload(self.at.job, self.at.settings, ask, priority, notes)
         await self.saw(await self.at.kube.apply(body))
 

@@ -6,13 +6,13 @@ from math import ceil, inf
 from zlib import crc32
 
 from sandgate.operator.cluster.job_state import JobState
-from sandgate.operator.plan.session import WAITS_S
+from sandgate.operator.plan.session import PULLS, WAITS_S
 
 KEY_MARGIN_S = 86_400.0
 """Keys outlive their session's longest life by this: a gateway may be away, a group may wait for its verifier."""
-AT_LEAST_S = WAITS_S
+AT_LEAST_S = WAITS_S + 3_600.0
 """The same of keys that a session or a verifier finds: less, so that siblings that are opened one after the other share
-them; no less than a pod waits for room."""
+them; more than a pod waits for room."""
 
 
 def key_life(at: JobState) -> float:
@@ -27,8 +27,13 @@ def session_needs(at: JobState) -> float:
 
 def verifier_needs(at: JobState) -> float:
     """The same of a verifier that begins now: it may be days after its agent, as its operator was away."""
-    verifier, start_s = at.job.spec.reward.verifier, at.job.spec.limits.start_seconds
-    return at.now() + AT_LEAST_S + start_s + (verifier.seconds if verifier is not None else 0)
+    verifier = at.job.spec.reward.verifier
+    return at.now() + AT_LEAST_S + _start(at) + (verifier.seconds if verifier is not None else 0)
+
+
+def spread(job_uid: str) -> float:
+    """In [0, 1), another for each job: so that not all do something at once."""
+    return crc32(job_uid.encode()) / 2**32
 
 
 def trainer_key_span(job_uid: str, seconds: int, now: float) -> tuple[float, float]:
@@ -39,11 +44,15 @@ def trainer_key_span(job_uid: str, seconds: int, now: float) -> tuple[float, flo
     if not seconds:
         return 0.0, inf
     half = seconds / 2
-    shift = crc32(job_uid.encode()) / 2**32 * half
+    shift = spread(job_uid) * half
     turn = (now - shift) // half
     return ceil(shift + (turn + 2) * half), shift + (turn + 1) * half
 
 
 def _session(at: JobState) -> float:
-    limits = at.job.spec.limits
-    return limits.start_seconds + limits.session_seconds
+    return _start(at) + at.job.spec.limits.session_seconds
+
+
+def _start(at: JobState) -> float:
+    """As long as its image may be on its way."""
+    return PULLS * at.job.spec.limits.start_seconds

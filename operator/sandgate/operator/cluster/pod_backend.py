@@ -89,21 +89,25 @@ class PodBackend:
     async def _make_keys(self, ref: Ref, name: str, until: float) -> float:
         """When they expire. A group may be opened in parts, days apart (it was suspended, or waited for its queue):
         what was made then is made anew, and siblings that run have theirs."""
-        at = self.at
+        at, secret = self.at, self.at.secret
+        if not secret:
+            raise Unavailable("no gateways are provided: keys would be signed with nothing")
         expires = at.now() + key_life(at)
         chunk = ref.sample // KEYS_PER_SECRET
-        body = keys_secret(at.job, ref.uid, ref.attempt, chunk, at.secret, expires)
+        body = keys_secret(at.job, ref.uid, ref.attempt, chunk, secret, expires)
         try:
             await at.kube.create(body)
         except Conflict:
             found = await at.kube.get("Secret", at.namespace, name)
             check_owner(found, at.job.metadata.uid)
-            kept = keys_end(found, f"{ref.name}.api", at.secret, at.now())
-            if kept >= until:
+            kept = keys_end(found, f"{ref.name}.api", secret, at.now())
+            if kept >= until and at.secret is secret:
                 return kept
             log.info("job %s/%s: Secret %s is made anew: its keys are too old", at.namespace, at.name, name)
             await at.kube.delete("Secret", at.namespace, name, uid=found["metadata"]["uid"])
             await at.kube.create(body)
+        if at.secret is not secret:
+            raise Unavailable("another secret signs keys by now")
         return expires
 
     # -- pods ---------------------------------------------------------------------------------------------------------

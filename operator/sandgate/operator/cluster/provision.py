@@ -9,10 +9,10 @@ from collections.abc import Mapping
 
 from sandgate.contract.errors import Conflict, NotFound, Unavailable
 from sandgate.contract.job import RolloutJob
-from sandgate.contract.names import signing_name
+from sandgate.contract.names import gateways_name, signing_name
 from sandgate.operator.cluster.api import Api, Json
 from sandgate.operator.cluster.object_store import owner_uid
-from sandgate.operator.manifests import engine_objects, gateway_objects, keep_image
+from sandgate.operator.manifests import engine_objects, gateway_objects, keep_image, trainer_secret
 from sandgate.operator.manifests.workload import placed
 from sandgate.operator.plan.actions import Provided
 from sandgate.operator.plan.kueue import Placement
@@ -37,7 +37,7 @@ async def provide(
 ) -> str:
     """Make or update everything of the job but its sessions; the signing secret, as hex. `places`:
     where Kueue wants its pods. `key_expires`: of the trainer's key, in unix seconds; 0.0 is never. `signed`: the
-    signing secret that gateways run with, as hex; a Secret that somebody deleted under them comes back as it was.
+    signing secret that gateways run with, as hex, where this operator knows it.
 
     Raises Taken where an object of another has one of its names, Unavailable while those
     of an earlier job of that name are still there."""
@@ -71,18 +71,62 @@ async def _there(kube: Api, job: RolloutJob, body: Json) -> Json | None:
 
 
 async def _signing(kube: Api, job: RolloutJob, settings: Settings, signed: str) -> str:
-    """Generated once; whoever comes second reads what the first one made."""
-    fresh = signed or secrets.token_hex(SECRET_BYTES)
+    """Generated once; whoever comes second reads what the first one made. Deleted under gateways that run with it, it
+    comes back as it was if it is known; if not, they go first."""
     name = signing_name(job.metadata.name)
+    if not signed:
+        if (kept := await _read_signing(kube, job, name)) is not None:
+            return kept
+        await _stand_down(kube, job, name)
+    fresh = signed or secrets.token_hex(SECRET_BYTES)
     objects = gateway_objects(job, settings, engine_urls=(), secret_hex=fresh)
     body = next(one for one in objects if (one["kind"], one["metadata"]["name"]) == ("Secret", name))
     try:
         await kube.create(body)
     except Conflict:
-        found = await kube.get("Secret", job.metadata.namespace, name)
-        _ours(job, found)
-        return secret_of(found)
+        if (kept := await _read_signing(kube, job, name)) is None:
+            raise Unavailable(f"Secret {name} is gone again: somebody deletes it") from None
+        return kept
     return fresh
+
+
+async def _read_signing(kube: Api, job: RolloutJob, name: str) -> str | None:
+    """None if there is none. Raises Taken, Unavailable for one that is not this job's, or that somebody has spoilt."""
+    try:
+        found = await kube.get("Secret", job.metadata.namespace, name)
+    except NotFound:
+        return None
+    _ours(job, found)
+    return secret_of(found)
+
+
+async def _stand_down(kube: Api, job: RolloutJob, lost: str) -> None:
+    """Gateways that hold a secret which nobody knows are of no use, and kubelets give pods what others of their node
+    have of that name: none may be left when there is another. Raises Unavailable while there are some."""
+    name = gateways_name(job.metadata.name)
+    body = {"kind": "StatefulSet", "metadata": {"name": name}}
+    found = await _there(kube, job, body)
+    if found is None or not (found.get("status") or {}).get("replicas"):
+        return
+    if found["spec"].get("replicas"):
+        await kube.patch("StatefulSet", job.metadata.namespace, name, {"spec": {"replicas": 0}})
+    raise Unavailable(
+        f"Secret {lost} is gone, with which gateways run: they end, and come back with another",
+        retry_after=2.0,
+    )
+
+
+async def renew_trainer_key(kube: Api, job: RolloutJob, settings: Settings, expires_at: float) -> None:
+    """Write the trainer's key that expires then, unless it is there; nothing of a job that has no signing Secret yet.
+
+    Raises Taken where one of the two Secrets is another's."""
+    secret = await _read_signing(kube, job, signing_name(job.metadata.name))
+    if secret is None:
+        return
+    body = trainer_secret(job, settings, secret, expires_at)
+    found = await _there(kube, job, body)
+    if found is None or found.get("data") != body["data"]:
+        _ours(job, await kube.apply(body, force=found is not None))
 
 
 def secret_of(body: Json) -> str:

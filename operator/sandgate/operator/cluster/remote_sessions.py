@@ -102,6 +102,8 @@ class RemoteActs:
     async def verifier_keys(self, ref: Ref, owner: Json) -> None:
         """What its verifier's pod mounts."""
         at = self.at
+        if not at.secret:
+            raise Unavailable("no gateways are provided: keys would be signed with nothing")
         body = remote_verifier_secret(at.job, ref, owner, at.secret, at.now() + key_life(at))
         try:
             await at.kube.create(body)

@@ -40,6 +40,8 @@ class StatusWriter:
     now: Callable[[], float] = time.time
     _wanted: RolloutJobStatus | None = None
     _occasion: asyncio.Event = field(default_factory=asyncio.Event)
+    _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Statuses are written whole."""
     _told: deque[float] = field(default_factory=lambda: deque(maxlen=EVENTS_MAX))
 
     def want(self, status: RolloutJobStatus) -> None:
@@ -62,13 +64,18 @@ class StatusWriter:
 
     async def begin(self, selector: str) -> None:
         """Before anything is made of a job: from then on it has begun, whatever comes of its first status."""
-        if self.written is None or not self.written.selector:
-            status = replace(self.written or RolloutJobStatus(), selector=selector)
-            await self._put(status)
-            self.written = status
+        async with self._writing:
+            if self.written is None or not self.written.selector:
+                status = replace(self.written or RolloutJobStatus(), selector=selector)
+                await self._put(status)
+                self.written = status
 
     async def flush(self, *, version: str = "") -> None:
         """Now. A job that is gone needs no status. With `version`, raises Conflict if the object has another one."""
+        async with self._writing:
+            await self._flush(version)
+
+    async def _flush(self, version: str) -> None:
         status = self._wanted
         if status is None or status == self.written:
             return

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from sandgate.contract.errors import NotFound, SandgateError
-from sandgate.contract.names import signing_name
+from sandgate.contract.errors import SandgateError
 from sandgate.operator.cluster.job_state import JobState
-from sandgate.operator.cluster.key_life import trainer_key_span
-from sandgate.operator.cluster.provision import secret_of
-from sandgate.operator.manifests import trainer_secret
-from sandgate.operator.plan.actions import Provided
+from sandgate.operator.cluster.key_life import spread, trainer_key_span
+from sandgate.operator.cluster.provision import renew_trainer_key
 
 log = logging.getLogger(__name__)
 
+FIRST_S = 600.0
+"""Jobs are first looked at within this, each at a time of its own: the operator before may have died long ago, and
+what provides a job may be held up before it comes to this key."""
 LOOK_S = 3600.0
 """Between looks at the clock: a machine's may be set, and sleeps are counted by another."""
 AGAIN_S = 60.0
@@ -32,37 +32,20 @@ class TrainerKeys:
         seconds = self.at.settings.trainer_key_seconds
         if not seconds:
             return
-        due = self._due()
-        if (
-            self.at.observed.provided is Provided.IDLE
-        ):  # nobody provides it: the one before may be from long ago
-            due = 0.0
+        due = self.at.now() + spread(self.at.job.metadata.uid) * min(FIRST_S, seconds / 2)
         while True:
             if (left := due - self.at.now()) > 0:
                 await asyncio.sleep(min(left, LOOK_S))
                 continue
             try:
-                await self.renew()
+                due = await self._renew(seconds)
             except (SandgateError, OSError, TimeoutError) as error:
                 log.warning("job %s/%s: its trainer's key waits: %s", self.at.namespace, self.at.name, error)
                 await asyncio.sleep(AGAIN_S)
-                continue
-            due = self._due()
 
-    def _due(self) -> float:
-        return self._span()[1]
-
-    def _span(self) -> tuple[float, float]:
-        uid = self.at.job.metadata.uid
-        return trainer_key_span(uid, self.at.settings.trainer_key_seconds, self.at.now())
-
-    async def renew(self) -> None:
-        """Write the key of this time; of a job that has no signing Secret yet there is none to write."""
+    async def _renew(self, seconds: int) -> float:
+        """Write the key of this time. Returns when the next is due, in unix seconds."""
         at = self.at
-        secret = at.secret.hex()
-        if not secret:
-            try:
-                secret = secret_of(await at.kube.get("Secret", at.namespace, signing_name(at.name)))
-            except NotFound:
-                return
-        await at.kube.apply(trainer_secret(at.job, at.settings, secret, self._span()[0]))
+        expires, due = trainer_key_span(at.job.metadata.uid, seconds, at.now())
+        await renew_trainer_key(at.kube, at.job, at.settings, expires)
+        return due

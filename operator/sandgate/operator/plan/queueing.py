@@ -122,11 +122,12 @@ def _finish(seen: JobObserved) -> FinishWorkload:
 def _asked(
     want: JobWant, ask: QuotaAsk, seen: JobObserved, found: WorkloadSeen, *, over: bool
 ) -> Iterator[QueueStep]:
-    if found.stopped != ask.stopped:
+    if not found.reserved and found.digest != ask.digest:
+        yield AskQuota()  # before it may be admitted as it was
+    elif found.stopped != ask.stopped:
         yield SwitchQuota(active=not ask.stopped)
     elif not found.reserved:
-        if found.digest != ask.digest:
-            yield AskQuota()
+        pass
     elif found.evicted or not found.active:
         if rests(seen):
             yield GiveBack()

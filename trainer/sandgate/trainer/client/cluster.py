@@ -27,6 +27,8 @@ Api = Any
 MANAGER = "sandgate-trainer"
 """Field manager of what trainers apply; the operator's own fields are its own."""
 LOG_CHUNK = 65536
+SECRET_S = 20.0
+"""For one answer about a Secret: calls of a trainer may wait for it."""
 PAGE = 500
 """Objects of one answer of the API server."""
 IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
@@ -89,7 +91,7 @@ def trainer_key(job: str, place: ClusterPlace = ClusterPlace()) -> str:
 def _trainer_secret(api: Api, connection: Any, job: str, namespace: str) -> dict[str, str]:
     name = trainer_name(job)
     secret = _call(
-        lambda: api.CoreV1Api(connection).read_namespaced_secret(name, namespace),
+        lambda: api.CoreV1Api(connection).read_namespaced_secret(name, namespace, _request_timeout=SECRET_S),
         f"Secret {namespace}/{name} (is there a RolloutJob {job}, and has the operator seen it?)",
     )
     data = {entry: base64.b64decode(value).decode() for entry, value in (secret.data or {}).items()}

@@ -493,13 +493,16 @@ async def fleet(
 ) -> AsyncIterator[AsyncFleet]:
     """A fleet of the gateways in `origins`, by name. `options`: of AsyncRolloutClient. Closes its connections.
 
-    `key`: or the path of a file with it (of a mounted Secret), read again when the key has expired. Raises OSError."""
+    `key`: or the path of a file with it (of a mounted Secret), read again when the key has expired."""
     options.setdefault("retries", PATIENT)
     if not isinstance(key, str):
         file = Path(key)
 
         async def newer_key() -> str:
-            return (await asyncio.to_thread(file.read_text)).strip()
+            try:
+                return (await asyncio.to_thread(file.read_text)).strip()
+            except OSError as error:
+                raise Unavailable(f"the key's file {file}: {error}", retry_after=1.0) from error
 
         options.setdefault("newer_key", newer_key)
         key = await newer_key()
