@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -37,10 +38,10 @@ def commands() -> str:
     return found
 
 
-def shell(cluster: Cluster, namespace: str, script: str) -> str:
-    """As somebody would, with a kubeconfig of that namespace."""
+def shell(cluster: Cluster, namespace: str, home: Path, script: str) -> str:
+    """As somebody would, with a kubeconfig of that namespace. `home`: kubectl caches there."""
     kubectl = binary("kubectl")
-    env = {"PATH": os.environ["PATH"], "KUBECONFIG": str(cluster.kubeconfig)}
+    env = {"PATH": os.environ["PATH"], "HOME": str(home), "KUBECONFIG": str(cluster.kubeconfig)}
     wrapped = f'set -e\nkubectl() {{ "{kubectl}" -n "{namespace}" "$@"; }}\n{script}'
     done = subprocess.run(
         ["bash", "-c", wrapped], env=env, capture_output=True, text=True, timeout=200, check=False
@@ -58,7 +59,7 @@ async def trained(fleet: AsyncFleet, uid: str) -> int:
     raise AssertionError(f"no group of {uid}")
 
 
-async def test_a_jobs_keys_are_made_anew_as_the_page_says(world: World) -> None:
+async def test_a_jobs_keys_are_made_anew_as_the_page_says(world: World, tmp_path: Path) -> None:
     """One of a group's two sessions is under way, and the other has its key already, when all keys become others."""
     cluster = world.cluster
     with cluster.namespace("keys") as namespace:
@@ -77,7 +78,7 @@ async def test_a_jobs_keys_are_made_anew_as_the_page_says(world: World) -> None:
                 return any([one["turns"] async for one in fleet.sessions()])
 
             await until(under_way, what="the first of two has had its turn", within_s=120.0)
-        shell(cluster, namespace, commands())
+        shell(cluster, namespace, tmp_path, commands())
         wait_for(world, namespace, "shop", "Ready")
         with job_gateways("shop", place) as found:
             assert found.key != old
