@@ -180,9 +180,8 @@ class JobQueue:
             priority = int(found["value"])
         queue = self.at.observed.queue
         there = None if queue is None else queue.workload
-        stopped = (
-            ask.stopped if there is None else there.stopped
-        )  # switching one that is there is another step
+        # Switching one that is there is another step.
+        stopped = ask.stopped if there is None else there.stopped
         notes = {DIGEST: ask.digest, **({STOPPED: "true"} if stopped else {})}
         body = workload(self.at.job, self.at.settings, ask, priority, notes)
         await self.saw(await self.at.kube.apply(body))

@@ -1,4 +1,4 @@
-"""How long keys last: sessions' keys, those made earlier of sessions that begin now, and trainers'. (pure)"""
+"""How long keys last: sessions' keys, those made earlier of sessions that begin now, and trainers'."""
 
 from __future__ import annotations
 

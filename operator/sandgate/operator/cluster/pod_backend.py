@@ -101,12 +101,12 @@ class PodBackend:
             found = await at.kube.get("Secret", at.namespace, name)
             check_owner(found, at.job.metadata.uid)
             kept = keys_end(found, f"{ref.name}.api", secret, at.now())
-            if kept >= until and at.secret is secret:
+            if kept >= until and at.secret == secret:
                 return kept
             log.info("job %s/%s: Secret %s is made anew: its keys are too old", at.namespace, at.name, name)
             await at.kube.delete("Secret", at.namespace, name, uid=found["metadata"]["uid"])
             await at.kube.create(body)
-        if at.secret is not secret:
+        if at.secret != secret:
             raise Unavailable("another secret signs keys by now")
         return expires
 
