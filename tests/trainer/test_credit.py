@@ -169,3 +169,44 @@ def test_a_group_that_forked_has_the_advantages_of_the_same_group_unforked(
 def test_an_advantage_is_of_the_rows_own_reward_where_single_turns_were_rewarded() -> None:
     rows = [main(0, 1.0), replace(side(0, 0.5), role="subagent"), main(1, 0.0)]
     assert advantages(prepare(rows, scale=False)) == [0.5, 0.0, -0.5]
+
+
+def turnwise(sample: int, *rewards: float) -> list[Trajectory]:
+    """A session whose turns were rewarded: each of its rows has a reward of its own, and the last is the main one."""
+    before = [
+        trajectory(sample, role="main", trajectory_id=number, reward=reward)
+        for number, reward in enumerate(rewards[:-1], 1)
+    ]
+    return [*before, main(sample, rewards[-1])]
+
+
+SPREADS: dict[str, tuple[list[Trajectory], list[float]]] = {
+    "sessions that all scored the same, and rows that did not": (
+        [row for sample in range(4) for row in turnwise(sample, 0.25, 1.0)],
+        [-1.0, 0.0] * 4,
+    ),
+    "one of them alone": (turnwise(0, 0.25, 1.0), [-1.0, 0.0]),
+    "a single session of three rows": (turnwise(0, 0.0, 2.0, 1.0), [-1.0, 1.0, 0.0]),
+    "sessions that scored nearly the same": (
+        [*turnwise(0, 0.0, 1.0), *turnwise(1, 0.0, 0.999)],
+        [-1.0, 0.001, -1.0, -0.001],
+    ),
+    "rows that scored as their session leave it as it is": (
+        [*turnwise(0, 1.0, 1.0), main(1, 0.0)],
+        [0.707, 0.707, -0.707],
+    ),
+}
+
+
+@pytest.mark.parametrize(("rows", "found"), SPREADS.values(), ids=SPREADS)
+def test_rows_with_rewards_of_their_own_are_divided_by_their_spread_too(
+    rows: list[Trajectory], found: list[float]
+) -> None:
+    assert advantages(prepare(rows)) == pytest.approx(found, abs=2e-3)
+
+
+@given(st.lists(st.lists(st.floats(-100, 100), min_size=1, max_size=4), min_size=1, max_size=8))
+def test_no_advantage_is_far_beyond_what_a_group_of_that_size_can_have(rewards: list[list[float]]) -> None:
+    group = prepare([row for sample, own in enumerate(rewards) for row in turnwise(sample, *own)])
+    most = 2 * len(rewards) ** 0.5
+    assert all(abs(row.advantage) <= most for row in group.rows)

@@ -322,3 +322,40 @@ def test_the_recipes_data_is_its_verifiers(tmp_path: Path) -> None:
     assert {"verb", "item", "n", "pay"} <= set(made.data)
     assert made.data["public"] == {}
     job_of(load_job(ROOT / "examples" / "verl" / "job.yaml"), settings(tmp_path), ["http://a"], validate=True)
+
+
+def test_a_sessions_row_has_all_that_was_sampled_on_its_path() -> None:
+    """The turn that two branches share is trained in the first of them, which is not the main one."""
+    response = {"response_ids": array("i", [10, 11, 9, 30]), "turn_ends": (2, 4)}
+    left = row(
+        0,
+        uid="a",
+        session_id="a0",
+        trajectory_id=0,
+        turn_ids=("t1", "t2"),
+        loss_mask=array("b", [1, 1, 0, 1]),
+        **{**response, "response_ids": array("i", [10, 11, 9, 20])},
+        **sampled([1, 1, 0, 1]),
+    )
+    main = row(
+        0,
+        uid="a",
+        session_id="a0",
+        trajectory_id=1,
+        main=True,
+        turn_ids=("t1", "t3"),
+        loss_mask=array("b", [0, 0, 0, 1]),
+        **response,
+        **sampled([0, 0, 0, 1]),
+    )
+    (found,) = aligned([sample("a", 0)], {"a": [left, main]}, Lengths(8, 8), n=1, pad=0)
+    assert list(found.response_ids) == [10, 11, 9, 30]
+    assert list(found.loss_mask) == [1, 1, 0, 1]
+    assert list(found.versions) == [3, 3, -1, 3]
+
+
+def sampled(mask: list[int]) -> dict[str, Any]:
+    return {
+        "response_logprobs": array("f", [-0.5 * one for one in mask]),
+        "versions": array("i", [3 if one else -1 for one in mask]),
+    }

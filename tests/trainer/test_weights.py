@@ -27,6 +27,8 @@ class Log:
     def __init__(self, *fails: tuple[str, str]) -> None:
         self.fails, self.lines = set(fails), list[str]()
         self.generations = 0
+        self.held: set[str] = set()
+        """Gateways that an update before left on hold."""
         self.gateways = {name: Told(self, name) for name in ("g0", "g1")}
         self.engines = {name: Told(self, name) for name in ("e0", "e1")}
 
@@ -66,7 +68,9 @@ class Told:
         await self._do("reload")
 
     async def status(self) -> dict[str, object]:
-        return {"engines": [{"in_flight": self.log.generations}]}
+        if (self.name, "status") in self.log.fails:
+            raise EngineUnavailable(f"{self.name} is away")
+        return {"engines": [{"in_flight": self.log.generations}], "paused": self.name in self.log.held}
 
 
 async def update(
@@ -167,6 +171,22 @@ async def test_a_failure_in_the_middle(
     assert sorted(getattr(caught.value, "missed", [])) == missed
     assert {who: log.of(who) for who in told} == told
     assert log.lines.count("t swap") == (0 if any(what == "pause" for _, what in fails) else 1)
+
+
+@pytest.mark.parametrize("away", [False, True], ids=["and says so", "and may be, as it did not answer"])
+async def test_a_gateway_that_an_update_before_left_on_hold_stays_so_until_one_goes_through(
+    *, away: bool
+) -> None:
+    """What weights are in the engines, and under which version it would sample, nobody knows."""
+    log = Log(*([("g0", "status")] if away else []))
+    log.held = set() if away else {"g0"}
+    with pytest.raises(ZeroDivisionError):
+        async with weight_update.weight_update(log.gateways, 7, engines=log.engines):
+            raise ZeroDivisionError
+    assert (log.of("g0"), log.of("g1")) == (["pause"], ["pause", "resume"])
+    log.lines.clear()
+    await update(log)
+    assert log.of("g0") == log.of("g1") == ["pause", "version=7", "resume"]
 
 
 async def test_a_swap_that_raises_leaves_the_version_and_lets_all_go_on() -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
 from sandgate.contract.errors import Unavailable
 from sandgate.contract.job import Task
+from sandgate.contract.lease import Lease
 from sandgate.trainer.areal.link import Link
+from sandgate.trainer.client import streaming
 from sandgate.trainer.client.fleet import AsyncFleet
+from tests.support import waiting
 from tests.trainer.world import JOB, World
 
 
@@ -48,3 +53,126 @@ async def test_an_episode_whose_run_ends_without_its_group_is_told_so() -> None:
                 await link.episode("buy", {}, "q0")
     finally:
         await asyncio.to_thread(link.close)
+
+
+# -- several workers of one job ---------------------------------------------------------------------------------------
+
+
+class Queue:
+    """One job of an operator: a task that was pushed is a whole group when `ready` says so."""
+
+    def __init__(self) -> None:
+        self.whole: deque[str] = deque()
+        self.pushed: list[str] = []
+        self.acked: list[str] = []
+        self.nacked: list[str] = []
+        self.leases = 0
+
+    def ready(self) -> None:
+        self.whole += self.pushed
+        self.pushed = []
+
+
+class Worker:
+    """A fleet of it."""
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue, self.clients = queue, {"g0": self}
+        self.asks = 0
+
+    async def policy_version(self, version: int) -> None:
+        """It is told."""
+
+    async def push_tasks(self, tasks: Sequence[Task]) -> None:
+        self.queue.pushed += [task.uid for task in tasks]
+
+    async def lease(self, **asked: Any) -> Lease | None:
+        self.asks += 1
+        if not self.queue.whole:
+            return None
+        uid = self.queue.whole.popleft()
+        self.queue.leases += 1
+        return Lease(f"l{self.queue.leases}", 0.0, (uid,), (), job="shop", uid=uid)
+
+    async def renew(self, lease_id: str, ttl_s: float) -> None:
+        """It lasts."""
+
+    async def ack(self, lease: Lease) -> None:
+        self.queue.acked.append(lease.uid)
+
+    async def nack(self, lease: Lease) -> None:
+        self.queue.nacked.append(lease.uid)
+        self.queue.whole.append(lease.uid)
+
+    def groups(self) -> Any:
+        return streaming.groups(self, ttl_s=300.0, idle_s=None, poll_s=0.01)  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def workers(count: int) -> AsyncIterator[tuple[Queue, list[Link], list[Worker]]]:
+    """In this loop, not in threads of their own."""
+    queue = Queue()
+    made = [Worker(queue) for _ in range(count)]
+
+    @asynccontextmanager
+    async def connection(worker: Worker) -> AsyncIterator[Any]:
+        yield worker
+
+    links = [Link("shop", connection(worker)) for worker in made]
+    for link in links:
+        await link._open(0)
+    try:
+        yield queue, links, made
+    finally:
+        for link in links:
+            await link._close()
+            link.loop.close()
+
+
+async def test_a_worker_with_nothing_to_wait_for_takes_no_group_of_another() -> None:
+    async with workers(2) as (queue, (idle, busy), (of_idle, _)):
+        episodes = [
+            asyncio.ensure_future(busy._episode(Task(uid=f"q{number}", prompt="buy"))) for number in range(8)
+        ]
+        await until(lambda: len(queue.pushed) == 8)
+        queue.ready()
+        async with asyncio.timeout(20):
+            await asyncio.gather(*episodes)
+        assert sorted(queue.acked) == [f"q{number}" for number in range(8)]
+        assert (of_idle.asks, idle.waiting, queue.nacked) == (0, {}, [])
+
+
+async def test_workers_that_wait_take_each_as_many_groups_as_they_pushed_tasks() -> None:
+    async with workers(3) as (queue, links, _):
+        episodes = [
+            asyncio.ensure_future(link._episode(Task(uid=f"w{number}-{turn}", prompt="buy")))
+            for number, link in enumerate(links)
+            for turn in range(number + 1)
+        ]
+        await until(lambda: len(queue.pushed) == 6)
+        queue.ready()
+        async with asyncio.timeout(20):
+            await asyncio.gather(*episodes)
+        assert len(queue.acked) == len(set(queue.acked)) == 6
+
+
+async def test_a_group_that_comes_when_its_episode_gave_up_is_given_back() -> None:
+    async with workers(1) as (queue, (link,), (worker,)):
+        gave_up = asyncio.ensure_future(link._episode(Task(uid="q0", prompt="buy")))
+        await until(lambda: worker.asks > 0)
+        gave_up.cancel()
+        await asyncio.gather(gave_up, return_exceptions=True)
+        queue.ready()
+        await until(lambda: queue.nacked == ["q0"])
+        assert queue.acked == []
+        again = asyncio.ensure_future(link._episode(Task(uid="q1", prompt="buy")))
+        async with asyncio.timeout(20):
+            await again
+        assert queue.acked == ["q0"], "it is the next one's that waits"
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async def holds() -> bool:
+        return condition()
+
+    await waiting.until(holds, what="so", within_s=20.0)

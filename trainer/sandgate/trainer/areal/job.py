@@ -35,6 +35,8 @@ COMMAND = (sys.executable, "-m", "sandgate.trainer.cli")
 
 _links: dict[tuple[int, str], Link] = {}
 """AReaL makes a workflow for each episode; a process has one link for each engine."""
+_uses: dict[str, bool] = {}
+"""Job of an operator -> whether it is this process's job of evaluation."""
 _starting = threading.Lock()
 
 
@@ -50,6 +52,17 @@ def link_of(engine: Any, name: str, make: Callable[[], Link]) -> Link:
             found.version(int(inner.get_version()))  # one that was told meanwhile
             _links[id(inner), name] = found
         return found
+
+
+def _alone(job: str, *, is_eval: bool) -> None:
+    """Raises InvalidBody for a job of both training and evaluation: what of it comes is the first one's who asks."""
+    if _uses.setdefault(job, is_eval) is not is_eval:
+        other = "training" if is_eval else "evaluation"
+        raise InvalidBody(
+            f"job: {job} is the job of {other}, too, and their groups would be mixed: give the evaluation's workflow "
+            "a job of its own",
+            field="job",
+        )
 
 
 class JobWorkflow(RolloutWorkflow):  # type: ignore[misc]
@@ -75,8 +88,9 @@ class JobWorkflow(RolloutWorkflow):  # type: ignore[misc]
     ) -> None:
         """`manifest` and `out`: a run on this machine. Or `job`: of an operator in a cluster; or `gateways` (name ->
         origin) and `key`, with `job`: those. A job that an operator runs has `tasks: {queue: {}}`, and AReaL's servers
-        as its `engine.endpoints`. `command`: `sandgate`, where it is installed in another environment. `prompt_field`,
-        `uid_field`: of the dataset's rows; the other fields are the task's data. `credit`, `roles`: see `batch_rows`.
+        as its `engine.endpoints`; evaluation has one of its own. `command`: `sandgate`, where it is installed in
+        another environment. `prompt_field`, `uid_field`: of the dataset's rows; the other fields are the task's data.
+        `credit`, `roles`: see `batch_rows`.
         """
         if bool(manifest) == bool(job):
             raise InvalidBody("give either a manifest, and out, or the job of an operator", field="manifest")
@@ -107,6 +121,8 @@ class JobWorkflow(RolloutWorkflow):  # type: ignore[misc]
         return f"{where} evaluation" if workflow_context.get().is_eval else where
 
     def _link(self, engine: Any) -> Link:
+        if self.job:
+            _alone(self.job, is_eval=workflow_context.get().is_eval)
         if self.gateways is not None:
             return Link(self.job, fleet(self.gateways, self.key, job=self.job))
         if self.job:

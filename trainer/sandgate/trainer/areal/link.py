@@ -16,15 +16,15 @@ from pathlib import Path
 
 from sandgate.contract import control_api
 from sandgate.contract.attach import ATTACH, SECRET, RunInfo
-from sandgate.contract.errors import Unavailable
+from sandgate.contract.errors import Conflict, Unavailable
 from sandgate.contract.job import Task
 from sandgate.contract.keys import Key, Scope, mint
 from sandgate.contract.trajectory import Json, Trajectory
 from sandgate.trainer.client.attach import attach
 from sandgate.trainer.client.fleet import AsyncFleet
+from sandgate.trainer.client.groups import Group
 from sandgate.trainer.client.loop_thread import LoopThread
 from sandgate.trainer.client.rollout_client import AsyncRolloutClient
-from sandgate.trainer.client.streaming import Ahead
 
 log = logging.getLogger("sandgate.trainer.areal")
 
@@ -32,8 +32,6 @@ START_S = 600.0
 """Until a run offers its gateways: its engine is there already."""
 LOG = "areal-run.log"
 """In the run's folder: what it said."""
-AHEAD = Ahead(8)
-"""Groups that are taken in before an episode asks: each belongs to one that waits."""
 
 
 @asynccontextmanager
@@ -103,6 +101,8 @@ class Link:
     closed: bool = False
     _fleet: AsyncFleet | None = None
     _collecting: asyncio.Task[None] | None = None
+    _asked: asyncio.Event = field(default_factory=asyncio.Event)
+    """Some episode waits."""
     _closing: threading.Lock = field(default_factory=threading.Lock)
 
     def open(self, version: int) -> None:
@@ -132,6 +132,7 @@ class Link:
         assert self._collecting is not None
         future: asyncio.Future[tuple[Trajectory, ...]] = asyncio.get_running_loop().create_future()
         self.waiting[task.uid] = future
+        self._asked.set()
         try:
             if self._collecting.done():
                 raise Unavailable(
@@ -143,24 +144,46 @@ class Link:
             self.waiting.pop(task.uid, None)
 
     async def _collect(self) -> None:
-        """Hand each group to the episode whose task it is. One that nobody here asked for, as of a worker that died or
-        of another one of the same job, goes to the episode that has waited longest: each pushed one task."""
+        """Hand each group to the episode whose task it is. Workers of one job share its groups: one that another asked
+        for, or one that died, goes to the episode that has waited longest. So each takes as many groups as it pushed
+        tasks: none is leased while nobody waits, and none acknowledged that nobody has."""
         assert self._fleet is not None
+        groups = self._fleet.groups()
         try:
-            async for group in self._fleet.groups(ahead=AHEAD):
-                await group.ack()
-                future = self.waiting.pop(group.uid, None)
-                while future is None or future.done():
-                    if not self.waiting:
-                        log.warning("group %s: nobody waits for it", group.uid)
-                        break
-                    future = self.waiting.pop(next(iter(self.waiting)))
-                else:
-                    future.set_result(group.trajectories)
+            while True:
+                while not self.waiting:
+                    self._asked.clear()
+                    await self._asked.wait()
+                try:
+                    group = await anext(groups)
+                except StopAsyncIteration:
+                    break
+                await self._hand_out(group)
         except BaseException as error:
             self._fail(str(error) or type(error).__name__)
             raise
         self._fail("its run is over, and gives no groups any more")
+
+    async def _hand_out(self, group: Group) -> None:
+        live = [uid for uid, future in self.waiting.items() if not future.done()]
+        uid = group.uid if group.uid in live else next(iter(live), None)
+        if uid is None:  # they gave up meanwhile
+            await group.nack()
+            return
+        future = self.waiting.pop(uid)
+        try:
+            await group.ack()
+        except Conflict as error:  # another worker has it, and this episode one of those to come
+            log.warning("group %s: %s", group.uid, error)
+            self.waiting = {uid: future} | self.waiting
+            return
+        except BaseException:
+            self.waiting[uid] = future
+            raise
+        if future.done():
+            log.warning("group %s: its episode gave up while it was acknowledged", group.uid)
+        else:
+            future.set_result(group.trajectories)
 
     def _fail(self, why: str) -> None:
         for future in self.waiting.values():

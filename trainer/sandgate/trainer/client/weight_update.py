@@ -100,6 +100,7 @@ async def weight_update(
         raise InvalidBody(f"version: {version} is not in 0..{VERSION_MAX}", field="version")
     update, done = Update(version, dict(engines or {})), False
     missed: dict[str, Exception] = {}
+    held = await _held(gateways)
     try:
         await _all("pause", gateways, lambda one: one.pause())
         if mode == "wait":
@@ -108,16 +109,37 @@ async def weight_update(
         yield update
         done = True
     finally:
-        going = asyncio.ensure_future(_go_on(gateways, update, missed, done=done))
+        going = asyncio.ensure_future(_go_on(gateways, update, missed, held, done=done))
         await _carried_through(going)
     if missed:
         raise HalfUpdated(version, missed)
 
 
+async def _held(gateways: Mapping[str, PausableGateway]) -> frozenset[str]:
+    """Those that an update before this one left on hold: it did not reach them, or its trainer died in it. They go on
+    when one has gone through, and not before: what weights they sample from, and under which version, nobody knows.
+    One that does not answer now may be one of them."""
+    said = await asyncio.gather(*(one.status() for one in gateways.values()), return_exceptions=True)
+    for error in said:
+        if isinstance(error, BaseException) and not isinstance(error, Exception):
+            raise error
+    return frozenset(
+        name
+        for name, one in zip(gateways, said, strict=True)
+        if isinstance(one, BaseException) or one.get("paused")
+    )
+
+
 async def _go_on(
-    gateways: Mapping[str, PausableGateway], update: Update, missed: dict[str, Exception], *, done: bool
+    gateways: Mapping[str, PausableGateway],
+    update: Update,
+    missed: dict[str, Exception],
+    held: frozenset[str],
+    *,
+    done: bool,
 ) -> None:
-    """Tell whoever has the new weights, then let everybody go on who is as he should be."""
+    """Tell whoever has the new weights, then let everybody go on who is as he should be. `held`: gateways that stay on
+    hold unless the update is done."""
     new = update.loaded or (set(update.engines) if done else set())
     fresh = {name: one for name, one in update.engines.items() if name in new}
     missed |= await _each(fresh, lambda one: _label(one, update.version))
@@ -126,7 +148,7 @@ async def _go_on(
         missed |= await _each(gateways, lambda one: one.policy_version(update.version, labelled=labelled))
     well = {name: one for name, one in update.engines.items() if name not in missed}
     missed |= await _each(well, lambda one: one.resume())
-    told = {name: one for name, one in gateways.items() if name not in missed}
+    told = {name: one for name, one in gateways.items() if name not in missed and (done or name not in held)}
     missed |= await _each(told, lambda one: one.resume())
     for name, error in missed.items():
         log.warning("weight update %d: %s: %s", update.version, name, error)

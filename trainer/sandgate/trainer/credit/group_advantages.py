@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import hypot, sqrt
 from statistics import fmean, stdev
 
 from sandgate.contract.errors import InvalidBody
@@ -26,7 +27,7 @@ from sandgate.trainer.credit.reasons import (
 from sandgate.trainer.credit.reasons import LeftOut as LeftOut
 
 EPSILON = 1e-4
-"""Added to the deviation, as in TRL; a group whose sessions all scored the same has advantages of 0."""
+"""Added to the deviation, as in TRL; a group whose rows all scored the same has advantages of 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,9 @@ class CreditedGroup:
     """Of the scores; 0.0 without any."""
     deviation: float
     """Of the scores as a sample (n - 1, as torch.std); 0.0 for fewer than two."""
+    spread: float = 0.0
+    """How far rows lie from their own session's score: the root of the mean, over sessions, of the square of the row
+    that lies farthest. 0.0 unless single turns were rewarded."""
 
     @property
     def taught(self) -> tuple[CreditedRow, ...]:
@@ -76,8 +80,9 @@ def prepare(
     divided by the deviation (GRPO); without, they are differences from the mean (Dr. GRPO). `lengths`: the most that
     the trainer takes of a row. `truncated`: whether episodes that a limit ended count, or are masked.
 
-    A row's advantage is that of its own reward, which is the session's unless single turns were rewarded. Rows that are
-    older than roles teach. Raises InvalidBody for rows of more than one task.
+    A row's advantage is that of its own reward, which is the session's unless single turns were rewarded; what it is
+    divided by then has the rows' spread in it, or sessions that all scored the same would make thousands of it. Rows
+    that are older than roles teach. Raises InvalidBody for rows of more than one task.
     """
     given = list(rows)
     tasks = {row.uid for row in given}
@@ -87,18 +92,29 @@ def prepare(
     scores = _scores(given, rules)
     mean = fmean(scores.values()) if scores else 0.0
     deviation = stdev(scores.values()) if len(scores) > 1 else 0.0
-    unit = deviation + EPSILON if scale else 1.0
+    why_not = reasons(given, rules)
+    spread = _spread([row for row, why in zip(given, why_not, strict=True) if why is None], scores, mean)
+    unit = hypot(deviation, spread) + EPSILON if scale else 1.0
     credited = [
         CreditedRow(row, 0.0 if why or row.reward is None else (row.reward - mean) / unit, why)
-        for row, why in zip(given, reasons(given, rules), strict=True)
+        for row, why in zip(given, why_not, strict=True)
     ]
-    return CreditedGroup(tuple(credited), scores, mean, deviation)
+    return CreditedGroup(tuple(credited), scores, mean, deviation, spread)
 
 
 def why_left_out(row: Trajectory, *, roles: Collection[str] = TAUGHT, scored: bool = True) -> LeftOut | None:
     """Why a row, looked at alone, teaches nothing; None: it teaches. `scored`: rewards are there; without, a trainer
     gives them later."""
     return CreditRules(roles=roles, scored=scored).why(row)
+
+
+def _spread(taught: Sequence[Trajectory], scores: Mapping[str, float], mean: float) -> float:
+    farthest: dict[str, float] = {}
+    for row in taught:
+        if row.reward is not None:
+            away = abs(row.reward - scores.get(row.session_id, mean))
+            farthest[row.session_id] = max(away, farthest.get(row.session_id, 0.0))
+    return sqrt(fmean(away * away for away in farthest.values())) if farthest else 0.0
 
 
 def _scores(rows: Sequence[Trajectory], rules: CreditRules) -> dict[str, float]:

@@ -10,6 +10,7 @@ from sandgate.contract.errors import FailureClass, Unavailable
 from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer.client.pushed_groups import reasons_of
 from sandgate.trainer.credit.batches import no_row
+from sandgate.trainer.credit.one_row import alone
 from sandgate.trainer.verl.dataproto import to_dataproto
 from sandgate.trainer.verl.rewards import broadcast, final
 from sandgate.trainer.verl.rows import Lengths, usable
@@ -45,7 +46,8 @@ def aligned(
     n: int,
     pad: int,
 ) -> list[Trajectory]:
-    """The final trajectory of each sample's session, in order; `n`: sessions of a group. One that failed, sampled
+    """The final trajectory of each sample's session, in order, with all that was sampled on its path (a fork's shared
+    turns are otherwise trained in another row); `n`: sessions of a group. One that failed, sampled
     nothing or was not scored is a single masked token with its group's mean: it trains nothing and moves no baseline.
     Rows of a uid beyond `n`, with which verl pads a batch, are its first sessions again. Raises Unavailable if there is
     nothing at all."""
@@ -66,7 +68,7 @@ def _finals(rows: Sequence[Trajectory], lengths: Lengths) -> dict[int, Trajector
     for row in rows:
         if row.failure_class in (None, FailureClass.POLICY) and row.reward is not None:
             sessions.setdefault((row.sample_index, row.session_id), []).append(row)
-    finals = {sample: usable([final(own)], lengths) for (sample, _), own in sessions.items()}
+    finals = {sample: usable([alone(own)], lengths) for (sample, _), own in sessions.items()}
     return {sample: left[0] for sample, left in finals.items() if left}
 
 
