@@ -97,17 +97,45 @@ CODES: dict[str, tuple[RolloutJobSpec, SessionObserved, list[Action]]] = {
     ),
     "also if it takes its stop for a success": (
         spec(),
-        after(ended(0), stop=Stop(R.SESSION_TIMEOUT, "too long")),
+        after(ended(0, at=101.5), stop=Stop(R.SESSION_TIMEOUT, "too long")),
+        timed_out("too long"),
+    ),
+    "also by a clock that differs by some seconds": (
+        spec(),
+        after(ended(0, at=92.0), stop=Stop(R.SESSION_TIMEOUT, "too long")),
+        timed_out("too long"),
+    ),
+    "an end that was well before its time was up counts, however late it was seen": (
+        spec(),
+        after(ended(0, at=41.0), stop=Stop(R.SESSION_TIMEOUT, "too long")),
+        scored(0, True),
+    ),
+    "as a wrong one does": (
+        spec(),
+        after(ended(1, at=41.0), stop=Stop(R.SESSION_TIMEOUT, "too long")),
+        scored(1, False, R.ANSWER_WRONG, "exit code 1"),
+    ),
+    "one that its node ended is its node's, stopped or not": (
+        spec(),
+        after(ended(None, at=41.0, reason=R.NODE_LOST), stop=Stop(R.SESSION_TIMEOUT, "too long")),
         timed_out("too long"),
     ),
     "a POST to /complete makes a hang no success where the exit is the end": (
         spec(),
-        after(ended(None, signal=15), said("complete", turns=1), stop=Stop(R.SESSION_TIMEOUT, "too long")),
+        after(
+            ended(None, signal=15, at=101.5),
+            said("complete", turns=1),
+            stop=Stop(R.SESSION_TIMEOUT, "too long"),
+        ),
         timed_out("too long"),
     ),
     "nor where the trainer gives the reward": (
         spec(**TRAINER),
-        after(ended(None, signal=15), said("complete", turns=1), stop=Stop(R.SESSION_TIMEOUT, "too long")),
+        after(
+            ended(None, signal=15, at=101.5),
+            said("complete", turns=1),
+            stop=Stop(R.SESSION_TIMEOUT, "too long"),
+        ),
         seal(R.SESSION_TIMEOUT, "too long"),
     ),
     "nor does it change a code": (

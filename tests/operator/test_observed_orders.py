@@ -127,7 +127,7 @@ async def watched(order: list[int]) -> Observed:
         kind, body, gone = news[number]
         (pods.job.saw_pod if kind == "Pod" else pods.job.saw_session)(body, gone=gone)
     await pods.job.stop()
-    return replace(pods.state.observed, started_at=0.0)
+    return replace(pods.state.observed, started_at=0.0, since=0.0)
 
 
 NEWS = 10

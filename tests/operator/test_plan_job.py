@@ -298,6 +298,12 @@ CASES: dict[str, Case] = {
         110.0,
         [StopAttempt(ref("a"), SILENT), WakeAt(160.0)],
     ),
+    "without a gateway nobody is silent": (
+        want(trainer={"heartbeatSeconds": 10, "collectSeconds": 60}),
+        seen(group("a", "r"), heard_at=100.0, gateways={}),
+        9000.0,
+        [],
+    ),
     "until then it looks at the next silence": (
         want(trainer={"heartbeatSeconds": 10, "collectSeconds": 60}),
         seen(group("a", "r"), heard_at=100.0),
@@ -415,6 +421,12 @@ CONDITIONS: dict[str, tuple[JobWant, JobObserved, float, set[JobCondition]]] = {
         seen(group("a", "u", closed=True), heard_at=0.0),
         9.0,
         {JobCondition.READY, JobCondition.FAILED, JobCondition.COLLECTED},
+    ),
+    "and did not while there was no gateway by which to be heard": (
+        want(trainer={"heartbeatSeconds": 1, "collectSeconds": 5}),
+        seen(group("a", "r"), heard_at=0.0, gateways={}),
+        9.0,
+        {JobCondition.PROGRESSING},
     ),
     "a silent trainer suspends it": (
         want(trainer={"heartbeatSeconds": 1, "collectSeconds": 50}),
@@ -553,6 +565,30 @@ ENDS: dict[str, tuple[dict[str, Any], dict[str, Any], float, list[Action]]] = {
         {"owed": 1, "heard_at": 1500.0},
         1500.0,
         [WakeAt(1600.0)],
+    ),
+    "so has one that nobody awaits": (
+        {"ttlSecondsAfterFinished": 60},
+        {"owed": 1, "trainer_at": 4599.0},
+        4600.0,
+        [WakeAt(8199.0)],
+    ),
+    "an operator that starts anew gives it time to be heard": (
+        {"ttlSecondsAfterFinished": 60},
+        {"owed": None, "since": 9000.0, "trainer_at": None},
+        9001.0,
+        [WakeAt(12600.0)],
+    ),
+    "what is to be written to files is waited for": (
+        {"ttlSecondsAfterFinished": 60, "output": {"parquet": {"url": "s3://b/d"}}},
+        {"owed": 1},
+        9e9,
+        [],
+    ),
+    "and once all is written the ttl runs": (
+        {"ttlSecondsAfterFinished": 60, "output": {"parquet": {"url": "s3://b/d"}}},
+        {"owed": 0},
+        1060.0,
+        [DeleteJob()],
     ),
     "while nobody knows what is owed, it is owed": (
         {"ttlSecondsAfterFinished": 60},

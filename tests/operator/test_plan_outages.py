@@ -66,7 +66,7 @@ ENDS: dict[str, tuple[RolloutJobSpec, SessionObserved, list[Action]]] = {
     "a timeout after a failure of the engine that its agent got over is its own": (
         spec(),
         after(
-            ended(None, signal=15),
+            ended(None, signal=15, at=101.5),
             said(turns=2, engine_errors=3, engine_failing=0),
             stop=Stop(R.SESSION_TIMEOUT, "too long"),
         ),

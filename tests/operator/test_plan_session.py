@@ -396,17 +396,23 @@ ENDS: dict[str, tuple[RolloutJobSpec, SessionObserved, list[Action]]] = {
     ),
     "a timeout is the policy's": (
         spec(),
-        after(ended(None, signal=15), stop=Stop(R.SESSION_TIMEOUT, "too long")),
+        after(ended(None, signal=15, at=101.5), stop=Stop(R.SESSION_TIMEOUT, "too long")),
         timed_out("too long"),
     ),
     "a timeout under a failing engine is the engine's": (
         spec(),
-        after(ended(None, signal=15), said(engine_errors=2), stop=Stop(R.SESSION_TIMEOUT, "too long")),
+        after(
+            ended(None, signal=15, at=101.5), said(engine_errors=2), stop=Stop(R.SESSION_TIMEOUT, "too long")
+        ),
         seal(R.ENGINE_ERROR, "too long; the engine failed 2 calls of it"),
     ),
     "where /complete is the end, one that had completed only lingered": (
         spec(**COMPLETE),
-        after(ended(None, signal=15), said("complete", turns=1), stop=Stop(R.SESSION_TIMEOUT, "too long")),
+        after(
+            ended(None, signal=15, at=101.5),
+            said("complete", turns=1),
+            stop=Stop(R.SESSION_TIMEOUT, "too long"),
+        ),
         seal(),
     ),
     "the turn limit is the policy's, also if the agent dies of it": (

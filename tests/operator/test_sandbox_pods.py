@@ -21,6 +21,7 @@ from sandgate.operator.manifests.sandbox_pods import (
     plain,
     verifier_pod,
 )
+from sandgate.operator.plan.session import PULLS
 from sandgate.operator.settings import Settings
 from sandgate.sandbox.agents import ENV_BYTES_MAX, agent_env, verifier_env
 from sandgate.sandbox.expand import expand
@@ -84,10 +85,10 @@ AGENTS: dict[str, tuple[list[tuple[str, Any]], str, Any]] = {
     ),
     "services of the namespace are not in its environment": ([], "spec.enableServiceLinks", False),
     "it is owned by its AgentSession": ([], "metadata.ownerReferences", [OWNER]),
-    "its deadline is start and session seconds and a margin": (
+    "its deadline leaves its image's time and its own, and a margin": (
         [],
         "spec.activeDeadlineSeconds",
-        300 + 900 + DEADLINE_MARGIN_S,
+        PULLS * 300 + 900 + DEADLINE_MARGIN_S,
     ),
     "a template's shorter deadline stands": (
         [(f"{POD}.activeDeadlineSeconds", 60)],
@@ -97,7 +98,7 @@ AGENTS: dict[str, tuple[list[tuple[str, Any]], str, Any]] = {
     "a template's longer deadline does not": (
         [(f"{POD}.activeDeadlineSeconds", 10**6)],
         "spec.activeDeadlineSeconds",
-        300 + 900 + DEADLINE_MARGIN_S,
+        PULLS * 300 + 900 + DEADLINE_MARGIN_S,
     ),
     "it stops as fast as a local agent": ([], "spec.terminationGracePeriodSeconds", 5),
     "a template may ask for more grace": (
@@ -360,7 +361,7 @@ def test_a_verifier_runs_where_agents_may_with_the_volumes_that_it_mounts() -> N
     assert pod["spec"]["nodeSelector"] == {"disk": "fast"}
     assert pod["spec"]["imagePullSecrets"] == [{"name": "own"}, {"name": "theirs"}]
     assert [one["name"] for one in pod["spec"]["initContainers"]] == [FETCHER]
-    assert pod["spec"]["activeDeadlineSeconds"] == 300 + 60 + DEADLINE_MARGIN_S
+    assert pod["spec"]["activeDeadlineSeconds"] == PULLS * 300 + 60 + DEADLINE_MARGIN_S
     assert main_of(pod)["name"] == "verifier"
 
 

@@ -326,7 +326,7 @@ def test_the_recipes_data_is_its_verifiers(tmp_path: Path) -> None:
 
 def test_a_sessions_row_has_all_that_was_sampled_on_its_path() -> None:
     """The turn that two branches share is trained in the first of them, which is not the main one."""
-    response = {"response_ids": array("i", [10, 11, 9, 30]), "turn_ends": (2, 4)}
+    response: dict[str, Any] = {"response_ids": array("i", [10, 11, 9, 30]), "turn_ends": (2, 4)}
     left = row(
         0,
         uid="a",

@@ -105,7 +105,7 @@ class Worker:
         self.queue.whole.append(lease.uid)
 
     def groups(self) -> Any:
-        return streaming.groups(self, ttl_s=300.0, idle_s=None, poll_s=0.01)  # type: ignore[arg-type]
+        return streaming.groups(self, ttl_s=300.0, idle_s=None, poll_s=0.01)
 
 
 @asynccontextmanager

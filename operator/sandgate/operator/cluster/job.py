@@ -116,7 +116,6 @@ class ClusterJob:
         )
         self._tasks: set[asyncio.Task[None]] = set()
         self._watching: list[asyncio.Task[None]] = []
-        self._returns = False
 
     def _observe(self, status: RolloutJobStatus | None, queue: QueueSeen | None = None) -> Observed:
         return Observed(
@@ -129,6 +128,7 @@ class ClusterJob:
             started_at=seconds(status.start_time) if status and status.start_time else self.now(),
             policy_version=status.policy_version if status else 0,
             engines=0,
+            since=self.now(),
             heard_at=self.now() if self.job.spec.trainer is not None else None,
         )
 
@@ -338,7 +338,6 @@ class ClusterJob:
         self._is_taken("")
         self.at.signed(b"" if what is Provided.IDLE else bytes.fromhex(secret))
         if what is not Provided.IDLE:
-            self._returns = self._returns or self.observed.provided is Provided.IDLE
             self._watch_gateways(job)
         self.at.observe(events.EngineProvided(what, job.metadata.generation))
 
@@ -381,9 +380,8 @@ class ClusterJob:
         """It answers: what it holds is taken in, or compared with what is known."""
         if await self.intake.arrived(monitor, listed):
             self.follower.back(monitor)
-            if self._returns and self.job.spec.trainer is not None:  # until now it had nobody to talk to
-                self.at.observe(events.TrainerAwaited(self.now()))
-            self._returns = False
+            if not self.observed.gateways and self.job.spec.trainer is not None:
+                self.at.observe(events.TrainerAwaited(self.now()))  # until now it had nobody to talk to
             self.at.observe(events.GatewayChanged(monitor.name, ready=True))
             for said in listed:
                 if said.session_id in self.observed.sessions:
@@ -416,8 +414,8 @@ class ClusterJob:
     def saw_session(self, body: Mapping[str, Any], *, gone: bool = False) -> None:
         """An AgentSession of this job came, changed or went."""
         seen = session_seen(body)
-        if seen is None:
-            return
+        if seen is None or (not seen.spec.remote and seen.owner != self.job.metadata.uid):
+            return  # the latter is of a job that had this name before, and being deleted with it
         if gone or seen.deleting:
             self.session_gone(seen.name, seen.uid)
         else:

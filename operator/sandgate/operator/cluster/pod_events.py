@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from heapq import nsmallest
 from typing import Any
 
@@ -24,7 +24,8 @@ LOOK_S = 10.0
 AFTER_S = 10.0
 """A pod that starts as pods do is not asked about."""
 LOOKED_MAX = 4
-"""Pods that one look asks about, those that wait longest: others mostly wait for the same."""
+"""Pods that one look asks about: those that were not asked about for the longest time, and of these those that wait
+longest. So of 120 each is asked within `startSeconds`, after which one whose image is not known to come is given up."""
 PROGRESS = "Pulling"
 """Of Events that are no warnings, the only one that says what is waited for."""
 BEFORE = frozenset({"FailedScheduling"})
@@ -36,14 +37,22 @@ class PodEvents:
     """Of one job's agents. `run` it as a task."""
 
     at: JobState
+    _asked: dict[str, float] = field(default_factory=dict)
+    """Session of a slow pod -> when it was last asked about."""
 
     async def run(self) -> None:
         """For ever."""
         while True:
             await asyncio.sleep(LOOK_S)
-            slow = nsmallest(LOOKED_MAX, self._slow(), key=lambda one: (_since(one[1]), one[0].name))
-            for ref, running in slow:
+            slow = list(self._slow())
+            self._asked = {ref.name: self._asked.get(ref.name, 0.0) for ref, _ in slow}
+            for ref, running in nsmallest(LOOKED_MAX, slow, key=self._turn):
+                self._asked[ref.name] = self.at.now()
                 await self._look(ref, running)
+
+    def _turn(self, slow: tuple[Ref, Running]) -> tuple[float, float, str]:
+        ref, running = slow
+        return self._asked[ref.name], _since(running), ref.name
 
     def _slow(self) -> Iterator[tuple[Ref, Running]]:
         """Agents' pods that have a node for a while, did not start, and do not say why."""

@@ -70,6 +70,8 @@ class Observed:
     """Why no gateway's pod is ready."""
     heard_at: float | None = None
     """When the trainer last gave a sign of life; None: none is waited for."""
+    since: float = 0.0
+    """When who observes began to."""
     trainer_at: float | None = None
     """When one last did, awaited or not; 0: never; None: no gateway has told yet."""
     provided: Provided | None = None
@@ -115,6 +117,7 @@ class Observed:
             gateway_trouble=self.gateway_trouble,
             heard_at=self.heard_at,
             trainer_at=self.trainer_at,
+            since=self.since,
             provided=self.provided,
             provided_for=self.provided_for,
             status=self.status,

@@ -291,6 +291,8 @@ class JobObserved:
     """Why no gateway's pod is ready, for people."""
     heard_at: float | None = None
     """When the trainer last gave a sign of life, or could first have; None where none is waited for."""
+    since: float = 0.0
+    """When this operator began to look: what was heard before, it may not know."""
     trainer_at: float | None = 0.0
     """When a trainer was last heard of, awaited or not; 0: never; None: no gateway has told yet."""
     provided: Provided | None = None

@@ -85,7 +85,8 @@ def deleted_at(spec: RolloutJobSpec, seen: JobObserved) -> float | None:
     """When a job that is over deletes itself; None: never, or not the plan's business.
 
     Trajectories win over the ttl: it runs from the end, but while a trainer is owed trajectories the job stays until
-    nothing was heard of that trainer for `collectSeconds`. So a job whose trainer is gone is collected in the end too.
+    nothing was heard of a trainer, awaited or not, for `collectSeconds`. So a job whose trainer is gone is collected in
+    the end too. One that writes files stays until they are written: no trainer will come for what is missing.
     """
     ttl = spec.ttl_seconds_after_finished
     if ttl is None or seen.status is None or seen.provided is None:
@@ -94,8 +95,11 @@ def deleted_at(spec: RolloutJobSpec, seen: JobObserved) -> float | None:
     # What was collected stays so while its gateways were not asked.
     if seen.owed == 0 or (seen.owed is None and is_true(seen.status, JobCondition.COLLECTED)):
         return done + ttl
+    if spec.output.parquet is not None:
+        return None
     patience = COLLECT_S if spec.trainer is None else float(spec.trainer.collect_seconds)
-    return max(done + ttl, max(done, seen.heard_at or 0.0) + patience)
+    heard = max(done, seen.heard_at or 0.0, seen.trainer_at or 0.0, seen.since)
+    return max(done + ttl, heard + patience)
 
 
 def _deadline(spec: RolloutJobSpec, seen: JobObserved) -> float | None:
@@ -106,4 +110,5 @@ def _deadline(spec: RolloutJobSpec, seen: JobObserved) -> float | None:
 
 
 def _unheard(seen: JobObserved, limit: float, now: float) -> bool:
-    return seen.heard_at is not None and now >= seen.heard_at + limit
+    """Without a gateway nobody is silent: there is none by which a trainer could be heard."""
+    return bool(seen.gateways) and seen.heard_at is not None and now >= seen.heard_at + limit

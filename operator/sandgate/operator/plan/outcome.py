@@ -25,6 +25,9 @@ LIMITS = {
 
 SLACK_S = 30.0
 """An outage that was noticed this long after the agent's end may have begun before it: long polls notice late."""
+LATE_S = 10.0
+"""An end that lies so long before an agent's time was up cannot be that of one that was stopped for it, though the
+clocks of its node and of who stopped it differ."""
 SHARE = 0.1
 """Of its time: an agent that lost less than that to an outage and ran out of time, would have done so anyway."""
 
@@ -45,14 +48,15 @@ def failure(spec: RolloutJobSpec, seen: SessionObserved, end: Exit) -> Failure:
     completed = completes and said is not None and said.state is SessionState.COMPLETE
     if said is not None and said.state is SessionState.ABORTED:
         return FailureReason.ABORTED, "aborted at the gateway"
-    if seen.stop is not None and seen.stop.reason is not None:
-        return _stopped(seen, seen.stop.reason, seen.stop.detail, end, completed=completed)
+    stop = None if _was_over(spec, seen, end) else seen.stop
+    if stop is not None and stop.reason is not None:
+        return _stopped(seen, stop.reason, stop.detail, end, completed=completed)
     if end.reason is not None:
         return end.reason, end.detail
-    if seen.stop is not None and completed:  # stopped because of that: how it died does not matter
+    if stop is not None and completed:  # stopped because of that: how it died does not matter
         return _limit(said)
-    if seen.stop is not None:  # by an operator of another version: what it made of that says nothing
-        return FailureReason.ABORTED, seen.stop.detail or "stopped for a reason that is not known here"
+    if stop is not None:  # by an operator of another version: what it made of that says nothing
+        return FailureReason.ABORTED, stop.detail or "stopped for a reason that is not known here"
     if end.signal is not None:
         return _or_outage(seen, end, (FailureReason.AGENT_SIGNAL, in_words(end)))
     if end.code != RIGHT and not seen.remote:
@@ -65,6 +69,19 @@ def failure(spec: RolloutJobSpec, seen: SessionObserved, end: Exit) -> Failure:
     if said is not None and said.limit_reached == "context":
         return None, ""  # it compacted its history and went on: it ended well by its own account
     return _limit(said)
+
+
+def _was_over(spec: RolloutJobSpec, seen: SessionObserved, end: Exit) -> bool:
+    """It had ended by itself well before its time was up, and that was seen too late: by a watch that lagged, a driver
+    that stood still. Whoever is stopped ends after it, whatever it says: not even by LATE_S of another clock before."""
+    stop, agent = seen.stop, seen.sandbox
+    if stop is None or stop.reason is not FailureReason.SESSION_TIMEOUT:
+        return False
+    if agent is None or agent.started_at is None or end.reason is not None:
+        return False
+    limit = spec.limits.session_seconds
+    seen_end = end.code is not None or end.signal is not None
+    return seen_end and end.at < agent.started_at + limit - min(LATE_S, SHARE * limit)
 
 
 def _stopped(

@@ -1,0 +1,180 @@
+"""What is right in ten minutes and was wrong after hours: late news, gateways that are away, jobs made anew."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from sandgate.contract.errors import Unavailable
+from sandgate.operator.cluster import pod_events
+from sandgate.operator.cluster.job_state import JobState
+from sandgate.operator.cluster.pod_events import PodEvents
+from sandgate.operator.observed import events
+from sandgate.operator.observed.job import Observed
+from sandgate.operator.plan.actions import Ref, Running, StopAttempt, Told
+from sandgate.operator.plan.session import plan_session
+from tests.operator.cluster_rig import NAMESPACE, Box, World, hurry, manifest, world
+from tests.operator.plans import spec, want
+from tests.operator.test_cluster import is_so, so
+from tests.support.waiting import paced
+
+
+@pytest.fixture
+async def up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    hurry(monkeypatch)
+    async with world(tmp_path) as made:
+        yield made
+
+
+async def test_an_agent_that_ended_well_is_right_though_its_end_was_seen_after_its_time(up: World) -> None:
+    """The watch lagged from before its end until after its deadline."""
+    ran = asyncio.Event()
+
+    async def agent(box: Box) -> int:
+        await box.ask("hi")
+        up.deaf = True
+        ran.set()
+        return 0
+
+    up.agents = [("shop", agent)]
+    up.operator_up()
+    await up.kube.create(manifest("a 1", limits={"sessionSeconds": 3, "startSeconds": 30}))
+    await asyncio.wait_for(ran.wait(), 20)
+
+    def stopped() -> bool:
+        (pod,) = (body for (kind, _, _), body in up.kube.objects.items() if kind == "Pod")
+        return bool(pod["spec"].get("activeDeadlineSeconds") == 1)
+
+    await so(stopped, "its operator stops what it takes for running")
+    up.relist()
+    await is_so(up, "Complete")
+    (session,) = up.sessions().values()
+    assert (session["status"]["reward"], session["status"].get("failureReason")) == (1.0, None)
+
+
+async def test_a_trainer_is_not_lost_while_there_is_no_gateway_to_hear_it(up: World) -> None:
+    go = asyncio.Event()
+
+    async def agent(box: Box) -> int:
+        await box.ask("hi")
+        await go.wait()
+        return 0
+
+    up.agents = [("-b-", agent)]
+    up.operator_up()
+    block = {"heartbeatSeconds": 2, "collectSeconds": 3}
+    async with beating(up):
+        await up.kube.create(manifest("a 1", "b 2", "c 3", parallelism=1, trainer=block))
+        await so(lambda: len(up.sessions()) >= 2, "the second has begun")
+    await up.gateway_down("shop-gateway-0")
+    await passes(4.5)
+    await up.gateway_up("shop-gateway-0")
+    await passes(1.0)  # the trainer's next call may be to come
+    assert up.condition("Failed")[0] != "True"
+    async with beating(up):
+        go.set()
+        await is_so(up, "Complete")
+    assert up.condition("Failed")[0] == "False"
+
+
+async def passes(seconds: float) -> None:
+    await asyncio.wait([asyncio.ensure_future(asyncio.Event().wait())], timeout=seconds)
+
+
+@asynccontextmanager
+async def beating(up: World) -> AsyncIterator[None]:
+    task = asyncio.ensure_future(beats(up))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def beats(up: World) -> None:
+    """A trainer that lives, and says so to whoever listens."""
+    async for _ in paced(0.1):
+        try:
+            async with up.trainer("shop-gateway-0") as trainer:
+                await trainer.heartbeat()
+        except (KeyError, Unavailable):
+            continue
+
+
+async def test_a_job_that_is_made_anew_takes_no_session_of_the_one_before_for_its_own(up: World) -> None:
+    """What it left waits for garbage collection, which begins anywhere."""
+    up.operator_up()
+    await up.kube.create(manifest("a 1", "b 2", "c 3"))
+    await is_so(up, "Complete")
+    assert await up.train() == 3
+    await is_so(up, "Collected")
+    left = {key: copy.deepcopy(body) for key, body in up.kube.objects.items() if key[0] == "AgentSession"}
+    before, body = len(up.told), up.job()
+    assert len(left) == before == 3
+    watchers, up.kube.watchers = up.kube.watchers, []
+    up.kube.objects.clear()
+    up.kube.objects.update(left)
+    up.kube.watchers = watchers
+    assert up.hub is not None
+    up.hub.saw("RolloutJob", "DELETED", body)
+    await up.gateway_down("shop-gateway-0")
+    await up.gateway_up("shop-gateway-0", empty=True)
+    await up.kube.create(manifest("a 1", "b 2", "c 3"))
+    await so(lambda: any("shop-a" in one for one in up.kube.named("Secret")), "it begins")
+    assert up.condition("Complete")[0] != "True"
+    for _, _, name in left:
+        up.kube.remove("AgentSession", NAMESPACE, name)
+    await is_so(up, "Complete")
+    assert len(up.told) == before + 3, "each has its turn"
+    assert await up.train() == 3
+
+
+# -- images that take long ---------------------------------------------------------------------------------------------
+
+
+class Pulling:
+    """An API server that says of every pod that its image is on its way."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def list(self, kind: str, namespace: str, *, fields: str = "") -> list[Any]:
+        self.asked.append(fields)
+        return [{"type": "Normal", "reason": "Pulling", "message": "big:1", "lastTimestamp": "2026-01-01"}]
+
+
+async def test_of_many_pods_whose_image_takes_long_none_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pod_events, "LOOK_S", 0.0)
+    of = spec(groupSize=10, limits__startSeconds=300, limits__sessionSeconds=900)
+    refs = [Ref("shop", "a", sample, 0) for sample in range(10)]
+    kube = Pulling()
+    at = JobState(
+        kube=cast(Any, kube),
+        settings=cast(Any, None),
+        job=cast(Any, SimpleNamespace(metadata=SimpleNamespace(name="shop", namespace=NAMESPACE))),
+        observed=Observed(want=replace(want(), spec=of)),
+        changed=lambda key: None,
+        now=lambda: 100.0,
+    )
+    for ref in refs:
+        at.observe(events.SessionOpened(ref, "shop-gateway-0", 0.0, Told.NOTHING))
+        at.observe(events.AgentSeen(ref, Running(0.0, None, None, 1.0, None)))
+        at.agents.held[ref.name] = cast(Any, SimpleNamespace(uid=ref.name))
+    task = asyncio.ensure_future(PodEvents(at).run())
+    await so(lambda: len(set(kube.asked)) == len(refs), "each is asked about")
+    await so(
+        lambda: all(one.sandbox and one.sandbox.waiting for one in at.observed.live), "each is known to pull"
+    )
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    for ref in refs:
+        plan = plan_session(of, at.observed.sessions[ref.name], 302.0)
+        assert not any(isinstance(one, StopAttempt) for one in plan), ref.name
