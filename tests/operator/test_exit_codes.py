@@ -105,6 +105,11 @@ CODES: dict[str, tuple[RolloutJobSpec, SessionObserved, list[Action]]] = {
         after(ended(0, at=92.0), stop=Stop(R.SESSION_TIMEOUT, "too long")),
         timed_out("too long"),
     ),
+    "or by any, where its node says that it was stopped": (
+        spec(),
+        after(ended(0, at=41.0, stopped=True), stop=Stop(R.SESSION_TIMEOUT, "too long")),
+        timed_out("too long"),
+    ),
     "an end that was well before its time was up counts, however late it was seen": (
         spec(),
         after(ended(0, at=41.0), stop=Stop(R.SESSION_TIMEOUT, "too long")),

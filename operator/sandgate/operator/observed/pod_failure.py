@@ -206,7 +206,16 @@ class PodStatus:
         number = signal_of(code)
         # A result is no complaint; neither is what an agent leaves that ended well.
         last = last_words("" if code == 0 or isinstance(message.value, dict) else text)
-        end = Exit(at, code if number is None else None, number, None, last.line, message, last.traceback)
+        end = Exit(
+            at,
+            code if number is None else None,
+            number,
+            None,
+            last.line,
+            message,
+            last.traceback,
+            stopped=self._stopped(),
+        )
         if why == OOM and code != 0:  # with code 0 it was a child, and the agent coped
             if self._has_limit("memory"):
                 detail = "more memory than resources.limits.memory"

@@ -59,6 +59,8 @@ class Exit:
     message: TerminationMessage = NO_MESSAGE
     traceback: bool = False
     """The last that it wrote is a Python traceback; `detail` is the exception."""
+    stopped: bool = False
+    """Its node ended it because it was told to, whatever the node's clock says."""
     refused: bool = False
     """The API server does not take such a pod: it says the same of the next one."""
 

@@ -77,7 +77,7 @@ def _was_over(spec: RolloutJobSpec, seen: SessionObserved, end: Exit) -> bool:
     stop, agent = seen.stop, seen.sandbox
     if stop is None or stop.reason is not FailureReason.SESSION_TIMEOUT:
         return False
-    if agent is None or agent.started_at is None or end.reason is not None:
+    if agent is None or agent.started_at is None or end.reason is not None or end.stopped:
         return False
     limit = spec.limits.session_seconds
     seen_end = end.code is not None or end.signal is not None
