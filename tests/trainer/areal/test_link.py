@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sandgate.contract.errors import Unavailable
+from sandgate.contract.errors import Conflict, Unavailable
 from sandgate.contract.job import Task
 from sandgate.contract.lease import Lease
 from sandgate.trainer.areal.link import Link
@@ -169,6 +169,26 @@ async def test_a_group_that_comes_when_its_episode_gave_up_is_given_back() -> No
         async with asyncio.timeout(20):
             await again
         assert queue.acked == ["q0"], "it is the next one's that waits"
+
+
+async def test_an_episode_that_gives_up_while_another_worker_is_given_its_group_is_not_waited_with() -> None:
+    """Else an idle worker would lease for it for ever."""
+    async with workers(1) as (queue, (link,), (worker,)):
+        episode = asyncio.ensure_future(link._episode(Task(uid="q0", prompt="buy")))
+        refused = asyncio.Event()
+
+        async def lost(lease: Lease) -> None:
+            episode.cancel()
+            await asyncio.gather(episode, return_exceptions=True)
+            refused.set()
+            raise Conflict("its lease ended")
+
+        worker.ack = lost  # type: ignore[method-assign]
+        await until(lambda: queue.pushed == ["q0"])
+        queue.ready()
+        await asyncio.wait_for(refused.wait(), 20)
+        await until(lambda: not link._asked.is_set())
+        assert link.waiting == {}
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -6,7 +6,7 @@ from math import ceil, inf
 from zlib import crc32
 
 from sandgate.operator.cluster.job_state import JobState
-from sandgate.operator.plan.session import PULLS, WAITS_S
+from sandgate.operator.plan.session import WAITS_S, longest_start
 
 KEY_MARGIN_S = 86_400.0
 """Keys outlive their session's longest life by this: a gateway may be away, a group may wait for its verifier."""
@@ -28,7 +28,9 @@ def session_needs(at: JobState) -> float:
 def verifier_needs(at: JobState) -> float:
     """The same of a verifier that begins now: it may be days after its agent, as its operator was away."""
     verifier = at.job.spec.reward.verifier
-    return at.now() + AT_LEAST_S + _start(at) + (verifier.seconds if verifier is not None else 0)
+    return (
+        at.now() + AT_LEAST_S + longest_start(at.job.spec) + (verifier.seconds if verifier is not None else 0)
+    )
 
 
 def spread(job_uid: str) -> float:
@@ -50,9 +52,4 @@ def trainer_key_span(job_uid: str, seconds: int, now: float) -> tuple[float, flo
 
 
 def _session(at: JobState) -> float:
-    return _start(at) + at.job.spec.limits.session_seconds
-
-
-def _start(at: JobState) -> float:
-    """As long as its image may be on its way."""
-    return PULLS * at.job.spec.limits.start_seconds
+    return longest_start(at.job.spec) + at.job.spec.limits.session_seconds

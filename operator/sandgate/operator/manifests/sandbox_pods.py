@@ -19,7 +19,7 @@ from sandgate.contract.names import GROUP as API_GROUP
 from sandgate.contract.names import pod_name, verifier_name
 from sandgate.contract.session_urls import SessionUrls
 from sandgate.operator.manifests.pod_hardening import containers, harden, limit
-from sandgate.operator.plan.session import PULLS
+from sandgate.operator.plan.session import longest_start
 from sandgate.operator.settings import Settings
 from sandgate.sandbox.agents import (
     ENV_BYTES_MAX,
@@ -140,7 +140,7 @@ def agent_pod(
         fetch |= {"SANDGATE_TASK_URL": handle.task_url, "SANDGATE_TASK_FILE": TASK_PATH}
     if fetch:
         _fetcher(pod, main, handle, fetch, key, look)
-    _settle(pod, look, PULLS * spec.limits.start_seconds + spec.limits.session_seconds)
+    _settle(pod, look, longest_start(spec) + spec.limits.session_seconds)
     meta = template.get("metadata") or {}
     meta = meta | {"labels": _labels_of(meta, look)}
     ours = _labels(job, AGENT, session, group)
@@ -195,7 +195,7 @@ def verifier_pod(
         "SANDGATE_RESULT_FILE": RESULT_PATH,
     }
     _fetcher(pod, main, handle, fetch, _secret(keys_secret, f"{session}.task"), look)
-    _settle(pod, look, PULLS * job.spec.limits.start_seconds + verifier.seconds)
+    _settle(pod, look, longest_start(job.spec) + verifier.seconds)
     meta = {"annotations": (template.get("metadata") or {}).get("annotations")}
     ours = _labels(job, VERIFIER, session, group)
     return _object(verifier_name(session), namespace, owner, meta, ours, pod)

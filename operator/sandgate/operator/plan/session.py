@@ -43,6 +43,11 @@ SHOW_S = 30.0
 session with a verifier costs five writes and its share of keys."""
 
 
+def longest_start(spec: RolloutJobSpec) -> int:
+    """Seconds that a sandbox may take to start once it has a node: its image may be on its way."""
+    return PULLS * spec.limits.start_seconds
+
+
 def plan_session(spec: RolloutJobSpec, seen: SessionObserved, now: float) -> list[Action]:
     """Next actions for one attempt. Pure: `now` is unix seconds.
 

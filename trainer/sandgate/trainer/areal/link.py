@@ -175,10 +175,11 @@ class Link:
             await group.ack()
         except Conflict as error:  # another worker has it, and this episode one of those to come
             log.warning("group %s: %s", group.uid, error)
-            self.waiting = {uid: future} | self.waiting
+            if not future.done():  # one that gave up meanwhile would be waited with for ever
+                self.waiting = {uid: future} | self.waiting
             return
         except BaseException:
-            self.waiting[uid] = future
+            self.waiting[uid] = future  # to be told that none will come
             raise
         if future.done():
             log.warning("group %s: its episode gave up while it was acknowledged", group.uid)
