@@ -1,4 +1,4 @@
-"""A job whose spec the operator refuses is corrected in place, by a field that no job which began may change."""
+"""A job whose spec the operator refuses is corrected in place, by a field that a job which began changes only while it is suspended."""
 
 from __future__ import annotations
 
@@ -39,5 +39,5 @@ def test_a_refused_job_is_corrected_in_place_and_runs(world: World) -> None:
         scripted.submit(world, namespace, good)
         done = wait_for(world, namespace, "shop", "Complete")
         assert done["status"]["reason"] != "BadManifest"
-        with pytest.raises(AssertionError, match="is immutable"):
+        with pytest.raises(AssertionError, match="changes only while the job is suspended"):
             scripted.submit(world, namespace, bad)
