@@ -51,6 +51,7 @@ KUEUE = {
     "workloads.kueue.x-k8s.io": {"get", "list", "create", "patch", "delete"},
     "workloads/status.kueue.x-k8s.io": {"patch"},
 }
+ROUTES = {"httproutes.gateway.networking.k8s.io": APPLY | {"get"}}
 OF_NO_NAMESPACE = {
     "resourceflavors.kueue.x-k8s.io": {"get"},
     "workloadpriorityclasses.kueue.x-k8s.io": {"get"},
@@ -71,10 +72,22 @@ def test_kueues_kinds_are_granted_where_it_is_enabled_only(scope: str) -> None:
     assert rules == {(resource, verb) for resource, verbs in table.items() for verb in verbs}
 
 
+@pytest.mark.parametrize("scope", ["cluster", "namespace"])
+def test_routes_are_granted_where_their_gateways_are_named_only(scope: str) -> None:
+    external = {"url": "https://r.example", "parentRefs": [{"name": "edge"}]}
+    kind = "ClusterRole" if scope == "cluster" else "Role"
+    for given, more in ((external, ROUTES), ({"url": external["url"]}, {})):
+        rendered = render({"scope": scope, "jobs": {"gateway": {"external": given}}})
+        rules = set(granted(rendered.one(kind, "sandgate-operator")["rules"]))
+        table = {**OPERATOR, **more}
+        assert rules == {(resource, verb) for resource, verbs in table.items() for verb in verbs}
+
+
 def test_nothing_is_granted_for_kinds_the_operator_does_not_know() -> None:
     known = {f"{one.plural}.{one.group}".rstrip(".") for one in KINDS.values()}
     named = {
-        f"{name.split('.')[0].split('/')[0]}{name[len(name.split('.')[0]) :]}" for name in (*OPERATOR, *KUEUE)
+        f"{name.split('.')[0].split('/')[0]}{name[len(name.split('.')[0]) :]}"
+        for name in (*OPERATOR, *KUEUE, *ROUTES)
     }
     assert named <= known
 

@@ -111,6 +111,21 @@ CARRIED: Mapping[str, tuple[Mapping[str, Any], str, Any]] = {
         "engine_scrapers",
         (SCRAPER,),
     ),
+    "where remote agents find gateways, without the slash at its end": (
+        {"jobs": {"gateway": {"external": {"url": "https://r.example/rl/"}}}},
+        "external_url",
+        "https://r.example/rl",
+    ),
+    "whose routes lead there": (
+        {"jobs": {"gateway": {"external": {"parentRefs": [{"name": "edge", "namespace": "infra"}]}}}},
+        "external_parents",
+        ({"name": "edge", "namespace": "infra"},),
+    ),
+    "whose proxies lead there": (
+        {"jobs": {"gateway": {"external": {"from": [SCRAPER]}}}},
+        "external_peers",
+        (SCRAPER,),
+    ),
     "gateway resources": (
         {"jobs": {"gateway": {"resources": RESOURCES}}},
         "gateway_resources",

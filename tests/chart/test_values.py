@@ -60,6 +60,15 @@ BAD: Mapping[str, tuple[str, Any]] = {
         "networkPolicy/metricsFrom/0",
         {"networkPolicy": {"metricsFrom": [{}]}},
     ),
+    "an address of gateways that is none": ("jobs/gateway/external/url", "rollouts.example.com"),
+    "a proxy that is everybody": (
+        "jobs/gateway/external/from/0",
+        {"jobs": {"gateway": {"external": {"from": [{}]}}}},
+    ),
+    "a Gateway without a name": (
+        "jobs/gateway/external/parentRefs/0",
+        {"jobs": {"gateway": {"external": {"parentRefs": [{"namespace": "infra"}]}}}},
+    ),
     "an interval without a unit": ("metrics/serviceMonitor/interval", "30"),
     "a switch that is text": ("crds/keep", "no"),
 }

@@ -154,6 +154,7 @@ NEEDS: dict[str, Need] = {
     ),
     "kwok": _part("kwok", "kwok from source (2 min)"),
     "kueue": _part("kueue", "Kueue's manager from source (6 min)"),
+    "gateway-api": _part("gateway-api", "the Gateway API's definitions from its module (10 s)"),
     "promtool": _part("promtool", "Prometheus' promtool from source (3 min)"),
     "versitygw": _part("versitygw", "versitygw, an S3, from source (1 min)"),
 }
@@ -190,6 +191,7 @@ PATHS: dict[str, tuple[str, ...]] = {
     "tests/cluster/e2e/test_shop.py": ("engine",),
     "tests/cluster/scale/test_scale.py": ("apiserver", "kwok"),
     "tests/cluster/scale/test_bench.py": ("apiserver", "kwok"),
+    "tests/cluster/test_gateway_api.py": ("apiserver", "gateway-api"),
     "tests/cluster/test_kueue_api.py": ("apiserver", "kueue"),
     "tests/cluster/test_front.py": ("apiserver",),
     "tests/cluster/test_sandbox.py": ("images",),

@@ -83,6 +83,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
   "gateway_scrapers" $jobs.gateway.metricsFrom
   "engine_scrapers" $jobs.engine.metricsFrom
   "engine_trainer_namespaces" $jobs.engine.trainerNamespaces
+  "external_url" ($jobs.gateway.external.url | trimSuffix "/")
+  "external_parents" $jobs.gateway.external.parentRefs
+  "external_peers" $jobs.gateway.external.from
   "operator_namespace" $root.Release.Namespace
   "operator_labels" (include "sandgate.selector" $root | fromYaml)
   "gateway_resources" $jobs.gateway.resources

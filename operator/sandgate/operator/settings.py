@@ -49,6 +49,14 @@ class Settings:
     """The same of managed engines. Whoever reaches one may also sample, pause it and load weights: it knows no keys."""
     engine_trainer_namespaces: tuple[str, ...] = ()
     """Namespaces whose pods with a trainer's labels may reach managed engines, besides the job's own; `*` is all."""
+    external_url: str = ""
+    """Where remote agents find the gateways from outside the cluster: https://host[/path], without a slash at its end.
+    Empty: nowhere."""
+    external_parents: tuple[Json, ...] = ()
+    """Gateways of the Gateway API that serve that address, as parentRefs of an HTTPRoute. None: whoever routes it
+    otherwise finds a Service of each gateway's name."""
+    external_peers: tuple[Json, ...] = ()
+    """NetworkPolicyPeers of their proxies, which may reach gateways."""
     operator_namespace: str = ""
     """Where the operator runs; its pods may reach gateways."""
     operator_labels: dict[str, str] = field(

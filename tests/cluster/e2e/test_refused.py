@@ -1,4 +1,4 @@
-"""A job whose spec the operator refuses is corrected in place, by a field that a job which began changes only while it is suspended."""
+"""A job whose spec the operator refuses is corrected in place; once it has begun, its template changes while suspended."""
 
 from __future__ import annotations
 

@@ -30,6 +30,10 @@ KUEUE = "sigs.k8s.io/kueue@v0.17.0"
 KUEUE_FILES = ("config/components/crd/bases", "config/components/webhook/manifests.yaml")
 """Of its module: what is applied beside the program."""
 
+GATEWAY_API = "sigs.k8s.io/gateway-api@v1.6.1"
+GATEWAY_API_FILE = "config/crd/standard/gateway.networking.k8s.io_httproutes.yaml"
+"""Of its module, which has no program."""
+
 
 def go(*args: str, cwd: Path, **extra: str) -> None:
     """The go command with a build cache of its own, which is larger than the results and may be deleted at any time."""
@@ -93,6 +97,12 @@ def make_kueue(folder: Path) -> None:
             shutil.copyfile(source / name, folder / "webhooks.yaml")
 
 
+def make_gateway_api(folder: Path) -> None:
+    """Its definition of HTTPRoute, alone."""
+    go("mod", "download", GATEWAY_API, cwd=folder)
+    shutil.copyfile(cache() / "gomod" / GATEWAY_API / GATEWAY_API_FILE, folder / "httproutes.yaml")
+
+
 PARTS = {
     part.name: part
     for part in (
@@ -101,6 +111,7 @@ PARTS = {
         Part("netpol", built("netpol"), inputs=("netpol",)),
         Part("containerd", installed(*CONTAINERD), pins=CONTAINERD),
         Part("coredns", installed(COREDNS), pins=(COREDNS,)),
+        Part("gateway-api", make_gateway_api, pins=(GATEWAY_API, GATEWAY_API_FILE)),
         Part("helm", installed(HELM), pins=(HELM,)),
         Part("kwok", installed(KWOK), pins=(KWOK,)),
         Part("kueue", make_kueue, pins=(KUEUE, *KUEUE_FILES)),

@@ -12,7 +12,7 @@ from sandgate.operator.cluster.api import Api
 from sandgate.operator.cluster.gateway_monitor import GatewayMonitor
 from sandgate.operator.cluster.object_store import ObjectTable, PodKept, SessionSeen
 from sandgate.operator.driver.state import DriverState
-from sandgate.operator.manifests.base import gateway_origin
+from sandgate.operator.manifests import agents_origin, gateway_origin
 from sandgate.operator.manifests.sandbox_pods import PodDefaults
 from sandgate.operator.plan.actions import Outage, Ref
 from sandgate.operator.plan.kueue import Placement
@@ -82,12 +82,22 @@ class JobState(DriverState):
         return self._monitor(self._holder(ref)).name
 
     def origin_of(self, ref: Ref) -> str:
-        """Of that gateway, whether it stands now or was scaled to nothing. Raises Unavailable likewise."""
-        name, job, known = self._holder(ref), self.job, range(self.job.spec.gateway.replicas)
-        index = next((each for each in known if gateway_name(self.name, each) == name), None)
-        if index is None:
-            raise Unavailable(f"gateway {name!r} is not known")
-        return gateway_origin(self.name, index, job.metadata.namespace, self.settings)
+        """What its agent reaches that gateway by, whether it stands now or was scaled to nothing. Raises Unavailable
+        likewise."""
+        name = self._holder(ref)
+        if ref.called:
+            return self.agents_origin(name)
+        return gateway_origin(self.name, self._index(name), self.job.metadata.namespace, self.settings)
+
+    def agents_origin(self, gateway: str) -> str:
+        """What an agent that runs elsewhere reaches it by. Raises Unavailable for one that the job has not."""
+        return agents_origin(self.job, self._index(gateway), self.settings)
+
+    def _index(self, gateway: str) -> int:
+        for index in range(self.job.spec.gateway.replicas):
+            if gateway_name(self.name, index) == gateway:
+                return index
+        raise Unavailable(f"gateway {gateway!r} is not known")
 
     def _holder(self, ref: Ref) -> str:
         seen = self.sessions.held.get(ref.name)

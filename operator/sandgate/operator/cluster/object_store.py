@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
-from urllib.parse import urlsplit
 
 from sandgate.contract.agent_session import AgentSession, AgentSessionSpec
 from sandgate.contract.errors import BadManifest
@@ -13,6 +12,7 @@ from sandgate.contract.labels import GROUP
 from sandgate.contract.names import API_VERSION
 from sandgate.contract.schema import decode
 from sandgate.contract.status import AgentSessionStatus, ConditionStatus, SessionCondition
+from sandgate.operator.manifests import gateway_in
 from sandgate.operator.observed.pod_record import PodSeen, pod_seen
 from sandgate.operator.plan.actions import Ref, Told
 
@@ -69,7 +69,7 @@ class SessionSeen:
     def gateway(self) -> str:
         """Where it is. A remote one need not name it: its address, written once it is open, does."""
         if self.spec.remote:
-            return (urlsplit(self.status.base_url).hostname or "").partition(".")[0]
+            return gateway_in(self.status.base_url)
         return self.spec.gateway
 
     def is_true(self, kind: SessionCondition) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import binascii
 from dataclasses import dataclass, replace
-from urllib.parse import urlsplit
 
 from sandgate.contract.agent_session import AgentSession
 from sandgate.contract.errors import BadRequest, Conflict, Forbidden, NotFound, Unavailable
@@ -25,7 +24,7 @@ from sandgate.operator.cluster.key_life import key_life, session_needs, verifier
 from sandgate.operator.cluster.object_store import SessionSeen, controller, owner_uid, session_seen
 from sandgate.operator.cluster.session_status import held_status
 from sandgate.operator.driver.session_spec import session_spec
-from sandgate.operator.manifests import keys_end, remote_secret, remote_verifier_secret
+from sandgate.operator.manifests import gateway_in, keys_end, remote_secret, remote_verifier_secret
 from sandgate.operator.observed import events
 from sandgate.operator.observed.remotes import METADATA
 from sandgate.operator.plan.actions import Ref
@@ -95,7 +94,7 @@ class RemoteActs:
     def _environment(self, ref: Ref, gateway: str) -> dict[str, str]:
         at = self.at
         key = mint(at.secret, Key(Scope.AGENT, ref.job, ref.name, at.now() + key_life(at)))
-        handle = replace(SessionUrls.of(at.monitors[gateway].origin, ref.name).handle(), api_key=key)
+        handle = replace(SessionUrls.of(at.agents_origin(gateway), ref.name).handle(), api_key=key)
         env = agent_env(handle, model=at.job.spec.model.name, prompt="", delivery="")
         return {name: value for name, value in env.items() if name not in ELSEWHERE}
 
@@ -146,8 +145,7 @@ async def tell(
 def gateway_said(secret: Json) -> str:
     """Name of the gateway that a remote session's Secret leads to; empty if somebody has spoilt it."""
     try:
-        url = base64.b64decode(secret["data"][BASE_URL], validate=True).decode("ascii")
-        return (urlsplit(url).hostname or "").partition(".")[0]
+        return gateway_in(base64.b64decode(secret["data"][BASE_URL], validate=True).decode("ascii"))
     except (KeyError, TypeError, ValueError, binascii.Error):
         return ""
 

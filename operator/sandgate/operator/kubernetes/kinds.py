@@ -57,6 +57,7 @@ KINDS: dict[str, Kind] = {
     "Deployment": Kind("apps", "v1", "deployments"),
     "PodDisruptionBudget": Kind("policy", "v1", "poddisruptionbudgets"),
     "NetworkPolicy": Kind("networking.k8s.io", "v1", "networkpolicies"),
+    "HTTPRoute": Kind("gateway.networking.k8s.io", "v1", "httproutes"),
     "Workload": Kind("kueue.x-k8s.io", "v1beta2", "workloads"),
     "ResourceFlavor": Kind("kueue.x-k8s.io", "v1beta2", "resourceflavors", namespaced=False),
     "WorkloadPriorityClass": Kind("kueue.x-k8s.io", "v1beta2", "workloadpriorityclasses", namespaced=False),

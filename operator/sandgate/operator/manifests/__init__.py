@@ -16,6 +16,8 @@ from sandgate.operator.manifests.engines import engine_objects as engine_objects
 from sandgate.operator.manifests.engines import keep_image as keep_image
 from sandgate.operator.manifests.example import example_objects as example_objects
 from sandgate.operator.manifests.example import session_owner as session_owner
+from sandgate.operator.manifests.external import agents_origin as agents_origin
+from sandgate.operator.manifests.external import gateway_in as gateway_in
 from sandgate.operator.manifests.gateways import gateway_objects as gateway_objects
 from sandgate.operator.manifests.gateways import trainer_secret as trainer_secret
 from sandgate.operator.manifests.policies import sandbox_policy as sandbox_policy

@@ -31,6 +31,7 @@ from sandgate.operator.manifests.base import (
     secret_data,
     service_host,
 )
+from sandgate.operator.manifests.external import external_objects
 from sandgate.operator.manifests.gateway_config import gateway_config
 from sandgate.operator.manifests.models import tokenizer_path
 from sandgate.operator.manifests.overlay import Ours, lay_over
@@ -94,6 +95,7 @@ def gateway_objects(
         # Not ready pods have names too: a gateway that restarts is found again at once, and its callers are answered
         # as soon as it listens.
         headless(job, gateways_name(job.metadata.name), GATEWAY, not_ready=True),
+        *external_objects(job, settings),
         _disruption_budget(job),
         _stateful_set(job, settings, config, running=running),
     ]

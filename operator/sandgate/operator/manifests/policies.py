@@ -50,7 +50,8 @@ def sandbox_policies(job: RolloutJob, settings: Settings) -> list[Json]:
 
 
 def gateway_policy(job: RolloutJob, settings: Settings) -> Json:
-    """Gateways: reached by the job's agents and verifiers, the operator, trainers, and who reads metrics."""
+    """Gateways: reached by the job's agents and verifiers, the operator, trainers, who reads metrics, and the proxies
+    that bring remote agents from outside."""
     peers = [
         {"podSelector": {"matchLabels": pods_of(job, AGENT)}},
         {"podSelector": {"matchLabels": pods_of(job, VERIFIER)}},
@@ -58,6 +59,7 @@ def gateway_policy(job: RolloutJob, settings: Settings) -> Json:
         | {"podSelector": {"matchLabels": settings.operator_labels}},
         *trainers(settings, settings.trainer_namespaces),
         *settings.gateway_scrapers,
+        *(settings.external_peers if settings.external_url else ()),
     ]
     ingress = [{"from": peers, "ports": tcp(HTTP_PORT)}]
     return policy(
