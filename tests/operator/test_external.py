@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -157,8 +158,12 @@ class Edge(World):
                 (backend,) = rule["backendRefs"]
                 service = self.kube.objects["Service", NAMESPACE, backend["name"]]
                 pod = service["spec"]["selector"]["statefulset.kubernetes.io/pod-name"]
-                return self.gateways[pod].origin + inside + address.path.removeprefix(prefix)
+                return str(self.gateways[pod].origin + inside + address.path.removeprefix(prefix))
         raise AssertionError(f"no route for {url}")
+
+
+def sealed(up: World, name: str) -> bool:
+    return says(up, name, "Finalized")[0] == "True"
 
 
 async def test_an_agent_from_outside_is_served_and_found_again_by_the_next_operator(
@@ -184,6 +189,6 @@ async def test_an_agent_from_outside_is_served_and_found_again_by_the_next_opera
         await turn(up, "desktop")
         for name in ("laptop", "desktop"):
             await completes(up, name, reward_info={"reward": 0.5})
-            await so(lambda name=name: says(up, name, "Finalized")[0] == "True", f"{name} is sealed")
+            await so(partial(sealed, up, name), f"{name} is sealed")
             assert up.sessions()[name]["status"]["baseURL"] == environment(up, name)["OPENAI_BASE_URL"]
             assert up.sessions()[name]["status"]["turns"] == 1

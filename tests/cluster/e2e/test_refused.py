@@ -1,4 +1,4 @@
-"""A job whose spec the operator refuses is corrected in place; once it has begun, its template changes while suspended."""
+"""A refused job is corrected in place; once it has begun, its template changes only while it is suspended."""
 
 from __future__ import annotations
 
