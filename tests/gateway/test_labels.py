@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -14,13 +15,14 @@ import pytest
 
 from sandgate.gateway import app
 from sandgate.gateway.config import EngineConfig
+from sandgate.gateway.engine.scripted.engine import Gate, Reply
 from sandgate.gateway.engine.scripted.server import ScriptedServer
 from sandgate.gateway.journal.memory import MemoryDisk, MemoryStore
 from sandgate.gateway.journal.records import EnginesLabelled
 from sandgate.gateway.service.gateway_service import GatewayService
 from sandgate.gateway.web.server import AsgiApp
 from tests.gateway.test_engine_set import server
-from tests.support.gateway import admin_key, bearer, codec, config_in, gateway
+from tests.support.gateway import admin_key, bearer, codec, config_in, gateway, ids, within
 
 
 @dataclass
@@ -109,6 +111,25 @@ async def refused(life: Life, session: str) -> None:
     ready = await life.http.get("/readyz")
     assert (ready.status_code, "labelled 'default'" in ready.text) == (503, True)
     assert "sandgate_engines_unlabelled 1.0" in (await life.http.get("/metrics")).text
+
+
+async def test_streamed_tokens_of_unknown_weights_are_nobodys_to_learn_from() -> None:
+    gate = Gate()
+    async with gateway([Reply(ids("hello dear world"), gate=gate, gate_at=3), "again"]) as up:
+        up.engine.player.label = "step-5"
+        await up.core.set_version(5, True)
+        agent = await up.session()
+        asked = asyncio.create_task(agent.post("hi", stream=True))
+        await within(gate.reached)
+        up.engine.player.label = "default"  # it was started anew, and nobody saw it
+        gate.open.set()
+        assert "labelled 'default', which is no version, but version 5 was told" in (await asked).text
+        up.engine.player.label = "step-6"
+        await up.core.set_version(6, True)
+        await agent.ask("hi again")
+        (row,) = await up.finalize(agent, reward=1.0)
+        assert {version for version in row["versions"] if version >= 0} == {6}
+        assert row["finish_reason"] == "stop"
 
 
 @pytest.mark.parametrize("said", [True, None], ids=["the trainer says so", "a label was seen"])

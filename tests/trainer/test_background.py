@@ -10,9 +10,11 @@ import pytest
 
 from sandgate.contract.errors import Conflict, Unavailable
 from sandgate.contract.job import Task
+from sandgate.trainer.client import fleet as client_fleet
 from sandgate.trainer.client.fleet import AsyncFleet
 from sandgate.trainer.client.lease_renewal import AT_ONCE, Keeper
 from sandgate.trainer.client.pushed_groups import PushedGroups
+from tests.support.waiting import until
 from tests.trainer.world import JOB, World
 
 
@@ -39,14 +41,37 @@ async def test_a_renewal_that_fails_oddly_ends_the_renewal_of_no_other_lease() -
     await keeper.aclose()
 
 
+async def settled() -> None:
+    """Whatever can run has run."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_a_lease_that_is_shorter_than_those_before_it_is_renewed_in_its_own_time() -> None:
+    now, gateways = [0.0], Away()
+    keeper = Keeper(gateways, lambda: now[0])
+    held = keeper.hold("long", 300.0, 0.0)
+    await settled()
+    short = keeper.hold("short", 3.0, 0.0)
+    now[0] = 1.5
+    async with asyncio.timeout(10):
+        await gateways.called.wait()
+    await settled()
+    assert gateways.asked == ["short"]
+    assert (held.until, short.until) == (300.0, 4.5)
+    await keeper.aclose()
+
+
 class Away:
     """A trainer's gateways of which one takes calls and never answers."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
+        self.called = asyncio.Event()
 
     async def renew(self, lease_id: str, ttl_s: float) -> None:
         self.asked.append(lease_id)
+        self.called.set()
         if lease_id.startswith("away"):
             await asyncio.Event().wait()
 
@@ -85,6 +110,25 @@ async def test_heartbeats_go_on_after_one_that_met_a_full_disk() -> None:
         fleet.again = asyncio.Event()
         async with asyncio.timeout(10), fleet.beating(0.0):
             await fleet.again.wait()
+
+
+async def test_a_gateway_that_hangs_keeps_no_heartbeat_from_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_fleet, "BEAT_S", 0.05)
+    async with World(2) as world:
+        world.sites["g0"].slow = asyncio.Event()
+
+        async def heard() -> bool:
+            return world.sites["g1"].seen.count("/v1/heartbeat") >= 3
+
+        async with world.fleet().beating(0.01):
+            await until(heard, what="the other hears three", within_s=20)
+        await world.fleet().heartbeat()
+        world.sites["g1"].cut_off = True
+        with pytest.raises(Unavailable):
+            await world.fleet().heartbeat()
+        world.sites["g0"].slow.set()
 
 
 def awaited(world: World) -> PushedGroups:

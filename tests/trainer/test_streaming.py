@@ -191,6 +191,65 @@ async def test_a_lease_whose_answer_is_lost_is_offered_again_and_nothing_is_lost
     await groups.aclose()
 
 
+async def test_a_lease_whose_answer_was_lost_is_the_next_answer_for_as_long_as_it_lasts(world: World) -> None:
+    await rolled(world, "g0", "q0", "q1")
+    site = world.sites["g0"]
+    site.lose += ["/v1/leases"] * 2
+    groups = stream(fleet := world.fleet_of("g0"))
+    with pytest.raises(Unavailable):
+        await anext(groups)
+    await site.stop()
+    await site.start()
+    world.clock.now += TTL_S / 2
+    first, second = await taken(groups, 2)
+    assert [first.uid, second.uid] == ["q0", "q1"]
+    assert first.hold.until == world.clock.now + TTL_S / 2, "counted from when it was asked for first"
+    await first.ack()
+    await second.ack()
+    assert fleet.counters.lost == 0
+    assert await rest(world) == []
+    await groups.aclose()
+
+
+@pytest.mark.parametrize("status", [429, 502, 504])
+async def test_a_gateway_that_somebody_between_answers_for_is_passed_over(world: World, status: int) -> None:
+    await rolled(world, "g0", "q0")
+    await rolled(world, "g1", "q1")
+    world.sites["g0"].refuse += [status] * 2
+    groups = world.fleet().groups(ttl_s=TTL_S, poll_s=0.001)
+    async with asyncio.timeout(10):
+        assert {one.uid for one in await taken(groups, 2)} == {"q0", "q1"}
+    await groups.aclose()
+    world.sites["g0"].refuse += [status] * 2
+    lease = await world.fleet().lease(ttl_s=TTL_S)
+    assert lease is None, "nothing is left, and nothing is raised"
+
+
+async def test_a_gateway_that_hangs_after_it_was_away_delays_no_group_of_another(world: World) -> None:
+    await rolled(world, "g1", *(f"q{number}" for number in range(6)))
+    site = world.sites["g0"]
+    site.cut_off = True
+    groups = world.fleet().groups(ttl_s=TTL_S, poll_s=0.001)
+    assert (await anext(groups)).uid == "q0"
+    site.cut_off, site.slow = False, asyncio.Event()
+    async with asyncio.timeout(10):
+        assert [one.uid for one in await taken(groups, 5)] == [f"q{number}" for number in range(1, 6)]
+    site.slow.set()
+    await groups.aclose()
+
+
+async def test_a_gateway_that_hangs_keeps_no_stream_from_being_closed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming, "CLOSE_S", 0.1)
+    await rolled(world, "g0", "q0", "q1", "q2")
+    groups = stream(world.fleet_of("g0"))
+    await anext(groups)
+    world.sites["g0"].slow = asyncio.Event()
+    async with asyncio.timeout(10):
+        await groups.aclose()
+
+
 async def test_a_request_that_is_sent_again_gives_the_same_leases(world: World) -> None:
     await rolled(world, "g0", "q0", "q1", "q2")
     world.sites["g0"].lose.append("/v1/leases")
@@ -266,7 +325,7 @@ class Ready:
 
     asked = 0
 
-    async def ask(self, _: Wanted) -> list[Lease]:
+    async def ask(self, _: Wanted, _lease_id: str) -> list[Lease]:
         self.asked += 1
         return [Lease(f"l{self.asked}", 0.0, (), ())] if self.asked == 10 else []
 

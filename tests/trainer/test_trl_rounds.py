@@ -173,6 +173,42 @@ async def test_a_lease_is_on_disk_before_it_is_asked_for(
     assert all(known), "else a kill before the answer holds the group until the lease's end"
 
 
+async def test_a_lease_that_was_over_before_its_answer_came_is_made_anew(
+    running: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call, lost = running.client.call, list[str]()
+
+    async def watched(asked: Any, retries: Any = None) -> Any:
+        found = await call(asked, retries)
+        if asked.path == "/v1/leases" and found is not None and not lost:
+            lost.append(found.lease_id)
+            await running.client.nack(found)  # as its time does
+            raise Unavailable("connection reset")
+        return found
+
+    monkeypatch.setattr(running.client, "call", watched)
+    async with trainer(running, tmp_path) as it:
+        assert len(await it.round(0)) == 2
+        assert lost
+        assert lost[0] not in json.loads((tmp_path / "leases.json").read_text())
+
+
+async def test_a_gateway_that_leases_to_no_trainer_ends_the_collection(
+    running: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = running.client.call
+
+    async def refused(asked: Any, retries: Any = None) -> Any:
+        if asked.path == "/v1/leases":
+            raise Conflict("its groups go to files")
+        return await call(asked, retries)
+
+    monkeypatch.setattr(running.client, "call", refused)
+    async with trainer(running, tmp_path) as it:
+        with pytest.raises(Conflict, match="go to files"):
+            await it.round(0)
+
+
 async def test_at_its_end_a_trainer_gives_everything_back(running: Site, tmp_path: Path) -> None:
     async with trainer(running, tmp_path) as it:
         await it.round(0)

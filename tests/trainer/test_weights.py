@@ -27,6 +27,8 @@ class Log:
     def __init__(self, *fails: tuple[str, str]) -> None:
         self.fails, self.lines = set(fails), list[str]()
         self.generations = 0
+        self.hangs: set[tuple[str, str]] = set()
+        """(who, what) that is never answered."""
         self.held: set[str] = set()
         """Gateways that an update before left on hold."""
         self.gateways = {name: Told(self, name) for name in ("g0", "g1")}
@@ -44,6 +46,8 @@ class Told:
 
     async def _do(self, what: str) -> None:
         await asyncio.sleep(0)
+        if (self.name, what) in self.log.hangs:
+            await asyncio.Event().wait()
         if (self.name, what.split("=", maxsplit=1)[0]) in self.log.fails:
             raise EngineUnavailable(f"{self.name} is away")
         self.log.lines.append(f"{self.name} {what}")
@@ -68,6 +72,8 @@ class Told:
         await self._do("reload")
 
     async def status(self) -> dict[str, object]:
+        if (self.name, "status") in self.log.hangs:
+            await asyncio.Event().wait()
         if (self.name, "status") in self.log.fails:
             raise EngineUnavailable(f"{self.name} is away")
         return {"engines": [{"in_flight": self.log.generations}], "paused": self.name in self.log.held}
@@ -187,6 +193,19 @@ async def test_a_gateway_that_an_update_before_left_on_hold_stays_so_until_one_g
     log.lines.clear()
     await update(log)
     assert log.of("g0") == log.of("g1") == ["pause", "version=7", "resume"]
+
+
+@pytest.mark.parametrize("what", ["status", "pause"])
+async def test_a_gateway_that_hangs_holds_the_others_no_longer_than_they_bear(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_update, "PREPARE_S", 0.05)
+    log = Log()
+    log.hangs = {("g1", "status"), ("g1", "pause")} if what == "status" else {("g1", "pause")}
+    with pytest.raises(ExceptionGroup, match="pause: g1"):
+        await update(log)
+    assert log.of("g0") == ["pause", "resume"]
+    assert "t swap" not in log.lines
 
 
 async def test_a_swap_that_raises_leaves_the_version_and_lets_all_go_on() -> None:

@@ -42,6 +42,8 @@ class Site(httpx.AsyncBaseTransport):
         self.in_flight = 0
         self.lose: list[str] = []
         """Paths of which the next answer is lost on the way."""
+        self.refuse: list[int] = []
+        """Statuses that somebody between answers the next requests with."""
         self.seen: list[str] = []
         """Paths that were asked for, in order."""
         self.slow: asyncio.Event | None = None
@@ -73,6 +75,9 @@ class Site(httpx.AsyncBaseTransport):
             raise httpx.ConnectError("connection refused", request=request)
         self.in_flight += 1
         self.seen.append(request.url.path)
+        if self.refuse:
+            self.in_flight -= 1
+            return httpx.Response(self.refuse.pop(0), request=request, text="not now")
         try:
             answer = await self._door.handle_async_request(request)
         finally:

@@ -13,6 +13,7 @@ from sandgate.gateway.conversation.turn import Turn
 from sandgate.gateway.conversation.turn_roles import role_of
 from sandgate.gateway.engine.api import Engine, GenerationResult
 from sandgate.gateway.engine.nodes import EngineNodes
+from sandgate.gateway.engine.responses import Unlabelled
 from sandgate.gateway.journal.records import (
     CUT,
     Delivered,
@@ -96,20 +97,21 @@ class TurnCommitter:
     async def keep_cut(self, call: ModelCall, asked: GenerationRequest, why: BaseException) -> None:
         """Keeps what there is of a call that nobody waits for any more, or that failed in the middle. Tokens that were
         streamed may have been seen: they go into the tree as a cut turn. If nobody can have seen any, a call that was
-        let go of is counted as a turn, and a failed one is not."""
-        session = call.session
+        let go of is counted as a turn, and a failed one is not. Tokens of unknown weights teach nobody: a call with
+        some is counted, too, and what its client says of them later is its own text."""
+        session, unknown = call.session, isinstance(why, Unlabelled)
         streamed = [
             (index, heard.sample(), heard.parser) for index, heard in sorted(call.heard.items()) if heard.ids
         ]
         call.committing = True
         try:
-            if streamed:
+            if streamed and not unknown:
                 await self.sessions.keep_labels()
                 async with self.order.of(session.session_id):
                     records = self._records(call, asked, streamed, finish=CUT)
                     await self.sessions.record(session, *self._pictures(session, asked.prepared), *records)
                 self._count(records, asked.prepared)
-            elif isinstance(why, asyncio.CancelledError):
+            elif streamed or isinstance(why, asyncio.CancelledError):
                 gone = [LetGo(at=self.sessions.now(), turn=turn) for turn in call.turns]
                 await self.sessions.note(session, *gone)
         except SandgateError as error:

@@ -7,10 +7,13 @@ that nobody looks through those that are leased. An entry of the heap that is no
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 
 from sandgate.gateway.trajectories.groups import GroupKey
+
+SPARE = 64
+"""Entries out of date that are not worth tidying."""
 
 
 @dataclass(slots=True, eq=False)
@@ -28,6 +31,8 @@ class OfferQueue:
     _listed: dict[GroupKey, int] = field(default_factory=dict)
     """The place in each group's entry; it has at most one that may become true again."""
     _number: int = 0
+    _walks: int = 0
+    """Calls of `oldest` under way: they hold entries that are not in the heaps."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, OfferQueue) and self.places.keys() == other.places.keys()
@@ -45,6 +50,7 @@ class OfferQueue:
         if not offers:
             self.places.pop(key, None)
             self.free.discard(key)
+            self._tidy(key.job)
             return
         if key not in self.places:
             self._number += 1
@@ -57,16 +63,30 @@ class OfferQueue:
             self._listed[key] = self.places[key]
             heapq.heappush(self._heaps.setdefault(key.job, []), (self.places[key], key))
 
-    def oldest(self, job: str | None) -> Iterator[GroupKey]:
+    def oldest(self, job: str | None) -> Generator[GroupKey, None, None]:
         """Free groups, oldest first; of this job, None: of any. Whoever stops in the middle changes nothing."""
         seen: list[tuple[int, GroupKey]] = []
+        self._walks += 1
         try:
             while (entry := self._first(job)) is not None:
                 seen.append(entry)
                 yield entry[1]
         finally:
+            self._walks -= 1
             for entry in seen:
                 heapq.heappush(self._heaps.setdefault(entry[1].job, []), entry)
+
+    def _tidy(self, job: str) -> None:
+        """Entries that are out of date go when they are most of a heap: nobody may ever lease from this queue."""
+        heap = self._heaps.get(job)
+        if heap is None or self._walks or len(heap) <= 2 * len(self.free) + SPARE:
+            return
+        true = [(place, key) for place, key in heap if key in self.free and self.places[key] == place]
+        for _, key in heap:
+            self._listed.pop(key, None)
+        self._listed |= {key: place for place, key in true}
+        heapq.heapify(true)
+        self._heaps[job] = true
 
     def _first(self, job: str | None) -> tuple[int, GroupKey] | None:
         """Taken out of its heap."""

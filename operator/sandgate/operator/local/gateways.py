@@ -78,9 +78,17 @@ class LocalGateways:
 
 @asynccontextmanager
 async def gateways(
-    job: RolloutJob, folder: Folder, manifest_dir: Path, urls: Sequence[str], guard: Guard, tell: Tell
+    job: RolloutJob,
+    folder: Folder,
+    manifest_dir: Path,
+    urls: Sequence[str],
+    guard: Guard,
+    tell: Tell,
+    *,
+    retire_s: float = 0.0,
 ) -> AsyncIterator[dict[str, LocalGateway]]:
-    """All of them, ready; at least as many as earlier runs had, whose journals they go on with. Raises Unavailable."""
+    """All of them, ready; at least as many as earlier runs had, whose journals they go on with. `retire_s`: see
+    `run_local`. Raises Unavailable."""
     count = max(job.spec.gateway.replicas, folder.journals())
     key = mint(bytes.fromhex(folder.secret.read_text().strip()), Key(Scope.ADMIN, job=job.metadata.name))
     async with AsyncExitStack() as sockets, AsyncExitStack() as stack:
@@ -88,7 +96,10 @@ async def gateways(
         stack.push_async_callback(_stop, found)
         for index in range(count):
             sock = sockets.enter_context(listen())
-            one = await _start(index, job, folder, manifest_dir, urls, guard, tell, key, sock)
+            origin = f"http://127.0.0.1:{sock.getsockname()[1]}"
+            settings = config(job, folder, manifest_dir, urls, index=index, fd=sock.fileno(), origin=origin)
+            settings["limits"]["retire_s"] = retire_s
+            one = await _start(index, job, folder, settings, guard, tell, key, sock)
             found[one.name] = one
         for one in found.values():
             await one.process.first_ready(_offered(one.client), READY_S)
@@ -106,16 +117,13 @@ async def _start(
     index: int,
     job: RolloutJob,
     folder: Folder,
-    manifest_dir: Path,
-    urls: Sequence[str],
+    settings: dict[str, Any],
     guard: Guard,
     tell: Tell,
     key: str,
     sock: socket.socket,
 ) -> LocalGateway:
-    origin = f"http://127.0.0.1:{sock.getsockname()[1]}"
-    name = gateway_name(job.metadata.name, index)
-    settings = config(job, folder, manifest_dir, urls, index=index, fd=sock.fileno(), origin=origin)
+    origin, name = settings["origin"], gateway_name(job.metadata.name, index)
     replace(folder.config(index), json.dumps(settings, indent=1))
 
     def spec() -> ProcessSpec:

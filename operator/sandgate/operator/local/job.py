@@ -94,15 +94,17 @@ async def run_local(
     abort: asyncio.Event | None = None,
     retry_failed: bool = False,
     tasks: tuple[Task, ...] | None = None,
+    retire_s: float = 0.0,
 ) -> JobResult:
     """Run `job` to its end, or until it was told to stop; running it again with the same `out` goes on.
 
     `manifest_dir`: what relative paths of the manifest begin at. `progress` is called on the event loop. `stop`:
     start nothing new, let sessions end. `abort`: end now; sessions that run are tried again by the next run.
     `retry_failed`: samples without a row, of groups that are not there, are tried again whatever they failed of.
-    `tasks`: the job's, if they were read already. `spec.output` has no effect here: files are always written, and
-    groups are always there for a trainer (see `sandgate.trainer.local`). `staleness` and `trainer` hold while a trainer
-    is attached, or may come back.
+    `tasks`: the job's, if they were read already. `retire_s`: gateways let go of a group that long after a trainer has
+    acknowledged all of it; 0: never, as a run that is to be gone on with must know what it has. `spec.output` has no
+    effect here: files are always written, and groups are always there for a trainer (see `sandgate.trainer.local`).
+    `staleness` and `trainer` hold while a trainer is attached, or may come back.
 
     Raises BadManifest, Unsupported (the job cannot run here), Conflict (`out` is in use, or holds another job, or rows
     that this manifest would not make), Unavailable (engine or gateway do not start, or keep dying).
@@ -116,7 +118,13 @@ async def run_local(
         instead = "" if asked is BackendKind.PROCESS else f"backend {asked.value}: here "
         progress(Note(text=f"{instead}agents run as local processes of this user, without isolation"))
     async with standing(
-        job, manifest_dir=manifest_dir, out=out, tell=progress, engine_url=engine_url, tasks=tasks
+        job,
+        manifest_dir=manifest_dir,
+        out=out,
+        tell=progress,
+        engine_url=engine_url,
+        tasks=tasks,
+        retire_s=retire_s,
     ) as ours:
         run = LocalJob(job, tasks, manifest_dir, ours, progress, write_groups, samples_in)
         run.retry_failed = retry_failed

@@ -47,9 +47,10 @@ async def standing(
     tell: Tell,
     engine_url: str | None,
     tasks: Sequence[Task] = (),
+    retire_s: float = 0.0,
 ) -> AsyncIterator[LocalStack]:
     """Started, kept running, stopped. The same `out` again goes on with what is in it. Paths: as `absolute` makes them.
-    `tasks`: none where others bring them.
+    `tasks`: none where others bring them. `retire_s`: see `run_local`.
 
     Raises BadManifest (no model folder), Unsupported, Conflict (`out` is in use, or holds another job, or other rows),
     Unavailable (no start).
@@ -68,7 +69,9 @@ async def standing(
         model = await stack.enter_async_context(
             engine(job.spec, folder, manifest_dir, guard, tell, url=engine_url)
         )
-        found = await stack.enter_async_context(gateways(job, folder, manifest_dir, model.urls, guard, tell))
+        found = await stack.enter_async_context(
+            gateways(job, folder, manifest_dir, model.urls, guard, tell, retire_s=retire_s)
+        )
         await asyncio.to_thread(stands, out, len(found))
         origins = {name: one.origin for name, one in found.items()}
         desk.say(state=RunState.RUNNING, gateways=origins, engines=model.urls)

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -21,8 +20,10 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 from weakref import WeakSet
 
+from sandgate.contract import control_api
 from sandgate.contract.attach import NoRun
 from sandgate.contract.choices import EngineKind
+from sandgate.contract.control_call import may_retry
 from sandgate.contract.errors import Conflict, NotFound, SandgateError, Unavailable
 from sandgate.contract.job import Task
 from sandgate.contract.lease import LEASE_TTL_S, Lease
@@ -34,7 +35,7 @@ from sandgate.trainer.client.cluster import ClusterPlace, job_gateways, trainer_
 from sandgate.trainer.client.counters import Counters
 from sandgate.trainer.client.fleet_progress import Progress, progress_of, without_weights
 from sandgate.trainer.client.groups import Group
-from sandgate.trainer.client.lease_renewal import Keeper
+from sandgate.trainer.client.lease_renewal import Keeper, awake_clock
 from sandgate.trainer.client.rollout_client import AsyncRolloutClient
 from sandgate.trainer.client.streaming import POLL_S, Ahead, Ask, Groups, Supply, Wanted
 from sandgate.trainer.client.trained import Note, TrainedGroups, entries
@@ -45,6 +46,9 @@ T = TypeVar("T")
 
 HEARTBEAT_S = 30.0
 """Seconds between two heartbeats; the shortest sensible `trainer.heartbeatSeconds` is a few of these."""
+BEAT_S = 10.0
+"""For a gateway's answer to one of them; they go on to the others whatever becomes of it."""
+ONCE = Retries(attempts=1)
 ASK = Retries(attempts=2)
 """Requests for one lease at one gateway: another may have groups while this one restarts."""
 AWAY_S = 90.0
@@ -66,7 +70,7 @@ class AsyncFleet:
         *,
         job: str = "",
         away_s: float = AWAY_S,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = awake_clock,
     ) -> None:
         """`clients`: by gateway name. They are not closed. `away_s`: how long a lease waits while none answers.
         `clock`: seconds."""
@@ -217,7 +221,9 @@ class AsyncFleet:
                     if self.over():
                         return None
                     raise
-                except Unavailable as error:
+                except SandgateError as error:
+                    if not may_retry(error):
+                        raise
                     away.append(f"{name}: {error}")
                     continue
                 if found is not None:
@@ -415,11 +421,11 @@ class AsyncFleet:
     # -- the rest -----------------------------------------------------------------------------------------------------
 
     async def heartbeat(self) -> None:
-        """Tell the gateways that the trainer lives, so that the job is not suspended while it only computes. Raises if
-        no gateway answers."""
-        said = await asyncio.gather(
-            *(one.heartbeat() for one in self.clients.values()), return_exceptions=True
-        )
+        """Tell the gateways that the trainer lives, so that the job is not suspended while it only computes. Each is
+        asked once, and waited for 10 s at most: one that hangs keeps no beat from the others. Raises if no gateway
+        answers."""
+        beats = (one.call(control_api.heartbeat(), ONCE, timeout_s=BEAT_S) for one in self.clients.values())
+        said = await asyncio.gather(*beats, return_exceptions=True)
         errors = [error for error in said if isinstance(error, BaseException)]
         if len(errors) == len(said):
             raise errors[0]
@@ -428,25 +434,25 @@ class AsyncFleet:
     async def beating(self, every_s: float = HEARTBEAT_S) -> AsyncIterator[None]:
         """Send heartbeats while the block runs. Engines that wait for a weight update are told in the log."""
 
-        async def beat() -> None:
-            before: tuple[str, ...] = ()
-            while True:
-                try:
-                    await self.heartbeat()
-                    if (bare := await self.engines_without_weights()) and bare != before:
-                        log.warning("make the weight update again: %s was started anew", ", ".join(bare))
-                    before = bare
-                except Exception as error:
-                    log.warning("heartbeat: %s", error, exc_info=not isinstance(error, SandgateError))
-                await asyncio.sleep(every_s)
+        before: tuple[str, ...] = ()
 
-        task = asyncio.get_running_loop().create_task(beat())
+        async def look() -> None:
+            nonlocal before
+            if (bare := await self.engines_without_weights()) and bare != before:
+                log.warning("make the weight update again: %s was started anew", ", ".join(bare))
+            before = bare
+
+        # Apart: a gateway that hangs is asked for its status for long, and the others want their beats meanwhile.
+        tasks = [
+            asyncio.get_running_loop().create_task(_every(every_s, do), name="heartbeats")
+            for do in (self.heartbeat, look)
+        ]
         try:
             yield
         finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def status(self) -> dict[str, dict[str, Json]]:
         """The status of every gateway, by its name. Raises Unavailable if one does not answer."""
@@ -485,6 +491,16 @@ class AsyncFleet:
             if isinstance(one, BaseException):
                 raise one
         return [one for one in said if not isinstance(one, BaseException)]
+
+
+async def _every(seconds: float, do: Callable[[], Awaitable[None]]) -> None:
+    """For ever; what fails is logged."""
+    while True:
+        try:
+            await do()
+        except Exception as error:
+            log.warning("heartbeat: %s", error, exc_info=not isinstance(error, SandgateError))
+        await asyncio.sleep(seconds)
 
 
 @asynccontextmanager

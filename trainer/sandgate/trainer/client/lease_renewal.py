@@ -5,7 +5,9 @@ That covers the time a group waits in the buffer, is trained on, and waits for t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +26,12 @@ AT_ONCE = 16
 RETRY_S = 1.0
 """Seconds until a renewal that no gateway answered is tried again, and that a round in the background waits for answers
 at most: one gateway that is away must not keep the leases of the others from being renewed."""
+
+
+def awake_clock() -> float:
+    """Seconds, monotonic, of the time that a machine sleeps too: leases run out meanwhile. (On Linux `time.monotonic`
+    stands still then; on others the same clock does not.)"""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class Renewer(Protocol):
@@ -67,6 +75,10 @@ class Keeper:
     counters: Counters = field(default_factory=Counters)
     holds: WeakSet[RenewedLease] = field(default_factory=WeakSet)
     task: asyncio.Task[None] | None = None
+    looks_at: float = float("-inf")
+    """When the task looks again, on the clock."""
+    sooner: asyncio.Event = field(default_factory=asyncio.Event)
+    """There is a lease that is due before then."""
     asked: set[asyncio.Task[bool]] = field(default_factory=set)
     """Renewals in the background; False if one failed."""
     turns: dict[Hashable, asyncio.Semaphore] = field(
@@ -80,6 +92,8 @@ class Keeper:
         self.holds.add(found)
         if self.task is None or self.task.done():
             self.task = asyncio.get_running_loop().create_task(self._run(), name="renew leases")
+        elif self.clock() + self._due_in(found) < self.looks_at:
+            self.sooner.set()
         return found
 
     async def renew(self, hold: RenewedLease) -> bool:
@@ -188,10 +202,15 @@ class Keeper:
 
     async def _run(self) -> None:
         while True:
+            self.sooner.clear()
+            self.looks_at = float("inf")
             wait = await self.renew_due(RETRY_S)
             if wait is None:
                 return
-            await asyncio.sleep(wait)
+            self.looks_at = self.clock() + wait
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await self.sooner.wait()
 
     async def aclose(self) -> None:
         """Stop renewing."""

@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 
 STOP_S = 20.0
 """For sessions that run when the trainer ends: they are told to stop, and nobody waits for what they say."""
+RETIRE_S = 600.0
+"""So long after a group was acknowledged its gateway keeps it: nothing of such a run is gone on with, and a training of
+weeks would fill memory and disk."""
 FOLDER = re.compile(r"\d{3,}")
 VALIDATION = "-val"
 """Behind the name of the job that validates: its sessions are sampled in another way, and so are of another job."""
@@ -88,6 +91,7 @@ async def local_job(job: RolloutJob, *, manifest_dir: Path, out: Path) -> AsyncI
             samples_in=samples_in_parquet,
             progress=tell,
             abort=abort,
+            retire_s=RETIRE_S,
         )
     )
     try:

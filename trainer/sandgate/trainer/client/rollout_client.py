@@ -159,8 +159,8 @@ class AsyncRolloutClient(ControlClient):
         """
         return groups(self, job=job, ttl_s=ttl_s, idle_s=idle_s, ahead=ahead, ask=self._ask)
 
-    async def _ask(self, wanted: Wanted) -> list[Lease]:
-        return await self.call(lease_call.several(wanted))
+    async def _ask(self, wanted: Wanted, lease_id: str) -> list[Lease]:
+        return await self.call(lease_call.several(wanted, lease_id))
 
     async def push_tasks(self, tasks: Sequence[Task], *, last: bool = False, job: str = "") -> None:
         """To a job with `tasks.queue`, at most 10,000 at once; all of them or none, durable when this returns. `last`:

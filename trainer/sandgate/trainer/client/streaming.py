@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -16,17 +15,23 @@ from types import TracebackType
 from typing import Self
 
 from sandgate.contract.attach import NoRun
-from sandgate.contract.errors import Unavailable
+from sandgate.contract.control_call import may_retry
+from sandgate.contract.errors import Conflict, SandgateError, Unavailable
 from sandgate.contract.lease import LEASES_MAX, Lease
+from sandgate.gateway.client import new_lease_id
 from sandgate.trainer.client.groups import Group, Leaser
-from sandgate.trainer.client.lease_renewal import Keeper
+from sandgate.trainer.client.lease_renewal import Keeper, awake_clock
 
 POLL_S = 0.5
 """Between two questions for a group while there is none; a rollout takes seconds to minutes."""
 POLL_FIRST = 0.1
 """Of that, after the first question that finds none; doubles from there."""
+AWAY_REST_S = 30.0
+"""A gateway that is away rests as long as its last question took, at most so long: one that hangs is asked now and
+then."""
 CLOSE_S = 5.0
-"""What a request that is under way when the stream is closed may take; what it leases is given back."""
+"""What a request that is under way when the stream is closed may take; what it leases is given back, and so much
+longer may that take."""
 CLOCK_S = 0.001
 """What a loop's clock tells apart: uvloop's has whole milliseconds, and may say a hair less than was waited for."""
 TOKEN_BYTES = 13
@@ -59,8 +64,9 @@ class Wanted:
     job: str | None
 
 
-Ask = Callable[[Wanted], Awaitable[list[Lease]]]
-"""One gateway's groups, each under a lease of its own; none if there is none now. Raises Unavailable."""
+Ask = Callable[[Wanted, str], Awaitable[list[Lease]]]
+"""One gateway's groups, each under a lease of its own, the first of this id; none if there is none now. The same id
+again is the same leases, for whoever lost the answer. Raises what `may_retry` takes, and Conflict: it is over."""
 
 
 @dataclass(slots=True, eq=False)
@@ -80,8 +86,12 @@ class Well:
     rests_until: float = float("-inf")
     """On the loop's clock, which `poll_s` is of."""
     rest_s: float = 0.0
-    away: Unavailable | None = None
+    away: SandgateError | None = None
     """What the last question met with."""
+    lease_id: str = ""
+    """Of a question that is not answered: what it leased is asked for again."""
+    lease_asked_at: float = 0.0
+    """When it was asked first."""
     over: bool = False
     """No group would ever come again when the last question was sent."""
     dry: bool = False
@@ -111,12 +121,12 @@ def groups(
     """Groups as they become ready, oldest first, each under its own lease; ends after `idle_s` seconds without one.
     `ask`: for several at once, if the client can."""
 
-    async def one(wanted: Wanted) -> list[Lease]:
+    async def one(wanted: Wanted, _lease_id: str) -> list[Lease]:
         lease = await client.lease(job=wanted.job, max_groups=1, ttl_s=wanted.ttl_s)
         return [] if lease is None else [lease]
 
     asks = {"": ask or one}
-    keeper = Keeper(client, time.monotonic)
+    keeper = Keeper(client, awake_clock)
     return Groups(
         client,
         keeper,
@@ -200,8 +210,12 @@ class Supply:
             if late:
                 self.task.cancel()
                 await asyncio.wait([self.task])
-        left = [self.pop() for _ in range(len(self.buffer))]
-        await asyncio.gather(*(group.nack() for group in left), return_exceptions=True)
+        left = [asyncio.ensure_future(self.pop().nack()) for _ in range(len(self.buffer))]
+        if left:  # what a gateway does not take back runs out
+            _, late = await asyncio.wait(left, timeout=CLOSE_S)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
@@ -248,12 +262,12 @@ class Supply:
             return False
         if well.rests_until <= now:
             return True
-        asking = any(one.asking for one in self.wells.values())
+        asking = any(one.asking for one in self.wells.values() if one.away is None)
         return not asking and self.waiting > len(self.buffer) and well.call != self.asked
 
     def _room(self) -> int:
-        """How many groups to ask for now."""
-        coming = len(self.buffer) + sum(well.asking for well in self.wells.values())
+        """How many groups to ask for now. From one that was away nothing is expected."""
+        coming = len(self.buffer) + sum(well.asking for well in self.wells.values() if well.away is None)
         if coming and self._bytes_left() <= 0:
             return 0
         if self.waiting <= coming and self.ahead.groups >= MANY and coming > self.ahead.groups // 2:
@@ -272,7 +286,9 @@ class Supply:
         tokens = max(1, min(self._bytes_left(), REQUEST_BYTES) // TOKEN_BYTES)
         wanted = Wanted(count, tokens if count > 1 else None, self.ttl_s, self.job)
         well.asking, well.asked_at, well.call, well.over = count, self.keeper.clock(), self.asked, self.over()
-        well.task = asyncio.ensure_future(well.ask(wanted))
+        if not well.lease_id:
+            well.lease_id, well.lease_asked_at = new_lease_id(), well.asked_at
+        well.task = asyncio.ensure_future(well.ask(wanted, well.lease_id))
         well.task.add_done_callback(lambda _: self.tell())
         self.wells[well.name] = self.wells.pop(well.name)  # the others come first next time
 
@@ -299,16 +315,27 @@ class Supply:
             if not well.over:
                 raise
             leases, well.away = [], None
-        except Unavailable as error:
+        except Conflict:
+            if well.lease_asked_at >= well.asked_at:
+                raise
+            # Of a lease whose answer was lost, and which is over by now: its groups are offered again.
+            well.lease_id, well.away, well.rests_until = "", None, float("-inf")
+            return
+        except SandgateError as error:
+            if not may_retry(error):
+                raise
             leases, well.away = [], error
         for lease in leases:
-            self._push(lease, well.asked_at)
+            self._push(lease, well.lease_asked_at)
+        if well.away is None:
+            well.lease_id = ""
         if leases:
             well.rest_s, well.rests_until = self.poll_s * POLL_FIRST, float("-inf")
             return
         if well.away is None or any(one.away is None for one in self.wells.values()):
             well.empty_at, well.dry = well.asked_at, well.over
-        well.rests_until = asyncio.get_running_loop().time() + well.rest_s
+        took_s = 0.0 if well.away is None else min(self.keeper.clock() - well.asked_at, AWAY_REST_S)
+        well.rests_until = asyncio.get_running_loop().time() + max(well.rest_s, took_s)
         well.rest_s = min(2 * well.rest_s, self.poll_s)
         self.tell()
 
@@ -357,7 +384,7 @@ class Supply:
                     well.task.cancel()
                 elif not well.task.cancelled() and well.task.exception() is None:
                     for lease in well.task.result():
-                        self._push(lease, well.asked_at)
+                        self._push(lease, well.lease_asked_at)
                 well.task, well.asking = None, 0
 
 

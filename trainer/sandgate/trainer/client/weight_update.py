@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from sandgate.contract.choices import EngineKind
 from sandgate.contract.errors import InvalidBody, Unavailable
@@ -26,6 +26,7 @@ from sandgate.contract.trajectory import Json
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Mode = Literal["keep", "abort", "wait"]
 """What becomes of generations that run. keep: they freeze, and go on with the new weights. abort: the engine ends them,
 and the gateway takes each up again after its last token. wait: they end first."""
@@ -33,6 +34,9 @@ VERSION_MAX = 2**31 - 1
 DRAIN_S = 600.0
 """How long `wait` waits for the longest generation."""
 DRAIN_POLL_S = 0.1
+PREPARE_S = 60.0
+"""For a gateway's answer before the swap. One that restarts is back by then; turns that the others hold meanwhile are
+refused after 240 s (`pause_hold_s`), and those others know nothing of one that hangs."""
 
 
 class PausableGateway(Protocol):
@@ -102,7 +106,7 @@ async def weight_update(
     missed: dict[str, Exception] = {}
     held = await _held(gateways)
     try:
-        await _all("pause", gateways, lambda one: one.pause())
+        await _all("pause", gateways, lambda one: _in_time(one.pause()))
         if mode == "wait":
             await _drained(gateways, drain_s)
         await _all("pause", update.engines, lambda one: one.pause(mode))
@@ -119,7 +123,8 @@ async def _held(gateways: Mapping[str, PausableGateway]) -> frozenset[str]:
     """Those that an update before this one left on hold: it did not reach them, or its trainer died in it. They go on
     when one has gone through, and not before: what weights they sample from, and under which version, nobody knows.
     One that does not answer now may be one of them."""
-    said = await asyncio.gather(*(one.status() for one in gateways.values()), return_exceptions=True)
+    asked = (_in_time(one.status()) for one in gateways.values())
+    said = await asyncio.gather(*asked, return_exceptions=True)
     for error in said:
         if isinstance(error, BaseException) and not isinstance(error, Exception):
             raise error
@@ -170,6 +175,15 @@ async def _drained(gateways: Mapping[str, PausableGateway], seconds: float) -> N
                 await asyncio.sleep(DRAIN_POLL_S)
     except TimeoutError:
         raise Unavailable(f"generations still run after {seconds:g} s; the weights are not swapped") from None
+
+
+async def _in_time(asked: Coroutine[Any, Any, T]) -> T:
+    """Raises Unavailable for a gateway that takes too long."""
+    try:
+        async with asyncio.timeout(PREPARE_S):
+            return await asked
+    except TimeoutError:
+        raise Unavailable(f"no answer within {PREPARE_S:g} s") from None
 
 
 async def _each(those: Mapping[str, Any], ask: Callable[[Any], Awaitable[None]]) -> dict[str, Exception]:

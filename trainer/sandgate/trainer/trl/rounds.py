@@ -190,7 +190,7 @@ class Rounds:
     async def collect(self) -> None:
         """Lease what becomes whole, for as long as there is something to wait for. Runs until it is cancelled, or
         everything is given back."""
-        name = ""
+        name, asked_at, refused = "", 0.0, False
         try:
             while not self._over.is_set():
                 if not self._wanted:
@@ -203,8 +203,19 @@ class Rounds:
                 ):  # written first: a trainer that is killed before the answer has leased all the same
                     name = new_lease_id()
                     self._leases.change(add=name)
-                asked_at = self._fleet.keeper.clock()
-                lease = await self._fleet.lease(job=self._job, max_groups=1, ttl_s=self._ttl_s, lease_id=name)
+                    asked_at = self._fleet.keeper.clock()
+                try:
+                    lease = await self._fleet.lease(
+                        job=self._job, max_groups=1, ttl_s=self._ttl_s, lease_id=name
+                    )
+                except Conflict:
+                    if refused:  # not because of this one
+                        raise
+                    # Its answer was lost, and it is over by now: its group is offered under another.
+                    self._leases.change(drop=[name])
+                    name, refused = "", True
+                    continue
+                refused = False
                 if lease is not None:
                     name = ""
                     await self._took(lease, self._fleet.keeper.hold(lease.lease_id, self._ttl_s, asked_at))
