@@ -25,7 +25,7 @@ from sandgate.gateway.engine.responses import read
 from sandgate.gateway.engine.scripted.server import ScriptedServer
 from sandgate.gateway.engine.wire import GenerateEndpoint
 from sandgate.operator.local.job import load_job
-from sandgate.trainer.client.local_job import fresh_folder
+from sandgate.trainer.client.local_job import RETIRE_S, fresh_folder
 from sandgate.trainer.client.pushed_groups import PushedGroups
 from sandgate.trainer.testing import tiny_player
 from sandgate.trainer.verl.jobs.batches import aligned, scored
@@ -266,6 +266,12 @@ async def test_a_batch_gets_its_own_groups_and_one_without_rows_is_told(tmp_path
         assert [[one.sample_index for one in rows] for rows in found] == [[0, 1], [1], []]
         assert {one.uid for rows in found for one in rows} == {"well", "crash"}
         assert not running.waiting
+
+
+async def test_what_a_training_of_weeks_has_acknowledged_is_not_kept(tmp_path: Path) -> None:
+    async with job(tmp_path):
+        (file,) = tmp_path.rglob("gateway-0.json")
+        assert orjson.loads(file.read_bytes())["limits"]["retire_s"] == RETIRE_S
 
 
 async def test_a_group_that_does_not_come_is_given_up(tmp_path: Path) -> None:
