@@ -117,7 +117,9 @@ class Trajectory:
     """The engine's: raw_logprobs or processed_logprobs (of the scaled, filtered distribution); empty if turns
     differ."""
     sampling: dict[str, Json] = field(default_factory=dict)
-    """Engine's names (temperature, top_p, top_k, ...), as sent with each turn: those that are alike in all turns."""
+    """Engine's names (temperature, top_p, top_k, ...), as sent with each turn: those that are alike in all turns.
+    `structured_outputs` (kind and digest) where the engine held a turn to a form (tool_choice, response_format): its
+    logprobs are of what the grammar left, and a token that was forced has one of 0."""
     turn_settings: tuple[dict[str, Json], ...] = ()
     """What differs between turns, one object per turn: `engine`, `logprobs_mode`, `renderer`, `sampling` (a seed, say).
     Empty if nothing does. `settings(k)` gives turn k's whole."""

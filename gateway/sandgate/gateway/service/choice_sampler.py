@@ -41,20 +41,12 @@ class ChoiceSampler:
     pool: FairPool
     new_id: Callable[[], str]
 
-    async def sample(
-        self, call: ModelCall, asked: GenerationRequest, constraint: dict[str, Any] | None
-    ) -> list[Choice]:
+    async def sample(self, call: ModelCall, asked: GenerationRequest) -> list[Choice]:
         """All choices of a call, or the first error; then the others are cancelled."""
-        making = [self._generate(call, index, asked, constraint) for index in range(call.request.n)]
+        making = [self._generate(call, index, asked) for index in range(call.request.n)]
         return [await making[0]] if call.request.n == 1 else await _all(making)
 
-    async def _generate(
-        self,
-        call: ModelCall,
-        index: int,
-        asked: GenerationRequest,
-        constraint: dict[str, Any] | None,
-    ) -> Choice:
+    async def _generate(self, call: ModelCall, index: int, asked: GenerationRequest) -> Choice:
         request, session = call.request, call.session
         prepared = asked.prepared
         parser = parser_of(self.codec, request, prepared.ids)
@@ -77,7 +69,7 @@ class ChoiceSampler:
             sampling=asked.sampling(index),
             max_tokens=asked.max_tokens,
             stop_ids=self.codec.stop_ids,
-            constraint=constraint,
+            constraint=asked.constraint,
             top_logprobs=request.top_logprobs,
             affinity=str(session.spec.get("uid") or session.session_id),
             session=session.session_id,
@@ -91,7 +83,7 @@ class ChoiceSampler:
             with self.metrics.engine_s.time():
                 sample = await self.engine.generate(prompt, on_delta if streaming else None)
         except SandgateError as error:
-            session.call_failed(error, shaped=constraint is not None)
+            session.call_failed(error, shaped=asked.constraint is not None)
             raise
         if streaming:
             heard.whole = sample

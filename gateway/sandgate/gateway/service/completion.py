@@ -222,12 +222,13 @@ class Completions:
             resampled=session.was_cut(request.digest),
             sample=int(session.spec.get("sample_index", 0)),
             turn=session.turns,
+            constraint=constraint,
         )
         self.pool.earn(session.session_id, len(prepared.ids))
         intents = [Intent(at=self.sessions.now(), turn=turn, digest=request.digest) for turn in call.turns]
         await self.sessions.intend(session, *intents)
         try:
-            made = await self.sampler.sample(call, asked, constraint)
+            made = await self.sampler.sample(call, asked)
             return await self.committer.commit(call, asked, made)
         except (asyncio.CancelledError, SandgateError) as error:
             if not call.committing:

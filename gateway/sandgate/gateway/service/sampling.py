@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,9 @@ from sandgate.gateway.conversation.messages import SamplingParams
 
 NAMES = tuple(name for name in SamplingParams.__struct_fields__ if name not in ("stop", "max_tokens"))
 """Parameters that shape the distribution. `stop` is part of how the agent works, and always the agent's own."""
+
+FORM = "structured_outputs"
+"""vLLM's name for what a turn is held to."""
 
 ALIASES = {"maxTokens": "max_tokens", "topP": "top_p", "topK": "top_k", "minP": "min_p"}
 """Manifests say camelCase, JSON bodies snake_case; both arrive here."""
@@ -94,9 +98,15 @@ def clamp(asked: int | None, *, prompt: int, window: int) -> int:
     return room if asked is None else max(1, min(asked, room))
 
 
-def recorded(sampling: SamplingParams, max_tokens: int, template_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def recorded(
+    sampling: SamplingParams,
+    max_tokens: int,
+    template_kwargs: Mapping[str, Any],
+    constraint: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """The parameters as a turn's record has them: under the engine's names, and only those that were set; with the
-    template's variables that the request set."""
+    template's variables that the request set. Of a `constraint`, which the engine held the turn to, its kind and a
+    digest: logprobs are then of what the grammar left, and a token that it forced has one of 0."""
     given = msgspec.structs.asdict(sampling)
     out = {name: value for name, value in given.items() if value is not None and value != ()}
     out["max_tokens"] = max_tokens
@@ -104,4 +114,7 @@ def recorded(sampling: SamplingParams, max_tokens: int, template_kwargs: Mapping
         out["stop"] = list(sampling.stop)
     if template_kwargs:
         out["chat_template_kwargs"] = dict(template_kwargs)
+    if constraint is not None:
+        text = json.dumps(constraint, sort_keys=True).encode()
+        out[FORM] = {"kind": next(iter(constraint)), "sha256": hashlib.sha256(text).hexdigest()[:16]}
     return out

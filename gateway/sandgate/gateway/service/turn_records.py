@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -34,6 +34,8 @@ class GenerationRequest:
     """The session's sample index."""
     turn: int
     """How many turns the session had before."""
+    constraint: dict[str, Any] | None = None
+    """What the engine holds the turn to."""
 
     def sampling(self, choice: int) -> SamplingParams:
         """The parameters of one choice, with a seed of its own."""
@@ -95,7 +97,9 @@ def records_of(
                 prompt_key=match.prompt_key,
                 head_key=match.head_key,
                 blocks=match.blocks,
-                sampling=sampling.recorded(asked.sampling(index), asked.max_tokens, request.template_kwargs),
+                sampling=sampling.recorded(
+                    asked.sampling(index), asked.max_tokens, request.template_kwargs, asked.constraint
+                ),
                 engine=sample.engine,
                 build=sample.build or by.build,
                 logprobs_mode=by.logprobs_mode,
