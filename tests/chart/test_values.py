@@ -69,6 +69,18 @@ BAD: Mapping[str, tuple[str, Any]] = {
         "jobs/gateway/external/parentRefs/0",
         {"jobs": {"gateway": {"external": {"parentRefs": [{"namespace": "infra"}]}}}},
     ),
+    "keys for ever, by a value that was taken away": (
+        "jobs/trainer",
+        {"jobs": {"trainer": {"keySeconds": None}}},
+    ),
+    "volumes that fill, by a value that was taken away": (
+        "jobs/gateway",
+        {"jobs": {"gateway": {"retireSeconds": None}}},
+    ),
+    "every port, by a value that was taken away": (
+        "networkPolicy/apiServer",
+        {"networkPolicy": {"apiServer": {"ports": None}}},
+    ),
     "an interval without a unit": ("metrics/serviceMonitor/interval", "30"),
     "a switch that is text": ("crds/keep", "no"),
 }

@@ -53,6 +53,8 @@ def test_scope_job_and_expiry_are_in_the_key(secret: Path) -> None:
 BAD: dict[str, tuple[list[str], str]] = {
     "a scope of sessions": (["--scope", "agent"], "trainer, admin"),
     "a time that is over": (["--ttl", "-1"], "--ttl"),
+    "a time that is none": (["--ttl", "nan"], "--ttl"),
+    "a time without an end": (["--ttl", "inf"], "--ttl"),
 }
 
 

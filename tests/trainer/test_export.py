@@ -22,6 +22,7 @@ from sandgate.trainer.cli.tensor_files import padded
 from sandgate.trainer.export.ipc import read_arrow, write_arrow
 from sandgate.trainer.export.packed import unpack
 from sandgate.trainer.export.packed_file import read_packed
+from sandgate.trainer.export.parquet import read_parquet
 from sandgate.trainer.export.trl import SCHEMA, to_rollout, write_trl
 from tests.trainer.runs import rows_for
 from tests.trainer.trajectories import exact, trajectories, trajectory
@@ -77,6 +78,29 @@ def test_what_was_asked_wrongly_is_one_line(run: Path, words: list[object], why:
     said = ask("export", run, *words)
     assert (said.exit_code, said.stdout, said.stderr.count("\n")) == (2, "", 1)
     assert why in said.stderr
+
+
+OWN = ("job.json", "secret", "gateway-0.sqlite", "gateway-1.sqlite-wal", "groups/q1.parquet")
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_what_a_run_needs_is_not_written_over(run: Path, name: str) -> None:
+    (run / "job.json").touch()
+    (run / "groups").mkdir(exist_ok=True)
+    (run / name).write_text("kept")
+    said = ask("export", run, "--format", "jsonl", "--to", run / name)
+    assert (said.exit_code, (run / name).read_text()) == (2, "kept")
+    assert f"{name}: a run's own file; give another name [field --to]" in said.stderr
+
+
+def test_a_folder_called_tilde_is_no_home(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "home"
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "~").mkdir()
+    assert ask("export", run, "--to", "~/x.parquet").exit_code == 0
+    assert [row.session_id for row in read_parquet("~/x.parquet")] == [row.session_id for row in ROWS]
+    assert not home.exists()
 
 
 MISSING = {

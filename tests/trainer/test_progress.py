@@ -33,7 +33,17 @@ from sandgate.operator.local.job import (
     SessionStarted,
     TrainerNews,
 )
-from sandgate.trainer.cli.progress import Bars, Display, Lines, RunTally, about, counts_of, display, line_of
+from sandgate.trainer.cli.progress import (
+    Bars,
+    Display,
+    Lines,
+    RunTally,
+    Unfailing,
+    about,
+    counts_of,
+    display,
+    line_of,
+)
 
 
 def counts(seconds: float, *, ended: int = 1, failed: int = 0, retries: int = 0, running: int = 2) -> Counts:
@@ -205,7 +215,9 @@ def terminal(shown: bytearray) -> Iterator[TextIO]:
 def on_a_terminal(*events: Event) -> str:
     """What stderr is sent when it is a terminal."""
     shown = bytearray()
-    with terminal(shown) as stderr, display_on(stderr) as bars:
+    with terminal(shown) as stderr, display_on(stderr) as found:
+        assert isinstance(found, Unfailing)
+        bars = found.shown
         assert isinstance(bars, Bars)
         for event in events:
             bars.tell(event)
@@ -251,5 +263,25 @@ def test_an_interrupted_display_leaves_the_terminal_as_it_was() -> None:
     assert shown.count(b"\x1b[?25l") == shown.count(b"\x1b[?25h") == 1
 
 
+@pytest.mark.parametrize("away", ["a pipe without a reader", "a full disk"])
+def test_what_cannot_be_shown_ends_nothing(away: str) -> None:
+    if away == "a full disk":
+        stderr = Path("/dev/full").open("w", buffering=1)  # noqa: SIM115 - closed below
+    else:
+        reader, writer = os.pipe()
+        os.close(reader)
+        stderr = os.fdopen(writer, "w", buffering=1)
+    try:
+        with display_on(stderr) as shown:
+            for second in range(40):
+                shown.tell(Problem(text="the disk is full"))
+                shown.tell(counts(float(second), ended=1))
+    finally:
+        with contextlib.suppress(OSError):
+            stderr.close()
+
+
 def test_where_there_is_no_terminal_there_are_lines() -> None:
-    assert isinstance(display(quiet=False), Lines)
+    found = display(quiet=False)
+    assert isinstance(found, Unfailing)
+    assert isinstance(found.shown, Lines)

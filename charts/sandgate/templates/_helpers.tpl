@@ -1,8 +1,8 @@
-{{/* Name that all of the release's objects begin with: 40 characters at most. */}}
+{{/* Name that all of the release's objects begin with: 40 characters at most, and no dots, which a Service must not have. */}}
 {{- define "sandgate.fullname" -}}
 {{- $name := default .Chart.Name .Values.nameOverride -}}
 {{- $full := .Values.fullnameOverride | default (ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name)) -}}
-{{- $full | trunc 40 | trimSuffix "-" -}}
+{{- $full | replace "." "-" | trunc 40 | trimSuffix "-" -}}
 {{- end -}}
 
 {{/* What every operator of the release is called: Service, ServiceAccount, roles. */}}

@@ -21,6 +21,17 @@ _PART = re.compile(r"\.(?P<name>.+?)(\.\d+-[0-9a-f]+)?\.tmp$")
 """Of a file that was being written when a run was killed."""
 
 
+def is_own(path: Path) -> bool:
+    """Is it a file by which a run knows what it has: its journals, manifest, secret, group files?"""
+    root = path.parent.parent if path.parent.name == "groups" else path.parent
+    folder = Folder(root)
+    if not folder.job_file().is_file():
+        return False
+    name = re.sub(r"-(wal|shm)$", "", path.name)
+    kept = (folder.job_file().name, folder.secret.name, folder.attach.name, MADE)
+    return root != path.parent or name in kept or _JOURNAL.match(name) is not None
+
+
 def clear(root: Path, job: str, also: Iterable[str] = ()) -> None:
     """Remove what runs of `job` left in `root`, journals included; nothing, if no run was there. `also`: names of
     further files in it. Folders go when they are empty.

@@ -128,7 +128,8 @@ async def _start(
 
     def spec() -> ProcessSpec:
         return ProcessSpec(
-            argv=[sys.executable, "-m", "sandgate.gateway.app", "--config", str(folder.config(index))],
+            # -P: it runs in the folder of the run, where agents may write, and imports nothing from there.
+            argv=[sys.executable, "-P", "-m", "sandgate.gateway.app", "--config", str(folder.config(index))],
             env=own_env(),
             cwd=folder.root,
             log=log_path(folder.logs, f"gateway-{index}"),

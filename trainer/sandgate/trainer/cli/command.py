@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
+from io import TextIOWrapper
 from typing import Annotated
 
 import typer
@@ -72,4 +73,7 @@ def root(
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The console script. Always ends by SystemExit with one of the module's exit codes."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a terminal that cannot spell a character still shows the rest
+            stream.reconfigure(errors="backslashreplace")
     app(args=list(sys.argv[1:] if argv is None else argv), prog_name="sandgate")

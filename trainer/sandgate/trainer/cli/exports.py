@@ -10,8 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from sandgate.contract.errors import InvalidBody, NotFound
+from sandgate.contract.errors import BadRequest, InvalidBody, NotFound
 from sandgate.contract.trajectory import Json, Trajectory
+from sandgate.operator.local.fresh import is_own
 from sandgate.trainer.cli import output
 from sandgate.trainer.runs import folder
 
@@ -141,6 +142,8 @@ def export(
     target = to or (out if out.is_file() else out / folder.TRAJECTORIES).with_suffix(
         SUFFIX.get(format, f".{format}")
     )
+    if is_own(target):
+        raise BadRequest(f"{target}: a run's own file; give another name", field="--to")
     told = WRITERS[format](target, found, **options)
     left = left_out(out, seen)
     told |= {"missing": left.rows, "missing_groups": left.groups}

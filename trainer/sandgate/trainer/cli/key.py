@@ -14,6 +14,8 @@ from sandgate.trainer.cli import output
 
 SCOPES = (Scope.TRAINER, Scope.ADMIN)
 """A session's own keys come with the session."""
+TTL_MAX_S = 10_000_000_000
+"""Three hundred years."""
 
 
 def key(
@@ -34,8 +36,8 @@ def key(
     """Print a key of the control API: whoever has the secret may make one. Give sessions theirs by creating them."""
     if scope not in SCOPES:
         raise BadManifest(f"--scope: {scope!r}; it may be {', '.join(SCOPES)}", field="--scope")
-    if ttl_s < 0:
-        raise BadManifest("--ttl: seconds from now, or 0", field="--ttl")
+    if not 0 <= ttl_s <= TTL_MAX_S:  # also where it is no number
+        raise BadManifest(f"--ttl: seconds from now, at most {TTL_MAX_S}, or 0", field="--ttl")
     from sandgate.gateway.config import read_secret
 
     expires = time.time() + ttl_s if ttl_s else 0.0

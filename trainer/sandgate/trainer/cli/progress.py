@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
@@ -53,8 +55,49 @@ class Display(Protocol):
 
 def display(*, quiet: bool) -> Display:
     """Bars if stderr is a terminal, lines if not; when `quiet`, only what a person must know."""
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    return Bars(console) if console.is_terminal and not quiet else Lines(console, quiet=quiet)
+    console = ProgressConsole(stderr=True, highlight=False, soft_wrap=True)
+    return Unfailing(Bars(console) if console.is_terminal and not quiet else Lines(console, quiet=quiet))
+
+
+class ProgressConsole(Console):
+    """Falls silent when nobody reads it any more. (Rich's own ends the process: in a callback of an event loop that
+    ends nothing, and hangs everything.)"""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
+class Unfailing:
+    """What is shown of a run has no say in it: a display that cannot write (a full disk, a pipe without a reader) is
+    told nothing more."""
+
+    def __init__(self, shown: Display) -> None:
+        self.shown, self.gone = shown, False
+
+    def tell(self, event: Event) -> None:
+        """As long as that works."""
+        if not self.gone:
+            with self._or_gone():
+                self.shown.tell(event)
+
+    @contextmanager
+    def _or_gone(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError):  # ValueError: the file was closed, or cannot spell a character
+            self.gone = True
+
+    def __enter__(self) -> Self:
+        with self._or_gone():
+            self.shown.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self.gone:
+            with self._or_gone():
+                self.shown.__exit__(kind, error, trace)
 
 
 KINDS: dict[type, str] = {Note: "note: ", TrainerNews: "", Problem: "problem: "}

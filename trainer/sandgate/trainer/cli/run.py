@@ -81,8 +81,8 @@ def run(
         output.error_line(error)
         raise typer.Exit(output.NOT_DONE) from None
     found = report(ran, asked)
+    keep(asked.out, asked.identity, found)  # first: nobody may be reading
     tell_result(found, json=json)
-    keep(asked.out, asked.identity, found)
     if not ran.result.complete:
         if ran.result.cause:
             output.error_line(SandgateError(ran.result.cause))

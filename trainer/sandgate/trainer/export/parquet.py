@@ -127,7 +127,7 @@ def writer(
 ) -> Any:
     """A pyarrow ParquetWriter; `columns`: the schema."""
     return pq.ParquetWriter(
-        target,
+        os.path.abspath(target),
         columns,
         compression="zstd",
         compression_level=1,
@@ -194,7 +194,8 @@ def opened(path: str | os.PathLike[str], check: Callable[[Any], None] = check_ve
     """A pyarrow ParquetFile whose schema passed `check`. Raises FileNotFoundError, NewerRecord, and CorruptRecord also
     for what Arrow raises inside the block."""
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True, pre_buffer=False) as file:
+        # Absolute: Arrow reads `~` as a home.
+        with pq.ParquetFile(os.path.abspath(path), page_checksum_verification=True, pre_buffer=False) as file:
             check(file.schema_arrow)
             yield file
     except FileNotFoundError:

@@ -153,7 +153,7 @@ async def _served(http: httpx.AsyncClient, url: str) -> list[str] | str | None:
     """Its models; None if it does not say, a text why it does not answer."""
     try:
         health = await http.get(f"{url.rstrip('/')}/health")
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, OSError, OverflowError) as error:  # Overflow: port 99999
         return f"{url}: {str(error) or type(error).__name__}"
     if health.is_error:
         more = "; give it without /v1" if url.rstrip("/").endswith("/v1") else ""
