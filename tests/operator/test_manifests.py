@@ -35,7 +35,7 @@ from sandgate.operator.manifests import (
     session_object,
 )
 from sandgate.operator.manifests.example import session_objects
-from sandgate.operator.manifests.policies import LINK_LOCAL, PRIVATE, gateway_policy
+from sandgate.operator.manifests.policies import LINK_LOCAL, PRIVATE, closed_policy, gateway_policy
 from sandgate.operator.plan.actions import Ref
 from tests.contract.manifests import Manifest, spoilt
 from tests.operator.manifest_jobs import (
@@ -496,6 +496,16 @@ def test_managed_engines_are_reached_by_gateways_and_trainers_alone_and_those_of
     assert policies(MANAGED)["engine"]["policyTypes"] == ["Ingress"]  # it may fetch its weights
     assert "engine" not in policies(SELECTED)
     assert "engine" not in policies(ENDPOINTS)
+
+
+def test_sandboxes_are_closed_also_when_their_job_and_its_policies_are_gone() -> None:
+    found = closed_policy(job(MANAGED))
+    assert "ownerReferences" not in found["metadata"], "it does not go with a job"
+    assert found["metadata"]["namespace"] == "rl"
+    assert found["spec"] == {
+        "podSelector": {"matchLabels": {"sandgate.dev/walled": "true"}},
+        "policyTypes": ["Ingress", "Egress"],
+    }
 
 
 def test_who_reads_metrics_is_let_in_where_an_administrator_says_so() -> None:

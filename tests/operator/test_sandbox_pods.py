@@ -225,8 +225,16 @@ def test_it_is_named_labelled_and_pointed_at_by_kubectl() -> None:
         "sandgate.dev/session": SESSION,
         "sandgate.dev/group": GROUP,
         "sandgate.dev/shard": "s1",
+        "sandgate.dev/walled": "true",
     }
     assert meta["annotations"] == {"a": "b", "kubectl.kubernetes.io/default-container": "agent"}
+
+
+def test_an_agent_without_isolation_is_not_walled_and_may_not_say_that_it_is_not() -> None:
+    wall = "sandgate.dev/walled"
+    assert wall not in agent(("spec.agent.isolation", "Off"))["metadata"]["labels"]
+    own = {"labels": {wall: "false"}}
+    assert agent((f"{TEMPLATE}.metadata", own))["metadata"]["labels"][wall] == "true"
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,9 @@ GROUP: Final = "sandgate.dev/group"
 SHARD: Final = "sandgate.dev/shard"
 """On a RolloutJob, by its user: which operator shard looks after it; everything made for it has it too."""
 
+WALLED: Final = "sandgate.dev/walled"
+"""On pods that no policy but their job's may open: agents, unless their isolation is Off, and verifiers."""
+
 QUEUE: Final = "kueue.x-k8s.io/queue-name"
 """On a RolloutJob, by its user: the LocalQueue of Kueue that it waits in. On nothing that Sandgate makes of it: that
 is counted once."""

@@ -24,6 +24,7 @@ from tests.cluster import pods
 from tests.cluster.e2e import scripted
 from tests.cluster.e2e.world import World, wait_for
 from tests.cluster.harness.cluster import Cluster
+from tests.support.waiting import until_now
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240, func_only=True)]
 
@@ -225,6 +226,56 @@ def test_a_trainer_is_known_by_its_label_and_reaches_gateways_and_engines_of_its
         closed = {f"{name}'s {what}" for name in others for what in ("gateway", "engine")}
         found = street.knock(job.namespace, "trainer")
         assert found == all_but(street, *(door for door in street.doors if door not in closed))
+
+
+STUBBORN = """
+import signal, urllib.request
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+def heard():
+    try:
+        urllib.request.urlopen("http://%s:8000/from-the-agent", timeout=0.5).close()
+        return True
+    except OSError:
+        return False
+
+assert say("hello") == "receipt 42"
+assert not heard()
+print("stubborn", flush=True)
+while True:
+    heard()
+"""
+
+
+def test_a_job_that_is_deleted_opens_no_wall_to_an_agent_that_does_not_end(world: World) -> None:
+    cluster = world.cluster
+    with cluster.namespace("walls-end") as namespace:
+        scripted.prepare(world, namespace)
+        pods.start(cluster, namespace, pods.server("stranger"), pods.pod("bystander"))
+        address = pods.running(cluster, namespace, "stranger")["status"]["podIP"]
+        job = scripted.job("stubborn", STUBBORN % address)
+        job["spec"]["agent"]["template"]["spec"]["terminationGracePeriodSeconds"] = 15
+        scripted.submit(world, namespace, job)
+
+        def agents() -> list[str]:
+            return [
+                one["metadata"]["name"]
+                for one in world.list("pods", namespace)
+                if one["metadata"]["labels"].get("sandgate.dev/role") == "agent"
+            ]
+
+        def stands() -> bool:
+            return any("stubborn" in world.cluster.kubectl("-n", namespace, "logs", name, check=False)
+                       for name in agents())  # fmt: skip
+
+        until_now(stands, what="the agent dials", within_s=90)
+        pods.running(cluster, namespace, "bystander")
+        pods.fetch(cluster, namespace, "bystander", f"http://{address}:8000/from-a-bystander")
+        cluster.kubectl("-n", namespace, "delete", "rolloutjob", "stubborn", "--wait=true")
+        until_now(lambda: not agents(), what="the agent is gone", within_s=90)
+        requests = cluster.kubectl("-n", namespace, "logs", "stranger")
+        assert "/from-a-bystander" in requests, "who has no wall is heard"
+        assert "/from-the-agent" not in requests
 
 
 @pytest.mark.parametrize("name", ["one", "two", "far"])

@@ -12,7 +12,13 @@ from sandgate.contract.job import RolloutJob
 from sandgate.contract.names import gateways_name, signing_name
 from sandgate.operator.cluster.api import Api, Json
 from sandgate.operator.cluster.object_store import owner_uid
-from sandgate.operator.manifests import engine_objects, gateway_objects, keep_image, trainer_secret
+from sandgate.operator.manifests import (
+    closed_policy,
+    engine_objects,
+    gateway_objects,
+    keep_image,
+    trainer_secret,
+)
 from sandgate.operator.manifests.workload import placed
 from sandgate.operator.plan.actions import Provided
 from sandgate.operator.plan.kueue import Placement
@@ -52,6 +58,7 @@ async def provide(
     wanted = [placed(body, places) for body in wanted if (body["kind"], body["metadata"]["name"]) != signing]
     # Before anything is written: all of it, or nothing.
     there = [await _there(kube, job, body) for body in wanted]
+    await kube.apply(closed_policy(job), force=True)  # no job's: all of a namespace make the same
     for body, found in zip(wanted, there, strict=True):
         if found is not None and body["kind"] == "Deployment":
             body = keep_image(body, found)

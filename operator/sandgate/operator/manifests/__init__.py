@@ -1,7 +1,8 @@
 """The Kubernetes objects of a job, as pure functions of the job and the settings. (pure)
 
 All objects of a job are `gateway_objects` + `engine_objects`, to be applied in their order: policies come before the
-pods they are about. `check_cluster` says first whether the job can run in a cluster at all.
+pods they are about, and before them `closed_policy`, which is of the namespace. `check_cluster` says first whether the
+job can run in a cluster at all.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from sandgate.operator.manifests.external import agents_origin as agents_origin
 from sandgate.operator.manifests.external import gateway_in as gateway_in
 from sandgate.operator.manifests.gateways import gateway_objects as gateway_objects
 from sandgate.operator.manifests.gateways import trainer_secret as trainer_secret
+from sandgate.operator.manifests.policies import closed_policy as closed_policy
 from sandgate.operator.manifests.policies import sandbox_policy as sandbox_policy
 from sandgate.operator.manifests.sessions import done_map as done_map
 from sandgate.operator.manifests.sessions import keys_end as keys_end

@@ -14,6 +14,7 @@ from sandgate.operator.manifests.base import Json, gateway_origin
 from sandgate.operator.manifests.check import check_cluster
 from sandgate.operator.manifests.engines import engine_objects
 from sandgate.operator.manifests.gateways import gateway_objects
+from sandgate.operator.manifests.policies import closed_policy
 from sandgate.operator.manifests.sandbox_pods import PodDefaults, agent_pod, verifier_pod
 from sandgate.operator.manifests.sessions import keys_secret, session_object
 from sandgate.operator.plan.actions import Ref
@@ -43,7 +44,8 @@ def example_objects(job: RolloutJob, settings: Settings, *, namespace: str = "de
     check_cluster(job)
     meta = job.metadata
     job = replace(job, metadata=replace(meta, namespace=meta.namespace or namespace, uid=meta.uid or NO_UID))
-    found = gateway_objects(job, settings, engine_urls=job.spec.engine.endpoints or (), secret_hex=NO_SECRET)
+    found = [closed_policy(job)]
+    found += gateway_objects(job, settings, engine_urls=job.spec.engine.endpoints or (), secret_hex=NO_SECRET)
     found += engine_objects(job, settings)
     found += session_objects(job, settings)
     return [redacted(one) for one in found]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from sandgate.contract.job import Isolation, RolloutJob
-from sandgate.contract.labels import AGENT, ENGINE, GATEWAY, VERIFIER
+from sandgate.contract.labels import AGENT, ENGINE, GATEWAY, MANAGED_BY, MANAGER, VERIFIER, WALLED
 from sandgate.contract.media_hosts import origin_of
 from sandgate.contract.names import engines_name, gateways_name
 from sandgate.operator.manifests.base import HTTP_PORT, Json, engine_pods, metadata, pods_of
@@ -29,12 +29,15 @@ PRIVATE: Final = {
 }
 """Blocks, and what of them stays closed."""
 
+CLOSED: Final = "sandgate-walled"
+"""Name of the policy that every namespace with jobs has."""
 ANY: Final = "*"
 """Of namespaces: all of them."""
 
 
 def sandbox_policy(job: RolloutJob, settings: Settings) -> list[Json]:
-    """All NetworkPolicies of a job; they are part of `gateway_objects` and `engine_objects`."""
+    """All NetworkPolicies of a job; they are part of `gateway_objects` and `engine_objects`. Beside `closed_policy`,
+    which is its namespace's."""
     return [*sandbox_policies(job, settings), gateway_policy(job, settings), *engine_policies(job, settings)]
 
 
@@ -47,6 +50,25 @@ def sandbox_policies(job: RolloutJob, settings: Settings) -> list[Json]:
         return [verifiers]
     more = [dict(rule) for rule in job.spec.agent.egress]
     return [policy(job, f"{name}-agents", AGENT, egress=[*rules, *more], ingress=[]), verifiers]
+
+
+def closed_policy(job: RolloutJob) -> Json:
+    """Of a namespace: its sandboxes reach nothing, and nothing reaches them, but for what their job's own policies add.
+    It is nobody's and stays: a job that is deleted loses its policies at once, and its pods a while later, in which
+    they would be open."""
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {
+            "name": CLOSED,
+            "namespace": job.metadata.namespace,
+            "labels": {MANAGED_BY: MANAGER},
+        },
+        "spec": {
+            "podSelector": {"matchLabels": {WALLED: "true"}},
+            "policyTypes": ["Ingress", "Egress"],
+        },
+    }
 
 
 def gateway_policy(job: RolloutJob, settings: Settings) -> Json:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from sandgate.contract.job import Isolation, RolloutJob, Task, TaskDelivery
-from sandgate.contract.labels import AGENT, SHARD, VERIFIER, labels
+from sandgate.contract.labels import AGENT, SHARD, VERIFIER, WALLED, labels
 from sandgate.contract.names import GROUP as API_GROUP
 from sandgate.contract.names import pod_name, verifier_name
 from sandgate.contract.session_urls import SessionUrls
@@ -144,6 +144,8 @@ def agent_pod(
     meta = template.get("metadata") or {}
     meta = meta | {"labels": _labels_of(meta, look)}
     ours = _labels(job, AGENT, session, group)
+    if job.spec.agent.isolation is not Isolation.OFF:
+        ours[WALLED] = "true"
     return _object(pod_name(session), namespace, owner, meta, ours, pod)
 
 
@@ -197,7 +199,7 @@ def verifier_pod(
     _fetcher(pod, main, handle, fetch, _secret(keys_secret, f"{session}.task"), look)
     _settle(pod, look, longest_start(job.spec) + verifier.seconds)
     meta = {"annotations": (template.get("metadata") or {}).get("annotations")}
-    ours = _labels(job, VERIFIER, session, group)
+    ours = _labels(job, VERIFIER, session, group) | {WALLED: "true"}
     return _object(verifier_name(session), namespace, owner, meta, ours, pod)
 
 
