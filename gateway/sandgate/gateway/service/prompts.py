@@ -216,7 +216,7 @@ class Prompts:
         """The messages that are rendered, if all are."""
         if codec.history == "sampled" or match.parent is None:
             return request.messages
-        return as_sampled(request.messages, tree.turns, tree.path(match.parent))
+        return as_sampled(request.messages, tree.turns, tree.read_as(match.parent), match.tail)
 
     def _confirmed(
         self,
