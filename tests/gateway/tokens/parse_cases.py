@@ -61,6 +61,7 @@ class Case:
     stopped_on: str | None = None
     tools: tuple[Tool, ...] = TOOLS
     bare: str = ""
+    whole: bool = True
     think: tuple[str, str] = THINK
 
 
@@ -140,6 +141,17 @@ CASES: dict[str, Case] = {
     ),
     "a call ends a thought that is never closed": Case(
         "<think>\nHm.\n" + ONE, Reply(reasoning="Hm.", tool_calls=(call(),))
+    ),
+    "a call in a thought that was cut is thought": Case(
+        "<think>\nMaybe " + ONE + " but that is",
+        Reply(reasoning="Maybe " + ONE + " but that is"),
+        whole=False,
+    ),
+    "half a call in a thought that was cut is thought": Case(
+        "<think>\nMaybe " + ONE[:40], Reply(reasoning="Maybe " + ONE[:40]), whole=False
+    ),
+    "a call behind a thought counts in a turn that was cut": Case(
+        "<think>\nHm.\n</think>\n\n" + ONE, Reply(reasoning="Hm.", tool_calls=(call(),)), whole=False
     ),
     "a stop string is cut": Case(
         "Answer: 4\nObserv", Reply("Answer: 4\n"), stop=("Observ",), stopped_on="Observ"
