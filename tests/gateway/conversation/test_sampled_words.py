@@ -60,11 +60,11 @@ def test_an_answer_is_shown_with_what_it_thought(case: Case) -> None:
         last = number == len(case.thoughts) - 1
         for other in case.again if last else ():
             talk.say(request(*messages), says("OK", reasoning=other))
-        turn = talk.say(request(*messages), says("OK", reasoning=thought), **rooted)
+        talk.say(request(*messages), says("OK", reasoning=thought), **rooted)
         messages += [next(sent), user(f"q{number + 1}")]
     tail = len(messages) - 1
     messages += [*case.behind, user("on")] if case.behind else []
     tree = talk.tree
-    shown = as_sampled(messages, tree.turns, tree.read_as(turn), tail)
+    shown = as_sampled(messages, tree.turns, tree.read_as(tree.turns[-1].id), tail)
     assert [one.role for one in shown] == [one.role for one in messages]
     assert tuple(one.reasoning for one in shown if one.role == "assistant") == case.shown

@@ -66,7 +66,7 @@ class _Replies:
 def _best(replies: Sequence[Reply], reasoning: str) -> Reply | None:
     """The last that thought the same, else, or if no thought was sent, the last."""
     same = [reply for reply in replies if reasoning and reply.reasoning == reasoning]
-    return (same or replies or [None])[-1]
+    return next(reversed(same or replies), None)
 
 
 def _without(replies: Sequence[Reply], one: Reply) -> list[Reply]:
