@@ -189,7 +189,7 @@ TYPED = {
 
 @pytest.mark.parametrize(("text", "value"), TYPED.items(), ids=TYPED)
 def test_a_value_that_cannot_be_said_as_json_stays_text(text: str, value: Any) -> None:
-    assert tool_calls.typed_value(text, None) == value
+    assert tool_calls.typed_value(text, frozenset()) == value
 
 
 # -- what is said back ----------------------------------------------------------------------------------------------

@@ -12,6 +12,8 @@ import openai
 import pytest
 
 from sandgate.gateway.engine.scripted.engine import Fault, Reply
+from sandgate.gateway.journal.memory import MemoryDisk, MemoryStore
+from sandgate.gateway.service.sampling import choice_seed
 from tests.support.gateway import BUY, Running, call_text, codec, events, gateway, ids
 
 HI: Any = [{"role": "user", "content": "hi"}]
@@ -275,10 +277,16 @@ async def _turns(g: Running) -> None:
         await agent.post(text)
 
 
+async def _together(g: Running) -> None:
+    agent = await g.session()
+    await asyncio.gather(*(agent.post("hi", n=number) for number in (1, 2, 1)))
+
+
 SEEDS: dict[str, tuple[Callable[[Running], Awaitable[None]], dict[str, Any]]] = {
     "the choices of a turn draw apart": (_choices, {}),
     "the samples of a group draw apart": (_siblings, {"seed": 7}),
     "the turns of a session draw apart": (_turns, {"seed": 7}),
+    "requests of a session that are in flight together draw apart": (_together, {"seed": 7}),
 }
 
 
@@ -289,3 +297,32 @@ async def test_one_seed_is_not_one_draw(case: str) -> None:
     assert len({*first}) == len(first) > 1
     assert sorted(map(str, first)) == sorted(map(str, again)), "the same job draws the same"
     assert all(seed is not None and 0 <= seed < 2**31 for seed in first)
+
+
+async def test_a_turn_that_was_begun_before_a_restart_is_not_drawn_again() -> None:
+    disk, broken = MemoryDisk(), Reply("x", fault=Fault("status", status=400))
+    async with gateway(["kiwi", broken], store=MemoryStore(disk), sampling={"seed": 7}) as g:
+        agent = await g.session()
+        assert [(await agent.post(text)).status_code for text in ("hi", "ho")] == [200, 400]
+        before = [prompt.sampling.seed for prompt in g.engine.prompts]
+        await g.store.aclose()
+    async with gateway(["lime"], store=MemoryStore(disk), sampling={"seed": 7}) as g:
+        assert (await g.agent(agent.handle).post("ho")).status_code == 200
+        after = [prompt.sampling.seed for prompt in g.engine.prompts]
+    assert before == [choice_seed(7, sample=0, turn=turn, choice=0) for turn in (0, 1)]
+    assert after == [choice_seed(7, sample=0, turn=2, choice=0)]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["json", "sse"])
+async def test_a_call_in_a_thought_that_was_cut_is_no_call(stream: bool) -> None:
+    thought = f"I could {call_text('buy', item='kiwi')} but that is"
+    sampled = ids(f"<think>\n{thought}")
+    async with gateway([Reply(sampled, finish="length")]) as g:
+        answer = await (await g.session()).post("hi", tools=[BUY], max_tokens=len(sampled), stream=stream)
+    if stream:
+        deltas = [event["choices"][0]["delta"] for event in events(answer.content) if event["choices"]]
+        assert not any(delta.get("content") or delta.get("tool_calls") for delta in deltas)
+        assert "".join(delta.get("reasoning") or "" for delta in deltas) == thought
+        return
+    message = answer.json()["choices"][0]["message"]
+    assert (message["content"], message.get("tool_calls"), message["reasoning"]) == ("", None, thought)

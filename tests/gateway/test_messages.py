@@ -139,6 +139,9 @@ SAME = {
             {"type": "text", "text": "You are a clerk."},
         ]
     },
+    "a system prompt behind another billing header": {
+        "system": [{"type": "text", "text": "x-anthropic-billing-header: cch=12\nYou are a clerk."}]
+    },
     "a tool that says it is custom": {"tools": [{**BUY, "type": "custom", "defer_loading": True}]},
     "what does not concern the prompt": {
         "metadata": {"user_id": "u"}, "extra_body": {"context_management": {"edits": []}}, "service_tier": "auto",

@@ -69,6 +69,9 @@ SCHEMA = {"properties": {"q": {"type": "string"}}, "type": "object"}
 REORDERED = Tool("search", "find it", SCHEMA)
 DEVELOPER = Message("developer", (TextPart("be brief"),))
 BILLED = Message("system", (TextPart("x-anthropic-billing-header: cch=1"), TextPart("be brief")))
+BILLED_LINE = system("x-anthropic-billing-header: cch=1\nbe brief")
+BILLED_LINE_ANEW = system("x-anthropic-billing-header: cch=2\nbe brief")
+BILLED_OTHERWISE = system("x-anthropic-billing-header: cch=1\nbe long")
 BILLED_ANEW = Message("system", (TextPart("x-anthropic-billing-header: cch=2"), TextPart("be brief")))
 PICTURE = Message("user", (TextPart("look"), ImagePart("data:image/png;base64,AAAA")))
 OTHER_PICTURE = Message("user", (TextPart("look"), ImagePart("data:image/png;base64,AAAB")))
@@ -93,6 +96,17 @@ CASES = {
     "N1 a tool's description counts": Case(after(EXACT, tools=(Tool("search", "seek it", SCHEMA),)), None),
     "N1 a billing header that differs on every request does not count": Case(
         after(EXACT, first=(BILLED_ANEW, GO)), Level.EXACT, first=(BILLED, GO)
+    ),
+    "N1 a billing header in the first line does not count": Case(
+        after(EXACT, first=(BILLED_LINE_ANEW, GO)), Level.EXACT, first=(BILLED_LINE, GO)
+    ),
+    "N1 what stands behind a billing header in one text counts": Case(
+        after(EXACT, first=(BILLED_OTHERWISE, GO)), None, first=(BILLED_LINE, GO)
+    ),
+    "N1 a user's text that begins as a billing header does counts": Case(
+        after(EXACT, first=(BRIEF, user("x-anthropic-billing-header: 2"))),
+        None,
+        first=(BRIEF, user("x-anthropic-billing-header: 1")),
     ),
     # N2
     "N2 the name of a tool message does not count": Case(

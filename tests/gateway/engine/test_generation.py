@@ -76,6 +76,13 @@ def test_a_generation_cut_after_a_stop_id_is_done() -> None:
     assert (made.sample("e").finish, made.sample("e").stop_reason) == ("stop", 8)
 
 
+def test_a_generation_whose_last_token_is_a_stop_id_has_stopped() -> None:
+    made = begin(stop_ids=(8,), max_tokens=2)
+    made.take(step(7, 8))
+    assert not made.cut("lost", told=3)
+    assert (made.sample("e").finish, made.sample("e").stop_reason) == ("stop", 8)
+
+
 def test_it_is_not_cut_for_ever() -> None:
     made = begin()
     for _ in range(RESUMES_MAX):

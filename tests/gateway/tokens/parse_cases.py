@@ -27,6 +27,28 @@ WRAP = Tool(
         },
     },
 )
+WRITE = Tool(
+    "write",
+    schema={
+        "type": "object",
+        "$defs": {
+            "To": {"type": "object"},
+            "Size": {"enum": ["1", "2"]},
+            "Loop": {"anyOf": [{"$ref": "#/$defs/Loop"}, {"$ref": "#/$defs/Size"}]},
+        },
+        "properties": {
+            "note": {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None},
+            "size": {"enum": ["1", "2", None]},
+            "tip": {"oneOf": [{"type": "string"}, {"anyOf": [{"type": "number"}, {"type": "array"}]}]},
+            "to": {"$ref": "#/$defs/To"},
+            "from": {"anyOf": [{"$ref": "#/$defs/To"}, {"type": "null"}]},
+            "box": {"$ref": "#/$defs/Loop"},
+            "lost": {"$ref": "#/$defs/None"},
+            "free": {"description": "Anything."},
+            "either": {"anyOf": [{}, {"type": "null"}]},
+        },
+    },
+)
 
 
 @dataclass(frozen=True)
@@ -39,6 +61,7 @@ class Case:
     stopped_on: str | None = None
     tools: tuple[Tool, ...] = TOOLS
     bare: str = ""
+    whole: bool = True
     think: tuple[str, str] = THINK
 
 
@@ -118,6 +141,17 @@ CASES: dict[str, Case] = {
     ),
     "a call ends a thought that is never closed": Case(
         "<think>\nHm.\n" + ONE, Reply(reasoning="Hm.", tool_calls=(call(),))
+    ),
+    "a call in a thought that was cut is thought": Case(
+        "<think>\nMaybe " + ONE + " but that is",
+        Reply(reasoning="Maybe " + ONE + " but that is"),
+        whole=False,
+    ),
+    "half a call in a thought that was cut is thought": Case(
+        "<think>\nMaybe " + ONE[:40], Reply(reasoning="Maybe " + ONE[:40]), whole=False
+    ),
+    "a call behind a thought counts in a turn that was cut": Case(
+        "<think>\nHm.\n</think>\n\n" + ONE, Reply(reasoning="Hm.", tool_calls=(call(),)), whole=False
     ),
     "a stop string is cut": Case(
         "Answer: 4\nObserv", Reply("Answer: 4\n"), stop=("Observ",), stopped_on="Observ"
@@ -489,4 +523,33 @@ CASES: dict[str, Case] = {
         ),
         form="lfm2",
     ),
+}
+WRITTEN: dict[str, tuple[str, str, str]] = {
+    "JSON in a text that may be null is a text": ("note", '{"version": 1.10}', '"{\\"version\\": 1.10}"'),
+    "a number in a text that may be null is a text": ("note", "1.10", '"1.10"'),
+    "a boolean in a text that may be null is a text": ("note", "true", '"true"'),
+    "a null that may be a text is null": ("note", "null", "null"),
+    "a number in a list of texts is a text": ("size", "1", '"1"'),
+    "a null in a list of values is null": ("size", "null", "null"),
+    "a number that may be a text is a number": ("tip", "2.5", "2.5"),
+    "a list that may be a text is a list": ("tip", "[1]", "[1]"),
+    "an object that may be a text or a number is a text": ("tip", "{}", '"{}"'),
+    "a reference to an object is followed": ("to", '{"a": 1}', '{"a":1}'),
+    "a reference in a choice is followed": ("from", '{"a": 1}', '{"a":1}'),
+    "references in a circle end": ("box", "1", '"1"'),
+    "a reference that leads nowhere leaves the text": ("lost", "1", '"1"'),
+    "a number in a text of no type is a text": ("free", "007", '"007"'),
+    "JSON in a text of no type is a text": ("free", "[1, 2.0]", '"[1, 2.0]"'),
+    "a choice that says nothing leaves the text": ("either", "7", '"7"'),
+    "an argument that is not declared is a text": ("other", "7", '"7"'),
+}
+"""Argument of `write`, how it is written, and what is read."""
+CASES |= {
+    name: Case(
+        f"<tool_call>\n<function=write>\n<parameter={key}>\n{said}\n</parameter>\n</function>\n</tool_call>",
+        Reply(tool_calls=(call("write", f'{{"{key}":{read}}}'),)),
+        form="qwen3-xml",
+        tools=(WRITE,),
+    )
+    for name, (key, said, read) in WRITTEN.items()
 }

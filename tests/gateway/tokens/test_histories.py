@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from sandgate.contract.errors import BadRequest, ForkReason
-from tests.gateway.tokens.histories import CONVERSATIONS, play
+from sandgate.gateway.tokens.probe_conversations import user
+from tests.gateway.tokens.histories import CONVERSATIONS, Played, echo, play
 from tests.gateway.tokens.zoo import Specimen, zoo
 
 THINK = Path(__file__).with_name("thinking_templates.txt").read_text("utf-8").split()
@@ -124,3 +125,16 @@ def test_what_was_sampled_in_other_tokens_than_a_tokenizers_is_no_rewrite() -> N
     assert played is not None
     assert len(played.rows) == 1
     assert not played.forks
+
+
+@pytest.mark.parametrize("finish", ["stop", "length", "cut"])
+def test_a_turn_is_ended_once_however_it_is_said_to_have_ended(finish: str) -> None:
+    codec = zoo()["trl/qwen3_instruct_2507"].codec("sampled")
+    said, played = codec.vocab.encode("Hello."), {}
+    for sampled in (said, said + array("i", codec.stop_ids[:1])):
+        one = Played(codec)
+        record = one.turn([user("hi")], sampled, finish=finish)
+        one.turn([user("hi"), echo(record, thoughts=True), user("more")], said)
+        played[len(sampled)] = one.prompts[1]
+    assert played[len(said)] == played[len(said) + 1]
+    assert "<|im_end|><|im_end|>" not in codec.decode(played[len(said)])

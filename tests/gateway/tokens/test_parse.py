@@ -63,12 +63,12 @@ def parser_of(vocab: Vocab, case: Case) -> TurnParser:
 
 
 def run(
-    parser: TurnParser, ids: Sequence[int], size: int, stopped_on: str | None
+    parser: TurnParser, ids: Sequence[int], size: int, stopped_on: str | None, *, whole: bool = True
 ) -> tuple[list[ParseDelta], Reply]:
     deltas: list[ParseDelta] = []
     for at in range(0, len(ids), size):
         deltas += parser.feed(array("i", ids[at : at + size]))
-    rest, reply = parser.finish(stopped_on=stopped_on)
+    rest, reply = parser.finish(stopped_on=stopped_on, whole=whole)
     return deltas + rest, reply
 
 
@@ -108,7 +108,7 @@ def test_a_turn_is_read_the_same_in_any_chunks(name: str, kind: str) -> None:
     ids = vocab.encode(case.said)
     small = (1, 2, 3) if len(ids) < LONG else ()  # else millions of calls
     for size in (*small, 7, len(ids) or 1):
-        deltas, reply = run(parser_of(vocab, case), ids, size, case.stopped_on)
+        deltas, reply = run(parser_of(vocab, case), ids, size, case.stopped_on, whole=case.whole)
         assert reply == case.reply
         told = said_by(deltas)
         calls = tuple(

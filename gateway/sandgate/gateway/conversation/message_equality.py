@@ -39,7 +39,8 @@ RUN_MAX = 8
 items)."""
 
 BILLING_HEADER = "x-anthropic-billing-header"
-"""Claude Code's first system block; its `cch=` differs on every request, so it is no part of what was said (N1)."""
+"""Claude Code's first system block, or the first line of it; its `cch=` differs on every request, so it is no part of
+what was said (N1)."""
 
 _PACK = msgspec.msgpack.Encoder()
 _JSON = msgspec.json.Encoder(order="sorted")
@@ -219,15 +220,23 @@ def block_keys(message: Message, call: str) -> list[bytes]:
     """One key per part of a user, tool or system message; `call` names the tool message's call (see `CallNames`)."""
     kind = USER if message.role == "user" else TOOL if message.role == "tool" else SYSTEM
     name = call if kind == TOOL else message.name
-    keys = [_block(kind, (name, part_form(part))) for part in message.parts if matters(part, kind)]
+    parts = [_unbilled(part) for part in message.parts] if kind == SYSTEM else message.parts
+    keys = [_block(kind, (name, part_form(part))) for part in parts if matters(part)]
     return keys or [_block(kind, (name, None))]
 
 
-def matters(part: Part, kind: bytes = USER) -> bool:
-    """Whether a part counts: empty text does not (N3), nor does a billing header in a system message (N1)."""
-    if not isinstance(part, TextPart):
-        return True
-    return part.text != "" and not (kind == SYSTEM and part.text.startswith(BILLING_HEADER))
+def matters(part: Part) -> bool:
+    """Whether a part counts: empty text does not (N3)."""
+    return not isinstance(part, TextPart) or part.text != ""
+
+
+def without_billing(text: str) -> str:
+    """A system message's text without Claude Code's billing header, which is its first line (N1)."""
+    return text.partition("\n")[2] if text.startswith(BILLING_HEADER) else text
+
+
+def _unbilled(part: Part) -> Part:
+    return TextPart(without_billing(part.text)) if isinstance(part, TextPart) else part
 
 
 def part_form(part: Part) -> object:

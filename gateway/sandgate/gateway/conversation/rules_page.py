@@ -29,8 +29,8 @@ RULES = (
         "Two requests share turns only if their leading system messages and their tools are the same. The order "
         "of tools counts, and so do their names, descriptions and schemas. The order of keys in a schema does not "
         "count, nor how a number is spelt. Nor do they share turns under other `chat_template_kwargs`. Left out: "
-        "`cache_control`, a tool's `strict` that is false, and a part of a system message that begins with "
-        "`x-anthropic-billing-header`.",
+        "`cache_control`, a tool's `strict` that is false, and, where a part of a system message begins with "
+        "`x-anthropic-billing-header`, its first line.",
         "qwen-code's memory agent sends the same history under another system prompt and other tools. "
         "`cache_control` moves with every turn (Claude Code, opencode, pi, qwen-code, SWE-agent). Claude Code's "
         "billing header differs on every request. OpenAI's SDK requires `strict` of a tool in "

@@ -13,36 +13,66 @@ from sandgate.gateway.conversation.turn import Turn
 from sandgate.gateway.journal.reply import Reply
 
 
-def as_sampled(messages: Sequence[Message], turns: Iterable[Turn], path: Iterable[Turn]) -> list[Message]:
+def as_sampled(
+    messages: Sequence[Message], turns: Iterable[Turn], path: Sequence[Turn], tail: int
+) -> list[Message]:
     """The messages with the model's own words: clients trim texts, write arguments anew, and most drop what the model
-    thought. `turns`: all of the session, as a conversation that forked has its past on other paths; `path`: those that
-    the messages go on from, which count where the same was said twice.
+    thought. `turns`: all of the session, as a client may join what was said in several conversations; `path`: those
+    that the messages before `tail` were read as, in order.
 
-    A message is known as a turn's by the ids of its calls, else by its text and its calls' arguments."""
-    by_mark: dict[str, Reply] = {}
-    by_words: dict[bytes, Reply] = {}
-    for turn in (*turns, *path):
-        by_words[_words_of(turn.reply)] = turn.reply
-        if turn.reply.tool_calls:
-            by_mark[call_mark(turn.id, 0)] = turn.reply
-    return [_said(message, by_mark, by_words) for message in messages]
+    A message is known as a turn's by the ids of its calls, else by its text and its calls' arguments. Where the same
+    was said more than once, equal thoughts count, then the place, from the last of `path` back."""
+    replies = _Replies(turns, path)
+    ahead = [replies.said(message, here=False) for message in messages[tail:]]
+    behind = [replies.said(message, here=True) for message in reversed(messages[:tail])]
+    return [*reversed(behind), *ahead]
 
 
-def _said(message: Message, by_mark: dict[str, Reply], by_words: dict[bytes, Reply]) -> Message:
-    if message.role != "assistant":
-        return message
-    words = foreign_key(message.text, [(call.name, call.arguments) for call in message.tool_calls])
-    reply = by_mark.get(mark_of(message.tool_calls[0].id)) if message.tool_calls else None
-    if reply is None or _words_of(reply) != words:  # an id that was kept under an edited call
-        reply = by_words.get(words)
-    if reply is None:
-        return message
-    calls = tuple(
-        replace(call, arguments=own.arguments)
-        for call, own in zip(message.tool_calls, reply.tool_calls, strict=True)
-    )
-    text = (TextPart(reply.text),) if reply.text else ()
-    return replace(message, parts=text, reasoning=reply.reasoning or None, tool_calls=calls)
+class _Replies:
+    """What the model said, by ids of calls and by words."""
+
+    def __init__(self, turns: Iterable[Turn], path: Sequence[Turn]) -> None:
+        self._by_mark: dict[str, Reply] = {}
+        self._by_words: dict[bytes, list[Reply]] = {}
+        self._left: dict[bytes, list[Reply]] = {}
+        """Those of the path that no message was given yet."""
+        for turn in (*turns, *path):
+            self._by_words.setdefault(_words_of(turn.reply), []).append(turn.reply)
+            if turn.reply.tool_calls:
+                self._by_mark[call_mark(turn.id, 0)] = turn.reply
+        for turn in path:
+            self._left.setdefault(_words_of(turn.reply), []).append(turn.reply)
+
+    def said(self, message: Message, *, here: bool) -> Message:
+        """The message with the words of its turn, if it is one's. `here`: that turn is the path's."""
+        if message.role != "assistant":
+            return message
+        words = foreign_key(message.text, [(call.name, call.arguments) for call in message.tool_calls])
+        left = self._left.get(words, []) if here else []
+        reply = self._by_mark.get(mark_of(message.tool_calls[0].id)) if message.tool_calls else None
+        if reply is None or _words_of(reply) != words:  # an id that was kept under an edited call
+            reply = _best(left or self._by_words.get(words, []), message.reasoning or "")
+        if reply is None:
+            return message
+        left[:] = _without(left, reply)
+        calls = tuple(
+            replace(call, arguments=own.arguments)
+            for call, own in zip(message.tool_calls, reply.tool_calls, strict=True)
+        )
+        text = (TextPart(reply.text),) if reply.text else ()
+        return replace(message, parts=text, reasoning=reply.reasoning or None, tool_calls=calls)
+
+
+def _best(replies: Sequence[Reply], reasoning: str) -> Reply | None:
+    """The last that thought the same, else, or if no thought was sent, the last."""
+    same = [reply for reply in replies if reasoning and reply.reasoning == reasoning]
+    return next(reversed(same or replies), None)
+
+
+def _without(replies: Sequence[Reply], one: Reply) -> list[Reply]:
+    """The replies without the last that is `one`."""
+    last = max((place for place, reply in enumerate(replies) if reply is one), default=len(replies))
+    return [reply for place, reply in enumerate(replies) if place != last]
 
 
 def _words_of(reply: Reply) -> bytes:

@@ -233,6 +233,17 @@ class Tree:
         out.reverse()
         return out
 
+    def read_as(self, turn_id: str) -> list[Turn]:
+        """The turns as which the messages up to this turn's echo were read, in order; unlike `path`, those too that a
+        rewritten history left on other branches. Raises KeyError."""
+        out = []
+        turn: Turn | None = self._turns[turn_id]
+        while turn is not None:
+            out.append(turn)
+            turn = self._index.by_echo.get(turn.blocks[0]) if turn.blocks else None
+        out.reverse()
+        return out
+
     def prompt_ids(self, turn: Turn) -> Ids:
         """The ids that `turn` was sampled after; only its own context if its parent is not here (the tree was
         evicted)."""

@@ -108,11 +108,12 @@ class Generation:
             self._end_piece(None)  # the spans come with the end of an answer, and this one has none
         self.finish, self.stop_reason = None, None
         self.told = told
+        if self.ids and self.ids[-1] in self.prompt.stop_ids:
+            # vLLM looks for the end before it counts, too; only the event that says so was lost.
+            self.finish, self.stop_reason = "stop", self.ids[-1]
+            return False
         if len(self.ids) == self.prompt.max_tokens:
             self.finish = "length"
-            return False
-        if self.ids and self.ids[-1] in self.prompt.stop_ids:
-            self.finish, self.stop_reason = "stop", self.ids[-1]  # only the event that says so was lost
             return False
         if self.resumed >= RESUMES_MAX:
             raise EngineUnavailable(f"cut {RESUMES_MAX} times before its end; at last: {why}")

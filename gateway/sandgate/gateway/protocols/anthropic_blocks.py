@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from sandgate.contract.errors import InvalidBody, Unsupported
-from sandgate.gateway.conversation.message_equality import BILLING_HEADER
+from sandgate.gateway.conversation.message_equality import without_billing
 from sandgate.gateway.conversation.messages import ImagePart, Message, Part, TextPart, ToolCall
 from sandgate.gateway.protocols.image_parts import image_part
 from sandgate.gateway.protocols.sealed_reasoning import unseal
@@ -60,8 +60,8 @@ def text_parts(content: str | list[Block], field: str) -> tuple[Part, ...]:
     """The parts of a system prompt, without Claude Code's billing header."""
     if isinstance(content, str):
         return (TextPart(content),) if content else ()
-    texts = [_text(block, f"{field}[{index}]") for index, block in enumerate(content)]
-    return tuple([TextPart(text) for text in texts if text and not text.startswith(BILLING_HEADER)])
+    texts = [without_billing(_text(block, f"{field}[{index}]")) for index, block in enumerate(content)]
+    return tuple([TextPart(text) for text in texts if text])
 
 
 def _text(block: Block, field: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from sandgate.contract.errors import InvalidBody, Unsupported
-from sandgate.gateway.conversation.message_equality import BILLING_HEADER
+from sandgate.gateway.conversation.message_equality import without_billing
 from sandgate.gateway.conversation.messages import (
     Message,
     Part,
@@ -214,9 +214,8 @@ def _part(part: _Part, role: Role, message: int, i: int) -> Part | None:
         case "text" | "input_text" | "output_text":
             if part.text is None:
                 raise InvalidBody(f"{field}.text is missing", field=f"{field}.text")
-            if role == "system" and part.text.startswith(BILLING_HEADER):
-                return None
-            return TextPart(part.text) if part.text else None
+            text = without_billing(part.text) if role == "system" else part.text
+            return TextPart(text) if text else None
         case "refusal":
             return TextPart(part.refusal) if part.refusal else None
         case "image_url":

@@ -221,7 +221,7 @@ class Completions:
             max_tokens,
             resampled=session.was_cut(request.digest),
             sample=int(session.spec.get("sample_index", 0)),
-            turn=session.turns,
+            turn=session.begin(request.n),
             constraint=constraint,
         )
         self.pool.earn(session.session_id, len(prepared.ids))

@@ -216,7 +216,7 @@ class Prompts:
         """The messages that are rendered, if all are."""
         if codec.history == "sampled" or match.parent is None:
             return request.messages
-        return as_sampled(request.messages, tree.turns, tree.path(match.parent))
+        return as_sampled(request.messages, tree.turns, tree.read_as(match.parent), match.tail)
 
     def _confirmed(
         self,
@@ -254,7 +254,9 @@ class Prompts:
         path, tools = tree.path_ids(parent.id), request.tools
         tail = tree.with_sampled_ids(request.messages[start:])
         cut = len(path) - len(parent.ids)
-        closed = parent.finish == "stop" and len(parent.ids) > 0 and parent.ids[-1] in codec.stop_ids
+        closed = (
+            len(parent.ids) > 0 and parent.ids[-1] in codec.stop_ids
+        )  # a turn that was cut may end so, too
 
         answered = tree.with_sampled_ids(request.messages[start - 1 : start])[0].tool_calls if start else ()
         names = {call.id: call.name for call in answered}

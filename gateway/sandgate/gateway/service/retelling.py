@@ -38,7 +38,8 @@ def _steps(codec: Codec, request: TurnRequest, turns: list[Turn], prompts: list[
             logprobs = token_logprobs(turn, start) if request.tells_tokens else None
             steps.append((index, parser.feed(turn.ids[start:end]), logprobs))
             start = end
-        ends.append((index, parser.finish(stopped_on=stop_string(turn.stop_reason))[0], None))
+        rest, _ = parser.finish(stopped_on=stop_string(turn.stop_reason), whole=turn.finish == "stop")
+        ends.append((index, rest, None))
     return steps + ends
 
 

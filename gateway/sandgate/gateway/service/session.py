@@ -89,6 +89,8 @@ class Session:
     completed: Completed | None = None
     sealed: Sealed | None = None
     turns: int = 0
+    begun: int = 0
+    """Choices of which the generation was begun, whatever became of it: those of calls in flight too."""
     evicted: bool = False
     """The tree was dropped from memory; the journal still has it."""
     tokens: int = 0
@@ -132,6 +134,7 @@ class Session:
                 self.spec, self.opened_at = record.spec, record.at
             case Intent():
                 self.intents[record.digest] = record.turn
+                self.begun += 1
             case TurnCommitted():
                 self._apply_turn(record)
             case LetGo():
@@ -172,6 +175,7 @@ class Session:
             return
         self.tree.apply(record)
         self.turns += 1
+        self.begun = max(self.begun, self.turns)  # an intent may be lost: it is not waited for
         self.engine_failing, self.turned_at = 0, record.at
         if record.finish == CUT:  # answers nothing
             self.cut += 1
@@ -263,6 +267,12 @@ class Session:
         """A request was refused, or failed."""
         if digest in self.answers:
             self.asked_anew.add(digest)
+
+    def begin(self, choices: int) -> int:
+        """Counts generations as begun, before their intents are written. Returns how many were begun before."""
+        before = self.begun
+        self.begun += choices
+        return before
 
     def was_cut(self, digest: bytes) -> bool:
         """Whether a generation for this request was begun and never committed (the process was killed under it)."""

@@ -33,7 +33,7 @@ class GenerationRequest:
     sample: int
     """The session's sample index."""
     turn: int
-    """How many turns the session had before."""
+    """How many turns the session had begun before."""
     constraint: dict[str, Any] | None = None
     """What the engine holds the turn to."""
 
@@ -76,7 +76,8 @@ def records_of(
     request, prepared, match = call.request, asked.prepared, asked.prepared.match
     records: list[TurnCommitted] = []
     for index, sample, parser in made:
-        deltas, reply = parser.finish(stopped_on=stop_string(sample.stop_reason))
+        ended = finish or sample.finish
+        deltas, reply = parser.finish(stopped_on=stop_string(sample.stop_reason), whole=ended == "stop")
         if request.stream:
             call.say(index, deltas)
         records.append(
@@ -91,7 +92,7 @@ def records_of(
                 ids=sample.ids.tobytes(),
                 logprobs=sample.logprobs.tobytes(),
                 versions=tuple((span.version, span.start, span.end) for span in sample.versions),
-                finish=finish or sample.finish,
+                finish=ended,
                 stop_reason=sample.stop_reason,
                 reply=reply,
                 prompt_key=match.prompt_key,

@@ -55,9 +55,10 @@ class Parser(Protocol):
         character, half a marker, half a stop string)."""
         ...
 
-    def finish(self, *, stopped_on: str | None = None) -> tuple[list[ParseDelta], Reply]:
+    def finish(self, *, stopped_on: str | None = None, whole: bool = True) -> tuple[list[ParseDelta], Reply]:
         """Ends the turn: the remaining deltas, and the whole reply. All deltas, concatenated, are the reply.
-        `stopped_on`: the stop string that ended generation; it is cut from the end of the text."""
+        `stopped_on`: the stop string that ended generation; it is cut from the end of the text. `whole`: the model
+        ended the turn; of one that was cut, a call in a thought that goes on is a draft."""
         ...
 
 

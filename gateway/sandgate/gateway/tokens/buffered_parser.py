@@ -32,7 +32,7 @@ class HeldParser:
         self._ids.extend(ids)
         return []
 
-    def finish(self, *, stopped_on: str | None = None) -> tuple[list[ParseDelta], Reply]:
+    def finish(self, *, stopped_on: str | None = None, whole: bool = True) -> tuple[list[ParseDelta], Reply]:
         """See `Parser.finish`."""
         parsed = self._renderer.parse_response(
             self._ids.tolist(), tools=tools_json(self._tools), prompt_ids=self._prompt or None

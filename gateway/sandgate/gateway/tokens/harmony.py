@@ -55,7 +55,7 @@ class HarmonyParser:
             self._piece(piece)
         return self._out.take()
 
-    def finish(self, *, stopped_on: str | None = None) -> tuple[list[ParseDelta], Reply]:
+    def finish(self, *, stopped_on: str | None = None, whole: bool = True) -> tuple[list[ParseDelta], Reply]:
         """See `Parser.finish`."""
         for piece in self._lexer.finish(self._pieces.finish(), stopped_on):
             self._piece(piece)

@@ -15,7 +15,8 @@ from typing import Any
 from sandgate.gateway.conversation.messages import Tool
 from sandgate.gateway.journal.reply import ReplyCall
 from sandgate.gateway.tokens.jsonslice import ends, sayable, skip_space
-from sandgate.gateway.tokens.tool_calls import Found, properties, typed_value
+from sandgate.gateway.tokens.schema_types import declared_types
+from sandgate.gateway.tokens.tool_calls import Found, properties, schema_of, typed_value
 
 DEPTH_MAX = 64
 """Arguments nested deeper are text: a tool's schema never is."""
@@ -35,7 +36,7 @@ def gemma(body: str, tools: Sequence[Tool]) -> Found:
         return None
     name = head[1]
     try:
-        arguments, end = _mapping(body, head.end(), properties(name, tools), DEPTH_MAX)
+        arguments, end = _mapping(body, head.end(), properties(schema_of(name, tools)), DEPTH_MAX)
     except ValueError:
         return None
     return _call(name, arguments) if ends(body, end) else None
@@ -75,14 +76,13 @@ def _value(text: str, at: int, declared: Any, depth: int) -> tuple[Any, int]:
     if text.startswith(QUOTE, at):
         return _quoted(text, at)
     if text[at : at + 1] == "{":
-        own = inner.get("properties")
-        return _mapping(text, at + 1, own if isinstance(own, dict) else {}, depth - 1)
+        return _mapping(text, at + 1, properties(inner), depth - 1)
     if text[at : at + 1] == "[":
         return _array(text, at + 1, inner.get("items"), depth - 1)
     bare = _BARE.match(text, at)
     if bare is None:
         raise ValueError("no value")
-    return typed_value(bare[0].strip(), declared), bare.end()
+    return typed_value(bare[0].strip(), declared_types(declared, {})), bare.end()
 
 
 def _array(text: str, at: int, declared: Any, depth: int) -> tuple[list[Any], int]:

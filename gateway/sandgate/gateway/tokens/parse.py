@@ -51,7 +51,8 @@ class TurnParser:
         self._space = ""
         """White space that may belong to markup that follows."""
         self._draft: list[Piece] | None = None
-        """The pieces from a call opener inside reasoning on: a draft if the reasoning is closed later, else a call."""
+        """The pieces from a call opener inside reasoning on: a draft if the reasoning is closed later, or the turn
+        cut, else a call."""
         self._form: CallFormat | None = None
         """Format of the open block."""
         self._block: list[str] | None = None
@@ -62,14 +63,15 @@ class TurnParser:
             self._piece(piece)
         return self._out.take()
 
-    def finish(self, *, stopped_on: str | None = None) -> tuple[list[ParseDelta], Reply]:
+    def finish(self, *, stopped_on: str | None = None, whole: bool = True) -> tuple[list[ParseDelta], Reply]:
         """See `Parser.finish`."""
         for piece in self._lexer.finish(self._pieces.finish(), stopped_on):
             self._piece(piece)
-        if self._draft is not None:  # never closed: the opener ended the reasoning
+        if self._draft is not None and whole:  # the thought was never closed: the opener ended it
             draft, self._draft, self._reasoning, self._space = self._draft, None, False, ""
             for piece in draft:
                 self._piece(piece)
+        self._thought()
         if self._block is not None:
             self._end_block(closed="")
         if self._reasoning:
@@ -111,12 +113,16 @@ class TurnParser:
     def _drafted(self, piece: Piece) -> None:
         assert self._draft is not None
         if isinstance(piece, Marker) and piece.text == self._think[1]:
-            draft, self._draft = self._draft, None
-            for part in draft:
-                self._reason(part.text if isinstance(part, Marker) else part)
+            self._thought()
             self._marker(piece)
         else:
             self._draft.append(piece)
+
+    def _thought(self) -> None:
+        """What was held as a call's draft, if anything, is part of the thought."""
+        draft, self._draft = self._draft or (), None
+        for part in draft:
+            self._reason(part.text if isinstance(part, Marker) else part)
 
     def _in_block(self, piece: Piece) -> None:
         assert self._block is not None

@@ -12,7 +12,7 @@ from typing import Any
 
 from sandgate.gateway.conversation.messages import Tool
 from sandgate.gateway.journal.reply import ReplyCall
-from sandgate.gateway.tokens.tool_calls import Found, each, json_call, properties, typed_value
+from sandgate.gateway.tokens.tool_calls import Found, each, json_call, typed_value, types_of
 
 _NAME = r"([^\"<>\n]+)"
 _DSML = "｜DSML｜"
@@ -40,7 +40,7 @@ def minicpm(body: str, tools: Sequence[Tool]) -> Found:
     name, separator, text = body.partition('">')
     if not separator or not re.fullmatch(_NAME, name):
         return None
-    declared = properties(name, tools)
+    types = types_of(name, tools)
     last_cdata = text.rfind(_CDATA_END)
     found: dict[str, Any] = {}
     at = 0
@@ -53,7 +53,7 @@ def minicpm(body: str, tools: Sequence[Tool]) -> Found:
         if end < 0:
             return None
         value = text[start:end]
-        found[head[1]] = value if verbatim else typed_value(value, declared.get(head[1]))
+        found[head[1]] = value if verbatim else typed_value(value, types(head[1]))
         at = end + len(closing)
     return None if text[at:].strip() else [_call(name, found)]
 
@@ -63,7 +63,7 @@ def _dsml_arguments(name: str, text: str) -> ReplyCall | None:
     found: dict[str, Any] = {}
     at = 0
     while match := _DSML_ARGUMENT.match(text, at):
-        found[match[1]] = match[3] if match[2] == "true" else typed_value(match[3], None)
+        found[match[1]] = match[3] if match[2] == "true" else typed_value(match[3], frozenset())
         at = match.end()
     return None if text[at:].strip() else _call(name, found)
 

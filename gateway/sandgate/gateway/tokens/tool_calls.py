@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 from sandgate.gateway.conversation.messages import Tool
 from sandgate.gateway.journal.reply import ReplyCall
 from sandgate.gateway.tokens.jsonslice import ends, members, sayable, skip_space
+from sandgate.gateway.tokens.schema_types import STRING, declared_types, fits
 
 Found = list[ReplyCall | str] | None
 Reader = Callable[[str, Sequence[Tool]], Found]
@@ -224,7 +226,7 @@ def _tagged(name: str, pattern: re.Pattern[str], text: str, tools: Sequence[Tool
     name = name.strip()
     if not _NAME.fullmatch(name):
         return None
-    declared = properties(name, tools)
+    types = types_of(name, tools)
     arguments: dict[str, Any] = {}
     index = 0
     while index < len(text):
@@ -234,17 +236,27 @@ def _tagged(name: str, pattern: re.Pattern[str], text: str, tools: Sequence[Tool
                 return None
             break
         key = match[1].strip()
-        arguments[key] = typed_value(match[2], declared.get(key))
+        arguments[key] = typed_value(match[2], types(key) or STRING)
         index = match.end()
     return ReplyCall(name, json.dumps(arguments, ensure_ascii=False, separators=(",", ":")))
 
 
-def properties(name: str, tools: Sequence[Tool]) -> dict[str, Any]:
-    for tool in tools:
-        if tool.name == name and isinstance(tool.schema, dict):
-            properties = tool.schema.get("properties")
-            return properties if isinstance(properties, dict) else {}
-    return {}
+def schema_of(name: str, tools: Sequence[Tool]) -> dict[str, Any]:
+    """The schema of a tool's arguments; empty if there is none."""
+    return next((tool.schema for tool in tools if tool.name == name and isinstance(tool.schema, dict)), {})
+
+
+def properties(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema of each argument."""
+    own = schema.get("properties")
+    return own if isinstance(own, dict) else {}
+
+
+def types_of(name: str, tools: Sequence[Tool]) -> Callable[[str], frozenset[str]]:
+    """Tells the types that each argument of a tool may have; none for one of which nothing is declared."""
+    schema = schema_of(name, tools)
+    declared = properties(schema)
+    return cache(lambda key: declared_types(declared.get(key), schema))
 
 
 _PYTHON: dict[str, tuple[str, Any]] = {
@@ -256,16 +268,16 @@ _PYTHON: dict[str, tuple[str, Any]] = {
 type in the schema under which it is one."""
 
 
-def typed_value(text: str, declared: Any) -> Any:
-    """A verbatim value as JSON. A string type keeps the text; any other, or none, is read as JSON if it is JSON that
-    can be said again."""
-    kinds = declared.get("type") if isinstance(declared, dict) else None
-    kinds = {kinds} if isinstance(kinds, str) else set(kinds) if isinstance(kinds, list) else set()
-    if kinds == {"string"} or (kinds == {"string", "null"} and text.strip() != "null"):
+def typed_value(text: str, types: frozenset[str]) -> Any:
+    """A verbatim value as JSON. Where it may be a text, it is one unless it is of another of the types; else, and
+    without types, it is whatever JSON it is, if that can be said again."""
+    if types == STRING:
         return text
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
         kind, value = _PYTHON.get(text.strip(), ("", text))
-        return value if kind in kinds and "string" not in kinds else text
+        return value if kind in types and "string" not in types else text
+    if "string" in types and not fits(value, types - STRING):
+        return text
     return value if sayable(value) else text

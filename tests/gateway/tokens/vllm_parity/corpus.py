@@ -28,6 +28,10 @@ TOOLS = (
                 "gift": {"type": "boolean"},
                 "tags": {"type": "array", "items": {"type": "string"}},
                 "to": {"type": "object"},
+                "note": {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None},
+                "size": {"enum": ["1", "2"]},
+                "tip": {"anyOf": [{"type": "string"}, {"type": "number"}]},
+                "free": {"description": "Anything."},
             },
         },
     ),
@@ -72,6 +76,19 @@ OTHERS: dict[str, dict[str, Any]] = {
     "empty nests": {"tags": [], "to": {}},
     "every kind": {"item": "kiwi", "count": 2, "gift": False, "tags": ["x"], "to": {"k": "v"}},
 }
+
+TYPES: dict[str, dict[str, Any]] = {
+    "JSON in a text that may be null": {"note": '{"version": 1.10}'},
+    "a number in a text that may be null": {"note": "12345678901234567890.50"},
+    "a boolean in a text that may be null": {"note": "true"},
+    "a null that may be a text": {"note": None},
+    "a number in a text of a list": {"size": "1"},
+    "a number that may be a text": {"tip": 2.5},
+    "words that may be a number": {"tip": "ten %"},
+    "a number in a text of no type": {"free": "007"},
+    "JSON in a text of no type": {"free": "[1, 2.0]"},
+}
+"""Arguments whose schema leaves more than one type, or none."""
 
 TEXTS = ("", "I look.", "First this.\n\nThen that: 100 %.", "Ünï 🙂")
 THOUGHTS = ("", "Hm.", 'One line.\n\nAnother {"a": 1}.')
@@ -118,6 +135,8 @@ def _said(dice: random.Random) -> Iterator[tuple[str, str, str, list[dict[str, A
         yield f"spelt {marker}", "", "", [{"item": f"say {marker} now"}]
     for name, arguments in OTHERS.items():
         yield name, "", "", [arguments]
+    for name, arguments in TYPES.items():
+        yield name, "", "Hm.", [arguments]
     for number in (1, 2, 3):
         some: list[dict[str, Any]] = [
             {"item": dice.choice(list(STRINGS.values())), **dice.choice(list(OTHERS.values()))}
