@@ -54,7 +54,7 @@ class _Replies:
             reply = _best(left or self._by_words.get(words, []), message.reasoning or "")
         if reply is None:
             return message
-        left[:] = _without(left, reply)
+        _take(left, reply)
         calls = tuple(
             replace(call, arguments=own.arguments)
             for call, own in zip(message.tool_calls, reply.tool_calls, strict=True)
@@ -65,14 +65,16 @@ class _Replies:
 
 def _best(replies: Sequence[Reply], reasoning: str) -> Reply | None:
     """The last that thought the same, else, or if no thought was sent, the last."""
-    same = [reply for reply in replies if reasoning and reply.reasoning == reasoning]
-    return next(reversed(same or replies), None)
+    same = (reply for reply in reversed(replies) if reply.reasoning == reasoning) if reasoning else iter(())
+    return next(same, replies[-1] if replies else None)
 
 
-def _without(replies: Sequence[Reply], one: Reply) -> list[Reply]:
-    """The replies without the last that is `one`."""
-    last = max((place for place, reply in enumerate(replies) if reply is one), default=len(replies))
-    return [reply for place, reply in enumerate(replies) if place != last]
+def _take(replies: list[Reply], one: Reply) -> None:
+    """Removes the last that is `one`. From the end: mostly it is there, and a history may say one thing often."""
+    for place in range(len(replies) - 1, -1, -1):
+        if replies[place] is one:
+            del replies[place]
+            return
 
 
 def _words_of(reply: Reply) -> bytes:

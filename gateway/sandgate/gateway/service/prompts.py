@@ -254,9 +254,7 @@ class Prompts:
         path, tools = tree.path_ids(parent.id), request.tools
         tail = tree.with_sampled_ids(request.messages[start:])
         cut = len(path) - len(parent.ids)
-        closed = (
-            len(parent.ids) > 0 and parent.ids[-1] in codec.stop_ids
-        )  # a turn that was cut may end so, too
+        closed = len(parent.ids) > 0 and parent.ids[-1] in codec.stop_ids  # also of a turn that was cut
 
         answered = tree.with_sampled_ids(request.messages[start - 1 : start])[0].tool_calls if start else ()
         names = {call.id: call.name for call in answered}
