@@ -12,7 +12,7 @@ from sandgate.gateway.service.call import ModelCall, Step
 from sandgate.gateway.service.choice_sampler import OFF_LOOP_IDS, parser_of, token_logprobs
 from sandgate.gateway.service.fair_pool import FairPool, lane
 from sandgate.gateway.service.prompts import off_loop
-from sandgate.gateway.service.turn_records import stop_string
+from sandgate.gateway.service.turn_records import finished
 from sandgate.gateway.tokens.api import Codec
 
 
@@ -38,8 +38,7 @@ def _steps(codec: Codec, request: TurnRequest, turns: list[Turn], prompts: list[
             logprobs = token_logprobs(turn, start) if request.tells_tokens else None
             steps.append((index, parser.feed(turn.ids[start:end]), logprobs))
             start = end
-        rest, _ = parser.finish(stopped_on=stop_string(turn.stop_reason), whole=turn.finish == "stop")
-        ends.append((index, rest, None))
+        ends.append((index, finished(parser, turn.stop_reason, turn.finish)[0], None))
     return steps + ends
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,11 +14,12 @@ from sandgate.gateway.conversation.messages import SamplingParams
 from sandgate.gateway.conversation.turn_roles import AssignedRole
 from sandgate.gateway.engine.api import GenerationResult
 from sandgate.gateway.journal.records import TurnCommitted
+from sandgate.gateway.journal.reply import Reply
 from sandgate.gateway.journal.top_logprobs import joined
 from sandgate.gateway.service import sampling
 from sandgate.gateway.service.call import ModelCall
 from sandgate.gateway.service.prompts import Prepared
-from sandgate.gateway.tokens.api import Parser
+from sandgate.gateway.tokens.api import ParseDelta, Parser
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,10 @@ class GenerationRequest:
         own: SamplingParams = msgspec.structs.replace(self.want, seed=seed)
         return own
 
+    def recorded(self, choice: int, template_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The parameters of one choice as its turn's record has them."""
+        return sampling.recorded(self.sampling(choice), self.max_tokens, template_kwargs, self.constraint)
+
 
 class MadeBy(NamedTuple):
     """What a turn of this gateway is made by, as far as its sample does not say."""
@@ -55,9 +60,9 @@ class MadeBy(NamedTuple):
     renderer: str
 
 
-def stop_string(reason: str | int | None) -> str | None:
-    """The stop string that ended a sample, if one did."""
-    return reason if isinstance(reason, str) else None
+def finished(parser: Parser, reason: str | int | None, finish: str) -> tuple[list[ParseDelta], Reply]:
+    """What `Parser.finish` gives of a sample that ended so."""
+    return parser.finish(stopped_on=reason if isinstance(reason, str) else None, whole=finish == "stop")
 
 
 def records_of(
@@ -76,8 +81,7 @@ def records_of(
     request, prepared, match = call.request, asked.prepared, asked.prepared.match
     records: list[TurnCommitted] = []
     for index, sample, parser in made:
-        ended = finish or sample.finish
-        deltas, reply = parser.finish(stopped_on=stop_string(sample.stop_reason), whole=ended == "stop")
+        deltas, reply = finished(parser, sample.stop_reason, finish or sample.finish)
         if request.stream:
             call.say(index, deltas)
         records.append(
@@ -92,15 +96,13 @@ def records_of(
                 ids=sample.ids.tobytes(),
                 logprobs=sample.logprobs.tobytes(),
                 versions=tuple((span.version, span.start, span.end) for span in sample.versions),
-                finish=ended,
+                finish=finish or sample.finish,
                 stop_reason=sample.stop_reason,
                 reply=reply,
                 prompt_key=match.prompt_key,
                 head_key=match.head_key,
                 blocks=match.blocks,
-                sampling=sampling.recorded(
-                    asked.sampling(index), asked.max_tokens, request.template_kwargs, asked.constraint
-                ),
+                sampling=asked.recorded(index, request.template_kwargs),
                 engine=sample.engine,
                 build=sample.build or by.build,
                 logprobs_mode=by.logprobs_mode,
