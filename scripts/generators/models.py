@@ -31,7 +31,9 @@ assistant turn.
 * **codec**: `renderers/<family>` where the family's renderer gives, id for id, what this template gives; else
   `bridge`, our proof over the template itself; `refused` where nothing is additive (`renderer: template` runs it all
   the same, and every later turn forks). A family has its own rules; its `exact` is its own bridge, checked to leave the
-  path as it is.
+  path as it is. `bridge, compared`: what the template writes for new messages depends on earlier ones (calls that it
+  numbers on, a word that switches thinking off, the order of answers), which start-up finds by trial. There each turn
+  is compared with the template's render of the whole conversation, and is what that says, or forks.
 * **tools**: whether a model with this template can be given tools: they are in its prompt, and a call as the template
   writes it is read back equal. Where not, a request with `tools` is refused with 400; the reasons are below.
 * **calls**, **reasoning**: the markup that is read from the sampled ids. `own`: read by the family when the turn ends.
@@ -75,6 +77,8 @@ def row(specimen: Specimen, reasons: dict[str, int]) -> tuple[str, ...]:
     ]
     grammar = family.grammar if family else bridge.grammar
     codec = f"renderers/{family.family}" if family else "bridge"
+    if not family and bridge.looks_back:
+        codec = "bridge, compared"
     if not family and not any(cell == "exact" for cell in cells):
         codec = "refused"
     why = (family or bridge).no_tools

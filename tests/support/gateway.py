@@ -303,6 +303,7 @@ def config_in(
     sampling: dict[str, Any] | None = None,
     session_limits: dict[str, Any] | None = None,
     wait: bool = False,
+    max_model_len: int = 4096,
     **more: Any,
 ) -> Config:
     """Times are such that nothing happens by itself within a test."""
@@ -311,7 +312,7 @@ def config_in(
     patient = {"keepalive_s": NEVER_S, "linger_s": NEVER_S, "pause_hold_s": NEVER_S, "drain_s": 5.0}
     return Config(
         engine=EngineConfig(urls=("http://127.0.0.1:9",), wait=wait),
-        model=ModelConfig(name="shop", tokenizer=str(MODEL), max_model_len=4096),
+        model=ModelConfig(name="shop", tokenizer=str(MODEL), max_model_len=max_model_len),
         secret_file=str(secret),
         limits=Limits(**{**patient, **(limits or {})}),
         sampling=SamplingConfig(**(sampling or {})),

@@ -258,18 +258,21 @@ class Prompts:
 
         answered = tree.with_sampled_ids(request.messages[start - 1 : start])[0].tool_calls if start else ()
         names = {call.id: call.name for call in answered}
+        past = tree.with_sampled_ids(request.messages[:start]) if codec.looks_back else ()
         before, earlier = tree.path_media(parent.id), len(media_of(request.messages[:start]))
 
         def work() -> Rendered | ForkReason:
             if _differs(codec, path, before, shown[:earlier]):
                 return ForkReason.MULTIMODAL_NOT_BRIDGEABLE
-            ids = codec.bridge(path[:cut], parent.ids, tail, tools, closed=closed, names=names)
+            ids = codec.bridge(path[:cut], parent.ids, tail, tools, closed=closed, names=names, earlier=past)
             if isinstance(ids, ForkReason):
                 return ids
             ids, media = _expanded(codec, ids, shown[earlier:])
             return ids, codec.spelt(tail, ()), media
 
-        return await _sized(pool, sum(map(chars, tail)) + (given if given > OFF_LOOP_KEYS else 0), work)
+        size = sum(map(chars, tail)) + (given if given > OFF_LOOP_KEYS else 0)
+        # To render is a tenth of the work that it is to encode.
+        return await _sized(pool, size + (sum(map(chars, past)) + given * bool(past)) // 10, work)
 
 
 def _bridged(tree: Tree, match: Match, added: Rendered, size: int, shown: tuple[Picture, ...]) -> Prepared:

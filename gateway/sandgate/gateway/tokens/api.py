@@ -91,6 +91,12 @@ class Codec(Protocol):
         ...
 
     @property
+    def looks_back(self) -> bool:
+        """Whether `bridge` must be given what came before the tail: its template numbers calls on, say, or a word in an
+        earlier message switches a mode."""
+        ...
+
+    @property
     def no_tools(self) -> str:
         """Why this model cannot be given tools; "" if it can."""
         ...
@@ -130,12 +136,14 @@ class Codec(Protocol):
         *,
         closed: bool,
         names: Mapping[str, str] = NO_NAMES,
+        earlier: Sequence[Message] = (),
     ) -> Ids | ForkReason:
         """The ids to append to `prompt + response` so that the next assistant turn can be sampled after `tail`.
 
         `prompt + response` is the whole path up to and including the parent's sampled ids. `closed` is False if the
         parent was cut (finish `length` or a stop string) and so has no closer: the closer is then part of the result.
         `names`: call id -> function, of the calls that the parent's answer makes: templates write it into tool answers.
+        `earlier`: the messages before `tail`, where the codec `looks_back`.
         Returns a ForkReason when it cannot be proved that the tail renders on its own.
         """
         ...

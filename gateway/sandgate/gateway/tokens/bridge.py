@@ -12,6 +12,10 @@ closer is the first added token that ends a turn, the rest is the tail with its 
 4. the closer is an added token at which text may be cut without changing ids (rule *cut*);
 5. decoding the ids gives the text back, up to the tokenizer's own normalisation (rule *decodes*).
 
+6. where a template was found to look back at start-up (`looks_back`: it numbers calls, or a word switches a mode), its
+   render of the whole conversation ends with the text, or with the one that 1 and 2 give for that very conversation
+   (rule *here*).
+
 If any rule fails, the answer is a fork reason, never a guess.
 """
 
@@ -22,6 +26,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec.structs import replace
+
 from sandgate.contract.errors import BadRequest, ForkReason
 from sandgate.contract.trajectory import Ids
 from sandgate.gateway.conversation.byte_cache import ByteCache
@@ -29,9 +35,14 @@ from sandgate.gateway.conversation.messages import Message, TextPart, Tool
 from sandgate.gateway.tokens.api import NO_NAMES
 from sandgate.gateway.tokens.client_text import ClientText
 from sandgate.gateway.tokens.probe_conversations import (
+    FIRST_MARK,
+    LAST_MARK,
     ProbeConversation,
     answers_of,
+    example_call,
     known_pair,
+    marked,
+    pasts,
     system,
     user,
 )
@@ -75,6 +86,10 @@ class _Behind:
     closer: str
     text: str
     own: bool
+
+    def ends(self, whole: str) -> bool:
+        """Whether a render ends so, behind the closer: the assistant's turn is as it was sampled, and its end too."""
+        return whole.endswith(self.text[len(self.closer) :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,17 +136,18 @@ class TailProver:
         self._bases: ByteCache[object, _Base | NotProved] = ByteCache(BASES_BYTES_MAX, BASE_BYTES_MAX)
 
     def prove(
-        self, tail: Sequence[Message], tools: Sequence[Tool], names: Mapping[str, str] = NO_NAMES
+        self,
+        tail: Sequence[Message],
+        tools: Sequence[Tool],
+        names: Mapping[str, str] = NO_NAMES,
+        earlier: Sequence[Message] = (),
     ) -> Tail | NotProved:
         """The ids of `tail` behind a closed assistant turn, closer and generation prompt included, or why not. `names`:
-        call id -> function, of the calls that the tail answers, for templates that write it into the answer."""
-        answers = answers_of(tail)
-        proof = self._both(tail, tools, answers)
-        if proof is DIFFERS and answers and all(call_id in names for call_id in answers):
-            proof = self._both(tail, tools, answers, [names[call_id] for call_id in answers])
-        if proof is DROPS_CALLS:
-            # A template without tools: what it renders after an assistant that only talks.
-            proof = self._both(tail, tools, ())
+        call id -> function, of the calls that the tail answers, for templates that write it into the answer.
+        `earlier`: the messages before it, for templates that look back at them (rule *here*)."""
+        proof = self._additive(tail, tools, names)
+        if earlier and isinstance(proof, _Behind):
+            proof = self._here(earlier, tail, tools, proof)
         if isinstance(proof, NotProved):
             return proof
         if not self._vocab.segments.is_cut(proof.closer):
@@ -140,6 +156,71 @@ class TailProver:
         if not self._words.decodes_to(ids, proof.text):
             return NotProved("decoding the tail's ids does not give its text")
         return Tail(ids, self._vocab.ids[proof.closer], proof.own)
+
+    def looks_back(self) -> bool:
+        """Whether what the template writes for a tail that is additive behind probe conversations depends on what came
+        before it all the same: tried with all that templates are known to look at. Then `prove` wants `earlier`."""
+        tools = (Tool(example_call().name),)
+        proofs: dict[tuple[Message, ...], _Behind | NotProved] = {}
+        for past in pasts(sorted(self._template.asks_for())):
+            called = tools if past.tail[0].role == "tool" or _calls(past.earlier) else ()
+            key = past.tail + ((user("tools"),) if called else ())
+            if key not in proofs:
+                names = dict.fromkeys(answers_of(past.tail), tools[0].name)
+                proofs[key] = self._additive(past.tail, called, names)
+            proof = proofs[key]
+            if isinstance(proof, NotProved):
+                continue
+            whole = self._whole(past.earlier, past.tail, called)
+            if whole is not None and not proof.ends(whole):
+                return True
+        return False
+
+    def _here(
+        self, earlier: Sequence[Message], tail: Sequence[Message], tools: Sequence[Tool], proof: _Behind
+    ) -> _Behind | NotProved:
+        """What the template writes for the tail behind these very messages: what is proved, or, where it looks back at
+        them, what it writes behind the assistant's last turn with our mark in it."""
+        whole = self._whole(earlier, tail, tools)
+        if whole is None or proof.ends(whole):
+            return proof
+        last = marked(earlier[-1])
+        before = [replace(message, reasoning=None) for message in earlier[:-1]]
+        try:
+            given = self._template.given((*before, *last.messages))
+            given_tools = self._template.given_tools(tools)
+            given_tail = self._template.given(tail, before=len(given))
+            told = self._template.write([*given, *given_tail], given_tools)
+        except BadRequest as error:
+            return NotProved(str(error))
+        found = self._behind(self._render_base(given, last.mark, given_tools), told, last.mark)
+        if isinstance(found, NotProved):
+            return found
+        spoilt = any(mark in text for mark in (FIRST_MARK, LAST_MARK) for text in (whole, found.text))
+        return DIFFERS if spoilt or not found.ends(whole) else found
+
+    def _whole(
+        self, earlier: Sequence[Message], tail: Sequence[Message], tools: Sequence[Tool]
+    ) -> str | None:
+        """The template's own text for all of it; None if it refuses it, and so says nothing that a bridge could differ
+        from: a call that the model spelt wrong, most often."""
+        try:
+            return self._template.render((*earlier, *tail), tools)
+        except BadRequest:
+            return None
+
+    def _additive(
+        self, tail: Sequence[Message], tools: Sequence[Tool], names: Mapping[str, str]
+    ) -> _Behind | NotProved:
+        """What the template writes for the tail behind probe conversations."""
+        answers = answers_of(tail)
+        proof = self._both(tail, tools, answers)
+        if proof is DIFFERS and answers and all(call_id in names for call_id in answers):
+            proof = self._both(tail, tools, answers, [names[call_id] for call_id in answers])
+        if proof is DROPS_CALLS:
+            # A template without tools: what it renders after an assistant that only talks.
+            proof = self._both(tail, tools, ())
+        return proof
 
     def _both(
         self,
@@ -311,6 +392,10 @@ def unbridgeable(tail: Sequence[Message]) -> ForkReason | None:
     if any(message.role == "assistant" for message in tail):
         return ForkReason.ASSISTANT_EDITED
     return None
+
+
+def _calls(messages: Sequence[Message]) -> bool:
+    return any(message.tool_calls for message in messages)
 
 
 def shows_images(tail: Sequence[Message]) -> bool:

@@ -31,8 +31,6 @@ from sandgate.gateway.tokens.turn_form import constraint_of
 from sandgate.gateway.tokens.variants import Varied
 from sandgate.gateway.tokens.vocab import Vocab
 
-NO_VISION = NotProved("the model has no processor of images")
-
 
 class TemplateCodec(PlainText, Varied):
     """Codec (see `api.Codec`) of any checkpoint with a chat template."""
@@ -61,6 +59,8 @@ class TemplateCodec(PlainText, Varied):
         self._marking = template.marking(self.words)
         self.tool_support = probe_tools(self, self._conversation)
         self.prover = TailProver(self._marking, vocab, frozenset(self._stop_ids), self.words)
+        # Under `template` each bridge is compared with the whole render anyway.
+        self.looks_back = history == "sampled" and self.prover.looks_back()
 
     @property
     def name(self) -> str:
@@ -98,12 +98,15 @@ class TemplateCodec(PlainText, Varied):
         *,
         closed: bool,
         names: Mapping[str, str] = NO_NAMES,
+        earlier: Sequence[Message] = (),
     ) -> Ids | ForkReason:
         if reason := unbridgeable(tail):
             return reason
         self._refuse_spelt(tail)
         seen = shows_images(tail)
-        proved = NO_VISION if seen and self.vision is None else self.prover.prove(tail, tools, names)
+        if seen and self.vision is None:
+            return ForkReason.MULTIMODAL_NOT_BRIDGEABLE
+        proved = self.prover.prove(tail, tools, names, earlier if self.looks_back else ())
         if isinstance(proved, NotProved):
             return ForkReason.MULTIMODAL_NOT_BRIDGEABLE if seen else ForkReason.TEMPLATE_NOT_ADDITIVE
         return append(prompt, response, proved, self._stop_ids, closed=closed)

@@ -75,6 +75,7 @@ class FamilyCodec(PlainText, Varied):
     """Codec (see `api.Codec`) of one family. Raises FamilyError where the checkpoint's tokens are not the family's."""
 
     vision = None
+    looks_back = False
     no_images = "its codec renders text only"
 
     def __init__(
@@ -155,6 +156,7 @@ class FamilyCodec(PlainText, Varied):
         *,
         closed: bool,
         names: Mapping[str, str] = NO_NAMES,
+        earlier: Sequence[Message] = (),
     ) -> Ids | ForkReason:
         if reason := unbridgeable(tail):
             return reason

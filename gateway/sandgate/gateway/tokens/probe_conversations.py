@@ -6,8 +6,10 @@ tail must not depend on: texts, call names, number of turns, presence of a syste
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from sandgate.gateway.conversation.messages import ImagePart, Message, TextPart, ToolCall
 
@@ -102,6 +104,69 @@ def _closing(mark: str, names: Sequence[str], answers: Sequence[str]) -> Message
 
 def _mark(mark: str, answers: Sequence[str]) -> str:
     return f"{mark}{len(answers) - 1}" if answers else mark
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """A conversation up to what the assistant said last, and a tail behind it."""
+
+    earlier: tuple[Message, ...]
+    tail: tuple[Message, ...]
+
+
+def pasts(words: Iterable[str]) -> Iterator[Past]:
+    """Conversations with all that a template may look back at: calls that it numbers on, answers in another order than
+    the calls or not to all of them, text beside a call, a second system message, and `words` that switch a mode."""
+    yield from _pasts_with_calls()
+    next_user, answer = (user("next"),), (_answer(9),)
+    yield Past(
+        (system("s0"), user("q0"), assistant("a0"), system("s1"), user("q1"), assistant("a1")), next_user
+    )
+    for word in words:
+        everywhere = (system(word), user(word), assistant(word))
+        yield Past(everywhere, next_user)
+        yield Past((*everywhere, user("q1"), _calls(9)), answer)
+        yield Past((user(word), assistant("a0")), next_user)
+
+
+def _pasts_with_calls() -> Iterator[Past]:
+    """Behind no earlier calls, behind two in one turn (and a system message), and behind one that led to an answer."""
+    asked, next_user = (user("q0"),), (user("next"),)
+    one, two = (*asked, _calls(1), _answer(1)), (*asked, _calls(1, 2), _answer(1), _answer(2))
+    for before in (asked, two, (system("s0"), *two), (*one, assistant("a1"), user("q1"))):
+        yield Past((*before, assistant("done")), next_user)
+        yield Past((*before, assistant("done", reasoning="hm")), next_user)
+        yield Past((*before, _calls(8)), (_answer(8),))
+        yield Past((*before, _calls(8)), (_answer(8), *next_user))
+        yield Past((*before, _calls(8, 9)), (_answer(8), _answer(9)))
+        yield Past((*before, _calls(8, 9)), (_answer(9), _answer(8)))
+        yield Past((*before, _calls(8, 9)), (_answer(8),))
+        yield Past((*before, _calls(8, 9)), (_answer(9),))
+        yield Past((*before, _calls(8)), next_user)
+        yield Past((*before, _calls(8, text="I look.")), (_answer(8),))
+        yield Past((*before, _calls(8, reasoning="hm")), (_answer(8),))
+
+
+def _calls(*numbers: int, text: str = "", reasoning: str | None = None) -> Message:
+    name = example_call().name
+    calls = [ToolCall(f"call_{n:024}", name, f'{{"k": "v{n}"}}') for n in numbers]
+    return assistant(text, calls, reasoning)
+
+
+def _answer(number: int) -> Message:
+    return Message(role="tool", parts=(TextPart(f"r{number}"),), tool_call_id=f"call_{number:024}")
+
+
+def marked(last: Message) -> ProbeConversation:
+    """What an assistant said, the last thing of it by a mark of ours, and with no thought. Calls keep ids and names."""
+    if not last.tool_calls:
+        return ProbeConversation((assistant(LAST_MARK),), LAST_MARK)
+    calls = [replace(call, arguments=f'{{"k": "{LAST_MARK}{n}"}}') for n, call in enumerate(last.tool_calls)]
+    said = assistant(FIRST_MARK if last.text else "", calls)
+    return ProbeConversation((said,), f"{LAST_MARK}{len(calls) - 1}")
+
+
+FIRST_MARK, LAST_MARK = "zkbtwo", "zkaone"
 
 
 def example_call() -> ToolCall:

@@ -139,6 +139,23 @@ def _compiled(source: str) -> jinja2.Template:
     return _environment().from_string(source)
 
 
+_ASKING = (jinja2.nodes.Compare, jinja2.nodes.Call, jinja2.nodes.Assign, jinja2.nodes.Test)
+"""Nodes in which a template asks what a text says: `in`, `startswith`, a word that is set first."""
+_FIELDS = frozenset(
+    "system developer user assistant tool function tools role content name type text image image_url video "
+    "tool_calls tool_call_id id arguments parameters properties required description string object array "
+    "reasoning reasoning_content thinking number integer boolean null none enum items".split()
+)
+"""Roles, and fields of messages and schemas: what templates ask of a message's form, and no mode."""
+
+
+@functools.lru_cache(TEMPLATES_KEPT)
+def _asked_for(source: str) -> frozenset[str]:
+    nodes = _environment().parse(source).find_all(_ASKING)
+    consts = (const.value for node in nodes for const in node.find_all(jinja2.nodes.Const))
+    return frozenset(word for word in consts if isinstance(word, str) and word.strip()) - _FIELDS
+
+
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """How this template wants an assistant's calls: found out once per template by `ChatTemplate`."""
@@ -242,6 +259,10 @@ class ChatTemplate:
         """Variables that the template reads and nobody else sets: what a request may set."""
         read = jinja2.meta.find_undeclared_variables(_environment().parse(self.source))
         return frozenset(name for name in read - RESERVED if not name.endswith("_token"))
+
+    def asks_for(self) -> frozenset[str]:
+        """Words that the template compares something with: a mode that a message switches is one of them."""
+        return _asked_for(self.source)
 
     def marking(self, words: ClientText) -> ChatTemplate:
         """The same template, whose renders have the marks of `words` in what a client says."""
