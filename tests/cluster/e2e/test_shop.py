@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from sandgate.contract.trajectory import Trajectory
+from sandgate.operator.manifests.policies import CLOSED
 from sandgate.operator.plan.session import SHOW_S
 from sandgate.trainer.client.cluster import ClusterPlace
 from sandgate.trainer.client.fleet import cluster_fleet
@@ -198,6 +199,6 @@ async def test_what_is_left_is_what_the_job_owns(ran: Ran, tmp_path: Path) -> No
             "pods,agentsessions,secrets,configmaps,services,statefulsets,deployments,pvc,pdb,networkpolicies"
         )
         found = {one["metadata"]["name"] for one in ran.world.list(kinds, namespace)}
-        return found <= {"kube-root-ca.crt", "shop-tokenizer"}
+        return found <= {"kube-root-ca.crt", "shop-tokenizer", CLOSED}
 
     await until(all_gone, what="nothing of the job is left", within_s=90)

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from sandgate.contract.names import gateway_name
+from sandgate.operator.manifests.policies import CLOSED
 from sandgate.trainer.client.cluster import ClusterPlace
 from sandgate.trainer.client.fleet import cluster_fleet
 from tests.chart.released import everything
@@ -220,7 +221,11 @@ async def test_a_job_outlives_an_uninstall_that_keeps_and_none_that_does_not(wor
 
 def ours(before: set[tuple[str, str, str]], cluster: Cluster, namespace: str) -> set[tuple[str, str, str]]:
     """What came since: in the namespace, or for all of the cluster under a name of ours."""
-    here = {(kind, space, name) for kind, space, name in everything(cluster) if space == namespace}
+    here = {
+        (kind, space, name)
+        for kind, space, name in everything(cluster)
+        if space == namespace and name != CLOSED
+    }
     wide = {
         (kind, space, name) for kind, space, name in everything(cluster) if not space and "sandgate" in name
     }

@@ -21,6 +21,7 @@ from sandgate.contract.names import gateway_name, gateways_name, signing_name, t
 from sandgate.gateway.client import GatewayClient
 from sandgate.gateway.engine.scripted.engine import Player
 from sandgate.gateway.engine.scripted.server import ScriptedServer
+from sandgate.operator.manifests.policies import CLOSED
 from sandgate.trainer import tinymodel
 from tests.chart.rendering import render
 from tests.chart.test_settings import text_of
@@ -118,11 +119,11 @@ class World:
         return [one["metadata"]["name"] for one in found if "-keys-" in one["metadata"]["name"]]
 
     def left(self) -> dict[str, list[str]]:
-        """Kind -> names of what is in the namespace, but for what every namespace has."""
+        """Kind -> names of what is in the namespace, but for what every namespace (with jobs) has."""
         found = json.loads(self.api.kubectl("get", ",".join(KINDS), "-n", SPACE, "-o", "json"))["items"]
         left: dict[str, list[str]] = {}
         for one in found:
-            if one["metadata"]["name"] != "kube-root-ca.crt":
+            if one["metadata"]["name"] not in ("kube-root-ca.crt", CLOSED):
                 left.setdefault(one["kind"], []).append(one["metadata"]["name"])
         return left
 

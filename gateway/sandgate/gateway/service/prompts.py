@@ -32,6 +32,10 @@ from sandgate.gateway.tokens.history_check import unchanged
 OFF_LOOP_CHARS = 6_000
 """Longer text is rendered in a thread: encoding runs at ~0.6 ms per 1,000 tokens and must not stall the event loop."""
 
+MESSAGE_CHARS = 300
+"""A message that is rendered and not encoded counts so many characters, and its own: a slow template takes 0.1 ms for
+each, and one that is asked what it writes here is rendered five times."""
+
 TOKEN_CHARS_MAX = 256
 """Characters of the longest token of any vocabulary; those of 128 are runs of spaces and dashes. A request with more
 text than a window of such tokens is refused before it is rendered."""
@@ -271,8 +275,8 @@ class Prompts:
             return ids, codec.spelt(tail, ()), media
 
         size = sum(map(chars, tail)) + (given if given > OFF_LOOP_KEYS else 0)
-        # To render is a tenth of the work that it is to encode.
-        return await _sized(pool, size + (sum(map(chars, past)) + given * bool(past)) // 10, work)
+        size += sum(chars(message) + MESSAGE_CHARS for message in past)
+        return await _sized(pool, size, work)
 
 
 def _bridged(tree: Tree, match: Match, added: Rendered, size: int, shown: tuple[Picture, ...]) -> Prepared:

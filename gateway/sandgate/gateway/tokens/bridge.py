@@ -10,8 +10,7 @@ closer is the first added token that ends a turn, the rest is the tail with its 
    closer begins (so the closer is not text of the tail: rule *own closer*);
 3. two different known conversations give the same text (rule *same*);
 4. the closer is an added token at which text may be cut without changing ids (rule *cut*);
-5. decoding the ids gives the text back, up to the tokenizer's own normalisation (rule *decodes*).
-
+5. decoding the ids gives the text back, up to the tokenizer's own normalisation (rule *decodes*);
 6. where a template was found to look back at start-up (`looks_back`: it numbers calls, or a word switches a mode), its
    render of the whole conversation ends with the text, or with the one that 1 and 2 give for that very conversation
    (rule *here*).
@@ -161,10 +160,10 @@ class TailProver:
         """Whether what the template writes for a tail that is additive behind probe conversations depends on what came
         before it all the same: tried with all that templates are known to look at. Then `prove` wants `earlier`."""
         tools = (Tool(example_call().name),)
-        proofs: dict[tuple[Message, ...], _Behind | NotProved] = {}
+        proofs: dict[tuple[tuple[Message, ...], bool], _Behind | NotProved] = {}
         for past in pasts(sorted(self._template.asks_for())):
             called = tools if past.tail[0].role == "tool" or _calls(past.earlier) else ()
-            key = past.tail + ((user("tools"),) if called else ())
+            key = (past.tail, bool(called))
             if key not in proofs:
                 names = dict.fromkeys(answers_of(past.tail), tools[0].name)
                 proofs[key] = self._additive(past.tail, called, names)

@@ -13,6 +13,7 @@ from typing import Any
 
 from sandgate.contract.errors import SandgateError
 from sandgate.contract.trajectory import Trajectory
+from sandgate.operator.manifests.policies import CLOSED
 from sandgate.trainer.client.cluster import ClusterPlace
 from sandgate.trainer.client.fleet import cluster_fleet
 from tests.chart.released import everything
@@ -171,7 +172,7 @@ class Round:
     def objects(self) -> set[tuple[str, str, str]]:
         """Of every kind in the namespace, and those of no namespace."""
         found = everything(self.world.cluster)
-        return {one for one in found if one[1] in ("", self.namespace)}
+        return {one for one in found if one[1] in ("", self.namespace) and one[2] != CLOSED}
 
     def delete(self) -> None:
         """The job; what it owns goes with it."""
