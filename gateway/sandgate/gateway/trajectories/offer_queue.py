@@ -31,6 +31,8 @@ class OfferQueue:
     _listed: dict[GroupKey, int] = field(default_factory=dict)
     """The place in each group's entry; it has at most one that may become true again."""
     _number: int = 0
+    _gone: int = 0
+    """Groups that ceased to offer anything since the last tidying."""
     _walks: int = 0
     """Calls of `oldest` under way: they hold entries that are not in the heaps."""
 
@@ -79,8 +81,12 @@ class OfferQueue:
     def _tidy(self, job: str) -> None:
         """Entries that are out of date go when they are most of a heap: nobody may ever lease from this queue."""
         heap = self._heaps.get(job)
-        if heap is None or self._walks or len(heap) <= 2 * len(self.free) + SPARE:
+        self._gone += 1  # a tidying costs as much as the heap is long: only after as many went
+        if heap is None or self._walks or self._gone <= len(self.places) + SPARE:
             return
+        if len(heap) <= 2 * len(self.free) + SPARE:
+            return
+        self._gone = 0
         true = [(place, key) for place, key in heap if key in self.free and self.places[key] == place]
         for _, key in heap:
             self._listed.pop(key, None)
