@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
+import yaml
 
 from sandgate.operator.settings import Settings
-from tests.chart.rendering import NAMESPACE, RELEASE, Rendered, render
+from tests.chart.rendering import CHART, NAMESPACE, RELEASE, Rendered, render
 
 SELECTOR = {"app.kubernetes.io/name": "sandgate-operator", "app.kubernetes.io/instance": RELEASE}
 SHA = f"sha256:{'a' * 64}"
@@ -31,6 +33,15 @@ def test_defaults_are_the_operators_own() -> None:
         operator_labels=SELECTOR,
     )
     assert Settings.of(text_of(render())) == expected
+
+
+def test_the_pages_way_from_outside_is_what_the_operator_reads() -> None:
+    page = (CHART.parents[1] / "docs" / "cluster.md").read_text("utf-8")
+    (text,) = re.findall(r"```yaml\n(jobs:\n  gateway:\n    external:.*?)```", page, re.DOTALL)
+    found = Settings.of(text_of(render(yaml.safe_load(text))))
+    assert found.external_url == "https://rollouts.example.com"
+    assert found.external_parents == ({"name": "edge", "namespace": "infra", "sectionName": "https"},)
+    assert len(found.external_peers) == 1
 
 
 def test_every_key_is_written() -> None:

@@ -441,12 +441,17 @@ def hurry(patch: Any) -> None:
 
 @asynccontextmanager
 async def world(
-    folder: Path, script: Any = lambda ids, number: "done", *, gateways: int = 1, **config: Any
+    folder: Path,
+    script: Any = lambda ids, number: "done",
+    *,
+    gateways: int = 1,
+    kind: type[World] = World,
+    **config: Any,
 ) -> AsyncIterator[World]:
     """Gateways of the job `shop` are up, with the signing Secret that it will have; no operator yet. `config`: of
     gateways."""
     async with AsyncExitStack() as stack:
-        made = World(FakeKube(time.time), stack, folder, script, config=config)
+        made = kind(FakeKube(time.time), stack, folder, script, config=config)
         made.kube.watchers.append(made.tell)
         try:
             for index in range(gateways):

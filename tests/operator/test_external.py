@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -14,12 +16,14 @@ import pytest
 
 from sandgate.contract.labels import GATEWAY, ROLE
 from sandgate.contract.session_urls import SessionUrls
+from sandgate.operator.cluster.object_store import session_seen
 from sandgate.operator.manifests import agents_origin, gateway_in, gateway_objects, sandbox_policy
 from sandgate.operator.manifests.base import gateway_origin
 from tests.contract.manifests import put
 from tests.operator.cluster_rig import NAMESPACE, World, hurry, manifest, world
 from tests.operator.manifest_jobs import ENDPOINTS, MANAGED, SECRET, SETTINGS, job
 from tests.operator.test_remote import completes, environment, opened, remote, says, so, turn
+from tests.support.environments import ROOT
 
 Json = Any
 EDGE = {"name": "edge", "namespace": "infra", "sectionName": "https"}
@@ -162,6 +166,16 @@ class Edge(World):
         raise AssertionError(f"no route for {url}")
 
 
+def test_the_pages_session_is_one(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "cluster.md").read_text("utf-8")
+    (text,) = re.findall(r"kubectl apply -f - <<'END'\n(.*?)\nEND\n", page, re.DOTALL)
+    seen = session_seen(json.loads(text))
+    assert seen is not None
+    assert (seen.name, seen.spec.job_name, seen.spec.task_uid, seen.spec.remote) == (
+        "phone-17", "shop", "task-17", True,
+    )  # fmt: skip
+
+
 def sealed(up: World, name: str) -> bool:
     return says(up, name, "Finalized")[0] == "True"
 
@@ -170,8 +184,7 @@ async def test_an_agent_from_outside_is_served_and_found_again_by_the_next_opera
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hurry(monkeypatch)
-    async with world(tmp_path, gateways=2) as up:
-        up.__class__ = Edge
+    async with world(tmp_path, gateways=2, kind=Edge) as up:
         up.settings = replace(up.settings, external_url=OUTSIDE.external_url, external_parents=(EDGE,))
         up.operator_up()
         await up.kube.create(

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from sandgate.contract.session import SessionHandle
+
+SESSIONS: Final = "/sessions"
+"""What agents call at a gateway begins so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +26,7 @@ class SessionUrls:
     @classmethod
     def of(cls, origin: str, session: str) -> SessionUrls:
         """The URLs that a gateway at `origin` has for a session (docs/agents.md)."""
-        base = f"{origin}/sessions/{session}"
+        base = f"{origin}{SESSIONS}/{session}"
         return cls(
             session_id=session,
             origin=origin,

@@ -14,11 +14,10 @@ from urllib.parse import urlsplit
 from sandgate.contract.job import RolloutJob
 from sandgate.contract.labels import GATEWAY
 from sandgate.contract.names import gateway_name
+from sandgate.contract.session_urls import SESSIONS
 from sandgate.operator.manifests.base import HTTP, HTTP_PORT, Json, gateway_origin, metadata, pods_of
 from sandgate.operator.settings import Settings
 
-SESSIONS: Final = "/sessions"
-"""What agents call at a gateway begins so (`SessionUrls`)."""
 POD_NAME: Final = "statefulset.kubernetes.io/pod-name"
 """Label that the StatefulSet's controller gives each of its pods."""
 
@@ -38,7 +37,7 @@ def gateway_in(url: str) -> str:
         host = address.hostname or ""
     except ValueError:
         return ""
-    outside = re.fullmatch(r".*/([^/]+)/sessions/[^/]+/v1", address.path)
+    outside = re.fullmatch(rf".*/([^/]+){SESSIONS}/[^/]+/v1", address.path)
     return outside[1] if outside is not None else host.partition(".")[0]
 
 
