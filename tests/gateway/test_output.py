@@ -12,7 +12,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from sandgate.contract.errors import BadManifest, Conflict, InvalidBody
+from sandgate.contract.errors import BadManifest, Conflict, FailureReason, InvalidBody
+from sandgate.contract.session import SessionOutcome
 from sandgate.contract.trajectory import Trajectory
 from sandgate.gateway.client import GatewayClient
 from sandgate.gateway.config import OutputConfig
@@ -101,6 +102,18 @@ async def test_a_group_that_its_driver_closed_is_whole(tmp_path: Path) -> None:
         await admin.close_group("q")
         await committed(admin, name)
         assert list(files(tmp_path / "out").values()) == [[name]]
+
+
+async def test_a_lost_group_is_no_file_and_nobodys(tmp_path: Path) -> None:
+    async with serving(tmp_path / "out") as (g, admin):
+        agent = await g.session(session_id="lost-0", uid="lost", sample_index=0, group_size=2)
+        await agent.ask("hi")
+        await admin.finalize("lost-0", SessionOutcome(failure_reason=FailureReason.NODE_LOST))
+        await admin.close_group("lost")
+        await committed(admin, await ended(g, "q"))
+        assert list(files(tmp_path / "out").values()) == [["q-0"]]
+        assert not (await admin.get("lost-0")).committed
+        assert not g.core.sessions.book.whole
 
 
 async def test_samples_that_came_later_have_a_file_of_their_own(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from sandgate.trainer.client.groups import Group
 from sandgate.trainer.client.rollout_client import AsyncRolloutClient
 from sandgate.trainer.client.streaming import Ahead, Groups, Wanted
 from tests.support.gateway import NEVER_S
-from tests.trainer.world import World
+from tests.trainer.world import JOB, World
 
 TTL_S = 90.0
 EIGHT = Ahead(8)
@@ -68,6 +68,33 @@ async def test_one_request_brings_several_groups_and_each_is_settled_by_itself(w
     world.clock.now += 2 * TTL_S
     assert await rest(world) == ["q1", "q2", "q3"], "q0 never again"
     await groups.aclose()
+
+
+async def test_a_group_that_is_lost_comes_once_with_its_name_and_without_rows(world: World) -> None:
+    """Who pushed its task waits for it, and would wait for ever."""
+    client = world.sites["g0"].client()
+    for sample in range(2):
+        session = await client.create_session(uid="lost", sample_index=sample, group_size=2, job=JOB)
+        await client.finalize(
+            session.session_id,
+            outcome={"failure_class": "infra", "failure_reason": "ImageError"},
+            trajectories=False,
+        )
+    await client.close_group("lost", job=JOB)
+    await rolled(world, "g0", "q0")
+    groups = stream(world.fleet_of("g0"))
+    found = await taken(groups, 2)
+    assert [(one.job, one.uid, len(one.trajectories)) for one in found] == [(JOB, "lost", 0), (JOB, "q0", 1)]
+    for one in found:
+        await one.ack()
+    await groups.aclose()
+    assert sorted([(one["uid"], one["committed"]) async for one in client.sessions()]) == [
+        ("lost", False),
+        ("lost", False),
+        ("q0", True),
+    ]
+    assert await client.lease(max_groups=100) is None
+    await client.aclose()
 
 
 async def test_a_gateway_that_is_slow_keeps_nobody_from_the_groups_of_another(world: World) -> None:

@@ -353,6 +353,19 @@ async def test_without_an_agent_here_tasks_go_to_the_jobs_queue(running: Site, t
     assert row.session_id == session.session_id
 
 
+async def test_a_group_that_the_operator_lost_is_empty_and_not_waited_for(
+    running: Site, tmp_path: Path
+) -> None:
+    async with trainer(running, tmp_path, None) as it:
+        (named,) = Round(0).tasks(RUN, TASKS[:1])
+        await it.rounds.start([named], 2)
+        session = await running.client.create_session(uid=named.uid, job=running.job, group_size=2)
+        outcome = {"failure_class": "infra", "failure_reason": "ImageError"}
+        await running.client.finalize(session.session_id, outcome=outcome)
+        await running.client.close_group(named.uid, job=running.job)
+        assert await it.rounds.take([named.uid], 30.0) == [()]
+
+
 async def test_what_does_not_come_is_named(running: Site, tmp_path: Path) -> None:
     async with trainer(running, tmp_path, None) as it:
         await it.rounds.start(Round(0).tasks(RUN, TASKS), 1)

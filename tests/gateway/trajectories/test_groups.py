@@ -45,9 +45,21 @@ MEMBERS: dict[str, tuple[list[str], tuple[str, ...]]] = {
         ["open 0.0 1.0", "seal 0.0", "close", "seal 1.0"],
         ("q.0.0",),
     ),
-    "a group that is closed with nothing good is never offered": (
-        ["open 0.0", "infra 0.0", "close", "open 0.1", "seal 0.1"],
-        (),
+    "of a group that is closed with nothing good the failures are told": (
+        ["open 0.0 1.0", "infra 0.0 1.0", "close"],
+        ("q.0.0", "q.1.0"),
+    ),
+    "of each sample the last one": (["open 0.0", "infra 0.0", "open 0.1", "infra 0.1", "close"], ("q.0.1",)),
+    "a lost group that is not whole is one that is over, too": (
+        ["open 0.0", "abort 0.0", "close"],
+        ("q.0.0",),
+    ),
+    "what still runs of a lost group is not told": (["open 0.0 1.0", "infra 0.0", "close"], ("q.0.0",)),
+    "a lost group of which nothing is over waits for it": (["open 0.0", "close"], ()),
+    "and is told then": (["open 0.0", "close", "infra 0.0"], ("q.0.0",)),
+    "what ends well after that makes it no better": (
+        ["open 0.0", "infra 0.0", "close", "open 1.0", "seal 1.0"],
+        ("q.0.0", "q.1.0"),
     ),
 }
 
@@ -74,6 +86,22 @@ def test_a_whole_group(it: Journalled, lines: list[str], sessions: tuple[str, ..
     play(it, lines)
     assert it.lease() == sessions
     assert it.replayed() == it.book
+
+
+def test_a_lost_group_is_told_once_without_rows_and_nobody_is_owed_it(it: Journalled) -> None:
+    play(it, ["open 0.0 1.0", "infra 0.0", "close"])
+    assert it.book.standing(it.now) == (0, 0)
+    assert it.lease(size=lambda session: 10**9, max_tokens=1) == ("q.0.0",)
+    assert it.book.standing(it.now) == (0, 0)
+    assert not it.book.tells("q.0.0")
+    it.seal("q.1.0", failure="infra")
+    assert it.book.disposable() == []
+    it.ack()
+    assert it.lease("l2") == ()
+    assert it.book.disposable() == [["q.0.0", "q.1.0"]]
+    assert it.compacted() == it.replayed() == it.book
+    it.book.forget(["q.0.0", "q.1.0"])
+    assert not it.book.lost
 
 
 def test_sessions_of_a_group_stand_in_order_of_sample(it: Journalled) -> None:

@@ -258,6 +258,9 @@ def test_only_a_finished_group_may_be_forgotten(leased: Journalled) -> None:
     leased.ack("l1", ["q.1.0"])
     assert leased.book.disposable() == [["q.0.0", "q.1.0"]]
     leased.close("r")
+    assert leased.book.disposable() == [["q.0.0", "q.1.0"]]
+    assert leased.lease("l2") == ("r.0.0",)
+    leased.ack("l2")
     assert leased.book.disposable() == [["q.0.0", "q.1.0"], ["r.0.0"]]
 
 

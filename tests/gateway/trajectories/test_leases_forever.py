@@ -30,6 +30,8 @@ class Forever(RuleBasedStateMachine):
         self.acked: Counter[str] = Counter()
         self.open: set[str] = set()
         self.good: set[str] = set()
+        self.paid: set[str] = set()
+        """Tasks of which something was acknowledged and nothing forgotten."""
         self.gone: set[str] = set()
         """Forgotten; nobody gives a new session an old one's id."""
         for name in (f"{task}.{sample}.0" for task in sorted(ended) for sample in SAMPLES):
@@ -63,7 +65,11 @@ class Forever(RuleBasedStateMachine):
             self.it.book.undo(record)
             return
         self.it.write("", record)
-        assert set(record.sessions) <= self.good, "only good sealed sessions are handed out"
+        told = set(filter(self.it.book.tells, record.sessions))
+        assert told <= self.good, "only good sealed sessions are handed out with rows"
+        empty = {session.split(".")[0] for session in set(record.sessions) - told}
+        assert not empty & self.paid, "a group is told to be lost once, and none of it was trained on"
+        assert not self.open & set(record.sessions), "what runs is not handed out"
         assert not any(self.acked[session] for session in record.sessions), "nothing acked is handed out"
         samples = [session.rpartition(".")[0] for session in record.sessions]
         assert len(samples) == len(set(samples)), "one attempt per sample"
@@ -79,6 +85,7 @@ class Forever(RuleBasedStateMachine):
             if record is not None and durable:
                 self.it.write("", record)
                 self.acked.update(record.sessions)
+                self.paid.update(session.split(".")[0] for session in record.sessions)
             elif record is not None:
                 self.it.book.undo(record)
             return
@@ -144,6 +151,7 @@ class Forever(RuleBasedStateMachine):
         self.it.book.forget(gone)
         self.it.log = [(session, record) for session, record in self.it.log if session not in gone]
         self.good -= set(gone)
+        self.paid -= {name.split(".")[0] for name in gone}
         self.gone.update(gone)
         for name, (sessions, until) in list(self.given.items()):
             left = tuple(session for session in sessions if session not in gone)

@@ -93,6 +93,9 @@ class FileOutput:
         record = await self._insist(self._lease)
         if record is None:
             return False
+        if not any(map(self._sessions.book.tells, record.sessions)):  # lost: a file would hold nothing
+            await self._insist(lambda: self._leasing.ack(record.lease))
+            return True
         name = file_name(self._sessions.book, record.sessions)
         data = await self._insist(lambda: self._made(record, name))
         if data is not None:

@@ -171,7 +171,7 @@ class Leasing:
 
     async def rows(self, *leases: Leased, shape: Callable[[Iterable[Trajectory]], T]) -> Rows[T]:
         """The trajectories of leases, by group, sample and trajectory id, as `shape` gives them."""
-        names = [name for lease in leases for name in lease.sessions]
+        names = [name for lease in leases for name in lease.sessions if self.sessions.book.tells(name)]
         return await self.rows_of([self.sessions.get(name) for name in names], shape)
 
     async def rows_of(self, sessions: list[Session], shape: Callable[[Iterable[Trajectory]], T]) -> Rows[T]:

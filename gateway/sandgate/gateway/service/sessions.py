@@ -275,7 +275,7 @@ class Sessions:
         if session.retired is not None:
             return session.retired.acked
         member = self.book.members.get(session.session_id)
-        return member is not None and bool(member.acked)
+        return member is not None and bool(member.acked) and self.book.tells(session.session_id)
 
     def summary(self, session: Session, *, whole: bool = True) -> dict[str, Any]:
         """The answer of GET /v1/sessions/{id}; not `whole`: a line of a listing."""
@@ -400,7 +400,8 @@ class Sessions:
             for record in records:
                 self.book.fold("", record)
                 for session_id in record.sessions if isinstance(record, Acked) else ():
-                    if (session := self.live.get(session_id)) is not None:
+                    session = self.live.get(session_id)
+                    if session is not None and self.committed(session):
                         self.tell(session, COMMITTED)
         finally:
             self.settling -= 1

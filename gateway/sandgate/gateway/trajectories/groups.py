@@ -46,7 +46,8 @@ class GroupState:
     """All attempts at all samples of one task.
 
     Of each sample at most one attempt counts: one that was acknowledged, else the newest good one, if no newer attempt
-    is still running. Closing a group fixes which sessions count; later seals change nothing.
+    is still running. Closing a group fixes which sessions count; later seals change nothing. One that is closed with
+    none is lost.
     """
 
     key: GroupKey
@@ -63,16 +64,32 @@ class GroupState:
             return [pick for pick in picks if pick is not None]
         return [member for member in self.members() if member.session in self.closed]
 
+    def lost(self) -> bool:
+        """Whether it was closed and no session counts: there is nothing of it to train on, and never will be."""
+        return self.closed is not None and not self.closed
+
     def whole(self) -> bool:
         """Whether every sample has an attempt that counts, or the group was closed."""
         return self.closed is not None or len(self.counting()) >= self.size
 
     def offer(self, *, whole: bool) -> list[Member]:
         """The attempts that a trainer may have now: they count and are not acknowledged. `whole`: none, unless the
-        group is whole."""
+        group is whole. Of a lost group those that failed, once, and without rows: whoever waits for the task must
+        learn that it is over."""
+        if self.lost():
+            return self._failed()
         if whole and not self.whole():
             return []
         return [member for member in self.counting() if not member.acked]
+
+    def _failed(self) -> list[Member]:
+        if any(member.acked for member in self.members()):
+            return []
+        newest = (
+            max(attempts.values(), key=lambda member: (member.sealed, member.attempt, member.session))
+            for _, attempts in sorted(self.samples.items())
+        )
+        return [member for member in newest if member.sealed]
 
     def good_now(self) -> tuple[str, ...]:
         """The sessions that count if the group is closed now, in order of sample: running attempts are not waited

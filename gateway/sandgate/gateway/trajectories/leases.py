@@ -67,6 +67,8 @@ class LeaseBook:
     """Sessions of those leases."""
     acking: Counter[str] = field(default_factory=Counter)
     """Sessions whose acknowledgement is being made durable."""
+    lost: set[GroupKey] = field(default_factory=set)
+    """Groups that were closed with no session that counts."""
     ends: list[tuple[float, str]] = field(default_factory=list, compare=False)
     """A heap of (until, lease), one for each time a lease was made or renewed."""
 
@@ -88,6 +90,8 @@ class LeaseBook:
             case GroupClosed():
                 if (group := self.groups.get(GroupKey(record.job, record.uid))) is not None:
                     group.closed = frozenset(record.sessions)
+                    if group.lost():
+                        self.lost.add(group.key)
                     self._refresh(group.key)
 
     def lease(
@@ -118,7 +122,7 @@ class LeaseBook:
         tokens = 0
         for number, key in enumerate(islice(queue.oldest(job), max_groups)):
             offer = [member.session for member in self.groups[key].offer(whole=whole_groups)]
-            weight = sum(map(size, offer)) if max_tokens is not None else 0
+            weight = 0 if max_tokens is None or self.groups[key].lost() else sum(map(size, offer))
             first = at_least_one and not number
             if max_tokens is not None and not first and tokens + weight > max_tokens:
                 break
@@ -199,9 +203,18 @@ class LeaseBook:
             self._acknowledged(record.sessions)
 
     def standing(self, now: float) -> tuple[int, int]:
-        """Counts of whole groups: (those with sessions that are not acknowledged, those of them on a live lease)."""
+        """Counts of whole groups: (those with sessions that are not acknowledged, those of them on a live lease).
+        Without lost ones: nobody owes a trainer what there is not, and a job that failed has no trainer that asks."""
         self._expire(now)
-        return len(self.whole), len(self.whole) - len(self.whole.free)
+        there = [key for key in self.lost if key in self.whole.places]
+        free = sum(key in self.whole.free for key in there)
+        owed = len(self.whole) - len(there)
+        return owed, owed - (len(self.whole.free) - free)
+
+    def tells(self, session: str) -> bool:
+        """Whether its rows are a trainer's: those of a lost group's sessions are nobody's."""
+        member = self.members.get(session)
+        return member is None or member.key not in self.lost
 
     def outstanding(self, lease: str) -> bool:
         """Does it hold sessions that it has neither acknowledged nor given back?"""
@@ -226,6 +239,7 @@ class LeaseBook:
                     del group.samples[member.sample]
                 if not group.samples:
                     del self.groups[member.key]
+                    self.lost.discard(member.key)
                 self._refresh(member.key)
         for lease in list(self.leases.values()):
             if not self._members_of(lease.sessions):

@@ -56,7 +56,8 @@ async def lease(
     With `leases` over 1: that many leases at once, of which each is acknowledged by itself; their ids are `lease_id`,
     `lease_id.1` and so on. JSON lists them under `leases`; Arrow has the rows of each in `x-sandgate-leases`.
 
-    `empty`: the job and task of leases of which no session has a row, as no row says it; `x-sandgate-lease-empty`.
+    `empty`: the job and task of leases of which no session has a row (nobody took a turn, or the group is lost: all of
+    its samples failed by the infrastructure), as no row says it; `x-sandgate-lease-empty`.
 
     As JSON, or with `Accept: application/vnd.apache.arrow.stream` as Arrow IPC; 406 if the gateway can give neither.
     """
@@ -186,7 +187,8 @@ async def nack(core: Front, _: Controller, lease_id: str) -> Any:
 
 @serves(router, endpoints.CLOSE_GROUP)
 async def close(core: Front, key: Controller, body: CloseGroupBody) -> Any:
-    """No more sessions count for this task (quorum reached, stragglers cut). Idempotent."""
+    """No more sessions count for this task (quorum reached, stragglers cut). If none counts, its group is lost: it is
+    leased once, without rows. Idempotent."""
     auth.control(key, job=body.job or None)
     job = body.job or key.job or core.config.job
     await core.leasing.close_group(job, body.uid)

@@ -170,7 +170,8 @@ class AsyncRolloutClient(ControlClient):
         await self.call(control_api.push_tasks(tasks, last=last, job=job))
 
     async def close_group(self, uid: str, *, job: str = "") -> None:
-        """No more sessions count for this task: what is there is its group (quorum reached, stragglers cut)."""
+        """No more sessions count for this task: what is there is its group (quorum reached, stragglers cut). If none
+        counts, the group is lost: `groups()` gives it once, without trajectories."""
         await self.call(control_api.close_group(job, uid))
 
     async def policy_version(self, version: int, *, labelled: bool | None = None) -> None:
