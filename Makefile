@@ -116,6 +116,12 @@ cluster-up: venv
 cluster-down: venv
 	@$(BIN)/python -m tests.cluster.harness down
 
+## make kind-test [KUBECONFIG=path] [CONTEXT=name] [IMAGES=registry/team] [TAG=tag]  helm install to acknowledged groups, on a cluster
+##                          of yours; without KUBECONFIG on one made here as kind makes it (Linux, root)
+.PHONY: kind-test
+kind-test: venv
+	@scripts/kind-test.sh "$(KUBECONFIG)" "$(CONTEXT)" "$(IMAGES)" "$(TAG)"
+
 ## make test-parts [PARTS="helm cluster"]  what tests need that takes minutes to make; runs of tests make what they need by themselves
 .PHONY: test-parts
 test-parts: venv

@@ -23,10 +23,10 @@ def tag(name: str) -> str:
     return f"docker.io/library/sandgate-{name}:latest"
 
 
-def build(name: str) -> Path:
-    """The image's archive. Quick when nothing of what it is built from has changed."""
+def build(name: str, image: str = "") -> Path:
+    """The image's archive, named `image` or by its `tag`. Quick when nothing of what it is built from has changed."""
     dockerfile, paths = IMAGES[name]
-    return build_image(ROOT / dockerfile, ROOT, tag(name), paths=paths)
+    return build_image(ROOT / dockerfile, ROOT, image or tag(name), paths=paths)
 
 
 def built(name: str) -> bool:

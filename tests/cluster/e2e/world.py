@@ -23,10 +23,10 @@ from sandgate.contract.names import API_VERSION
 from sandgate.operator.manifests.workload import API_VERSION as KUEUE_VERSION
 from tests.chart.released import Release, can_be_deleted
 from tests.cluster.harness.cluster import Cluster
-from tests.cluster.harness.images import PYTHON, build_image
+from tests.cluster.harness.images import PYTHON
 from tests.cluster.harness.machines import GPU_NODE
 from tests.cluster.harness.rest import Refused
-from tests.images.ours import IMAGES, ROOT
+from tests.images.ours import IMAGES, ROOT, build
 from tests.support.waiting import until_now
 
 SHOP = ROOT / "examples" / "shop"
@@ -74,8 +74,7 @@ def image(name: str) -> str:
 def load_images(cluster: Cluster, *names: str) -> None:
     """Built when this clone changed, and into every node."""
     for name in names or tuple(IMAGES):
-        dockerfile, paths = IMAGES[name]
-        cluster.load_image(build_image(ROOT / dockerfile, ROOT, image(name), paths=paths))
+        cluster.load_image(build(name, image(name)))
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster.harness.control import DNS_SERVICE, PODS
+from tests.cluster.harness.flavour import flavour
 from tests.cluster.harness.images import PAUSE
 from tests.cluster.harness.network import Wire
 from tests.cluster.harness.packages import CNI_PLUGINS
@@ -96,7 +97,7 @@ def kubelet(wire: Wire, folder: Path, pki: Path) -> dict[str, Any]:
         "failSwapOn": False,
         "failCgroupV1": False,
         "cgroupDriver": "cgroupfs",
-        "cgroupRoot": f"/sg-{wire.name}",
+        "cgroupRoot": f"/{flavour.prefix}{wire.name}",
         "enforceNodeAllocatable": ["pods"],
         "evictionHard": {"memory.available": "200Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
         "imageGCHighThresholdPercent": 100,

@@ -1,12 +1,13 @@
-"""The machines of a whole cluster and the power over them: a control plane and three nodes, all in namespaces.
+"""The machines of a whole cluster and the power over them: a control plane and its nodes, all in namespaces.
 
-n1 carries the cluster's DNS and is left alone by tests; n2 is the one to break; n3 has two (pretended) GPUs.
+Of three, n1 carries the cluster's DNS and is left alone by tests; n2 is the one to break; n3 has two (pretended) GPUs.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -19,28 +20,30 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.harness import forward, network, volumes
+from tests.cluster.harness import forward, local_path, network, volumes
 from tests.cluster.harness.api import Api, api_of
 from tests.cluster.harness.control import Control, Place
+from tests.cluster.harness.flavour import flavour
 from tests.cluster.harness.images import COREDNS_IMAGE, PAUSE_IMAGE, PYTHON_IMAGE, image
 from tests.cluster.harness.network import CONTROL, CONTROL_IP, Wire, wire_of
 from tests.cluster.harness.node import Node, remove_cgroups
 from tests.cluster.harness.packages import install_packages
 from tests.cluster.harness.process import Proc, kill, spawn
-from tests.cluster.harness.programs import PARTS
-from tests.cluster.harness.rest import Refused
+from tests.cluster.harness.programs import PARTS, binary
+from tests.cluster.harness.rest import Refused, Rest
 
-STATE = Path("/var/tmp/sandgate-cluster")
-"""Disks, logs and notes of the one cluster that a machine can run. Sockets are below it: the path must be short."""
-NODES = ("n1", "n2", "n3")
+STATE = flavour.state
+"""Disks, logs and notes of the one cluster of its flavour that a machine can run."""
+NODES = flavour.nodes
 DISKS = 12 << 30
 """Of three nodes, at most: images of all tests in both releases, each on every node, packed and unpacked."""
 MEMORY_NEEDED = 16 << 30
 """Available before disks are made of memory."""
-DNS_NODE = "n1"
+DNS_NODE = NODES[0]
 GPU_NODE = "n3"
 GPUS = 2
 HOST = "host"
+CONTROL_PLANE = "node-role.kubernetes.io/control-plane="
 API_PORT = 6443
 ETCD_PORT = 2379
 DNS = Path(__file__).with_name("dns.yaml")
@@ -98,13 +101,18 @@ class Machines:
             self.control.start_controllers()
             self.control.start_scheduler()
             rest = self.api.rest()
-            volumes.create(rest, {name: node.folder / "volumes" for name, node in self.nodes.items()})
-            self.api.kubectl("apply", "-f", str(DNS))
+            self._offer_volumes(rest)
+            dns = DNS.read_text("utf-8").replace(
+                "kubernetes.io/hostname: n1", f"kubernetes.io/hostname: {DNS_NODE}"
+            )
+            self.api.kubectl("apply", "-f", "-", stdin=dns)
             for boot, node in zip(boots, self.nodes.values(), strict=True):
                 boot.result()
                 node.join()
         for name in self.nodes:
             self.wait_ready(name)
+            if flavour.control_plane_runs_pods:
+                self.api.kubectl("label", "node", name, CONTROL_PLANE)
         self.control.wait(self._names_are_answered, "DNS runs")
 
     def down(self) -> None:
@@ -243,6 +251,15 @@ class Machines:
     def _names_are_answered(self) -> bool:
         status = self.api.rest().get("/apis/apps/v1/namespaces/kube-system/deployments/coredns")["status"]
         return bool(status.get("availableReplicas"))
+
+    def _offer_volumes(self, rest: Rest) -> None:
+        if not flavour.provisions:
+            volumes.create(rest, {name: node.folder / "volumes" for name, node in self.nodes.items()})
+            return
+        command = local_path.create(rest, STATE / "volumes", STATE / "local-path")
+        argv = [str(binary("local-path-provisioner")), *command, f"--kubeconfig={self.control.kubeconfig}"]
+        env = {**os.environ, "CONFIG_MOUNT_PATH": str(STATE / "local-path")}
+        self.ledger.add("local-path", spawn(argv, STATE / "log" / "local-path.log", env=env))
 
     def _make_files(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:

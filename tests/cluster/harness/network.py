@@ -13,14 +13,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.cluster.harness.flavour import flavour
 from tests.cluster.harness.forward import join
 
 NAMESPACES = Path("/run/netns")
-PREFIX = "sg-"
+PREFIX = flavour.prefix
 FABRIC = "net"
 CONTROL = "cp"
 CONTROL_IP = "10.231.0.10"
 BRIDGE = "br0"
+NAME_MAX = 15
+"""Of a network interface, in Linux."""
 FORWARD = "net.ipv4.ip_forward=1 net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=0".split()
 
 
@@ -84,7 +87,7 @@ def attach(wire: Wire) -> None:
 
 def cable(name: str) -> str:
     """The fabric's end of a machine's cable."""
-    return f"v-{name}"
+    return f"v-{name}"[:NAME_MAX]
 
 
 def plug(name: str, *, connected: bool) -> None:

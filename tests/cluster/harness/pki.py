@@ -8,8 +8,10 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.cluster.harness.flavour import flavour
+
 DAYS = "30"
-CONTEXT = "sandgate-test"
+CONTEXT = flavour.context
 """The context's name in every kubeconfig written here."""
 
 

@@ -30,6 +30,7 @@ KUEUE = "sigs.k8s.io/kueue@v0.17.0"
 KUEUE_FILES = ("config/components/crd/bases", "config/components/webhook/manifests.yaml")
 """Of its module: what is applied beside the program."""
 
+LOCAL_PATH = "github.com/rancher/local-path-provisioner@v0.0.30"
 GATEWAY_API = "sigs.k8s.io/gateway-api@v1.6.1"
 GATEWAY_API_FILE = "config/crd/standard/gateway.networking.k8s.io_httproutes.yaml"
 """Of its module, which has no program."""
@@ -112,6 +113,7 @@ PARTS = {
         Part("containerd", installed(*CONTAINERD), pins=CONTAINERD),
         Part("coredns", installed(COREDNS), pins=(COREDNS,)),
         Part("gateway-api", make_gateway_api, pins=(GATEWAY_API, GATEWAY_API_FILE)),
+        Part("local-path-provisioner", installed(LOCAL_PATH), pins=(LOCAL_PATH,)),
         Part("helm", installed(HELM), pins=(HELM,)),
         Part("kwok", installed(KWOK), pins=(KWOK,)),
         Part("kueue", make_kueue, pins=(KUEUE, *KUEUE_FILES)),
