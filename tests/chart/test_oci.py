@@ -18,10 +18,10 @@ import yaml
 
 from scripts import package_chart
 from scripts.generators.chart_version import versioned
-from tests.chart.oci import registry
 from tests.chart.released import Release
 from tests.chart.rendering import CHART, KUBERNETES, helm
 from tests.cluster.harness.api import Api
+from tests.support.registry import registry
 
 ROOT = CHART.parents[1]
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
