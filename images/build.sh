@@ -54,7 +54,8 @@ fi
 # Said before the first build, which takes minutes.
 [ -z "$sbom" ] || "${PYTHON:-python3}" scripts/sbom.py --help >/dev/null || { echo "$0: --sbom needs the Python of make venv" >&2; exit 1; }
 
-# Labels say nothing of this machine: an origin that is a path, or has a name or a key in it, is left out.
+# Labels say nothing of this machine: an origin that is a path, or has a name or a key in it, is left out, and so is a base
+# that is a file.
 [ -n "$source" ] || source="$(git config --get remote.origin.url 2>/dev/null | grep -E '^https?://[^@]+$' || true)"
 revision="$(git rev-parse HEAD 2>/dev/null || true)"
 [ -z "$revision" ] || git diff --quiet HEAD 2>/dev/null || revision+=-modified
@@ -64,6 +65,7 @@ labels_of() { # NAME: options, one a line
   declare -A said=([title]="sandgate-$1" [version]="$tag" [licenses]=Apache-2.0 [base.name]="${base%@sha256:*}")
   said[source]="$source" said[revision]="$revision"
   [[ "$base" != *@sha256:* ]] || said[base.digest]="${base##*@}"
+  [[ "$base" != *:/* ]] || said[base.name]=""
   for key in base.digest base.name licenses revision source title version; do
     [ -z "${said[$key]:-}" ] || printf '%s\n' --label "org.opencontainers.image.$key=${said[$key]}"
   done

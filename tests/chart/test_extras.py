@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
+import yaml
 
-from tests.chart.rendering import ChartRefused, Rendered, render
+from tests.chart.rendering import CHART, ChartRefused, Rendered, render
 from tests.chart.test_security import pods
 
 CA = {"name": "ca", "configMap": {"name": "team-ca"}}
@@ -120,3 +122,10 @@ def test_the_pod_of_helm_test_has_no_secret_of_the_operators() -> None:
     spec = rendered.one("Pod")["spec"]
     assert "env" not in spec["containers"][0]
     assert "volumes" not in spec
+
+
+def test_the_pages_values_are_what_the_chart_takes() -> None:
+    page = (CHART.parents[1] / "docs" / "cluster.md").read_text("utf-8")
+    (text,) = re.findall(r"```yaml\n(operator:\n.*?)```", page, re.DOTALL)
+    (spec,) = operators(render(yaml.safe_load(text)))
+    assert MOUNT["mountPath"] in {one["mountPath"] for one in spec["containers"][0]["volumeMounts"]}

@@ -132,9 +132,7 @@ def main(url: str, replicas: int, shards: int, wanted: Json) -> int:
         time.sleep(1)
     rights = sum(1 for review in wanted["reviews"] for _ in asked(review["rules"]))
     told = f"{rights} rights are there" if rights else "rights were not asked for (rbac.create is false)"
-    good = (
-        f"{replicas} replicas are ready, {shards} of them lead; {', '.join(sorted(KINDS))} are served; {told}"
-    )
+    good = f"{replicas} replicas are ready, leaders: {shards}; {', '.join(sorted(KINDS))} are served; {told}"
     sys.stdout.write((why or good) + "\n")
     return 1 if why else 0
 
