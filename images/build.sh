@@ -11,7 +11,7 @@
 #   --platform linux/amd64,linux/arm64   one image for each, tagged TAG-<arch>, and TAG as the list of them. What runs in
 #                                        a build (pip) runs as the other platform: qemu-user-static, or such a machine
 #   --sbom FOLDER                        FOLDER/sandgate-<name>[-<arch>].cdx.json: what each image holds (scripts/sbom.py,
-#                                        with the Python of `make venv`, or $PYTHON)
+#                                        with the Python of `make venv`, or $SBOM_PYTHON)
 #   --source URL                         label org.opencontainers.image.source; default: git's origin, if it is a web address
 #
 # BUILD_ARGS and PUSH_ARGS are further options of the builder, e.g. BUILD_ARGS="--isolation chroot --network host
@@ -50,9 +50,10 @@ else
 fi
 
 [[ "$base" == *@sha256:* ]] || echo "$0: the base $base is a tag, which moves; --base NAME@sha256:... does not" >&2
-[ ! -x .venv/bin/python ] || PYTHON=${PYTHON:-.venv/bin/python}
+if [ -x .venv/bin/python ]; then sbom_python=.venv/bin/python; else sbom_python=python3; fi
+sbom_python="${SBOM_PYTHON:-$sbom_python}"
 # Said before the first build, which takes minutes.
-[ -z "$sbom" ] || "${PYTHON:-python3}" scripts/sbom.py --help >/dev/null || { echo "$0: --sbom needs the Python of make venv" >&2; exit 1; }
+[ -z "$sbom" ] || "$sbom_python" scripts/sbom.py --help >/dev/null || { echo "$0: --sbom needs the Python of make venv" >&2; exit 1; }
 
 # Labels say nothing of this machine: an origin that is a path, or has a name or a key in it, is left out, and so is a base
 # that is a file.
@@ -84,7 +85,7 @@ write_sbom() { # IMAGE NAME FILE
     container="$(docker create "$1" none)"
     docker export "$container"
     docker rm "$container" >/dev/null
-  fi | "${PYTHON:-python3}" scripts/sbom.py --name "$2" --version "$tag" --out "$3"
+  fi | "$sbom_python" scripts/sbom.py --name "$2" --version "$tag" --out "$3"
 }
 
 build_one() { # NAME IMAGE FILE [PLATFORM]

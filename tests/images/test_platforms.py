@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,6 +100,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
             "CONTAINERS_STORAGE_CONF": str(home / "storage.conf"),
             "BUILD_ARGS": "--isolation chroot --network host -q --tls-verify=false",
             "PUSH_ARGS": "-q --tls-verify=false",
+            "SBOM_PYTHON": sys.executable,
         }
         yield Shop(address, os.environ | own, home)
 
