@@ -138,6 +138,11 @@ chaos: export SANDGATE_KILLS := $(or $(KILLS),20)
 chaos: venv
 	$(BIN)/pytest -s tests/cluster/e2e/test_chaos.py $(if $(KINDS),,tests/e2e/test_kill_gateway.py tests/gateway/test_restarts.py) $(T)
 
+## make chart [VERSION=1.2.3]  the Helm chart as an archive, the same bytes for the same files -> out/chart (docs/install.md)
+.PHONY: chart
+chart: venv
+	@$(BIN)/python scripts/package_chart.py $(if $(VERSION),--version "$(VERSION)")
+
 ## make help                this list
 .PHONY: help
 help:

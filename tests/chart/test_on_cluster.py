@@ -7,6 +7,7 @@ cluster for itself.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -101,9 +102,22 @@ def replicas(release: Release) -> set[str]:
 def test_two_are_ready_one_leads_and_helm_test_says_so(release: Release) -> None:
     assert len(replicas(release)) == 2
     until_now(lambda: lease(release).get("holderIdentity") in replicas(release), what="one leads")
-    assert release.helm("test", "--logs", "--timeout=150s").count("2 replicas are ready") == 1
+    said = release.helm("test", "--logs", "--timeout=150s")
+    assert said.count("2 replicas are ready, leaders: 1") == 1
+    assert re.search(r"; [1-9]\d+ rights are there", said)
     left = everything(release.api)
     assert not [name for _, _, name in left if name == f"{release.name}-test"], "what the test made is gone"
+
+
+def test_helm_test_names_a_right_that_was_taken_away_and_leaves_its_pod_only(release: Release) -> None:
+    release.api.kubectl("-n", release.namespace, "delete", "rolebinding", f"{release.name}-operator-lease")
+    with pytest.raises(ChartRefused):
+        release.helm("test", "--timeout=150s")
+    assert "may not: get leases" in release.api.kubectl(
+        "-n", release.namespace, "logs", f"{release.name}-test"
+    )
+    left = {kind for kind, _, name in everything(release.api) if name == f"{release.name}-test"}
+    assert left == {"pods."}
 
 
 def test_users_have_what_their_built_in_roles_say(release: Release) -> None:

@@ -69,6 +69,9 @@ CARRIED: Mapping[str, tuple[Mapping[str, Any], str, Any]] = {
         "engine_image",
         "vllm/vllm-openai:v0.30.1",
     ),
+    "what operators log": ({"operator": {"logLevel": "debug"}}, "log_level", "debug"),
+    "how operators log": ({"operator": {"logFormat": "text"}}, "log_format", "text"),
+    "what gateways log": ({"jobs": {"gateway": {"logLevel": "warning"}}}, "gateway_log_level", "warning"),
     "pull policy": ({"images": {"pullPolicy": "Never"}}, "pull_policy", "Never"),
     "pull secrets": ({"images": {"pullSecrets": ["a", "b"]}}, "pull_secrets", ("a", "b")),
     "watched namespaces": (

@@ -64,6 +64,7 @@ def test_one_service_and_one_policy_cover_all() -> None:
     assert not service.items() <= test.items(), "the test pod would answer for the operator"
 
 
-def test_helm_test_expects_all_replicas() -> None:
-    assert render(SHARDS).one("Pod")["spec"]["containers"][0]["args"][-1] == "6"
-    assert render({"operator": {"replicas": 3}}).one("Pod")["spec"]["containers"][0]["args"][-1] == "3"
+def test_helm_test_expects_all_replicas_and_a_leader_of_each_shard() -> None:
+    assert render(SHARDS).one("Pod")["spec"]["containers"][0]["args"][2:4] == ["6", "3"]
+    one = render({"operator": {"replicas": 3}}).one("Pod")
+    assert one["spec"]["containers"][0]["args"][2:4] == ["3", "1"]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from scripts.generators import chart_values
 from scripts.generators.chart_values import values as documented
 from tests.chart.rendering import CHART, ChartRefused, helm, render
 
@@ -81,6 +82,31 @@ BAD: Mapping[str, tuple[str, Any]] = {
         "networkPolicy/apiServer",
         {"networkPolicy": {"apiServer": {"ports": None}}},
     ),
+    "a level that no log has": ("operator/logLevel", "verbose"),
+    "a level of gateways in capitals": ("jobs/gateway/logLevel", "INFO"),
+    "a form that no log has": ("operator/logFormat", "xml"),
+    "a variable without a name": ("operator/extraEnv/0", {"operator": {"extraEnv": [{"value": "x"}]}}),
+    "a variable that is a number": (
+        "operator/extraEnv/0/value",
+        {"operator": {"extraEnv": [{"name": "A", "value": 1}]}},
+    ),
+    "a variable with two sources": (
+        "operator/extraEnv/0",
+        {"operator": {"extraEnv": [{"name": "A", "value": "x", "valueFrom": {"fieldRef": {}}}]}},
+    ),
+    "a variable's name that is none": (
+        "operator/extraEnv/0/name",
+        {"operator": {"extraEnv": [{"name": "A=B", "value": "x"}]}},
+    ),
+    "a volume without a source": ("operator/extraVolumes/0", {"operator": {"extraVolumes": [{"name": "x"}]}}),
+    "a mount that is relative": (
+        "operator/extraVolumeMounts/0/mountPath",
+        {"operator": {"extraVolumeMounts": [{"name": "x", "mountPath": "certs"}]}},
+    ),
+    "a mount with a word that Kubernetes lacks": (
+        "operator/extraVolumeMounts/0",
+        {"operator": {"extraVolumeMounts": [{"name": "x", "mountPath": "/certs", "readonly": True}]}},
+    ),
     "an interval without a unit": ("metrics/serviceMonitor/interval", "30"),
     "a switch that is text": ("crds/keep", "no"),
 }
@@ -114,6 +140,40 @@ def declared(schema: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[
 def test_schema_and_values_know_the_same() -> None:
     known = {one.path for one in documented((CHART / "values.yaml").read_text("utf-8"))}
     assert set(declared(SCHEMA)) - {("global",)} == known
+
+
+def test_the_readme_has_a_row_with_type_default_and_description_for_every_value() -> None:
+    lines = (CHART / "README.md").read_text("utf-8").splitlines()
+    rows = {line.split("`")[1]: line for line in lines if line.startswith("| `")}
+    assert rows.keys() == {".".join(path) for path in declared(SCHEMA) if path != ("global",)}
+    for name, line in rows.items():
+        _, value, kind, *_, description, _ = line.replace("\\|", "/").split("|")
+        assert value.strip() == f"`{name}`"
+        assert kind.strip(), line
+        assert len(description.split()) >= 2, line
+
+
+def test_a_value_without_a_comment_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"a\.c has no comment"):
+        list(documented("a:\n  # Said.\n  b: 1\n\n  c: 2\n"))
+
+
+TYPES: Mapping[str, tuple[Any, str]] = {
+    "words": ({"enum": ["a", "b", "c"]}, "`a`, `b` or `c`"),
+    "numbers with bounds": ({"type": "integer", "minimum": 1, "maximum": 9}, "integer, 1 to 9"),
+    "a list of what is shared": ({"type": "array", "items": {"$ref": "#/$defs/x"}}, "list: text"),
+    "either": (
+        {"type": "array", "items": {"anyOf": [{"$ref": "#/$defs/x"}, {"const": "*"}]}},
+        "list: text or `*`",
+    ),
+    "a map of any keys": ({"type": "object", "additionalProperties": {"type": "string"}}, "map of text"),
+    "a switch": ({"type": "boolean"}, "true or false"),
+}
+
+
+@pytest.mark.parametrize(("schema", "words"), TYPES.values(), ids=TYPES)
+def test_types_of_the_schema_in_words(schema: Any, words: str) -> None:
+    assert chart_values.kind(schema, {"x": {"type": "string"}}) == words
 
 
 def test_every_object_of_the_schema_is_closed_or_free() -> None:

@@ -600,3 +600,18 @@ def test_a_full_secret_of_keys_of_the_longest_names_is_small() -> None:
     made = job(manifest(("metadata.name", "n" * 52), ("spec.groupSize", KEYS_PER_SECRET), ("spec.group", {})))
     secret = keys_secret(made, "u" * 256, 9_999, 0, bytes.fromhex(SECRET), 5e9)
     assert len(json.dumps(secret)) < 96 * 1024
+
+
+def test_another_log_level_is_told_to_gateways_that_start_and_rolls_none_that_run() -> None:
+    made = job(ENDPOINTS)
+
+    def gateway(level: str) -> tuple[str, Json]:
+        settings = replace(SETTINGS, gateway_log_level=level)
+        found = gateway_objects(made, settings, engine_urls=(), secret_hex=SECRET)
+        config = json.loads(one(found, "ConfigMap")["data"]["gateway.json"])
+        return config["log_level"], one(found, "StatefulSet")
+
+    told, stands = gateway("info")
+    louder, stands_too = gateway("debug")
+    assert (told, louder) == ("INFO", "DEBUG")
+    assert stands == stands_too

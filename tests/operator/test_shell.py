@@ -12,7 +12,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from sandgate.contract.errors import Unavailable
+from sandgate.contract.errors import BadManifest, Unavailable
 from sandgate.contract.keys import PREFIX
 from sandgate.operator.cluster.health import OperatorHealth, ReplicaPhase
 from sandgate.operator.command import main
@@ -21,6 +21,7 @@ from sandgate.operator.replica import json_log
 from sandgate.operator.replica.metrics import OperatorMetrics
 from sandgate.operator.replica.probes import ReplicaState, serving
 from sandgate.operator.replica.sweeps import Sweeps
+from sandgate.operator.settings import Settings
 
 PATHS = {
     "an object of the core group": (("Pod", "ns", "p", ""), "/api/v1/namespaces/ns/pods/p"),
@@ -96,6 +97,54 @@ def test_logs_are_one_object_a_line_and_hold_no_secret(logs: io.StringIO) -> Non
     assert lines[1]["message"] == "key [hidden] and Authorization: Bearer [hidden]"
     assert "ValueError: [hidden]" in lines[2]["error"]
     assert len(lines[3]["message"]) == json_log.TEXT_CHARS_MAX
+
+
+def test_logs_for_people_are_text_and_hold_no_secret_either(logs: io.StringIO) -> None:
+    json_log.install(logs, form="text")
+    log = logging.getLogger("test")
+    log.info("key %sabc.DEF-_1", PREFIX)
+    try:
+        raise ValueError("eyJhbGciOi.eyJzdWIi.c2ln")
+    except ValueError:
+        log.exception("failed")
+    log.info("x" * 1_000_000)
+    first, *rest = logs.getvalue().splitlines()
+    assert first.endswith(" INFO test: key [hidden]")
+    assert rest[-2] == "ValueError: [hidden]"
+    assert len(rest[-1]) == json_log.TEXT_CHARS_MAX
+
+
+LEVELS = {
+    "debug": {"test debug", "test info", "test error", "kopf info", "kopf error"},
+    "info": {"test info", "test error", "kopf error"},
+    "error": {"test error", "kopf error"},
+}
+
+
+@pytest.mark.parametrize(("level", "told"), LEVELS.items(), ids=LEVELS)
+def test_a_level_is_the_least_that_is_logged(level: str, told: set[str], logs: io.StringIO) -> None:
+    """kopf tells of every object: at debug only, and never all that it knows."""
+    json_log.install(logs, level)
+    for name in ("test", "kopf"):
+        for of in ("debug", "info", "error"):
+            logging.getLogger(name).log(logging.getLevelNamesMapping()[of.upper()], "%s %s", name, of)
+    assert {json.loads(line)["message"] for line in logs.getvalue().splitlines()} == told
+
+
+UNKNOWN_WORDS = {
+    "log_level": '{"log_level": "verbose"}',
+    "log_format": '{"log_format": "xml"}',
+    "gateway_log_level": '{"gateway_log_level": "INFO"}',
+}
+
+
+@pytest.mark.parametrize(("field", "text"), UNKNOWN_WORDS.items(), ids=UNKNOWN_WORDS)
+def test_a_setting_with_a_word_that_it_does_not_know_is_refused_with_those_it_does(
+    field: str, text: str
+) -> None:
+    with pytest.raises(BadManifest, match=f"{field} must be one of ") as refused:
+        Settings.of(text)
+    assert refused.value.field == field
 
 
 async def test_many_reasons_are_one_sweep_and_failures_are_tried_again() -> None:

@@ -157,6 +157,7 @@ NEEDS: dict[str, Need] = {
     "kueue": _part("kueue", "Kueue's manager from source (6 min)"),
     "gateway-api": _part("gateway-api", "the Gateway API's definitions from its module (10 s)"),
     "promtool": _part("promtool", "Prometheus' promtool from source (3 min)"),
+    "registry": _part("registry", "the reference OCI registry from source (2 min)"),
     "versitygw": _part("versitygw", "versitygw, an S3, from source (1 min)"),
 }
 """In the order in which they are made: what comes first is waited for first."""
@@ -183,9 +184,11 @@ PATHS: dict[str, tuple[str, ...]] = {
     "tests/agents/test_stall.py": ("node-agents",),
     "tests/agents/test_python_agents.py": ("openai3-agents", "openai2-agents"),
     "tests/chart/": ("helm",),
-    "tests/images/": ("images",),
+    "tests/images/test_images.py": ("images",),
+    "tests/images/test_platforms.py": ("registry",),
     "tests/chart/test_alerts.py": ("promtool",),
     "tests/anycluster/": ("images", "helm", "local-path"),
+    "tests/chart/test_oci.py": ("registry",),
     "tests/cluster/e2e/": ("images", "helm"),
     "tests/cluster/e2e/test_output.py": ("versitygw",),
     "tests/cluster/e2e/test_kueue.py": ("kueue",),

@@ -68,6 +68,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
   "gateway_image" (include "sandgate.ours" (list $root "gateway"))
   "fetcher_image" (include "sandgate.ours" (list $root "fetcher"))
   "engine_image" (include "sandgate.image" (dict "root" $root "image" $root.Values.images.engine "registry" ""))
+  "log_level" $root.Values.operator.logLevel
+  "log_format" $root.Values.operator.logFormat
+  "gateway_log_level" $jobs.gateway.logLevel
   "pull_policy" $root.Values.images.pullPolicy
   "pull_secrets" $root.Values.images.pullSecrets
   "namespaces" (include "sandgate.namespaces" $root | fromJsonArray)
@@ -119,4 +122,98 @@ seccompProfile:
 {{/* The user's labels or annotations beside ours, which win. Takes (list "our YAML" theirs). */}}
 {{- define "sandgate.beside" -}}
 {{- toYaml (mergeOverwrite (deepCopy (index . 1)) (index . 0 | fromYaml)) -}}
+{{- end -}}
+
+{{/* The operator's environment, which nothing of the user's may change. */}}
+{{- define "sandgate.env" -}}
+- name: POD_NAME
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
+- name: POD_NAMESPACE
+  valueFrom: {fieldRef: {fieldPath: metadata.namespace}}
+{{- end -}}
+
+{{/* Where its settings are, and what it may write. */}}
+{{- define "sandgate.mounts" -}}
+- name: settings
+  mountPath: /etc/sandgate
+  readOnly: true
+- name: tmp
+  mountPath: /tmp
+{{- end -}}
+
+{{/* Takes a shard's name. */}}
+{{- define "sandgate.volumes" -}}
+- name: settings
+  configMap:
+    name: {{ . }}
+- name: tmp
+  emptyDir: {sizeLimit: 64Mi}
+{{- end -}}
+
+{{/*
+Ours, and operator.extraEnv. Refused: our names; those by which the kubelet tells where the API server is; those that the
+image sets, as without them its Python is not found.
+*/}}
+{{- define "sandgate.allEnv" -}}
+{{- $env := include "sandgate.env" . | fromYamlArray -}}
+{{- $taken := dict "PATH" "the image" "HOME" "the image" "PYTHONHOME" "the image" "PYTHONPATH" "the image" -}}
+{{- $_ := set $taken "KUBERNETES_SERVICE_HOST" "Kubernetes" -}}
+{{- $_ := set $taken "KUBERNETES_SERVICE_PORT" "Kubernetes" -}}
+{{- range $env }}{{ $_ := set $taken .name "the chart" }}{{ end -}}
+{{- range $one := .Values.operator.extraEnv -}}
+{{- with get $taken $one.name -}}
+{{- fail (printf "operator.extraEnv: %s is set by %s itself: take it out" $one.name .) -}}
+{{- end -}}
+{{- $_ := set $taken $one.name "an earlier entry" -}}
+{{- $env = append $env $one -}}
+{{- end -}}
+{{- toYaml $env -}}
+{{- end -}}
+
+{{/* Ours, and operator.extraVolumes. Takes (list $ "shard's name"). */}}
+{{- define "sandgate.allVolumes" -}}
+{{- $volumes := include "sandgate.volumes" (index . 1) | fromYamlArray -}}
+{{- $taken := dict -}}
+{{- range $volumes }}{{ $_ := set $taken .name "the chart itself" }}{{ end -}}
+{{- range $volume := (index . 0).Values.operator.extraVolumes -}}
+{{- with get $taken $volume.name -}}
+{{- fail (printf "operator.extraVolumes: the name %s is taken by %s: choose another" $volume.name .) -}}
+{{- end -}}
+{{- $_ := set $taken $volume.name "an earlier entry" -}}
+{{- $volumes = append $volumes $volume -}}
+{{- end -}}
+{{- toYaml $volumes -}}
+{{- end -}}
+
+{{/*
+Ours, and operator.extraVolumeMounts. Refused: a place that is one of ours, or has one of ours below it: the settings,
+/tmp, the token, the program; and one below the settings, which cannot be made there.
+*/}}
+{{- define "sandgate.allMounts" -}}
+{{- $mounts := include "sandgate.mounts" . | fromYamlArray -}}
+{{- $named := list -}}
+{{- range .Values.operator.extraVolumes }}{{ $named = append $named .name }}{{ end -}}
+{{- $ours := list "/opt/sandgate" "/opt/room" "/var/run/secrets/kubernetes.io/serviceaccount" "/run/secrets/kubernetes.io/serviceaccount" -}}
+{{- range $mounts }}{{ $ours = append $ours .mountPath }}{{ end -}}
+{{- $taken := dict -}}
+{{- range $mount := .Values.operator.extraVolumeMounts -}}
+{{- $path := clean $mount.mountPath -}}
+{{- if not (has $mount.name $named) -}}
+{{- fail (printf "operator.extraVolumeMounts: %s is no volume of operator.extraVolumes" $mount.name) -}}
+{{- end -}}
+{{- range $ours -}}
+{{- if or (eq $path .) (hasPrefix (printf "%s/" (trimSuffix "/" $path)) .) -}}
+{{- fail (printf "operator.extraVolumeMounts: %s would hide %s, which the operator needs: choose another mountPath" $mount.mountPath .) -}}
+{{- end -}}
+{{- end -}}
+{{- if hasPrefix "/etc/sandgate/" $path -}}
+{{- fail (printf "operator.extraVolumeMounts: %s is below the operator's settings, where nothing can be mounted: choose another mountPath" $mount.mountPath) -}}
+{{- end -}}
+{{- if hasKey $taken $path -}}
+{{- fail (printf "operator.extraVolumeMounts: the mountPath %s stands there twice" $mount.mountPath) -}}
+{{- end -}}
+{{- $_ := set $taken $path true -}}
+{{- $mounts = append $mounts $mount -}}
+{{- end -}}
+{{- toYaml $mounts -}}
 {{- end -}}

@@ -35,7 +35,7 @@ PORT = 8080
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Gives 2 when asked wrongly; else ends the process: 0 drained after SIGTERM, 1 could not go on (start me again),
-    2 the port is taken. JSON logs on stderr."""
+    2 the port is taken. Logs on stderr, as the settings say."""
     said = _parser().parse_args(argv)
     try:
         settings = _settings(said.settings, said.namespace)
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (SandgateError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
-    json_log.install(sys.stderr)
+    json_log.install(sys.stderr, settings.log_level, settings.log_format)
     asyncio.run(_run(reached, settings, options))
     raise AssertionError("unreachable")
 

@@ -11,6 +11,9 @@ from sandgate.contract.errors import BadManifest
 
 Json = Any
 
+LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("json", "text")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -20,6 +23,12 @@ class Settings:
     fetcher_image: str = "sandgate-fetcher:latest"
     engine_image: str = "vllm/vllm-openai:latest"
     """Of managed engines that name none."""
+    log_level: str = "info"
+    """The least that operators log."""
+    log_format: str = "json"
+    """Of their lines: `json`, one object each, or `text`, for people."""
+    gateway_log_level: str = "info"
+    """The least that gateways log. One that runs keeps its own until it starts anew."""
     pull_policy: str = "IfNotPresent"
     """Of our own images."""
     pull_secrets: tuple[str, ...] = ()
@@ -111,4 +120,11 @@ class Settings:
         fields: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in said.items()
         }
+        for name, words in CHOICES.items():
+            if name in fields and fields[name] not in words:
+                raise BadManifest(f"operator settings: {name} must be one of {', '.join(words)}", field=name)
         return cls(**fields)
+
+
+CHOICES = {"log_level": LOG_LEVELS, "log_format": LOG_FORMATS, "gateway_log_level": LOG_LEVELS}
+"""What has a few words only."""

@@ -24,6 +24,8 @@ HELM = "helm.sh/helm/v4/cmd/helm@v4.3.1"
 KWOK = "sigs.k8s.io/kwok/cmd/kwok@v0.8.0"
 PROMTOOL = "github.com/prometheus/prometheus/cmd/promtool"
 """Its version is in promtool/go.mod. (Its own go.mod excludes modules, and `go install` takes none that does.)"""
+REGISTRY = "github.com/distribution/distribution/v3/cmd/registry@v3.1.2"
+"""The reference registry of OCI, over a folder."""
 VERSITYGW = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
 """An S3 server over a folder."""
 KUEUE = "sigs.k8s.io/kueue@v0.17.0"
@@ -118,6 +120,7 @@ PARTS = {
         Part("kwok", installed(KWOK), pins=(KWOK,)),
         Part("kueue", make_kueue, pins=(KUEUE, *KUEUE_FILES)),
         Part("promtool", make_promtool, pins=(PROMTOOL, LINK), inputs=("promtool",)),
+        Part("registry", installed(REGISTRY), pins=(REGISTRY,)),
         Part("versitygw", installed(VERSITYGW), pins=(VERSITYGW,)),
     )
 }
@@ -129,5 +132,5 @@ IN = {
 
 
 def binary(name: str) -> Path:
-    """A program of the cluster, built when it is missing; and helm, kwok, kueue, promtool, versitygw."""
+    """A program of the cluster, built when it is missing; and helm, kwok, kueue, promtool, registry, versitygw."""
     return PARTS[IN.get(name, name)].ensure() / name

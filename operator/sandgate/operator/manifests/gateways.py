@@ -145,6 +145,7 @@ def _config(job: RolloutJob, settings: Settings, engine_urls: Sequence[str]) -> 
     )
     config["engine"]["wait"] = True
     config["node"] = f"$({NODE_NAME})"
+    config["log_level"] = settings.gateway_log_level.upper()
     kept = {"drain_s": DRAIN_S, "retire_s": settings.retire_seconds}
     config["limits"] = kept | config.get("limits", {})
     if (files := job.spec.output.parquet) is not None:
@@ -168,8 +169,9 @@ def _config_map(job: RolloutJob, config: Json) -> Json:
 
 
 def _hash(config: Json) -> str:
-    """Of what a running gateway cannot be told, and cannot do without."""
-    fixed = config | {"engine": config["engine"] | {"urls": []}}
+    """Of what a running gateway cannot be told, and cannot do without. How much it logs is neither: another level is
+    for its next start."""
+    fixed = config | {"engine": config["engine"] | {"urls": []}, "log_level": "INFO"}
     fixed.pop("peers", None)
     return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()[:16]
 
