@@ -38,6 +38,9 @@ class Case:
 LEADS, FOLLOWS = (f"sandgate_operator_leader{{{one}}}" for one in (OPERATOR, STANDBY))
 QUEUE = f"sandgate_operator_queue_age_seconds{{{OPERATOR}}}"
 SWEEP = f"sandgate_operator_sweep_age_seconds{{{OPERATOR}}}"
+NO_GATEWAY, NO_ENGINE = (
+    f'sandgate_operator_jobs_unready{{{OPERATOR}, reason="{reason}"}}' for reason in ("NoGateway", "NoEngine")
+)
 ACTED, FAILED = (
     f'sandgate_operator_actions_total{{{OPERATOR}, action="StartAttempt", outcome="{outcome}"}}'
     for outcome in ("ok", "Unavailable")
@@ -68,7 +71,9 @@ HEALTHY = {
     LEADS: gauge(1),
     FOLLOWS: gauge(0),
     QUEUE: gauge(0),
-    SWEEP: gauge(290),
+    SWEEP: f"{'0 60 120 180 240 ' * (DAY // 5)}0",
+    NO_GATEWAY: f"{'1 1 1 0 0 ' * (DAY // 5)}0",  # jobs come, and their gateways start
+    NO_ENGINE: f"{'1 1 1 1 1 1 1 1 1 0 ' * (DAY // 10)}0",
     ACTED: rising(100),
     FAILED: rising(1),
     UP: gauge(1),
@@ -102,11 +107,28 @@ HEALTHY = {
 CASES: dict[str, Case] = {
     "the operator's only leader went": Case({LEADS: gauge(0)}, "SandgateOperatorHasNoLeader"),
     "no operator is scraped": Case(
-        dict.fromkeys((LEADS, FOLLOWS, QUEUE, SWEEP, ACTED, FAILED), ""), "SandgateOperatorHasNoLeader"
+        dict.fromkeys((LEADS, FOLLOWS, QUEUE, SWEEP, NO_GATEWAY, NO_ENGINE, ACTED, FAILED), ""),
+        "SandgateOperatorHasNoLeader",
     ),
     "a change of leaders takes a minute": Case({LEADS: "1x20 0 1x60"}, None),
     "the operator's queue stands still": Case({QUEUE: rising(60)}, "SandgateOperatorIsStuck"),
+    "and liveness restarts it each time": Case(
+        {QUEUE: f"{'0 60 120 180 240 ' * (DAY // 5)}0"}, "SandgateOperatorIsStuck", at="33m"
+    ),
     "the operator's sweeps fail": Case({SWEEP: rising(60)}, "SandgateOperatorIsStuck"),
+    "and liveness restarts it after a quarter of an hour": Case(
+        {SWEEP: f"{' '.join(str(60 * minute) for minute in range(16))} " * (DAY // 16)},
+        "SandgateOperatorIsStuck",
+        at="43m",
+    ),
+    "a sweep was late": Case({SWEEP: "0x20 300 360 420 0x60"}, None),
+    "a gateway is Pending": Case({NO_GATEWAY: gauge(1)}, "SandgateJobsAreNotReady"),
+    "engines wait for GPUs": Case(
+        {NO_ENGINE: gauge(2), ENGINES: gauge(0), ENGINES_UP: gauge(0)}, "SandgateJobsAreNotReady"
+    ),
+    "a complete or suspended job let go of its engines": Case(
+        {ENGINES: gauge(0), ENGINES_UP: gauge(0)}, None
+    ),
     "starts of agents fail": Case({ACTED: rising(1), FAILED: rising(10)}, "SandgateOperatorActionsFail"),
     "a gateway is down": Case({UP: gauge(0)}, "SandgateGatewayIsDown"),
     "a gateway rolls in three minutes": Case({UP: "1x20 0 0 0 1x60"}, None),
@@ -128,7 +150,7 @@ CASES: dict[str, Case] = {
     "the trainer is silent": Case({HEARD: gauge(1900)}, "SandgateTrainerIsSilent"),
     "nobody wants a trainer: all is acknowledged": Case({HEARD: gauge(1900), OWED: gauge(0)}, None),
     "no trainer came yet": Case({HEARD: NEVER, HEARD_OTHER: NEVER}, None),
-    "all engines went": Case({ENGINES: gauge(0), ENGINES_UP: gauge(0)}, "SandgateNoEngine"),
+    "no engine answers": Case({ENGINES_UP: gauge(0)}, "SandgateNoEngine"),
     "engines come within ten minutes": Case({ENGINES: "0x10 2x60", ENGINES_UP: "0x10 2x60"}, None),
     "one engine hangs": Case({ENGINES_UP: gauge(1)}, "SandgateEngineIsAway"),
     "an engine was started anew": Case(

@@ -21,7 +21,11 @@ async def scraped() -> dict[str, set[str]]:
     operator.saw("Pod", "ADDED")
     operator.listed("Pod")
     operator.swept(ok=True)
-    pages = [operator.render(ReplicaPhase.LEADING, 0.0, OperatorHealth(sessions={"running": 1})).decode()]
+    pages = [
+        operator.render(
+            ReplicaPhase.LEADING, 0.0, OperatorHealth(sessions={"running": 1}, unready={"NoEngine": 1})
+        ).decode()
+    ]
     async with gateway(["hello"]) as g:
         await (await g.session()).ask("hi")
         await g.admin.get("/v1/sessions/none")

@@ -144,9 +144,11 @@ async def test_a_job_without_a_gateway_says_what_its_pod_says_and_forgets_it_whe
     up.kube.pod_status("shop-gateway-0", NAMESPACE, {"phase": "Pending", "conditions": [unscheduled]})
     words = f"no gateway takes sessions: pod shop-gateway-0: Unschedulable: {UNBOUND}"
     await so(lambda: ready(up) == ("False", "NoGateway", words), "the scheduler's words are told")
+    assert up.hub is not None
+    assert up.hub.health().unready == {"NoGateway": 1, "NoEngine": 0}
     await up.gateway_up("shop-gateway-0")
     await so(lambda: ready(up)[0] == "True", "it is ready")
-    assert up.hub is not None
+    assert up.hub.health().unready == {"NoGateway": 0, "NoEngine": 0}
     (run,) = up.hub.runs.values()
     await so(lambda: run.observed.gateway_trouble == "", "what was wrong is forgotten")
 
@@ -159,5 +161,11 @@ async def test_a_job_whose_engine_does_not_answer_says_its_address_and_error(up:
     engines.healthy = False
     words = "no engine answers: http://10.0.0.5:8000: connection refused"
     await so(lambda: ready(up) == ("False", "NoEngine", words), "its address and error are told")
+    assert up.hub is not None
+    assert up.hub.health().unready == {"NoGateway": 0, "NoEngine": 1}
+    await up.kube.patch("RolloutJob", NAMESPACE, "shop", {"spec": {"suspend": True}})
+    await so(lambda: up.condition("Suspended")[0] == "True", "it is suspended")
+    assert up.hub.health().unready == {"NoGateway": 0, "NoEngine": 0}, "nobody waits for engines"
+    await up.kube.patch("RolloutJob", NAMESPACE, "shop", {"spec": {"suspend": False}})
     engines.healthy = True
     await so(lambda: ready(up)[0] == "True", "it is ready again")

@@ -206,7 +206,9 @@ async def test_reasons_without_end_do_not_put_a_sweep_off() -> None:
 async def test_probes_and_metrics_tell_what_is(caplog: pytest.LogCaptureFixture) -> None:
     metrics = OperatorMetrics()
     state = ReplicaState(metrics, waits_for="the CRDs")
-    health = OperatorHealth(queue_length=2, sweep_age_s=1.0, jobs=3, sessions={"running": 4})
+    health = OperatorHealth(
+        queue_length=2, sweep_age_s=1.0, jobs=3, unready={"NoEngine": 2}, sessions={"running": 4}
+    )
     async with serving(state, "127.0.0.1", 0) as port, aiohttp.ClientSession() as http:
 
         async def page(name: str) -> tuple[int, str]:
@@ -232,11 +234,15 @@ async def test_probes_and_metrics_tell_what_is(caplog: pytest.LogCaptureFixture)
             'sandgate_operator_watch_events_total{kind="Pod",type="LISTED"} 1.0',
             'sandgate_operator_actions_total{action="StartAttempt",outcome="ok"} 1.0',
             'sandgate_operator_sessions{state="running"} 4.0',
+            'sandgate_operator_jobs_unready{reason="NoEngine"} 2.0',
+            "sandgate_operator_sweep_age_seconds 1.0",
             "sandgate_operator_leader 1.0",
             "sandgate_operator_queue_length 2.0",
             "sandgate_operator_last_event_age_seconds NaN",
         ):
             assert line in text.splitlines()
+    never = metrics.render(ReplicaPhase.LEADING, 0.0, OperatorHealth(), phase_age_s=500.0).decode()
+    assert "sandgate_operator_sweep_age_seconds 500.0" in never.splitlines()
 
 
 WRONG = {

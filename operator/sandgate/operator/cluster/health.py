@@ -36,6 +36,8 @@ class OperatorHealth:
     sweep_age_s: float | None = None
     """Of the last sweep that succeeded."""
     jobs: int = 0
+    unready: Mapping[str, int] = field(default_factory=dict)
+    """Reason of the condition Ready -> how many jobs that should run do not, as no gateway or no engine is ready."""
     sessions: Mapping[str, int] = field(default_factory=dict)
     """State (a word of a small, fixed set) -> how many sessions are in it."""
 

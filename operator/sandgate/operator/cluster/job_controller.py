@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sandgate.contract.agent_session import AgentSession
+from sandgate.contract.conditions import JobCondition, JobReason
 from sandgate.contract.errors import SandgateError
 from sandgate.contract.job import RolloutJob
 from sandgate.contract.labels import JOB, PRIORITY_CLASS, QUEUE, SHARD
@@ -29,6 +30,7 @@ from sandgate.operator.kubernetes.kinds import selector
 from sandgate.operator.manifests import check_cluster
 from sandgate.operator.observed.events import TimerSet
 from sandgate.operator.plan.actions import Action
+from sandgate.operator.plan.conditions import find, is_over, is_true
 from sandgate.operator.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -36,6 +38,8 @@ log = logging.getLogger(__name__)
 DRAIN_S = 20.0
 """What is in hand may take as long; Kubernetes kills after 30 s."""
 DELETED = "DELETED"
+WAITED_FOR = (JobReason.NO_GATEWAY, JobReason.NO_ENGINE)
+"""Why jobs are not ready, mostly: series that are there from the beginning."""
 
 Body = Mapping[str, Any]
 EVERYTHING: tuple[type[Exception], ...] = (Exception,)
@@ -262,9 +266,21 @@ class JobController:
             last_event_age_s=None if self._last_event is None else now - self._last_event,
             sweep_age_s=None if self._last_sweep is None else now - self._last_sweep,
             jobs=len(self.runs),
+            unready=self._unready(),
             sessions=self._sessions(),
             queue_length=self.reconciler.length,
         )
+
+    def _unready(self) -> dict[str, int]:
+        found = {reason.value: 0 for reason in WAITED_FOR}
+        for run in self.runs.values():
+            status = run.observed.status
+            ready = find(status, JobCondition.READY)
+            if ready is None or ready.status == "True" or ready.reason == JobReason.IDLE:
+                continue
+            if not is_over(status) and not is_true(status, JobCondition.SUSPENDED):
+                found[ready.reason] = found.get(ready.reason, 0) + 1
+        return found
 
     def _sessions(self) -> dict[str, int]:
         found = dict.fromkeys(("starting", "running", "ending"), 0)

@@ -67,9 +67,17 @@ class OperatorMetrics:
             "sandgate_operator_last_event_age_seconds", "Since a watch last told", registry=registry
         )
         self._sweep_s = Gauge(
-            "sandgate_operator_sweep_age_seconds", "Since a sweep succeeded", registry=registry
+            "sandgate_operator_sweep_age_seconds",
+            "Since a sweep succeeded, or since it leads if none has",
+            registry=registry,
         )
         self._jobs = Gauge("sandgate_operator_jobs", "RolloutJobs known", registry=registry)
+        self._unready = Gauge(
+            "sandgate_operator_jobs_unready",
+            "RolloutJobs that should run and whose gateways or engines are not ready, by the reason of condition Ready",
+            ["reason"],
+            registry=registry,
+        )
         self._sessions = Gauge("sandgate_operator_sessions", "Sessions known", ["state"], registry=registry)
 
     def called(self, verb: str, kind: str, code: str, seconds: float) -> None:
@@ -98,8 +106,11 @@ class OperatorMetrics:
         """A sweep ended."""
         self._sweeps.labels("ok" if ok else "failed").inc()
 
-    def render(self, phase: ReplicaPhase, loop_lag_s: float, hub: OperatorHealth | None) -> bytes:
-        """The exposition, with what is true right now."""
+    def render(
+        self, phase: ReplicaPhase, loop_lag_s: float, hub: OperatorHealth | None, *, phase_age_s: float = 0.0
+    ) -> bytes:
+        """The exposition, with what is true right now. `phase_age_s`: how long it has led, where no sweep has
+        succeeded: an alert must see that, and what liveness restarts has none each time."""
         for one in ReplicaPhase:
             self._phase.labels(one.value).set(one is phase)
         self._leader.set(phase is ReplicaPhase.LEADING)
@@ -108,8 +119,11 @@ class OperatorMetrics:
             self._queue.set(hub.queue_length)
             self._queue_s.set(hub.queue_age_s)
             self._event_s.set(_or_nan(hub.last_event_age_s))
-            self._sweep_s.set(_or_nan(hub.sweep_age_s))
+            self._sweep_s.set(phase_age_s if hub.sweep_age_s is None else hub.sweep_age_s)
             self._jobs.set(hub.jobs)
+            self._unready.clear()
+            for reason, count in hub.unready.items():
+                self._unready.labels(reason).set(count)
             self._sessions.clear()
             for state, count in hub.sessions.items():
                 self._sessions.labels(state).set(count)

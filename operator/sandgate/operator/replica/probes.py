@@ -90,7 +90,7 @@ def application(state: ReplicaState) -> web.Application:
 
     async def metrics(_: web.Request) -> web.Response:
         signs = state.signs()
-        body = state.metrics.render(signs.phase, signs.loop_lag_s, signs.hub)
+        body = state.metrics.render(signs.phase, signs.loop_lag_s, signs.hub, phase_age_s=signs.phase_age_s)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
     app = web.Application()
