@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from sandgate.contract.keys import Scope
+from sandgate.gateway.journal.memory import MemoryDisk, MemoryStore
 from tests.support.gateway import Running, admin_key, bearer, gateway
 
 
@@ -41,6 +42,20 @@ async def test_pause_and_trainers_sign_of_life_are_told() -> None:
         assert (said["paused"], said["trainer_age_seconds"]) == (1, 30)
         await g.admin.post("/v1/resume")
         assert (await told(g))["paused"] == 0
+
+
+async def test_a_trainer_that_died_before_its_gateway_is_silent_since_that_began() -> None:
+    clock, disk = [1000.0], MemoryDisk()
+    store = await MemoryStore.open(disk)
+    async with gateway(now=lambda: clock[0], store=store) as g:
+        await g.finalize(await g.session(uid="q"))
+        await g.admin.post("/v1/leases", json={"ttl_s": 60.0})
+    await store.aclose()
+    clock[0] += 1000
+    async with gateway(now=lambda: clock[0], store=await MemoryStore.open(disk)) as g:
+        clock[0] += 400
+        assert (await told(g))["trainer_age_seconds"] == 400
+        assert (await g.admin.get("/v1/status")).json()["trainer_seen_at"] is None
 
 
 ENDS: dict[str, Any] = {"ok": None, "policy": "AnswerWrong", "agent": "AgentExit", "infra": "NodeLost"}

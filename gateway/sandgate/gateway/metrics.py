@@ -76,7 +76,8 @@ class GatewayMetrics:
         self.engines_up = gauge("sandgate_engines_healthy", "Those of them that take turns")
         self.paused = gauge("sandgate_paused", "1 while a weight update holds new turns")
         self.trainer_s = gauge(
-            "sandgate_trainer_age_seconds", "Since a trainer was last heard; NaN: not since the start"
+            "sandgate_trainer_age_seconds",
+            "Since a trainer was last heard, or since the start if groups were leased before; NaN: none ever came",
         )
         self.owed = gauge("sandgate_groups_owed", "Whole groups that no trainer has acknowledged yet")
         self.leased = gauge("sandgate_groups_leased", "Those of them that a trainer has")

@@ -87,8 +87,11 @@ class GatewayService:
     ending: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
     """Locks of sessions that are being completed, finalized or aborted."""
     leasing: Leasing = field(init=False)
+    begun_at: float | None = field(init=False)
+    """Where a life before this one had leases, when this one began: its trainer is silent since then, at least."""
 
     def __post_init__(self) -> None:
+        self.begun_at = self.sessions.now() if self.sessions.book.leases else None
         self.leasing = Leasing(self.sessions, self.metrics, self.record_facts, self.exports)
 
     async def open(self, spec: SessionBody, key: Key, **more: Json) -> tuple[dict[str, Json], bool]:
@@ -398,7 +401,7 @@ class GatewayService:
         self.metrics.engines_up.set(sum(engine.healthy for engine in engines))
         self.metrics.unlabelled.set(sum(engine.unlabelled for engine in engines))
         self.metrics.paused.set(self.turns.load.paused)
-        now, heard = self.sessions.now(), self.gate.trainer_seen_at
+        now, heard = self.sessions.now(), self.gate.trainer_seen_at or self.begun_at
         self.metrics.trainer_s.set(math.nan if heard is None else max(0.0, now - heard))
         owed, leased = self.sessions.book.standing(now)
         self.metrics.owed.set(owed)
