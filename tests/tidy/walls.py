@@ -187,9 +187,9 @@ HOMES = {
         "trainer.areal.tensors",
         "trainer.trl.callback",
         "trainer.trl.ranks",
-        "trainer.trl.whole",
+        "trainer.trl.adapters",
     ),
-    "peft": ("trainer.trl.whole",),
+    "peft": ("trainer.trl.adapters",),
     "pyarrow": (
         "trainer.export.*",
         "trainer.client.lag",

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch  # type: ignore[import-not-found]
 from openai import AsyncOpenAI
+from peft import LoraConfig, get_peft_model  # type: ignore[import-not-found]
 from transformers import AutoTokenizer, TrainerCallback  # type: ignore[import-not-found]
 from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found]
 
@@ -292,6 +293,16 @@ def test_it_is_refused(
 ) -> None:
     with pytest.raises(error, match=match):
         make(told, **options).train()
+
+
+def test_adapters_that_cannot_be_published_are_refused_before_the_first_round(
+    make: Any, tmp_path: Path
+) -> None:
+    made = make()
+    made.trainer.model = get_peft_model(made.trainer.model, LoraConfig(target_modules=["q_proj"]))
+    made.trainer.model.get_base_model().is_quantized = True
+    with made.rollouts, pytest.raises(InvalidBody, match="QLoRA"):
+        made.rollouts.attach(made.trainer, FolderWeights(tmp_path / "weights"))
 
 
 def test_prompts_that_are_no_tasks_are_named(make: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from sandgate.trainer.client.fleet import AsyncFleet
 from sandgate.trainer.client.weight_update import Mode
-from sandgate.trainer.trl.whole import adapted, plain
+from sandgate.trainer.trl.adapters import adapted, plain
 
 KEPT = 2
 """Folders: of the version that is served, and of the one before, which an engine may still be reading."""
