@@ -200,7 +200,7 @@ async def until(condition: Callable[[], bool]) -> None:
     await waiting.until(holds, what="so", within_s=20.0)
 
 
-# -- turns that are on hold ---------------------------------------------------------------------------------------------
+# -- turns that are on hold ----------------------------------------------------------------------------------------
 
 
 async def test_what_a_killed_trainer_left_on_hold_goes_on_with_the_next() -> None:
