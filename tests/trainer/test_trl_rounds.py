@@ -406,6 +406,29 @@ async def test_without_an_agent_here_tasks_go_to_the_jobs_queue(running: Site, t
     assert row.session_id == session.session_id
 
 
+@pytest.mark.parametrize("size", [1, 3])
+async def test_a_job_whose_groups_are_of_another_size_is_refused(
+    running: Site, tmp_path: Path, size: int
+) -> None:
+    """A smaller group would be filled with rows that teach nothing."""
+    async with trainer(running, tmp_path, None) as it:
+        named = Round(0).tasks(RUN, TASKS)
+        await it.rounds.start(named[:1], 2)
+        for sample in range(size):  # the operator's part
+            session = await running.client.create_session(
+                uid=named[0].uid, job=running.job, sample_index=sample, group_size=size
+            )
+            await buyer(session=session, raw_prompt="go", sample_index=sample)
+            await running.client.finalize(session.session_id, reward=1.0)
+        said = f"groupSize is {size}, and groups of 2 are asked for.*num_generations"
+        with pytest.raises(Conflict, match=said):
+            await it.rounds.take([named[0].uid], 30.0)
+        with pytest.raises(Conflict, match=said):
+            await it.rounds.start(named[1:], 2)
+        await it.rounds.give_back()
+    assert await running.client.lease(job=running.job) is not None, "it is somebody else's to take"
+
+
 async def test_what_does_not_come_is_named(running: Site, tmp_path: Path) -> None:
     async with trainer(running, tmp_path, None) as it:
         await it.rounds.start(Round(0).tasks(RUN, TASKS), 1)

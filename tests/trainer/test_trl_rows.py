@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -52,6 +53,27 @@ def test_a_row_is_the_trajectory_to_the_bit() -> None:
         "sandgate_left_out": [0],
         "sandgate_masked": [None],
     }
+
+
+PADS = {
+    "a tokenizer": SimpleNamespace(processing_class=SimpleNamespace(pad_token_id=PAD)),
+    "a processor, whose tokenizer the trainer has": SimpleNamespace(
+        processing_class=SimpleNamespace(), _tokenizer=SimpleNamespace(pad_token_id=PAD)
+    ),
+    "a processor": SimpleNamespace(
+        processing_class=SimpleNamespace(tokenizer=SimpleNamespace(pad_token_id=PAD))
+    ),
+}
+
+
+@pytest.mark.parametrize("trainer", PADS.values(), ids=PADS)
+def test_the_padding_token_is_that_of(trainer: Any) -> None:
+    assert of.pad_of(trainer) == PAD
+
+
+def test_a_tokenizer_without_a_padding_token_is_refused() -> None:
+    with pytest.raises(InvalidBody, match="no padding token"):
+        of.pad_of(SimpleNamespace(processing_class=SimpleNamespace(pad_token_id=None)))
 
 
 def test_a_title_that_was_asked_after_the_answer_is_not_what_is_trained() -> None:

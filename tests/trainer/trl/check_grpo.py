@@ -11,7 +11,11 @@ import pytest
 import torch  # type: ignore[import-not-found]
 from openai import AsyncOpenAI
 from peft import LoraConfig, get_peft_model  # type: ignore[import-not-found]
-from transformers import AutoTokenizer, TrainerCallback  # type: ignore[import-not-found]
+from transformers import (  # type: ignore[import-not-found]
+    AutoTokenizer,
+    ProcessorMixin,
+    TrainerCallback,
+)
 from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found]
 
 from sandgate.contract.errors import Conflict, InvalidBody, Unavailable
@@ -130,6 +134,21 @@ def test_two_steps_train_on_what_was_captured(make: Any) -> None:
         )
     assert any(not torch.equal(a, b) for a, b in zip(before, made.trainer.model.parameters(), strict=True))
     assert all(torch.isfinite(one).all() for one in made.trainer.model.parameters())
+
+
+class Processor(ProcessorMixin):  # type: ignore[misc]
+    """Of a model that takes images, too: its tokenizer is within it."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.chat_template = tokenizer.chat_template
+
+
+def test_with_a_processor_the_tokenizer_is_the_one_in_it(make: Any) -> None:
+    made = make({"max_steps": 1})
+    made.trainer.processing_class = Processor(made.trainer.processing_class)
+    made.train()
+    assert len(made.trainer.seen) == 1
 
 
 def test_the_off_policy_correction_is_of_captured_logprobs(make: Any) -> None:

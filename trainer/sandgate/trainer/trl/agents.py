@@ -16,6 +16,7 @@ from sandgate.contract.errors import (
     Conflict,
     FailureClass,
     FailureReason,
+    NotFound,
     SandgateError,
     Unavailable,
 )
@@ -71,19 +72,52 @@ class Driver(Protocol):
         """Returns at once. The same tasks again change nothing. `n`: sessions of each."""
         ...
 
+    async def took(self, sessions: Sequence[str]) -> None:
+        """A group of these was leased. Raises Conflict if it is none of those that were asked for."""
+        ...
+
 
 class QueuedAgents:
     """The job's operator runs the agents: tasks go to the job's queue (`tasks: {queue: {}}`); its `groupSize` is n."""
 
     def __init__(self, fleet: AsyncFleet) -> None:
         self._fleet = fleet
+        self._asked: set[int] = set()
+        self._size: int | None = None
+        """The job's `groupSize`, known once it has made a session."""
 
     def tell(self, listener: Listener) -> None:
         """Nothing is known here before the gateways offer it."""
 
     async def start(self, tasks: Sequence[Task], n: int) -> None:
-        """Raises Overloaded if the queue is full, after all attempts."""
+        """Raises Overloaded if the queue is full, after all attempts; Conflict if the job's groups are of another size.
+        Smaller ones would be filled with rows that teach nothing, and nobody told."""
+        self._asked.add(n)
+        self._check_size()
         await self._fleet.push_tasks(tasks)
+
+    async def took(self, sessions: Sequence[str]) -> None:
+        """See Driver. The first group says what `groupSize` is: it is that of all."""
+        if self._size is None and sessions:
+            self._size = await self._size_of(sessions[0])
+            self._check_size()
+
+    async def _size_of(self, session: str) -> int | None:
+        """As its gateway knows; whichever that is."""
+        for client in self._fleet.clients.values():
+            try:
+                return int((await client.session(session))["group_size"])
+            except (KeyError, NotFound):  # it is older, or another's
+                continue
+        return None
+
+    def _check_size(self) -> None:
+        for n in sorted(self._asked):
+            if self._size not in (None, n):
+                raise Conflict(
+                    f"the job's groupSize is {self._size}, and groups of {n} are asked for: make it the same as"
+                    " num_generations (in an evaluation num_generations_eval)"
+                )
 
 
 class Inline:
@@ -131,6 +165,9 @@ class Inline:
                 running = asyncio.get_running_loop().create_task(self._group(task, n))
                 self._groups[task.uid] = running
                 running.add_done_callback(lambda _, uid=task.uid: self._groups.pop(uid, None))  # type: ignore[misc]
+
+    async def took(self, sessions: Sequence[str]) -> None:
+        """They are those that were made here."""
 
     async def aclose(self) -> None:
         """Stop. Sessions stay as they are at their gateways; the next process goes on with the finished ones."""

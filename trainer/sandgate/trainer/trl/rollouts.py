@@ -168,12 +168,13 @@ class Rollouts:
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         """One completion for each entry of `prompts`, which come repeated, group by group. Waits for their groups. In
         several processes a group may lie across two of them."""
+        pad = of.pad_of(trainer)
         ranks = self._ranks_of(trainer)
         parts = ranks.gather(prompts)
         rows, version, self._shift = ranks.each(
             lambda: self._lead(parts, trainer), join=lambda: gathered(trainer)
         )
-        out: dict[str, Any] = of.rollout(rows, int(trainer.processing_class.pad_token_id))
+        out: dict[str, Any] = of.rollout(rows, pad)
         if version is not None:
             out["sandgate_version"] = version
         return out
@@ -254,6 +255,7 @@ class Rollouts:
         """
         from sandgate.trainer.trl.callback import CheckpointAcks, EngineSync, OneModel
 
+        of.pad_of(trainer)
         self._ranks_of(trainer)
         one_call = trainer.args.steps_per_generation * trainer.num_iterations
         if self.ahead and one_call != trainer.args.gradient_accumulation_steps:
