@@ -25,3 +25,8 @@ def test_an_agent_may_take_hours_and_is_waited_for() -> None:
     for seconds in (0, -1, float("inf"), float("nan")):
         with pytest.raises(InvalidBody, match="session_s"):
             rollouts(session_s=seconds)
+
+
+def test_a_uid_that_is_too_long_for_its_rounds_is_refused_before_the_run() -> None:
+    with pytest.raises(InvalidBody, match="leaves no room"):
+        rollouts([Task(uid="u" * 250, prompt="buy a fig")])

@@ -16,7 +16,7 @@ from sandgate.contract.job import Task
 from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer.trl import rows as of
 from sandgate.trainer.trl.checkpoints import last_checkpoint, sync
-from sandgate.trainer.trl.names import Round, check_run
+from sandgate.trainer.trl.names import Round, check_run, check_tasks
 from sandgate.trainer.trl.rounds import LeaseFile
 from tests.trainer.trajectories import trajectories, trajectory
 
@@ -245,9 +245,20 @@ def test_other_names_are_nobodys(uid: str) -> None:
     assert Round.of("seed-1", uid) is None
 
 
+MOST = 256 - len("run.t999999999.999999.999999.")
+
+
+def test_a_uid_that_is_taken_fits_into_the_names_of_all_rounds() -> None:
+    task = Task(uid="u" * MOST)
+    check_tasks("run", [task])
+    (named,) = Round(999_999_999, 999_999).tasks("run", [task])
+    assert len(named.uid) == 256 - len("999999") + len("0")
+    assert Round.of("run", named.uid) == Round(999_999_999, 999_999)
+
+
 def test_names_that_cannot_be_are_refused() -> None:
-    with pytest.raises(InvalidBody, match="leaves no room"):
-        Round(1).tasks("run", [Task(uid="u" * 256)])
+    with pytest.raises(InvalidBody, match=f"uid of {MOST + 1} characters leaves no room .* there are {MOST}"):
+        check_tasks("run", [Task(uid="u" * (MOST + 1))])
     with pytest.raises(InvalidBody, match="run: 'a b'"):
         check_run("a b")
 

@@ -27,7 +27,7 @@ from sandgate.trainer.client.fleet import AsyncFleet
 from sandgate.trainer.trl import rows as of
 from sandgate.trainer.trl.agents import PARALLEL, SESSION_S, Agent, Driver, QueuedAgents, inline
 from sandgate.trainer.trl.background import Background
-from sandgate.trainer.trl.names import Round, check_run
+from sandgate.trainer.trl.names import Round, check_run, check_tasks
 from sandgate.trainer.trl.positions import count_from_first
 from sandgate.trainer.trl.ranks import Ranks, leads
 from sandgate.trainer.trl.rounds import TTL_S, LeaseFile, Rounds
@@ -80,7 +80,8 @@ class Rollouts:
         `ahead`: optimizer steps whose rollouts are started early; 0 = on-policy. `session`: further fields of each
         session of an agent here, as `create_session` takes them. `session_s`: for how long such an agent may run; then
         its session has timed out. `wait_s`: for one batch of groups; None: an hour, or twice `session_s`. Raises
-        InvalidBody for tasks with one prompt twice: TRL tells a rollout_func prompts alone.
+        InvalidBody for tasks with one prompt twice, as TRL tells a rollout_func prompts alone, and for a uid that is
+        too long for the names of its rounds.
         """
         if not 0 < session_s < math.inf:
             raise InvalidBody(
@@ -92,6 +93,7 @@ class Rollouts:
                 "two tasks have the same prompt, and nothing else is told apart", field="prompt"
             )
         self.job, self.run, self.ahead, self.pick = job, check_run(run), ahead, pick
+        check_tasks(run, tasks)
         self._connection, self._agent, self._session = connection, agent, session or {}
         self._parallel, self._session_s, self._ttl_s = parallel, session_s, ttl_s
         self._wait_s = max(WAIT_S, 2 * session_s) if wait_s is None else wait_s
