@@ -234,22 +234,25 @@ class Switch:
 
     def __init__(self) -> None:
         self.clients = {"g0": self}
-        self.paused, self.told = False, [""]
+        self._paused, self.told = False, [""]
         self.resuming, self.before_resume = threading.Event(), threading.Event()
         self.before_resume.set()
+
+    def on_hold(self) -> bool:
+        return self._paused
 
     async def policy_version(self, version: int) -> None:
         """It is told."""
 
     async def pause(self) -> None:
-        self.paused = True
+        self._paused = True
         self.told.append("pause")
 
     async def resume(self) -> None:
         self.told.append("resume")
         self.resuming.set()
         await asyncio.to_thread(self.before_resume.wait, 20)
-        self.paused = False
+        self._paused = False
 
 
 @pytest.fixture
@@ -275,16 +278,16 @@ def test_a_link_that_opens_lets_nothing_go_that_another_holds_on_purpose(
     switch, (first, second, third) = switched
     first.hold()
     second.begin(lambda: False)
-    assert switch.paused, "the first one's engine changes its weights"
+    assert switch.on_hold(), "the first one's engine changes its weights"
     third.hold()
     first.resume()
-    assert switch.paused, "the third one's does still"
+    assert switch.on_hold(), "the third one's does still"
     third.resume()
-    assert not switch.paused
+    assert not switch.on_hold()
     third.hold()
     third.close()
     second.begin(lambda: False)
-    assert not switch.paused, "its engine is no more"
+    assert not switch.on_hold(), "its engine is no more"
 
 
 def test_an_engine_that_pauses_while_a_link_lets_go_has_the_last_word(
@@ -302,7 +305,7 @@ def test_an_engine_that_pauses_while_a_link_lets_go_has_the_last_word(
     beginning.join(20)
     pausing.join(20)
     assert switch.told[-2:] == ["resume", "pause"]
-    assert switch.paused
+    assert switch.on_hold()
 
 
 async def test_a_job_hears_that_its_trainer_lives_for_as_long_as_the_link_is_open() -> None:
