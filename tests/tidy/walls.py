@@ -85,6 +85,7 @@ PURE_IN_SHELL = (
     "trainer.credit.group_advantages",
     "trainer.credit.batches",
     "trainer.credit.one_row",
+    "trainer.credit.samples",
     "trainer.trl.names",
     "trainer.trl.rows",
     "trainer.verl.jobs.tasks",
