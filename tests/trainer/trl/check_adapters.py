@@ -256,12 +256,27 @@ def quantized() -> Any:
     return found
 
 
+def of_bytes() -> Any:
+    """Quantized by other means."""
+    found = dense()
+    for layer in found.model.layers:
+        layer.self_attn.q_proj.weight = torch.nn.Parameter(
+            layer.self_attn.q_proj.weight.to(torch.float8_e4m3fn), requires_grad=False
+        )
+    return found
+
+
 def within() -> Any:
     return get_peft_model(dense(), LoraConfig(**SOME))
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], Any, str]] = {
     "over a quantized model": (quantized, LoraConfig(**SOME), "quantized"),
+    "over layers of bytes": (
+        of_bytes,
+        LoraConfig(r=4, target_modules=["q_proj"]),
+        r"layers.0.self_attn.q_proj: .* quantized",
+    ),
     "that are a prefix": (
         dense,
         PrefixTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM"),

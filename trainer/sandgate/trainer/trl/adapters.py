@@ -9,6 +9,9 @@ from typing import Any
 from sandgate.contract.errors import InvalidBody
 
 FIELD = "peft_config"
+SMALLEST = 2
+"""Bytes of a number that is precise enough to be merged into: bfloat16's. Layers may be quantized without a word in the
+model's configuration."""
 ROUNDINGS = 8
 """By so many a tied weight may differ from itself: an adapter's product, its transpose, and a sum of each."""
 
@@ -152,6 +155,10 @@ def _merged(layer: Any, prefix: str) -> Iterator[Any]:
         for name, one in owner._parameters.items()
         if one is not None
     ]
+    if any(one.element_size() < SMALLEST for _, _, one, _, _ in kept):
+        raise _unmergeable(
+            layer, prefix, "its weights are quantized, and each merge would be rounded to their few bits"
+        )
     names = {name for name, _ in base.named_parameters()}
     before = [list(one.merged_adapters) for one in chain]
     try:

@@ -266,7 +266,7 @@ class Rollouts:
                 field="ahead",
             )
         if weights is not None:
-            check(trainer)
+            check(trainer, weights)
         self._weights = weights
         for model in (trainer.model, trainer.ref_model):
             if model is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sandgate.contract.errors import InvalidBody
-from sandgate.trainer.trl.adapters import adapted, check_adapters
+from sandgate.trainer.trl.adapters import adapted
 
 
 def gathered(trainer: Any) -> dict[str, Any] | None:
@@ -18,9 +18,9 @@ def gathered(trainer: Any) -> dict[str, Any] | None:
     return state
 
 
-def check(trainer: Any) -> None:
+def check(trainer: Any, weights: Any) -> None:
     """Raises InvalidBody for adapters over weights that several processes share: nothing here could merge them. And for
-    others that engines cannot be given (`check_adapters`)."""
+    what these `weights` cannot publish, if they say so (`check`): others than ours may need no merge."""
     shared = trainer.is_fsdp_enabled or (
         trainer.is_deepspeed_enabled and trainer.accelerator.state.deepspeed_plugin.zero_stage == 3
     )
@@ -31,4 +31,5 @@ def check(trainer: Any) -> None:
             " without peft_config",
             field="peft_config",
         )
-    check_adapters(model)
+    if (look := getattr(weights, "check", None)) is not None:
+        look(model)
