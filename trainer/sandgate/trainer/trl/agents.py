@@ -16,7 +16,6 @@ from sandgate.contract.errors import (
     Conflict,
     FailureClass,
     FailureReason,
-    NotFound,
     SandgateError,
     Unavailable,
 )
@@ -103,11 +102,11 @@ class QueuedAgents:
             self._check_size()
 
     async def _size_of(self, session: str) -> int | None:
-        """As its gateway knows; whichever that is."""
+        """As its gateway knows, whichever that is; None: the next group is asked about."""
         for client in self._fleet.clients.values():
             try:
                 return int((await client.session(session))["group_size"])
-            except (KeyError, NotFound):  # it is older, or another's
+            except (KeyError, SandgateError):  # it is older, another's, or away for a moment
                 continue
         return None
 
