@@ -13,6 +13,7 @@ import torch  # type: ignore[import-not-found]
 from peft import (  # type: ignore[import-not-found]
     LNTuningConfig,
     LoraConfig,
+    PeftType,
     PrefixTuningConfig,
     get_peft_model,
 )
@@ -309,6 +310,18 @@ def test_adapters_that_cannot_be_published_are_refused_at_once(make: Any, config
         check_adapters(adapted)
     assert all(torch.equal(before[key], one) for key, one in bits(adapted).items())
     assert not any(getattr(one, "merged_adapters", None) for one in adapted.modules())
+
+
+def test_adapters_that_are_mixed_for_each_token_are_refused() -> None:
+    adapted = get_peft_model(dense(), LoraConfig(**SOME))
+    adapted.peft_config["default"].peft_type = PeftType.XLORA
+    with pytest.raises(InvalidBody, match="adapters of XLORA are not weights of a layer"):
+        check_adapters(adapted)
+
+
+def test_a_model_of_several_methods_is_refused() -> None:
+    with pytest.raises(InvalidBody, match="several methods of peft"):
+        check_adapters(get_peft_model(dense(), LoraConfig(**SOME), mixed=True))
 
 
 def test_adapters_that_transformers_added_are_refused() -> None:

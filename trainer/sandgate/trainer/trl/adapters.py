@@ -9,6 +9,8 @@ from typing import Any
 from sandgate.contract.errors import InvalidBody
 
 FIELD = "peft_config"
+ROUTED = "XLORA"
+"""Its adapters are mixed anew for each token."""
 SMALLEST = 2
 """Bytes of a number that is precise enough to be merged into: bfloat16's. Layers may be quantized without a word in the
 model's configuration."""
@@ -18,7 +20,7 @@ ROUNDINGS = 8
 
 def adapted(model: Any) -> bool:
     """Does peft wrap it?"""
-    return hasattr(model, "get_base_model")
+    return hasattr(model, "get_base_model") or hasattr(model, "merge_adapter")
 
 
 def check_adapters(model: Any) -> None:
@@ -61,10 +63,12 @@ def _check_kind(model: Any) -> None:
                 field=FIELD,
             )
         return
-    if not hasattr(model, "merge_adapter"):
-        kinds = sorted(
-            {str(getattr(one.peft_type, "value", one.peft_type)) for one in model.peft_config.values()}
-        )
+    if not hasattr(model, "get_base_model"):
+        raise InvalidBody("a model of several methods of peft (mixed=True) cannot be published", field=FIELD)
+    kinds = sorted(
+        {str(getattr(one.peft_type, "value", one.peft_type)) for one in model.peft_config.values()}
+    )
+    if not hasattr(model, "merge_adapter") or ROUTED in kinds:
         raise InvalidBody(
             f"adapters of {', '.join(kinds)} are not weights of a layer, and cannot be merged into what engines load:"
             " use LoRA or another method that can be merged",
