@@ -94,6 +94,13 @@ def test_other_roles_may_teach() -> None:
     assert advantages(group) == [0.5, 0.5, -0.5]
 
 
+@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
+def test_a_reward_that_is_no_number_is_refused(reward: float) -> None:
+    rows = [trajectory(), trajectory(session_id="another", sample_index=1, reward=reward)]
+    with pytest.raises(InvalidBody, match="session another: its reward is"):
+        prepare(rows)
+
+
 def test_rows_of_two_tasks_are_no_group() -> None:
     with pytest.raises(InvalidBody, match="rows of 2 tasks"):
         prepare([main(0), main(1, uid="q2")])

@@ -144,6 +144,9 @@ TRL: dict[str, tuple[Trajectory, list[list[int]], list[float | None]]] = {
     "what ended well is trained": (trajectory(), [[1, 1, 0, 0, 1]], [1.0]),
     "what is masked has neither mask nor reward": (
         trajectory(failure_class="infra", failure_reason="NodeLost"), [[0] * 5], [None]),
+    "a title that was asked for is not what the session was scored for": (
+        trajectory(trajectory_id=1, role="side", main=False), [[0] * 5], [None]),
+    "a subagent's is": (trajectory(trajectory_id=1, role="subagent", main=False), [[1, 1, 0, 0, 1]], [1.0]),
     "no completion, no row": (
         trajectory(response_ids=array("i"), response_logprobs=array("f"), loss_mask=array("b"),
                    versions=array("i"), turn_ids=(), turn_ends=(), turn_rewards=()), [], []),
@@ -154,6 +157,8 @@ TRL: dict[str, tuple[Trajectory, list[list[int]], list[float | None]]] = {
 def test_trls_rows(row: Trajectory, masks: list[list[int]], rewards: list[float | None]) -> None:
     found = to_rollout([row])
     assert (found["env_mask"], found["env_reward"]) == (masks, rewards)
+    told = list(zip(found["sandgate_role"], found["sandgate_main"], strict=True))
+    assert told == ([(row.role, row.main)] if masks else [])
 
 
 def test_trls_columns_are_typed_and_streamed(tmp_path: Path) -> None:

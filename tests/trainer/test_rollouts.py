@@ -330,6 +330,18 @@ async def trained(world: World, fleet: AsyncFleet, count: int = 1) -> list[Group
     return found
 
 
+async def test_a_group_that_is_settled_cannot_be_kept_for_a_checkpoint(world: World) -> None:
+    for number in range(2):
+        await world.roll("g0", f"q{number}")
+    fleet = world.fleet()
+    groups = stream(fleet)
+    first, second = [await anext(groups) for _ in range(2)]
+    await second.ack()
+    with pytest.raises(Conflict, match="group q1 was acknowledged or given back already"):
+        fleet.trained(first, second)
+    assert (await fleet.checkpoint())["trained"] == [], "none of them is noted"
+
+
 async def test_a_crash_between_checkpoint_and_acknowledgement_trains_nothing_twice(world: World) -> None:
     await world.roll("g0", "q0")
     await world.roll("g1", "q1")

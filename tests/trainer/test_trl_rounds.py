@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -89,7 +90,7 @@ class Trainer:
 
 @asynccontextmanager
 async def trainer(
-    running: Site, folder: Path, agent: Agent | None = buyer, *, begun: int = 0
+    running: Site, folder: Path, agent: Agent | None = buyer, *, begun: int = 0, **options: Any
 ) -> AsyncIterator[Trainer]:
     async with AsyncFleet({"g": running.client}, job=running.job) as fleet:
         if agent is None:
@@ -97,7 +98,14 @@ async def trainer(
                 yield made
             return
         async with (
-            inline(fleet, agent, job=running.job, options={}, wanted=lambda uid: True, parallel=4) as driver,
+            inline(
+                fleet,
+                agent,
+                job=running.job,
+                options={},
+                wanted=lambda uid: True,
+                **{"parallel": 4, **options},
+            ) as driver,
             _collecting(fleet, driver, folder, begun) as made,
         ):
             yield made
@@ -314,18 +322,63 @@ async def test_a_group_in_which_nobody_took_a_turn_is_empty(
 
 
 async def test_an_agent_that_never_ends_is_cut_off(
-    running: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    running: Site, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(trl_agents, "SESSION_S", 4.0)
-
     async def endless(**told: Any) -> float:
         await buyer(**told)
         await asyncio.Event().wait()
         raise AssertionError
 
-    async with trainer(running, tmp_path, endless) as it:
+    async with trainer(running, tmp_path, endless, session_s=4.0) as it:
         (group,) = await it.round(0, TASKS[:1], n=1)
     assert [(row.failure_class, row.failure_reason) for row in group] == [("policy", "SessionTimeout")]
+    assert "longer than 4 s" in caplog.text
+
+
+async def test_an_agents_own_timeout_is_not_its_sessions(running: Site, tmp_path: Path) -> None:
+    async def impatient(**told: Any) -> float:
+        await buyer(**told)
+        raise TimeoutError("the shop is closed")
+
+    async with trainer(running, tmp_path, impatient) as it:
+        (group,) = await it.round(0, TASKS[:1], n=1)
+    assert [row.failure_reason for row in group] == ["AgentExit"]
+
+
+async def test_plain_functions_that_hang_keep_no_later_agent_from_its_call(
+    running: Site, tmp_path: Path
+) -> None:
+    """No thread can be ended from outside; a session that times out without a call would be masked, and nobody told."""
+    over, called = threading.Event(), []
+
+    def hanging(*, raw_prompt: str, **told: Any) -> float:
+        called.append(raw_prompt)
+        if raw_prompt == TASKS[0].prompt:
+            over.wait(60)
+            return 0.0
+        return asyncio.run(buyer(raw_prompt=raw_prompt, **told))
+
+    try:
+        async with trainer(running, tmp_path, hanging, parallel=2, session_s=4.0) as it:
+            assert await it.round(0, TASKS[:1]) == [()]
+            (group,) = await it.round(1, TASKS[1:])
+            assert [row.reward for row in group] == [0.0, 1.0]
+        assert called == [TASKS[0].prompt] * 2 + [TASKS[1].prompt] * 2
+    finally:
+        over.set()
+
+
+async def test_an_agent_that_always_hangs_ends_the_run(
+    running: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trl_agents, "HANGING", 0)
+    over = threading.Event()
+    try:
+        async with trainer(running, tmp_path, lambda **_: over.wait(60), parallel=1, session_s=0.2) as it:
+            with pytest.raises(Conflict, match=r"calls of the agent have not returned.*session_s"):
+                await it.round(0, TASKS, n=3)
+    finally:
+        over.set()
 
 
 async def test_a_plain_function_runs_in_a_thread(running: Site, tmp_path: Path) -> None:
@@ -364,6 +417,29 @@ async def test_a_group_that_the_operator_lost_is_empty_and_not_waited_for(
         await running.client.finalize(session.session_id, outcome=outcome)
         await running.client.close_group(named.uid, job=running.job)
         assert await it.rounds.take([named.uid], 30.0) == [()]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+async def test_a_job_whose_groups_are_of_another_size_is_refused(
+    running: Site, tmp_path: Path, size: int
+) -> None:
+    """A smaller group would be filled with rows that teach nothing."""
+    async with trainer(running, tmp_path, None) as it:
+        named = Round(0).tasks(RUN, TASKS)
+        await it.rounds.start(named[:1], 2)
+        for sample in range(size):  # the operator's part
+            session = await running.client.create_session(
+                uid=named[0].uid, job=running.job, sample_index=sample, group_size=size
+            )
+            await buyer(session=session, raw_prompt="go", sample_index=sample)
+            await running.client.finalize(session.session_id, reward=1.0)
+        said = f"groupSize is {size}, and groups of 2 are asked for.*num_generations"
+        with pytest.raises(Conflict, match=said):
+            await it.rounds.take([named[0].uid], 30.0)
+        with pytest.raises(Conflict, match=said):
+            await it.rounds.start(named[1:], 2)
+        await it.rounds.give_back()
+    assert await running.client.lease(job=running.job) is not None, "it is somebody else's to take"
 
 
 async def test_what_does_not_come_is_named(running: Site, tmp_path: Path) -> None:

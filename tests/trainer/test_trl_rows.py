@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from sandgate.contract.job import Task
 from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer.trl import rows as of
 from sandgate.trainer.trl.checkpoints import last_checkpoint, sync
-from sandgate.trainer.trl.names import Round, check_run
+from sandgate.trainer.trl.names import Round, check_run, check_tasks
 from sandgate.trainer.trl.rounds import LeaseFile
 from tests.trainer.trajectories import trajectories, trajectory
 
@@ -52,6 +53,27 @@ def test_a_row_is_the_trajectory_to_the_bit() -> None:
         "sandgate_left_out": [0],
         "sandgate_masked": [None],
     }
+
+
+PADS = {
+    "a tokenizer": SimpleNamespace(processing_class=SimpleNamespace(pad_token_id=PAD)),
+    "a processor, whose tokenizer the trainer has": SimpleNamespace(
+        processing_class=SimpleNamespace(), _tokenizer=SimpleNamespace(pad_token_id=PAD)
+    ),
+    "a processor": SimpleNamespace(
+        processing_class=SimpleNamespace(tokenizer=SimpleNamespace(pad_token_id=PAD))
+    ),
+}
+
+
+@pytest.mark.parametrize("trainer", PADS.values(), ids=PADS)
+def test_the_padding_token_is_that_of(trainer: Any) -> None:
+    assert of.pad_of(trainer) == PAD
+
+
+def test_a_tokenizer_without_a_padding_token_is_refused() -> None:
+    with pytest.raises(InvalidBody, match="no padding token"):
+        of.pad_of(SimpleNamespace(processing_class=SimpleNamespace(pad_token_id=None)))
 
 
 def test_a_title_that_was_asked_after_the_answer_is_not_what_is_trained() -> None:
@@ -223,9 +245,20 @@ def test_other_names_are_nobodys(uid: str) -> None:
     assert Round.of("seed-1", uid) is None
 
 
+MOST = 256 - len("run.t999999999.999999.999999.")
+
+
+def test_a_uid_that_is_taken_fits_into_the_names_of_all_rounds() -> None:
+    task = Task(uid="u" * MOST)
+    check_tasks("run", [task])
+    (named,) = Round(999_999_999, 999_999).tasks("run", [task])
+    assert len(named.uid) == 256 - len("999999") + len("0")
+    assert Round.of("run", named.uid) == Round(999_999_999, 999_999)
+
+
 def test_names_that_cannot_be_are_refused() -> None:
-    with pytest.raises(InvalidBody, match="leaves no room"):
-        Round(1).tasks("run", [Task(uid="u" * 256)])
+    with pytest.raises(InvalidBody, match=f"uid of {MOST + 1} characters leaves no room .* there are {MOST}"):
+        check_tasks("run", [Task(uid="u" * (MOST + 1))])
     with pytest.raises(InvalidBody, match="run: 'a b'"):
         check_run("a b")
 

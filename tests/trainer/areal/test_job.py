@@ -123,10 +123,12 @@ def test_two_updates_on_groups_of_a_job_with_each_token_its_version(areal: Areal
 
 @pytest.mark.timeout(120)
 async def test_areals_own_agent_by_its_path_and_the_gateway_is_told_the_version(areal: Areal) -> None:
+    """By one whose turns a trainer that was killed left on hold; it hears that this one lives."""
     async with (
         ArealServer(player()) as server,
         testing.gateway(lambda ids, number: f"answer {number}") as running,
     ):
+        await running.client.pause()
         code, out, errors = await areal.arun(
             Path(__file__).parent / "check_agent.py",
             running.origin,
@@ -134,7 +136,10 @@ async def test_areals_own_agent_by_its_path_and_the_gateway_is_told_the_version(
             server.url.removeprefix("http://"),
             path=ROOMS,
         )
+        status = await running.client.status()
     assert code == 0, errors[-6000:]
+    assert status["trainer_seen_at"], "an admin's key is no sign of life: heartbeats are"
+    assert not status["paused"]
     found: dict[str, Any] = {}
     for line in re.findall(r"^CHECK (.*)$", out, re.MULTILINE):
         found |= json.loads(line)

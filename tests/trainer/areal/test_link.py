@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,9 +14,10 @@ import pytest
 from sandgate.contract.errors import Conflict, Unavailable
 from sandgate.contract.job import Task
 from sandgate.contract.lease import Lease
-from sandgate.trainer.areal.link import Link
+from sandgate.trainer.areal.link import Holds, Link, alive
 from sandgate.trainer.client import streaming
-from sandgate.trainer.client.fleet import AsyncFleet
+from sandgate.trainer.client.fleet import AsyncFleet, fleet
+from sandgate.trainer.testing import gateway
 from tests.support import waiting
 from tests.trainer.world import JOB, World
 
@@ -196,3 +198,128 @@ async def until(condition: Callable[[], bool]) -> None:
         return condition()
 
     await waiting.until(holds, what="so", within_s=20.0)
+
+
+# -- turns that are on hold ----------------------------------------------------------------------------------------
+
+
+async def test_what_a_killed_trainer_left_on_hold_goes_on_with_the_next() -> None:
+    async with gateway(["hello"], job="shop") as running:
+
+        def link() -> Link:
+            return Link("shop", fleet({"g0": running.origin}, running.admin_key, job="shop"))
+
+        async def on_hold() -> bool:
+            return bool((await running.client.status())["paused"])
+
+        killed, next_one = link(), link()
+        try:
+            await asyncio.to_thread(killed.open, 3)
+            await asyncio.to_thread(killed.hold)  # AReaL pauses for its weights, and is killed
+            await asyncio.to_thread(next_one.open, 3)
+            await asyncio.to_thread(next_one.begin, lambda: True)
+            assert await on_hold(), "its engine is paused now, too"
+            await asyncio.to_thread(next_one.resume)
+            assert not await on_hold()
+            await asyncio.to_thread(killed.hold)
+            await asyncio.to_thread(next_one.begin, lambda: False)
+            assert not await on_hold()
+        finally:
+            await asyncio.to_thread(killed.close)
+            await asyncio.to_thread(next_one.close)
+
+
+class Switch:
+    """A gateway, as far as it is on hold; and what it was told, in order."""
+
+    def __init__(self) -> None:
+        self.clients = {"g0": self}
+        self._paused, self.told = False, [""]
+        self.resuming, self.before_resume = threading.Event(), threading.Event()
+        self.before_resume.set()
+
+    def on_hold(self) -> bool:
+        return self._paused
+
+    async def policy_version(self, version: int) -> None:
+        """It is told."""
+
+    async def pause(self) -> None:
+        self._paused = True
+        self.told.append("pause")
+
+    async def resume(self) -> None:
+        self.told.append("resume")
+        self.resuming.set()
+        await asyncio.to_thread(self.before_resume.wait, 20)
+        self._paused = False
+
+
+@pytest.fixture
+def switched() -> Iterator[tuple[Switch, list[Link]]]:
+    """Three links of one process to one gateway, open."""
+    switch, holds = Switch(), Holds()
+
+    @asynccontextmanager
+    async def connection() -> AsyncIterator[Any]:
+        yield switch
+
+    links = [Link("", connection(), collects=False, holds=holds) for _ in range(3)]
+    for link in links:
+        link.open(0)
+    yield switch, links
+    for link in links:
+        link.close()
+
+
+def test_a_link_that_opens_lets_nothing_go_that_another_holds_on_purpose(
+    switched: tuple[Switch, list[Link]],
+) -> None:
+    switch, (first, second, third) = switched
+    first.hold()
+    second.begin(lambda: False)
+    assert switch.on_hold(), "the first one's engine changes its weights"
+    third.hold()
+    first.resume()
+    assert switch.on_hold(), "the third one's does still"
+    third.resume()
+    assert not switch.on_hold()
+    third.hold()
+    third.close()
+    second.begin(lambda: False)
+    assert not switch.on_hold(), "its engine is no more"
+
+
+def test_an_engine_that_pauses_while_a_link_lets_go_has_the_last_word(
+    switched: tuple[Switch, list[Link]],
+) -> None:
+    switch, (first, second, _) = switched
+    switch.resuming.clear()
+    switch.before_resume.clear()
+    beginning = threading.Thread(target=second.begin, args=(lambda: False,))
+    beginning.start()
+    assert switch.resuming.wait(20)
+    pausing = threading.Thread(target=first.hold)
+    pausing.start()
+    switch.before_resume.set()
+    beginning.join(20)
+    pausing.join(20)
+    assert switch.told[-2:] == ["resume", "pause"]
+    assert switch.on_hold()
+
+
+async def test_a_job_hears_that_its_trainer_lives_for_as_long_as_the_link_is_open() -> None:
+    """Nobody waits for a group: AReaL trains, or writes a checkpoint."""
+    async with World(1) as world:
+        site = world.sites["g0"]
+
+        async def heard() -> bool:
+            return site.seen.count("/v1/heartbeat") >= 3
+
+        link = Link("shop", alive(world.fleet(), 0.01))
+        await link._open(0)
+        try:
+            await waiting.until(heard, what="three heartbeats", within_s=20.0)
+        finally:
+            await link._close()
+            link.loop.close()

@@ -10,7 +10,12 @@ from typing import Any
 import pytest
 import torch  # type: ignore[import-not-found]
 from openai import AsyncOpenAI
-from transformers import AutoTokenizer, TrainerCallback  # type: ignore[import-not-found]
+from peft import LoraConfig, get_peft_model  # type: ignore[import-not-found]
+from transformers import (  # type: ignore[import-not-found]
+    AutoTokenizer,
+    ProcessorMixin,
+    TrainerCallback,
+)
 from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found]
 
 from sandgate.contract.errors import Conflict, InvalidBody, Unavailable
@@ -129,6 +134,21 @@ def test_two_steps_train_on_what_was_captured(make: Any) -> None:
         )
     assert any(not torch.equal(a, b) for a, b in zip(before, made.trainer.model.parameters(), strict=True))
     assert all(torch.isfinite(one).all() for one in made.trainer.model.parameters())
+
+
+class Processor(ProcessorMixin):  # type: ignore[misc]
+    """Of a model that takes images, too: its tokenizer is within it."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.chat_template = tokenizer.chat_template
+
+
+def test_with_a_processor_the_tokenizer_is_the_one_in_it(make: Any) -> None:
+    made = make({"max_steps": 1})
+    made.trainer.processing_class = Processor(made.trainer.processing_class)
+    made.train()
+    assert len(made.trainer.seen) == 1
 
 
 def test_the_off_policy_correction_is_of_captured_logprobs(make: Any) -> None:
@@ -292,6 +312,16 @@ def test_it_is_refused(
 ) -> None:
     with pytest.raises(error, match=match):
         make(told, **options).train()
+
+
+def test_adapters_that_cannot_be_published_are_refused_before_the_first_round(
+    make: Any, tmp_path: Path
+) -> None:
+    made = make()
+    made.trainer.model = get_peft_model(made.trainer.model, LoraConfig(target_modules=["q_proj"]))
+    made.trainer.model.get_base_model().is_quantized = True
+    with made.rollouts, pytest.raises(InvalidBody, match="QLoRA"):
+        made.rollouts.attach(made.trainer, FolderWeights(tmp_path / "weights"))
 
 
 def test_prompts_that_are_no_tasks_are_named(make: Any) -> None:

@@ -42,6 +42,12 @@ def server_urls(engine: Any) -> tuple[str, ...]:
     return tuple(one if "://" in one else f"http://{one}" for one in found)
 
 
+def paused(engine: Any) -> bool:
+    """Whether AReaL starts no episodes in it now: its weights change, or it waits for an evaluation."""
+    executor = getattr(getattr(engine, "_engine", engine), "workflow_executor", None)
+    return executor is not None and bool(executor.is_paused())
+
+
 def follow(engine: Any, told: Follower) -> None:
     """Tell `told` of each pause, version and resume of this engine, in AReaL's order: turns are held before AReaL
     pauses, and go on after the version was told and AReaL has resumed. Each engine is followed by one."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,8 @@ from areal.utils.data import concat_padded_tensors  # type: ignore[import-not-fo
 from sandgate.contract.errors import InvalidBody
 from sandgate.contract.trajectory import Json
 from sandgate.trainer.areal.batches import Credit, batch_rows
-from sandgate.trainer.areal.engines import follow, server_urls
-from sandgate.trainer.areal.link import Link, local_run
+from sandgate.trainer.areal.engines import follow, paused, server_urls
+from sandgate.trainer.areal.link import Holds, Link, alive, local_run
 from sandgate.trainer.client.fleet import cluster_fleet, fleet
 from sandgate.trainer.credit.reasons import TAUGHT
 
@@ -35,6 +36,8 @@ COMMAND = (sys.executable, "-m", "sandgate.trainer.cli")
 
 _links: dict[tuple[int, str], Link] = {}
 """AReaL makes a workflow for each episode; a process has one link for each engine."""
+_holds: defaultdict[str, Holds] = defaultdict(Holds)
+"""Of the gateways of a job, or of one by its address."""
 _uses: dict[str, bool] = {}
 """Job of an operator -> whether it is this process's job of evaluation."""
 _starting = threading.Lock()
@@ -48,8 +51,13 @@ def link_of(engine: Any, name: str, make: Callable[[], Link]) -> Link:
         if found is None or found.closed:
             found = make()
             found.open(int(inner.get_version()))
-            follow(inner, found)
-            found.version(int(inner.get_version()))  # one that was told meanwhile
+            try:
+                follow(inner, found)
+                found.version(int(inner.get_version()))  # one that was told meanwhile
+                found.begin(lambda: paused(inner))
+            except BaseException:
+                found.close()  # the next episode makes another
+                raise
             _links[id(inner), name] = found
         return found
 
@@ -124,9 +132,10 @@ class JobWorkflow(RolloutWorkflow):  # type: ignore[misc]
         if self.job:
             _alone(self.job, is_eval=workflow_context.get().is_eval)
         if self.gateways is not None:
-            return Link(self.job, fleet(self.gateways, self.key, job=self.job))
+            of_job = fleet(self.gateways, self.key, job=self.job)
+            return Link(self.job, alive(of_job), holds=_holds[self.job])
         if self.job:
-            return Link(self.job, cluster_fleet(self.job))
+            return Link(self.job, alive(cluster_fleet(self.job)), holds=_holds[self.job])
         inner = getattr(engine, "_engine", engine)
         kind = "eval" if workflow_context.get().is_eval else "train"
         out = Path(self.out) / f"{kind}-{str(getattr(inner, 'engine_id', '0')).replace('/', '-')}"
@@ -164,4 +173,5 @@ class AgentWorkflow(OpenAIProxyWorkflow):  # type: ignore[misc]
         return await super().arun_episode(engine, data)
 
     def _link(self) -> Link:
-        return Link("", fleet({"gateway": self._origin}, self._key), collects=False)
+        gateway = fleet({"gateway": self._origin}, self._key)
+        return Link("", alive(gateway), collects=False, holds=_holds[self._origin])

@@ -9,7 +9,7 @@ import secrets
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +21,7 @@ from sandgate.contract.job import Task
 from sandgate.contract.keys import Key, Scope, mint
 from sandgate.contract.trajectory import Json, Trajectory
 from sandgate.trainer.client.attach import attach
-from sandgate.trainer.client.fleet import AsyncFleet
+from sandgate.trainer.client.fleet import HEARTBEAT_S, AsyncFleet
 from sandgate.trainer.client.groups import Group
 from sandgate.trainer.client.loop_thread import LoopThread
 from sandgate.trainer.client.rollout_client import AsyncRolloutClient
@@ -87,6 +87,27 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
+@asynccontextmanager
+async def alive(
+    connection: AbstractAsyncContextManager[AsyncFleet], every_s: float = HEARTBEAT_S
+) -> AsyncIterator[AsyncFleet]:
+    """The same gateways, which hear that the trainer lives: a job with a `trainer` block would be suspended under one
+    that only computes. (A run on this machine hears it anyway, from `attach`.)"""
+    async with connection as fleet, fleet.beating(every_s):
+        yield fleet
+
+
+@dataclass(slots=True)
+class Holds:
+    """Who of this process holds the turns of some gateways. They have one switch, and engines of AReaL that share them
+    pause each for itself: turns go on when nobody holds them."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while gateways are told, so that they end with what was said last."""
+    by: set[int] = field(default_factory=set)
+    """Links, by id."""
+
+
 @dataclass(slots=True)
 class Link:
     """A job's gateways, in a loop of its own thread. Follows AReaL's engine (`engines.Follower`)."""
@@ -98,6 +119,8 @@ class Link:
     loop: LoopThread = field(default_factory=LoopThread)
     waiting: dict[str, asyncio.Future[tuple[Trajectory, ...]]] = field(default_factory=dict)
     """The episodes that wait, by the uid of their task, oldest first."""
+    holds: Holds = field(default_factory=Holds)
+    """Of all links of this process to the same gateways."""
     closed: bool = False
     _fleet: AsyncFleet | None = None
     _collecting: asyncio.Task[None] | None = None
@@ -194,10 +217,30 @@ class Link:
     # -- what the engine tells ----------------------------------------------------------------------------------------
 
     def hold(self) -> None:
+        with self.holds.lock:
+            self._hold()
+
+    def _hold(self) -> None:
+        self.holds.by.add(id(self))
         self._all("pause")
 
     def resume(self) -> None:
-        self._all("resume")
+        with self.holds.lock:
+            self.holds.by.discard(id(self))
+            self._let_go()
+
+    def begin(self, paused: Callable[[], bool]) -> None:
+        """Once this link follows its engine: gateways are on hold if the engine is paused now. If it is not, turns go
+        on: a trainer that was killed in a weight update left them on hold, and nobody else would ever let them go."""
+        with self.holds.lock:
+            if paused() or id(self) in self.holds.by:
+                self._hold()
+            else:
+                self._let_go()
+
+    def _let_go(self) -> None:
+        if not self.holds.by:
+            self._all("resume")
 
     def version(self, version: int) -> None:
         """Raises Unavailable if a gateway does not answer: what it samples would be of an unknown version."""
@@ -219,6 +262,7 @@ class Link:
             if self.closed:
                 return
             self.closed = True
+        self.holds.by.discard(id(self))  # ids come again
         atexit.unregister(self.close)
         try:
             self.loop.run(self._close())

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-PREFIX = "sandgate_trainer_"
+from sandgate.trainer.metrics_text import PREFIX, labels_of
+
 GAUGES = frozenset({"buffered", "buffered_bytes", "version"})
 """These go up and down; the rest only grow."""
 
@@ -51,13 +51,3 @@ class Counters:
             lines.append(f"# TYPE {name} {'gauge' if one.name in GAUGES else 'counter'}")
             lines.append(f"{name}{told} {getattr(self, one.name)}")
         return "\n".join(lines) + "\n"
-
-
-def labels_of(labels: Mapping[str, str]) -> str:
-    """`{name="text",...}`; nothing for none."""
-    told = ",".join(f'{name}="{_escaped(text)}"' for name, text in labels.items())
-    return f"{{{told}}}" if told else ""
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -128,7 +128,8 @@ class AsyncFleet:
 
         `max_behind`: a group with a token that an older policy version than the trainer's minus this has sampled is
         never handed out: it is acknowledged unseen, counted in `counters.stale`, and `on_stale` is told (push its task
-        again, if you want it). Groups of the note given to `resume_from` are not handed out again, either.
+        again under another uid, if you want it: a task is run once). Groups of the note given to `resume_from` are not
+        handed out again, either.
         """
 
         async def admit(group: Group) -> bool:
@@ -262,7 +263,14 @@ class AsyncFleet:
 
     def trained(self, *groups: Group) -> None:
         """The weights have learned from these. They stay leased, and are acknowledged by `commit` once a checkpoint has
-        them. Raises Conflict for one whose lease was lost: then leave it out of the step."""
+        them. Raises Conflict for one whose lease was lost: then leave it out of the step; and for one that is settled
+        already, before any of them is noted."""
+        for group in groups:
+            if group.lease.lease_id not in self._leased:
+                raise Conflict(
+                    f"group {group.uid} was acknowledged or given back already: `trained` keeps a group until a"
+                    " checkpoint has it, and `commit` acknowledges it"
+                )
         for group in groups:
             self._ledger.add(group, self._leased[group.lease.lease_id])
 

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sandgate.trainer.client.counters import PREFIX, labels_of
 from sandgate.trainer.credit.reasons import LeftOut
+from sandgate.trainer.metrics_text import PREFIX, labels_of
 
 
 @dataclass(slots=True)

@@ -25,6 +25,7 @@ from sandgate.trainer.credit.reasons import (
     reasons,
 )
 from sandgate.trainer.credit.reasons import LeftOut as LeftOut
+from sandgate.trainer.credit.samples import refuse_reward
 
 EPSILON = 1e-4
 """Added to the deviation, as in TRL; a group whose rows all scored the same has advantages of 0."""
@@ -82,9 +83,12 @@ def prepare(
 
     A row's advantage is that of its own reward, which is the session's unless single turns were rewarded; what it is
     divided by then has the rows' spread in it, or sessions that all scored the same would make thousands of it. Rows
-    that are older than roles teach. Raises InvalidBody for rows of more than one task.
+    that are older than roles teach. Raises InvalidBody for rows of more than one task, and for a reward that is no
+    number.
     """
     given = list(rows)
+    for row in given:
+        refuse_reward(row)
     tasks = {row.uid for row in given}
     if len(tasks) > 1:
         raise InvalidBody(f"rows of {len(tasks)} tasks; a group is of one", field="uid")

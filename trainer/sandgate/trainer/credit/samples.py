@@ -17,12 +17,17 @@ def refuse_unfit(row: Trajectory, *, images: bool = False) -> None:
         raise InvalidBody(f"{name}: rows with images are not carried", field="multimodal")
     if not row.prompt_ids:
         raise InvalidBody(f"{name}: a row has no prompt", field="prompt_ids")
-    if row.reward is not None and not isfinite(row.reward):
-        raise InvalidBody(f"{name}: its reward is {row.reward}", field="reward")
+    refuse_reward(row)
     if not isfinite(sum(row.response_logprobs)):
         raise InvalidBody(f"{name}: a logprob is no number", field="response_logprobs")
     if not set(row.loss_mask) <= {0, 1}:
         raise InvalidBody(f"{name}: its mask has other values than 0 and 1", field="loss_mask")
+
+
+def refuse_reward(row: Trajectory) -> None:
+    """Raises InvalidBody for a reward that is no number: nothing can be compared with it."""
+    if row.reward is not None and not isfinite(row.reward):
+        raise InvalidBody(f"session {row.session_id}: its reward is {row.reward}", field="reward")
 
 
 def by_sample(rows: Sequence[Trajectory], samples: Collection[int], size: str) -> dict[int, list[Trajectory]]:

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from sandgate.contract.errors import InvalidBody
 from sandgate.contract.trajectory import Trajectory
+from sandgate.trainer.credit.group_advantages import why_left_out
 from sandgate.trainer.export.files import replacing
 from sandgate.trainer.export.parquet import write_groups, writer
 from sandgate.trainer.export.schema import schema
@@ -33,6 +34,8 @@ COLUMNS = {
     "sandgate_sample": "sample_index",
     "sandgate_versions": "versions",
     "sandgate_failure": "failure_reason",
+    "sandgate_role": "role",
+    "sandgate_main": "main",
 }
 """TRL's name -> the record's. Columns of one length: completion_ids, logprobs, env_mask, sandgate_versions; nothing is
 padded, and context has mask 0, logprob 0.0 and version -1."""
@@ -41,8 +44,8 @@ SCHEMA = pa.schema([schema().field(ours).with_name(theirs) for theirs, ours in C
 
 
 def trl_batches(trajectories: Iterable[Trajectory]) -> Iterator[Any]:
-    """RecordBatches, as trajectories go by. One that is `masked` has an `env_mask` of all 0 and `env_reward` null. One
-    without a completion is left out: TRL takes none.
+    """RecordBatches, as trajectories go by. One that teaches nothing (it failed, nobody scored it, it is a side call)
+    has an `env_mask` of all 0 and `env_reward` null. One without a completion is left out: TRL takes none.
 
     Raises InvalidBody for images, which the dict cannot carry.
     """
@@ -69,6 +72,6 @@ def _masked(row: Trajectory) -> Trajectory:
         raise InvalidBody(
             f"session {row.session_id}: a row with images cannot pass rollout_func", field="multimodal"
         )
-    if not row.masked:
+    if why_left_out(row) is None:
         return row
     return replace(row, reward=None, loss_mask=array("b", bytes(len(row.loss_mask))))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
@@ -32,7 +33,11 @@ PARALLEL = 32
 ATTEMPTS = 3
 """At a sample, where engine, gateway or network failed; what an agent does wrong is not tried again."""
 SESSION_S = 600.0
-"""Of an agent; then the session is sealed, and its next call refused."""
+"""Of an agent; then the session is sealed, and its next call refused. Agents take minutes; for one that takes hours
+`Rollouts(session_s=...)`."""
+HANGING = 8
+"""Times as many plain functions as may run at once may hang in their threads after their sessions: idle threads cost
+little, and most end when their own request does. More is an agent that will hang for ever."""
 
 Agent = Callable[..., Any]
 """`agent(*, session, raw_prompt, sample_index, tools_kwargs) -> reward`, async or not: the same as verl's runners.
@@ -66,19 +71,52 @@ class Driver(Protocol):
         """Returns at once. The same tasks again change nothing. `n`: sessions of each."""
         ...
 
+    async def took(self, sessions: Sequence[str]) -> None:
+        """A group of these was leased. Raises Conflict if it is none of those that were asked for."""
+        ...
+
 
 class QueuedAgents:
     """The job's operator runs the agents: tasks go to the job's queue (`tasks: {queue: {}}`); its `groupSize` is n."""
 
     def __init__(self, fleet: AsyncFleet) -> None:
         self._fleet = fleet
+        self._asked: set[int] = set()
+        self._size: int | None = None
+        """The job's `groupSize`, known once it has made a session."""
 
     def tell(self, listener: Listener) -> None:
         """Nothing is known here before the gateways offer it."""
 
     async def start(self, tasks: Sequence[Task], n: int) -> None:
-        """Raises Overloaded if the queue is full, after all attempts."""
+        """Raises Overloaded if the queue is full, after all attempts; Conflict if the job's groups are of another size.
+        Smaller ones would be filled with rows that teach nothing, and nobody told."""
+        self._asked.add(n)
+        self._check_size()
         await self._fleet.push_tasks(tasks)
+
+    async def took(self, sessions: Sequence[str]) -> None:
+        """See Driver. The first group says what `groupSize` is: it is that of all."""
+        if self._size is None and sessions:
+            self._size = await self._size_of(sessions[0])
+            self._check_size()
+
+    async def _size_of(self, session: str) -> int | None:
+        """As its gateway knows, whichever that is; None: the next group is asked about."""
+        for client in self._fleet.clients.values():
+            try:
+                return int((await client.session(session))["group_size"])
+            except (KeyError, SandgateError):  # it is older, another's, or away for a moment
+                continue
+        return None
+
+    def _check_size(self) -> None:
+        for n in sorted(self._asked):
+            if self._size not in (None, n):
+                raise Conflict(
+                    f"the job's groupSize is {self._size}, and groups of {n} are asked for: make it the same as"
+                    " num_generations (in an evaluation num_generations_eval)"
+                )
 
 
 class Inline:
@@ -86,15 +124,27 @@ class Inline:
 
     What an agent raises is its own failure: the session is kept with what it sampled, and masked. Where the engine or
     the gateway failed, the sample is tried again.
+
+    Each call of a plain function has a thread of its own: no thread can be ended from outside, and of a pool one that
+    hangs would be missing to the agents after it, whose sessions would time out without a call.
     """
 
     def __init__(
-        self, fleet: AsyncFleet, agent: Agent, *, job: str, options: dict[str, Json], parallel: int
+        self,
+        fleet: AsyncFleet,
+        agent: Agent,
+        *,
+        job: str,
+        options: dict[str, Json],
+        parallel: int,
+        session_s: float,
     ) -> None:
         """`options`: further fields of a session's creation (sampling, limits)."""
         self._fleet, self._agent, self._options, self._job = fleet, agent, options, job
+        self._parallel, self._session_s = parallel, session_s
         self._slots = asyncio.Semaphore(parallel)
-        self._threads = ThreadPoolExecutor(parallel, thread_name_prefix="agent")
+        self._running: set[Future[Any]] = set()
+        """Plain functions in their threads."""
         self._groups: dict[str, asyncio.Task[None]] = {}
         self._earlier: dict[str, dict[int, list[dict[str, Json]]]] = {}
         """uid -> sample -> sessions of a trainer that is gone."""
@@ -115,13 +165,15 @@ class Inline:
                 self._groups[task.uid] = running
                 running.add_done_callback(lambda _, uid=task.uid: self._groups.pop(uid, None))  # type: ignore[misc]
 
+    async def took(self, sessions: Sequence[str]) -> None:
+        """They are those that were made here."""
+
     async def aclose(self) -> None:
         """Stop. Sessions stay as they are at their gateways; the next process goes on with the finished ones."""
         left = list(self._groups.values())
         for running in left:
             running.cancel()
         await asyncio.gather(*left, return_exceptions=True)
-        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def tell(self, listener: Listener) -> None:
         """See Driver."""
@@ -170,6 +222,7 @@ class Inline:
                 await client.abort(str(one["session_id"]))
         for attempt in range(first, first + ATTEMPTS):
             async with self._slots:
+                self._check_hanging()
                 why = await self._attempt(client, task, sample, attempt, n)
             if why is None or FAILURE_CLASS[why] is not FailureClass.INFRA:
                 return True
@@ -191,13 +244,15 @@ class Inline:
             **self._options,
         )
         reward, why, detail = None, None, ""
+        bound = asyncio.timeout(self._session_s)
         try:
-            async with asyncio.timeout(SESSION_S):
+            async with bound:
                 reward = finite(await self._run(session, task, sample))
-        except TimeoutError:
-            why, detail = FailureReason.SESSION_TIMEOUT, f"longer than {SESSION_S:g} s"
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever an agent raises is of its session alone
-            why, detail = await self._blame(client, session, error), f"{type(error).__name__}: {error}"
+            if bound.expired():
+                why, detail = FailureReason.SESSION_TIMEOUT, f"longer than {self._session_s:g} s"
+            else:
+                why, detail = await self._blame(client, session, error), f"{type(error).__name__}: {error}"
             log.warning("session %s: %s", session.session_id, detail)
         outcome: dict[str, Json] = {"complete": why is None, "detail": detail[:1000]}
         if why is not None:
@@ -211,8 +266,20 @@ class Inline:
             getattr(self._agent, "__call__", None)  # noqa: B004 - of an instance, not "is it callable"
         ):
             return await self._agent(session=session, **said)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, lambda: self._agent(session=session, **said))
+        running = _in_thread(lambda: self._agent(session=session, **said), f"agent {session.session_id}")
+        self._running.add(running)
+        running.add_done_callback(self._running.discard)
+        return await asyncio.wrap_future(running)
+
+    def _check_hanging(self) -> None:
+        """Raises Conflict where agents do not end with their sessions: each would leave a thread behind. Called where a
+        slot is free, so that all but `parallel` of those that run are of sessions that have ended."""
+        if len(self._running) > (HANGING + 1) * self._parallel:
+            raise Conflict(
+                f"{len(self._running)} calls of the agent have not returned, all but {self._parallel} of them after the"
+                f" end of their sessions ({self._session_s:g} s each, session_s): it waits for something without a"
+                " timeout"
+            )
 
     async def _blame(
         self, client: AsyncRolloutClient, session: SessionHandle, error: BaseException
@@ -227,6 +294,23 @@ class Inline:
         return FailureReason.ENGINE_ERROR if known.get("engine_errors") else FailureReason.AGENT_EXIT
 
 
+def _in_thread(call: Callable[[], Any], name: str) -> Future[Any]:
+    """A daemon: Python would wait for any other at its end, and so for ever for one that hangs."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()  # a thread cannot be cancelled; who waits for it can
+
+    def run() -> None:
+        try:
+            result = call()
+        except BaseException as error:  # noqa: BLE001 - raised to whoever waits
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future
+
+
 @asynccontextmanager
 async def inline(
     fleet: AsyncFleet,
@@ -236,9 +320,10 @@ async def inline(
     options: dict[str, Json],
     wanted: Callable[[str], bool],
     parallel: int = PARALLEL,
+    session_s: float = SESSION_S,
 ) -> AsyncIterator[Inline]:
     """Ready to start groups; knows what an earlier process finished of those that are `wanted`, by uid."""
-    made = Inline(fleet, agent, job=job, options=options, parallel=parallel)
+    made = Inline(fleet, agent, job=job, options=options, parallel=parallel, session_s=session_s)
     await made.look(wanted)
     try:
         yield made

@@ -21,10 +21,11 @@ class Background:
     """Use as `with`. What is called from outside runs in the loop; the caller waits."""
 
     def __init__(self, name: str) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._loop: asyncio.AbstractEventLoop
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def __enter__(self) -> Self:
+        self._loop = asyncio.new_event_loop()  # not before: nobody closes that of one that is never entered
         self._thread.start()
         return self
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
@@ -14,6 +15,8 @@ RUN = re.compile(r"[A-Za-z0-9-]{1,40}")
 _UID = re.compile(
     r"(?P<run>[A-Za-z0-9-]{1,40})\.(?P<kind>[te])(?P<step>\d{1,9})\.(?P<call>\d{1,6})\.\d{1,6}\..+", re.DOTALL
 )
+_HEAD_CHARS = len(".t") + 9 + len(".") + 6 + len(".") + 6 + len(".")
+"""The most that a round puts between a run's name and a task's, as `_UID` has it."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -27,19 +30,12 @@ class Round:
     """Not an evaluation."""
 
     def tasks(self, run: str, wanted: list[Task]) -> list[Task]:
-        """The same tasks under the names of their groups, each different. Raises InvalidBody for one too long."""
+        """The same tasks under the names of their groups, each different."""
         head = f"{run}.{'t' if self.training else 'e'}{self.step}.{self.call}"
-        return [self._named(f"{head}.{at}.{task.uid}", task) for at, task in enumerate(wanted)]
-
-    @staticmethod
-    def _named(uid: str, task: Task) -> Task:
-        if len(uid) > UID_CHARS_MAX:
-            raise InvalidBody(
-                f"task {task.uid[:40]!r}...: a uid of {len(task.uid)} characters leaves no room for the name of its"
-                f" round ({UID_CHARS_MAX} in all)",
-                field="uid",
-            )
-        return Task(uid=uid, prompt=task.prompt, data=task.data)
+        return [
+            Task(uid=f"{head}.{at}.{task.uid}", prompt=task.prompt, data=task.data)
+            for at, task in enumerate(wanted)
+        ]
 
     @classmethod
     def of(cls, run: str, uid: str) -> Self | None:
@@ -55,3 +51,15 @@ def check_run(run: str) -> str:
     if not RUN.fullmatch(run):
         raise InvalidBody(f"run: {run!r} is not 1 to 40 of A-Z a-z 0-9 -", field="run")
     return run
+
+
+def check_tasks(run: str, tasks: Iterable[Task]) -> None:
+    """Raises InvalidBody for a task whose uid leaves no room for the names of all its rounds."""
+    room = UID_CHARS_MAX - len(run) - _HEAD_CHARS
+    for task in tasks:
+        if len(task.uid) > room:
+            raise InvalidBody(
+                f"task {task.uid[:40]!r}...: a uid of {len(task.uid)} characters leaves no room for the name of its"
+                f" round; with the run's name there are {room}",
+                field="uid",
+            )

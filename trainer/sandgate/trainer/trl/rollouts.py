@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
@@ -24,9 +25,9 @@ from sandgate.contract.job import Task
 from sandgate.contract.trajectory import Json
 from sandgate.trainer.client.fleet import AsyncFleet
 from sandgate.trainer.trl import rows as of
-from sandgate.trainer.trl.agents import PARALLEL, Agent, Driver, QueuedAgents, inline
+from sandgate.trainer.trl.agents import PARALLEL, SESSION_S, Agent, Driver, QueuedAgents, inline
 from sandgate.trainer.trl.background import Background
-from sandgate.trainer.trl.names import Round, check_run
+from sandgate.trainer.trl.names import Round, check_run, check_tasks
 from sandgate.trainer.trl.positions import count_from_first
 from sandgate.trainer.trl.ranks import Ranks, leads
 from sandgate.trainer.trl.rounds import TTL_S, LeaseFile, Rounds
@@ -36,7 +37,7 @@ from sandgate.trainer.trl.whole import check, gathered
 log = logging.getLogger(__name__)
 
 WAIT_S = 3600.0
-"""For one batch of groups; agents take minutes."""
+"""For one batch of groups; agents take minutes. For those that may take longer, twice as long as one may take."""
 LOOK_S = 2.0
 """Between looks whether engines lost their weights while groups are waited for: agents give up on one that is away."""
 LEASES = "sandgate-leases.json"
@@ -70,23 +71,32 @@ class Rollouts:
         pick: of.Pick = of.final,
         parallel: int = PARALLEL,
         session: dict[str, Json] | None = None,
+        session_s: float = SESSION_S,
         ttl_s: float = TTL_S,
-        wait_s: float = WAIT_S,
+        wait_s: float | None = None,
     ) -> None:
         """`connection`: `fleet`, `cluster_fleet` or `local_fleet`. `agent`: run here, for each sample; None: tasks are
         pushed to the job's queue, and its operator runs them. `run`: its name, the same when it goes on.
         `ahead`: optimizer steps whose rollouts are started early; 0 = on-policy. `session`: further fields of each
-        session of an agent here, as `create_session` takes them. Raises InvalidBody for tasks with one prompt twice:
-        TRL tells a rollout_func prompts alone.
+        session of an agent here, as `create_session` takes them. `session_s`: for how long such an agent may run; then
+        its session has timed out. `wait_s`: for one batch of groups; None: an hour, or twice `session_s`. Raises
+        InvalidBody for tasks with one prompt twice, as TRL tells a rollout_func prompts alone, and for a uid that is
+        too long for the names of its rounds.
         """
+        if not 0 < session_s < math.inf:
+            raise InvalidBody(
+                f"session_s: {session_s} is no time for an agent, in seconds", field="session_s"
+            )
         self.tasks = {_key(task.prompt): task for task in tasks}
         if len(self.tasks) != len(tasks):
             raise InvalidBody(
                 "two tasks have the same prompt, and nothing else is told apart", field="prompt"
             )
         self.job, self.run, self.ahead, self.pick = job, check_run(run), ahead, pick
+        check_tasks(run, tasks)
         self._connection, self._agent, self._session = connection, agent, session or {}
-        self._parallel, self._ttl_s, self._wait_s = parallel, ttl_s, wait_s
+        self._parallel, self._session_s, self._ttl_s = parallel, session_s, ttl_s
+        self._wait_s = max(WAIT_S, 2 * session_s) if wait_s is None else wait_s
         self._background = Background("sandgate-rollouts")
         self._stack = AsyncExitStack()
         self._fleet: AsyncFleet | None = None
@@ -160,12 +170,13 @@ class Rollouts:
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         """One completion for each entry of `prompts`, which come repeated, group by group. Waits for their groups. In
         several processes a group may lie across two of them."""
+        pad = of.pad_of(trainer)
         ranks = self._ranks_of(trainer)
         parts = ranks.gather(prompts)
         rows, version, self._shift = ranks.each(
             lambda: self._lead(parts, trainer), join=lambda: gathered(trainer)
         )
-        out: dict[str, Any] = of.rollout(rows, int(trainer.processing_class.pad_token_id))
+        out: dict[str, Any] = of.rollout(rows, pad)
         if version is not None:
             out["sandgate_version"] = version
         return out
@@ -246,6 +257,7 @@ class Rollouts:
         """
         from sandgate.trainer.trl.callback import CheckpointAcks, EngineSync, OneModel
 
+        of.pad_of(trainer)
         self._ranks_of(trainer)
         one_call = trainer.args.steps_per_generation * trainer.num_iterations
         if self.ahead and one_call != trainer.args.gradient_accumulation_steps:
@@ -254,7 +266,7 @@ class Rollouts:
                 field="ahead",
             )
         if weights is not None:
-            check(trainer)
+            check(trainer, weights)
         self._weights = weights
         for model in (trainer.model, trainer.ref_model):
             if model is not None:
@@ -361,6 +373,7 @@ class Rollouts:
                     options=options,
                     wanted=lambda uid: (found := Round.of(self.run, uid)) is not None and found.step >= step,
                     parallel=self._parallel,
+                    session_s=self._session_s,
                 )
             )
         rounds = Rounds(self._connected, driver, job=self.job, run=self.run, leases=leases, ttl_s=self._ttl_s)

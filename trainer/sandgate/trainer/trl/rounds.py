@@ -248,8 +248,14 @@ class Rounds:
             log.info("group %s is in the checkpoint already", uid)
             await self._settle(lease, hold)
         elif found is not None:
+            held = LeasedGroup(uid, found, rows, lease, hold)
+            try:
+                await self._driver.took(lease.sessions)
+            except Conflict:
+                self._strangers.append((lease, hold))  # to be given back
+                raise
             self._wanted.pop(uid, None)
-            await self._is_ready(LeasedGroup(uid, found, rows, lease, hold))
+            await self._is_ready(held)
         elif not rows:
             await self._settle(lease, hold)  # of nobody, with nothing in it
         elif len(self._strangers) < STRANGERS_MAX:

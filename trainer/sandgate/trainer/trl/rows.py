@@ -83,6 +83,16 @@ def rules_of(args: Any) -> CreditRules:
     return CreditRules(lengths=Lengths(NO_BOUND, int(most)) if most else None, truncated=truncated)
 
 
+def pad_of(trainer: Any) -> int:
+    """The padding token of GRPOTrainer's tokenizer, which is that of its processor for a model that takes images, too.
+    Raises InvalidBody if there is none."""
+    given = trainer.processing_class
+    for found in (getattr(trainer, "_tokenizer", None), given, getattr(given, "tokenizer", None)):
+        if (pad := getattr(found, "pad_token_id", None)) is not None:
+            return int(pad)
+    raise InvalidBody(f"{type(given).__name__} has no padding token", field="processing_class")
+
+
 def rollout(rows: Sequence[Row], pad_token_id: int) -> dict[str, list[Any]]:
     """TRL's dict: `prompt_ids`, `completion_ids`, `logprobs`, `env_mask` (per row a list, unpadded, the last three of
     one length; context has mask 0 and logprob 0.0), `env_reward` (float, None for a masked row), and for reward

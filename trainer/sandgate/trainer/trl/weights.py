@@ -10,14 +10,15 @@ from typing import Any, Protocol
 
 from sandgate.trainer.client.fleet import AsyncFleet
 from sandgate.trainer.client.weight_update import Mode
-from sandgate.trainer.trl.whole import adapted, plain
+from sandgate.trainer.trl.adapters import adapted, check_adapters, plain
 
 KEPT = 2
 """Folders: of the version that is served, and of the one before, which an engine may still be reading."""
 
 
 class Weights(Protocol):
-    """How weights reach the engines. Yours may send them by NCCL."""
+    """How weights reach the engines. Yours may send them by NCCL. A method `check(model)`, if there is one, is called
+    when a trainer is attached, and raises InvalidBody for a model that they cannot publish."""
 
     def save(self, model: Any, version: int, *, state: dict[str, Any] | None = None) -> None:
         """In the training thread of process 0, before anything is paused. `model`: a transformers model, or one of
@@ -45,6 +46,10 @@ class FolderWeights:
     def of(self, version: int) -> Path:
         """The checkpoint folder of a version."""
         return self.folder / f"v{version}"
+
+    def check(self, model: Any) -> None:
+        """See Weights: adapters that cannot be merged in are refused."""
+        check_adapters(model)
 
     def save(self, model: Any, version: int, *, state: dict[str, Any] | None = None) -> None:
         """See Weights. Adapters are merged in."""
