@@ -179,8 +179,7 @@ class OpenAICompatibleAgentFramework(AgentFramework):
             if len(kept) == 1 and n > 1:
                 ((at, rows),) = kept.items()
                 free = next(sample for sample in samples if sample.index != at)
-                for other in companion(rows):
-                    await self._put(other, free, validate=validate)
+                await put_rows(companion(rows, **self._as(free)), partition=partition)
             status = "finished" if kept else "failure"
         finally:
             await asyncio.shield(put_status(uid, status, partition=partition))  # type: ignore[arg-type]
@@ -192,19 +191,19 @@ class OpenAICompatibleAgentFramework(AgentFramework):
         self.counters.add(len(rows), left_out)
         if left_out:
             log.info("prompt %s, sample %s: %s left out", sample.uid, sample.index, dict(left_out))
-        await self._put(rows, sample, validate=validate)
+        made = transfer_rows(rows, **self._as(sample))
+        await put_rows(made, partition=VALIDATION if validate else TRAIN)
         return rows
 
-    async def _put(self, rows: Sequence[Trajectory], sample: BatchSample, *, validate: bool) -> None:
-        made = transfer_rows(
-            rows,
-            uid=sample.uid,
-            session=sample.index,
-            global_steps=int(sample.columns.get("global_steps", 0)),
-            columns=sample.columns,
-            processor=self.processor,
-        )
-        await put_rows(made, partition=VALIDATION if validate else TRAIN)
+    def _as(self, sample: BatchSample) -> dict[str, Any]:
+        """What its rows in the queue have, beside the rows themselves."""
+        return {
+            "uid": sample.uid,
+            "session": sample.index,
+            "global_steps": int(sample.columns.get("global_steps", 0)),
+            "columns": sample.columns,
+            "processor": self.processor,
+        }
 
 
 async def settled(work: Any) -> list[Any]:
