@@ -24,7 +24,15 @@ from verl.trainer.ppo.v1.utils import (  # type: ignore[import-not-found]
 )
 
 from sandgate.trainer.credit.batches import masked
-from sandgate.trainer.verl import Lengths, put_group, session_advantages, to_dataproto, transfer_rows
+from sandgate.trainer.credit.sink import SinkGroup
+from sandgate.trainer.verl import (
+    Lengths,
+    VerlSink,
+    put_group,
+    session_advantages,
+    to_dataproto,
+    transfer_rows,
+)
 from sandgate.trainer.verl.dataproto import objects
 from sandgate.trainer.verl.framework import aligned
 from sandgate.trainer.verl.sessions import BatchSample
@@ -166,9 +174,9 @@ def test_a_group_of_failures_beside_another_group_trains_nothing_and_moves_nothi
 # -- TransferQueue ----------------------------------------------------------------------------------------------------
 
 
-async def stored(group: RandomGroup, uid: str) -> tuple[Any, dict[str, float]]:
+async def stored(group: RandomGroup, uid: str, **said: Any) -> tuple[Any, dict[str, float]]:
     """Keys of the rows that verl's asynchronous buffer gives out, and the advantages that its v1 trainer makes."""
-    await put_group(uid, group.forked, global_steps=1, lengths=LENGTHS)
+    await put_group(uid, group.forked, global_steps=1, lengths=LENGTHS, **said)
     buffer = ReplayBufferAsync(
         "separate_async", SimpleNamespace(), None, "drop", SimpleNamespace(), poll_interval=0.01
     )
@@ -201,11 +209,37 @@ async def test_v1_makes_the_advantages_of_the_unforked_group_of_what_is_in_the_q
         tq.kv_clear(keys=list(left), partition_id="train")
 
 
-async def test_v1_learns_nothing_from_one_session_that_is_left_of_several(queue: None) -> None:
+LONELY: dict[str, tuple[list[Any], dict[str, Any]]] = {
+    "another left a row of its failure": ([row(0), row(1, **LOST)], {}),
+    "the others left none": ([row(0)], {"samples": 4}),
+    "the one before it left none, as its number says": ([row(1)], {}),
+}
+"""Rows of a group of which one session is left, and what is said of it."""
+
+
+@pytest.mark.parametrize(("rows", "said"), LONELY.values(), ids=LONELY)
+async def test_v1_learns_nothing_from_one_session_that_is_left_of_several(
+    queue: None, rows: list[Any], said: dict[str, Any]
+) -> None:
     """Alone in its group it would have its bare score for an advantage."""
-    group = RandomGroup(forked=[row(0, reward=1.0), row(1, **LOST)], rewards={"shop-q1-0": 1.0}, sessions=2)
-    keys, found = await stored(group, "q1")
-    assert (keys, found) == (["q1_0_0", "q1_1_0"], {"shop-q1-0": 0.0})
+    name = rows[0].session_id
+    group = RandomGroup(forked=rows, rewards={name: 1.0}, sessions=2)
+    keys, found = await stored(group, "q1", **said)
+    assert (keys, found) == (["q1_0_0", "q1_1_0"], {name: 0.0})
+
+
+async def test_of_a_group_of_one_verl_takes_the_score_as_it_always_does(queue: None) -> None:
+    group = RandomGroup(forked=[row(0)], rewards={"shop-q1-0": 1.0}, sessions=1)
+    assert await stored(group, "q1", samples=1) == (["q1_0_0"], {"shop-q1-0": pytest.approx(1.0, abs=1e-5)})
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+def test_a_sink_knows_of_sessions_that_left_no_row(samples: int) -> None:
+    batch = VerlSink(LENGTHS).batch([SinkGroup("q1", [row(0)], samples), SinkGroup("q2", [], samples)])
+    wanted = pytest.approx(1.0 if samples == 1 else 0.0, abs=1e-5)
+    advantages, _ = session_advantages(batch)
+    assert by_session(batch, advantages) == {"shop-q1-0": wanted}
+    assert grpo(batch)[0].item() == wanted
 
 
 def metrics_of(keys: list[str], step: int) -> dict[str, float]:

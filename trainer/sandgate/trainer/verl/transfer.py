@@ -169,13 +169,15 @@ async def put_group(
     processor: Any = None,
     truncated: Truncated = "score",
     counters: RowCounters | None = None,
+    samples: int | None = None,
 ) -> str:
     """A whole group that was leased, as if verl's own agent loops had made it; returns the uid it has there. Rows that
     teach nothing are left out (see `prepare`), logged, and counted in `counters`; none is cut. Without
     anything to train on its status is `failure`. Where one session of several is left, a masked row stands beside it
-    with the same score, so that its advantage is 0: of a group of one verl takes the bare score. Raises InvalidBody,
-    CorruptRecord for what `transfer_rows` refuses and for rows with images that do not fit; then nothing is written,
-    and the status is `failure`, too."""
+    with the same score, so that its advantage is 0: of a group of one verl takes the bare score. `samples`: how many
+    sessions were asked for; without, those whose rows show that they were, and others may have left none. Raises
+    InvalidBody, CorruptRecord for what `transfer_rows` refuses and for rows with images that do not fit; then nothing
+    is written, and the status is `failure`, too."""
     key = uid_key_of(uid, trajectories)
     await put_status(key, "running", partition=partition, global_steps=global_steps)
     status: Status = "failure"
@@ -193,13 +195,19 @@ async def put_group(
         found: list[TransferRow] = []
         for number, own in enumerate(groups):
             found += transfer_rows(own, session=number, **told)
-        if len(groups) == 1 and len({row.session_id for row in trajectories}) > 1:
+        if len(groups) == 1 and max(samples or 0, asked_for(trajectories)) > 1:
             found += companion(groups[0], session=1, **told)
         await put_rows(found, partition=partition)
         status = "finished" if found else "failure"
     finally:  # a group that stays `running` would be waited for
         await asyncio.shield(put_status(key, status, partition=partition))
     return key
+
+
+def asked_for(rows: Sequence[Trajectory]) -> int:
+    """How many sessions their group has at least: those that left rows, and those that come before one of them."""
+    seen = {row.session_id for row in rows}
+    return max([len(seen), *(row.sample_index + 1 for row in rows)])
 
 
 def companion(

@@ -114,7 +114,7 @@ class JobWorker:
             )
             raise
         for prompt, future in zip(prompts, told, strict=True):
-            work = self._into_queue(job, prompt, future, partition)
+            work = self._into_queue(job, prompt, future, partition, kind.n)
             task = asyncio.get_running_loop().create_task(work)
             self._background.add(task)
             task.add_done_callback(functools.partial(_done, self._background))
@@ -125,6 +125,7 @@ class JobWorker:
         prompt: Mapping[str, Any],
         told: asyncio.Future[tuple[Trajectory, ...]],
         partition: str,
+        samples: int,
     ) -> None:
         uid = str(prompt["uid"])
         columns = {name: value for name, value in prompt.items() if not name.startswith("__")}
@@ -139,6 +140,7 @@ class JobWorker:
                 lengths=self.settings.lengths,
                 partition=partition,
                 columns=columns,
+                samples=samples,
             )
 
 
