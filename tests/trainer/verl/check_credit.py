@@ -230,7 +230,9 @@ async def test_v1_learns_nothing_from_one_session_that_is_left_of_several(
 
 async def test_of_a_group_of_one_verl_takes_the_score_as_it_always_does(queue: None) -> None:
     group = RandomGroup(forked=[row(0)], rewards={"shop-q1-0": 1.0}, sessions=1)
-    assert await stored(group, "q1", samples=1) == (["q1_0_0"], {"shop-q1-0": pytest.approx(1.0, abs=1e-5)})
+    keys, found = await stored(group, "q1", samples=1)
+    assert keys == ["q1_0_0"]
+    assert found == {"shop-q1-0": pytest.approx(1.0, abs=1e-5)}
 
 
 @pytest.mark.parametrize("samples", [1, 4])
@@ -249,7 +251,7 @@ def metrics_of(keys: list[str], step: int) -> dict[str, float]:
     tq.kv_batch_put(
         keys=keys,
         partition_id="train",
-        fields=TensorDict({name: data["rm_scores"] for name in ("advantages", "returns")}, len(keys)),
+        fields=TensorDict(dict.fromkeys(("advantages", "returns"), data["rm_scores"]), len(keys)),
     )
     trainer = SimpleNamespace(
         config=OmegaConf.create({"actor_rollout_ref": {"rollout": {}, "model": {}}}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -10,6 +11,7 @@ import numpy as np
 from sandgate.contract.errors import InvalidBody
 from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer.credit.batches import kept_in_place
+from sandgate.trainer.credit.counters import RowCounters
 from sandgate.trainer.credit.reasons import CreditRules, LeftOut, Truncated
 from sandgate.trainer.verl import rows as of
 from sandgate.trainer.verl.multimodal import check_placeholders, has_rope, inputs_of, rope_positions
@@ -64,6 +66,12 @@ def to_dataproto(
         non_tensors={**_columns(found, inputs, whys), **extra, **_given(columns or {}, len(found))},
         meta_info=meta,
     )
+
+
+def count(batch: Any, counters: RowCounters) -> None:
+    """Rows of a batch that teach, and those that do not, by reason."""
+    whys = Counter(batch.non_tensor_batch[LEFT_OUT].tolist())
+    counters.add(whys.pop("", 0), whys)
 
 
 def _text_only(rows: Sequence[Trajectory]) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from sandgate.trainer.credit.batches import no_row, taught
 from sandgate.trainer.credit.counters import RowCounters
 from sandgate.trainer.credit.one_row import alone
 from sandgate.trainer.credit.reasons import CreditRules, LeftOut, Truncated
-from sandgate.trainer.verl.dataproto import LEFT_OUT, to_dataproto
+from sandgate.trainer.verl.dataproto import count, to_dataproto
 from sandgate.trainer.verl.rows import Lengths
 from sandgate.trainer.verl.runners import Runner, RunnerConfig
 from sandgate.trainer.verl.sessions import BatchSample, Score, SessionRunner
@@ -141,8 +140,7 @@ class OpenAICompatibleAgentFramework(AgentFramework):
             seconds=took,
             truncated=self.rules.truncated,
         )
-        whys = Counter(made.non_tensor_batch[LEFT_OUT].tolist())
-        self.counters.add(whys.pop("", 0), whys)
+        count(made, self.counters)
         return made
 
     # -- TransferQueue ------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ from sandgate.trainer.credit.counters import RowCounters
 from sandgate.trainer.credit.lengths import Lengths
 from sandgate.trainer.credit.reasons import Truncated
 from sandgate.trainer.credit.sink import SinkGroup, checked
-from sandgate.trainer.verl.dataproto import LEFT_OUT, to_dataproto
+from sandgate.trainer.verl.dataproto import count, to_dataproto
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +35,7 @@ class VerlSink:
             processor=self.processor,
         )  # fmt: skip
         if counters is not None:
-            left = Counter(why for why in made.non_tensor_batch[LEFT_OUT] if why)
-            counters.add(len(rows) - left.total(), left)
+            count(made, counters)
         return made
 
     def _whole(self, group: SinkGroup) -> list[Trajectory]:
