@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -55,17 +55,14 @@ def to_dataproto(
         _text_only(found)
     metrics = [NO_METRICS | {"generate_sequences": took} for took in seconds or [0.0] * len(found)]
     meta: dict[str, Any] = {"metrics": metrics}
-    extra, extra_keys = _reward_columns(found)
-    if of.all_or_none(found):
-        meta["reward_extra_keys"] = extra_keys
     tensors = _tensors(found, lengths, pad_token_id, pad_positions)
     if processor is not None:
         _see(processor, found, tensors, inputs, pad_positions)
-    return DataProto.from_dict(
-        tensors=tensors,
-        non_tensors={**_columns(found, inputs, whys), **extra, **_given(columns or {}, len(found))},
-        meta_info=meta,
-    )
+    own = {**_columns(found, inputs, whys), **_given(columns or {}, len(found))}
+    extra = _reward_columns(found, {*own, *tensors})
+    if of.all_or_none(found):
+        meta["reward_extra_keys"] = list(extra)
+    return DataProto.from_dict(tensors=tensors, non_tensors=own | extra, meta_info=meta)
 
 
 def count(batch: Any, counters: RowCounters) -> None:
@@ -161,11 +158,13 @@ def _columns(
     return found
 
 
-def _reward_columns(rows: Sequence[Trajectory]) -> tuple[dict[str, Any], list[str]]:
-    """A column for each key that every row has: verl reads the keys of one row in all."""
+def _reward_columns(rows: Sequence[Trajectory], taken: Collection[str]) -> dict[str, Any]:
+    """A column for each key of a row's reward_info, None where a row has none: a session that failed does not take the
+    others' along, and verl's validation leaves None out. None for a name that a column has already: whoever scores
+    does not say which group a row is of."""
     infos = [of.extra_info(row) for row in rows]
-    shared = [name for name in infos[0] if all(name in info for info in infos)]
-    return {name: np.array([info[name] for info in infos]) for name in shared}, shared
+    names = dict.fromkeys(name for info in infos for name in info if name not in taken)
+    return {name: np.array([info.get(name) for info in infos]) for name in names}
 
 
 def _given(columns: Mapping[str, Sequence[Any]], size: int) -> dict[str, Any]:
