@@ -228,6 +228,12 @@ async def test_v1_learns_nothing_from_one_session_that_is_left_of_several(
     assert (keys, found) == (["q1_0_0", "q1_1_0"], {name: 0.0})
 
 
+async def test_in_validation_a_lone_survivor_counts_once(queue: None) -> None:
+    """verl says that the others have an accuracy of 0."""
+    await put_group("q1", [row(0)], global_steps=1, lengths=LENGTHS, samples=4, partition="val")
+    assert sorted(tq.kv_list(partition_id="val")["val"]) == ["q1", "q1_0_0"]
+
+
 async def test_of_a_group_of_one_verl_takes_the_score_as_it_always_does(queue: None) -> None:
     group = RandomGroup(forked=[row(0)], rewards={"shop-q1-0": 1.0}, sessions=1)
     keys, found = await stored(group, "q1", samples=1)

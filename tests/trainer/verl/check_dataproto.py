@@ -120,6 +120,16 @@ def test_a_session_that_failed_takes_no_reward_column_along() -> None:
     assert found["shop"]["acc"]["mean@2"] == 0.5
 
 
+def test_in_validation_what_failed_has_its_groups_plain_mean() -> None:
+    """Scores around it keep the deviation for GRPO; here best@4 would be one that nobody reached."""
+    rows = [row(0, reward=1.0), row(1, reward=0.0), no_row("q1", 2, 0), no_row("q1", 3, 0)]
+    scores = to_dataproto(rows, LENGTHS, validate=True).batch["rm_scores"].sum(-1).tolist()
+    assert scores == [1.0, 0.0, 0.5, 0.5]
+    found = process_validation_metrics(["shop"] * 4, ["q1"] * 4, {"reward": scores})["shop"]["reward"]
+    assert (found["mean@4"], found["std@4"] <= 0.5, found["best@4/mean"] <= 1.0) == (0.5, True, True)
+    assert found["worst@4/mean"] >= 0.0
+
+
 TAKEN = ("uid", "sandgate_session", "__num_turns__", "responses", "data_source")
 """Names that a scorer may not give a column: ours, verl's, a tensor's, the data set's."""
 

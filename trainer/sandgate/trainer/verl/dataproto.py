@@ -33,6 +33,7 @@ def to_dataproto(
     processor: Any = None,
     seconds: Sequence[float] | None = None,
     truncated: Truncated = "score",
+    validate: bool = False,
 ) -> Any:
     """A batch as verl's agent loops make it, one row per trajectory, in order. A row that teaches nothing (a failure
     that is not the policy's, a side call, more tokens than `lengths`) has mask 0, the reason in `sandgate_left_out`,
@@ -41,13 +42,14 @@ def to_dataproto(
     `columns`: further non-tensor columns, one value per row. `pad_positions`: of padding; verl's comments say 0, its
     code has other numbers there, which `verl` gives; attention never looks at them. `processor`: of a model that
     sees, as verl's `hf_processor` makes it; position_ids are [rows, 4, length] if the model's are M-RoPE.
-    `seconds`: how long each session took. `truncated`: whether rows that a limit ended are masked. `rm_scores` is there
-    if every row has a reward. Raises InvalidBody for no rows at all, and for rows with images without a processor;
+    `seconds`: how long each session took. `truncated`: whether rows that a limit ended are masked. `validate`: the score
+    of a row that teaches nothing is the plain mean of its group. `rm_scores` is there if every row has a reward. Raises InvalidBody for no rows at all, and for rows with images without a processor;
     CorruptRecord.
     """
     from verl import DataProto  # type: ignore[import-not-found]
 
-    found, whys = kept_in_place(trajectories, CreditRules(lengths=lengths, truncated=truncated))
+    rules = CreditRules(lengths=lengths, truncated=truncated)
+    found, whys = kept_in_place(trajectories, rules, spread=not validate)
     if not found:
         raise InvalidBody("a DataProto needs at least one row", field="trajectories")
     inputs = [inputs_of(row, processor) for row in found]

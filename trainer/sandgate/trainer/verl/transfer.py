@@ -174,7 +174,8 @@ async def put_group(
     """A whole group that was leased, as if verl's own agent loops had made it; returns the uid it has there. Rows that
     teach nothing are left out (see `prepare`), logged, and counted in `counters`; none is cut. Without
     anything to train on its status is `failure`. Where one session of several is left, a masked row stands beside it
-    with the same score, so that its advantage is 0: of a group of one verl takes the bare score. `samples`: how many
+    with the same score, so that its advantage is 0: of a group of one verl takes the bare score; in validation, which
+    makes no advantages, it would count twice. `samples`: how many
     sessions were asked for; without, those whose rows show that they were, and others may have left none. Raises
     InvalidBody, CorruptRecord for what `transfer_rows` refuses and for rows with images that do not fit; then nothing
     is written, and the status is `failure`, too."""
@@ -195,7 +196,8 @@ async def put_group(
         found: list[TransferRow] = []
         for number, own in enumerate(groups):
             found += transfer_rows(own, session=number, **told)
-        if len(groups) == 1 and max(samples or 0, asked_for(trajectories)) > 1:
+        several = partition == TRAIN and max(samples or 0, asked_for(trajectories)) > 1
+        if len(groups) == 1 and several:
             found += companion(groups[0], session=1, **told)
         await put_rows(found, partition=partition)
         status = "finished" if found else "failure"

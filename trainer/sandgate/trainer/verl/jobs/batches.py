@@ -85,10 +85,20 @@ def dataproto(
     lengths: Lengths,
     pad: int,
     took: Sequence[float],
-    truncated: Truncated = "score",
+    *,
+    truncated: Truncated,
+    validate: bool,
 ) -> Any:
     """The batch, with the columns that it was asked with."""
     names = [name for name in samples[0].columns if name != "multi_modal_data"]
     columns = {name: [sample.columns.get(name) for sample in samples] for name in names}
     columns["uid"] = [sample.uid for sample in samples]
-    return to_dataproto(rows, lengths, pad_token_id=pad, columns=columns, seconds=took, truncated=truncated)
+    return to_dataproto(
+        rows,
+        lengths,
+        pad_token_id=pad,
+        columns=columns,
+        seconds=took,
+        truncated=truncated,
+        validate=validate,
+    )

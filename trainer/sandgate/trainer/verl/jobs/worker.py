@@ -92,7 +92,9 @@ class JobWorker:
         rows = aligned(samples, groups, self.settings.lengths, n=kind.n, pad=self.pad)
         seconds = [took[sample.uid] for sample in samples]
         truncated = self.settings.truncated_in(validate=validate)
-        made = dataproto(rows, samples, self.settings.lengths, self.pad, seconds, truncated)
+        made = dataproto(
+            rows, samples, self.settings.lengths, self.pad, seconds, truncated=truncated, validate=validate
+        )
         count(made, self.counters)
         return made
 
