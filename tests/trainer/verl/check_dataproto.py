@@ -21,7 +21,8 @@ from verl.trainer.ppo.reward import extract_reward  # type: ignore[import-not-fo
 
 from sandgate.contract.errors import InvalidBody
 from sandgate.trainer.credit.batches import no_row
-from sandgate.trainer.verl import Lengths, agent_loop_output, to_dataproto, usable
+from sandgate.trainer.credit.sink import SinkGroup
+from sandgate.trainer.verl import Lengths, VerlSink, agent_loop_output, to_dataproto, usable
 from tests.trainer.verl.rows import row, short
 
 P, R = 4, 6
@@ -128,6 +129,18 @@ def test_in_validation_what_failed_has_its_groups_plain_mean() -> None:
     found = process_validation_metrics(["shop"] * 4, ["q1"] * 4, {"reward": scores})["shop"]["reward"]
     assert (found["mean@4"], found["std@4"] <= 0.5, found["best@4/mean"] <= 1.0) == (0.5, True, True)
     assert found["worst@4/mean"] >= 0.0
+
+
+def test_sessions_without_a_task_are_no_group() -> None:
+    """One was scored by another measure than the other: there is nothing to compare."""
+    lost: dict[str, Any] = {"uid": "", "failure_class": "infra", "failure_reason": "NodeLost", "reward": None}
+    rows = [row(0, uid="", session_id="a", reward=5.0), row(0, uid="", session_id="b", reward=1.0)]
+    made = to_dataproto([*rows, row(0, session_id="c", **lost)], LENGTHS)
+    assert made.non_tensor_batch["uid"].tolist() == ["a", "b", "c"]
+    assert made.batch["rm_scores"].sum(-1).tolist() == [5.0, 1.0, 0.0]
+    assert [max(one) for one in grpo_of(made)] == [5.0, 1.0, 0.0], "of a group of one verl takes the score"
+    group = VerlSink(LENGTHS).batch([SinkGroup("q1", rows, 2)])
+    assert group.non_tensor_batch["uid"].tolist() == ["q1", "q1"], "who leased them says that they are one"
 
 
 TAKEN = ("uid", "sandgate_session", "__num_turns__", "responses", "data_source")

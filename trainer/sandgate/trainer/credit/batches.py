@@ -48,7 +48,8 @@ def in_place(
     spread: bool = True,
 ) -> list[Trajectory]:
     """These rows; those with a reason under mask 0, and with `neutral_scores` of the others of their task. Without
-    `spread` all with the others' mean, for whom nobody makes advantages: scores beyond all rewards would be believed."""
+    `spread` all with the others' mean, for a batch of which nobody makes advantages: scores beyond all rewards would be
+    believed there."""
     groups: dict[str, list[int]] = {}
     for at, row in enumerate(rows):
         groups.setdefault(row.uid, []).append(at)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -37,19 +38,20 @@ def to_dataproto(
 ) -> Any:
     """A batch as verl's agent loops make it, one row per trajectory, in order. A row that teaches nothing (a failure
     that is not the policy's, a side call, more tokens than `lengths`) has mask 0, the reason in `sandgate_left_out`,
-    and a score that changes nothing of what GRPO makes of the others (`neutral_scores`).
+    and a score that changes nothing of what GRPO makes of the others (`neutral_scores`). A session without a task is a
+    group of its own, as in `put_group`.
 
     `columns`: further non-tensor columns, one value per row. `pad_positions`: of padding; verl's comments say 0, its
     code has other numbers there, which `verl` gives; attention never looks at them. `processor`: of a model that
     sees, as verl's `hf_processor` makes it; position_ids are [rows, 4, length] if the model's are M-RoPE.
-    `seconds`: how long each session took. `truncated`: whether rows that a limit ended are masked. `validate`: the score
-    of a row that teaches nothing is the plain mean of its group. `rm_scores` is there if every row has a reward. Raises InvalidBody for no rows at all, and for rows with images without a processor;
-    CorruptRecord.
+    `seconds`: how long each session took. `truncated`: whether rows that a limit ended are masked. `validate`: the
+    score of a row that teaches nothing is the plain mean of its group. `rm_scores` is there if every row has a reward.
+    Raises InvalidBody for no rows at all, and for rows with images without a processor; CorruptRecord.
     """
     from verl import DataProto  # type: ignore[import-not-found]
 
     rules = CreditRules(lengths=lengths, truncated=truncated)
-    found, whys = kept_in_place(trajectories, rules, spread=not validate)
+    found, whys = kept_in_place([named(row) for row in trajectories], rules, spread=not validate)
     if not found:
         raise InvalidBody("a DataProto needs at least one row", field="trajectories")
     inputs = [inputs_of(row, processor) for row in found]
@@ -71,6 +73,11 @@ def count(batch: Any, counters: RowCounters) -> None:
     """Rows of a batch that teach, and those that do not, by reason."""
     whys = Counter(batch.non_tensor_batch[LEFT_OUT].tolist())
     counters.add(whys.pop("", 0), whys)
+
+
+def named(row: Trajectory, uid: str = "") -> Trajectory:
+    """The row with a name for its group: of its task, else `uid`, else of its session."""
+    return row if row.uid else replace(row, uid=uid or row.session_id)
 
 
 def _text_only(rows: Sequence[Trajectory]) -> None:

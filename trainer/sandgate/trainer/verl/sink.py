@@ -12,7 +12,7 @@ from sandgate.trainer.credit.counters import RowCounters
 from sandgate.trainer.credit.lengths import Lengths
 from sandgate.trainer.credit.reasons import Truncated
 from sandgate.trainer.credit.sink import SinkGroup, checked
-from sandgate.trainer.verl.dataproto import count, to_dataproto
+from sandgate.trainer.verl.dataproto import count, named, to_dataproto
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class VerlSink:
         return made
 
     def _whole(self, group: SinkGroup) -> list[Trajectory]:
-        rows = list(checked(group, images=self.processor is not None))
+        rows = [named(row, group.uid) for row in checked(group, images=self.processor is not None)]
         if len({row.session_id for row in rows}) != 1 or group.samples == 1:
             return rows
         free = next(at for at in range(group.samples) if at != rows[0].sample_index)
