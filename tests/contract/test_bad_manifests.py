@@ -130,6 +130,8 @@ BAD: list[tuple[str, Any, str]] = [
     ("spec.sampling.override", "yes", "must be true or false"),
     ("spec.sampling.override", 1, "must be true or false"),
     ("spec.limits.turns", -1, "below 0"),
+    ("spec.limits.promptTokens", -1, "below 0"),
+    ("spec.limits.responseTokens", "16k", "must be a whole number"),
     ("spec.limits.sessionSeconds", 0, "below 1"),
     ("spec.limits.sessionSeconds", "15m", "must be a whole number"),
     ("spec.limits.startSeconds", 0, "below 1"),

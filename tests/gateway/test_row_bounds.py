@@ -5,15 +5,16 @@ from __future__ import annotations
 import openai
 import pytest
 
-from sandgate.gateway.service.row_bounds import most
+from sandgate.gateway.config import SessionLimits
+from sandgate.gateway.service.row_bounds import bounds, most
 from tests.support.gateway import gateway
 
 LONG = "kiwi " * 40
 
 
-async def size_of(limits: dict[str, int], *texts: str) -> tuple[int, int]:
-    """(prompt, sampled) tokens of a first turn within these limits."""
-    async with gateway(lambda ids, number: LONG) as g:
+async def size_of(limits: dict[str, int], *texts: str, **gateways: int) -> tuple[int, int]:
+    """(prompt, sampled) tokens of a first turn within these limits; `gateways`: what sessions have otherwise."""
+    async with gateway(lambda ids, number: LONG, session_limits=gateways) as g:
         agent = await g.session(limits=limits)
         assert (await agent.post(*texts)).status_code == 200
         (turn,) = await g.tree(agent)
@@ -26,6 +27,18 @@ async def test_an_answer_ends_where_the_trainers_row_ends() -> None:
     assert sampled > 10
     assert await size_of({"response_tokens": 10}, "hi") == (prompt, 10)
     assert await size_of({"promptTokens": prompt, "responseTokens": 7}, "hi") == (prompt, 7)
+
+
+async def test_a_gateway_has_bounds_for_sessions_that_bring_none() -> None:
+    """A job's sessions are opened by the operator, by trainers, and through AReaL's protocol."""
+    prompt, sampled = await size_of({}, "hi")
+    assert await size_of({}, "hi", response_tokens=10) == (prompt, 10)
+    assert await size_of({"response_tokens": 7}, "hi", response_tokens=10) == (prompt, 7)
+    assert await size_of({"response_tokens": 0}, "hi", response_tokens=10) == (prompt, sampled)
+    async with gateway(["kiwi"], session_limits={"prompt_tokens": prompt - 1}) as g:
+        agent = await g.session()
+        assert (await agent.post("hi")).status_code == 400
+        assert g.generations == 0
 
 
 async def test_a_first_prompt_over_the_bound_is_refused_before_it_is_sampled() -> None:
@@ -82,5 +95,7 @@ async def test_a_conversation_that_begins_anew_has_the_bounds_for_itself() -> No
      ({"response_tokens": 9}, 100), ({"prompt_tokens": 80, "response_tokens": 90}, 100),
      ({"prompt_tokens": None, "response_tokens": 0}, 100)],
 )  # fmt: skip
-def test_no_prompt_may_be_longer_than_both_bounds_and_the_window(limits: dict[str, int], window: int) -> None:
-    assert most(limits, 100) == window
+def test_no_prompt_may_be_longer_than_both_bounds_and_the_window(
+    limits: dict[str, int | None], window: int
+) -> None:
+    assert most(bounds(limits, SessionLimits()), 100) == window

@@ -55,6 +55,8 @@ SELECTED = manifest(
         },
     ),
     ("spec.agent.egress", [{"to": [{"ipBlock": {"cidr": "203.0.113.0/24"}}]}]),
+    ("spec.limits.promptTokens", 2048),
+    ("spec.limits.responseTokens", 6144),
 )
 ENDPOINTS = manifest(("spec.agent.isolation", "Off"), ("spec.tasks", {"queue": {"capacity": 500}}))
 

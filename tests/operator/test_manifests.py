@@ -156,6 +156,8 @@ def test_a_gateway_understands_its_configuration(manifest: Manifest, tmp_path: P
     assert said.engine.wait
     assert said.node == "n"
     assert said.limits.tasks == (500 if manifest is ENDPOINTS else 0)
+    rows = (said.session_limits.prompt_tokens, said.session_limits.response_tokens)
+    assert rows == ((2048, 6144) if manifest is SELECTED else (0, 0))
     pod = one(objects(job(manifest)), "StatefulSet")["spec"]["template"]["spec"]
     assert pod["terminationGracePeriodSeconds"] > said.limits.drain_s
     (node,) = [var for var in pod["containers"][0]["env"] if var["name"] == "NODE_NAME"]

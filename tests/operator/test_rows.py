@@ -112,6 +112,7 @@ DECIDES: dict[str, tuple[str, Any]] = {
     "the engine's name of the model": ("spec.engine.model", "adapter"),
     "raw logprobs": ("spec.engine.logprobsMode", "raw_logprobs"),
     "turns": ("spec.limits.turns", 5),
+    "the most tokens of a row": ("spec.limits.responseTokens", 512),
     "the agent's time": ("spec.limits.sessionSeconds", 60),
     "the agent's arguments": ("spec.agent.template.spec.containers[0].args", ["--hard"]),
     "the agent's environment": (

@@ -27,6 +27,8 @@ from sandgate.gateway.engine.wire import GenerateEndpoint
 from sandgate.operator.local.job import load_job
 from sandgate.trainer.client.local_job import RETIRE_S, fresh_folder
 from sandgate.trainer.client.pushed_groups import PushedGroups
+from sandgate.trainer.credit.batches import taught
+from sandgate.trainer.credit.reasons import CreditRules
 from sandgate.trainer.testing import tiny_player
 from sandgate.trainer.verl.jobs.batches import aligned, scored
 from sandgate.trainer.verl.jobs.manifest import job_of
@@ -37,7 +39,7 @@ from sandgate.trainer.verl.jobs.tasks import task_of
 from sandgate.trainer.verl.rows import Lengths
 from sandgate.trainer.verl.sessions import BatchSample
 from tests.trainer.verl.jobs import write_job
-from tests.trainer.verl.rows import row
+from tests.trainer.verl.rows import row, short
 
 COLUMNS: dict[str, Any] = {
     "uid": "q1",
@@ -135,6 +137,8 @@ def test_verl_decides_what_its_trainer_decides_and_the_manifest_the_rest(tmp_pat
         True,
     )
     assert made.spec.model.max_model_len == 256
+    assert (made.spec.limits.prompt_tokens, made.spec.limits.response_tokens) == (64, 192)
+    assert made.spec.limits.session_seconds == job.spec.limits.session_seconds
     assert made.spec.agent == job.spec.agent
     assert made.spec.reward == job.spec.reward
     checked = job_of(job, settings(tmp_path), ["http://a"], validate=True)
@@ -208,6 +212,30 @@ async def test_the_reward_loop_is_asked_about_sessions_that_nobody_scored_and_no
     assert (found["scored"].reward, found["broke"].reward) == (1.0, None)
 
 
+TRUNCATED: dict[str, tuple[dict[str, Any], float | None]] = {
+    "a limit ended it": ({"failure_class": "policy", "failure_reason": "ContextExceeded"}, -1.0),
+    "it ended well, and nobody scored it": ({}, None),
+    "it was scored": ({"failure_class": "policy", "failure_reason": "TurnLimit", "reward": 0.5}, 0.5),
+    "its agent crashed": ({"failure_class": "agent", "failure_reason": "AgentExit"}, None),
+}
+
+
+@pytest.mark.parametrize("case", TRUNCATED)
+async def test_without_a_reward_loop_an_episode_that_a_limit_ended_has_a_reward(case: str) -> None:
+    changes, reward = TRUNCATED[case]
+    (found,) = await scored([row(0, **{"reward": None, **changes})], {}, None, -1.0)
+    assert found.reward == reward
+
+
+def test_a_row_that_is_too_long_stays_for_the_batch_to_say_so() -> None:
+    groups = {"a": [row(0, uid="a", session_id="a0"), short(1, uid="a", session_id="a1")]}
+    samples = [sample("a", index) for index in range(2)]
+    found = aligned(samples, groups, Lengths(3, 4), n=2, pad=0)
+    assert [one.session_id for one in found] == ["a0", "a1"]
+    with pytest.raises(Unavailable, match="no session of 2 samples gave anything to train on"):
+        aligned(samples, groups, Lengths(3, 1), n=2, pad=0)
+
+
 # -- the wire --------------------------------------------------------------------------------------------------------
 
 ENDS: dict[str, tuple[list[int], str | None, str, int | None]] = {
@@ -266,6 +294,33 @@ async def test_a_batch_gets_its_own_groups_and_one_without_rows_is_told(tmp_path
         assert [[one.sample_index for one in rows] for rows in found] == [[0, 1], [1], []]
         assert {one.uid for rows in found for one in rows} == {"well", "crash"}
         assert not running.waiting
+
+
+LONG: dict[str, tuple[str, str | None]] = {
+    "an answer ends where verl's row is full": ("once", None),
+    "an agent that goes on is refused, and its episode is truncated": ("twice", "ContextExceeded"),
+}
+
+
+@pytest.mark.parametrize(("prompt", "failure"), LONG.values(), ids=LONG)
+async def test_verls_lengths_are_held_before_sampling(
+    tmp_path: Path, prompt: str, failure: str | None
+) -> None:
+    """What came to be longer was left out, scored or not: only short answers were learned from."""
+    write_job(tmp_path)
+    lengths = Lengths(64, 16)
+    player = tiny_player(lambda ids, number: "yes " * 40)
+    async with (
+        ScriptedServer(player, model="tiny") as engine,
+        verl_job(settings(tmp_path, lengths=lengths), [engine.url], validate=False) as running,
+    ):
+        (told,) = await running.push([task(prompt)])
+        found = await running.group(prompt, told, 60.0)
+    assert [(len(one.response_ids), one.finish_reason) for one in found] == [(16, "length")] * 2
+    assert [(one.failure_reason, one.reward) for one in found] == [(failure, float(failure is None))] * 2
+    assert len(taught(found, CreditRules(lengths=lengths))[0]) == 2
+    left_out = taught(found, CreditRules(lengths=lengths, truncated="mask"))
+    assert left_out == ([], {"truncated": 2})
 
 
 async def test_what_a_training_of_weeks_has_acknowledged_is_not_kept(tmp_path: Path) -> None:

@@ -91,6 +91,19 @@ class LimitsSpec:
 
     turns: Annotated[NonNegative, Doc("Sampled turns.")] = 1_000
     total_tokens: Annotated[NonNegative, Doc("Unique tokens of the session's tree.")] = 10_000_000
+    prompt_tokens: Annotated[
+        NonNegative,
+        Doc(
+            "Of a conversation's first prompt: what the trainer takes. More is refused before anything is sampled."
+        ),
+    ] = 0
+    response_tokens: Annotated[
+        NonNegative,
+        Doc(
+            "Of all that follows it in one conversation, sampled or not: what the trainer takes. Answers end there, "
+            "and a longer history is refused before anything is sampled."
+        ),
+    ] = 0
     session_seconds: Annotated[Seconds, Doc("From the agent's start to its end.")] = 900
     start_seconds: Annotated[
         Seconds,

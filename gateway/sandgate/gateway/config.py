@@ -109,6 +109,10 @@ class SessionLimits(_Strict, frozen=True, kw_only=True):
     journal_bytes: int = 256 * 1024 * 1024
     """Of its records. Beyond it turns are refused; it can still be rewarded and completed. A turn takes 12 bytes for
     each sampled token, 4 for each new one of its prompt, and 300 more with 20 `top_logprobs`."""
+    prompt_tokens: int = 0
+    """Of a conversation's first prompt: what the trainer takes of a row. More is a 400, before anything is sampled."""
+    response_tokens: int = 0
+    """Of all that follows it in one conversation, sampled or not: answers end there, a longer history is a 400."""
 
 
 class Limits(_Strict, frozen=True, kw_only=True):

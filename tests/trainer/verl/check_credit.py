@@ -9,17 +9,30 @@ from typing import Any
 import pytest
 import torch  # type: ignore[import-not-found]
 import transfer_queue as tq  # type: ignore[import-not-found]
+from omegaconf import OmegaConf  # type: ignore[import-not-found]
+from tensordict import TensorDict  # type: ignore[import-not-found]
+from transfer_queue import KVBatchMeta
 from verl import DataProto  # type: ignore[import-not-found]
 from verl.trainer.ppo.core_algos import (  # type: ignore[import-not-found]
     AdvantageEstimator,
     compute_grpo_outcome_advantage,
 )
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync  # type: ignore[import-not-found]
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer  # type: ignore[import-not-found]
 from verl.trainer.ppo.v1.utils import (  # type: ignore[import-not-found]
     compute_advantage_for_multi_trajectories,
 )
 
-from sandgate.trainer.verl import Lengths, put_group, session_advantages, to_dataproto
+from sandgate.trainer.credit.batches import masked
+from sandgate.trainer.credit.sink import SinkGroup
+from sandgate.trainer.verl import (
+    Lengths,
+    VerlSink,
+    put_group,
+    session_advantages,
+    to_dataproto,
+    transfer_rows,
+)
 from sandgate.trainer.verl.dataproto import objects
 from sandgate.trainer.verl.framework import aligned
 from sandgate.trainer.verl.sessions import BatchSample
@@ -28,6 +41,7 @@ from tests.trainer.verl.rows import row
 
 LENGTHS = Lengths(8, 64)
 SEEDS = range(60)
+LOST: dict[str, Any] = {"failure_class": "infra", "failure_reason": "NodeLost", "reward": None}
 
 
 def grpo(batch: Any, *, scale: bool = True) -> Any:
@@ -160,9 +174,9 @@ def test_a_group_of_failures_beside_another_group_trains_nothing_and_moves_nothi
 # -- TransferQueue ----------------------------------------------------------------------------------------------------
 
 
-async def stored(group: RandomGroup, uid: str) -> tuple[Any, dict[str, float]]:
+async def stored(group: RandomGroup, uid: str, **said: Any) -> tuple[Any, dict[str, float]]:
     """Keys of the rows that verl's asynchronous buffer gives out, and the advantages that its v1 trainer makes."""
-    await put_group(uid, group.forked, global_steps=1, lengths=LENGTHS)
+    await put_group(uid, group.forked, global_steps=1, lengths=LENGTHS, **said)
     buffer = ReplayBufferAsync(
         "separate_async", SimpleNamespace(), None, "drop", SimpleNamespace(), poll_interval=0.01
     )
@@ -195,9 +209,78 @@ async def test_v1_makes_the_advantages_of_the_unforked_group_of_what_is_in_the_q
         tq.kv_clear(keys=list(left), partition_id="train")
 
 
-async def test_v1_learns_nothing_from_one_session_that_is_left_of_several(queue: None) -> None:
+LONELY: dict[str, tuple[list[Any], dict[str, Any]]] = {
+    "another left a row of its failure": ([row(0), row(1, **LOST)], {}),
+    "the others left none": ([row(0)], {"samples": 4}),
+    "the one before it left none, as its number says": ([row(1)], {}),
+}
+"""Rows of a group of which one session is left, and what is said of it."""
+
+
+@pytest.mark.parametrize(("rows", "said"), LONELY.values(), ids=LONELY)
+async def test_v1_learns_nothing_from_one_session_that_is_left_of_several(
+    queue: None, rows: list[Any], said: dict[str, Any]
+) -> None:
     """Alone in its group it would have its bare score for an advantage."""
-    lost: dict[str, Any] = {"failure_class": "infra", "failure_reason": "NodeLost", "reward": None}
-    group = RandomGroup(forked=[row(0, reward=1.0), row(1, **lost)], rewards={"shop-q1-0": 1.0}, sessions=2)
-    keys, found = await stored(group, "q1")
-    assert (keys, found) == (["q1_0_0", "q1_1_0"], {"shop-q1-0": 0.0})
+    name = rows[0].session_id
+    group = RandomGroup(forked=rows, rewards={name: 1.0}, sessions=2)
+    keys, found = await stored(group, "q1", **said)
+    assert (keys, found) == (["q1_0_0", "q1_1_0"], {name: 0.0})
+
+
+async def test_in_validation_a_lone_survivor_counts_once(queue: None) -> None:
+    """verl says that the others have an accuracy of 0."""
+    await put_group("q1", [row(0)], global_steps=1, lengths=LENGTHS, samples=4, partition="val")
+    assert sorted(tq.kv_list(partition_id="val")["val"]) == ["q1", "q1_0_0"]
+
+
+async def test_of_a_group_of_one_verl_takes_the_score_as_it_always_does(queue: None) -> None:
+    group = RandomGroup(forked=[row(0)], rewards={"shop-q1-0": 1.0}, sessions=1)
+    keys, found = await stored(group, "q1", samples=1)
+    assert keys == ["q1_0_0"]
+    assert found == {"shop-q1-0": pytest.approx(1.0, abs=1e-5)}
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+def test_a_sink_knows_of_sessions_that_left_no_row(samples: int) -> None:
+    batch = VerlSink(LENGTHS).batch([SinkGroup("q1", [row(0)], samples), SinkGroup("q2", [], samples)])
+    wanted = pytest.approx(1.0 if samples == 1 else 0.0, abs=1e-5)
+    advantages, _ = session_advantages(batch)
+    assert by_session(batch, advantages) == {"shop-q1-0": wanted}
+    assert grpo(batch)[0].item() == wanted
+
+
+def metrics_of(keys: list[str], step: int) -> dict[str, float]:
+    """What verl's v1 trainer makes of a step's rows, at the end of every step."""
+    tags = tq.kv_list(partition_id="train")["train"]
+    data = tq.kv_batch_get(keys=keys, partition_id="train", select_fields=["rm_scores"])
+    tq.kv_batch_put(
+        keys=keys,
+        partition_id="train",
+        fields=TensorDict(dict.fromkeys(("advantages", "returns"), data["rm_scores"]), len(keys)),
+    )
+    trainer = SimpleNamespace(
+        config=OmegaConf.create({"actor_rollout_ref": {"rollout": {}, "model": {}}}),
+        use_critic=False,
+        _rollout_moe_lb_metrics_accumulator=None,
+        _get_n_gpus_for_throughput=lambda: 1,
+    )
+    batch = KVBatchMeta(keys=keys, tags=[tags[key] for key in keys], partition_id="train")
+    made: dict[str, float] = {}
+    PPOTrainer._compute_metrics(trainer, batch, made, {"step": 1.0}, step, 0)
+    return made
+
+
+async def test_v1s_metrics_of_a_step_take_the_row_that_stands_beside_a_lone_survivor(queue: None) -> None:
+    """Its versions are those of the row that it stands beside."""
+    await put_group("q1", [row(0), row(1, **LOST)], global_steps=3, lengths=LENGTHS)
+    made = metrics_of(["q1_0_0", "q1_1_0"], 9)
+    assert made["training/off_policy/trajectory_spans/mean"] == 2.0
+    assert made["training/off_policy/trajectory_staleness/max"] == 0
+    extra = tq.kv_batch_get(keys=["q1_1_0"], partition_id="train")["extra_fields"]
+    assert [(one["min_global_steps"], one["max_global_steps"]) for one in extra] == [(7, 8)]
+
+
+def test_a_row_that_trains_nothing_has_its_prompts_step_for_a_version() -> None:
+    (made,) = transfer_rows([masked(row())], uid="q1", session=0, global_steps=3)
+    assert (made.tag["min_global_steps"], made.tag["max_global_steps"]) == (3, 3)

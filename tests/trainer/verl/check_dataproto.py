@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +16,13 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopWorker  # type: ign
 from verl.trainer.ppo.core_algos import (  # type: ignore[import-not-found]
     compute_grpo_outcome_advantage,
 )
+from verl.trainer.ppo.metric_utils import process_validation_metrics  # type: ignore[import-not-found]
+from verl.trainer.ppo.reward import extract_reward  # type: ignore[import-not-found]
 
 from sandgate.contract.errors import InvalidBody
-from sandgate.trainer.verl import Lengths, agent_loop_output, to_dataproto, usable
+from sandgate.trainer.credit.batches import no_row
+from sandgate.trainer.credit.sink import SinkGroup
+from sandgate.trainer.verl import Lengths, VerlSink, agent_loop_output, to_dataproto, usable
 from tests.trainer.verl.rows import row, short
 
 P, R = 4, 6
@@ -98,6 +103,62 @@ def test_a_row_that_teaches_nothing_keeps_its_place_and_changes_no_mean(
     assert batch["rm_scores"].sum(-1).tolist() == [1.0, 0.5, 0.75]
 
 
+def test_a_session_that_failed_takes_no_reward_column_along() -> None:
+    """verl's validation wants each column of a batch in all of them, and takes None for what is not there."""
+    solved = [row(0, reward=1.0, reward_info={"acc": 1.0, "by": "rule"})]
+    lost = no_row("q1", 1, 0)
+    first = to_dataproto([*solved, lost], LENGTHS)
+    assert first.meta_info["reward_extra_keys"] == ["acc", "by"]
+    assert first.non_tensor_batch["by"].tolist() == ["rule", None]
+    batches = [first, to_dataproto([*solved, row(1, reward=0.0, reward_info={"acc": 0.0})], LENGTHS)]
+    infos: dict[str, list[Any]] = {}
+    for batch in batches:  # as RayPPOTrainer._validate gathers them
+        for name, values in extract_reward(batch)[1].items():
+            infos.setdefault(name, []).extend(values.tolist())
+    assert {name: len(values) for name, values in infos.items()} == {"acc": 4, "by": 4}
+    found = process_validation_metrics(["shop"] * 4, ["a", "a", "b", "b"], infos)
+    assert found["shop"]["acc"]["mean@1"] == 1.0
+    assert found["shop"]["acc"]["mean@2"] == 0.5
+
+
+def test_in_validation_what_failed_has_its_groups_plain_mean() -> None:
+    """Scores around it keep the deviation for GRPO; here best@4 would be one that nobody reached."""
+    rows = [row(0, reward=1.0), row(1, reward=0.0), no_row("q1", 2, 0), no_row("q1", 3, 0)]
+    scores = to_dataproto(rows, LENGTHS, validate=True).batch["rm_scores"].sum(-1).tolist()
+    assert scores == [1.0, 0.0, 0.5, 0.5]
+    found = process_validation_metrics(["shop"] * 4, ["q1"] * 4, {"reward": scores})["shop"]["reward"]
+    assert (found["mean@4"], found["std@4"] <= 0.5, found["best@4/mean"] <= 1.0) == (0.5, True, True)
+    assert found["worst@4/mean"] >= 0.0
+
+
+def test_sessions_without_a_task_are_no_group() -> None:
+    """One was scored by another measure than the other: there is nothing to compare."""
+    lost: dict[str, Any] = {"uid": "", "failure_class": "infra", "failure_reason": "NodeLost", "reward": None}
+    rows = [row(0, uid="", session_id="a", reward=5.0), row(0, uid="", session_id="b", reward=1.0)]
+    made = to_dataproto([*rows, row(0, session_id="c", **lost)], LENGTHS)
+    assert made.non_tensor_batch["uid"].tolist() == ["a", "b", "c"]
+    assert made.batch["rm_scores"].sum(-1).tolist() == [5.0, 1.0, 0.0]
+    assert [max(one) for one in grpo_of(made)] == [5.0, 1.0, 0.0], "of a group of one verl takes the score"
+    group = VerlSink(LENGTHS).batch([SinkGroup("q1", rows, 2)])
+    assert group.non_tensor_batch["uid"].tolist() == ["q1", "q1"], "who leased them says that they are one"
+
+
+TAKEN = ("uid", "sandgate_session", "__num_turns__", "responses", "data_source")
+"""Names that a scorer may not give a column: ours, verl's, a tensor's, the data set's."""
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_who_scores_replaces_no_column_of_verls(name: str) -> None:
+    plain = [row(at, reward=float(at)) for at in range(2)]
+    scored = [replace(one, reward_info={name: one.session_id, "acc": 1.0}) for one in plain]
+    columns = {"data_source": ["shop", "shop"]}
+    theirs, ours = (to_dataproto(rows, LENGTHS, columns=columns) for rows in (scored, plain))
+    assert theirs.meta_info["reward_extra_keys"] == ["acc"]
+    for kept in set(ours.non_tensor_batch) - {"score"}:
+        assert theirs.non_tensor_batch[kept].tolist() == ours.non_tensor_batch[kept].tolist(), kept
+    assert grpo_of(theirs) == grpo_of(ours)
+
+
 def test_padded_position_ids_are_0() -> None:
     batch = to_dataproto([short()], LENGTHS).batch
     assert batch["attention_mask"].tolist() == [[0, 0, 1, 1, 1, 1, 0, 0, 0, 0]]
@@ -158,16 +219,20 @@ def test_union_concat_chunk_to_and_from(tmp_path: Path) -> None:
     assert data[0:1].non_tensor_batch["data_source"].tolist() == ["shop"]
 
 
-def test_grpos_advantages_follow_the_rewards_and_spare_context() -> None:
-    data = to_dataproto([row(), short()], LENGTHS)
+def grpo_of(data: Any) -> list[list[float]]:
+    """verl's advantages of each row."""
     advantages, _ = compute_grpo_outcome_advantage(
         token_level_rewards=data.batch["rm_scores"],
         response_mask=data.batch["response_mask"],
         index=data.non_tensor_batch["uid"],
     )
-    good, bad = advantages[0].tolist(), advantages[1].tolist()
-    assert [round(one, 3) for one in good] == [0.707, 0.707, 0.0, 0.0, 0.707, 0.0]
-    assert [round(one, 3) for one in bad] == [-0.707, -0.707, 0.0, 0.0, 0.0, 0.0]
+    return [[round(one, 3) for one in each] for each in advantages.tolist()]
+
+
+def test_grpos_advantages_follow_the_rewards_and_spare_context() -> None:
+    good, bad = grpo_of(to_dataproto([row(), short()], LENGTHS))
+    assert good == [0.707, 0.707, 0.0, 0.0, 0.707, 0.0]
+    assert bad == [-0.707, -0.707, 0.0, 0.0, 0.0, 0.0]
 
 
 def test_a_column_of_the_wrong_length_is_named() -> None:

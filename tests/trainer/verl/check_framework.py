@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 import torch  # type: ignore[import-not-found]
+import transfer_queue as tq  # type: ignore[import-not-found]
 from verl import DataProto  # type: ignore[import-not-found]
 from verl.experimental.agent_loop.agent_loop import AgentLoopManager  # type: ignore[import-not-found]
 from verl.experimental.reward_loop.reward_loop import RewardLoopWorker  # type: ignore[import-not-found]
@@ -131,6 +132,33 @@ async def test_a_truncated_episode_is_a_row_that_says_so_and_is_scored_or_masked
         assert out.batch["rm_scores"].sum(-1).tolist() == [0.0, 0.0]
     left = {"rows/left_out/truncated": 0.0 if truncated == "score" else 2.0}
     assert left.items() <= framework.counters.metrics().items()
+
+
+async def test_in_validation_a_truncated_episode_counts_though_training_masks_it(
+    one: RunningGateway,
+) -> None:
+    runner = {"runner_fqn": "tests.trainer.verl.agents.endless"}
+    framework = running(one, configs(on=runner), truncated="mask", truncated_reward=-1.0)
+    asked = batch(group(2))
+    asked.meta_info["validate"] = True
+    out = await framework.generate_aligned(asked)
+    assert out.batch["rm_scores"].sum(-1).tolist() == [-1.0, -1.0]
+    assert out.non_tensor_batch["sandgate_left_out"].tolist() == ["", ""]
+
+
+@pytest.mark.parametrize(("validate", "rows"), [(False, ["q7_0_0", "q7_1_0"]), (True, ["q7_0_0"])])
+async def test_a_lone_survivor_has_a_masked_row_beside_it_in_training_alone(
+    one: RunningGateway, queue: None, validate: bool, rows: list[str]
+) -> None:
+    (prompt,) = group(1, "q7", s1="raise", s2="raise")
+    prompt |= {"raw_prompt": [{"role": "user", "content": "hi"}], "global_steps": 3}
+    await running(one, n=3, validation_n=3).run_prompt(prompt, validate=validate)
+    partition = "val" if validate else "train"
+    tags = tq.kv_list(partition_id=partition)[partition]
+    assert sorted(tags) == ["q7", *rows]
+    assert tags["q7"]["status"] == "finished"
+    # verl's v1 trainer: its metrics of every step
+    assert np.array([tags[key]["min_global_steps"] for key in rows], dtype=int).tolist() == [0] * len(rows)
 
 
 async def test_a_truncated_episode_that_the_agent_scored_keeps_that_score(one: RunningGateway) -> None:
@@ -322,8 +350,8 @@ async def test_verls_greedy_rows_are_sampled_without_chance(
     seen: dict[int, Any] = {}
     run = framework.sessions.run
 
-    async def spy(sample: Any, sampling: Any) -> list[Trajectory]:
-        rows = await run(sample, sampling)
+    async def spy(sample: Any, sampling: Any, *how: Any) -> list[Trajectory]:
+        rows = await run(sample, sampling, *how)
         seen[sample.index] = rows[0].sampling["temperature"]
         return rows
 

@@ -185,6 +185,7 @@ async def statuses(keys: list[str]) -> dict[str, str]:
 
 async def test_v1_returns_at_once_and_the_rows_come_by_the_queue(running: Running, queue: None) -> None:
     running.version(9)
+    before = running.manager.metrics()["rows/left_out/failure"]
     batch = submitted(dataset("good", "silent"))
     assert running.manager.generate_sequences(batch) is None
     keys = list(batch["uid"])
@@ -196,6 +197,20 @@ async def test_v1_returns_at_once_and_the_rows_come_by_the_queue(running: Runnin
     assert list(data["data_source"]) == ["ask", "ask"]
     tag = tq.kv_list("train")["train"][rows[0]]
     assert (tag["min_global_steps"], tag["max_global_steps"]) == (9, 9)
+    assert running.manager.metrics()["rows/left_out/failure"] == before + N, "the two that asked nothing"
+
+
+async def test_v1_a_lone_survivor_whose_sibling_left_no_row_has_a_masked_row_beside_it(
+    running: Running, queue: None
+) -> None:
+    batch = submitted(dataset("crash"))
+    running.manager.generate_sequences(batch)
+    (key,) = batch["uid"]
+    assert await statuses([key]) == {"crash": "finished"}
+    rows = [f"{key}_0_0", f"{key}_1_0"]
+    data = tq.kv_batch_get(keys=rows, partition_id="train")
+    assert [one.sum().item() for one in data["response_mask"].unbind()] == [SAMPLED, 0]
+    assert [one.sum().item() for one in data["rm_scores"].unbind()] == [1.0, 1.0]
 
 
 async def test_v1_prompts_that_cannot_be_tasks_fail_and_are_not_waited_for(
@@ -246,6 +261,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"public": ["reward_model"]},
         "rollout_job.public: reward_model holds the answer",
     ),
+    "truncated is neither": ({"truncated": "cut"}, "rollout_job.truncated must be score or mask, not 'cut'"),
+    "no number": ({"truncated_reward": "x"}, "rollout_job.truncated_reward must be a finite number, not 'x'"),
     "names are no list": ({"columns": "x"}, "rollout_job.columns must be a list of column names"),
 }
 

@@ -17,7 +17,7 @@ from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer import testing
 from sandgate.trainer.export import parquet
 from sandgate.trainer.export.arrow import from_table, schema, to_table, write_parquet
-from sandgate.trainer.ray.dataset import leased, map_groups, read_trajectories
+from sandgate.trainer.ray.dataset import from_trajectories, leased, map_groups, read_trajectories
 from tests.trainer.verl.rows import row
 
 pytestmark = pytest.mark.usefixtures("quiet_cluster")
@@ -114,6 +114,14 @@ def test_a_function_sees_whole_groups_wherever_their_rows_lie(files: list[Path])
     assert sorted(found, key=lambda one: str(one["uid"])) == [
         {"uid": f"q{at}", "rows": 4 if at == 0 else 3, "best": 2.0} for at in range(6)
     ]
+
+
+def test_sessions_without_a_task_are_groups_of_their_own() -> None:
+    alone = [row(0, uid="", session_id=name, reward=float(at)) for at, name in enumerate("ab")]
+    found = map_groups(from_trajectories([*alone, *rows(1)]), best(), num_partitions=2).take_all()
+    assert sorted((one["uid"], one["rows"], one["best"]) for one in found) == [
+        ("", 1, 0.0), ("", 1, 1.0), ("q0", 4, 2.0),
+    ]  # fmt: skip
 
 
 def test_trajectories_out_of_groups_are_typed_and_groups_are_in_order(files: list[Path]) -> None:

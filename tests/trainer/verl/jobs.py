@@ -24,13 +24,13 @@ def ask(messages):
     url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
     return json.load(urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)))
 messages = [{"role": "user", "content": prompt}]
-for turn in range(2):
+for turn in range(1 if prompt == "once" else 2):
     said = ask(messages)["choices"][0]["message"]["content"]
     messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "go on"}]
 seen = json.dumps({name: value for name, value in os.environ.items() if name.startswith("SANDGATE")})
 open(os.environ["SANDGATE_TERMINATION_LOG"], "w").write(json.dumps({"reward_info": {"seen": seen, "said": said}}))
 """
-"""Two turns, and what it could see of the task. The prompt says how it ends."""
+"""Two turns, or one, and what it could see of the task. The prompt says how it ends."""
 
 VERIFIER = """
 import json, os

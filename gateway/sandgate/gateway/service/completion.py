@@ -196,7 +196,7 @@ class Completions:
         job = sampling.job_sampling(self.config_sampling, session.spec.get("sampling"))
         want = sampling.effective(request.sampling, job)
         refuse_tools(self.codec, request)
-        limits = session.spec.get("limits") or {}
+        limits = row_bounds.bounds(session.spec.get("limits"), self.config.session_limits)
         try:
             window = row_bounds.most(limits, self.window)
             prepared = await self._prepare(session, request, window)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from sandgate.contract.job import RolloutJob
+from sandgate.contract.job import LimitsSpec, RolloutJob
 
 
 def gateway_config(
@@ -47,7 +47,7 @@ def gateway_config(
         },
         "job": job.metadata.name,
         "secret_file": secret_file,
-        "session_limits": {"turns": spec.limits.turns, "total_tokens": spec.limits.total_tokens},
+        "session_limits": _session_limits(spec.limits),
         "limits": {"tasks": 0 if queue is None else queue.capacity},
         "sampling": sampling,
         "log_level": "INFO",
@@ -58,3 +58,10 @@ def gateway_config(
     media = asdict(spec.gateway.media) if spec.gateway.media.allowed_hosts else None
     told = {"roles": roles, "name": name, "media": media}
     return found | {field: value for field, value in told.items() if value}
+
+
+def _session_limits(limits: LimitsSpec) -> dict[str, int]:
+    """Bounds of rows only where there are any: an older gateway's settings have no such names."""
+    rows = {"prompt_tokens": limits.prompt_tokens, "response_tokens": limits.response_tokens}
+    found = {"turns": limits.turns, "total_tokens": limits.total_tokens}
+    return found | {name: most for name, most in rows.items() if most}

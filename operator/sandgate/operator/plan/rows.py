@@ -50,7 +50,7 @@ _ROW = """
     agent.template agent.taskDelivery agent.completion agent.isolation agent.egress
     sampling.temperature sampling.topP sampling.topK sampling.minP sampling.presencePenalty
     sampling.frequencyPenalty sampling.repetitionPenalty sampling.seed sampling.maxTokens sampling.override
-    limits.turns limits.totalTokens limits.sessionSeconds
+    limits.turns limits.totalTokens limits.promptTokens limits.responseTokens limits.sessionSeconds
     reward.source reward.verifier.container reward.verifier.seconds reward.discount reward.cutTurns
     gateway.roles gateway.media.allowedHosts gateway.media.privateAddresses
 """

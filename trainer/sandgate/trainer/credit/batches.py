@@ -25,21 +25,31 @@ def taught(
 
 
 def kept_in_place(
-    rows: Sequence[Trajectory], rules: CreditRules | None = None, *, scores_later: bool = True
+    rows: Sequence[Trajectory],
+    rules: CreditRules | None = None,
+    *,
+    scores_later: bool = True,
+    spread: bool = True,
 ) -> tuple[list[Trajectory], list[LeftOut | None]]:
     """For a batch that keeps its size, of any number of groups; the rows, and why each teaches nothing. One that does
     not has mask 0, and, where others have a score, a `neutral_scores` of its group. One that is too long is one token
     after another, so that it fits. `scores_later`: where nobody scored anything, the trainer does, and rows without a
-    reward stay."""
+    reward stay. `spread`: see `in_place`."""
     found = _scored(rows, rules) if scores_later else rules or CreditRules()
     whys = reasons(rows, found)
-    return in_place(rows, whys, found), whys
+    return in_place(rows, whys, found, spread=spread), whys
 
 
 def in_place(
-    rows: Sequence[Trajectory], whys: Sequence[LeftOut | None], rules: CreditRules
+    rows: Sequence[Trajectory],
+    whys: Sequence[LeftOut | None],
+    rules: CreditRules,
+    *,
+    spread: bool = True,
 ) -> list[Trajectory]:
-    """These rows; those with a reason under mask 0, and with `neutral_scores` of the others of their task."""
+    """These rows; those with a reason under mask 0, and with `neutral_scores` of the others of their task. Without
+    `spread` all with the others' mean, for a batch of which nobody makes advantages: scores beyond all rewards would be
+    believed there."""
     groups: dict[str, list[int]] = {}
     for at, row in enumerate(rows):
         groups.setdefault(row.uid, []).append(at)
@@ -47,15 +57,16 @@ def in_place(
     for members in groups.values():
         kept = [reward for at in members if whys[at] is None and (reward := rows[at].reward) is not None]
         out = [at for at in members if whys[at] is not None]
-        scores.update(zip(out, neutral_scores(kept, len(out)), strict=True))
-    made = []
+        made = neutral_scores(kept, len(out)) if spread else neutral_scores(kept, 1) * len(out)
+        scores.update(zip(out, made, strict=True))
+    found = []
     for at, (row, why) in enumerate(zip(rows, whys, strict=True)):
         if why is not None:
             fits = bool(row.response_ids) and (rules.lengths is None or rules.lengths.fits(row))
             row = masked(row if fits else emptied(row))
             row = replace(row, reward=scores[at] if rules.scored else None)
-        made.append(row)
-    return made
+        found.append(row)
+    return found
 
 
 def masked(row: Trajectory) -> Trajectory:

@@ -12,6 +12,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sandgate.contract.errors import CorruptRecord, InvalidBody
 from sandgate.contract.trajectory import ARRAY_FIELDS, DERIVED, Trajectory
@@ -159,3 +160,9 @@ def _token_arrays(name: str, column: Any) -> Iterator[array[Any]]:
         out = array(code)
         out.frombytes(view[start * size : end * size])
         yield out
+
+
+def with_group(table: Any, *, name: str) -> Any:
+    """With a further column that names the group of each row: its task, or its session where it has none."""
+    uid = table["uid"]
+    return table.append_column(name, pc.if_else(pc.equal(uid, ""), table["session_id"], uid))

@@ -20,11 +20,11 @@ from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer.client.groups import Group
 from sandgate.trainer.export.arrow import from_table, schema, to_batches, to_table
 from sandgate.trainer.export.parquet import read_batches, row_groups
-from sandgate.trainer.export.tables import as_table
+from sandgate.trainer.export.tables import as_table, with_group
 from sandgate.trainer.runs import folder
 
-GROUP = ("job", "uid")
-"""Columns that name a group."""
+GROUP = ("job", "sandgate_group")
+"""Columns that name a group, while they are made; the second is the task's, or the session's where it has none."""
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 Part = tuple[str, tuple[int, ...]]
 """A file, and some of its row groups."""
@@ -125,17 +125,23 @@ def from_trajectories(trajectories: Iterable[Trajectory]) -> Any:
 def map_groups(
     dataset: Any, fn: Callable[[list[Trajectory]], Any], *, num_partitions: int | None = None, **options: Any
 ) -> Any:
-    """A Dataset of what `fn` makes of each whole group, wherever its rows lie. `fn` gets the rows by sample, then by
-    trajectory, and returns trajectories or whatever Ray takes for a batch (columns as a dict, a table, a data frame).
+    """A Dataset of what `fn` makes of each whole group, wherever its rows lie; a session without a task is a group of
+    its own. `fn` gets the rows by sample, then by trajectory, and returns trajectories or whatever Ray takes for a
+    batch (columns as a dict, a table, a data frame).
 
     Ray shuffles for it; `num_partitions` and `options` are of its `groupby` and `map_groups`.
     """
-    grouped = dataset.groupby(list(GROUP), num_partitions=num_partitions)
+    column = functools.partial(with_group, name=GROUP[1])
+    told = dataset.map_batches(column, batch_format="pyarrow", zero_copy_batch=True)
+    grouped = told.groupby(list(GROUP), num_partitions=num_partitions)
     return grouped.map_groups(functools.partial(_on_group, fn), batch_format="pyarrow", **options)
 
 
 def _on_group(fn: Callable[[list[Trajectory]], Any], table: Any) -> Any:
-    rows = sorted(from_table(table), key=lambda row: (row.sample_index, row.session_id, row.trajectory_id))
+    rows = sorted(
+        from_table(table.drop_columns([GROUP[1]])),
+        key=lambda row: (row.sample_index, row.session_id, row.trajectory_id),
+    )
     found = fn(rows)
     if isinstance(found, list) and all(isinstance(one, Trajectory) for one in found):
         return to_table(found)

@@ -10,7 +10,7 @@ from sandgate.trainer.verl.timing import timed
 
 
 class GeneratesSequences:
-    """The call of both of our managers; `worker` is the Ray actor that does it."""
+    """The call of both of our managers, and what they count; `worker` is the Ray actor that does it."""
 
     worker: Any
 
@@ -27,6 +27,20 @@ class GeneratesSequences:
         if sys._getframe(1).f_code.co_flags & inspect.CO_COROUTINE:  # verl's own rule: `auto_await`
             return self._generate(prompts)
         return timed(ray.get(self.worker.generate.remote(prompts)))
+
+    def metrics(self) -> dict[str, float]:
+        """Rows that teach, and rows that do not, by reason, since the start; for a trainer's log."""
+        import ray
+
+        found: tuple[dict[str, float], str] = ray.get(self.worker.rows.remote())
+        return found[0]
+
+    def prometheus(self) -> str:
+        """The same in Prometheus' text format."""
+        import ray
+
+        found: tuple[dict[str, float], str] = ray.get(self.worker.rows.remote())
+        return found[1]
 
     async def _generate(self, prompts: Any) -> Any:
         return timed(await self.worker.generate.remote(prompts))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -10,6 +12,7 @@ import numpy as np
 from sandgate.contract.errors import InvalidBody
 from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer.credit.batches import kept_in_place
+from sandgate.trainer.credit.counters import RowCounters
 from sandgate.trainer.credit.reasons import CreditRules, LeftOut, Truncated
 from sandgate.trainer.verl import rows as of
 from sandgate.trainer.verl.multimodal import check_placeholders, has_rope, inputs_of, rope_positions
@@ -31,21 +34,24 @@ def to_dataproto(
     processor: Any = None,
     seconds: Sequence[float] | None = None,
     truncated: Truncated = "score",
+    validate: bool = False,
 ) -> Any:
     """A batch as verl's agent loops make it, one row per trajectory, in order. A row that teaches nothing (a failure
     that is not the policy's, a side call, more tokens than `lengths`) has mask 0, the reason in `sandgate_left_out`,
-    and a score that changes nothing of what GRPO makes of the others (`neutral_scores`).
+    and a score that changes nothing of what GRPO makes of the others (`neutral_scores`). A session without a task is a
+    group of its own, as in `put_group`.
 
     `columns`: further non-tensor columns, one value per row. `pad_positions`: of padding; verl's comments say 0, its
     code has other numbers there, which `verl` gives; attention never looks at them. `processor`: of a model that
     sees, as verl's `hf_processor` makes it; position_ids are [rows, 4, length] if the model's are M-RoPE.
-    `seconds`: how long each session took. `truncated`: whether rows that a limit ended are masked. `rm_scores` is there
-    if every row has a reward. Raises InvalidBody for no rows at all, and for rows with images without a processor;
-    CorruptRecord.
+    `seconds`: how long each session took. `truncated`: whether rows that a limit ended are masked. `validate`: the
+    score of a row that teaches nothing is the plain mean of its group. `rm_scores` is there if every row has a reward.
+    Raises InvalidBody for no rows at all, and for rows with images without a processor; CorruptRecord.
     """
     from verl import DataProto  # type: ignore[import-not-found]
 
-    found, whys = kept_in_place(trajectories, CreditRules(lengths=lengths, truncated=truncated))
+    rules = CreditRules(lengths=lengths, truncated=truncated)
+    found, whys = kept_in_place([named(row) for row in trajectories], rules, spread=not validate)
     if not found:
         raise InvalidBody("a DataProto needs at least one row", field="trajectories")
     inputs = [inputs_of(row, processor) for row in found]
@@ -53,17 +59,25 @@ def to_dataproto(
         _text_only(found)
     metrics = [NO_METRICS | {"generate_sequences": took} for took in seconds or [0.0] * len(found)]
     meta: dict[str, Any] = {"metrics": metrics}
-    extra, extra_keys = _reward_columns(found)
-    if of.all_or_none(found):
-        meta["reward_extra_keys"] = extra_keys
     tensors = _tensors(found, lengths, pad_token_id, pad_positions)
     if processor is not None:
         _see(processor, found, tensors, inputs, pad_positions)
-    return DataProto.from_dict(
-        tensors=tensors,
-        non_tensors={**_columns(found, inputs, whys), **extra, **_given(columns or {}, len(found))},
-        meta_info=meta,
-    )
+    own = {**_columns(found, inputs, whys), **_given(columns or {}, len(found))}
+    extra = _reward_columns(found, {*own, *tensors})
+    if of.all_or_none(found):
+        meta["reward_extra_keys"] = list(extra)
+    return DataProto.from_dict(tensors=tensors, non_tensors=own | extra, meta_info=meta)
+
+
+def count(batch: Any, counters: RowCounters) -> None:
+    """Rows of a batch that teach, and those that do not, by reason."""
+    whys = Counter(batch.non_tensor_batch[LEFT_OUT].tolist())
+    counters.add(whys.pop("", 0), whys)
+
+
+def named(row: Trajectory, uid: str = "") -> Trajectory:
+    """The row with a name for its group: of its task, else `uid`, else of its session."""
+    return row if row.uid else replace(row, uid=uid or row.session_id)
 
 
 def _text_only(rows: Sequence[Trajectory]) -> None:
@@ -153,11 +167,13 @@ def _columns(
     return found
 
 
-def _reward_columns(rows: Sequence[Trajectory]) -> tuple[dict[str, Any], list[str]]:
-    """A column for each key that every row has: verl reads the keys of one row in all."""
+def _reward_columns(rows: Sequence[Trajectory], taken: Collection[str]) -> dict[str, Any]:
+    """A column for each key of a row's reward_info, None where a row has none: a session that failed does not take the
+    others' along, and verl's validation leaves None out. None for a name that a column has already: whoever scores
+    does not say which group a row is of."""
     infos = [of.extra_info(row) for row in rows]
-    shared = [name for name in infos[0] if all(name in info for info in infos)]
-    return {name: np.array([info[name] for info in infos]) for name in shared}, shared
+    names = dict.fromkeys(name for info in infos for name in info if name not in taken)
+    return {name: np.array([info.get(name) for info in infos]) for name in names}
 
 
 def _given(columns: Mapping[str, Sequence[Any]], size: int) -> dict[str, Any]:

@@ -283,17 +283,3 @@ class AgentFrameworkRolloutAdapter(GeneratesSequences):
         made = worker.remote(config, gateways, reward_loop_worker_handles)
         ray.get(made.ready.remote())
         return cls(made, gateways)
-
-    def metrics(self) -> dict[str, float]:
-        """Rows that teach, and rows that do not, by reason, since the start; for a trainer's log."""
-        import ray
-
-        found: tuple[dict[str, float], str] = ray.get(self.worker.rows.remote())
-        return found[0]
-
-    def prometheus(self) -> str:
-        """The same in Prometheus' text format."""
-        import ray
-
-        found: tuple[dict[str, float], str] = ray.get(self.worker.rows.remote())
-        return found[1]

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from sandgate.trainer.credit.batches import no_row, taught
 from sandgate.trainer.credit.counters import RowCounters
 from sandgate.trainer.credit.one_row import alone
 from sandgate.trainer.credit.reasons import CreditRules, LeftOut, Truncated
-from sandgate.trainer.verl.dataproto import LEFT_OUT, to_dataproto
+from sandgate.trainer.verl.dataproto import count, to_dataproto
 from sandgate.trainer.verl.rows import Lengths
 from sandgate.trainer.verl.runners import Runner, RunnerConfig
 from sandgate.trainer.verl.sessions import BatchSample, Score, SessionRunner
@@ -63,13 +62,17 @@ class OpenAICompatibleAgentFramework(AgentFramework):
     ) -> None:
         """`sampling`: as in a gateway's session; what the trainer says goes before what the agent asks. `n`: sessions
         per prompt of a TransferQueue batch; a DataProto has its repetitions as rows. `processor`: as in `to_dataproto`.
-        `truncated`, `truncated_reward`: see `SessionRunner`."""
+        `truncated`: whether an episode that a limit ended counts or is masked; in validation it counts.
+        `truncated_reward`: see `SessionRunner`."""
         made = {name: Runner(config) for name, config in runners.items()}
         self.sessions = SessionRunner(
             gateways, made, lengths,
-            score=score, job=job, truncated=truncated, truncated_reward=truncated_reward,
+            score=score, job=job, truncated_reward=truncated_reward,
         )  # fmt: skip
-        self.rules = CreditRules(lengths=lengths, truncated=truncated)
+        self._rules = {
+            False: CreditRules(lengths=lengths, truncated=truncated),
+            True: CreditRules(lengths=lengths),  # an episode that was cut short did not solve its task
+        }
         self.counters = RowCounters()
         """Of what this framework gave its trainer."""
         self.lengths, self.pad_token_id, self.processor = lengths, pad_token_id, processor
@@ -85,25 +88,27 @@ class OpenAICompatibleAgentFramework(AgentFramework):
     async def generate_sequences(self, prompts: Any) -> Any:
         """A row per trajectory, in the order of the prompts; none for a session that failed. Raises the first failure
         if all did."""
-        samples, found, took = await self._run_batch(prompts)
+        validate, samples, found, took = await self._run_batch(prompts)
         flat = [
             (row, sample, each)
             for rows, sample, each in zip(found, samples, took, strict=True)
             for row in rows
         ]
-        return self._batch(*zip(*flat, strict=True))
+        return self._batch(*zip(*flat, strict=True), validate=validate)
 
     async def generate_aligned(self, prompts: Any) -> Any:
         """Exactly a row per prompt, as a trainer needs that joins the batches: a session's main trajectory, with all
         that was sampled on it. One that failed is a single masked token, whose score changes nothing of the others'
         advantages where the group has room for that (`neutral_scores`)."""
-        samples, found, took = await self._run_batch(prompts)
+        validate, samples, found, took = await self._run_batch(prompts)
         whole = aligned(samples, found, self.pad_token_id)
         self.counters.add(0, {LeftOut.OTHER_ROW.value: sum(len(rows) - 1 for rows in found if rows)})
-        return self._batch(whole, samples, took)
+        return self._batch(whole, samples, took, validate=validate)
 
-    async def _run_batch(self, prompts: Any) -> tuple[list[BatchSample], list[list[Trajectory]], list[float]]:
-        """Samples, what each gave, and how long it took, in seconds."""
+    async def _run_batch(
+        self, prompts: Any
+    ) -> tuple[bool, list[BatchSample], list[list[Trajectory]], list[float]]:
+        """Whether it is for validation; samples, what each gave, and how long it took, in seconds."""
         validate = bool(prompts.meta_info.get("validate", False))
         samples = samples_of(prompts.non_tensor_batch, len(prompts))
         took = [0.0] * len(samples)
@@ -111,7 +116,7 @@ class OpenAICompatibleAgentFramework(AgentFramework):
         async def timed(at: int, sample: BatchSample) -> list[Trajectory]:
             began = time.monotonic()
             try:
-                return await self.sessions.run(sample, self._sampling_of(sample, validate=validate))
+                return await self._run(sample, validate=validate)
             finally:
                 took[at] = time.monotonic() - began
 
@@ -121,13 +126,20 @@ class OpenAICompatibleAgentFramework(AgentFramework):
             log.error("a session failed", exc_info=error)
         if failures and len(failures) == len(found):
             raise failures[0]
-        return samples, [[] if isinstance(one, BaseException) else one for one in found], took
+        rows = [[] if isinstance(one, BaseException) else one for one in found]
+        return validate, samples, rows, took
 
-    def _sampling_of(self, sample: BatchSample, *, validate: bool) -> Mapping[str, Any]:
-        return GREEDY if sample.greedy and not validate else self._sampling[validate]
+    async def _run(self, sample: BatchSample, *, validate: bool) -> list[Trajectory]:
+        sampling = GREEDY if sample.greedy and not validate else self._sampling[validate]
+        return await self.sessions.run(sample, sampling, self._rules[validate].truncated)
 
     def _batch(
-        self, rows: Sequence[Trajectory], samples: Sequence[BatchSample], took: Sequence[float]
+        self,
+        rows: Sequence[Trajectory],
+        samples: Sequence[BatchSample],
+        took: Sequence[float],
+        *,
+        validate: bool,
     ) -> Any:
         names = [name for name in samples[0].columns if name != "multi_modal_data"]
         columns = {name: [sample.columns[name] for sample in samples] for name in names}
@@ -139,10 +151,10 @@ class OpenAICompatibleAgentFramework(AgentFramework):
             columns=columns,
             processor=self.processor,
             seconds=took,
-            truncated=self.rules.truncated,
+            truncated=self._rules[validate].truncated,
+            validate=validate,
         )
-        whys = Counter(made.non_tensor_batch[LEFT_OUT].tolist())
-        self.counters.add(whys.pop("", 0), whys)
+        count(made, self.counters)
         return made
 
     # -- TransferQueue ------------------------------------------------------------------------------------------------
@@ -163,7 +175,7 @@ class OpenAICompatibleAgentFramework(AgentFramework):
     async def run_prompt(self, prompt: Mapping[str, Any], *, validate: bool = False) -> None:
         """All sessions of one prompt, into the queue. Its tag becomes terminal when the last one has been written, so
         that none comes after the trainer took the group. `failure` would have verl throw away the whole group, so it is
-        for a group without a row; where one session is left, a `companion` stands beside it."""
+        for a group without a row; where one session is left to train on, a `companion` stands beside it."""
         uid, partition = str(prompt["uid"]), VALIDATION if validate else TRAIN
         status = "failure"
         await put_status(uid, "running", partition=partition)
@@ -176,35 +188,34 @@ class OpenAICompatibleAgentFramework(AgentFramework):
                 log.error("a session of prompt %s failed", uid, exc_info=error)
             self.counters.add(0, {LeftOut.FAILURE.value: len(failures)})
             kept = {at: one for at, one in enumerate(said) if one and not isinstance(one, BaseException)}
-            if len(kept) == 1 and n > 1:
+            if len(kept) == 1 and n > 1 and not validate:
                 ((at, rows),) = kept.items()
                 free = next(sample for sample in samples if sample.index != at)
-                for other in companion(rows):
-                    await self._put(other, free, validate=validate)
+                await put_rows(companion(rows, **self._as(free)), partition=partition)
             status = "finished" if kept else "failure"
         finally:
             await asyncio.shield(put_status(uid, status, partition=partition))  # type: ignore[arg-type]
 
     async def _into_queue(self, sample: BatchSample, *, validate: bool) -> list[Trajectory]:
         """The rows that were written: those that teach."""
-        found = await self.sessions.run(sample, self._sampling_of(sample, validate=validate))
-        rows, left_out = taught(found, self.rules)
+        found = await self._run(sample, validate=validate)
+        rows, left_out = taught(found, self._rules[validate])
         self.counters.add(len(rows), left_out)
         if left_out:
             log.info("prompt %s, sample %s: %s left out", sample.uid, sample.index, dict(left_out))
-        await self._put(rows, sample, validate=validate)
+        made = transfer_rows(rows, **self._as(sample))
+        await put_rows(made, partition=VALIDATION if validate else TRAIN)
         return rows
 
-    async def _put(self, rows: Sequence[Trajectory], sample: BatchSample, *, validate: bool) -> None:
-        made = transfer_rows(
-            rows,
-            uid=sample.uid,
-            session=sample.index,
-            global_steps=int(sample.columns.get("global_steps", 0)),
-            columns=sample.columns,
-            processor=self.processor,
-        )
-        await put_rows(made, partition=VALIDATION if validate else TRAIN)
+    def _as(self, sample: BatchSample) -> dict[str, Any]:
+        """What its rows in the queue have, beside the rows themselves."""
+        return {
+            "uid": sample.uid,
+            "session": sample.index,
+            "global_steps": int(sample.columns.get("global_steps", 0)),
+            "columns": sample.columns,
+            "processor": self.processor,
+        }
 
 
 async def settled(work: Any) -> list[Any]:

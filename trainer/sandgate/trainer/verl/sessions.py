@@ -79,14 +79,13 @@ class SessionRunner:
         *,
         score: Score | None = None,
         job: str = "",
-        truncated: Truncated = "score",
         truncated_reward: float = 0.0,
     ) -> None:
-        """`score`: asked for sessions that nobody gave a reward. `truncated`: whether an episode that a limit ended
-        counts or is masked; `truncated_reward`: of one that nobody scored."""
+        """`score`: asked for sessions that nobody gave a reward. `truncated_reward`: of an episode that a limit ended,
+        and that nobody scored."""
         self.gateways, self.runners, self.lengths = gateways, dict(runners), lengths
         self.score, self.job = score, job
-        self.truncated, self.truncated_reward = truncated, truncated_reward
+        self.truncated_reward = truncated_reward
 
     def runner_of(self, agent_name: Any) -> Runner:
         """The runner for a sample; with a single one, that. Raises InvalidBody."""
@@ -99,9 +98,12 @@ class SessionRunner:
             raise InvalidBody(f"agent_name: no runner {agent_name!r}; there are {known}", field="agent_name")
         return self.runners[agent_name]
 
-    async def run(self, sample: BatchSample, sampling: Mapping[str, Any]) -> list[Trajectory]:
+    async def run(
+        self, sample: BatchSample, sampling: Mapping[str, Any], truncated: Truncated = "score"
+    ) -> list[Trajectory]:
         """The session's trajectories, all with the session's score; at least one, of whatever length. An episode that
-        met the window, its turn limit or its time is one, too, and its rows say why it ended.
+        met the window, its turn limit or its time is one, too, and its rows say why it ended; where such are masked
+        (`truncated`), nobody is asked for its score.
 
         Raises what the agent raised, NoTurns, NoReward, NotCompleted. Whatever is raised, cancellation included, the
         session is aborted and its place is free.
@@ -118,7 +120,7 @@ class SessionRunner:
             raise NoTurns(
                 f"session {session_id} sampled nothing; prompts may have {self.lengths.prompt} tokens"
             )
-        return await self._scored(rows, sample)
+        return await self._scored(rows, sample, truncated)
 
     async def _captured(
         self, runner: Runner, session_id: str, sample: BatchSample, sampling: Mapping[str, Any]
@@ -159,12 +161,14 @@ class SessionRunner:
         except SandgateError as error:  # what ended the session is the news, and is raised
             log.warning("session %s was not aborted: %s", session_id, error)
 
-    async def _scored(self, rows: Sequence[Trajectory], sample: BatchSample) -> list[Trajectory]:
+    async def _scored(
+        self, rows: Sequence[Trajectory], sample: BatchSample, truncated: Truncated
+    ) -> list[Trajectory]:
         last = final(rows)
         if last.reward is not None:
             return broadcast(rows)
         if is_truncated(last) and last.failure_reason is not None:
-            if self.truncated == "mask":
+            if truncated == "mask":
                 return list(rows)
             if self.score is None:
                 return broadcast(rows, self.truncated_reward)

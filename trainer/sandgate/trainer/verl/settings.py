@@ -61,20 +61,20 @@ def _known(section: Mapping[str, Any], name: str, keys: frozenset[str]) -> dict[
     return dict(given)
 
 
-def truncated_of(section: Mapping[str, Any]) -> Truncated:
+def truncated_of(section: Mapping[str, Any], where: str = WHERE) -> Truncated:
     """Raises ValueError."""
     said = section.get("truncated") or "score"
     if said not in get_args(Truncated):
-        raise ValueError(f"{WHERE}.truncated must be score or mask, not {said!r}")
+        raise ValueError(f"{where}.truncated must be score or mask, not {said!r}")
     return "mask" if said == "mask" else "score"
 
 
-def reward_of(section: Mapping[str, Any]) -> float:
+def reward_of(section: Mapping[str, Any], where: str = WHERE) -> float:
     """Raises ValueError."""
     said = section.get("truncated_reward")
     found = 0.0 if said is None else finite(said)
     if found is None:
-        raise ValueError(f"{WHERE}.truncated_reward must be a finite number, not {said!r}")
+        raise ValueError(f"{where}.truncated_reward must be a finite number, not {said!r}")
     return found
 
 

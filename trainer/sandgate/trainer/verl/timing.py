@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from sandgate.trainer.credit.counters import RowCounters
-from sandgate.trainer.verl.dataproto import LEFT_OUT
+from sandgate.trainer.verl.dataproto import count
 
 PARTS = ("num_preempted", "generate_sequences", "tool_calls", "compute_score")
 """Of verl's AgentLoopMetrics; all but generate_sequences stay at their start values here."""
@@ -24,8 +23,7 @@ def timed(data: Any) -> Any:
 def rows(data: Any) -> dict[str, float]:
     """How many rows teach, and how many do not and why, of this batch; verl logs all that is in `timing`."""
     counted = RowCounters()
-    whys = Counter(data.non_tensor_batch[LEFT_OUT].tolist())
-    counted.add(whys.pop("", 0), whys)
+    count(data, counted)
     return {f"agent_loop/{name}": value for name, value in counted.metrics().items()}
 
 

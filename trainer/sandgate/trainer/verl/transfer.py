@@ -104,6 +104,7 @@ def _fields(row: Trajectory, processor: Any, *, scored: bool) -> dict[str, Any]:
 
 
 def _tag(row: Trajectory, global_steps: int) -> dict[str, Any]:
+    """verl's metrics take its versions for numbers: those of a row that trains nothing are the prompt's step."""
     prompt, response = len(row.prompt_ids), len(row.response_ids)
     oldest, newest = of.steps(row)
     return {
@@ -112,8 +113,8 @@ def _tag(row: Trajectory, global_steps: int) -> dict[str, Any]:
         "response_len": response,
         "seq_len": prompt + response,
         "global_steps": global_steps,
-        "min_global_steps": oldest,
-        "max_global_steps": newest,
+        "min_global_steps": global_steps if oldest is None else oldest,
+        "max_global_steps": global_steps if newest is None else newest,
     }
 
 
@@ -168,13 +169,16 @@ async def put_group(
     processor: Any = None,
     truncated: Truncated = "score",
     counters: RowCounters | None = None,
+    samples: int | None = None,
 ) -> str:
     """A whole group that was leased, as if verl's own agent loops had made it; returns the uid it has there. Rows that
     teach nothing are left out (see `prepare`), logged, and counted in `counters`; none is cut. Without
     anything to train on its status is `failure`. Where one session of several is left, a masked row stands beside it
-    with the same score, so that its advantage is 0: of a group of one verl takes the bare score. Raises InvalidBody,
-    CorruptRecord for what `transfer_rows` refuses and for rows with images that do not fit; then nothing is written,
-    and the status is `failure`, too."""
+    with the same score, so that its advantage is 0: of a group of one verl takes the bare score; in validation, which
+    makes no advantages, it would count twice. `samples`: how many
+    sessions were asked for; without, those whose rows show that they were, and others may have left none. Raises
+    InvalidBody, CorruptRecord for what `transfer_rows` refuses and for rows with images that do not fit; then nothing
+    is written, and the status is `failure`, too."""
     key = uid_key_of(uid, trajectories)
     await put_status(key, "running", partition=partition, global_steps=global_steps)
     status: Status = "failure"
@@ -188,13 +192,13 @@ async def put_group(
         for row in rows:
             by_session.setdefault((row.sample_index, row.session_id), []).append(row)
         groups = [own for _, own in sorted(by_session.items())]
-        if len(groups) == 1 and len({row.session_id for row in trajectories}) > 1:
-            groups += companion(groups[0])
+        told = {"uid": key, "global_steps": global_steps, "columns": columns, "processor": processor}
         found: list[TransferRow] = []
         for number, own in enumerate(groups):
-            found += transfer_rows(
-                own, uid=key, session=number, global_steps=global_steps, columns=columns, processor=processor
-            )
+            found += transfer_rows(own, session=number, **told)
+        several = partition == TRAIN and max(samples or 0, asked_for(trajectories)) > 1
+        if len(groups) == 1 and several:
+            found += companion(groups[0], session=1, **told)
         await put_rows(found, partition=partition)
         status = "finished" if found else "failure"
     finally:  # a group that stays `running` would be waited for
@@ -202,13 +206,34 @@ async def put_group(
     return key
 
 
-def companion(rows: Sequence[Trajectory]) -> list[list[Trajectory]]:
-    """For the one session that is left of a group: a masked row with its score, as a session of its own. None where
-    nobody scored it."""
+def asked_for(rows: Sequence[Trajectory]) -> int:
+    """How many sessions their group has at least: those that left rows, and those that come before one of them."""
+    seen = {row.session_id for row in rows}
+    return max([len(seen), *(row.sample_index + 1 for row in rows)])
+
+
+def companion(
+    rows: Sequence[Trajectory],
+    *,
+    uid: str,
+    session: int,
+    global_steps: int,
+    columns: Mapping[str, Any] | None = None,
+    processor: Any = None,
+) -> list[TransferRow]:
+    """For the one session that is left of a group: a masked row with its score and its versions, as a session of its
+    own; the rest as in `transfer_rows`. None where nobody scored it."""
     main = main_row(rows)
     if main.reward is None:
         return []
-    return [[replace(emptied(main), session_id="", trajectory_id=0)]]
+    alone = replace(emptied(main), session_id="", trajectory_id=0)
+    (made,) = transfer_rows(
+        [alone], uid=uid, session=session, global_steps=global_steps, columns=columns, processor=processor
+    )
+    like = _tag(main, global_steps)
+    steps = {name: like[name] for name in ("min_global_steps", "max_global_steps")}
+    extra = {"extra_fields": made.fields["extra_fields"] | steps}
+    return [replace(made, fields=made.fields | extra, tag=made.tag | steps)]
 
 
 def uid_key_of(uid: str, trajectories: Sequence[Trajectory]) -> str:

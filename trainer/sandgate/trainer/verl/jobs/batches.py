@@ -11,6 +11,7 @@ from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer.client.pushed_groups import reasons_of
 from sandgate.trainer.credit.batches import no_row
 from sandgate.trainer.credit.one_row import alone
+from sandgate.trainer.credit.reasons import TRUNCATIONS, Truncated
 from sandgate.trainer.verl.dataproto import to_dataproto
 from sandgate.trainer.verl.rewards import broadcast, final
 from sandgate.trainer.verl.rows import Lengths, usable
@@ -20,10 +21,13 @@ log = logging.getLogger(__name__)
 
 
 async def scored(
-    rows: Sequence[Trajectory], columns: Mapping[str, Any], score: Score | None
+    rows: Sequence[Trajectory],
+    columns: Mapping[str, Any],
+    score: Score | None,
+    truncated_reward: float = 0.0,
 ) -> list[Trajectory]:
-    """A group's rows by session, each session with one score: its own, or the reward loop's where nobody gave one. What
-    failed is not asked about."""
+    """A group's rows by session, each session with one score: its own, or the reward loop's where nobody gave one, or
+    `truncated_reward` where a limit ended it and there is no such loop. What failed is not asked about."""
     sessions: dict[str, list[Trajectory]] = {}
     for row in rows:
         sessions.setdefault(row.session_id, []).append(row)
@@ -31,10 +35,14 @@ async def scored(
     for own in sessions.values():
         last = final(own)
         failed = last.failure_class not in (None, FailureClass.POLICY)
-        if last.reward is not None or failed or score is None:
+        if last.reward is not None or failed:
             found += own
-        else:
+        elif score is not None:
             found += broadcast(own, *(await score(last, columns)))
+        elif last.failure_reason in TRUNCATIONS:
+            found += broadcast(own, truncated_reward)
+        else:
+            found += own
     return found
 
 
@@ -47,12 +55,12 @@ def aligned(
     pad: int,
 ) -> list[Trajectory]:
     """The final trajectory of each sample's session, in order, with all that was sampled on its path (a fork's shared
-    turns are otherwise trained in another row); `n`: sessions of a group. One that failed, sampled
-    nothing or was not scored is a single masked token with its group's mean: it trains nothing and moves no baseline.
+    turns are otherwise trained in another row); `n`: sessions of a group. One that failed, or was not scored, is a
+    single masked token with its group's mean: it trains nothing and moves no baseline.
     Rows of a uid beyond `n`, with which verl pads a batch, are its first sessions again. Raises Unavailable if there is
-    nothing at all."""
-    by_uid = {uid: _finals(rows, lengths) for uid, rows in groups.items()}
-    if not any(by_uid.values()):
+    nothing at all that fits."""
+    by_uid = {uid: _finals(rows) for uid, rows in groups.items()}
+    if not any(usable(finals.values(), lengths) for finals in by_uid.values()):
         raise Unavailable(
             f"no session of {len(samples)} samples gave anything to train on{reasons_of(groups)}"
         )
@@ -63,13 +71,12 @@ def aligned(
     return found
 
 
-def _finals(rows: Sequence[Trajectory], lengths: Lengths) -> dict[int, Trajectory]:
+def _finals(rows: Sequence[Trajectory]) -> dict[int, Trajectory]:
     sessions: dict[tuple[int, str], list[Trajectory]] = {}
     for row in rows:
         if row.failure_class in (None, FailureClass.POLICY) and row.reward is not None:
             sessions.setdefault((row.sample_index, row.session_id), []).append(row)
-    finals = {sample: usable([alone(own)], lengths) for (sample, _), own in sessions.items()}
-    return {sample: left[0] for sample, left in finals.items() if left}
+    return {sample: alone(own) for (sample, _), own in sessions.items()}
 
 
 def dataproto(
@@ -78,9 +85,20 @@ def dataproto(
     lengths: Lengths,
     pad: int,
     took: Sequence[float],
+    *,
+    truncated: Truncated,
+    validate: bool,
 ) -> Any:
     """The batch, with the columns that it was asked with."""
     names = [name for name in samples[0].columns if name != "multi_modal_data"]
     columns = {name: [sample.columns.get(name) for sample in samples] for name in names}
     columns["uid"] = [sample.uid for sample in samples]
-    return to_dataproto(rows, lengths, pad_token_id=pad, columns=columns, seconds=took)
+    return to_dataproto(
+        rows,
+        lengths,
+        pad_token_id=pad,
+        columns=columns,
+        seconds=took,
+        truncated=truncated,
+        validate=validate,
+    )

@@ -12,7 +12,8 @@ from sandgate.trainer.verl.jobs.settings import JobSettings
 
 
 def job_of(job: RolloutJob, settings: JobSettings, endpoints: Sequence[str], *, validate: bool) -> RolloutJob:
-    """See `pushed_job`; verl decides tokenizer and window, too."""
+    """See `pushed_job`; verl decides tokenizer and window, too, and the most tokens of a row: gateways hold that before
+    they sample, as what is longer would be left out, whatever its score."""
     kind = settings.validation if validate else settings.train
     engine = EngineSpec(
         endpoints=tuple(endpoints),
@@ -23,4 +24,5 @@ def job_of(job: RolloutJob, settings: JobSettings, endpoints: Sequence[str], *, 
         job, "verl", engine=engine, group_size=kind.n, sampling=kind.sampling, validate=validate
     )
     model = replace(made.spec.model, tokenizer=settings.tokenizer, max_model_len=settings.max_model_len)
-    return replace(made, spec=replace(made.spec, model=model))
+    limits = replace(made.spec.limits, **settings.lengths.limits())
+    return replace(made, spec=replace(made.spec, model=model, limits=limits))

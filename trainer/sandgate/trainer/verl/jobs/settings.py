@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sandgate.trainer.credit.reasons import Truncated
 from sandgate.trainer.verl.rows import Lengths
+from sandgate.trainer.verl.settings import reward_of, truncated_of
 
 SECTION = "actor_rollout_ref.rollout.custom.rollout_job"
-KEYS = ("manifest", "out", "relays", "public", "columns", "wait_s")
+KEYS = ("manifest", "out", "relays", "public", "columns", "wait_s", "truncated", "truncated_reward")
 WAIT_S = 3600.0
 """How long a batch waits for its next group. A group of agents that code takes many minutes; a cluster may be full."""
 SECRET = ("reward_model", "extra_info")
@@ -47,6 +49,14 @@ class JobSettings:
     validation: Sampled
     tokenizer: str
     logprobs_mode: str
+    truncated: Truncated = "score"
+    """Whether episodes that a limit ended count in training, or are masked. Validation scores them."""
+    truncated_reward: float = 0.0
+    """Of such a one that nobody scored."""
+
+    def truncated_in(self, *, validate: bool) -> Truncated:
+        """What becomes of them in a batch of this kind."""
+        return "score" if validate else self.truncated
 
 
 def job_settings(config: Any) -> JobSettings:
@@ -74,6 +84,8 @@ def job_settings(config: Any) -> JobSettings:
         validation=Sampled(n=int(validation.get("n") or 1), sampling=_sampling(validation)),
         tokenizer=_folder(model),
         logprobs_mode=str(rollout.get("logprobs_mode") or "processed_logprobs"),
+        truncated=truncated_of(section, SECTION),
+        truncated_reward=reward_of(section, SECTION),
     )
 
 

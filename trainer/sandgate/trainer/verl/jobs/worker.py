@@ -13,6 +13,9 @@ from typing import Any
 from sandgate.contract.errors import SandgateError, Unsupported
 from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer.client.pushed_groups import PushedGroups
+from sandgate.trainer.credit.counters import RowCounters
+from sandgate.trainer.credit.reasons import LeftOut
+from sandgate.trainer.verl.dataproto import count
 from sandgate.trainer.verl.framework import prompts_of, samples_of
 from sandgate.trainer.verl.jobs.batches import aligned, dataproto, scored
 from sandgate.trainer.verl.jobs.running import verl_job
@@ -37,6 +40,8 @@ class JobWorker:
         self._starting = asyncio.Lock()
         self._background: set[asyncio.Task[None]] = set()
         self._queue = False
+        self.counters = RowCounters()
+        """Of what its trainer was given."""
 
     async def start(self) -> None:
         """The job that trains runs. Raises what it raises when it cannot."""
@@ -78,7 +83,7 @@ class JobWorker:
 
         async def group(uid: str, future: asyncio.Future[tuple[Trajectory, ...]]) -> list[Trajectory]:
             rows = await job.group(uid, future, self.settings.wait_s)
-            found = await scored(rows, firsts[uid].columns, self.score)
+            found = await scored(rows, firsts[uid].columns, self.score, self.settings.truncated_reward)
             took[uid] = time.monotonic() - began
             return found
 
@@ -86,7 +91,16 @@ class JobWorker:
         groups = dict(zip(firsts, found, strict=True))
         rows = aligned(samples, groups, self.settings.lengths, n=kind.n, pad=self.pad)
         seconds = [took[sample.uid] for sample in samples]
-        return dataproto(rows, samples, self.settings.lengths, self.pad, seconds)
+        truncated = self.settings.truncated_in(validate=validate)
+        made = dataproto(
+            rows, samples, self.settings.lengths, self.pad, seconds, truncated=truncated, validate=validate
+        )
+        count(made, self.counters)
+        return made
+
+    async def rows(self) -> tuple[dict[str, float], str]:
+        """What teaches and what does not, since the start: for a trainer's log, and for Prometheus."""
+        return self.counters.metrics(), self.counters.prometheus()
 
     def _task(self, columns: Mapping[str, Any]) -> Any:
         return task_of(columns, public=self.settings.public, further=self.settings.columns)
@@ -114,7 +128,7 @@ class JobWorker:
             )
             raise
         for prompt, future in zip(prompts, told, strict=True):
-            work = self._into_queue(job, prompt, future, partition)
+            work = self._into_queue(job, prompt, future, validate=validate)
             task = asyncio.get_running_loop().create_task(work)
             self._background.add(task)
             task.add_done_callback(functools.partial(_done, self._background))
@@ -124,21 +138,28 @@ class JobWorker:
         job: PushedGroups,
         prompt: Mapping[str, Any],
         told: asyncio.Future[tuple[Trajectory, ...]],
-        partition: str,
+        *,
+        validate: bool,
     ) -> None:
-        uid = str(prompt["uid"])
+        uid, kind = str(prompt["uid"]), self.settings.validation if validate else self.settings.train
         columns = {name: value for name, value in prompt.items() if not name.startswith("__")}
         rows: Sequence[Trajectory] = ()
         try:
-            rows = await scored(await job.group(uid, told, self.settings.wait_s), columns, self.score)
+            group = await job.group(uid, told, self.settings.wait_s)
+            rows = await scored(group, columns, self.score, self.settings.truncated_reward)
         finally:  # also where the job ended: verl would wait for a group that stays pending
+            without = kind.n - len({row.session_id for row in rows})
+            self.counters.add(0, {LeftOut.FAILURE.value: max(without, 0)})
             await put_group(
                 uid,
                 rows,
                 global_steps=int(prompt.get("global_steps", 0)),
                 lengths=self.settings.lengths,
-                partition=partition,
+                partition=VALIDATION if validate else TRAIN,
                 columns=columns,
+                truncated=self.settings.truncated_in(validate=validate),
+                counters=self.counters,
+                samples=kind.n,
             )
 
 
