@@ -597,6 +597,6 @@ def test_a_secret_of_keys_has_three_for_each_of_its_samples(size: int, chunk: in
 
 
 def test_a_full_secret_of_keys_of_the_longest_names_is_small() -> None:
-    made = job(manifest(("metadata.name", "n" * 52), ("spec.groupSize", KEYS_PER_SECRET), ("spec.group", {})))
+    made = job(manifest(("metadata.name", "n" * 44), ("spec.groupSize", KEYS_PER_SECRET), ("spec.group", {})))
     secret = keys_secret(made, "u" * 256, 9_999, 0, bytes.fromhex(SECRET), 5e9)
     assert len(json.dumps(secret)) < 96 * 1024

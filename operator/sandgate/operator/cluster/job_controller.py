@@ -21,7 +21,7 @@ from sandgate.operator.cluster.health import OperatorHealth
 from sandgate.operator.cluster.job import ClusterJob
 from sandgate.operator.cluster.object_store import session_seen, text_of
 from sandgate.operator.cluster.orphans import Orphans
-from sandgate.operator.cluster.refused_job import MESSAGE_MAX, mended, status_in, verdict, was_refused
+from sandgate.operator.cluster.refused_job import MESSAGE_MAX, began, mended, status_in, verdict, was_refused
 from sandgate.operator.cluster.status_writer import StatusWriter
 from sandgate.operator.cluster.verdicts import tell
 from sandgate.operator.cluster.workload_looks import WorkloadLooks
@@ -120,7 +120,8 @@ class JobController:
             return
         self._names[_called(body)] = uid
         try:
-            job = decode(RolloutJob, {name: value for name, value in body.items() if name != "status"})
+            made = {name: value for name, value in body.items() if name != "status"}
+            job = decode(RolloutJob, made, stored=uid in self.runs or began(status_in(body)))
             check_cluster(job)
         except SandgateError as error:
             self._refuse(uid, body, generation, error)
