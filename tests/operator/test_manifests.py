@@ -55,7 +55,7 @@ from tests.operator.manifest_jobs import (
 )
 from tests.support.podsecurity import violations
 
-NAMES = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,50}[a-z0-9])?", fullmatch=True)
+NAMES = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,42}[a-z0-9])?", fullmatch=True)
 ENGINES = st.sampled_from(
     [
         {"endpoints": ["http://10.0.0.5:8000"]},
