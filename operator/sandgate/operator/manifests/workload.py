@@ -103,7 +103,7 @@ def takes(job: RolloutJob) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _size(template: Json) -> Json:
+def _size(template: Mapping[str, Any]) -> list[Any]:
     pod = _map(template.get("spec"))
     listed = [[one.get(name) for name in SIZE] for kind in KINDS for one in pod.get(kind) or [] if _map(one)]
     return [
@@ -113,7 +113,7 @@ def _size(template: Json) -> Json:
     ]
 
 
-def _map(value: Json) -> Json:
+def _map(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
