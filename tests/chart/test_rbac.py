@@ -16,7 +16,7 @@ APPLY = {"create", "patch"}
 # resource.group -> verbs in namespaces of jobs
 OPERATOR: Mapping[str, set[str]] = {
     "rolloutjobs.sandgate.dev": READ | {"delete"},
-    "agentsessions.sandgate.dev": READ | {"create", "deletecollection"},
+    "agentsessions.sandgate.dev": READ | {"create", "patch", "deletecollection"},
     "rolloutjobs/status.sandgate.dev": {"patch"},
     "agentsessions/status.sandgate.dev": {"patch"},
     "rolloutjobs/finalizers.sandgate.dev": {"update"},

@@ -6,6 +6,7 @@ The list of rules is read from the definitions: a rule without its pair here fai
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from tests.cluster.crds import Json, install, path, refusal, roots, schemas
 from tests.cluster.harness.api import Api
 from tests.cluster.harness.rest import Refused
 from tests.contract.manifests import CONTAINER, GONE, put, spoilt
+from tests.support.waiting import until_now
 
 Changes = tuple[tuple[str, Any], ...]
 NAMESPACE = "crd-rules"
@@ -86,8 +88,8 @@ def stays(at: str, good: Changes, bad: Changes, start: Changes = ()) -> dict[str
 
 ONE_OF = "exactly one of"
 PAIRS: dict[str, Pair | Status] = {
-    "RolloutJob: metadata.name has more than 52 characters": Pair(
-        (("metadata.name", "x" * 52),), (("metadata.name", "x" * 53),)
+    "RolloutJob: metadata.name has more than 44 characters": Pair(
+        (("metadata.name", "x" * 44),), (("metadata.name", "x" * 45),)
     ),
     "RolloutJob: metadata.name is not a DNS label (lower case letters, digits and dashes)": Pair(
         (("metadata.name", "a-1"),), (("metadata.name", "a.1"),)
@@ -340,6 +342,44 @@ def test_a_job_that_was_refused_may_be_mended(api: Api) -> None:
     rest.merge(at, {"status": {"conditions": [{"type": "Failed", "status": "True", "reason": "AllFailed"}]}})
     with pytest.raises(Refused, match="a failed job stays failed"):
         rest.merge(at, {"status": FALSE_CONDITIONS["Failed"]})
+
+
+LONG = "x" * 45
+OLD: dict[str, tuple[str, Json]] = {
+    "a job of before with a longer name is suspended": ("", {"spec": {"suspend": True}}),
+    "is told a status": ("/status", {"status": {"running": 1}}),
+    "is labelled": ("", {"metadata": {"labels": {"a": "b"}}}),
+    "is held by a finalizer": ("", {"metadata": {"finalizers": ["example.com/held"]}}),
+    "is let go of": ("", {"metadata": {"finalizers": []}}),
+}
+
+
+def test_a_job_of_before_whose_name_is_longer_can_be_changed_finished_and_deleted(api: Api) -> None:
+    rest, at = api.rest(), path(NAMESPACE, plural("RolloutJob"), LONG)
+    name = "crd/rolloutjobs.sandgate.dev"
+    crd = json.loads(api.kubectl("get", name, "-o", "json"))
+    schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    rules = schema["x-kubernetes-validations"]
+    schema["x-kubernetes-validations"] = [one for one in rules if "hasValue" not in one["rule"]]
+    where = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/rolloutjobs.sandgate.dev"
+    made = manifest("RolloutJob", (("metadata.name", LONG),))
+    assert refusal(api, NAMESPACE, made) is not None
+    rest.call("PUT", where, crd)
+    try:
+        until_now(
+            lambda: refusal(api, NAMESPACE, made) is None, what="the older definition counts", within_s=30
+        )
+        rest.create(path(NAMESPACE, plural("RolloutJob")), made)
+    finally:
+        install(api)
+    again = manifest("RolloutJob", (("metadata.name", "y" * 45),))
+    until_now(lambda: refusal(api, NAMESPACE, again) is not None, what="this definition counts", within_s=30)
+    for part, change in OLD.values():
+        rest.merge(path(NAMESPACE, plural("RolloutJob"), f"{LONG}{part}"), change)
+    rest.call("DELETE", f"{at}&propagationPolicy=Foreground")
+    rest.merge(at, {"metadata": {"finalizers": []}})  # as the garbage collector does
+    with pytest.raises(Refused):
+        rest.call("GET", at)
 
 
 SUSPENDED = {is_so: {"conditions": [{"type": "Suspended", "status": is_so}]} for is_so in ("True", "False")}

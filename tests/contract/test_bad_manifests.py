@@ -28,6 +28,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("metadata.name", "shop_1", "not a DNS label"),
     ("metadata.name", "-shop", "not a DNS label"),
     ("metadata.name", "shop\n", "not a DNS label"),
+    ("metadata.name", "x" * 45, "has more than 44 characters"),
     ("metadata.name", "x" * 53, "at most 52"),
     ("metadata.name", 7, "quote it"),
     ("metadata.labels", ["a"], "must be an object"),

@@ -10,16 +10,24 @@ from hypothesis import strategies as st
 
 from sandgate.contract.names import (
     ATTEMPTS_MAX,
+    JOB_NAME_KEPT_MAX,
     JOB_NAME_MAX,
     LABEL_MAX,
     LABEL_PATTERN,
     SAMPLES_MAX,
+    done_name,
+    engines_name,
     gateway_name,
+    gateways_name,
     group_name,
     pod_name,
     session_id,
     short_hash,
+    signing_name,
     slug,
+    trainer_name,
+    verifier_name,
+    workload_name,
 )
 
 LABEL = re.compile(LABEL_PATTERN)
@@ -81,4 +89,28 @@ def test_numbers_out_of_range_would_make_names_too_long(sample: int, attempt: in
 
 
 def test_the_longest_job_name_leaves_room() -> None:
-    assert len(gateway_name("x" * JOB_NAME_MAX, 99)) <= LABEL_MAX
+    assert len(gateway_name("x" * JOB_NAME_KEPT_MAX, 99)) <= LABEL_MAX
+    revision = f"{gateways_name('x' * JOB_NAME_MAX)}-{2**32 - 1}"
+    assert len(revision) == LABEL_MAX, "controller-revision-hash of the gateways' pods"
+
+
+NAMES: dict[str, str] = {
+    "gateways": gateways_name("x" * JOB_NAME_KEPT_MAX),
+    "engines": engines_name("x" * JOB_NAME_KEPT_MAX),
+    "its signing Secret": signing_name("x" * JOB_NAME_KEPT_MAX),
+    "its trainer's Secret": trainer_name("x" * JOB_NAME_KEPT_MAX),
+    "done tasks": done_name("x" * JOB_NAME_KEPT_MAX, 999),
+    "its Workload": workload_name("x" * JOB_NAME_KEPT_MAX, "u"),
+    "a session": session_id("x" * JOB_NAME_KEPT_MAX, "y" * 99, SAMPLES_MAX - 1, ATTEMPTS_MAX - 1),
+    "a verifier's pod": verifier_name(
+        session_id("x" * JOB_NAME_KEPT_MAX, "y" * 99, SAMPLES_MAX - 1, ATTEMPTS_MAX - 1)
+    ),
+    "a group": group_name("x" * JOB_NAME_KEPT_MAX, "y" * 99),
+}
+
+
+@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
+def test_every_derived_name_of_the_longest_job_is_a_label(name: str) -> None:
+    """Services and pods are named so: part of host names."""
+    assert re.fullmatch(LABEL_PATTERN, name)
+    assert len(name) <= LABEL_MAX

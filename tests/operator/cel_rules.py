@@ -138,7 +138,7 @@ def refusals(node: Node) -> Iterator[Wrong]:
     ]
     known = values(node) if due else {}
     for rule in due:
-        if not holds(rule["rule"], known):
+        if not holds(rule["rule"], known | before(node, rule)):
             at = (node.path + rule.get("fieldPath", "")).removeprefix(".")
             yield Wrong(at, rule["message"], rule.get("reason", "FieldValueInvalid"))
     for one in node.below():
@@ -148,7 +148,7 @@ def refusals(node: Node) -> Iterator[Wrong]:
 
 def compares(rule: Json) -> bool:
     """Is it a transition rule? They are for what is there before and after."""
-    return "oldSelf" in rule["rule"]
+    return "oldSelf" in rule["rule"] and not rule.get("optionalOldSelf")
 
 
 def top_of(rule: Json) -> str:
@@ -160,6 +160,11 @@ def values(node: Node) -> Json:
     """The variables of its rules."""
     known = {"self": typed(node.schema, node.new)}
     return known if node.old is None else known | {"oldSelf": typed(node.schema, node.old)}
+
+
+def before(node: Node, rule: Json) -> Json:
+    """`oldSelf` of a rule that is also asked of what is new; such rules of ours only ask whether it has a value."""
+    return {"oldSelf": celtypes.BoolType(node.old is not None)} if rule.get("optionalOldSelf") else {}
 
 
 def holds(rule: str, known: Json) -> bool:
@@ -210,5 +215,6 @@ def _equal(one: Any, other: Any) -> bool:
 
 FUNCTIONS: dict[str, CELFunction] = {
     "_==_": equal,
+    "hasValue": lambda optional: optional,
     "_!=_": lambda one, other: celtypes.BoolType(not _equal(one, other)),
 }

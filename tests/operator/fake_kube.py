@@ -107,6 +107,9 @@ class FakeKube:
     async def patch(self, kind: str, namespace: str, name: str, body: Json) -> Json:
         self.fail("patch", kind)
         ref = Ref(kind, namespace, name)
+        version = self._held(ref)["metadata"]["resourceVersion"]
+        if body.get("metadata", {}).get("resourceVersion", version) != version:
+            raise Conflict(f"409: {ref} has been modified")
         merged = _merge(copy.deepcopy(self._held(ref)), body)
         if kind in SPEC_KINDS:
             merged["status"] = self._held(ref).get("status", {})

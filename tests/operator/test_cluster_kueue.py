@@ -311,3 +311,110 @@ async def test_a_job_that_is_deleted_takes_its_workload_along(up: World) -> None
     await eventually(lambda: workload(up) is not None, "a Workload is there")
     await up.kube.delete("RolloutJob", NAMESPACE, "shop")
     await eventually(lambda: not up.kube.named("Workload"), "its Workload is gone")
+
+
+async def switched(up: World, *, suspend: bool) -> None:
+    """A user's word, and what the operator made of it."""
+    await up.kube.patch("RolloutJob", NAMESPACE, "shop", {"spec": {"suspend": suspend}})
+    reason = "SpecSuspend" if suspend else "QueuedByKueue"
+    await suspended(up, reason)
+    noted = "sandgate.dev/stopped"
+    await eventually(lambda: (noted in workload(up)["metadata"]["annotations"]) is suspend, "it is told")
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["once", "and once more"])
+async def test_what_an_administrator_stopped_a_user_does_not_start(up: World, *, again: bool) -> None:
+    up.operator_up()
+    await submit(up, "a 1")
+    await eventually(lambda: workload(up) is not None, "a Workload is there")
+    name = workload(up)["metadata"]["name"]
+    await up.kube.patch("Workload", NAMESPACE, name, {"spec": {"active": False}})
+    for _ in range(1 + again):
+        await switched(up, suspend=True)
+        await up.kube.patch("RolloutJob", NAMESPACE, "shop", {"spec": {"parallelism": 3 + again}})
+        await switched(up, suspend=False)
+        assert workload(up)["spec"]["active"] is False
+    await up.kube.patch("Workload", NAMESPACE, name, {"spec": {"active": True}})
+    await admit(up)
+    await eventually(lambda: up.condition("Complete")[0] == "True", "it is complete")
+
+
+async def test_what_a_user_stopped_an_administrator_does_not_start(up: World) -> None:
+    """A job that is suspended wants no quota; its user's word then still counts when he lets go on."""
+    up.operator_up()
+    await submit(up, "a 1")
+    await eventually(lambda: workload(up) is not None, "a Workload is there")
+    name = workload(up)["metadata"]["name"]
+    await switched(up, suspend=True)
+    await up.kube.patch("Workload", NAMESPACE, name, {"spec": {"active": True}})
+    await eventually(lambda: workload(up)["spec"]["active"] is False, "it is stopped again")
+    await switched(up, suspend=False)
+    assert workload(up)["spec"]["active"] is True
+
+
+def cpu(body: Json) -> str:
+    return str(body["spec"]["containers"][0]["resources"]["requests"]["cpu"])
+
+
+async def test_an_upgrade_that_gives_sandboxes_more_stops_no_job_and_starts_nothing_larger(
+    up: World,
+) -> None:
+    gate = asyncio.Event()
+
+    async def waits(box: Box) -> int:
+        await box.ask("first")
+        await gate.wait()
+        return 0
+
+    up.agents = [("shop-", waits)]
+    up.operator_up()
+    await submit(up, "a 1", "b 1", parallelism=1)
+    await admit(up)
+    await eventually(lambda: len(up.told) == 1, "one agent runs")
+    template = up.kube.objects["StatefulSet", NAMESPACE, "shop-gateway"]["spec"]["template"]
+    made = workload(up)["metadata"]["uid"]
+    await up.operator_down()
+    sizes: list[str] = []
+    up.kube.watchers.append(
+        lambda kind, event, body: sizes.append(cpu(body)) if (kind, event) == ("Pod", "ADDED") else None
+    )
+    more = {"requests": {"cpu": "9"}}
+    up.settings = replace(up.settings, sandbox_resources=more, gateway_resources=more)
+    up.operator_up()
+    await eventually(lambda: up.condition("Progressing") == ("True", "Running"), "it runs on")
+    gate.set()
+    await eventually(lambda: up.condition("Complete")[0] == "True", "it is complete")
+    assert sizes == [SETTINGS.sandbox_resources["requests"]["cpu"]]
+    assert up.kube.objects["StatefulSet", NAMESPACE, "shop-gateway"]["spec"]["template"] == template
+    assert workload(up)["metadata"]["uid"] == made
+
+
+async def test_a_job_that_got_larger_pods_while_kueue_was_away_waits_for_quota_for_them(up: World) -> None:
+    """Kueue took back nothing while the job was suspended, and gave nothing for what it asks now."""
+    gate = asyncio.Event()
+
+    async def waits(box: Box) -> int:
+        await box.ask("first")
+        await gate.wait()
+        return 0
+
+    up.agents = [("shop-", waits)]
+    up.operator_up()
+    await submit(up, "a 1", gateway={"idleSeconds": 1_000_000})
+    await admit(up)
+    await eventually(lambda: len(up.told) == 1, "its agent runs")
+    before = workload(up)["metadata"]["uid"]
+    await up.kube.patch("RolloutJob", NAMESPACE, "shop", {"spec": {"suspend": True}})
+    await suspended(up, "SpecSuspend")
+    container = {"name": "agent", "image": "agent:1", "command": ["agent"]}
+    large = {"spec": {"containers": [{**container, "resources": {"requests": {"cpu": "8"}}}]}}
+    changes = {"suspend": False, "agent": {"template": large}}
+    gate.set()
+    await up.kube.patch("RolloutJob", NAMESPACE, "shop", {"spec": changes})
+    await eventually(lambda: workload(up) is not None and workload(up)["metadata"]["uid"] != before, "anew")
+    asked = next(one for one in workload(up)["spec"]["podSets"] if one["name"] == "sandboxes")
+    assert cpu(asked["template"]) == "8"
+    sizes = [cpu(body) for (kind, _, _), body in up.kube.objects.items() if kind == "Pod"]
+    assert "8" not in sizes
+    await admit(up)
+    await eventually(lambda: up.condition("Complete")[0] == "True", "it is complete")

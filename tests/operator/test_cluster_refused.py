@@ -149,3 +149,31 @@ async def test_a_correction_that_comes_while_it_begins_is_what_it_begins_with(up
     await so(lambda: up.condition("Complete")[0] == "True", "it runs")
     assert not later
     assert {one["spec"]["taskUid"] for one in up.sessions().values()} == {"b", "c"}
+
+
+LONG = "x" * 45
+LONGER = {
+    "a new job with a longer name than there is room for is refused": (None, ("True", "BadManifest")),
+    "one that was refused stays so": ({"reason": "BadManifest"}, ("True", "BadManifest")),
+    "one that runs goes on": ({"selector": f"sandgate.dev/job={LONG}", "running": 1}, ("", "")),
+}
+
+
+@pytest.mark.parametrize(("status", "failed"), LONGER.values(), ids=LONGER)
+async def test_longer_names_of_before(up: World, status: Json, failed: tuple[str, str]) -> None:
+    held = await up.kube.create(manifest("a 1"))
+    up.kube.remove("RolloutJob", NAMESPACE, "shop")
+    held["metadata"]["name"] = LONG
+    up.kube.objects["RolloutJob", NAMESPACE, LONG] = held | ({"status": status} if status else {})
+    hub = up.operator_up()
+    if failed[0]:
+        await so(lambda: up.condition("Failed", LONG) == failed, "it is refused")
+        said = next(one["message"] for one in up.job(LONG)["status"]["conditions"] if one["type"] == "Failed")
+        assert "metadata.name: has more than 44 characters" in said
+    assert bool(hub.runs) is not bool(failed[0])
+    if hub.runs:
+        await so(lambda: f"{LONG}-gateway" in up.kube.named("StatefulSet"), "its gateways are tended")
+        await up.kube.patch("RolloutJob", NAMESPACE, LONG, {"spec": {"suspend": True}})
+        await so(lambda: up.condition("Suspended", LONG)[0] == "True", "it is suspended")
+        await up.kube.delete("RolloutJob", NAMESPACE, LONG)
+        assert not hub.runs

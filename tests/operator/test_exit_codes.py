@@ -95,6 +95,11 @@ CODES: dict[str, tuple[RolloutJobSpec, SessionObserved, list[Action]]] = {
             reward_info={"exit_code": 3} | told(detail=KEPT),
         ),
     ),
+    "as is why it never ran": (
+        spec(),
+        after(ended(None, reason=R.START_FAILED, detail="init container clone: a\0b")),
+        seal(R.START_FAILED, "init container clone: a b"),
+    ),
     "also if it takes its stop for a success": (
         spec(),
         after(ended(0, at=101.5), stop=Stop(R.SESSION_TIMEOUT, "too long")),

@@ -10,7 +10,9 @@ import pytest
 from sandgate.contract.errors import InvalidBody
 from tests.cluster.test_crds_rules import (
     FALSE_CONDITIONS,
+    LONG,
     MAY_CHANGE,
+    OLD,
     PAIRS,
     Changes,
     Pair,
@@ -94,3 +96,14 @@ async def test_a_rule_of_a_status_accepts_and_rejects(kube: FakeKube, rule: str,
 @pytest.mark.parametrize(("at", "value"), MAY_CHANGE.items(), ids=MAY_CHANGE)
 async def test_what_may_change_while_a_job_runs(kube: FakeKube, at: str, value: Any) -> None:
     assert await changed(kube, Pair((), (), ()), "may", ((at, value),)) is None
+
+
+@pytest.mark.parametrize(("part", "change"), OLD.values(), ids=OLD)
+async def test_what_may_change_of_a_job_with_a_longer_name_of_before(
+    kube: FakeKube, part: str, change: Json
+) -> None:
+    held = await kube.create(body("RolloutJob", (("metadata.name", "short"),)))
+    held["metadata"]["name"] = LONG
+    kube.objects["RolloutJob", NAMESPACE, LONG] = held
+    write = kube.patch_status if part else kube.patch
+    await write("RolloutJob", NAMESPACE, LONG, change)

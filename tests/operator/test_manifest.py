@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 import yaml
 
 from sandgate.contract.errors import BadManifest, Unsupported
-from sandgate.contract.job import TasksSpec
+from sandgate.contract.job import RolloutJob, TasksSpec
 from sandgate.contract.schema import decode
+from sandgate.operator.cluster.tasks import fixed_tasks
 from sandgate.operator.driver.tasks import load_tasks
 from sandgate.operator.local.manifest import MANIFEST_BYTES_MAX, load_job, parse_job
-from tests.contract.manifests import GOOD
+from tests.contract.manifests import GOOD, spoilt
+from tests.operator.fake_kube import FakeKube
 
 TEXT = """\
 # a comment
@@ -124,6 +127,30 @@ def test_tasks_are_read_from_lines(tmp_path: Path) -> None:
         ("a", "x", None),
         ("b", "", {"n": 1}),
     ]
+
+
+ENDS = {
+    "lines that end as on Unix": '{"uid": "a", "prompt": "x"}\n{"uid": "b"}\n',
+    "as on Windows": '{"uid": "a", "prompt": "x"}\r\n{"uid": "b"}\r\n',
+    "as on an old Mac": '{"uid": "a", "prompt": "x"}\r{"uid": "b"}',
+    **{
+        f"a text with {name}": f'{{"uid": "a", "prompt": "x{char}y"}}\n{{"uid": "b"}}'
+        for name, char in {"U+2028": "\u2028", "U+2029": "\u2029", "U+0085": "\u0085"}.items()
+    },
+    "blanks that are no line's end between JSON's words": '{"uid": "a"}\n \u0085\x0b\x0c\n{"uid": "b"}\n',
+}
+
+
+@pytest.mark.parametrize("text", ENDS.values(), ids=ENDS)
+async def test_a_config_map_has_the_tasks_that_a_file_has(tmp_path: Path, text: str) -> None:
+    (tmp_path / "t.jsonl").write_bytes(text.encode())
+    here = load_tasks(tasks(file="t.jsonl"), tmp_path)
+    assert [task.uid for task in here] == ["a", "b"]
+    kube = FakeKube(time.time)
+    meta = {"name": "tasks", "namespace": "lab"}
+    await kube.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {"t": text}})
+    made = spoilt(("metadata.namespace", "lab"), ("spec.tasks", {"configMap": {"name": "tasks", "key": "t"}}))
+    assert await fixed_tasks(kube, decode(RolloutJob, made)) == here
 
 
 FILES = {

@@ -55,7 +55,7 @@ from tests.operator.manifest_jobs import (
 )
 from tests.support.podsecurity import violations
 
-NAMES = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,50}[a-z0-9])?", fullmatch=True)
+NAMES = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,42}[a-z0-9])?", fullmatch=True)
 ENGINES = st.sampled_from(
     [
         {"endpoints": ["http://10.0.0.5:8000"]},
@@ -599,7 +599,7 @@ def test_a_secret_of_keys_has_three_for_each_of_its_samples(size: int, chunk: in
 
 
 def test_a_full_secret_of_keys_of_the_longest_names_is_small() -> None:
-    made = job(manifest(("metadata.name", "n" * 52), ("spec.groupSize", KEYS_PER_SECRET), ("spec.group", {})))
+    made = job(manifest(("metadata.name", "n" * 44), ("spec.groupSize", KEYS_PER_SECRET), ("spec.group", {})))
     secret = keys_secret(made, "u" * 256, 9_999, 0, bytes.fromhex(SECRET), 5e9)
     assert len(json.dumps(secret)) < 96 * 1024
 

@@ -21,8 +21,11 @@ from sandgate.operator.observed.fold import apply
 from sandgate.operator.observed.job import Observed
 from sandgate.operator.plan.actions import Exit, OpenSession, Ref, Running, StartAttempt, StartVerifier
 from tests.operator.benches import Pods
+from tests.operator.cel_rules import definitions
 from tests.operator.cluster_rig import NAMESPACE
 from tests.operator.plans import want
+
+definitions()  # their parser sets the interpreter's recursion limit once, which Hypothesis takes for a test's doing
 
 A, B = (Ref("shop", "a", sample, 0) for sample in (0, 1))
 STARTED = Running(5.0, 6.0)
@@ -123,9 +126,13 @@ async def watched(order: list[int]) -> Observed:
         session(pods, B.name, 9, gone=True),
     ]
     assert len(news) == NEWS
+    for kind, body, gone in (news[number] for number in order):
+        if gone:
+            pods.kube.remove(kind, NAMESPACE, body["metadata"]["name"])
     for number in order:
         kind, body, gone = news[number]
         (pods.job.saw_pod if kind == "Pod" else pods.job.saw_session)(body, gone=gone)
+    await asyncio.gather(*pods.job._tasks)  # whether what is called gone is there
     await pods.job.stop()
     return replace(pods.state.observed, started_at=0.0, since=0.0)
 

@@ -51,6 +51,7 @@ def looked(found: WorkloadSeen | None) -> QueueSeen:
     return QueueSeen(workload=found)
 
 
+LARGER = "the job asks for pods of another size, or elsewhere, than it was admitted with: it is queued anew"
 HOLDS: dict[str, tuple[QuotaAsk | None, QueueSeen | None, Hold | None]] = {
     "a job without a queue runs": (None, None, None),
     "a job whose queue was not asked yet waits": (ASK, None, Hold(QUEUED, "its queue was not asked yet")),
@@ -90,6 +91,21 @@ HOLDS: dict[str, tuple[QuotaAsk | None, QueueSeen | None, Hold | None]] = {
     ),
     "more sandboxes wait, and the job runs on with those it has": (
         replace(ASK, counts={**COUNTS, "sandboxes": 9}),
+        looked(ADMITTED),
+        None,
+    ),
+    "pods of another size than it was admitted with are another quota": (
+        replace(ASK, digest="d2", takes="t2"),
+        looked(replace(ADMITTED, takes="t1")),
+        Hold(QUEUED, LARGER),
+    ),
+    "an operator that was upgraded, or another image, needs no new quota": (
+        replace(ASK, digest="d2", takes="t1"),
+        looked(replace(ADMITTED, takes="t1")),
+        None,
+    ),
+    "a Workload of an operator of before, which did not say its size, is not taken away": (
+        replace(ASK, digest="d2", takes="t1"),
         looked(ADMITTED),
         None,
     ),
@@ -222,6 +238,14 @@ def test_steps(found: WorkloadSeen | None, job: JobObserved, expected: list[Queu
     assert steps(looked(found), job) == expected
 
 
+def test_a_job_with_larger_pods_drops_its_workload_once_nothing_stands() -> None:
+    found = looked(replace(ADMITTED, takes="t1"))
+    larger = replace(ASK, digest="d2", takes="t2")
+    assert steps(found, STOPS, larger) == []
+    assert steps(found, IDLE, larger) == [DropWorkload()]
+    assert steps(looked(None), IDLE, larger) == [AskQuota()]
+
+
 def test_a_job_without_its_label_drops_its_workload_and_runs() -> None:
     assert steps(looked(ADMITTED), RUNS, None) == [DropWorkload()]
     assert held(looked(ADMITTED), None).held is None
@@ -232,12 +256,14 @@ def test_a_job_without_its_label_drops_its_workload_and_runs() -> None:
     [
         (True, ADMITTED, [SwitchQuota(active=False)]),
         (True, replace(WAITS, stopped=True, active=False), []),
+        (True, replace(WAITS, stopped=True, active=True), [SwitchQuota(active=False)]),
         (False, replace(WAITS, stopped=True, active=False), [SwitchQuota(active=True)]),
         (False, replace(WAITS, active=False), []),
     ],
     ids=[
         "a suspended job wants no quota",
         "and says so once",
+        "and again where an administrator started it meanwhile",
         "a job that goes on wants it again",
         "what somebody else stopped is not started",
     ],

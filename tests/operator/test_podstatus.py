@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandgate.contract.errors import FAILURE_CLASS, FailureClass, FailureReason
+from sandgate.contract.keys import PREFIX
 from sandgate.operator.observed.pod_failure import (
     CONFIG_PATIENCE_S,
     IMAGE_PATIENCE_S,
@@ -140,6 +141,7 @@ def test_when_a_pod_was_given_its_node() -> None:
     assert seen(WAITS["the scheduler's words"][0]).running.placed_at is None
 
 
+SPOILT = f"\x1b[31mfatal\x1b[0m: a\0b\n\ud800{PREFIX}abc.def"
 DETAILS = {
     "the node's own words": (
         pod("Failed", ended(137), reason="Evicted", message="The node was low on resource: memory."),
@@ -152,6 +154,18 @@ DETAILS = {
     "how an init container ended": (
         pod("Failed", inits=(container(ended(1, message="no disk"), "prepare"),)),
         "init container prepare: Error, exit code 1: no disk",
+    ),
+    "of which nothing is kept that no status can hold, and no key": (
+        pod("Failed", inits=(container(ended(1, message=SPOILT), "prepare"),)),
+        "init container prepare: Error, exit code 1: fatal: a b  [key]",
+    ),
+    "of a node that forgot, neither": (
+        pod("Failed", ended(137, reason="ContainerStatusUnknown", message=SPOILT)),
+        "fatal: a b  [key]",
+    ),
+    "nor of what the fetcher left": (
+        pod("Failed", inits=(fetcher(3, json.dumps({"reason": "X", "detail": SPOILT})),)),
+        "init container sandgate-fetcher: X: fatal: a b  [key]",
     ),
     "the runtime's complaint": (
         pod("Failed", ended(128, 6, "StartError", 'exec: "pyton": not found', since=None)),

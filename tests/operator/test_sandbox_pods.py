@@ -71,11 +71,41 @@ def at(pod: Json, path: str) -> Any:
 
 GATEWAY_TAINT = {"key": "node.kubernetes.io/not-ready", "operator": "Exists", "effect": "NoExecute"}
 OWN_ROOT = ("securityContext", {"runAsUser": 0})
+TOOLS = {"name": "tools", "image": "t"}
+RULES = [
+    {"action": action, "exitCodes": {"operator": "In", "values": [1]}}
+    for action in ("Restart", "RestartAllContainers")
+]
 AGENTS: dict[str, tuple[list[tuple[str, Any]], str, Any]] = {
     "it never restarts, whatever the template says": (
         [(f"{POD}.restartPolicy", "Always")],
         "spec.restartPolicy",
         "Never",
+    ),
+    "nor its container, which Kubernetes 1.35 would start again by itself": (
+        [(f"{MAIN}.restartPolicy", "Always")],
+        "spec.containers.0.restartPolicy",
+        None,
+    ),
+    "nor for some exit codes": (
+        [
+            (
+                f"{MAIN}.restartPolicyRules",
+                [{"action": "Restart", "exitCodes": {"operator": "In", "values": [1]}}],
+            )
+        ],
+        "spec.containers.0.restartPolicyRules",
+        None,
+    ),
+    "a side-car may be started again": (
+        [(f"{POD}.containers", [{"name": "agent", "image": "a"}, {**TOOLS, "restartPolicy": "OnFailure"}])],
+        "spec.containers.1.restartPolicy",
+        "OnFailure",
+    ),
+    "but not the agent with it": (
+        [(f"{POD}.containers", [{"name": "agent", "image": "a"}, {**TOOLS, "restartPolicyRules": RULES}])],
+        "spec.containers.1.restartPolicyRules",
+        RULES[:1],
     ),
     "it has no service account token": ([], "spec.automountServiceAccountToken", False),
     "a template may mount a token": (
@@ -392,3 +422,101 @@ def test_the_job_s_own_template_is_not_touched(make: Callable[..., Json]) -> Non
     first, second = (make(of, **args(), look=LOOK, **more) for _ in range(2))
     assert first == second
     assert of == before
+
+
+# -- what the pod as a whole asks for --------------------------------------------------------------------------------
+
+INSTALLED = Settings().sandbox_resources
+"""What containers get by default: 128Mi of memory, 4Gi at most; and of cpu and ephemeral-storage."""
+REST = {"requests": {"cpu": "100m", "ephemeral-storage": "64Mi"}, "limits": {"ephemeral-storage": "8Gi"}}
+FETCHERS = {"requests": {"cpu": "10m", "ephemeral-storage": "64Mi"}, "limits": {"ephemeral-storage": "128Mi"}}
+SHARES: dict[str, tuple[Json, Json, Json, Json]] = {
+    "a pod that says nothing": ({}, {}, {}, INSTALLED),
+    "a pod's limit is its containers', and no default is more": (
+        {"limits": {"memory": "1Gi"}},
+        {},
+        {"limits": {"memory": "1Gi"}},
+        REST,
+    ),
+    "what it requests only has the default limit, as a whole": (
+        {"requests": {"memory": "64Mi"}},
+        {},
+        {"requests": {"memory": "64Mi"}, "limits": {"memory": "4Gi"}},
+        REST,
+    ),
+    "or what it requests, where that is more": (
+        {"requests": {"memory": "8Gi"}},
+        {},
+        {"requests": {"memory": "8Gi"}, "limits": {"memory": "8Gi"}},
+        REST,
+    ),
+    "a container's own limit stands": (
+        {"limits": {"memory": "1Gi"}},
+        {"limits": {"memory": "512Mi"}},
+        {"limits": {"memory": "1Gi"}},
+        {
+            "requests": {"ephemeral-storage": "64Mi"},
+            "limits": {"memory": "512Mi", "ephemeral-storage": "8Gi"},
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize(("whole", "own", "pods", "mains"), SHARES.values(), ids=SHARES)
+def test_what_a_pod_asks_for_as_a_whole_its_containers_share(
+    whole: Json, own: Json, pods: Json, mains: Json
+) -> None:
+    look = PodDefaults(fetcher_image="f", resources=INSTALLED)
+    changes = [(f"{MAIN}.resources", own)] if own else []
+    pod = agent((f"{POD}.resources", whole), *changes, look=look)
+    assert pod["spec"]["resources"] == pods
+    assert main_of(pod)["resources"] == mains
+    if whole:
+        assert fetcher_of(pod)["resources"] == FETCHERS
+
+
+JUDGE = "spec.reward.verifier.container"
+CLAIM = {"claims": [{"name": "gpu"}]}
+VERIFIERS: dict[str, tuple[list[tuple[str, Any]], str, Any]] = {
+    "users of its own, where agents have them": ([(f"{POD}.hostUsers", False)], "spec.hostUsers", False),
+    "the service account whose pull secrets its image needs": (
+        [(f"{POD}.serviceAccountName", "puller")],
+        "spec.serviceAccountName",
+        "puller",
+    ),
+    "but not its token": (
+        [(f"{POD}.serviceAccountName", "puller"), (f"{POD}.automountServiceAccountToken", True)],
+        "spec.automountServiceAccountToken",
+        False,
+    ),
+    "the device that it names": (
+        [(f"{POD}.resourceClaims", [{"name": "gpu"}, {"name": "other"}]), (f"{JUDGE}.resources", CLAIM)],
+        "spec.resourceClaims",
+        [{"name": "gpu"}],
+    ),
+    "none that it does not name": (
+        [(f"{POD}.resourceClaims", [{"name": "gpu"}])],
+        "spec.resourceClaims",
+        None,
+    ),
+    "what an agent's pod asks for as a whole": (
+        [(f"{POD}.resources", {"limits": {"memory": "1Gi"}})],
+        "spec.resources",
+        {"limits": {"memory": "1Gi"}},
+    ),
+    "unless it says what it needs itself": (
+        [
+            (f"{POD}.resources", {"limits": {"memory": "1Gi"}}),
+            (f"{JUDGE}.resources", {"limits": {"memory": "2Gi"}}),
+        ],
+        "spec.resources",
+        None,
+    ),
+    "one life": ([(f"{JUDGE}.restartPolicy", "Always")], "spec.containers.0.restartPolicy", None),
+}
+
+
+@pytest.mark.parametrize(("changes", "path", "value"), VERIFIERS.values(), ids=VERIFIERS)
+def test_a_verifier_has(changes: list[tuple[str, Any]], path: str, value: Any) -> None:
+    first = ("spec.reward", {"source": "verifier", "verifier": {"container": {"image": "judge:1"}}})
+    assert at(verifier(first, *changes), path) == value

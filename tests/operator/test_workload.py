@@ -13,6 +13,7 @@ from sandgate.contract.labels import PRIORITY_CLASS, QUEUE
 from sandgate.contract.names import workload_name
 from sandgate.contract.schema import decode
 from sandgate.operator.manifests import engine_objects, gateway_objects
+from sandgate.operator.manifests.example import session_objects
 from sandgate.operator.manifests.workload import ask_of, placed, pod_sets, workload
 from sandgate.operator.observed.workload import (
     finished,
@@ -356,3 +357,109 @@ def test_a_condition_that_stays_as_it_was_keeps_its_time() -> None:
 def test_the_end() -> None:
     assert by_type(finished(body(), 1.0, "done", succeeded=True)) == {"Finished": ("True", "Succeeded")}
     assert by_type(finished(body(), 1.0, "no", succeeded=False)) == {"Finished": ("True", "Failed")}
+
+
+# -- size -------------------------------------------------------------------------------------------------------------
+
+BIG = {"requests": {"cpu": "4"}}
+LARGE = Settings(sandbox_resources={"requests": {"cpu": "2"}}, gateway_resources={"requests": {"cpu": "8"}})
+AGENT = "spec.agent.template.spec"
+TAKES: dict[str, tuple[tuple[str, Any], bool]] = {
+    "another image takes as much": ((f"{AGENT}.containers[0].image", "agent:2"), True),
+    "another command takes as much": ((f"{AGENT}.containers[0].command", ["other"]), True),
+    "more sandboxes are counted, not measured": (("spec.parallelism", 99), True),
+    "an agent of another size takes more": ((f"{AGENT}.containers[0].resources", BIG), False),
+    "an agent elsewhere takes another flavor": ((f"{AGENT}.nodeSelector", {"pool": "x"}), False),
+    "an agent that tolerates more takes another flavor": ((f"{AGENT}.tolerations", [{"key": "x"}]), False),
+    "a runtime has an overhead": ((f"{AGENT}.runtimeClassName", "gvisor"), False),
+    "a pod as a whole takes more": ((f"{AGENT}.resources", BIG), False),
+    "an init container takes more": (
+        (f"{AGENT}.initContainers", [{"name": "i", "image": "i:1", "resources": BIG}]),
+        False,
+    ),
+    "a gateway of another size takes more": (
+        (
+            "spec.gateway.template",
+            {"spec": {"containers": [{"name": "gateway", "resources": BIG}]}},
+        ),
+        False,
+    ),
+    "an engine of another size takes more": (
+        (
+            "spec.engine.managed.template",
+            {"spec": {"containers": [{"name": "engine", "resources": BIG}]}},
+        ),
+        False,
+    ),
+    "an engine elsewhere takes another flavor": (
+        ("spec.engine.managed.template", {"spec": {"nodeSelector": {"pool": "x"}}}),
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "same"), TAKES.values(), ids=TAKES)
+def test_what_another_quota_is_needed_for(change: tuple[str, Any], same: bool) -> None:
+    before, after = ask_of(job(), SETTINGS), ask_of(job(change), SETTINGS)
+    assert before is not None
+    assert after is not None
+    assert (before.takes == after.takes) is same
+
+
+def test_an_installation_that_gives_more_asks_for_more_and_takes_the_same() -> None:
+    before, after = ask_of(job(), SETTINGS), ask_of(job(), LARGE)
+    assert before is not None
+    assert after is not None
+    assert before.digest != after.digest
+    assert before.takes == after.takes
+
+
+def admitted(of: RolloutJob) -> dict[str, Placement]:
+    """As the operator reads it, of a Workload that was made under SETTINGS."""
+    ask = ask_of(of, SETTINGS)
+    assert ask is not None
+    body = workload(of, SETTINGS, ask, None, {})
+    given = [{"name": one["name"], "count": one["count"], "flavors": {}} for one in body["spec"]["podSets"]]
+    body["status"] = {
+        "admission": {"podSetAssignments": given},
+        "conditions": [{"type": kind, "status": "True"} for kind in ("QuotaReserved", "Admitted")],
+    }
+    return dict(workload_seen(body, {}).places)
+
+
+JOBS = {
+    "an agent that says nothing of its size": (),
+    "an agent that says some of it, and has company": (
+        (f"{AGENT}.containers[0].resources", BIG),
+        (f"{AGENT}.initContainers", [{"name": "i", "image": "i:1"}]),
+    ),
+    "a verifier": (("spec.reward", {"source": "verifier", "verifier": VERIFIER}),),
+}
+
+
+@pytest.mark.parametrize("changes", JOBS.values(), ids=JOBS)
+def test_pods_of_a_job_that_runs_are_as_large_as_was_admitted_though_the_installation_gives_more(
+    changes: tuple[tuple[str, Any], ...],
+) -> None:
+    made = job(*changes)
+    places = admitted(made)
+
+    def objects(settings: Settings) -> list[Json]:
+        of_job = gateway_objects(made, settings, engine_urls=(), secret_hex="00" * 32)
+        return [*of_job, *engine_objects(made, settings), *session_objects(made, settings)]
+
+    before, after = objects(SETTINGS), objects(LARGE)
+    assert before != after
+    assert [placed(body, places) for body in after] == before
+
+
+def test_containers_of_one_name_are_not_taken_for_each_other() -> None:
+    twins = [{"name": "verifier", "image": "i:1", "resources": BIG}]
+    changes = (
+        (f"{AGENT}.initContainers", twins),
+        ("spec.reward", {"source": "verifier", "verifier": VERIFIER}),
+    )
+    made = job(*changes)
+    places = admitted(made)
+    pods = [one for one in session_objects(made, SETTINGS) if one["kind"] == "Pod"]
+    assert [placed(body, places) for body in pods] == pods

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 from sandgate.contract.kinds import JsonObject, LabelText
 from sandgate.contract.names import (
     API_VERSION,
-    JOB_NAME_MAX,
+    JOB_NAME_KEPT_MAX,
     LABEL_MAX,
     LABEL_PATTERN,
     SAMPLES_MAX,
@@ -24,7 +24,7 @@ class AgentSessionSpec:
 
     job_name: Annotated[
         str,
-        Size(1, JOB_NAME_MAX),
+        Size(1, JOB_NAME_KEPT_MAX),
         Pattern(LABEL_PATTERN, "a DNS label"),
         Doc("The RolloutJob, in the same namespace."),
     ]

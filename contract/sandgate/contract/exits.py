@@ -72,9 +72,9 @@ def _raised(lines: list[str]) -> str | None:
     return flush[0] if flush and (group or len(flush) <= 1 + MESSAGE_LINES) else None
 
 
-def one_line(text: str) -> str:
+def one_line(text: str, most: int = LINE_CHARS_MAX) -> str:
     """`text` fit to be kept: no terminal's escapes, no key of a session, nothing that cannot be printed or encoded, at
-    most LINE_CHARS_MAX characters."""
+    most `most` characters."""
     text = _KEY.sub("[key]", _ESCAPES.sub("", text))
     text = "".join(char if char.isprintable() else " " for char in text).strip()
-    return text if len(text) <= LINE_CHARS_MAX else f"{text[: LINE_CHARS_MAX - 1]}…"
+    return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -24,7 +24,15 @@ from sandgate.contract.choices import (
     TaskDelivery,
 )
 from sandgate.contract.kinds import LabelMap, NonNegative, Positive, Seconds, Text
-from sandgate.contract.names import API_VERSION, GROUP, JOB_NAME_MAX, LABEL_PATTERN, SAMPLES_MAX, VERSION
+from sandgate.contract.names import (
+    API_VERSION,
+    GROUP,
+    JOB_NAME_KEPT_MAX,
+    JOB_NAME_MAX,
+    LABEL_PATTERN,
+    SAMPLES_MAX,
+    VERSION,
+)
 from sandgate.contract.rules import Bounds, Cel, Doc, Mutable, OneOf, Pattern, PrinterColumn, Size, name_rules
 from sandgate.contract.serving import (
     EngineSelector,
@@ -104,7 +112,7 @@ class Metadata:
 
     name: Annotated[
         str,
-        Size(1, JOB_NAME_MAX),
+        Size(1, JOB_NAME_KEPT_MAX),
         Pattern(LABEL_PATTERN, "a DNS label (lower case letters, digits and dashes)"),
         Doc("Name of the object; part of the names of everything made for it."),
     ]
@@ -251,7 +259,7 @@ class RolloutJob:
         "statusReplicasPath": ".status.running",
         "labelSelectorPath": ".status.selector",
     }
-    RULES: ClassVar = name_rules(JOB_NAME_MAX)
+    RULES: ClassVar = name_rules(JOB_NAME_MAX, when_made=True)
 
     api_version: Annotated[str, Pattern(f"^{API_VERSION}$", API_VERSION), Doc("Version of this kind.")]
     kind: Annotated[str, Pattern("^RolloutJob$", "RolloutJob"), Doc("RolloutJob.")]

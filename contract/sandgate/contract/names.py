@@ -28,8 +28,13 @@ OPERATOR = f"{GROUP}/operator"
 
 LABEL_MAX = 63
 """Characters of a DNS label (RFC 1123), hence of a Kubernetes label value."""
-JOB_NAME_MAX = 52
-"""Leaves room for `-gateway-99` in a label."""
+JOB_NAME_MAX = 44
+"""Of a new job: leaves room for `<job>-gateway-<REVISION_MAX digits>`, the label that Kubernetes gives each pod of the
+gateways' StatefulSet (`controller-revision-hash`)."""
+JOB_NAME_KEPT_MAX = 52
+"""Of a job that is there: as long were names before. Those of 45 and 46 characters ran where the number was short."""
+REVISION_MAX = 10
+"""Digits of a StatefulSet's revision: a hash of 32 bits, as a decimal number."""
 SAMPLES_MAX = 65_536
 ATTEMPTS_MAX = 10_000
 UID_CHARS_MAX = 256
@@ -41,9 +46,11 @@ LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 """An RFC 1123 DNS label, its length apart."""
 
 _JOB_PART, _UID_PART, _HASH_PART = 21, 14, 12
+_WORKLOAD_PART = 38
 # The numbers have at most five digits each; together with four dashes it fits.
 assert _JOB_PART + _UID_PART + _HASH_PART + 5 + 5 + 4 <= LABEL_MAX
-assert JOB_NAME_MAX + len("-gateway-99") <= LABEL_MAX
+assert JOB_NAME_MAX + len("-gateway-") + REVISION_MAX <= LABEL_MAX
+assert JOB_NAME_KEPT_MAX + len("-gateway-99") <= LABEL_MAX
 
 _DERIVED = re.compile(rf"-[0-9a-f]{{{_HASH_PART}}}-[0-9]{{1,5}}-[0-9]{{1,5}}$")
 _NOT_LABEL = re.compile(r"[^a-z0-9]+")
@@ -103,7 +110,7 @@ def signing_name(job: str) -> str:
 
 def workload_name(job: str, uid: str) -> str:
     """The job's Workload in Kueue. A job of the same name that is made later is another one."""
-    return f"rolloutjob-{slug(job, 38)}-{short_hash(uid)}"
+    return f"rolloutjob-{slug(job, _WORKLOAD_PART)}-{short_hash(uid)}"
 
 
 def trainer_name(job: str) -> str:
@@ -149,5 +156,6 @@ def is_derived(job: str, name: str) -> bool:
 KEYS_PER_SECRET = 64
 """Samples whose keys share a Secret: one write for most groups, 80 kB at most."""
 
-assert JOB_NAME_MAX + len("-signing") <= LABEL_MAX
+assert JOB_NAME_KEPT_MAX + max(map(len, ("-signing", "-engine", "-trainer"))) <= LABEL_MAX
+assert len("rolloutjob-") + _WORKLOAD_PART + 1 + _HASH_PART <= LABEL_MAX
 assert _JOB_PART + _UID_PART + _HASH_PART + 5 + 5 + 4 + len("-v") <= LABEL_MAX

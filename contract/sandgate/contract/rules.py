@@ -152,6 +152,8 @@ class Cel:
     message: str
     field: str = ""
     holds: Callable[[Any], bool] | None = None
+    when_made: bool = False
+    """Of new objects only: what is there and breaks it can still be changed, finished and deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,15 +169,26 @@ class PrinterColumn:
 
 def rule_schema(rule: Cel) -> dict[str, Any]:
     """As an entry of x-kubernetes-validations. The API server's field paths know no list indices: they end before."""
-    made = {"rule": rule.rule, "message": rule.message}
+    made: dict[str, Any] = {"rule": rule.rule, "message": rule.message}
     path = rule.field.split("[")[0]
+    if rule.when_made:
+        made |= {"rule": f"oldSelf.hasValue() || {rule.rule}", "optionalOldSelf": True}
+    if path.startswith("metadata."):  # has no schema of ours, so no path can lead there
+        return made | {"message": f"{path} {rule.message}"}
     return made | ({"fieldPath": f".{path}"} if path else {})
 
 
-def name_rules(high: int) -> tuple[Cel, ...]:
-    """Of metadata.name, which has no schema of ours: names are parts of host names and label values."""
+def name_rules(high: int, *, when_made: bool = False) -> tuple[Cel, ...]:
+    """Of metadata.name, which has no schema of ours: names are parts of host names and label values. `when_made`:
+    longer ones that are there stay."""
     return (
-        Cel(f"size(self.metadata.name) <= {high}", f"metadata.name has more than {high} characters"),
+        Cel(
+            f"size(self.metadata.name) <= {high}",
+            f"has more than {high} characters",
+            "metadata.name",
+            (lambda one: len(one.metadata.name) <= high) if when_made else None,
+            when_made,
+        ),
         Cel(
             "self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",
             "metadata.name is not a DNS label (lower case letters, digits and dashes)",

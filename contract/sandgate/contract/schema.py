@@ -81,8 +81,11 @@ def unwrap(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 # -- decode -----------------------------------------------------------------------------------------------------------
 
 
-def decode(cls: type[T], value: Any, path: str = "", *, ignore_unknown: bool = False) -> T:
-    """`value` as `cls`. Raises BadManifest. With `ignore_unknown` (this object only) further fields are let be."""
+def decode(
+    cls: type[T], value: Any, path: str = "", *, ignore_unknown: bool = False, stored: bool = False
+) -> T:
+    """`value` as `cls`. Raises BadManifest. With `ignore_unknown` (this object only) further fields are let be.
+    `stored`: the API server has it already, so that rules of new objects do not count."""
     if not isinstance(value, Mapping):
         raise bad(path, f"must be an object, not {says(value)}")
     by_name = {slot.manifest: slot for slot in slots(cls)}
@@ -100,7 +103,8 @@ def decode(cls: type[T], value: Any, path: str = "", *, ignore_unknown: bool = F
         values[slot.python] = _value(slot.hint, given, field_path, slot.rules)
     made = cls(**values)
     for rule in getattr(cls, "RULES", ()):
-        _hold(rule, cls, made, path)
+        if not (stored and isinstance(rule, Cel) and rule.when_made):
+            _hold(rule, cls, made, path)
     return made
 
 

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
+from sandgate.contract.agent_session import AgentSession
 from sandgate.contract.errors import NotFound, SandgateError
 from sandgate.contract.job import RolloutJob
 from sandgate.contract.keys import Key, Scope, mint
@@ -19,6 +20,7 @@ from sandgate.contract.labels import AGENT, ENGINE, JOB, ROLE, VERIFIER
 from sandgate.contract.names import gateway_name
 from sandgate.contract.session import SessionOutcome, SessionState, SessionSummary
 from sandgate.contract.status import RolloutJobStatus
+from sandgate.operator.cluster.adoption import is_there
 from sandgate.operator.cluster.api import Api, Connect
 from sandgate.operator.cluster.engine_discovery import EngineDiscovery
 from sandgate.operator.cluster.finished_tasks import FinishedTasks
@@ -28,7 +30,7 @@ from sandgate.operator.cluster.gateway_pods import GatewayPods
 from sandgate.operator.cluster.job_queue import JobQueue
 from sandgate.operator.cluster.job_state import JobState
 from sandgate.operator.cluster.key_life import trainer_key_span
-from sandgate.operator.cluster.object_store import ObjectTable, PodKept, pod_kept, session_seen
+from sandgate.operator.cluster.object_store import ObjectTable, PodKept, SessionSeen, pod_kept, session_seen
 from sandgate.operator.cluster.pod_backend import PodBackend
 from sandgate.operator.cluster.pod_events import PodEvents
 from sandgate.operator.cluster.provision import Taken, provide
@@ -56,6 +58,9 @@ log = logging.getLogger(__name__)
 
 TAKEN_S = 5.0
 """Between looks whether a name of the job's is free by now."""
+ASK_S = 2.0
+"""Between looks whether what a watch called gone is there."""
+UNSURE = (SandgateError, OSError, TimeoutError)
 COMMITTED = "committed"
 """What events call a session whose trajectories were all acknowledged."""
 NEWS = (SessionState.COMPLETE.value, SessionState.ABORTED.value)
@@ -416,12 +421,33 @@ class ClusterJob:
         seen = session_seen(body)
         if seen is None or (not seen.spec.remote and seen.owner != self.job.metadata.uid):
             return  # the latter is of a job that had this name before, and being deleted with it
-        if gone or seen.deleting:
+        if gone and not seen.deleting and self._is_live(seen):
+            self.spawn(self._ask_session(seen))
+        elif gone or seen.deleting:
             self.session_gone(seen.name, seen.uid)
         else:
             news = self.at.sessions.put(seen.name, seen)
             if news and seen.spec.remote and self._answers_remotes and seen.told < Told.FINALIZED:
                 self.at.observe(events.RemoteAsked(seen.ref, seen.spec.gateway))
+
+    def _is_live(self, seen: SessionSeen) -> bool:
+        """What becomes of it depends on whether it is there."""
+        kept, remotes = self.at.sessions.held.get(seen.name), self.observed.remotes
+        live = seen.name in self.observed.sessions or seen.name in remotes.asked
+        return live and kept is not None and kept.uid == seen.uid
+
+    async def _ask_session(self, seen: SessionSeen) -> None:
+        """A watch told that it is gone; see `is_there`."""
+        while self._is_live(seen):
+            try:
+                if (
+                    await is_there(self.kube, AgentSession.KIND, self.at.namespace, seen.name, seen.uid)
+                    is None
+                ):
+                    self.session_gone(seen.name, seen.uid)
+                return
+            except UNSURE:
+                await asyncio.sleep(ASK_S)
 
     @property
     def _answers_remotes(self) -> bool:
@@ -442,7 +468,9 @@ class ClusterJob:
         if kept.seen.role == ENGINE:
             self.follower.occasion.set()
         elif kept.seen.role in (AGENT, VERIFIER):
-            if gone:
+            if gone and kept.seen.running.exit is None and self._is_awaited(kept):
+                self.spawn(self._ask_pod(kept))
+            elif gone:
                 self._pod_ended(kept)
             elif self._table(kept.seen.role).put(kept.seen.session, kept):
                 self._pod_says(kept)
@@ -475,6 +503,30 @@ class ClusterJob:
                 fresh = pod_kept(body, self.now())
                 self._table(pod.role).held[pod.session] = fresh
                 self._pod_says(fresh)
+
+    def _is_awaited(self, kept: PodKept) -> bool:
+        """Its session waits for its end."""
+        held = self._table(kept.seen.role).held.get(kept.seen.session)
+        session = self.observed.sessions.get(kept.seen.session)
+        if held is None or held.uid != kept.uid or session is None:
+            return False
+        known = session.sandbox if kept.seen.role == AGENT else session.verifier
+        return known is None or known.exit is None
+
+    async def _ask_pod(self, kept: PodKept) -> None:
+        """A watch told that it is gone, and nobody saw how it ended; see `is_there`."""
+        pod = kept.seen
+        while self._is_awaited(kept):
+            try:
+                body = await is_there(self.kube, "Pod", pod.namespace, pod.name, pod.uid)
+            except UNSURE:
+                await asyncio.sleep(ASK_S)
+                continue
+            if body is None:
+                self._pod_ended(kept)
+            else:
+                self.saw_pod(body)
+            return
 
     def _pod_ended(self, kept: PodKept) -> None:
         """With its last status, which may hold its exit."""

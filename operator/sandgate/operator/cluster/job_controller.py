@@ -16,12 +16,13 @@ from sandgate.contract.labels import JOB, PRIORITY_CLASS, QUEUE, SHARD
 from sandgate.contract.names import OPERATOR
 from sandgate.contract.schema import decode
 from sandgate.contract.status import RolloutJobStatus
+from sandgate.operator.cluster.adoption import lost
 from sandgate.operator.cluster.api import Api, Connect, connect
 from sandgate.operator.cluster.health import OperatorHealth
 from sandgate.operator.cluster.job import ClusterJob
 from sandgate.operator.cluster.object_store import session_seen, text_of
 from sandgate.operator.cluster.orphans import Orphans
-from sandgate.operator.cluster.refused_job import MESSAGE_MAX, mended, status_in, verdict, was_refused
+from sandgate.operator.cluster.refused_job import MESSAGE_MAX, began, mended, status_in, verdict, was_refused
 from sandgate.operator.cluster.status_writer import StatusWriter
 from sandgate.operator.cluster.verdicts import tell
 from sandgate.operator.cluster.workload_looks import WorkloadLooks
@@ -63,7 +64,7 @@ class JobController:
         self.reconciler = Reconciler(
             self._plan, self._carry_out, woke=self._woke, now=now, retried=EVERYTHING
         )
-        self.orphans = Orphans(kube, self._has_job, now, self._spawn)
+        self.orphans = Orphans(kube, self._has_job, now, settings.shard, self._spawn)
         self.looks = WorkloadLooks(
             kube, settings.namespaces, lambda: [run.queue for run in self.runs.values()], self._spawn
         )
@@ -123,7 +124,8 @@ class JobController:
             return
         self._names[_called(body)] = uid
         try:
-            job = decode(RolloutJob, {name: value for name, value in body.items() if name != "status"})
+            made = {name: value for name, value in body.items() if name != "status"}
+            job = decode(RolloutJob, made, stored=uid in self.runs or began(status_in(body)))
             check_cluster(job)
         except SandgateError as error:
             self._refuse(uid, body, generation, error)
@@ -227,15 +229,17 @@ class JobController:
         sessions = [run.at.sessions.uids() for run in runs]
         listed = {text_of(one, "metadata", "uid") for one in await self._list(AgentSession.KIND)}
         for run, before in zip(runs, sessions, strict=True):
+            gone = await lost(
+                run.at, AgentSession.KIND, {uid for uid in before.values() if uid not in listed}
+            )
             for name, uid in before.items():
-                if uid not in listed:
+                if uid in gone:
                     run.session_gone(name, uid)
         pods = [{**run.pods()} for run in runs]
         listed = {text_of(one, "metadata", "uid") for one in await self._list("Pod")}
         for run, held in zip(runs, pods, strict=True):
-            for uid, session in held.items():
-                if uid not in listed:
-                    run.pod_gone(session, uid)
+            for uid in await lost(run.at, "Pod", {uid for uid in held if uid not in listed}):
+                run.pod_gone(held[uid], uid)
         self._last_sweep = self.now()
 
     async def _list(self, kind: str) -> list[Any]:

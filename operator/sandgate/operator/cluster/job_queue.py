@@ -20,10 +20,14 @@ from sandgate.operator.observed.job import JOB_KEY
 from sandgate.operator.observed.pod_failure import OVER
 from sandgate.operator.observed.workload import (
     DIGEST,
+    OTHERS,
+    OURS,
     STOPPED,
+    TAKES,
     finished,
     flavors_of,
     given_back,
+    note_in,
     told,
     version_of,
     workload_seen,
@@ -147,9 +151,7 @@ class JobQueue:
             case AskQuota():
                 await self._make()
             case SwitchQuota(active):
-                note = {STOPPED: None if active else "true"}
-                patch = {"metadata": {"annotations": note}, "spec": {"active": active}}
-                await self.saw(await self.at.kube.patch("Workload", self.at.namespace, self.name, patch))
+                await self._switch(active=active)
             case GiveBack():
                 if await self._gone():
                     await self._status(lambda body: given_back(body, self.at.now()))
@@ -163,6 +165,24 @@ class JobQueue:
                     await self._status(
                         lambda body: finished(body, self.at.now(), message, succeeded=succeeded)
                     )
+
+    async def _switch(self, *, active: bool) -> None:
+        """What an administrator stopped (kueuectl) before the job's user did stays stopped when the user lets go on.
+        Of what is known: if it is another by now, nothing is written."""
+        body = self._body
+        if body is None:
+            raise NotFound(f"Workload {self.name} is not there")
+        note, is_active = note_in(body), body["spec"].get("active", True) is not False
+        meta = {"resourceVersion": body["metadata"]["resourceVersion"]}
+        patch: Json = {"metadata": {**meta, "annotations": {STOPPED: None}}}
+        if not active:
+            patch["metadata"]["annotations"] = {STOPPED: note or (OURS if is_active else OTHERS)}
+        if active and note != OTHERS:
+            patch["spec"] = {"active": True}
+        elif not active and is_active:
+            patch["metadata"]["annotations"] = {STOPPED: OURS}
+            patch["spec"] = {"active": False}
+        await self.saw(await self.at.kube.patch("Workload", self.at.namespace, self.name, patch))
 
     async def _make(self) -> None:
         ask = self.ask
@@ -181,8 +201,8 @@ class JobQueue:
         queue = self.at.observed.queue
         there = None if queue is None else queue.workload
         # Switching one that is there is another step.
-        stopped = ask.stopped if there is None else there.stopped
-        notes = {DIGEST: ask.digest, **({STOPPED: "true"} if stopped else {})}
+        stopped = note_in(self._body) if there is not None and self._body else OURS if ask.stopped else ""
+        notes = {DIGEST: ask.digest, TAKES: ask.takes, **({STOPPED: stopped} if stopped else {})}
         body = workload(self.at.job, self.at.settings, ask, priority, notes)
         await self.saw(await self.at.kube.apply(body))
 

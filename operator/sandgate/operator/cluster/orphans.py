@@ -1,4 +1,5 @@
-"""Remote AgentSessions whose job does not exist (yet): their status says so, and they wait."""
+"""Remote AgentSessions whose job does not run here: there is none (yet), which their status says while they wait; or it
+is another shard's, whose label they are given."""
 
 from __future__ import annotations
 
@@ -7,10 +8,14 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from sandgate.contract.errors import SandgateError
+from sandgate.contract.agent_session import AgentSession
+from sandgate.contract.errors import NotFound, SandgateError
+from sandgate.contract.job import RolloutJob
+from sandgate.contract.names import OPERATOR
 from sandgate.contract.status import SessionReason
+from sandgate.operator.cluster.adoption import label, shard_of
 from sandgate.operator.cluster.api import Api
-from sandgate.operator.cluster.object_store import SessionSeen
+from sandgate.operator.cluster.object_store import SessionSeen, text_of
 from sandgate.operator.cluster.remote_sessions import tell
 from sandgate.operator.plan.actions import Told
 
@@ -30,6 +35,8 @@ class Orphans:
     has_job: Callable[[str, str], bool]
     """(namespace, name): does it run here?"""
     now: Callable[[], float]
+    shard: str
+    """Ours."""
     spawn: Callable[..., None]
     _held: dict[tuple[str, str], SessionSeen] = field(default_factory=dict)
     _busy: bool = False
@@ -62,7 +69,26 @@ class Orphans:
             return
         why = f"spec.jobName: no RolloutJob {job} runs in this namespace"
         try:
+            if await self._is_anothers(namespace, seen):
+                return
             await tell(self.kube, namespace, seen, SessionReason.NO_JOB, why, self.now())
         except (SandgateError, OSError, TimeoutError) as error:
             log.info("AgentSession %s/%s waits: %s", namespace, seen.name, error)
             self._held.setdefault((namespace, seen.name), seen)
+
+    async def _is_anothers(self, namespace: str, seen: SessionSeen) -> bool:
+        """Its job is another shard's, whose label it is given, for that shard's operator to see it; or another
+        controller's, whose sessions are none of our affair."""
+        try:
+            job = await self.kube.get(RolloutJob.KIND, namespace, seen.spec.job_name)
+        except NotFound:
+            return False
+        if text_of(job, "metadata", "deletionTimestamp"):
+            return False
+        if text_of(job, "spec", "managedBy") not in ("", OPERATOR):
+            return True
+        if (shard := shard_of(job)) == self.shard:
+            return False
+        body = {"metadata": {"namespace": namespace, "name": seen.name}}
+        await label(self.kube, AgentSession.KIND, body, shard)
+        return True

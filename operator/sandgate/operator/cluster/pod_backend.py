@@ -13,6 +13,7 @@ from sandgate.contract.names import KEYS_PER_SECRET, pod_name, verifier_name
 from sandgate.contract.session import SessionHandle
 from sandgate.contract.session_urls import SessionUrls
 from sandgate.contract.trajectory import Json as Value
+from sandgate.operator.cluster.adoption import adopt
 from sandgate.operator.cluster.api import Json
 from sandgate.operator.cluster.garbage_collection import GarbageCollector
 from sandgate.operator.cluster.job_state import JobState
@@ -180,6 +181,7 @@ class PodBackend:
         except Conflict:
             made = await at.kube.get("Pod", at.namespace, body["metadata"]["name"])
             check_owner(made, body["metadata"]["ownerReferences"][0]["uid"])
+            made = await self._adopted(made)
         except Forbidden as error:
             if "exceeded quota" in str(error):  # room comes back
                 raise QuotaFull(str(error), retry_after=5.0) from error
@@ -187,6 +189,11 @@ class PodBackend:
         except BadRequest as error:
             return _refused(at.now(), error)
         return pod_kept(made, at.now())
+
+    async def _adopted(self, made: Json) -> Json:
+        if found := await adopt(self.at, "Pod", [made]):
+            return found[0]
+        raise Unavailable(f"Pod {made['metadata']['name']} is gone again")
 
     async def stop(self, ref: Ref) -> None:
         """Write down why, tell the pod."""

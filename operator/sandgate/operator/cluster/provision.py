@@ -17,6 +17,7 @@ from sandgate.operator.manifests import (
     engine_objects,
     gateway_objects,
     keep_image,
+    keep_shard,
     trainer_secret,
 )
 from sandgate.operator.manifests.workload import placed
@@ -60,8 +61,8 @@ async def provide(
     there = [await _there(kube, job, body) for body in wanted]
     await kube.apply(closed_policy(job), force=True)  # no job's: all of a namespace make the same
     for body, found in zip(wanted, there, strict=True):
-        if found is not None and body["kind"] == "Deployment":
-            body = keep_image(body, found)
+        if found is not None and body["kind"] in ("Deployment", "StatefulSet"):
+            body = keep_shard(keep_image(body, found) if body["kind"] == "Deployment" else body, found)
         # Not by force where there was nothing: what somebody made meanwhile is not ours.
         _ours(job, await kube.apply(body, force=found is not None))
     return secret

@@ -90,6 +90,11 @@ def was_refused(status: RolloutJobStatus | None) -> bool:
     )
 
 
+def began(status: RolloutJobStatus | None) -> bool:
+    """Was anything made of it?"""
+    return status is not None and has_begun(mended(status) or status)
+
+
 def mended(status: RolloutJobStatus | None) -> RolloutJobStatus | None:
     """The status that a job begins with, if a spec that could not run is all that it failed of."""
     if status is None or not was_refused(status):

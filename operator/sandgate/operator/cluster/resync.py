@@ -15,6 +15,7 @@ from sandgate.contract.errors import BadRequest, NotFound, SandgateError, Unavai
 from sandgate.contract.labels import JOB
 from sandgate.contract.session import SessionSummary
 from sandgate.contract.status import RolloutJobStatus
+from sandgate.operator.cluster.adoption import adopt
 from sandgate.operator.cluster.garbage_collection import GarbageCollector
 from sandgate.operator.cluster.gateway_monitor import GatewayMonitor
 from sandgate.operator.cluster.job_state import JobState
@@ -142,10 +143,12 @@ class Resync:
 
     async def _load(self) -> None:
         at = self.at
-        for body in await at.kube.list(AgentSession.KIND, at.namespace):
-            if text_of(body, "spec", "jobName") == at.name:
-                self.session(body)
-        for body in await at.kube.list("Pod", at.namespace, labels=f"{JOB}={at.name}"):
+        listed = await at.kube.list(AgentSession.KIND, at.namespace)
+        sessions = [body for body in listed if text_of(body, "spec", "jobName") == at.name]
+        for body in await adopt(at, AgentSession.KIND, sessions):
+            self.session(body)
+        pods = await at.kube.list("Pod", at.namespace, labels=f"{JOB}={at.name}")
+        for body in await adopt(at, "Pod", pods):
             self.pod(body)
         await self.collector.ledger.load()
         was, ledger = at.observed, self.collector.ledger

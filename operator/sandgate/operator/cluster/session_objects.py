@@ -8,6 +8,7 @@ from sandgate.contract.agent_session import AgentSession
 from sandgate.contract.errors import Conflict, NotFound, Unavailable
 from sandgate.contract.schema import encode
 from sandgate.contract.session_urls import SessionUrls
+from sandgate.operator.cluster.adoption import adopt
 from sandgate.operator.cluster.api import Json
 from sandgate.operator.cluster.job_state import JobState
 from sandgate.operator.cluster.object_store import SessionSeen, controller, owner_uid, session_seen
@@ -46,6 +47,7 @@ class SessionObjects:
         except Conflict:
             body = await at.kube.get(AgentSession.KIND, at.namespace, ref.name)
             check_owner(body, at.job.metadata.uid)
+            body = next(iter(await adopt(at, AgentSession.KIND, [body])), {})
         seen = session_seen(body)
         if seen is None or seen.deleting:
             raise Unavailable(f"AgentSession {ref.name} is not what was made")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 from sandgate.contract.errors import BadManifest, Unsupported
 from sandgate.contract.job import RolloutJob, Task
 from sandgate.operator.cluster.api import Api
@@ -26,4 +28,7 @@ async def fixed_tasks(kube: Api, job: RolloutJob) -> tuple[Task, ...] | None:
         raise BadManifest(
             f"spec.tasks.configMap.key: ConfigMap {name} has no {key!r}", field="spec.tasks.configMap.key"
         )
-    return unique(read_tasks(text.splitlines(), f"ConfigMap {name}"), "spec.tasks.configMap")
+    lines = io.StringIO(
+        text, newline=None
+    )  # as a file's: str.splitlines would cut at U+2028 and others, within a text
+    return unique(read_tasks(lines, f"ConfigMap {name}"), "spec.tasks.configMap")

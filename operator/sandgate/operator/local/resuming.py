@@ -139,7 +139,7 @@ def _understood(manifest: dict[str, Any]) -> RolloutJob:
     differs by it. Raises BadManifest."""
     with suppress(AttributeError, KeyError, TypeError):  # decode says what is wrong with it
         manifest["spec"]["agent"].pop("pool", None)
-    return decode(RolloutJob, manifest)
+    return decode(RolloutJob, manifest, stored=True)
 
 
 def _complete(root: Path, made: Mapping[str, Json]) -> None:

@@ -11,6 +11,7 @@ from sandgate.operator.manifests.base import Json as Json
 from sandgate.operator.manifests.base import engine_pods as engine_pods
 from sandgate.operator.manifests.base import gateway_origin as gateway_origin
 from sandgate.operator.manifests.base import gateway_pods as gateway_pods
+from sandgate.operator.manifests.base import keep_shard as keep_shard
 from sandgate.operator.manifests.base import owner as owner
 from sandgate.operator.manifests.check import check_cluster as check_cluster
 from sandgate.operator.manifests.engines import engine_objects as engine_objects

@@ -50,6 +50,17 @@ def metadata(job: RolloutJob, name: str, role: str, **more: str) -> Json:
     }
 
 
+def keep_shard(wanted: Json, found: Json) -> Json:
+    """The object as wanted; its pods have the shard's label that they were made with. Who moves a job to another shard
+    starts no gateway and no engine anew: turns that run would break."""
+    template = wanted["spec"]["template"]
+    before = found["spec"]["template"]["metadata"].get("labels") or {}
+    kept = {name: value for name, value in template["metadata"]["labels"].items() if name != SHARD}
+    kept |= {SHARD: before[SHARD]} if SHARD in before else {}
+    meta = template["metadata"] | {"labels": kept}
+    return wanted | {"spec": wanted["spec"] | {"template": template | {"metadata": meta}}}
+
+
 def pods_of(job: RolloutJob, role: str) -> dict[str, str]:
     """Labels that select the job's pods of a role. Selectors are immutable: nothing in here ever changes."""
     return {JOB: job.metadata.name, ROLE: role}

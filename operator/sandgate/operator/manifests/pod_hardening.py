@@ -8,7 +8,7 @@ root, added capabilities and privileged containers are left as written.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
 from sandgate.contract.kinds import bytes_of
@@ -41,10 +41,25 @@ def containers(pod: Json) -> Iterator[Json]:
     yield from pod["containers"]
 
 
-def limit(container: Json, defaults: Mapping[str, Json]) -> None:
+def share(pod: Json, defaults: Mapping[str, Json]) -> frozenset[str]:
+    """Resources that the pod as a whole asks for (`resources` of a PodSpec), for its containers to share: no container
+    gets a default of them, which might be more than the pod has. What it only requests gets the default limit, in
+    place."""
+    own = pod.get("resources") or {}
+    requests, limits = dict(own.get("requests") or {}), dict(own.get("limits") or {})
+    for name, bound in (defaults.get("limits") or {}).items():
+        if name in requests and name not in limits:
+            limits[name] = bound if _at_most(str(requests[name]), str(bound)) else requests[name]
+    if limits:
+        pod["resources"] = {**own, "limits": limits}
+    return frozenset({*requests, *limits})
+
+
+def limit(container: Json, defaults: Mapping[str, Json], shared: Collection[str] = ()) -> None:
     """Fills in the resources of a container, in place. A container without any gets all of `defaults` (`requests`,
-    `limits`). Else it gets each default limit that it lacks, with its default request (Kubernetes would request as much
-    as the limit). A limit is never below the container's request."""
+    `limits`) but those that its pod's containers share. Else it gets each default limit that it lacks, with its default
+    request (Kubernetes would request as much as the limit). A limit is never below the container's request."""
+    defaults = without(defaults, shared)
     own = container.get("resources") or {}
     if not own:
         container["resources"] = copy.deepcopy(dict(defaults))
@@ -59,6 +74,17 @@ def limit(container: Json, defaults: Mapping[str, Json]) -> None:
             requests[name] = least
     parts = {"requests": requests, "limits": limits}
     container["resources"] = {**own, **{name: part for name, part in parts.items() if part}}
+
+
+def without(resources: Mapping[str, Json], names: Collection[str]) -> dict[str, Json]:
+    """`requests` and `limits` but those of these names; what is empty then is left out."""
+    if not names:
+        return dict(resources)
+    left = {
+        kind: {name: value for name, value in part.items() if name not in names}
+        for kind, part in resources.items()
+    }
+    return {kind: part for kind, part in left.items() if part}
 
 
 def _at_most(asked: str, bound: str) -> bool:

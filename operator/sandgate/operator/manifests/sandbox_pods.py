@@ -18,7 +18,7 @@ from sandgate.contract.labels import AGENT, SHARD, VERIFIER, WALLED, labels
 from sandgate.contract.names import GROUP as API_GROUP
 from sandgate.contract.names import pod_name, verifier_name
 from sandgate.contract.session_urls import SessionUrls
-from sandgate.operator.manifests.pod_hardening import containers, harden, limit
+from sandgate.operator.manifests.pod_hardening import containers, harden, limit, share, without
 from sandgate.operator.plan.session import longest_start
 from sandgate.operator.settings import Settings
 from sandgate.sandbox.agents import (
@@ -58,10 +58,13 @@ FETCHER_USER: Final = 65532
 
 PROMPT_REFERENCE = "$(SANDGATE_PROMPT)"
 PLACEMENT = (
-    "affinity dnsConfig dnsPolicy hostAliases imagePullSecrets nodeSelector priorityClassName runtimeClassName"
-    " schedulerName securityContext tolerations"
+    "affinity dnsConfig dnsPolicy hostAliases hostUsers imagePullSecrets nodeSelector priorityClassName"
+    " runtimeClassName schedulerName securityContext serviceAccountName tolerations"
 ).split()
-"""Fields that a verifier's pod takes from the agent's template: where it may run and how images are pulled."""
+"""Fields that a verifier's pod takes from the agent's template: where it may run and how images are pulled (a service
+account has pull secrets, too; its token is not mounted)."""
+AGAIN = ("restartPolicy", "restartPolicyRules")
+"""Of a container: whether it is started again within its pod."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,9 +168,8 @@ def verifier_pod(
 ) -> Json:
     """The verifier's pod of one attempt. `result`: agents.result_document of the agent's end, RESULT_BYTES_MAX at most.
 
-    It runs where agents may run. Of the template's volumes it has those that its container mounts. `keys_secret` has
-    the entries `<session>.task` (for the fetcher alone) and `<session>.reward`. Raises ValueError if the job has no
-    verifier or the result is too long.
+    It runs where agents may run. `keys_secret` has the entries `<session>.task` (for the fetcher alone) and
+    `<session>.reward`. Raises ValueError if the job has no verifier or the result is too long.
     """
     del task, sample_index  # the gateway serves both: a task's data may be large
     verifier = job.spec.reward.verifier
@@ -178,12 +180,7 @@ def verifier_pod(
     template = copy.deepcopy(job.spec.agent.template)
     main = copy.deepcopy(dict(verifier.container))
     main.setdefault("name", "verifier")
-    pod = {name: template["spec"][name] for name in PLACEMENT if name in template["spec"]}
-    mounted = {mount.get("name") for mount in main.get("volumeMounts") or []}
-    pod["volumes"] = [
-        volume for volume in template["spec"].get("volumes") or [] if volume.get("name") in mounted
-    ]
-    pod["containers"] = [main]
+    pod = _beside(template["spec"], main)
     env = verifier_env(
         handle.handle(),
         model=job.spec.model.name,
@@ -201,6 +198,21 @@ def verifier_pod(
     meta = {"annotations": (template.get("metadata") or {}).get("annotations")}
     ours = _labels(job, VERIFIER, session, group) | {WALLED: "true"}
     return _object(verifier_name(session), namespace, owner, meta, ours, pod)
+
+
+def _beside(spec: Json, main: Json) -> Json:
+    """A verifier's PodSpec: of the template's it has what says where it runs, and the volumes and resource claims that
+    its container names."""
+    pod = {name: spec[name] for name in PLACEMENT if name in spec}
+    resources = main.get("resources") or {}
+    mounted = {mount.get("name") for mount in main.get("volumeMounts") or []}
+    claimed = {claim.get("name") for claim in resources.get("claims") or []}
+    pod["volumes"] = [volume for volume in spec.get("volumes") or [] if volume.get("name") in mounted]
+    if claims := [one for one in spec.get("resourceClaims") or [] if one.get("name") in claimed]:
+        pod["resourceClaims"] = claims
+    if not resources and "resources" in spec:  # it says nothing of its own: it has what an agent has
+        pod["resources"] = spec["resources"]
+    return pod | {"containers": [main]}
 
 
 def _delivery(job: RolloutJob, main: Json, task: Task) -> TaskDelivery:
@@ -279,7 +291,7 @@ def _fetcher(
 
 def _settle(pod: Json, look: PodDefaults, seconds: int) -> None:
     """Fills in what is the same for agents and verifiers: deadline, pull secrets, security, resources."""
-    pod["restartPolicy"] = "Never"
+    _once(pod)
     own = pod.get("activeDeadlineSeconds") or seconds + DEADLINE_MARGIN_S
     pod["activeDeadlineSeconds"] = min(own, seconds + DEADLINE_MARGIN_S)
     pod.setdefault("terminationGracePeriodSeconds", GRACE_S)
@@ -291,11 +303,25 @@ def _settle(pod: Json, look: PodDefaults, seconds: int) -> None:
     if look.runtime_class:
         pod.setdefault("runtimeClassName", look.runtime_class)
     harden(pod, look.unreachable_seconds)
+    shared = share(pod, look.resources)
     for container in containers(pod):  # a side-car shares the pod's node, and may be the agent's tool
         if container["name"] != FETCHER:
-            limit(container, look.resources)
+            limit(container, look.resources, shared)
+        else:
+            container["resources"] = without(container["resources"], shared)
     if not pod.get("volumes"):
         pod.pop("volumes", None)
+
+
+def _once(pod: Json) -> None:
+    """The agent, or the verifier, runs once: its session is one attempt. A side-car may be started again."""
+    pod["restartPolicy"] = "Never"
+    main = pod["containers"][0]
+    for name in AGAIN:
+        main.pop(name, None)
+    for container in containers(pod):  # a rule of a side-car may start all containers
+        if rules := container.get(AGAIN[1]):
+            container[AGAIN[1]] = [one for one in rules if one.get("action") != "RestartAllContainers"]
 
 
 def _labels_of(meta: Mapping[str, Json], look: PodDefaults) -> Json:

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from sandgate.contract.job import RolloutJob
-from sandgate.contract.labels import PRIORITY_CLASS, QUEUE
+from sandgate.contract.labels import PRIORITY_CLASS, QUEUE, VERIFIER
+from sandgate.contract.labels import ROLE as ROLE_LABEL
 from sandgate.contract.names import workload_name
 from sandgate.operator.manifests.base import Json, metadata
 from sandgate.operator.manifests.engines import engine_objects
@@ -25,6 +26,10 @@ POD: Final = (
 ).split()
 """What of a pod decides how much it takes and which nodes would have it. The rest is not Kueue's to know."""
 CONTAINER: Final = ("name", "image", "resources", "restartPolicy")
+KINDS: Final = ("initContainers", "containers")
+PLACE: Final = ("nodeSelector", "tolerations", "runtimeClassName", "overhead", "resources")
+SIZE: Final = ("name", "resources", "restartPolicy")
+"""What of a template and its containers another quota may be needed for."""
 
 SETS: Final = {"StatefulSet": GATEWAYS, "Deployment": ENGINES, "Pod": SANDBOXES}
 """Kind of an object that has or is a pod -> its pod set."""
@@ -62,7 +67,7 @@ def lean(template: Json) -> Json:
     node = (pod.get("affinity") or {}).get("nodeAffinity")
     if node is not None:
         kept["affinity"] = {"nodeAffinity": copy.deepcopy(node)}
-    for kind in ("initContainers", "containers"):
+    for kind in KINDS:
         if pod.get(kind):
             kept[kind] = [
                 {name: copy.deepcopy(one[name]) for name in CONTAINER if name in one} for one in pod[kind]
@@ -82,8 +87,34 @@ def ask_of(job: RolloutJob, settings: Settings) -> QuotaAsk | None:
         priority_class=wanted,
         counts={one["name"]: one["count"] for one in sets},
         digest=hashlib.sha256(says.encode()).hexdigest()[:16],
+        takes=takes(job),
         stopped=job.spec.suspend,
     )
+
+
+def takes(job: RolloutJob) -> str:
+    """Digest of what the job's templates say of its pods' size and place: images, names and the installation's own
+    settings are not in it."""
+    spec = job.spec
+    managed, verifier = spec.engine.managed, spec.reward.verifier
+    said = [spec.gateway.template, spec.agent.template, {} if managed is None else managed.template]
+    one = {} if verifier is None else {"spec": {"containers": [verifier.container]}}
+    text = json.dumps([_size(_map(template)) for template in (*said, one)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _size(template: Mapping[str, Any]) -> list[Any]:
+    pod = _map(template.get("spec"))
+    listed = [[one.get(name) for name in SIZE] for kind in KINDS for one in pod.get(kind) or [] if _map(one)]
+    return [
+        {name: pod[name] for name in PLACE if name in pod},
+        _map(pod.get("affinity")).get("nodeAffinity"),
+        listed,
+    ]
+
+
+def _map(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def workload(
@@ -126,5 +157,17 @@ def _place(pod: Json, place: Placement) -> None:
     if place.node_selector:
         spec["nodeSelector"] = {**(spec.get("nodeSelector") or {}), **place.node_selector}
     known = spec.get("tolerations") or []
+    is_verifier = (meta.get("labels") or {}).get(ROLE_LABEL) == VERIFIER
+    for kind in KINDS:
+        for one in spec.get(kind) or []:
+            _resize(one, place.sizes.get(f"{KINDS[0] if is_verifier else kind}/{one.get('name')}"))
     if more := [dict(one) for one in place.tolerations if one not in known]:
         spec["tolerations"] = [*known, *more]
+
+
+def _resize(container: Json, size: Json | None) -> None:
+    """As it was admitted. None: its set says nothing of it."""
+    if size:
+        container["resources"] = copy.deepcopy(dict(size))
+    elif size is not None:
+        container.pop("resources", None)

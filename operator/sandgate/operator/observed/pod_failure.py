@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from sandgate.contract.errors import FailureReason
-from sandgate.contract.exits import last_words
+from sandgate.contract.exits import last_words, one_line
 from sandgate.contract.session import parse_termination
 from sandgate.operator.plan.actions import Exit, Waiting
 
@@ -431,9 +431,8 @@ def unix(text: object) -> float | None:
 
 
 def cut(text: str) -> str:
-    """At most TEXT_MAX characters, blanks at the ends away."""
-    text = text.strip().rstrip(": ")
-    return text if len(text) <= TEXT_MAX else f"{text[: TEXT_MAX - 1]}…"
+    """Fit for a status (a termination message may hold anything, a NUL and keys too), blanks at the ends away."""
+    return one_line(text.strip().rstrip(": "), TEXT_MAX)
 
 
 def map_of(value: Body, name: str) -> Body:

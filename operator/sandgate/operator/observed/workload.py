@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from sandgate.operator.plan.ends import stamp
@@ -13,8 +14,12 @@ Body = Mapping[str, Json]
 
 DIGEST = "sandgate.dev/asks"
 """Annotation: digest of what the Workload asks for."""
+TAKES = "sandgate.dev/takes"
+"""Annotation: digest of what the job itself says of its pods' size and place."""
 STOPPED = "sandgate.dev/stopped"
-"""Annotation: it is not active because its job says spec.suspend. (kueuectl sets the same field.)"""
+"""Annotation: its job says spec.suspend. (kueuectl sets the same field.)"""
+OURS, OTHERS = "true", "other"
+"""Its values: who made the Workload not active: we, or somebody before us."""
 REQUEUED = ("Preempted", "NodeFailures")
 """Evictions after which a Workload may be admitted again at once; of others Kueue says when."""
 MESSAGE_MAX = 1024
@@ -36,6 +41,11 @@ def version_of(body: Body) -> int:
     return int(text) if isinstance(text, str) and text.isascii() and text.isdigit() else 0
 
 
+def note_in(body: Body) -> str:
+    """STOPPED's value; empty: it has none."""
+    return str(_map(_map(body.get("metadata")).get("annotations")).get(STOPPED) or "")
+
+
 def workload_seen(body: Body, flavors: Mapping[str, Body]) -> WorkloadSeen:
     """`flavors`: name -> ResourceFlavor, of those that it was given. One that is not there makes it wait."""
     meta, spec, status = (_map(body.get(name)) for name in ("metadata", "spec", "status"))
@@ -47,6 +57,7 @@ def workload_seen(body: Body, flavors: Mapping[str, Body]) -> WorkloadSeen:
     active = spec.get("active", True) is not False
     return WorkloadSeen(
         digest=str(notes.get(DIGEST) or ""),
+        takes=str(notes.get(TAKES) or ""),
         counts=_counts(spec.get("podSets")),
         assigned=_counts(assigned),
         active=active,
@@ -59,7 +70,7 @@ def workload_seen(body: Body, flavors: Mapping[str, Body]) -> WorkloadSeen:
         words=_words(conditions, _maps(status.get("admissionChecks")), missing, active=active),
         reclaimable=_counts(status.get("reclaimablePods")),
         ready=_true(conditions, "PodsReady"),
-        places=_places(assigned, _maps(status.get("admissionChecks")), flavors),
+        places=_sized(_places(assigned, _maps(status.get("admissionChecks")), flavors), spec),
     )
 
 
@@ -107,6 +118,26 @@ def _places(
             tolerations=(*before.tolerations, *_maps(update.get("tolerations"))),
         )
     return found
+
+
+def _sized(places: Mapping[str, Placement], spec: Body) -> dict[str, Placement]:
+    found = {
+        str(one.get("name")): _sizes(_map(_map(one.get("template")).get("spec")))
+        for one in _maps(spec.get("podSets"))
+    }
+    return {name: replace(place, sizes=found.get(name, {})) for name, place in places.items()}
+
+
+def _sizes(pod: Body) -> dict[str, Json]:
+    """Names that stand twice (an agent's init container and a verifier of one name) say nothing."""
+    found: dict[str, Json] = {}
+    twice = set()
+    for kind in ("initContainers", "containers"):
+        for one in _maps(pod.get(kind)):
+            name = f"{kind}/{one.get('name')}"
+            twice |= {name} & found.keys()
+            found[name] = _map(one.get("resources"))
+    return {name: size for name, size in found.items() if name not in twice}
 
 
 # -- what is written --------------------------------------------------------------------------------------------------

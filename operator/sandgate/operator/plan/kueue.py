@@ -26,18 +26,24 @@ class QuotaAsk:
     """Pod set -> pods."""
     digest: str
     """Of all that its Workload says; another one is another Workload."""
+    takes: str = ""
+    """Of what the job itself says of its pods' size and place, without what the installation adds: pods of another size
+    need another quota; who upgrades the operator stops no job that runs."""
     stopped: bool = False
     """The job's own spec.suspend: then it wants no quota."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """What pods of a set get from Kueue: its flavors' nodes, and what admission checks add."""
+    """What pods of a set get from Kueue: its flavors' nodes, what admission checks add, the size that was admitted."""
 
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Json, ...] = ()
+    sizes: Mapping[str, Json] = field(default_factory=dict)
+    """`initContainers/NAME` or `containers/NAME` -> `resources`, as it asked for them. What the installation decides
+    may be more by now, and there is no quota for that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +52,15 @@ class WorkloadSeen:
 
     digest: str = ""
     """Of what it asks for, as we wrote it."""
+    takes: str = ""
+    """As of `QuotaAsk`; empty: an operator of before made it, and did not say."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """Pod set -> pods that it asks for."""
     assigned: Mapping[str, int] = field(default_factory=dict)
     """Pod set -> pods that it was given quota for, where Kueue says so."""
     active: bool = True
     stopped: bool = False
-    """It is not active because we said so."""
+    """It was told that its job's user suspended the job."""
     reserved: bool = False
     """It has quota."""
     admitted: bool = False

@@ -12,7 +12,7 @@ from typing import Any, Final
 from sandgate.contract.errors import FAILURE_CLASS, FailureClass, FailureReason
 from sandgate.contract.exits import one_line, signal_name
 from sandgate.contract.job import Completion, RewardSource, RolloutJobSpec
-from sandgate.contract.session import DROPPED, SessionOutcome, SessionState, SessionSummary
+from sandgate.contract.session import DETAIL_CHARS_MAX, DROPPED, SessionOutcome, SessionState, SessionSummary
 from sandgate.operator.plan.actions import Exit, Outage, SessionObserved
 
 LIMITS = {
@@ -52,7 +52,7 @@ def failure(spec: RolloutJobSpec, seen: SessionObserved, end: Exit) -> Failure:
     if stop is not None and stop.reason is not None:
         return _stopped(seen, stop.reason, stop.detail, end, completed=completed)
     if end.reason is not None:
-        return end.reason, end.detail
+        return end.reason, in_words(end)
     if stop is not None and completed:  # stopped because of that: how it died does not matter
         return _limit(said)
     if stop is not None:  # by an operator of another version: what it made of that says nothing
@@ -160,7 +160,7 @@ def _exited(end: Exit, said: SessionSummary | None, *, by_code: bool) -> Failure
 def in_words(end: Exit) -> str:
     """How a program ended, for people; nothing for a good end."""
     if end.reason is not None or end.code == RIGHT:
-        return "" if end.reason is None else end.detail
+        return "" if end.reason is None else one_line(end.detail, DETAIL_CHARS_MAX)
     how = f"exit code {end.code}" if end.signal is None else f"killed by {signal_name(end.signal)}"
     how += " with a traceback" if end.traceback else ""
     return f"{how}: {one_line(end.detail)}" if end.detail else how

@@ -66,12 +66,19 @@ def hold(ask: QuotaAsk | None, seen: QueueSeen | None, *, done: bool = False) ->
 
 def covers(found: WorkloadSeen, ask: QuotaAsk) -> bool:
     """The quota that it has is enough for what the job asks now. Sandboxes beyond it wait: see `within`."""
-    return found.counts.keys() == ask.counts.keys() and all(
-        ask.counts[name] <= count for name, count in found.counts.items() if name != SANDBOXES
+    return _as_large(found, ask) and (
+        found.counts.keys() == ask.counts.keys()
+        and all(ask.counts[name] <= count for name, count in found.counts.items() if name != SANDBOXES)
     )
 
 
+def _as_large(found: WorkloadSeen, ask: QuotaAsk) -> bool:
+    return found.takes in ("", ask.takes)
+
+
 def _more(found: WorkloadSeen, ask: QuotaAsk) -> str:
+    if not _as_large(found, ask):
+        return "the job asks for pods of another size, or elsewhere, than it was admitted with: it is queued anew"
     asked, has = (", ".join(f"{n} {c}" for n, c in sorted(one.counts.items())) for one in (ask, found))
     return f"the job asks for other pods ({asked}) than it was admitted with ({has}): it is queued anew"
 
@@ -124,7 +131,7 @@ def _asked(
 ) -> Iterator[QueueStep]:
     if not found.reserved and found.digest != ask.digest:
         yield AskQuota()  # before it may be admitted as it was
-    elif found.stopped != ask.stopped:
+    elif found.stopped != ask.stopped or (ask.stopped and found.active):
         yield SwitchQuota(active=not ask.stopped)
     elif not found.reserved:
         pass

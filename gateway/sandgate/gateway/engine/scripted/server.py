@@ -347,7 +347,7 @@ def _error(status: int, message: str) -> web.Response:
 def _lines(path: Path) -> list[Reply]:
     """Replies of a script file. Raises ValueError naming the line."""
     replies = []
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+    for number, line in enumerate(path.read_text("utf-8").split("\n"), 1):
         try:
             told = json.loads(line) if line.strip() else None
         except ValueError as error:
