@@ -284,7 +284,7 @@ CASES: dict[str, Case] = {
         want(suspend=True),
         seen(group("a", "r"), provided=Provided.RUNNING),
         0.0,
-        [Provide(Provided.STOPPED), StopAttempt(ref("a"), SUSPENDED)],
+        [StopAttempt(ref("a"), SUSPENDED), Provide(Provided.STOPPED)],
     ),
     "and has it again when it is let go on": (
         want(),

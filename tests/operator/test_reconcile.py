@@ -10,9 +10,21 @@ from itertools import pairwise
 import pytest
 
 from sandgate.contract.errors import Unavailable
+from sandgate.contract.status import RolloutJobStatus
 from sandgate.operator.driver import reconcile
 from sandgate.operator.driver.reconcile import Reconciler
-from sandgate.operator.plan.actions import Action, CloseGroup, OpenSession, Ref, WakeAt
+from sandgate.operator.plan.actions import (
+    Action,
+    CloseGroup,
+    OpenSession,
+    Provide,
+    Provided,
+    Ref,
+    Stop,
+    StopAttempt,
+    WakeAt,
+    WriteStatus,
+)
 
 DO = CloseGroup("a", "g")
 
@@ -35,7 +47,8 @@ class Bench:
         return left.pop(0) if left else []
 
     async def carry_out(self, key: str, action: Action) -> None:
-        assert key not in self.working, "two workers on one key"
+        together = isinstance(action, reconcile.ALIKE)
+        assert together or key not in self.working, "two workers on one key"
         self.working.add(key)
         self.began.set()
         try:
@@ -140,16 +153,6 @@ async def test_a_worker_outlives_an_action_whose_connection_somebody_else_cancel
             await bench.until(lambda: bench.done and not bench.plans[key])  # noqa: B023
 
 
-async def test_the_rest_of_a_failed_plan_is_not_carried_out() -> None:
-    bench = Bench()
-    bench.plans = {"a": [[DO, WakeAt(9e9)]]}
-    bench.fails = [Unavailable("away")]
-    bench.reconciler.touch("a")
-    async with bench.running():
-        await bench.idle()
-    assert bench.done == []
-
-
 async def test_a_mistake_ends_the_run() -> None:
     bench = Bench()
     bench.plans = {"a": [[DO]]}
@@ -236,7 +239,7 @@ class Width:
     def __init__(self) -> None:
         self.now, self.most = 0, 0
         self.ended: list[Action] = []
-        self.refused: dict[Action, Exception] = {}
+        self.refused: dict[Action, BaseException] = {}
 
     async def carry_out(self, key: str, action: Action) -> None:
         self.now += 1
@@ -247,10 +250,14 @@ class Width:
         if action in self.refused:
             raise self.refused[action]
 
-    async def once(self, plan: list[Action]) -> None:
+    async def once(
+        self, plan: list[Action], retried: tuple[type[Exception], ...] = reconcile.RETRIED
+    ) -> None:
         """Carried out as one plan."""
         left = [plan]
-        reconciler = Reconciler(lambda key: left.pop() if left else [], self.carry_out)
+        reconciler = Reconciler(
+            lambda key: left.pop() if left else [], self.carry_out, retried=retried
+        )
         reconciler.touch("a")
         task = asyncio.ensure_future(reconciler.run(1))
         for _ in range(100):
@@ -269,12 +276,57 @@ async def test_sessions_are_opened_together_and_what_follows_waits_for_all() -> 
     assert width.ended == plan
 
 
-async def test_of_those_together_each_is_tried_and_a_failure_ends_the_plan() -> None:
+def stopping(*samples: int) -> list[Action]:
+    return [StopAttempt(Ref("job", "task", sample, 0), Stop(None)) for sample in samples]
+
+
+TELL, MAKE, WAKE = WriteStatus(RolloutJobStatus()), Provide(Provided.RUNNING), WakeAt(9e9)
+MANY = range(reconcile.TOGETHER + 1)
+JOB = [TELL, *stopping(*MANY), DO, MAKE, *opening(*MANY), WAKE]
+"""One of each kind that a job's plan has, sessions by more than one batch."""
+FAILS: dict[str, tuple[Action, list[Action]]] = {
+    "a status that is not written stops nobody from being stopped": (TELL, []),
+    "a group that is not closed does not keep gateways from being made": (DO, []),
+    "gateways that are not made keep nothing waiting but new sessions": (MAKE, opening(*MANY)),
+    "one stop of many keeps no other from being tried, of later batches neither": (stopping(0)[0], []),
+    "of sessions, those of later batches wait, and nothing else": (opening(0)[0], opening(MANY[-1])),
+    "the last of a plan has nothing after it": (WAKE, []),
+}
+
+
+@pytest.mark.parametrize(("failing", "left"), FAILS.values(), ids=FAILS)
+@pytest.mark.parametrize("error", [Unavailable("away"), TimeoutError(), asyncio.CancelledError()], ids=str)
+async def test_what_fails_of_a_plan_holds_up_no_more_than_it_must(
+    failing: Action, left: list[Action], error: BaseException
+) -> None:
     width = Width()
-    plan = opening(0, 1, 2)
-    width.refused = {plan[0]: Unavailable("away")}
-    await width.once([*plan, DO])
-    assert width.ended == plan
+    width.refused = {failing: error}
+    await width.once(JOB)
+    assert width.ended == [one for one in JOB if one not in left]
+
+
+async def test_a_plan_of_which_anything_failed_is_made_again_after_a_pause_that_grows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reconcile, "BACKOFF_S", 0.001)
+    bench = Bench()
+    bench.plans = {"a": [[MAKE], [MAKE, WAKE], []]}
+    bench.fails = [Unavailable("away"), Unavailable("away")]
+    bench.reconciler.touch("a")
+    async with bench.running():
+        await bench.until(lambda: bench.done)
+        assert bench.done == [("a", WAKE)]
+        assert bench.reconciler._failures["a"] == 2
+
+
+async def test_a_mistake_is_told_rather_than_what_passes_by_itself(caplog: pytest.LogCaptureFixture) -> None:
+    width = Width()
+    width.refused = {TELL: Unavailable("away"), MAKE: KeyError("a bug")}
+    await width.once(JOB, retried=(Exception,))
+    (said,) = [one for one in caplog.records if one.name == reconcile.log.name]
+    assert "a bug" in said.getMessage()
+    assert "1 more" in said.getMessage()
+    assert said.exc_info is not None
 
 
 async def test_of_those_together_a_mistake_is_worse_than_what_passes() -> None:

@@ -1,7 +1,7 @@
 """Reconciler: a queue of keys with backoff and timers; it plans each key and carries the plan out.
 
-One key is never worked on twice at the same time; what happens to it meanwhile is looked at right after. A plan that
-could not be carried out is planned again after a pause, from what is seen then.
+One key is never worked on twice at the same time; what happens to it meanwhile is looked at right after. An action that
+fails holds up hardly any other; its key is planned again after a pause, from what is seen then.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from sandgate.contract.errors import EngineFailed, Overloaded, SandgateError, Unavailable
-from sandgate.operator.plan.actions import Action, OpenSession, StopAttempt, WakeAt
+from sandgate.operator.plan.actions import Action, OpenSession, Provide, StopAttempt, WakeAt
 
 log = logging.getLogger(__name__)
 
@@ -124,41 +124,67 @@ class Reconciler:
 
     async def _turn(self, key: Key) -> None:
         try:
-            for actions in batches(self.plan(key)):
-                await self._carry_out_all(key, actions)
+            failures = await self._carry_out_plan(key, self.plan(key))
         except self.retried as error:
-            self._again(key, error)
-        except asyncio.CancelledError:
-            if is_cancelled():
-                raise
-            # What an action waited for was cancelled, not we: it would end this worker, and nobody would know.
-            self._again(key, Unavailable("what an action waited for was cancelled"))
+            failures = [error]
+        if failures:
+            self._again(key, failures)
         else:
             self._failures.pop(key, None)
 
-    def _again(self, key: Key, error: Exception) -> None:
-        """Plans the key anew after a pause."""
-        pause = self._backoff(key)
+    async def _carry_out_plan(self, key: Key, plan: Sequence[Action]) -> list[Exception]:
+        """What failed of it. Kinds of actions do not wait for each other to succeed: a job whose gateways cannot be made
+        is stopped all the same, and says why. But sessions are opened only behind what was made for them. Of a kind
+        that failed the rest is left for the next plan, because it would mostly fail alike and take as long; but every
+        stop is tried."""
+        failures: list[Exception] = []
+        failed: set[type[Action]] = set()
+        for actions in batches(plan):
+            kind = type(actions[0])
+            if kind in failed or (kind is OpenSession and Provide in failed):
+                continue
+            found = await self._carry_out_all(key, actions)
+            failures += found
+            if found and kind is not StopAttempt:
+                failed.add(kind)
+        return failures
+
+    def _again(self, key: Key, failures: Sequence[Exception]) -> None:
+        """Plans the key anew after a pause. A mistake is told rather than what passes by itself."""
+        error = min(failures, key=lambda one: isinstance(one, RETRIED))
+        wait = (error.retry_after or 0.0) if isinstance(error, SandgateError) else 0.0
+        pause = max(self._backoff(key), wait)
         text = str(error) or type(error).__name__
+        more = f" (and {len(failures) - 1} more failures)" if len(failures) > 1 else ""
         mistake = None if isinstance(error, RETRIED) else error
-        log.warning("%s: %s; again in %.1f s", key, text, pause, exc_info=mistake)
-        pause = max(pause, (error.retry_after or 0.0) if isinstance(error, SandgateError) else 0.0)
+        log.warning("%s: %s%s; again in %.1f s", key, text, more, pause, exc_info=mistake)
         asyncio.get_running_loop().call_later(pause, self.touch, key)
 
-    async def _carry_out_all(self, key: Key, actions: Sequence[Action]) -> None:
-        """Each is tried; raises one of the failures, a mistake rather than one that passes."""
-        if len(actions) > 1:
-            done = await asyncio.gather(
-                *(self.carry_out(key, one) for one in actions), return_exceptions=True
-            )
-            failures = [one for one in done if isinstance(one, BaseException)]
-            for error in sorted(failures, key=lambda one: isinstance(one, RETRIED)):
-                raise error
-            return
-        (action,) = actions
-        if isinstance(action, WakeAt):
-            self.wake_at(key, action.at)
-        await self.carry_out(key, action)
+    async def _carry_out_all(self, key: Key, actions: Sequence[Action]) -> list[Exception]:
+        """Each is tried; gives those failures that are tried again, raises any other."""
+        if len(actions) == 1:
+            found = await self._failure(key, actions[0])
+            return [] if found is None else [found]
+        done = await asyncio.gather(*(self._failure(key, one) for one in actions), return_exceptions=True)
+        for one in done:
+            if isinstance(one, BaseException) and not isinstance(one, self.retried):
+                raise one
+        return [one for one in done if isinstance(one, Exception)]
+
+    async def _failure(self, key: Key, action: Action) -> Exception | None:
+        """Carries it out; why that failed, if it is to be tried again."""
+        try:
+            if isinstance(action, WakeAt):
+                self.wake_at(key, action.at)
+            await self.carry_out(key, action)
+        except self.retried as error:
+            return error
+        except asyncio.CancelledError:
+            if is_cancelled():
+                raise
+            # What the action waited for was cancelled, not we: it would end this worker, and nobody would know.
+            return Unavailable("what an action waited for was cancelled")
+        return None
 
     def _backoff(self, key: Key) -> float:
         failed = self._failures.get(key, 0)
