@@ -24,7 +24,9 @@ MANAGED = {"engine": {"kind": "vllm", "managed": {"image": "vllm:1", "gpus": 1}}
 QUOTA = Forbidden('403: services "shop-gateway" is forbidden: exceeded quota: few, requested: services=1')
 RIGHT = Forbidden('403: User "system:serviceaccount:sandgate:sandgate-operator" cannot patch resource')
 UNKNOWN = NotFound("404: the server could not find the requested resource")
-WRONG = InvalidBody('422: StatefulSet.apps "shop-gateway" is invalid: spec.template.spec.tolerations[0].effect')
+WRONG = InvalidBody(
+    '422: StatefulSet.apps "shop-gateway" is invalid: spec.template.spec.tolerations[0].effect'
+)
 
 REFUSED: dict[str, tuple[str, SandgateError]] = {
     "a StatefulSet with a bad toleration": ("StatefulSet", WRONG),
@@ -264,8 +266,12 @@ async def test_a_queue_that_is_away_keeps_nobody_from_stopping_a_job(up: World) 
     away = Unavailable("500: failed calling webhook mworkload.kb.io: connection refused", retry_after=0.0)
     refuses(up, "Workload", away, ("patch", "apply", "create", "delete"))
     await up.kube.patch("RolloutJob", NAMESPACE, "shop", {"spec": {"suspend": True}})
-    await so(lambda: not up.pods or not any("slow" in name for name in up.pods), "its agent was stopped", QUICK_S)
+    await so(
+        lambda: not up.pods or not any("slow" in name for name in up.pods), "its agent was stopped", QUICK_S
+    )
     await so(lambda: up.condition("Suspended")[0] == "True", "it says so", QUICK_S, up)
     assert workload(up)["spec"].get("active", True)
     up.kube.fail = lambda verb, kind: None
-    await so(lambda: workload(up)["spec"].get("active") is False, "its queue is told once it is back", QUICK_S)
+    await so(
+        lambda: workload(up)["spec"].get("active") is False, "its queue is told once it is back", QUICK_S
+    )

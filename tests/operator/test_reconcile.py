@@ -255,9 +255,7 @@ class Width:
     ) -> None:
         """Carried out as one plan."""
         left = [plan]
-        reconciler = Reconciler(
-            lambda key: left.pop() if left else [], self.carry_out, retried=retried
-        )
+        reconciler = Reconciler(lambda key: left.pop() if left else [], self.carry_out, retried=retried)
         reconciler.touch("a")
         task = asyncio.ensure_future(reconciler.run(1))
         for _ in range(100):

@@ -113,7 +113,8 @@ class JobReason(StrEnum):
     """Failed: the engine's vocabulary is another one than the tokenizer's, as the first sessions showed."""
     POD_REFUSED = "PodRefused"
     """Failed: the API server takes no such pod (its rules, a policy engine, a namespace's security level); the message
-    has its words. A full quota is none of that: it is waited for."""
+    has its words. A full quota, a missing right of the operator, a ServiceAccount that is not there yet are none of
+    that: they are waited for."""
     NOTHING_STARTS = "NothingStarts"
     """Failed: no agent of the first group started, and one of them in none of its attempts; the message has the most
     frequent cause and its words."""
