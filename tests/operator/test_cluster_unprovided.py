@@ -1,4 +1,4 @@
-"""An API server that does not take what a job needs: the job says so, what is to stop stops, and it goes on by itself."""
+"""An API server that does not take what a job needs: the job says so, can be stopped, and goes on by itself."""
 
 from __future__ import annotations
 

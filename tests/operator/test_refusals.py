@@ -40,7 +40,7 @@ FINAL: dict[str, str] = {
     "a PriorityClass that is not there": f"{POD}no PriorityClass with name urgent was found",
     "a RuntimeClass that is not there": f'{POD}pod rejected: RuntimeClass "gvsior" not found',
     "a validating policy": f"{POD}ValidatingAdmissionPolicy 'images' with binding 'all' denied request: no such image",
-    "a webhook": '403: admission webhook "validation.gatekeeper.sh" denied the request: [images] agent:1 is not allowed',
+    "a webhook": '403: admission webhook "validation.gatekeeper.sh" denied the request: [images] agent:1 is no good',
     "a webhook that speaks of rights":
         '403: admission webhook "rights.example" denied the request: User "x" cannot create resource "pods" like this',
     "a webhook that speaks of namespaces": '403: admission webhook "n.example" denied the request: pods "x" is'

@@ -113,7 +113,19 @@ class JobController:
         counts = generation, queue, wanted
         if not uid or self._generations.get(uid) == counts:
             return
+        before = self._generations.get(uid)
         self._generations[uid] = counts
+        try:
+            self._take_on(uid, body, counts)
+        except Exception:  # a mistake of ours: the next news of the job is another try
+            if before is None:
+                self._generations.pop(uid, None)
+            else:
+                self._generations[uid] = before
+            raise
+
+    def _take_on(self, uid: str, body: Body, counts: tuple[int, str, str]) -> None:
+        """It is new, or another."""
         if (manager := text_of(body, "spec", "managedBy")) not in ("", OPERATOR):
             log.info("job %s/%s is %s's to run", *_called(body), manager)
             return
@@ -122,7 +134,7 @@ class JobController:
             job = decode(RolloutJob, {name: value for name, value in body.items() if name != "status"})
             check_cluster(job)
         except SandgateError as error:
-            self._refuse(uid, body, generation, error)
+            self._refuse(uid, body, counts[0], error)
             return
         before = status_in(body)
         if (run := self.runs.get(uid)) is not None:

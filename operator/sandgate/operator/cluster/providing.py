@@ -40,8 +40,8 @@ class Providing:
     """In the loop's time."""
 
     async def bring(self, what: Provided) -> bool:
-        """True once all stands so. False: it was refused, and is not asked again yet. Raises Refused, after that was told,
-        and what passes by itself. Whatever comes of it, gateways that stand are known."""
+        """True once all stands so. False: it was refused, and is not asked again yet. Raises Refused, after that was
+        told, and what passes by itself. Whatever comes of it, gateways that stand are known."""
         asked = what, self.at.job.metadata.generation, dict(self.at.places)
         if asked != self._asked:
             self._asked, self._tries, self._not_before = asked, 0, 0.0

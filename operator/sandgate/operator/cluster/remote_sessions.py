@@ -22,9 +22,9 @@ from sandgate.operator.cluster.api import Api, Json
 from sandgate.operator.cluster.job_state import JobState
 from sandgate.operator.cluster.key_life import key_life, session_needs, verifier_needs
 from sandgate.operator.cluster.object_store import SessionSeen, controller, owner_uid, session_seen
+from sandgate.operator.cluster.refusals import passes
 from sandgate.operator.cluster.session_status import held_status
 from sandgate.operator.driver.session_spec import session_spec
-from sandgate.operator.cluster.refusals import passes
 from sandgate.operator.manifests import gateway_in, keys_end, remote_secret, remote_verifier_secret
 from sandgate.operator.observed import events
 from sandgate.operator.observed.remotes import METADATA

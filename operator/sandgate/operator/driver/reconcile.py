@@ -133,10 +133,10 @@ class Reconciler:
             self._failures.pop(key, None)
 
     async def _carry_out_plan(self, key: Key, plan: Sequence[Action]) -> list[Exception]:
-        """What failed of it. Kinds of actions do not wait for each other to succeed: a job whose gateways cannot be made
-        is stopped all the same, and says why. But sessions are opened only behind what was made for them. Of a kind
-        that failed the rest is left for the next plan, because it would mostly fail alike and take as long; but every
-        stop is tried."""
+        """What failed of it. Kinds of actions do not wait for each other to succeed: a job whose gateways cannot be
+        made is stopped all the same, and says why. But sessions are opened only behind what was made for them. Of a
+        kind that failed the rest is left for the next plan, because it would mostly fail alike and take as long; but
+        every stop is tried."""
         failures: list[Exception] = []
         failed: set[type[Action]] = set()
         for actions in batches(plan):
