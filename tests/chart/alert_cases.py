@@ -38,6 +38,9 @@ class Case:
 LEADS, FOLLOWS = (f"sandgate_operator_leader{{{one}}}" for one in (OPERATOR, STANDBY))
 QUEUE = f"sandgate_operator_queue_age_seconds{{{OPERATOR}}}"
 SWEEP = f"sandgate_operator_sweep_age_seconds{{{OPERATOR}}}"
+SEEN, SEEN_OTHER = (
+    f'sandgate_operator_namespace_seen{{{OPERATOR}, watched="{name}"}}' for name in ("rl", "b")
+)
 ACTED, FAILED = (
     f'sandgate_operator_actions_total{{{OPERATOR}, action="StartAttempt", outcome="{outcome}"}}'
     for outcome in ("ok", "Unavailable")
@@ -69,6 +72,8 @@ HEALTHY = {
     FOLLOWS: gauge(0),
     QUEUE: gauge(0),
     SWEEP: gauge(290),
+    SEEN: gauge(1),
+    SEEN_OTHER: gauge(1),
     ACTED: rising(100),
     FAILED: rising(1),
     UP: gauge(1),
@@ -107,6 +112,11 @@ CASES: dict[str, Case] = {
     "a change of leaders takes a minute": Case({LEADS: "1x20 0 1x60"}, None),
     "the operator's queue stands still": Case({QUEUE: rising(60)}, "SandgateOperatorIsStuck"),
     "the operator's sweeps fail": Case({SWEEP: rising(60)}, "SandgateOperatorIsStuck"),
+    "one of the watched namespaces was deleted": Case(
+        {SEEN_OTHER: gauge(0)}, "SandgateNamespaceIsNotWatched"
+    ),
+    "a namespace is made anew within two minutes": Case({SEEN_OTHER: "1x20 0 0 1x60"}, None),
+    "the operator watches all namespaces": Case({SEEN: "", SEEN_OTHER: ""}, None),
     "starts of agents fail": Case({ACTED: rising(1), FAILED: rising(10)}, "SandgateOperatorActionsFail"),
     "a gateway is down": Case({UP: gauge(0)}, "SandgateGatewayIsDown"),
     "a gateway rolls in three minutes": Case({UP: "1x20 0 0 0 1x60"}, None),

@@ -84,7 +84,7 @@ FINE: dict[str, Changes] = {
 
 def odd(changes: Changes) -> dict[str, Any]:
     verifier = {"source": "verifier", "verifier": {"container": {"image": "v:1"}}}
-    made = copy.deepcopy(manifest("a 1", reward=verifier))
+    made: dict[str, Any] = copy.deepcopy(manifest("a 1", reward=verifier))
     for at, value in changes:
         put(made, at, value)
     return made
@@ -111,7 +111,7 @@ def test_what_nobody_thought_of_is_refused_too(
     def fails(*_: object) -> None:
         raise error
 
-    monkeypatch.setitem(check.MAKES, path, fails)  # type: ignore[arg-type]
+    monkeypatch.setattr(check, "MAKES", {**check.MAKES, path: fails})
     with pytest.raises(BadManifest, match=type(error).__name__) as refused:
         check_cluster(job(odd([])))
     assert refused.value.field == path
@@ -144,7 +144,9 @@ async def test_a_job_says_so_at_once(up: World, field: str, changes: Changes, qu
     assert {kind for kind, _ in up.kube.made} <= {"RolloutJob", "Event"}
 
 
-async def test_a_mistake_of_ours_is_tried_again_with_the_next_news(up: World) -> None:
+async def test_a_mistake_of_ours_is_tried_again_with_the_next_news(
+    up: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A job that could not be begun is not taken for one that is known."""
     up.operator_up()
     assert up.hub is not None
@@ -155,7 +157,7 @@ async def test_a_mistake_of_ours_is_tried_again_with_the_next_news(up: World) ->
             raise fails.pop()
         begin(*args)
 
-    up.hub._begin = once  # type: ignore[method-assign]
+    monkeypatch.setattr(up.hub, "_begin", once)
     await up.kube.create(manifest("a 1"))
     assert not up.hub.runs
     up.hub.saw("RolloutJob", "MODIFIED", up.kube.objects["RolloutJob", NAMESPACE, "shop"])

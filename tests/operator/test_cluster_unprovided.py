@@ -87,7 +87,8 @@ async def test_a_job_that_cannot_be_made_says_why_once_and_runs_when_it_can(
 ) -> None:
     refuses(up, kind, error)
     up.operator_up()
-    await up.kube.create(manifest("a 1", **(MANAGED if kind == "Deployment" else {})))
+    engine: dict[str, Any] = MANAGED if kind == "Deployment" else {}
+    await up.kube.create(manifest("a 1", **engine))
     await says_so(up, kind, error)
     assert up.job()["status"]["reason"] == "NotProvided"
     tries = 0

@@ -6,10 +6,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from sandgate.contract.agent_session import AgentSession
-from sandgate.contract.errors import SandgateError
+from sandgate.contract.errors import Forbidden, NotFound, SandgateError
 from sandgate.contract.job import RolloutJob
 from sandgate.contract.labels import JOB, PRIORITY_CLASS, QUEUE, SHARD
 from sandgate.contract.names import OPERATOR
@@ -40,6 +41,18 @@ DELETED = "DELETED"
 Body = Mapping[str, Any]
 EVERYTHING: tuple[type[Exception], ...] = (Exception,)
 """A mistake in one job, or in us, is logged and tried again later; the other jobs go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Uids of all objects of a kind, but those of namespaces of which nothing is known."""
+
+    uids: set[str]
+    unknown: set[str]
+
+    def lacks(self, namespace: str, uid: str) -> bool:
+        """That object is not there any more."""
+        return namespace not in self.unknown and uid not in self.uids
 
 
 class JobController:
@@ -226,32 +239,43 @@ class JobController:
 
     async def sweep(self) -> None:
         """Notice what went while no watch told: everything that was known before a list and is not in it."""
-        known = [*self.runs, *self._refused]
-        jobs = {text_of(one, "metadata", "uid") for one in await self._list(RolloutJob.KIND)}
-        for uid in known:
-            if uid not in jobs:
+        known = {uid: run.at.namespace for uid, run in self.runs.items()}
+        known |= {uid: writer.namespace for uid, writer in self._refused.items()}
+        there = await self._list(RolloutJob.KIND)
+        for uid, namespace in known.items():
+            if there.lacks(namespace, uid):
                 self._drop(uid)
         runs = list(self.runs.values())
         sessions = [run.at.sessions.uids() for run in runs]
-        listed = {text_of(one, "metadata", "uid") for one in await self._list(AgentSession.KIND)}
+        there = await self._list(AgentSession.KIND)
         for run, before in zip(runs, sessions, strict=True):
             for name, uid in before.items():
-                if uid not in listed:
+                if there.lacks(run.at.namespace, uid):
                     run.session_gone(name, uid)
         pods = [{**run.pods()} for run in runs]
-        listed = {text_of(one, "metadata", "uid") for one in await self._list("Pod")}
+        there = await self._list("Pod")
         for run, held in zip(runs, pods, strict=True):
             for uid, session in held.items():
-                if uid not in listed:
+                if there.lacks(run.at.namespace, uid):
                     run.pod_gone(session, uid)
         self._last_sweep = self.now()
 
-    async def _list(self, kind: str) -> list[Any]:
+    async def _list(self, kind: str) -> Listed:
+        """Of a namespace that is gone, or forbidden, nothing is known. Raises if that is so of all there are."""
         labels = selector(kind, self.settings.shard)
-        found: list[Any] = []
-        for namespace in self.settings.namespaces or ("",):
-            found += await self.kube.list_metadata(kind, namespace, labels=labels)
-        return found
+        found, unknown = set(), set()
+        namespaces = self.settings.namespaces or ("",)
+        for namespace in namespaces:
+            try:
+                listed = await self.kube.list_metadata(kind, namespace, labels=labels)
+            except (Forbidden, NotFound) as error:
+                unknown.add(namespace)
+                if len(unknown) == len(set(namespaces)):
+                    raise
+                log.warning("sweep: of %s in namespace %s nothing is known: %s", kind, namespace, error)
+            else:
+                found |= {text_of(one, "metadata", "uid") for one in listed}
+        return Listed(found, unknown)
 
     async def drain(self) -> None:
         """Finish what is in hand, start nothing, write the last statuses."""

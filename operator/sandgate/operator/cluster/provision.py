@@ -38,8 +38,8 @@ SECRET_BYTES = 32
 
 
 REFUSALS: Final = (BadRequest, Forbidden, NotFound, TooLarge)
-"""What an API server says of an object that it does not take: its rules, a quota, a right, a kind or a namespace that is
-missing. To ask again at once is of no use."""
+"""What an API server says of an object that it does not take: its rules, a quota, a right, a kind or a namespace that
+is missing. To ask again at once is of no use."""
 
 
 class Taken(Conflict):

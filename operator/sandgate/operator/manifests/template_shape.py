@@ -12,8 +12,8 @@ from typing import Any, Final, TypeAlias
 from sandgate.contract.schema import says
 
 Shape: TypeAlias = Any
-"""`str`, `int`; `{}` with the shapes of known fields; `[shape]`, a list of such; TEXTS. A null is as good as nothing: so
-it is to Kubernetes."""
+"""`str`, `int`; `{}` with the shapes of known fields; `[shape]`, a list of such; TEXTS. A null is as good as nothing:
+so it is to Kubernetes."""
 TEXTS: Final = "texts"
 """An object whose values are all text."""
 CONTAINER: Final[Shape] = {
