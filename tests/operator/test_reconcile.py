@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import pairwise
@@ -11,8 +12,10 @@ import pytest
 
 from sandgate.contract.errors import Unavailable
 from sandgate.contract.status import RolloutJobStatus
+from sandgate.operator.cluster.job_controller import JobController
 from sandgate.operator.driver import reconcile
 from sandgate.operator.driver.reconcile import Reconciler
+from sandgate.operator.observed.job import JOB_KEY
 from sandgate.operator.plan.actions import (
     Action,
     CloseGroup,
@@ -25,6 +28,8 @@ from sandgate.operator.plan.actions import (
     WakeAt,
     WriteStatus,
 )
+from sandgate.operator.settings import Settings
+from tests.operator.fake_kube import FakeKube
 
 DO = CloseGroup("a", "g")
 
@@ -333,3 +338,119 @@ async def test_of_those_together_a_mistake_is_worse_than_what_passes() -> None:
     width.refused = {plan[0]: Unavailable("away"), plan[2]: KeyError("a bug")}
     with pytest.raises(KeyError, match="a bug"):
         await width.once(plan)
+
+
+class Stalls:
+    """Jobs whose keys are `job/key`: a call of a job in `stalled` does not come back until it is let go."""
+
+    def __init__(self, *stalled: str) -> None:
+        self.stalled, self.gate = set(stalled), asyncio.Event()
+        self.held: Counter[str] = Counter()
+        self.most: Counter[str] = Counter()
+        """Job -> the most of its keys that were worked on at once."""
+        self.done: list[str] = []
+        self.time = 1000.0
+        self.reconciler = Reconciler(
+            lambda key: [DO],
+            self.carry_out,
+            now=lambda: self.time,
+            share_of=lambda key: key.partition("/")[0],
+        )
+
+    async def carry_out(self, key: str, action: Action) -> None:
+        job = key.partition("/")[0]
+        self.held[job] += 1
+        self.most[job] = max(self.most[job], self.held[job])
+        try:
+            if job in self.stalled:
+                await self.gate.wait()
+        finally:
+            self.held[job] -= 1
+        self.done.append(key)
+
+    def touch(self, job: str, keys: int) -> None:
+        for number in range(keys):
+            self.reconciler.touch(f"{job}/{number}")
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        task = asyncio.ensure_future(self.reconciler.run())
+        await self.turns()
+        yield
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async def turns(self, number: int = 10) -> None:
+        """Of the loop: no time passes."""
+        for _ in range(number):
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 10, 50])
+async def test_jobs_whose_gateways_do_not_answer_keep_no_other_waiting(jobs: int) -> None:
+    """Each with a thousand sessions to be sealed."""
+    names = [f"a{number}" for number in range(jobs)]
+    bench = Stalls(*names)
+    for name in names:
+        bench.touch(name, 1000)
+    async with bench.running():
+        for turn in range(3):
+            bench.reconciler.touch("b/job")
+            await bench.turns()
+            assert bench.done == ["b/job"] * (turn + 1)
+        assert sum(bench.held.values()) < reconcile.WORKERS_ALL
+        assert min(bench.held[name] for name in names) > 0, "they share what there is"
+
+
+async def test_a_job_alone_is_worked_on_as_widely_as_ever() -> None:
+    """Eight gateways, each with eight calls at once."""
+    bench = Stalls("big")
+    bench.touch("big", 1000)
+    async with bench.running():
+        assert bench.held["big"] == reconcile.WORKERS == 64
+        bench.gate.set()
+        await bench.turns(2000)
+    assert sorted(bench.done) == sorted(f"big/{number}" for number in range(1000))
+    assert bench.most["big"] == reconcile.WORKERS
+
+
+async def test_keys_of_a_job_are_worked_on_in_the_order_in_which_they_came() -> None:
+    bench = Stalls("a")
+    bench.touch("a", 500)
+    async with bench.running():
+        bench.gate.set()
+        await bench.turns(2000)
+    assert bench.done == [f"a/{number}" for number in range(500)]
+
+
+async def test_what_waits_behind_its_own_job_is_no_queue_that_is_stuck() -> None:
+    """Liveness would end the operator for it. A worker that never comes back is."""
+    bench = Stalls("a")
+    bench.touch("a", 1000)
+    async with bench.running():
+        for _ in range(5):
+            bench.time += 60.0
+            bench.gate.set()
+            await bench.turns(3)
+            bench.gate.clear()
+            await bench.turns(3)
+            assert bench.reconciler.length > 100
+            assert bench.reconciler.oldest_s < 1.0, "some of them ended just now"
+        bench.time += 300.0
+        assert bench.reconciler.oldest_s >= 300.0, "none did for long"
+
+
+async def test_a_key_that_nobody_works_on_counts_as_waiting() -> None:
+    bench = Stalls()
+    bench.touch("a", 1)
+    bench.time += 7.0
+    assert bench.reconciler.oldest_s == 7.0
+    async with bench.running():
+        assert (bench.reconciler.oldest_s, bench.done) == (0.0, ["a/0"])
+        assert bench.reconciler._shares == {}, "what rests costs nothing"
+
+
+def test_in_a_cluster_a_share_is_a_job_with_all_its_sessions() -> None:
+    hub = JobController(FakeKube(lambda: 0.0), Settings())
+    assert {hub.reconciler.share_of(f"uid-1/{key}") for key in (JOB_KEY, "shop-a-0-0")} == {"uid-1"}
+    assert hub.reconciler.share_of("uid-2/job") == "uid-2"

@@ -70,7 +70,12 @@ class JobController:
         self.runs: dict[str, ClusterJob] = {}
         """RolloutJob's uid -> its driver."""
         self.reconciler = Reconciler(
-            self._plan, self._carry_out, woke=self._woke, now=now, retried=EVERYTHING
+            self._plan,
+            self._carry_out,
+            woke=self._woke,
+            now=now,
+            retried=EVERYTHING,
+            share_of=lambda key: key.partition("/")[0],
         )
         self.orphans = Orphans(kube, self._has_job, now, self._spawn)
         self.looks = WorkloadLooks(
