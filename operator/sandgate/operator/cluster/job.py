@@ -260,6 +260,9 @@ class ClusterJob:
             job.more,
             job.problem,
             over,
+            job.provided is Provided.NOTHING,
+            self._taken,
+            self._unprovided,
         )
 
     def _stir(self, job: JobObserved) -> None:
