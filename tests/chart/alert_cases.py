@@ -41,6 +41,9 @@ SWEEP = f"sandgate_operator_sweep_age_seconds{{{OPERATOR}}}"
 NO_GATEWAY, NO_ENGINE = (
     f'sandgate_operator_jobs_unready{{{OPERATOR}, reason="{reason}"}}' for reason in ("NoGateway", "NoEngine")
 )
+SEEN, SEEN_OTHER = (
+    f'sandgate_operator_namespace_seen{{{OPERATOR}, watched="{name}"}}' for name in ("rl", "b")
+)
 ACTED, FAILED = (
     f'sandgate_operator_actions_total{{{OPERATOR}, action="StartAttempt", outcome="{outcome}"}}'
     for outcome in ("ok", "Unavailable")
@@ -74,6 +77,8 @@ HEALTHY = {
     SWEEP: f"{'0 60 120 180 240 ' * (DAY // 5)}0",
     NO_GATEWAY: f"{'1 1 1 0 0 ' * (DAY // 5)}0",  # jobs come, and their gateways start
     NO_ENGINE: f"{'1 1 1 1 1 1 1 1 1 0 ' * (DAY // 10)}0",
+    SEEN: gauge(1),
+    SEEN_OTHER: gauge(1),
     ACTED: rising(100),
     FAILED: rising(1),
     UP: gauge(1),
@@ -107,7 +112,9 @@ HEALTHY = {
 CASES: dict[str, Case] = {
     "the operator's only leader went": Case({LEADS: gauge(0)}, "SandgateOperatorHasNoLeader"),
     "no operator is scraped": Case(
-        dict.fromkeys((LEADS, FOLLOWS, QUEUE, SWEEP, NO_GATEWAY, NO_ENGINE, ACTED, FAILED), ""),
+        dict.fromkeys(
+            (LEADS, FOLLOWS, QUEUE, SWEEP, SEEN, SEEN_OTHER, NO_GATEWAY, NO_ENGINE, ACTED, FAILED), ""
+        ),
         "SandgateOperatorHasNoLeader",
     ),
     "a change of leaders takes a minute": Case({LEADS: "1x20 0 1x60"}, None),
@@ -129,6 +136,11 @@ CASES: dict[str, Case] = {
     "a complete or suspended job let go of its engines": Case(
         {ENGINES: gauge(0), ENGINES_UP: gauge(0)}, None
     ),
+    "one of the watched namespaces was deleted": Case(
+        {SEEN_OTHER: gauge(0)}, "SandgateNamespaceIsNotWatched"
+    ),
+    "a namespace is made anew within two minutes": Case({SEEN_OTHER: "1x20 0 0 1x60"}, None),
+    "the operator watches all namespaces": Case({SEEN: "", SEEN_OTHER: ""}, None),
     "starts of agents fail": Case({ACTED: rising(1), FAILED: rising(10)}, "SandgateOperatorActionsFail"),
     "a gateway is down": Case({UP: gauge(0)}, "SandgateGatewayIsDown"),
     "a gateway rolls in three minutes": Case({UP: "1x20 0 0 0 1x60"}, None),

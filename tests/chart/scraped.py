@@ -20,6 +20,7 @@ async def scraped() -> dict[str, set[str]]:
     operator.planned(0.1)
     operator.saw("Pod", "ADDED")
     operator.listed("Pod")
+    operator.sees("rl", True)
     operator.swept(ok=True)
     pages = [
         operator.render(

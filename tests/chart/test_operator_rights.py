@@ -18,7 +18,7 @@ from sandgate.operator.kubernetes.access import Access, Token
 from sandgate.operator.kubernetes.client import KubeClient
 from sandgate.operator.kubernetes.kinds import WATCHED
 from sandgate.operator.manifests import engine_objects, gateway_objects
-from sandgate.operator.manifests.example import session_objects
+from sandgate.operator.manifests.example_session import session_objects
 from sandgate.operator.plan.news import News
 from sandgate.operator.replica.leader_lease import LeaderLease
 from sandgate.operator.settings import Settings

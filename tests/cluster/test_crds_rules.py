@@ -94,6 +94,10 @@ PAIRS: dict[str, Pair | Status] = {
     "RolloutJob: metadata.name is not a DNS label (lower case letters, digits and dashes)": Pair(
         (("metadata.name", "a-1"),), (("metadata.name", "a.1"),)
     ),
+    "spec.engine.selector.matchLabels: a key is not the name of a label: letters, digits and -_. and perhaps a domain and / before it": Pair(
+        (*SELECTOR, ("spec.engine.selector.matchLabels", {"a.example.com/app_1.x": "vllm"})),
+        (*SELECTOR, ("spec.engine.selector.matchLabels", {"app name": "vllm"})),
+    ),
     "AgentSession: metadata.name has more than 63 characters": Pair(
         (("metadata.name", "x" * 63),), (("metadata.name", "x" * 64),), kind="AgentSession"
     ),

@@ -13,7 +13,7 @@ import yaml
 
 from sandgate.operator.kubernetes.kinds import Ref
 from sandgate.operator.manifests import Json, engine_objects, gateway_objects
-from sandgate.operator.manifests.example import session_objects
+from sandgate.operator.manifests.example_session import session_objects
 from tests.cluster.harness.api import Api
 from tests.cluster.harness.rest import APPLY, Refused
 from tests.contract.manifests import GONE, Manifest, put

@@ -246,6 +246,13 @@ TWO_CHANGES: list[tuple[list[tuple[str, Any]], str]] = [
         [("spec.engine.endpoints", GONE), ("spec.engine.selector", {"matchLabels": {}})],
         "spec.engine.selector.matchLabels",
     ),
+    *(
+        (
+            [("spec.engine.endpoints", GONE), ("spec.engine.selector", {"matchLabels": {key: "vllm"}})],
+            "spec.engine.selector.matchLabels",
+        )
+        for key in ("app name", "", "/app", "a/b/c", "-app", "Example.com/app", "a..b/app", "x" * 64)
+    ),
     (
         [
             ("spec.engine.endpoints", GONE),

@@ -34,7 +34,7 @@ from sandgate.operator.manifests import (
     sandbox_policy,
     session_object,
 )
-from sandgate.operator.manifests.example import session_objects
+from sandgate.operator.manifests.example_session import session_objects
 from sandgate.operator.manifests.policies import LINK_LOCAL, PRIVATE, closed_policy, gateway_policy
 from sandgate.operator.plan.actions import Ref
 from tests.contract.manifests import Manifest, spoilt

@@ -262,6 +262,24 @@ CASES: dict[str, Case] = {
         0.0,
         [Provide(Provided.RUNNING)],
     ),
+    "gateways of an operator before this one take no new sessions before their job is provided": (
+        want(),
+        seen(group("a", "r w"), fresh="b", provided=Provided.NOTHING),
+        0.0,
+        [Provide(Provided.RUNNING)],
+    ),
+    "nor while the API server does not take what the job needs": (
+        replace(want(), unprovided="Service shop-gateway: 403"),
+        seen(group("a", "r w"), fresh="b", provided=Provided.RUNNING, provided_for=-1),
+        0.0,
+        [Provide(Provided.RUNNING)],
+    ),
+    "nor while somebody else has a name that it needs": (
+        replace(want(), taken="Service shop-gateway is not of this job"),
+        seen(fresh="b", provided=Provided.RUNNING, provided_for=-1),
+        0.0,
+        [Provide(Provided.RUNNING)],
+    ),
     "for a job that was created suspended nothing is made": (
         want(suspend=True),
         seen(gateways={}, provided=Provided.NOTHING, more=True),
@@ -284,7 +302,7 @@ CASES: dict[str, Case] = {
         want(suspend=True),
         seen(group("a", "r"), provided=Provided.RUNNING),
         0.0,
-        [Provide(Provided.STOPPED), StopAttempt(ref("a"), SUSPENDED)],
+        [StopAttempt(ref("a"), SUSPENDED), Provide(Provided.STOPPED)],
     ),
     "and has it again when it is let go on": (
         want(),
@@ -606,6 +624,16 @@ def test_when_a_finished_job_goes(
     done = status_of(seen(**DONE, owed=1), 1000.0)
     plan = plan_job(want(**fields), seen(**DONE, **more, status=done), now)
     assert [one for one in plan if not isinstance(one, WriteStatus)] == actions
+
+
+def test_a_finished_job_goes_though_the_api_server_takes_nothing_of_it() -> None:
+    done = status_of(seen(**DONE), 1000.0)
+    late = seen(**(DONE | {"provided": Provided.NOTHING}), status=done)
+    plan = plan_job(replace(want(ttlSecondsAfterFinished=60), unprovided="Service shop: 403"), late, 9000.0)
+    assert [one for one in plan if not isinstance(one, WriteStatus)] == [
+        Provide(Provided.IDLE),
+        DeleteJob(),
+    ]
 
 
 IDLE: dict[str, tuple[dict[str, Any], dict[str, Any], float, list[Action]]] = {

@@ -362,3 +362,13 @@ def test_a_job_that_is_done_is_not_held_by_its_finished_workload() -> None:
         for one in job_status(held(looked(None), was=DONE.status), DONE, 0.0).conditions
         if one.status is ConditionStatus.TRUE
     ]
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_what_cannot_be_made_anew_takes_no_word_back_from_kueue(told: bool) -> None:
+    """Its pods run as before: told that they are not ready, Kueue might evict the job."""
+    queue = looked(replace(ADMITTED, ready=told))
+    job = seen(group("a", "r"), queue=queue, provided=Provided.RUNNING)
+    plan = plan_job(replace(held(queue), unprovided="HTTPRoute shop: 404"), job, 0.0)
+    steps = [one.step for one in plan if isinstance(one, TendWorkload) and isinstance(one.step, TellWorkload)]
+    assert all(step.ready is told for step in steps)

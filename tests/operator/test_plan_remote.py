@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from sandgate.operator.plan.actions import HoldRemote, JobObserved, JobWant, OpenRemote, Ref
+from sandgate.operator.plan.actions import HoldRemote, JobObserved, JobWant, OpenRemote, Provided, Ref
 from sandgate.operator.plan.remote import Attempt, RemoteObserved, plan_remote
 from tests.operator.plans import seen, want
 
@@ -71,6 +72,18 @@ CASES: dict[str, tuple[JobWant, JobObserved, RemoteObserved, OpenRemote | HoldRe
         held("gateway shop-gateway-0 takes no sessions"),
     ),
     "it waits for a gateway": (want(**BOTH), seen(gateways={}), asked(), held("no gateway takes sessions")),
+    "it waits while the job's objects cannot be made": (
+        replace(want(**BOTH), unprovided="Service shop: 403"),
+        seen(gateways=TWO),
+        asked(),
+        held("the job's objects cannot be made: Service shop: 403"),
+    ),
+    "it waits while they are not made yet": (
+        want(**BOTH),
+        seen(gateways=TWO, provided=Provided.NOTHING),
+        asked(),
+        held("no gateway takes sessions"),
+    ),
     "it waits while the job is suspended": (
         want(**BOTH, suspend=True),
         seen(gateways=TWO),

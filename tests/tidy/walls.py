@@ -91,6 +91,7 @@ PURE_IN_SHELL = (
     "trainer.verl.jobs.tasks",
     "operator.cluster.health",
     "operator.cluster.recovery",
+    "operator.cluster.refusals",
     "operator.cluster.refused_job",
     "operator.cluster.session_status",
     "operator.cluster.object_store",

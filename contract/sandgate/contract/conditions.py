@@ -57,6 +57,9 @@ class JobReason(StrEnum):
     """Not ready: gateways and engine are not made yet."""
     NAME_TAKEN = "NameTaken"
     """Not ready: an object of another has a name that the job needs; the message says which."""
+    NOT_PROVIDED = "NotProvided"
+    """Not ready: the API server does not take an object that the job needs (its rules, a quota, a right or a kind that
+    is missing); the message has its words. What runs goes on, nothing new begins, and it is tried again."""
     NO_GATEWAY = "NoGateway"
     """Not ready: no gateway takes sessions; the message has what its pod says."""
     NO_ENGINE = "NoEngine"
@@ -110,7 +113,8 @@ class JobReason(StrEnum):
     """Failed: the engine's vocabulary is another one than the tokenizer's, as the first sessions showed."""
     POD_REFUSED = "PodRefused"
     """Failed: the API server takes no such pod (its rules, a policy engine, a namespace's security level); the message
-    has its words. A full quota is none of that: it is waited for."""
+    has its words. A full quota, a missing right of the operator, a ServiceAccount that is not there yet are none of
+    that: they are waited for."""
     NOTHING_STARTS = "NothingStarts"
     """Failed: no agent of the first group started, and one of them in none of its attempts; the message has the most
     frequent cause and its words."""

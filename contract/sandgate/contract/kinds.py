@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, TypeAlias
 
-from sandgate.contract.rules import Bounds, Pattern, Size
+from sandgate.contract.rules import Bounds, Cel, Check, Pattern, Size, Wrong, rule_schema
 
 Json: TypeAlias = Any
 """What `json.loads` returns; passes through unchanged."""
@@ -26,6 +26,29 @@ Image: TypeAlias = Annotated[str, Size(0, 4096)]
 """A container image; empty for the default."""
 LabelMap: TypeAlias = Annotated[dict[str, str], Size(0, 256)]
 """Of metadata: the API server has checked it."""
+_SUBDOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+LABEL_KEY: Final = Pattern(
+    rf"^({_SUBDOMAIN}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?$",
+    "the name of a label: letters, digits and -_. and perhaps a domain and / before it",
+)
+LABEL_KEY_MAX: Final = 253 + 1 + 63
+"""Characters: of the domain, the slash and the name."""
+
+
+def _label_keys(value: dict[str, str]) -> Wrong:
+    """They go into NetworkPolicies, which the API server refuses whole."""
+    for key in value:
+        if (wrong := LABEL_KEY.wrong(key)) is not None:
+            return "", wrong
+        if len(key) > LABEL_KEY_MAX:
+            return "", f"has a label of {len(key)} characters; at most {LABEL_KEY_MAX} are allowed"
+    return None
+
+
+_LABEL_KEYS = Cel(
+    f"self.all(key, size(key) <= {LABEL_KEY_MAX} && key.matches('{LABEL_KEY.regex}'))",
+    f"a key is not {LABEL_KEY.says}",
+)
 SelectorLabels: TypeAlias = Annotated[
     dict[
         str,
@@ -36,6 +59,7 @@ SelectorLabels: TypeAlias = Annotated[
         ],
     ],
     Size(1, 64),
+    Check(_label_keys, {"x-kubernetes-validations": [rule_schema(_LABEL_KEYS)]}),
 ]
 
 ENV_VALUE_MAX = 131_071

@@ -29,11 +29,10 @@ from sandgate.operator.cluster.gateway_monitor import GatewayMonitor
 from sandgate.operator.cluster.gateway_pods import GatewayPods
 from sandgate.operator.cluster.job_queue import JobQueue
 from sandgate.operator.cluster.job_state import JobState
-from sandgate.operator.cluster.key_life import trainer_key_span
 from sandgate.operator.cluster.object_store import ObjectTable, PodKept, SessionSeen, pod_kept, session_seen
 from sandgate.operator.cluster.pod_backend import PodBackend
 from sandgate.operator.cluster.pod_events import PodEvents
-from sandgate.operator.cluster.provision import Taken, provide
+from sandgate.operator.cluster.providing import Providing
 from sandgate.operator.cluster.remote_sessions import RemoteActs
 from sandgate.operator.cluster.resync import Resync
 from sandgate.operator.cluster.session_objects import SessionObjects
@@ -56,8 +55,6 @@ from sandgate.operator.settings import Settings
 
 log = logging.getLogger(__name__)
 
-TAKEN_S = 5.0
-"""Between looks whether a name of the job's is free by now."""
 ASK_S = 2.0
 """Between looks whether what a watch called gone is there."""
 UNSURE = (SandgateError, OSError, TimeoutError)
@@ -85,7 +82,7 @@ class ClusterJob:
         """`touch` plans a key of this job soon; `forget` drops its timers."""
         self.job, self.kube, self.settings, self.now = job, kube, settings, now
         self.touch, self._forget, self.connect = touch, forget, connect
-        self._refused = self._taken = ""
+        self._refused = self._taken = self._unprovided = ""
         self._ask: QuotaAsk | None = None
         meta = job.metadata
         self.writer = StatusWriter(kube, meta.namespace, meta.name, status, uid=meta.uid, now=now)
@@ -93,6 +90,7 @@ class ClusterJob:
             kube=kube, settings=settings, job=job, observed=self._observe(status), changed=touch, now=now
         )
         self.queue = JobQueue(self.at, self._queue_says)
+        self.providing = Providing(self.at, self._held_up)
         self._ask = self.queue.wants(job)
         self.at.observe(events.WantChanged(self._want()))
         self.collector = GarbageCollector(self.at, FinishedTasks(self.at))
@@ -154,6 +152,7 @@ class ClusterJob:
             selector=f"{JOB}={meta.name},{ROLE}={AGENT}",
             refused=self._refused,
             taken=self._taken,
+            unprovided=self._unprovided,
             ask=self._ask,
             held=held,
         )
@@ -266,6 +265,9 @@ class ClusterJob:
             job.more,
             job.problem,
             over,
+            job.provided is Provided.NOTHING,
+            self._taken,
+            self._unprovided,
         )
 
     def _stir(self, job: JobObserved) -> None:
@@ -326,31 +328,17 @@ class ClusterJob:
             await self._watch_nothing()
         await self.writer.begin(self.observed.want.selector)
         try:
-            expires, _ = trainer_key_span(job.metadata.uid, self.settings.trainer_key_seconds, self.now())
-            secret = await provide(
-                self.kube,
-                job,
-                self.settings,
-                what,
-                self.at.places,
-                key_expires=expires,
-                signed=self.at.secret.hex(),
-            )
-        except Taken as error:  # people must decide: it is said, and looked at again
-            self._is_taken(str(error))
-            asyncio.get_running_loop().call_later(TAKEN_S, self.touch, JOB_KEY)
-            return
-        self._is_taken("")
-        self.at.signed(b"" if what is Provided.IDLE else bytes.fromhex(secret))
-        if what is not Provided.IDLE:
-            self._watch_gateways(job)
-        self.at.observe(events.EngineProvided(what, job.metadata.generation))
+            stands = await self.providing.bring(what)
+        finally:
+            if self.at.secret and what is not Provided.IDLE:
+                self._watch_gateways(job)
+        if stands:
+            self.at.observe(events.EngineProvided(what, job.metadata.generation))
 
-    def _is_taken(self, why: str) -> None:
-        if why != self._taken:
-            self._taken = why
-            self.at.observe(events.WantChanged(self._want()))
-            self.touch(JOB_KEY)
+    def _held_up(self, taken: str, refused: str) -> None:
+        """What keeps it from being provided is another."""
+        self._taken, self._unprovided = taken, refused
+        self.at.observe(events.WantChanged(self._want()))
 
     async def _watch_nothing(self) -> None:
         """Its gateways and engine go: nobody looks for them any more. What they held is known, and stays known."""

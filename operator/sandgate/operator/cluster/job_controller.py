@@ -6,11 +6,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from sandgate.contract.agent_session import AgentSession
 from sandgate.contract.conditions import JobCondition, JobReason
-from sandgate.contract.errors import SandgateError
+from sandgate.contract.errors import Forbidden, NotFound, SandgateError
 from sandgate.contract.job import RolloutJob
 from sandgate.contract.labels import JOB, PRIORITY_CLASS, QUEUE, SHARD
 from sandgate.contract.names import OPERATOR
@@ -47,6 +48,18 @@ EVERYTHING: tuple[type[Exception], ...] = (Exception,)
 """A mistake in one job, or in us, is logged and tried again later; the other jobs go on."""
 
 
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Uids of all objects of a kind, but those of namespaces of which nothing is known."""
+
+    uids: set[str]
+    unknown: set[str]
+
+    def lacks(self, namespace: str, uid: str) -> bool:
+        """That object is not there any more."""
+        return namespace not in self.unknown and uid not in self.uids
+
+
 class JobController:
     """Not for several threads: `saw` is called in the event loop of `run`."""
 
@@ -62,7 +75,12 @@ class JobController:
         self.runs: dict[str, ClusterJob] = {}
         """RolloutJob's uid -> its driver."""
         self.reconciler = Reconciler(
-            self._plan, self._carry_out, woke=self._woke, now=now, retried=EVERYTHING
+            self._plan,
+            self._carry_out,
+            woke=self._woke,
+            now=now,
+            retried=EVERYTHING,
+            share_of=lambda key: key.partition("/")[0],
         )
         self.orphans = Orphans(kube, self._has_job, now, settings.shard, self._spawn)
         self.looks = WorkloadLooks(
@@ -118,7 +136,19 @@ class JobController:
         counts = generation, queue, wanted
         if not uid or self._generations.get(uid) == counts:
             return
+        before = self._generations.get(uid)
         self._generations[uid] = counts
+        try:
+            self._take_on(uid, body, counts)
+        except Exception:  # a mistake of ours: the next news of the job is another try
+            if before is None:
+                self._generations.pop(uid, None)
+            else:
+                self._generations[uid] = before
+            raise
+
+    def _take_on(self, uid: str, body: Body, counts: tuple[int, str, str]) -> None:
+        """It is new, or another."""
         if (manager := text_of(body, "spec", "managedBy")) not in ("", OPERATOR):
             log.info("job %s/%s is %s's to run", *_called(body), manager)
             return
@@ -128,7 +158,7 @@ class JobController:
             job = decode(RolloutJob, made, stored=uid in self.runs or began(status_in(body)))
             check_cluster(job)
         except SandgateError as error:
-            self._refuse(uid, body, generation, error)
+            self._refuse(uid, body, counts[0], error)
             return
         before = status_in(body)
         if (run := self.runs.get(uid)) is not None:
@@ -220,34 +250,45 @@ class JobController:
 
     async def sweep(self) -> None:
         """Notice what went while no watch told: everything that was known before a list and is not in it."""
-        known = [*self.runs, *self._refused]
-        jobs = {text_of(one, "metadata", "uid") for one in await self._list(RolloutJob.KIND)}
-        for uid in known:
-            if uid not in jobs:
+        known = {uid: run.at.namespace for uid, run in self.runs.items()}
+        known |= {uid: writer.namespace for uid, writer in self._refused.items()}
+        there = await self._list(RolloutJob.KIND)
+        for uid, namespace in known.items():
+            if there.lacks(namespace, uid):
                 self._drop(uid)
         runs = list(self.runs.values())
         sessions = [run.at.sessions.uids() for run in runs]
-        listed = {text_of(one, "metadata", "uid") for one in await self._list(AgentSession.KIND)}
+        there = await self._list(AgentSession.KIND)
         for run, before in zip(runs, sessions, strict=True):
-            gone = await lost(
-                run.at, AgentSession.KIND, {uid for uid in before.values() if uid not in listed}
-            )
+            missing = {uid for uid in before.values() if there.lacks(run.at.namespace, uid)}
+            gone = await lost(run.at, AgentSession.KIND, missing)
             for name, uid in before.items():
                 if uid in gone:
                     run.session_gone(name, uid)
         pods = [{**run.pods()} for run in runs]
-        listed = {text_of(one, "metadata", "uid") for one in await self._list("Pod")}
+        there = await self._list("Pod")
         for run, held in zip(runs, pods, strict=True):
-            for uid in await lost(run.at, "Pod", {uid for uid in held if uid not in listed}):
+            missing = {uid for uid in held if there.lacks(run.at.namespace, uid)}
+            for uid in await lost(run.at, "Pod", missing):
                 run.pod_gone(held[uid], uid)
         self._last_sweep = self.now()
 
-    async def _list(self, kind: str) -> list[Any]:
+    async def _list(self, kind: str) -> Listed:
+        """Of a namespace that is gone, or forbidden, nothing is known. Raises if that is so of all there are."""
         labels = selector(kind, self.settings.shard)
-        found: list[Any] = []
-        for namespace in self.settings.namespaces or ("",):
-            found += await self.kube.list_metadata(kind, namespace, labels=labels)
-        return found
+        found, unknown = set(), set()
+        namespaces = self.settings.namespaces or ("",)
+        for namespace in namespaces:
+            try:
+                listed = await self.kube.list_metadata(kind, namespace, labels=labels)
+            except (Forbidden, NotFound) as error:
+                unknown.add(namespace)
+                if len(unknown) == len(set(namespaces)):
+                    raise
+                log.warning("sweep: of %s in namespace %s nothing is known: %s", kind, namespace, error)
+            else:
+                found |= {text_of(one, "metadata", "uid") for one in listed}
+        return Listed(found, unknown)
 
     async def drain(self) -> None:
         """Finish what is in hand, start nothing, write the last statuses."""

@@ -19,6 +19,7 @@ from sandgate.operator.cluster.garbage_collection import GarbageCollector
 from sandgate.operator.cluster.job_state import JobState
 from sandgate.operator.cluster.key_life import key_life, session_needs, verifier_needs
 from sandgate.operator.cluster.object_store import ObjectTable, PodKept, pod_kept
+from sandgate.operator.cluster.refusals import passes
 from sandgate.operator.cluster.remote_sessions import RemoteActs
 from sandgate.operator.cluster.session_objects import SessionObjects, check_owner
 from sandgate.operator.manifests import keys_end, keys_secret
@@ -32,12 +33,14 @@ from sandgate.sandbox.agents import result_document
 
 log = logging.getLogger(__name__)
 
+NOT_YET_S = 5.0
+"""Between tries of a pod that the API server does not make now."""
 STOP_DEADLINE = {"spec": {"activeDeadlineSeconds": 1}}
 """How a pod is stopped without deleting it: its kubelet ends it, logs and statuses stay."""
 
 
-class QuotaFull(Unavailable):
-    """No room for another pod."""
+class NotYet(Unavailable):
+    """The API server makes no such pod now, and may later."""
 
 
 @dataclass(slots=True)
@@ -159,7 +162,7 @@ class PodBackend:
     async def _run(self, ref: Ref, table: ObjectTable[PodKept], body: Json) -> None:
         try:
             made = await self._create_pod(body)
-        except QuotaFull as error:
+        except NotYet as error:
             if table is self.at.agents:
                 self.at.observe(AgentHeld(ref, str(error)))
             raise
@@ -183,8 +186,8 @@ class PodBackend:
             check_owner(made, body["metadata"]["ownerReferences"][0]["uid"])
             made = await self._adopted(made)
         except Forbidden as error:
-            if "exceeded quota" in str(error):  # room comes back
-                raise QuotaFull(str(error), retry_after=5.0) from error
+            if passes(error):
+                raise NotYet(str(error), retry_after=NOT_YET_S) from error
             return _refused(at.now(), error)
         except BadRequest as error:
             return _refused(at.now(), error)

@@ -5,9 +5,19 @@ from __future__ import annotations
 import base64
 import binascii
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
 
-from sandgate.contract.errors import Conflict, NotFound, Unavailable
+from sandgate.contract.errors import (
+    BadRequest,
+    Conflict,
+    Forbidden,
+    NotFound,
+    SandgateError,
+    TooLarge,
+    Unavailable,
+)
 from sandgate.contract.job import RolloutJob
 from sandgate.contract.names import gateways_name, signing_name
 from sandgate.operator.cluster.api import Api, Json
@@ -28,8 +38,17 @@ from sandgate.operator.settings import Settings
 SECRET_BYTES = 32
 
 
+REFUSALS: Final = (BadRequest, Forbidden, NotFound, TooLarge)
+"""What an API server says of an object that it does not take: its rules, a quota, a right, a kind or a namespace that
+is missing. To ask again at once is of no use."""
+
+
 class Taken(Conflict):
     """A name that is derived from the job's is another's object: nothing is written over it."""
+
+
+class Refused(Unavailable):
+    """The API server does not take an object of the job. It may do so later: quotas and rights change."""
 
 
 async def provide(
@@ -46,10 +65,13 @@ async def provide(
     where Kueue wants its pods. `key_expires`: of the trainer's key, in unix seconds; 0.0 is never. `signed`: the
     signing secret that gateways run with, as hex, where this operator knows it.
 
-    Raises Taken where an object of another has one of its names, Unavailable while those
-    of an earlier job of that name are still there."""
+    Raises Taken where an object of another has one of its names, Refused where the API server does not take one (of a
+    job that is to stop, after all others were written), Unavailable while those of an earlier job of that name are
+    still there."""
     urls = job.spec.engine.endpoints or ()
-    secret = await _signing(kube, job, settings, signed)
+    name = {"kind": "Secret", "metadata": {"name": signing_name(job.metadata.name)}}
+    with _noting(name, Provided.RUNNING, []):
+        secret = await _signing(kube, job, settings, signed)
     idle = what is Provided.IDLE
     objects = gateway_objects(
         job, settings, engine_urls=urls, secret_hex=secret, running=not idle, key_expires=key_expires
@@ -57,15 +79,49 @@ async def provide(
     wanted = [*engine_objects(job, settings, running=what is Provided.RUNNING), *objects]
     signing = "Secret", signing_name(job.metadata.name)
     wanted = [placed(body, places) for body in wanted if (body["kind"], body["metadata"]["name"]) != signing]
-    # Before anything is written: all of it, or nothing.
-    there = [await _there(kube, job, body) for body in wanted]
-    await kube.apply(closed_policy(job), force=True)  # no job's: all of a namespace make the same
-    for body, found in zip(wanted, there, strict=True):
+    refused: list[Refused] = []
+    # Before anything is written: all of it is the job's, or nothing is written.
+    known: list[tuple[Json, Json | None]] = []
+    for body in wanted:
+        with _noting(body, what, refused):
+            known.append((body, await _there(kube, job, body)))
+    closed = closed_policy(job)
+    with _noting(closed, what, refused):
+        await kube.apply(closed, force=True)  # no job's: all of a namespace make the same
+    for body, found in known:
         if found is not None and body["kind"] in ("Deployment", "StatefulSet"):
             body = keep_shard(keep_image(body, found) if body["kind"] == "Deployment" else body, found)
-        # Not by force where there was nothing: what somebody made meanwhile is not ours.
-        _ours(job, await kube.apply(body, force=found is not None))
+        with _noting(body, what, refused):
+            # Not by force where there was nothing: what somebody made meanwhile is not ours.
+            _ours(job, await kube.apply(body, force=found is not None))
+    for error in refused:
+        raise error
     return secret
+
+
+@contextmanager
+def _noting(body: Json, what: Provided, refused: list[Refused]) -> Iterator[None]:
+    """Where pods are to run, a refusal is the end of it: what comes before them may be their walls. Where they are to
+    go, it is noted, and the rest goes on."""
+    try:
+        yield
+    except REFUSALS as error:
+        found = Refused(f"{body['kind']} {body['metadata']['name']}: {error}", retry_after=0.0)
+        if what is Provided.RUNNING:
+            raise found from error
+        refused.append(found)
+
+
+async def standing_secret(kube: Api, job: RolloutJob) -> str:
+    """What the job's gateways sign with, as hex, if they stand; "" if they do not, or are not all the job's own."""
+    name = gateways_name(job.metadata.name)
+    try:
+        for kind in ("StatefulSet", "Service"):  # who runs, and who gives them their names
+            if await _there(kube, job, {"kind": kind, "metadata": {"name": name}}) is None:
+                return ""
+        return await _read_signing(kube, job, signing_name(job.metadata.name)) or ""
+    except (SandgateError, OSError, TimeoutError):
+        return ""
 
 
 async def _there(kube: Api, job: RolloutJob, body: Json) -> Json | None:

@@ -22,6 +22,7 @@ from sandgate.operator.cluster.api import Api, Json
 from sandgate.operator.cluster.job_state import JobState
 from sandgate.operator.cluster.key_life import key_life, session_needs, verifier_needs
 from sandgate.operator.cluster.object_store import SessionSeen, controller, owner_uid, session_seen
+from sandgate.operator.cluster.refusals import passes
 from sandgate.operator.cluster.session_status import held_status
 from sandgate.operator.driver.session_spec import session_spec
 from sandgate.operator.manifests import gateway_in, keys_end, remote_secret, remote_verifier_secret
@@ -86,7 +87,7 @@ class RemoteActs:
                 gateway = said
             await at.kube.apply(remote_secret(at.job, ref, controller(kept), self._environment(ref, gateway)))
         except Forbidden as error:
-            if "exceeded quota" in str(error):  # room comes back
+            if passes(error):
                 raise Unavailable(str(error), retry_after=5.0) from error
             raise RemoteRefused(str(error)) from error
         return gateway

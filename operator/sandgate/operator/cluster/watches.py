@@ -31,6 +31,8 @@ INACTIVITY_S = 70.0
 """A watch that is silent for longer is dead: an API server sends a bookmark every minute."""
 CONNECT_S = 10.0
 REQUEST_S = 20.0
+BACKOFFS_S = (1, 1, 2, 3, 5, 8, 13, 21)
+"""Between kopf's tries of one call, whatever its failure; then it gives up. (Its own default.)"""
 CHUNK = 500
 """Objects per page of a list."""
 END_S = 5.0
@@ -161,6 +163,7 @@ class Watches:
         settings.watching.chunk_size = CHUNK
         settings.watching.initial_streaming = False
         settings.networking.request_timeout = REQUEST_S
+        settings.networking.error_backoffs = BACKOFFS_S
         settings.persistence.diffbase_storage = _NoDiff()
         settings.persistence.progress_storage = _NoProgress()
         for kind in WATCHED:

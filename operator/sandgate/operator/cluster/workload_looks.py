@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sandgate.contract.errors import Forbidden, NotFound, SandgateError
@@ -40,7 +40,8 @@ class WorkloadLooks:
     """Of all its jobs."""
     spawn: Callable[[Coroutine[Any, Any, None]], object]
     _running: bool = False
-    _in_vain: int = 0
+    _in_vain: dict[str, int] = field(default_factory=dict)
+    """Namespace -> looks in a row that found nothing to look at."""
 
     def wake(self) -> None:
         """A job may ask something of a queue."""
@@ -57,23 +58,30 @@ class WorkloadLooks:
             self._running = False
 
     async def _look(self) -> None:
-        # Before the list: it says nothing of what comes after it.
-        asking = [(one, one.known) for one in self.queues() if one.asks]
+        for place in self.namespaces or ("",):  # each by itself: one that is gone holds up no other
+            # Before the list: it says nothing of what comes after it.
+            asking = [
+                (one, one.known) for one in self.queues() if one.asks and place in ("", one.at.namespace)
+            ]
+            if asking:
+                await self._look_at(place, asking)
+
+    async def _look_at(self, place: str, asking: list[tuple[JobQueue, int]]) -> None:
         try:
-            found = [body for place in self.namespaces or ("",) for body in await self._list(place)]
+            found = await self._list(place)
         except NotFound:
-            self._vain(asking, NO_KUEUE)
+            self._vain(place, asking, NO_KUEUE)
         except Forbidden as error:
-            self._vain(asking, f"the operator may not look at Kueue's Workloads: {error}")
+            self._vain(place, asking, f"the operator may not look at Kueue's Workloads: {error}")
         except (SandgateError, OSError, TimeoutError) as error:
             log.warning("Workloads: %s", error)
         else:
-            self._in_vain = 0
+            self._in_vain.pop(place, None)
             await self._tell(asking, found)
 
-    def _vain(self, asking: list[tuple[JobQueue, int]], why: str) -> None:
-        self._in_vain += 1
-        for one, _ in asking if self._in_vain >= VAIN else ():
+    def _vain(self, place: str, asking: list[tuple[JobQueue, int]], why: str) -> None:
+        self._in_vain[place] = self._in_vain.get(place, 0) + 1
+        for one, _ in asking if self._in_vain[place] >= VAIN else ():
             one.trouble(why)
 
     async def _tell(self, asking: list[tuple[JobQueue, int]], found: list[Any]) -> None:

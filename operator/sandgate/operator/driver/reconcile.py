@@ -1,7 +1,7 @@
-"""Reconciler: a queue of keys with backoff and timers; it plans each key and carries the plan out.
+"""Reconciler: queues of keys with backoff and timers; it plans each key and carries the plan out.
 
-One key is never worked on twice at the same time; what happens to it meanwhile is looked at right after. A plan that
-could not be carried out is planned again after a pause, from what is seen then.
+One key is never worked on twice at the same time; what happens to it meanwhile is looked at right after. An action that
+fails holds up hardly any other; its key is planned again after a pause, from what is seen then.
 """
 
 from __future__ import annotations
@@ -11,17 +11,22 @@ import heapq
 import logging
 import random
 import time
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
 from sandgate.contract.errors import EngineFailed, Overloaded, SandgateError, Unavailable
-from sandgate.operator.plan.actions import Action, OpenSession, StopAttempt, WakeAt
+from sandgate.operator.plan.actions import Action, OpenSession, Provide, StopAttempt, WakeAt
 
 log = logging.getLogger(__name__)
 
 WORKERS = 64
-"""Keys worked on at once: actions mostly wait for a gateway, an API server or a process."""
+"""Keys of one share (in a cluster: of one job) worked on at once: actions mostly wait for a gateway, an API server or a
+process."""
+WORKERS_ALL = 8 * WORKERS
+"""Keys of all shares. A share gets no more than are left free after it, so that something always is, however many
+jobs wait for gateways that do not answer: one such job holds 64, ten hold 46 each, and 52 are free for the others."""
 TOGETHER = 32
 """Actions of one plan carried out at once, of kinds that do not wait for each other: a job opens and stops sessions by
 the hundred, and one after the other they would take seconds in which it plans nothing else."""
@@ -38,6 +43,17 @@ CarryOut = Callable[[Key, Action], Awaitable[None]]
 
 
 @dataclass(slots=True)
+class Share:
+    """Keys that wait for each other."""
+
+    waiting: deque[Key] = field(default_factory=deque)
+    held: int = 0
+    """Keys that are worked on."""
+    moved_at: float = 0.0
+    """When one of these last ended, or the first of them began."""
+
+
+@dataclass(slots=True)
 class Reconciler:
     """Run it as a task; it ends by being cancelled, or by an error that no repetition can mend."""
 
@@ -47,7 +63,14 @@ class Reconciler:
     """Told before a key is planned because its time has come."""
     now: Callable[[], float] = time.time
     retried: tuple[type[Exception], ...] = RETRIED
-    _ready: asyncio.Queue[Key] = field(default_factory=asyncio.Queue)
+    share_of: Callable[[Key], str] = lambda key: ""
+    """Whose a key is: keys of one share wait for each other, not for those of another."""
+    _most: int = WORKERS
+    """Of one share."""
+    _shares: OrderedDict[str, Share] = field(default_factory=OrderedDict)
+    """Those with keys that wait or are worked on; whose turn it is comes first."""
+    _occasion: asyncio.Event = field(default_factory=asyncio.Event)
+    """A key came, or a worker is free."""
     _queued: dict[Key, float] = field(default_factory=dict)
     """Key -> since when it waits."""
     _busy: set[Key] = field(default_factory=set)
@@ -63,7 +86,7 @@ class Reconciler:
             return
         self._queued[key] = self.now()
         if key not in self._busy:
-            self._ready.put_nowait(key)
+            self._wait(key)
 
     def wake_at(self, key: Key, at: float) -> None:
         """Plan this key at that time (unix seconds); a later call replaces an earlier one."""
@@ -89,9 +112,14 @@ class Reconciler:
 
     @property
     def oldest_s(self) -> float:
-        """How long the first of them has waited."""
-        first = next(iter(self._queued.values()), None)
-        return 0.0 if first is None else max(0.0, self.now() - first)
+        """How long the first of them has waited for us. Behind others of its share a key waits for those, as long as
+        they end: only since the last one did."""
+        now, since = self.now(), [self._queued[key] for key in self._busy if key in self._queued]
+        for share in self._shares.values():
+            if share.waiting:
+                first = self._queued[share.waiting[0]]
+                since.append(first if self._may(share) else max(first, share.moved_at))
+        return max(0.0, now - min(since, default=now))
 
     async def quiet(self) -> None:
         """Returns when nothing is worked on; keys that wait may still wait."""
@@ -100,65 +128,122 @@ class Reconciler:
             await self._rested.wait()
 
     async def run(self, workers: int = WORKERS) -> None:
-        """For ever. Raises what a plan or an action raised, if it is not in `retried`."""
+        """For ever. Raises what a plan or an action raised, if it is not in `retried`. `workers`: of one share."""
+        self._most = workers
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._clock())
-                for _ in range(workers):
-                    tasks.create_task(self._worker())
+                while True:
+                    self._occasion.clear()
+                    while (key := self._next()) is not None:
+                        tasks.create_task(self._work(key))
+                    await self._occasion.wait()
         except ExceptionGroup as group:
             raise group.exceptions[0] from None
 
-    async def _worker(self) -> None:
-        while True:
-            key = await self._ready.get()
-            self._queued.pop(key, None)
-            self._busy.add(key)
-            try:
-                await self._turn(key)
-            finally:
-                self._busy.discard(key)
-                self._rested.set()
-                if key in self._queued:  # touched while we worked on it
-                    self._ready.put_nowait(key)
+    def _wait(self, key: Key) -> None:
+        """It is to be worked on when its share's turn comes."""
+        name = self.share_of(key)
+        if (share := self._shares.get(name)) is None:
+            share = self._shares[name] = Share()
+        share.waiting.append(key)
+        self._occasion.set()
+
+    def _may(self, share: Share) -> bool:
+        """Another key of it may be worked on now."""
+        return share.held < min(self._most, WORKERS_ALL - len(self._busy))
+
+    def _next(self) -> Key | None:
+        """A key that is to be worked on now, which it counts as from now on: of each share in turn."""
+        for name, share in list(self._shares.items()):
+            if share.waiting and self._may(share):
+                self._shares.move_to_end(name)
+                key = share.waiting.popleft()
+                share.held += 1
+                share.moved_at = self.now() if share.held == 1 else share.moved_at
+                self._queued.pop(key, None)
+                self._busy.add(key)
+                return key
+        return None
+
+    async def _work(self, key: Key) -> None:
+        try:
+            await self._turn(key)
+        finally:
+            self._busy.discard(key)
+            self._rested.set()
+            name = self.share_of(key)
+            share = self._shares[name]
+            share.held, share.moved_at = share.held - 1, self.now()
+            if key in self._queued:  # touched while we worked on it
+                share.waiting.append(key)
+            if not share.held and not share.waiting:
+                del self._shares[name]
+            self._occasion.set()
 
     async def _turn(self, key: Key) -> None:
         try:
-            for actions in batches(self.plan(key)):
-                await self._carry_out_all(key, actions)
+            failures = await self._carry_out_plan(key, self.plan(key))
         except self.retried as error:
-            self._again(key, error)
-        except asyncio.CancelledError:
-            if is_cancelled():
-                raise
-            # What an action waited for was cancelled, not we: it would end this worker, and nobody would know.
-            self._again(key, Unavailable("what an action waited for was cancelled"))
+            failures = [error]
+        if failures:
+            self._again(key, failures)
         else:
             self._failures.pop(key, None)
 
-    def _again(self, key: Key, error: Exception) -> None:
-        """Plans the key anew after a pause."""
-        pause = self._backoff(key)
+    async def _carry_out_plan(self, key: Key, plan: Sequence[Action]) -> list[Exception]:
+        """What failed of it. Kinds of actions do not wait for each other to succeed: a job whose gateways cannot be
+        made is stopped all the same, and says why. But sessions are opened only behind what was made for them. Of a
+        kind that failed the rest is left for the next plan, because it would mostly fail alike and take as long; but
+        every stop is tried."""
+        failures: list[Exception] = []
+        failed: set[type[Action]] = set()
+        for actions in batches(plan):
+            kind = type(actions[0])
+            if kind in failed or (kind is OpenSession and Provide in failed):
+                continue
+            found = await self._carry_out_all(key, actions)
+            failures += found
+            if found and kind is not StopAttempt:
+                failed.add(kind)
+        return failures
+
+    def _again(self, key: Key, failures: Sequence[Exception]) -> None:
+        """Plans the key anew after a pause. A mistake is told rather than what passes by itself."""
+        error = min(failures, key=lambda one: isinstance(one, RETRIED))
+        wait = (error.retry_after or 0.0) if isinstance(error, SandgateError) else 0.0
+        pause = max(self._backoff(key), wait)
         text = str(error) or type(error).__name__
+        more = f" (and {len(failures) - 1} more failures)" if len(failures) > 1 else ""
         mistake = None if isinstance(error, RETRIED) else error
-        log.warning("%s: %s; again in %.1f s", key, text, pause, exc_info=mistake)
-        pause = max(pause, (error.retry_after or 0.0) if isinstance(error, SandgateError) else 0.0)
+        log.warning("%s: %s%s; again in %.1f s", key, text, more, pause, exc_info=mistake)
         asyncio.get_running_loop().call_later(pause, self.touch, key)
 
-    async def _carry_out_all(self, key: Key, actions: Sequence[Action]) -> None:
-        """Each is tried; raises one of the failures, a mistake rather than one that passes."""
-        if len(actions) > 1:
-            done = await asyncio.gather(
-                *(self.carry_out(key, one) for one in actions), return_exceptions=True
-            )
-            failures = [one for one in done if isinstance(one, BaseException)]
-            for error in sorted(failures, key=lambda one: isinstance(one, RETRIED)):
-                raise error
-            return
-        (action,) = actions
-        if isinstance(action, WakeAt):
-            self.wake_at(key, action.at)
-        await self.carry_out(key, action)
+    async def _carry_out_all(self, key: Key, actions: Sequence[Action]) -> list[Exception]:
+        """Each is tried; gives those failures that are tried again, raises any other."""
+        if len(actions) == 1:
+            found = await self._failure(key, actions[0])
+            return [] if found is None else [found]
+        done = await asyncio.gather(*(self._failure(key, one) for one in actions), return_exceptions=True)
+        for one in done:
+            if isinstance(one, BaseException) and not isinstance(one, self.retried):
+                raise one
+        return [one for one in done if isinstance(one, Exception)]
+
+    async def _failure(self, key: Key, action: Action) -> Exception | None:
+        """Carries it out; why that failed, if it is to be tried again."""
+        try:
+            if isinstance(action, WakeAt):
+                self.wake_at(key, action.at)
+            await self.carry_out(key, action)
+        except self.retried as error:
+            return error
+        except asyncio.CancelledError:
+            if is_cancelled():
+                raise
+            # What the action waited for was cancelled, not we: it would end this worker, and nobody would know.
+            return Unavailable("what an action waited for was cancelled")
+        return None
 
     def _backoff(self, key: Key) -> float:
         failed = self._failures.get(key, 0)

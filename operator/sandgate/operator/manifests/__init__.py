@@ -17,7 +17,7 @@ from sandgate.operator.manifests.check import check_cluster as check_cluster
 from sandgate.operator.manifests.engines import engine_objects as engine_objects
 from sandgate.operator.manifests.engines import keep_image as keep_image
 from sandgate.operator.manifests.example import example_objects as example_objects
-from sandgate.operator.manifests.example import session_owner as session_owner
+from sandgate.operator.manifests.example_session import session_owner as session_owner
 from sandgate.operator.manifests.external import agents_origin as agents_origin
 from sandgate.operator.manifests.external import gateway_in as gateway_in
 from sandgate.operator.manifests.gateways import gateway_objects as gateway_objects

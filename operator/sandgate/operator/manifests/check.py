@@ -3,27 +3,64 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from sandgate.contract.errors import BadManifest, Unsupported
 from sandgate.contract.job import BackendKind, Beside, RolloutJob
 from sandgate.contract.schema import bad
 from sandgate.operator.manifests import engines, gateways
+from sandgate.operator.manifests.example_session import NO_SECRET, session_objects
 from sandgate.operator.manifests.models import is_hub_name, leads_out
 from sandgate.operator.manifests.overlay import refuse
+from sandgate.operator.manifests.template_shape import CONTAINER, misfits, template_misfits
+from sandgate.operator.settings import Settings
+
+AGENT: Final = "spec.agent.template"
+JUDGE: Final = "spec.reward.verifier.container"
 
 
 def check_cluster(job: RolloutJob) -> None:
     """Raises BadManifest or Unsupported; `field` is the path in the manifest."""
     for field, text in _unsupported(job):
         raise Unsupported(f"{field}: {text}", field=field)
+    for problem in _misshapen(job):
+        raise problem
     for problem in _wrong(job):
         raise problem
     refuse(job.spec.gateway.template, gateways.PATH, gateways.OURS)
     if job.spec.engine.managed is not None:
         refuse(job.spec.engine.managed.template, engines.PATH, engines.OURS)
+    for path, make in MAKES.items():
+        _tried(job, path, make)
+
+
+MAKES: Final[Mapping[str, Callable[[RolloutJob, Settings], object]]] = {
+    gateways.PATH: lambda job, settings: gateways.gateway_objects(
+        job, settings, engine_urls=(), secret_hex=NO_SECRET
+    ),
+    engines.PATH: engines.engine_objects,
+    AGENT: session_objects,
+}
+"""Field that may be of a shape that nobody thought of -> what is made of it."""
+
+
+def _tried(job: RolloutJob, path: str, make: Callable[[RolloutJob, Settings], object]) -> None:
+    """Made once, for nobody: what fails here would fail at each session, where no one is told."""
+    try:
+        make(job, Settings())
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+        text = f"{type(error).__name__}: {error}"
+        raise bad(path, f"no pod can be made of it ({text}); compare it with a Pod's fields") from error
+
+
+def _misshapen(job: RolloutJob) -> Iterator[BadManifest]:
+    for field, text in template_misfits(job.spec.agent.template, AGENT):
+        yield bad(field, text)
+    if job.spec.reward.verifier is not None:
+        for field, text in misfits(CONTAINER, job.spec.reward.verifier.container, JUDGE):
+            yield bad(field, text)
 
 
 def _unsupported(job: RolloutJob) -> Iterator[tuple[str, str]]:
@@ -63,9 +100,9 @@ def _wrong(job: RolloutJob) -> Iterator[BadManifest]:
                 f"spec.engine.endpoints[{index}]", f"{host} is each gateway's own pod; name the engine's host"
             )
     for index, container in enumerate(spec.agent.template["spec"]["containers"]):
-        yield from _container(container, f"spec.agent.template.spec.containers[{index}]")
+        yield from _container(container, f"{AGENT}.spec.containers[{index}]")
     if spec.reward.verifier is not None:
-        yield from _container(spec.reward.verifier.container, "spec.reward.verifier.container")
+        yield from _container(spec.reward.verifier.container, JUDGE)
 
 
 def _container(container: dict[str, Any], path: str) -> Iterator[BadManifest]:

@@ -14,7 +14,7 @@ from sandgate.contract.labels import ROLE as ROLE_LABEL
 from sandgate.contract.names import workload_name
 from sandgate.operator.manifests.base import Json, metadata
 from sandgate.operator.manifests.engines import engine_objects
-from sandgate.operator.manifests.example import NO_SECRET, session_objects
+from sandgate.operator.manifests.example_session import NO_SECRET, session_objects
 from sandgate.operator.manifests.gateways import gateway_objects
 from sandgate.operator.plan.kueue import ENGINES, GATEWAYS, SANDBOXES, Placement, QuotaAsk
 from sandgate.operator.settings import Settings

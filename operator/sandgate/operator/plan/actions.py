@@ -322,6 +322,8 @@ class JobWant:
     """Why a newer spec than this one cannot run."""
     taken: str = ""
     """Which object of another has a name that this job needs, for people."""
+    unprovided: str = ""
+    """Why the API server does not take an object that this job needs, for people."""
     ask: QuotaAsk | None = None
     """What it wants of its queue; None: it has none."""
     held: Hold | None = None

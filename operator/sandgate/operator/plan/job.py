@@ -43,9 +43,11 @@ def plan_job(want: JobWant, seen: JobObserved, now: float) -> list[Action]:
     if want.ask is not None and seen.queue is None:
         return []  # whether it may run is not known yet: what runs goes on
     over = is_over(seen.status)
-    actions = [*_provide(want, seen, now, over=over), *tend(want, seen, over=over)]
+    # What is cheap and urgent comes first: objects and queues may keep a plan waiting for as long as a call is tried.
+    actions = _tell(want, seen, now)
+    objects = [*_provide(want, seen, now, over=over), *tend(want, seen, over=over)]
     if over:  # only what the trainer has acknowledged still grows
-        return [*actions, *_tell(want, seen, now), *_expire(want, seen, now)]
+        return [*actions, *objects, *_expire(want, seen, now)]
     stop = why_stop(want.spec, seen, now)
     if stop is not None:
         actions += _stop_all(want, seen, stop)
@@ -54,8 +56,9 @@ def plan_job(want: JobWant, seen: JobObserved, now: float) -> list[Action]:
             actions += _close_all(seen)
     else:
         actions += _cut(want, seen, now)
+    actions += objects
+    if stop is None:
         actions += _start(want, seen, now)
-    actions += _tell(want, seen, now)
     times = [*_times(want.spec, seen, now, stopped=stop is not None)]
     if seen.provided is Provided.STOPPED and (at := idle_at(want, seen, over=False)) is not None and at > now:
         times.append(at)
@@ -125,9 +128,11 @@ def _cut(want: JobWant, seen: JobObserved, now: float) -> Iterator[Action]:
 
 def _start(want: JobWant, seen: JobObserved, now: float) -> Iterator[Action]:
     """Retries and begun groups first, so that groups become whole; then new groups, each on one gateway."""
-    if (
-        seen.draining or not seen.gateways or seen.engines == 0
-    ):  # agents give up on an engine that is not there
+    if seen.draining or not seen.gateways:
+        return
+    if seen.engines == 0:  # agents give up on an engine that is not there
+        return
+    if want.taken or want.unprovided or seen.provided is Provided.NOTHING:  # its walls may be missing
         return
     samples = [sample for group in seen.groups.values() for sample in group.samples]
     live = sum(sample.state is SampleState.LIVE for sample in samples)

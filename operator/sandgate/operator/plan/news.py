@@ -21,6 +21,7 @@ WARNINGS = frozenset(
         JobReason.NO_GATEWAY,
         JobReason.NO_ENGINE,
         JobReason.NAME_TAKEN,
+        JobReason.NOT_PROVIDED,
         JobReason.TRAINER_SILENT,
         JobReason.KUEUE_MISSING,
         JobReason.SPEC_REFUSED,

@@ -142,7 +142,7 @@ def _asked(
         if rests(seen):
             yield DropWorkload()
     elif want.held is None:
-        ready = is_true(seen.status, JobCondition.READY)
+        ready = found.ready if want.unprovided else is_true(seen.status, JobCondition.READY)
         told = TellWorkload(_spare(want, seen, found), ready)
         if over:  # that engines are gone is no trouble
             told = TellWorkload(_spare_at_end(seen, found), found.ready)

@@ -6,7 +6,15 @@ from dataclasses import dataclass
 
 from sandgate.contract.choices import RewardSource
 from sandgate.contract.names import gateway_name, is_derived
-from sandgate.operator.plan.actions import Action, HoldRemote, JobObserved, JobWant, OpenRemote, Ref
+from sandgate.operator.plan.actions import (
+    Action,
+    HoldRemote,
+    JobObserved,
+    JobWant,
+    OpenRemote,
+    Provided,
+    Ref,
+)
 from sandgate.operator.plan.conditions import is_over
 from sandgate.operator.plan.ends import why_stop
 
@@ -83,7 +91,9 @@ def _waits(want: JobWant, seen: JobObserved, one: RemoteObserved, now: float) ->
         return stop.detail
     if seen.more and want.spec.tasks.queue is None:
         return f"the job's tasks are not known yet{seen.problem and ': '}{seen.problem}"
-    if not seen.gateways:
+    if why := want.taken or want.unprovided:
+        return f"the job's objects cannot be made: {why}"
+    if not seen.gateways or seen.provided is Provided.NOTHING:
         return "no gateway takes sessions"
     place = one.home or one.gateway
     if place and place not in seen.gateways:

@@ -47,7 +47,7 @@ def job_status(want: JobWant, seen: JobObserved, now: float) -> RolloutJobStatus
     if why is not None and given_up and not complete and not failed:
         failed, facts_failed = True, (True, why.reason, why.message)
     facts: dict[JobCondition, Fact] = {
-        JobCondition.READY: (False, "NameTaken", want.taken) if want.taken else _ready(seen),
+        JobCondition.READY: _ready(want, seen),
         JobCondition.SUSPENDED: (suspended := _suspended(want, seen, now, over=complete or failed)),
         JobCondition.PROGRESSING: _progressing(
             seen,
@@ -130,7 +130,11 @@ def _all_failed(seen: JobObserved) -> str:
     return f"all {tally.ended} samples failed: {tally.vain}"
 
 
-def _ready(seen: JobObserved) -> Fact:
+def _ready(want: JobWant, seen: JobObserved) -> Fact:
+    if want.taken:
+        return False, "NameTaken", want.taken
+    if want.unprovided:
+        return False, "NotProvided", want.unprovided
     if seen.provided is Provided.NOTHING:
         return False, "NothingMade", "gateways and engine are not made yet"
     if seen.provided is Provided.IDLE:

@@ -55,6 +55,12 @@ class OperatorMetrics:
             ["kind"],
             registry=registry,
         )
+        self._seen = Gauge(
+            "sandgate_operator_namespace_seen",
+            "1 for a watched namespace, 0 for one that is gone or forbidden; nothing where all are watched",
+            ["watched"],
+            registry=registry,
+        )
         self._sweeps = Counter("sandgate_operator_sweeps", "Sweeps", ["outcome"], registry=registry)
         self._phase = Gauge(
             "sandgate_operator_phase", "1 for what this replica does now", ["phase"], registry=registry
@@ -101,6 +107,10 @@ class OperatorMetrics:
     def listed(self, kind: str) -> None:
         """A watch began with a list."""
         self._lists.labels(kind).inc()
+
+    def sees(self, namespace: str, visible: bool) -> None:
+        """A namespace that the operator was told to watch can be watched, or cannot."""
+        self._seen.labels(namespace).set(visible)
 
     def swept(self, *, ok: bool) -> None:
         """A sweep ended."""

@@ -8,11 +8,12 @@ import os
 import signal
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from sandgate.contract.errors import SandgateError
 from sandgate.operator.cluster.health import OperatorHealth, ReplicaPhase
+from sandgate.operator.cluster.namespace_watches import NamespaceWatches, Watch
 from sandgate.operator.cluster.watches import Watches
 from sandgate.operator.kubernetes.access import Access
 from sandgate.operator.kubernetes.client import KubeClient
@@ -112,7 +113,17 @@ class OperatorReplica:
             self.metrics.listed(kind)
             sweeps.soon()
 
-        front = Watches(self.access, self.settings, saw, relisted, started=self._on_signals)
+        def watches(settings: Settings) -> Watches:
+            return Watches(self.access, settings, saw, relisted, started=self._on_signals)
+
+        front: Watch = watches(self.settings)
+        if names := self.settings.namespaces:
+            front = NamespaceWatches(
+                kube,
+                names,
+                lambda name: watches(replace(self.settings, namespaces=(name,))),
+                self.metrics.sees,
+            )
         parts: dict[str, Coroutine[Any, Any, None]] = {"hub": hub.run(), "sweeps": sweeps.run()}
         if lease is not None:
             parts["lease"] = lease.hold()
