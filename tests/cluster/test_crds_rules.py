@@ -86,6 +86,11 @@ def stays(at: str, good: Changes, bad: Changes, start: Changes = ()) -> dict[str
     return {f"RolloutJob: {at} can neither be added nor removed": Pair(good, bad, start)}
 
 
+def selecting(labels: dict[str, str]) -> Changes:
+    """A job whose engine is found by these."""
+    return ("spec.engine.endpoints", GONE), ("spec.engine.selector", {"matchLabels": labels})
+
+
 ONE_OF = "exactly one of"
 PAIRS: dict[str, Pair | Status] = {
     "RolloutJob: metadata.name has more than 44 characters": Pair(
@@ -94,9 +99,9 @@ PAIRS: dict[str, Pair | Status] = {
     "RolloutJob: metadata.name is not a DNS label (lower case letters, digits and dashes)": Pair(
         (("metadata.name", "a-1"),), (("metadata.name", "a.1"),)
     ),
-    "spec.engine.selector.matchLabels: a key is not the name of a label: letters, digits and -_. and perhaps a domain and / before it": Pair(
-        (*SELECTOR, ("spec.engine.selector.matchLabels", {"a.example.com/app_1.x": "vllm"})),
-        (*SELECTOR, ("spec.engine.selector.matchLabels", {"app name": "vllm"})),
+    "spec.engine.selector.matchLabels: a key is not a label's name, such as app or example.com/app": Pair(
+        selecting({"a.example.com/app_1.x": "vllm"}),
+        selecting({"app name": "vllm"}),
     ),
     "AgentSession: metadata.name has more than 63 characters": Pair(
         (("metadata.name", "x" * 63),), (("metadata.name", "x" * 64),), kind="AgentSession"

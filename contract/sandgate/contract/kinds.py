@@ -29,7 +29,7 @@ LabelMap: TypeAlias = Annotated[dict[str, str], Size(0, 256)]
 _SUBDOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 LABEL_KEY: Final = Pattern(
     rf"^({_SUBDOMAIN}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?$",
-    "the name of a label: letters, digits and -_. and perhaps a domain and / before it",
+    "a label's name, such as app or example.com/app",
 )
 LABEL_KEY_MAX: Final = 253 + 1 + 63
 """Characters: of the domain, the slash and the name."""

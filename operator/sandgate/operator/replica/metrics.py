@@ -9,6 +9,7 @@ from sandgate.operator.cluster.health import OperatorHealth, ReplicaPhase
 CALL_S = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15)
 PLAN_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1)
 ACTION_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 30)
+SEEN = "1 for a watched namespace, 0 for one that is gone or forbidden; nothing where all are watched"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -55,12 +56,7 @@ class OperatorMetrics:
             ["kind"],
             registry=registry,
         )
-        self._seen = Gauge(
-            "sandgate_operator_namespace_seen",
-            "1 for a watched namespace, 0 for one that is gone or forbidden; nothing where all are watched",
-            ["watched"],
-            registry=registry,
-        )
+        self._seen = Gauge("sandgate_operator_namespace_seen", SEEN, ["watched"], registry=registry)
         self._sweeps = Counter("sandgate_operator_sweeps", "Sweeps", ["outcome"], registry=registry)
         self._phase = Gauge(
             "sandgate_operator_phase", "1 for what this replica does now", ["phase"], registry=registry
