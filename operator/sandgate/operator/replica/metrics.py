@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from sandgate.operator.cluster.health import OperatorHealth, ReplicaPhase
@@ -58,29 +60,23 @@ class OperatorMetrics:
         )
         self._seen = Gauge("sandgate_operator_namespace_seen", SEEN, ["watched"], registry=registry)
         self._sweeps = Counter("sandgate_operator_sweeps", "Sweeps", ["outcome"], registry=registry)
-        self._phase = Gauge(
-            "sandgate_operator_phase", "1 for what this replica does now", ["phase"], registry=registry
+        gauge = partial(Gauge, registry=registry)
+        self._phase = gauge("sandgate_operator_phase", "1 for what this replica does now", ["phase"])
+        self._leader = gauge("sandgate_operator_leader", "1 if this replica leads")
+        self._lag = gauge("sandgate_operator_loop_lag_seconds", "Longest stall lately")
+        self._queue = gauge("sandgate_operator_queue_length", "Keys that wait")
+        self._queue_s = gauge("sandgate_operator_queue_age_seconds", "Wait of the first")
+        self._event_s = gauge("sandgate_operator_last_event_age_seconds", "Since a watch last told")
+        self._sweep_s = gauge(
+            "sandgate_operator_sweep_age_seconds", "Since a sweep succeeded, or since it leads if none has"
         )
-        self._leader = Gauge("sandgate_operator_leader", "1 if this replica leads", registry=registry)
-        self._lag = Gauge("sandgate_operator_loop_lag_seconds", "Longest stall lately", registry=registry)
-        self._queue = Gauge("sandgate_operator_queue_length", "Keys that wait", registry=registry)
-        self._queue_s = Gauge("sandgate_operator_queue_age_seconds", "Wait of the first", registry=registry)
-        self._event_s = Gauge(
-            "sandgate_operator_last_event_age_seconds", "Since a watch last told", registry=registry
-        )
-        self._sweep_s = Gauge(
-            "sandgate_operator_sweep_age_seconds",
-            "Since a sweep succeeded, or since it leads if none has",
-            registry=registry,
-        )
-        self._jobs = Gauge("sandgate_operator_jobs", "RolloutJobs known", registry=registry)
-        self._unready = Gauge(
+        self._jobs = gauge("sandgate_operator_jobs", "RolloutJobs known")
+        self._unready = gauge(
             "sandgate_operator_jobs_unready",
             "RolloutJobs that should run and whose gateways or engines are not ready, by the reason of condition Ready",
             ["reason"],
-            registry=registry,
         )
-        self._sessions = Gauge("sandgate_operator_sessions", "Sessions known", ["state"], registry=registry)
+        self._sessions = gauge("sandgate_operator_sessions", "Sessions known", ["state"])
 
     def called(self, verb: str, kind: str, code: str, seconds: float) -> None:
         """One attempt at a call: kube.Observe."""
