@@ -13,7 +13,7 @@ from sandgate.contract.labels import PRIORITY_CLASS, QUEUE
 from sandgate.contract.names import workload_name
 from sandgate.contract.schema import decode
 from sandgate.operator.manifests import engine_objects, gateway_objects
-from sandgate.operator.manifests.example import session_objects
+from sandgate.operator.manifests.example_session import session_objects
 from sandgate.operator.manifests.workload import ask_of, placed, pod_sets, workload
 from sandgate.operator.observed.workload import (
     finished,
