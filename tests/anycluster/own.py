@@ -5,6 +5,7 @@ One node, which is the control plane's too; volumes by local-path-provisioner; a
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -21,12 +22,15 @@ LOADED = ("operator", "gateway", "fetcher")
 
 @contextmanager
 def cluster() -> Iterator[Path]:
-    """Its kubeconfig, as kind's: a context of its name, an administrator's certificate."""
-    harness("up", *(f"{name}={REGISTRY}/sandgate-{name}:{TAG}" for name in LOADED))
-    try:
-        yield KIND.state / "admin.kubeconfig"
-    finally:
-        harness("down")
+    """Its kubeconfig, as kind's: a context of its name, an administrator's certificate. One run at a time has it."""
+    with KIND.state.with_name(f"{KIND.state.name}.run").open("a") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        harness("down")  # of a run that was killed
+        harness("up", *(f"{name}={REGISTRY}/sandgate-{name}:{TAG}" for name in LOADED))
+        try:
+            yield KIND.state / "admin.kubeconfig"
+        finally:
+            harness("down")
 
 
 def harness(*args: str) -> None:

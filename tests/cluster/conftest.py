@@ -27,7 +27,7 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
-KUBERNETES = ("tests/chart/", "tests/cluster/", "tests/images/")
+KUBERNETES = ("tests/anycluster/", "tests/chart/", "tests/cluster/", "tests/images/")
 
 
 def turn(item: pytest.Item) -> int:
