@@ -126,6 +126,21 @@ def headless(job: RolloutJob, name: str, role: str, *, not_ready: bool) -> Json:
     }
 
 
+def one_at_a_time(job: RolloutJob, name: str, role: str) -> Json:
+    """A PodDisruptionBudget: evictions take the next pod only when the one before is back. Pods that do not serve may
+    go any time."""
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": metadata(job, name, role),
+        "spec": {
+            "maxUnavailable": 1,
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            "selector": {"matchLabels": pods_of(job, role)},
+        },
+    }
+
+
 def probe(path: str, *, period: int, failures: int, timeout: int = 5) -> Json:
     """HTTP on the container's port; seconds."""
     return {

@@ -17,6 +17,7 @@ from sandgate.operator.manifests.base import (
     gpu_tolerations,
     headless,
     metadata,
+    one_at_a_time,
     pod_security,
     pods_of,
     probe,
@@ -78,7 +79,14 @@ def engine_objects(job: RolloutJob, settings: Settings, *, running: bool = True)
     }
     if not managed.image:
         deployment["metadata"]["annotations"] = {DEFAULT_IMAGE: settings.engine_image}
-    return [*engine_policies(job, settings), headless(job, name, ENGINE, not_ready=False), deployment]
+    # Nodes that are drained together would take all engines at once, and each loads its model for minutes.
+    budget = [one_at_a_time(job, name, ENGINE)] if managed.replicas > 1 else []
+    return [
+        *engine_policies(job, settings),
+        headless(job, name, ENGINE, not_ready=False),
+        *budget,
+        deployment,
+    ]
 
 
 def keep_image(wanted: Json, found: Json) -> Json:

@@ -24,6 +24,7 @@ from sandgate.operator.manifests.base import (
     gpu_tolerations,
     headless,
     metadata,
+    one_at_a_time,
     pod_security,
     pods_of,
     probe,
@@ -96,7 +97,9 @@ def gateway_objects(
         # as soon as it listens.
         headless(job, gateways_name(job.metadata.name), GATEWAY, not_ready=True),
         *external_objects(job, settings),
-        _disruption_budget(job),
+        # A single replica may be evicted, on purpose: it drains, and its journal and name come back on another node; to
+        # forbid it would block every node drain for as long as the job.
+        one_at_a_time(job, gateways_name(job.metadata.name), GATEWAY),
         _stateful_set(job, settings, config, running=running),
     ]
 
@@ -174,21 +177,6 @@ def _hash(config: Json) -> str:
     fixed = config | {"engine": config["engine"] | {"urls": []}, "log_level": "INFO"}
     fixed.pop("peers", None)
     return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _disruption_budget(job: RolloutJob) -> Json:
-    """One at a time. With a single replica that allows its eviction, on purpose: an evicted gateway drains, and its
-    journal and name come back on another node; to forbid it would block every node drain for as long as the job."""
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": metadata(job, gateways_name(job.metadata.name), GATEWAY),
-        "spec": {
-            "maxUnavailable": 1,
-            "unhealthyPodEvictionPolicy": "AlwaysAllow",
-            "selector": {"matchLabels": pods_of(job, GATEWAY)},
-        },
-    }
 
 
 def _stateful_set(job: RolloutJob, settings: Settings, config: Json, *, running: bool) -> Json:
