@@ -19,6 +19,7 @@ TRAINERS = "trainers"
 
 GROUPS: dict[str, tuple[str, ...]] = {
     KUBERNETES: (
+        "tests/anycluster/",
         "tests/chart/test_on_cluster.py",
         "tests/cluster/e2e/",
         "tests/cluster/test_clean_end.py",
