@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 from array import array
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +25,7 @@ from sandgate.gateway.media.pictures import read
 from sandgate.gateway.media.placing import expand
 from sandgate.gateway.media.record import packed
 from sandgate.gateway.media.vision import Vision
+from sandgate.trainer.credit.counters import RowCounters
 from sandgate.trainer.verl import Lengths, agent_loop_output, put_group, to_dataproto, transfer_rows
 from sandgate.trainer.verl.multimodal import inputs_of, pack
 from tests.trainer.verl import vision
@@ -254,6 +256,32 @@ def test_a_row_that_cannot_be_trained_is_named(case: str, processor: Any) -> Non
         to_dataproto([bad], LENGTHS, processor=processor)
     with pytest.raises(error, match=why):
         transfer_rows([bad], uid="q1", session=0, global_steps=1, processor=processor)
+
+
+async def test_a_placeholder_that_the_policy_sampled_takes_no_other_row_along(
+    processor: Any, queue: None
+) -> None:
+    """Nothing keeps a policy from sampling one; there is no picture for it, in the forward pass as in M-RoPE."""
+    sampled = array("i", [10, vision.IMAGE, 4, 5, 12])
+    gateways, _ = of_a_gateway(vision.picture(56, 56), session=2)
+    rows = [
+        vision.seen(processor, 0, images=[vision.picture(56, 56)]),
+        row(1, response_ids=sampled),
+        replace(gateways, response_ids=sampled),
+        row(3, response_ids=sampled, failure_class="agent", reward=None),
+        row(4, reward=0.5),
+    ]
+    made = to_dataproto(rows, LENGTHS, processor=processor)
+    why = made.non_tensor_batch["sandgate_left_out"].tolist()
+    assert why == ["", "placeholder", "placeholder", "failure", ""]
+    assert made.batch["response_mask"].sum(-1).tolist() == [3, 0, 0, 0, 3]
+    assert (made.batch["input_ids"] == vision.IMAGE).sum(-1).tolist()[1:] == [0, 0, 0, 0]
+    counters = RowCounters()
+    await put_group("q1", rows, global_steps=1, lengths=LENGTHS, processor=processor, counters=counters)
+    buffer = ReplayBuffer("sync", SimpleNamespace(), None, "drop", SimpleNamespace(), poll_interval=0.05)
+    batch, _ = buffer.sample(1, "train", 1)
+    assert len(batch.keys) == 2
+    assert counters.left_out == {"placeholder": 2, "failure": 1}
 
 
 def test_images_without_a_processor_are_refused(processor: Any) -> None:

@@ -62,8 +62,7 @@ def in_place(
     found = []
     for at, (row, why) in enumerate(zip(rows, whys, strict=True)):
         if why is not None:
-            fits = bool(row.response_ids) and (rules.lengths is None or rules.lengths.fits(row))
-            row = masked(row if fits else emptied(row))
+            row = masked(row if row.response_ids and rules.fits(row) else emptied(row))
             row = replace(row, reward=scores[at] if rules.scored else None)
         found.append(row)
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
@@ -41,6 +41,9 @@ class LeftOut(StrEnum):
     """A limit ended its session or its answer, and such are to be masked."""
     TOO_LONG = "too_long"
     """It has more tokens than the trainer takes."""
+    PLACEHOLDER = "placeholder"
+    """It has a token that stands for a part of a picture, and there is no picture: the policy sampled it. A model that
+    sees cannot be run on it."""
     ROLE = "role"
     """It is a side call, or of another role that is not taught."""
     OTHER_ROW = "other_row"
@@ -49,7 +52,9 @@ class LeftOut(StrEnum):
     """None of its tokens is for it to train: all are context, or trained in another row of its session."""
 
 
-WHOLE_SESSION = frozenset({LeftOut.FAILURE, LeftOut.NO_REWARD, LeftOut.TRUNCATED, LeftOut.TOO_LONG})
+WHOLE_SESSION = frozenset(
+    {LeftOut.FAILURE, LeftOut.NO_REWARD, LeftOut.TRUNCATED, LeftOut.TOO_LONG, LeftOut.PLACEHOLDER}
+)
 """Where they are true of a session's main row, none of its rows teaches, and it is no part of the mean."""
 
 
@@ -63,6 +68,14 @@ class CreditRules:
     truncated: Truncated = "score"
     scored: bool = True
     """Rewards are there; without, the trainer gives them later."""
+    misplaced: Callable[[Trajectory], bool] | None = None
+    """Whether a row has placeholders of pictures where there are none; None: nobody looks."""
+
+    def fits(self, row: Trajectory) -> bool:
+        """Whether a trainer can take the row as it is, if only under mask 0."""
+        if self.lengths is not None and not self.lengths.fits(row):
+            return False
+        return self.misplaced is None or not self.misplaced(row)
 
     def why(self, row: Trajectory) -> LeftOut | None:
         """Why the row, looked at alone, teaches nothing; None: it teaches."""
@@ -74,6 +87,8 @@ class CreditRules:
             return LeftOut.NO_REWARD
         if self.lengths is not None and not self.lengths.fits(row):
             return LeftOut.TOO_LONG
+        if self.misplaced is not None and self.misplaced(row):
+            return LeftOut.PLACEHOLDER
         if row.role and row.role not in self.roles:
             return LeftOut.ROLE
         return None if 1 in row.loss_mask else LeftOut.NOTHING_SAMPLED

@@ -15,7 +15,13 @@ from sandgate.trainer.credit.batches import kept_in_place
 from sandgate.trainer.credit.counters import RowCounters
 from sandgate.trainer.credit.reasons import CreditRules, LeftOut, Truncated
 from sandgate.trainer.verl import rows as of
-from sandgate.trainer.verl.multimodal import check_placeholders, has_rope, inputs_of, rope_positions
+from sandgate.trainer.verl.multimodal import (
+    check_placeholders,
+    has_rope,
+    inputs_of,
+    misplaced,
+    rope_positions,
+)
 
 PadPositions = Literal["zero", "verl"]
 LEFT_OUT = "sandgate_left_out"
@@ -37,9 +43,9 @@ def to_dataproto(
     validate: bool = False,
 ) -> Any:
     """A batch as verl's agent loops make it, one row per trajectory, in order. A row that teaches nothing (a failure
-    that is not the policy's, a side call, more tokens than `lengths`) has mask 0, the reason in `sandgate_left_out`,
-    and a score that changes nothing of what GRPO makes of the others (`neutral_scores`). A session without a task is a
-    group of its own, as in `put_group`.
+    that is not the policy's, a side call, more tokens than `lengths`, a placeholder of pictures that the policy
+    sampled) has mask 0, the reason in `sandgate_left_out`, and a score that changes nothing of what GRPO makes of the
+    others (`neutral_scores`). A session without a task is a group of its own, as in `put_group`.
 
     `columns`: further non-tensor columns, one value per row. `pad_positions`: of padding; verl's comments say 0, its
     code has other numbers there, which `verl` gives; attention never looks at them. `processor`: of a model that
@@ -50,7 +56,7 @@ def to_dataproto(
     """
     from verl import DataProto  # type: ignore[import-not-found]
 
-    rules = CreditRules(lengths=lengths, truncated=truncated)
+    rules = CreditRules(lengths=lengths, truncated=truncated, misplaced=misplaced(processor))
     found, whys = kept_in_place([named(row) for row in trajectories], rules, spread=not validate)
     if not found:
         raise InvalidBody("a DataProto needs at least one row", field="trajectories")

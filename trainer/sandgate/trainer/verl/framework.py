@@ -16,6 +16,7 @@ from sandgate.trainer.credit.counters import RowCounters
 from sandgate.trainer.credit.one_row import alone
 from sandgate.trainer.credit.reasons import CreditRules, LeftOut, Truncated
 from sandgate.trainer.verl.dataproto import count, to_dataproto
+from sandgate.trainer.verl.multimodal import misplaced
 from sandgate.trainer.verl.rows import Lengths
 from sandgate.trainer.verl.runners import Runner, RunnerConfig
 from sandgate.trainer.verl.sessions import BatchSample, Score, SessionRunner
@@ -70,8 +71,9 @@ class OpenAICompatibleAgentFramework(AgentFramework):
             score=score, job=job, truncated_reward=truncated_reward,
         )  # fmt: skip
         self._rules = {
-            False: CreditRules(lengths=lengths, truncated=truncated),
-            True: CreditRules(lengths=lengths),  # an episode that was cut short did not solve its task
+            False: CreditRules(lengths=lengths, truncated=truncated, misplaced=misplaced(processor)),
+            # an episode that was cut short did not solve its task
+            True: CreditRules(lengths=lengths, misplaced=misplaced(processor)),
         }
         self.counters = RowCounters()
         """Of what this framework gave its trainer."""

@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
 from typing import Any
 
+import numpy as np
+
 from sandgate.contract.errors import CorruptRecord, InvalidBody
 from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer.verl.videos import VideoInputs, engine_positions, video_inputs, videos_in
@@ -189,6 +191,31 @@ def check_placeholders(processor: Any, ids: Any, inputs: Mapping[str, Any], row:
                 f"session {row.session_id}: {have} {kind} tokens, but {name} stands for {wanted}",
                 field="multimodal",
             )
+
+
+def misplaced(processor: Any) -> Callable[[Trajectory], bool] | None:
+    """For `CreditRules`: whether a row's response has placeholders outside of what stands for its pictures. A policy
+    may sample one, and neither the trainer's forward pass nor M-RoPE has a picture for it. None without a processor."""
+    tokens = [] if processor is None else [_token(processor, kind) for kind in KINDS]
+    wanted = np.array([token for token in tokens if token is not None], np.int64)
+    return (lambda row: _misplaced(wanted, row)) if wanted.size else None
+
+
+def _misplaced(tokens: Any, row: Trajectory) -> bool:
+    found = np.isin(np.frombuffer(row.response_ids, np.int32), tokens)
+    if not found.any():
+        return False
+    if row.multimodal is not None:
+        try:
+            videos, told = videos_in(row.multimodal), pictures_in(row.multimodal)
+        except (ValueError, KeyError, TypeError, CorruptRecord):
+            return False  # it says itself what is wrong with it
+        if videos or told is None:
+            return False  # it does not say where they stand: their number is checked
+        for one in told[1]:
+            start = one["start"] - len(row.prompt_ids)
+            found[max(0, start) : max(0, start + one["length"])] = False
+    return bool(found.any())
 
 
 def rope_positions(processor: Any, ids: Any, attention: Any, inputs: Mapping[str, Any], *, pad: int) -> Any:

@@ -21,7 +21,13 @@ from sandgate.trainer.credit.batches import emptied, taught
 from sandgate.trainer.credit.counters import RowCounters
 from sandgate.trainer.credit.reasons import CreditRules, Truncated
 from sandgate.trainer.verl import rows as of
-from sandgate.trainer.verl.multimodal import check_placeholders, has_rope, inputs_of, rope_positions
+from sandgate.trainer.verl.multimodal import (
+    check_placeholders,
+    has_rope,
+    inputs_of,
+    misplaced,
+    rope_positions,
+)
 
 log = logging.getLogger(__name__)
 
@@ -183,7 +189,8 @@ async def put_group(
     await put_status(key, "running", partition=partition, global_steps=global_steps)
     status: Status = "failure"
     try:
-        rows, left_out = taught(trajectories, CreditRules(lengths=lengths, truncated=truncated))
+        rules = CreditRules(lengths=lengths, truncated=truncated, misplaced=misplaced(processor))
+        rows, left_out = taught(trajectories, rules)
         if left_out:
             log.info("group %s: of %d rows %s are left out", uid, len(trajectories), dict(left_out))
         if counters is not None:
