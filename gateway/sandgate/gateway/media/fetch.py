@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
+from yarl import URL
 
 from sandgate.contract.errors import InvalidBody, MediaUnavailable, Unsupported
 from sandgate.gateway.media.addresses import Address, AllowedHosts
@@ -116,7 +117,10 @@ class Fetcher:
 
     async def _get(self, address: Address, where: str) -> bytes:
         origin = address.origin
-        async with self._session().get(str(address), headers=HEADERS, allow_redirects=False) as answer:
+        asked = URL(
+            str(address), encoded=True
+        )  # as it was checked and is journalled: signatures are over its spelling
+        async with self._session().get(asked, headers=HEADERS, allow_redirects=False) as answer:
             if answer.status in AGAIN:
                 raise MediaUnavailable(f"{where}: {origin} answers {answer.status}")
             if answer.status != 200:
