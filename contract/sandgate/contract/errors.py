@@ -33,8 +33,9 @@ SandgateError
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class ForkReason(StrEnum):
@@ -223,6 +224,16 @@ class SandgateError(Exception):
     reason: ClassVar[str] = "Internal"
     status: ClassVar[int] = 500
     retry_after: float | None = None
+
+    def __reduce__(self) -> tuple[Callable[..., SandgateError], tuple[Any, ...]]:
+        """Errors cross processes (Ray, pools of workers); Python would call `__init__` with the message alone."""
+        return _as_it_was, (type(self), self.args, self.__dict__)
+
+
+def _as_it_was(kind: type[SandgateError], args: tuple[Any, ...], state: dict[str, Any]) -> SandgateError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
 
 
 class BadRequest(SandgateError):
