@@ -33,7 +33,7 @@ from verl.workers.rollout.router import (  # type: ignore[import-not-found]
     get_router_handle,
 )
 
-from sandgate.contract.errors import Unavailable
+from sandgate.contract.errors import NotFound, Unavailable
 from sandgate.gateway.engine.scripted.engine import ScriptedEngine
 from sandgate.trainer import tinymodel
 from sandgate.trainer.ray import AgentGatewayManager, GatewaySettings, gateway_actor
@@ -90,6 +90,20 @@ async def test_an_actor_forgets_what_it_gave(actors: list[Any]) -> None:
     await agents.complete(await manager.create_session("c"), {"score": 1.0})
     assert await manager.wait_for_completion("c", 5.0)
     assert not await _waits(manager)
+
+
+async def test_an_answer_that_is_lost_on_its_way_is_there_again(actors: list[Any]) -> None:
+    manager = AgentGatewayManager(actors[:1])
+    before = await actors[0].sessions.remote()
+    await agents.ask(await manager.create_session("e"), PROMPT)
+    lost = await actors[0].finalize_session.remote("e", 0.5)
+    again = await actors[0].finalize_session.remote("e", 0.5)
+    assert lost.body == again.body
+    (row,) = await manager.finalize_session("e", 0.5)
+    assert (row.reward, row.session_id) == (0.5, "e")
+    assert await actors[0].sessions.remote() == before
+    with pytest.raises(NotFound):
+        await manager.finalize_session("e", 0.5)
 
 
 async def _waits(manager: AgentGatewayManager) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import socket
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ from sandgate.trainer.client.gateway_manager import HttpGateway, Outcome
 from sandgate.trainer.client.rollout_client import AsyncRolloutClient
 
 SECRET_BYTES = 32
+KEPT_S = 600.0
+"""Of trajectories that were given, and that nobody said they have: their trainer died, or asks again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +63,8 @@ class AgentGateway:
         self._door: HttpGateway | None = None
         self._starting = asyncio.Lock()
         self._core: Any = None
+        self._told: dict[str, float] = {}
+        """Session -> when its trajectories were given last; not forgotten yet."""
 
     async def start(self) -> str:
         """Serve; the origin. Idempotent. Raises what the gateway raises when it cannot start."""
@@ -124,12 +129,20 @@ class AgentGateway:
         self, session_id: str, reward: float | None = None, outcome: Outcome = None
     ) -> ControlAnswer:
         """Its trajectories, as the gateway has written them in a thread: whoever asked decodes them, not this loop,
-        which streams turns. The session is forgotten, here and in the journal."""
+        which streams turns. The same again until `forget`, which whoever has them calls: an answer may be lost on its
+        way. One that nobody calls is forgotten after KEPT_S."""
         body = await self._gateway.ending(session_id, reward, outcome)
         call = control_api.finalize(session_id, body | {"trajectories": True})
         said = await self._gateway.client.call(lease_call.raw(call))
-        await self._forget(session_id)
+        self._told[session_id] = now = time.monotonic()
+        for name in [name for name, at in self._told.items() if at < now - KEPT_S]:
+            await self.forget(name)
         return ControlAnswer(said.status, {"content-type": said.headers.get("content-type", "")}, said.body)
+
+    async def forget(self, session_id: str) -> None:
+        """Its trajectories are with the trainer: it goes, here and from the journal. Idempotent."""
+        if self._told.pop(session_id, None) is not None:
+            await self._forget(session_id)
 
     async def limit_reached(self, session_id: str) -> str | None:
         """See `SessionGateway`."""
@@ -139,6 +152,7 @@ class AgentGateway:
         """Cancel, discard, forget. Harmless for a session that is not here."""
         if self._core is not None and session_id in self._core.sessions.live:
             await self._gateway.abort_session(session_id)
+            self._told.pop(session_id, None)
             await self._forget(session_id)
 
     async def wait_for_completion(self, session_id: str, timeout: float) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from sandgate.trainer.client import lease_call
 from sandgate.trainer.client.gateway_manager import GatewayManager, Outcome, Policy
 from sandgate.trainer.ray.actor import AgentGateway, GatewaySettings
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CALLS = 10_000
@@ -46,7 +48,12 @@ class RayGateway:
         """See Gateway."""
         said: ControlAnswer = await _asked(self.actor.finalize_session.remote(session_id, reward, outcome))
         read = lease_call.rows(control_api.finalize(session_id, {"trajectories": True})).read
-        return await asyncio.to_thread(read, said)
+        rows = await asyncio.to_thread(read, said)
+        try:
+            await _asked(self.actor.forget.remote(session_id))
+        except Unavailable as error:  # the rows are here
+            log.info("session %s: %s", session_id, error)
+        return rows
 
     async def limit_reached(self, session_id: str) -> str | None:
         """See Gateway."""
@@ -69,6 +76,8 @@ async def _asked(reference: Awaitable[T]) -> T:
         return await reference
     except ray.exceptions.RayTaskError as error:
         raise error.cause if isinstance(error.cause, Exception) else error from None
+    except ray.exceptions.ObjectLostError as error:
+        raise Unavailable(f"the answer of the gateway's actor was lost: {error}") from error
     except ray.exceptions.RayActorError as error:
         raise Unavailable(f"the gateway's actor is gone: {error}") from error
 
