@@ -37,6 +37,7 @@ SHELL = (
     "gateway.delivery.storage",
     "gateway.web.*",
     "gateway.engine.pool",
+    "gateway.engine.silence",
     "gateway.engine.dialect",
     "gateway.engine.vllm",
     "gateway.engine.sglang.engine",

@@ -14,6 +14,7 @@ import pytest
 
 from sandgate.contract.errors import EngineFailed, EngineUnavailable, Overloaded
 from sandgate.gateway.conversation.messages import SamplingParams
+from sandgate.gateway.engine import health
 from sandgate.gateway.engine.api import Delta, Prompt
 from sandgate.gateway.engine.scripted.engine import Fault, Gate, Player, Reply, Script
 from sandgate.gateway.engine.scripted.server import ScriptedServer
@@ -179,6 +180,50 @@ async def test_a_generation_that_takes_too_long_fails_and_frees_the_engine() -> 
             await some.engine.generate(prompt())
         assert some.servers[0].player.running == 0
         assert [each.in_flight for each in some.engine.status()] == [0]
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
+async def test_a_generation_on_a_replica_that_hangs_goes_on_at_another(
+    streams: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its kernel keeps the connection, and nothing breaks."""
+    monkeypatch.setattr(health, "PROBE_TIMEOUT_S", 0.05)
+    gates = [Gate(), Gate()]
+    async with fleet(*([Reply(IDS, gate=gate)] for gate in gates), probe_s=0.01) as some:
+        some.engine._silence.after_s = 0.2
+        heard: list[Delta] = []
+        asked = asyncio.create_task(some.engine.generate(prompt(), heard.append if streams else None))
+        reached = [asyncio.create_task(gate.reached.wait()) for gate in gates]
+        await asyncio.wait(reached, return_when=asyncio.FIRST_COMPLETED)
+        hung = gates.index(next(gate for gate in gates if gate.reached.is_set()))
+        some.servers[hung].mute = released = asyncio.Event()
+        gates[1 - hung].open.set()
+        try:
+            assert (await asked).ids.tolist() == IDS
+            assert some.asked == [1, 1]
+            assert some.healthy()[hung] is False
+            assert [each.in_flight for each in some.engine.status()] == [0, 0]
+        finally:
+            released.set()
+            gates[hung].open.set()
+            for task in reached:
+                task.cancel()
+
+
+async def test_a_lone_replica_that_hangs_is_no_engine_for_its_generation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(health, "PROBE_TIMEOUT_S", 0.05)
+    gate = Gate()
+    async with fleet([Reply(IDS, gate=gate)], probe_s=0.01) as some:
+        some.engine._silence.after_s = 0.2
+        some.servers[0].mute = released = asyncio.Event()
+        try:
+            with pytest.raises(EngineUnavailable, match=r"no engine is up .*no answer within"):
+                await some.engine.generate(prompt())
+        finally:
+            released.set()
+            gate.open.set()
 
 
 async def test_an_engine_without_the_model_is_refused_at_the_start() -> None:

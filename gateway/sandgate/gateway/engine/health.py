@@ -29,6 +29,8 @@ class Probe(NamedTuple):
     """Why the replica is not healthy; None = it is."""
     dead: bool = False
     """Nothing listens at its address."""
+    silent: bool = False
+    """It gave no answer at all."""
 
 
 async def check(http: Transport, url: str) -> Probe:
@@ -36,7 +38,7 @@ async def check(http: Transport, url: str) -> Probe:
     try:
         answer = await http.ask("GET", f"{url}/health", timeout_s=PROBE_TIMEOUT_S)
     except Lost as error:
-        return Probe(str(error), error.refused)
+        return Probe(str(error), error.refused, silent=True)
     return Probe(None if answer.status == 200 else f"/health answers {answer.status}")
 
 
@@ -62,7 +64,7 @@ async def watch(
     while True:
         await asyncio.sleep(every_s)
         urls = list(table.replicas)
-        for url, (failure, dead) in zip(urls, await asyncio.gather(*map(probed, urls)), strict=True):
+        for url, (failure, dead, _) in zip(urls, await asyncio.gather(*map(probed, urls)), strict=True):
             if not table.probed(url, failure, dead=dead):
                 continue
             log.warning("engine %s is %s", url, f"down: {failure}" if failure else "up")

@@ -21,6 +21,7 @@ from sandgate.gateway.engine.logprobs import Kind
 from sandgate.gateway.engine.logprobs_check import LogprobsCheck
 from sandgate.gateway.engine.responses import Unlabelled
 from sandgate.gateway.engine.routing import ReplicaTable
+from sandgate.gateway.engine.silence import Silence
 from sandgate.gateway.engine.sse import Events
 from sandgate.gateway.engine.transport import Lost, Streamed, Transport
 from sandgate.gateway.engine.way import PausedNow, Reader, Shut, Way
@@ -79,6 +80,7 @@ class EnginePool:
         self._logprobs = LogprobsCheck(logprobs_mode, self.table, self._measure, self.dialect.against)
         for url in self.table.members():
             self._logprobs.expect(url)
+        self._silence = Silence()
         self._ways: dict[str, Way] = {}
         self._unserved: dict[str, str] = {}
         """Replicas without the model -> why. They may get it, as an adapter that is loaded."""
@@ -190,6 +192,7 @@ class EnginePool:
         """Probes a replica's health, and reads its label before it counts as up where the label needs a version."""
         up = any(replica.url == url and replica.healthy for replica in self.table.replicas.values())
         result = await self.dialect.check(self._http, url)
+        self._silence.heard(url, silent=result.silent)
         if result.dead:
             self._logprobs.forget(url)
         if result.failure is None and url in self._unserved:
@@ -249,6 +252,7 @@ class EnginePool:
                 self.table.leave(url)
             for url in self._known.keys() - self.table.replicas.keys():
                 self._logprobs.forget(url)
+                self._silence.forget(url)
             for by_url in (self._known, self._ways, self._unserved):
                 for url in by_url.keys() - self.table.replicas.keys():
                     by_url.pop(url)
@@ -378,7 +382,10 @@ class EnginePool:
         working = True
         """The engine may be sampling."""
         try:
-            async with self._http.post(url + request.path, request.body, request_id=request_id) as answer:
+            async with (
+                self._silence.broken_for(url),
+                self._http.post(url + request.path, request.body, request_id=request_id) as answer,
+            ):
                 working = answer.status == 200
                 if not working:
                     raise way.refused(

@@ -320,6 +320,8 @@ class ScriptedServer(ScriptedServing):
         return web.json_response({})
 
     async def _health(self, _: web.Request) -> web.Response:
+        if self.mute is not None:
+            await self.mute.wait()
         return web.Response(status=200 if self.healthy else 503)
 
     async def _tell_version(self, _: web.Request) -> web.Response:

@@ -25,6 +25,8 @@ class ScriptedServing(ABC):
     def __init__(self, player: Player, *, model: str, host: str, port: int) -> None:
         self.player, self.model = player, model
         self.healthy = True
+        self.mute: asyncio.Event | None = None
+        """/health is answered when it is set: until then the server hangs, as far as anybody can see."""
         self._host, self._port = host, port
         self._runner: web.AppRunner | None = None
         self._socket: socket.socket | None = None

@@ -122,7 +122,7 @@ class SglangDialect:
         try:
             answer = await _ask(http, url, MODEL_INFO, PROBE_TIMEOUT_S)
         except Lost as error:
-            return Probe(str(error), error.refused)
+            return Probe(str(error), error.refused, silent=True)
         return Probe(None if answer.status == 200 else f"{MODEL_INFO[0]} answers {answer.status}")
 
     async def measure(self, http: Transport, url: str, way: Way, *, model: str) -> Kind:
