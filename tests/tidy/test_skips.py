@@ -54,7 +54,7 @@ def outcome(folder: Path, reason: str, **env: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", *plain, "--continue-on-collection-errors", str(folder)],
         cwd=ROOT,
-        env=os.environ | env,
+        env=os.environ | {"PYTEST_ADDOPTS": ""} | env,  # of whoever runs this test
         capture_output=True,
         text=True,
         check=False,

@@ -49,6 +49,7 @@ def test_the_last_test_of_the_file_fails_and_the_place_is_named(tmp_path: Path) 
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", *plain, str(tmp_path)],
         cwd=ROOT,
+        env=os.environ | {"PYTEST_ADDOPTS": ""},  # of whoever runs this test
         capture_output=True,
         text=True,
         check=False,
