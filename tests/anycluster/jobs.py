@@ -19,9 +19,6 @@ answer = ask(said)
 answer = ask(said + [{"role": "assistant", "content": answer}, {"role": "user", "content": "and then?"}])
 leave(message=answer)
 """
-ASK = TALK.replace("def say(text, ", "def ask(messages, ").replace(
-    '[{"role": "user", "content": text}]', "messages"
-)
 VERIFY = """
 import json, os
 result = json.load(open(os.environ["SANDGATE_RESULT_FILE"]))
@@ -85,7 +82,7 @@ def job(name: str, image: str, *, tasks: int, samples: int, **spec: Any) -> Json
         "groupSize": samples,
         "parallelism": 8,
         "limits": {"turns": 10, "sessionSeconds": 120, "startSeconds": 60},
-        "agent": {"template": {"spec": {"containers": [container("agent", image, ASK + TWO_TURNS)]}}},
+        "agent": {"template": {"spec": {"containers": [container("agent", image, TALK + TWO_TURNS)]}}},
         "reward": {"source": "verifier", "verifier": {"container": container("verifier", image, VERIFY)}},
     }
     meta = {"name": name}

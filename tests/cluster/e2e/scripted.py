@@ -15,9 +15,13 @@ SCRIPT = "scripted"
 TALK = """
 import json, os, time, urllib.error, urllib.request
 
-def say(text, patience_s=240):
+def say(text):
+    "A conversation's first turn."
+    return ask([{"role": "user", "content": text}])
+
+def ask(messages, patience_s=240):
     "One turn. As clients of services that restart do, it asks again until it is answered."
-    body = json.dumps({"model": os.environ["SANDGATE_MODEL"], "messages": [{"role": "user", "content": text}]})
+    body = json.dumps({"model": os.environ["SANDGATE_MODEL"], "messages": messages})
     headers = {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
     url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
     give_up = time.monotonic() + patience_s

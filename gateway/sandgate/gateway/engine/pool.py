@@ -252,7 +252,7 @@ class EnginePool:
                 self.table.leave(url)
             for url in self._known.keys() - self.table.replicas.keys():
                 self._logprobs.forget(url)
-                self._silence.forget(url)
+            self._silence.keep(self.table.replicas)
             for by_url in (self._known, self._ways, self._unserved):
                 for url in by_url.keys() - self.table.replicas.keys():
                     by_url.pop(url)

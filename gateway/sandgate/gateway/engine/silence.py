@@ -7,7 +7,7 @@ generation would wait there for the engine's whole time-out, and its session run
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Container
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -37,6 +37,8 @@ class Silence:
                     yield
                 finally:
                     waits.discard(limit)
+                    if not waits:
+                        self._waits.pop(url, None)
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -52,8 +54,6 @@ class Silence:
             for limit in self._waits.get(url, ()):
                 limit.reschedule(now)
 
-    def forget(self, url: str) -> None:
-        """The replica has left, and nothing is asked of it."""
-        self._since.pop(url, None)
-        if not self._waits.get(url):
-            self._waits.pop(url, None)
+    def keep(self, urls: Container[str]) -> None:
+        """Forgets all other replicas: an address may come again as another server's."""
+        self._since = {url: at for url, at in self._since.items() if url in urls}
