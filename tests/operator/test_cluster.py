@@ -477,6 +477,37 @@ async def test_only_the_newest_committed_sessions_are_kept(up: World) -> None:
     await so(lambda: len(up.sessions()) == 2, "two are left")
 
 
+async def test_pods_that_go_slowly_keep_neither_keys_nor_sessions(up: World) -> None:
+    """A busy API server takes seconds for each dozen pods. What waits behind them would only make it slower."""
+    up.settings = Settings(history=0)
+    at_once, asked, rest = up.kube.delete_many, asyncio.Event(), asyncio.Event()
+
+    async def delete_many(kind: str, namespace: str, *, labels: str) -> None:
+        if kind == "Pod":
+            asked.set()
+            await rest.wait()
+        await at_once(kind, namespace, labels=labels)
+
+    up.kube.delete_many = delete_many  # type: ignore[method-assign]
+    up.operator_up()
+    await up.kube.create(manifest("a 1", parallelism=1, tasks={"queue": {}}))
+    await is_so(up, "Ready")
+    push = up.gateways["shop-gateway-0"].admin.post
+    for uid in "xy":
+        said = await push("/v1/tasks", json={"job": "shop", "tasks": [{"uid": uid, "prompt": "1"}]})
+        assert said.status_code == 200, said.text
+        async for _ in paced():
+            if await up.train():
+                break
+        await asked.wait()
+
+    def left() -> list[str]:
+        return [*up.sessions(), *(name for name in up.kube.named("Secret") if "-keys-" in name)]
+
+    await so(lambda: not left(), "their turn does not come behind pods")
+    assert not rest.is_set()
+
+
 async def test_tasks_may_come_from_a_config_map(up: World) -> None:
     up.operator_up()
     lines = '{"uid": "x", "prompt": "1"}\n{"uid": "y", "prompt": "2"}\n'

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -20,13 +20,14 @@ from sandgate.operator.cluster.object_store import SessionSeen, slim
 
 log = logging.getLogger(__name__)
 
-BATCH = 64
-"""Sessions collected at once."""
+BATCH = 256
+"""AgentSessions that become history at once."""
 SELECTED = 16
 """Names in one selector. The API server deletes what is selected one after the other, and is not waited for longer than
 15 s: a busy one (0.25 s for each, measured) did not get through 64."""
-AT_ONCE = 8
-"""Secrets deleted at once; there is one for each group, and a batch of pods takes as long as a few of them."""
+AT_ONCE = 32
+"""Requests for each kind at once. A busy API server gives each of those that wait its share: with hundreds of creates
+under way, four for pods fell behind for good, and what is left over makes it slower still."""
 LINGER_S = 2.0
 """How long a batch waits for more."""
 AGAIN_S = 5.0
@@ -56,7 +57,10 @@ class GarbageCollector:
     our role does not have that verb."""
     done: deque[str] = field(default_factory=deque)
     """Sessions that are over for good, oldest first: their AgentSessions are history."""
-    _occasion: asyncio.Event = field(default_factory=asyncio.Event)
+    _occasions: tuple[asyncio.Event, ...] = field(
+        default_factory=lambda: tuple(asyncio.Event() for _ in range(3))
+    )
+    """Of pods, Secrets, AgentSessions: each goes on whatever holds up the others."""
 
     def forget(self, name: str) -> None:
         """Nothing of this session is needed any more but its record."""
@@ -67,7 +71,7 @@ class GarbageCollector:
         if kept is not None and not kept.spec.remote:  # that one is its user's
             at.sessions.held[name] = slim(kept)
             self.done.append(name)
-        self._occasion.set()
+        self._look()
 
     def _let_go(self, name: str) -> None:
         """Its pods go: at once, or when there are enough failed ones that are newer."""
@@ -99,7 +103,7 @@ class GarbageCollector:
         for name in [name for name in at.keys if name.startswith(f"{group}-keys-")]:
             del at.keys[name]
             self.secrets[name] = None
-        self._occasion.set()
+        self._look()
 
     def resume(self, *, pods: Iterable[str], sessions: Iterable[SessionSeen]) -> None:
         """What was over before this driver started: sessions with pods, AgentSessions."""
@@ -119,44 +123,49 @@ class GarbageCollector:
             for one in sorted(sessions, key=lambda one: one.version)
             if one.name not in known and not one.spec.remote
         )
-        self._occasion.set()
+        self._look()
+
+    def _look(self) -> None:
+        for occasion in self._occasions:
+            occasion.set()
 
     async def run(self) -> None:
         """For ever."""
+        sweeps = (self._sweep_pods, self._sweep_secrets, self._sweep_sessions)
+        async with asyncio.TaskGroup() as tasks:
+            for occasion, sweep in zip(self._occasions, sweeps, strict=True):
+                tasks.create_task(self._keep(occasion, sweep))
+
+    async def _keep(self, occasion: asyncio.Event, sweep: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """For ever: everything of one kind that is due now, then what came meanwhile; what fails stays due."""
         while True:
-            await self._occasion.wait()
+            await occasion.wait()
             await asyncio.sleep(LINGER_S)
-            self._occasion.clear()
+            occasion.clear()
             try:
-                await self.sweep()
+                await sweep()
             except (SandgateError, OSError, TimeoutError) as error:
                 log.warning("job %s/%s: collection waits: %s", self.at.namespace, self.at.name, error)
                 await asyncio.sleep(AGAIN_S)
-                self._occasion.set()
-
-    async def sweep(self) -> None:
-        """Everything that is due now; what fails stays due."""
-        await whole(self._sweep_pods(), self._sweep_secrets(), self._sweep_sessions())
+                occasion.set()
 
     async def _sweep_pods(self) -> None:
-        while batch := list(self.pods)[:BATCH]:
-            await self._delete("Pod", batch)
-            for name in batch:
-                self.pods.pop(name, None)
+        await self._delete("Pod", list(self.pods), self.pods)
 
     async def _sweep_secrets(self) -> None:
-        while batch := list(self.secrets)[:AT_ONCE]:
-            await whole(*(self._delete_secret(name) for name in batch))
+        turn = asyncio.Semaphore(AT_ONCE)
+        await whole(*(self._delete_secret(name, turn) for name in list(self.secrets)))
 
-    async def _delete_secret(self, name: str) -> None:
-        await self.at.kube.delete("Secret", self.at.namespace, name)
+    async def _delete_secret(self, name: str, turn: asyncio.Semaphore) -> None:
+        async with turn:
+            await self.at.kube.delete("Secret", self.at.namespace, name)
         self.secrets.pop(name, None)
 
     async def _sweep_sessions(self) -> None:
         at = self.at
         while batch := self._history():
             await self.ledger.keep(batch)
-            await self._delete(AgentSession.KIND, batch)
+            await self._delete(AgentSession.KIND, batch, {})
             gone = set(batch)
             self.done = deque(name for name in self.done if name not in gone)
             for name in batch:
@@ -173,11 +182,19 @@ class GarbageCollector:
         old = (name for name in self.done if name not in held or held[name].spec.task_uid not in groups)
         return list(islice(old, many))
 
-    async def _delete(self, kind: str, sessions: list[str]) -> None:
-        at = self.at
-        parts = (sessions[start : start + SELECTED] for start in range(0, len(sessions), SELECTED))
-        selectors = (f"{JOB}={at.name},{SESSION} in ({','.join(part)})" for part in parts)
-        await whole(*(at.kube.delete_many(kind, at.namespace, labels=one) for one in selectors))
+    async def _delete(self, kind: str, sessions: list[str], due: dict[str, None]) -> None:
+        """Deletes what these sessions have of a kind, and takes them from `due`, some by some."""
+        turn = asyncio.Semaphore(AT_ONCE)
+
+        async def some(part: list[str]) -> None:
+            async with turn:
+                labels = f"{JOB}={self.at.name},{SESSION} in ({','.join(part)})"
+                await self.at.kube.delete_many(kind, self.at.namespace, labels=labels)
+            for name in part:
+                due.pop(name, None)
+
+        parts = range(0, len(sessions), SELECTED)
+        await whole(*(some(sessions[start : start + SELECTED]) for start in parts))
 
 
 async def whole(*parts: Coroutine[Any, Any, None]) -> None:
