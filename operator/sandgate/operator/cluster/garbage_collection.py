@@ -25,7 +25,7 @@ BATCH = 256
 SELECTED = 16
 """Names in one selector. The API server deletes what is selected one after the other, and is not waited for longer than
 15 s: a busy one (0.25 s for each, measured) did not get through 64."""
-AT_ONCE = 32
+AT_ONCE = 12
 """Requests for each kind at once. A busy API server gives each of those that wait its share: with hundreds of creates
 under way, four for pods fell behind for good, and what is left over makes it slower still."""
 LINGER_S = 2.0
