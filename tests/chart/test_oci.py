@@ -66,7 +66,9 @@ def test_a_chart_without_a_line_for_each_version_is_refused() -> None:
 
 def test_packed_twice_it_is_the_same_bytes_whatever_the_times_and_modes_of_its_files(tmp_path: Path) -> None:
     copy = tmp_path / "sandgate"
-    shutil.copytree(CHART, copy, ignore=shutil.ignore_patterns("__pycache__"))  # installed.py is imported by a test
+    shutil.copytree(
+        CHART, copy, ignore=shutil.ignore_patterns("__pycache__")
+    )  # installed.py is imported by a test
     for path in copy.rglob("*"):
         os.utime(path, (1, 1))
         path.chmod(0o700)

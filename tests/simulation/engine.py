@@ -225,7 +225,7 @@ class _Streamed:
             raise Lost("connection reset by peer", refused=False)
         return raw
 
-    async def chunks(self) -> AsyncIterator[bytes]:
+    async def chunks(self, gather_s: float = 0.0) -> AsyncIterator[bytes]:
         assert self._run is not None
         rng = self._run.fleet.rng
         while True:

@@ -45,10 +45,14 @@ def _holding(send: Send, events: int) -> Send:
     return held
 
 
-async def one_by_one(answer: Streamed) -> AsyncIterator[bytes]:
-    """`Streamed.chunks`, each HTTP chunk alone: the scripted engine writes one for each event."""
-    async for data, _ in answer._response.content.iter_chunks():
-        yield data
+async def one_by_one(answer: Streamed, gather_s: float = 0.0) -> AsyncIterator[bytes]:
+    """`Streamed.chunks`, each event alone."""
+    rest = b""
+    async for data in answer._connection.chunks():
+        *events, rest = (rest + data).split(END)
+        for event in events:
+            yield event + END
+    yield rest
 
 
 if __name__ == "__main__":

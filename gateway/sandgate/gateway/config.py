@@ -149,6 +149,9 @@ class Limits(_Strict, frozen=True, kw_only=True):
     """Of their prompts and data, as JSON: they are held in memory, and most datasets' tasks are a few kB."""
     pause_hold_s: float = 240.0
     """How long a weight update may hold a new turn; JS SDKs give up at 300 s."""
+    gather_s: float = 0.04
+    """Tokens that an engine streams within so many seconds are parsed and told together, the first of some at once. 0 =
+    each event by itself, as it comes. Engines in use sample a token of an answer in 10 to 40 ms."""
     keepalive_s: float = 8.0
     """Silence on a stream before a real no-op event: an agent may count on one every 10 s."""
     linger_s: float = 10.0

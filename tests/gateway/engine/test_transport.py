@@ -31,10 +31,7 @@ async def test_a_vanished_host_is_noticed_in_half_a_minute_whether_or_not_it_had
     try:
         port = server.sockets[0].getsockname()[1]
         async with http.post(f"http://127.0.0.1:{port}/", b"", request_id="a") as answer:
-            connection = answer._response.connection
-            assert connection is not None
-            assert connection.transport is not None
-            sock = connection.transport.get_extra_info("socket")
+            sock = answer._connection.transport.get_extra_info("socket")
             for name in ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT"):
                 options[name] = sock.getsockopt(socket.IPPROTO_TCP, getattr(socket, name))
             assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)

@@ -63,7 +63,8 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def text(self) -> str:
         """The text parts, joined."""
-        return "".join(part.text for part in self.parts if isinstance(part, TextPart))
+        texts = [part.text for part in self.parts if isinstance(part, TextPart)]
+        return texts[0] if len(texts) == 1 else "".join(texts)
 
 
 class Tool(msgspec.Struct, frozen=True, omit_defaults=True):

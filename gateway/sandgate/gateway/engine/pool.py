@@ -63,15 +63,18 @@ class EnginePool:
         api_key: str = "",
         version_now: Callable[[], int] | None = None,
         labels: Labels | None = None,
+        gather_s: float = 0.0,
     ) -> None:
         """`vocab_size`: ids at or above it are refused; 0 = unknown. `version_now`: gives the policy version last set,
         for tokens that are sampled after a cut by an engine that reports none; default: the prompt's.
-        `labels`: what is known of the engines' labels already."""
+        `labels`: what is known of the engines' labels already. `gather_s`: what a stream brings within so many
+        seconds is read together."""
         self.table = ReplicaTable.of(_plain(urls))
         self.facts = EngineFacts(logprobs_mode=logprobs_mode)
         self._known: dict[str, EngineFacts] = {}
         self._changing = asyncio.Lock()
         self._model, self._timeout_s, self._vocab_size = model, timeout_s, vocab_size
+        self._gather_s = gather_s
         self._version_now = version_now
         self._latest = 0
         """The version of the latest prompt, which counts as the last set where there is no `version_now`."""
@@ -104,6 +107,7 @@ class EnginePool:
         api_key: str = "",
         version_now: Callable[[], int] | None = None,
         labels: Labels | None = None,
+        gather_s: float = 0.0,
         probe_s: float = health.PROBE_S,
         patient: bool = False,
         peers: int = 1,
@@ -123,6 +127,7 @@ class EnginePool:
             api_key=api_key,
             version_now=version_now,
             labels=labels,
+            gather_s=gather_s,
         )
         engine.table.peers, engine.table.index = peers, index
         try:
@@ -410,7 +415,7 @@ class EnginePool:
 
     async def _stream(self, answer: Streamed, read: Reader, made: Generation, on_delta: OnDelta) -> None:
         events = Events()
-        async for chunk in answer.chunks():
+        async for chunk in answer.chunks(self._gather_s):
             payloads = events.feed(chunk)
             if len(payloads) == 1:  # what a slow engine brings
                 if (alone := made.take(read(payloads[0]))) is not None:

@@ -1,15 +1,17 @@
-"""HTTP client for engines (aiohttp): connect time-out, keep-alive, dead peers; many long answers from few hosts."""
+"""HTTP client for engines: time-outs, keep-alive, dead peers; many long answers from few hosts. Generations go over
+connections of our own (see `EngineConnection`), probes and control over aiohttp."""
 
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import aiohttp
+
+from sandgate.gateway.engine.connection import Broken, EngineConnection
+from sandgate.gateway.engine.connections import Connections, keepalive_socket, place_of
 
 CONNECT_S = 5.0
 """Seconds to open a connection; engines are beside their gateways, so a SYN without answer is a dead host."""
@@ -17,15 +19,6 @@ CONNECT_S = 5.0
 KEEPALIVE_S = 3.0
 """Seconds an idle connection is kept: less than uvicorn's 5 s (VLLM_HTTP_TIMEOUT_KEEP_ALIVE), so that we close first
 and never send a request into a connection that the engine is closing."""
-
-DEAD_PEER = (
-    (socket.TCP_KEEPIDLE, 15),
-    (socket.TCP_KEEPINTVL, 5),
-    (socket.TCP_KEEPCNT, 3),
-    (socket.TCP_USER_TIMEOUT, 30_000),
-)
-"""Seconds, seconds, count, ms: a host that vanished without a RST is noticed after 30 s, however long a generation is
-silent. The last one is for a request that it never acknowledged: Linux sends no probes then, and resends for 15 min."""
 
 REFUSAL_BYTES_MAX = 64 * 1024
 """Limit of bytes read of an error body; the text that is passed on is far shorter."""
@@ -51,22 +44,28 @@ class HttpAnswer:
 class Streamed:
     """An answer whose body is still coming."""
 
-    __slots__ = ("_response", "retry_after", "status")
+    __slots__ = ("_connection",)
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self._response = response
-        self.status = response.status
-        self.retry_after = response.headers.get("Retry-After")
+    def __init__(self, connection: EngineConnection) -> None:
+        self._connection = connection
+
+    @property
+    def status(self) -> int:
+        """Of HTTP."""
+        return self._connection.status
+
+    @property
+    def retry_after(self) -> str | None:
+        """The header of that name."""
+        return self._connection.retry_after
 
     async def body(self) -> bytes:
         """The whole body; of a refusal the first 64 kB."""
-        if self.status == 200:
-            return await self._response.read()
-        return await self._response.content.read(REFUSAL_BYTES_MAX)
+        return await self._connection.read(-1 if self.status == 200 else REFUSAL_BYTES_MAX)
 
-    def chunks(self) -> AsyncIterator[bytes]:
-        """The body's bytes as they arrive, cut anywhere."""
-        return self._response.content.iter_any()
+    def chunks(self, gather_s: float = 0.0) -> AsyncIterator[bytes]:
+        """See `EngineConnection.chunks`."""
+        return self._connection.chunks(gather_s)
 
 
 class Transport:
@@ -79,8 +78,10 @@ class Transport:
         connector = aiohttp.TCPConnector(
             limit=0,  # admission bounds what is in flight; a second queue here would only hide it
             keepalive_timeout=KEEPALIVE_S,
-            socket_factory=_keepalive_socket,
+            socket_factory=keepalive_socket,
         )
+        self._connections = Connections(KEEPALIVE_S, CONNECT_S)
+        self._headers = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         self._session = aiohttp.ClientSession(
             connector=connector,
             headers=headers,
@@ -91,6 +92,7 @@ class Transport:
 
     async def aclose(self) -> None:
         """Closes every connection."""
+        self._connections.close()
         await self._session.close()
 
     @asynccontextmanager
@@ -99,13 +101,20 @@ class Transport:
 
         Raises Lost, also from inside the block when reading breaks.
         """
+        place = place_of(url)
         try:
-            async with self._session.post(url, data=body, headers={"X-Request-Id": request_id}) as response:
-                yield Streamed(response)
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise Lost(str(error), refused=True) from error
-        except (aiohttp.ClientError, ConnectionError, asyncio.IncompleteReadError) as error:
-            raise Lost(f"{type(error).__name__}: {error}", refused=False) from error
+            connection = await self._connections.take(place)
+        except (OSError, UnicodeError) as error:
+            raise Lost(f"cannot connect to {place.host}: {_said(error)}", refused=True) from error
+        try:
+            head = f"{place.head}{self._headers}X-Request-Id: {request_id}\r\nContent-Length: {len(body)}\r\n\r\n"
+            connection.send(head.encode("latin-1"), body)
+            await connection.head()
+            yield Streamed(connection)
+        except Broken as error:
+            raise Lost(str(error), refused=False) from error
+        finally:
+            self._connections.give_back(place, connection)
 
     async def ask(
         self,
@@ -130,15 +139,9 @@ class Transport:
             raise Lost(f"{type(error).__name__}: {error}", refused=refused) from error
 
 
+def _said(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
 def _plain(params: Mapping[str, str] | None) -> dict[str, str] | None:
     return dict(params) if params else None
-
-
-def _keepalive_socket(info: Any) -> socket.socket:
-    family, kind, protocol, _, _ = info
-    sock = socket.socket(family=family, type=kind, proto=protocol)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in DEAD_PEER:
-        sock.setsockopt(socket.IPPROTO_TCP, option, value)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return sock

@@ -2,7 +2,7 @@
 
 The event loop encodes and queues. The writer takes everything queued as one transaction, so that one fsync serves all,
 and wakes the loop once per group. Only the writer touches the backend and only the loop the rest, so there are no
-locks.
+locks. Records that nobody waits for linger in the loop: each waking of the writer costs a turn two switches of threads.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ VITAL = Sealed, Delivered, TasksForgotten
 """Records of sessions and of the task queue without which nothing would ever be acknowledged and retired."""
 
 Clock = Callable[[], float]
+Jobs = queue.SimpleQueue[list[CommitRequest] | None]
+"""What the loop hands to the writer, in order; None: no more."""
 
 
 class NotWritten(Exception):
@@ -85,7 +87,10 @@ class WriterStore(ABC):
         self._released = False
         self.transactions = 0
         """Transactions since the journal was opened; records appended / transactions = how well groups form."""
-        self._jobs: queue.SimpleQueue[CommitRequest | None] = queue.SimpleQueue()
+        self._jobs: Jobs = queue.SimpleQueue()
+        self._lingering: list[CommitRequest] = []
+        self._timer: asyncio.TimerHandle | None = None
+        """Hands over what lingers, unless a caller that waits does before."""
         writer = Writer(backend, self._jobs, self._tell)
         threading.Thread(target=writer.run, name=f"journal {name}", daemon=True).start()
 
@@ -136,6 +141,7 @@ class WriterStore(ABC):
         """See `Store.aclose`. Raises JournalUnavailable if unsynced records cannot be written; closed all the same."""
         if self._closed is None:
             self._closed = self._loop.create_future()
+            self._hand_over()
             self._jobs.put(None)
         self._backend.hurry()
         await asyncio.shield(self._closed)
@@ -164,7 +170,20 @@ class WriterStore(ABC):
     def _put(self, job: CommitRequest) -> None:
         job.epoch = self._epoch
         self._queued += job.size
-        self._jobs.put(job)
+        self._lingering.append(job)
+        if job.sync:
+            self._hand_over()
+        elif self._timer is None:
+            self._timer = self._loop.call_later(LINGER_S, self._hand_over)
+
+    def _hand_over(self) -> None:
+        """Gives the writer what lingers."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._lingering:
+            self._jobs.put(self._lingering)
+            self._lingering = []
 
     def _tell(self, group: CommitBatch) -> None:
         """Called by the writer: wakes the loop once per group."""
@@ -199,9 +218,11 @@ class WriterStore(ABC):
     def _refuse_late(self, error: str) -> None:
         """What was queued after the writer's last look, and before the loop knew that it had ended."""
         while not self._jobs.empty():
-            job = self._jobs.get()
-            if job is not None and job.told is not None and not job.told.done():
-                job.told.set_exception(JournalUnavailable(f"not written: {error or 'the journal is closed'}"))
+            for job in self._jobs.get() or ():
+                if job.told is not None and not job.told.done():
+                    job.told.set_exception(
+                        JournalUnavailable(f"not written: {error or 'the journal is closed'}")
+                    )
 
 
 class Writer:
@@ -210,7 +231,7 @@ class Writer:
     def __init__(
         self,
         backend: CommitStore,
-        jobs: queue.SimpleQueue[CommitRequest | None],
+        jobs: Jobs,
         tell: Callable[[CommitBatch], None],
     ) -> None:
         self.backend, self.jobs, self.tell = backend, jobs, tell
@@ -228,28 +249,19 @@ class Writer:
         finally:
             self.backend.close()
             while not self.jobs.empty():
-                if job := self.jobs.get():
-                    taken.append(job)
+                taken += self.jobs.get() or ()
             self.tell(self.refuse(taken, "the writer stopped" if taken or not last else "", last=True))
 
     def gather(self) -> tuple[list[CommitRequest], bool]:
-        """The requests queued by now, at least one, up to GROUP_BYTES_MAX; and whether they are the last.
-
-        Requests without sync wait for others for LINGER_S: usually for the turn they belong to, so that one fsync
-        serves both."""
+        """The requests queued by now, at least one, up to about GROUP_BYTES_MAX; and whether they are the last."""
         jobs: list[CommitRequest] = []
         size = 0
-        urgent = False
-        while not jobs or (size < GROUP_BYTES_MAX and not (urgent and self.jobs.empty())):
-            try:
-                job = self.jobs.get(timeout=LINGER_S if jobs and not urgent else None)
-            except queue.Empty:
-                break
-            if job is None:
+        while not jobs or (size < GROUP_BYTES_MAX and not self.jobs.empty()):
+            handed = self.jobs.get()
+            if handed is None:
                 return jobs, True
-            jobs.append(job)
-            size += job.size
-            urgent = urgent or job.sync
+            jobs += handed
+            size += sum(job.size for job in handed)
         return jobs, False
 
     def attempt(self, jobs: list[CommitRequest]) -> CommitBatch:

@@ -306,13 +306,12 @@ async def _sized(pool: Executor, size: int, work: Callable[[], T], most: int = O
 
 def chars(message: Message) -> int:
     """Characters of a message that a template may show, and of its images."""
-    size = len(message.text) + len(message.reasoning or "") + len(message.name or "")
+    size = len(message.reasoning or "") + len(message.name or "") + len(message.tool_call_id or "")
     for call in message.tool_calls:
         size += len(call.id) + len(call.name) + len(call.arguments)
     for part in message.parts:
-        if not isinstance(part, TextPart):
-            size += sum(map(len, urls_of(part)))
-    return size + len(message.tool_call_id or "")
+        size += len(part.text) if isinstance(part, TextPart) else sum(map(len, urls_of(part)))
+    return size
 
 
 def _refuse_hopeless(messages: Sequence[Message], window: int) -> None:
