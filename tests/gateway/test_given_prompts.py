@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from array import array
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -274,6 +277,26 @@ async def test_a_prompt_over_the_window_is_told_in_openais_words() -> None:
             with pytest.raises(openai.BadRequestError) as seen:
                 await agent.openai().completions.create(model="shop", prompt=prompt)
             assert seen.value.code == "context_length_exceeded"
+
+
+async def test_a_prompt_may_have_an_id_of_the_padded_output_layer_which_was_sampled(tmp_path: Path) -> None:
+    """Checkpoints have more outputs than their tokenizer has ids (Qwen: 267), and a policy samples one in the end."""
+    folder = tmp_path / "model"
+    shutil.copytree(MODEL, folder)
+    told = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(told | {"vocab_size": codec().vocab_size + 64}))
+    padding = codec().vocab_size + 3
+    model = load_codec(folder, renderer="template")
+    async with gateway([[*ids("one"), padding, *ids(" two"), EOS], "three"], model=model) as g:
+        agent = await g.session()
+        first = await complete(agent, ids("hi"))
+        assert (first["token_ids"][1], first["text"]) == (padding, "one two")
+        again = [*ids("hi"), *first["token_ids"], *ids("next")]
+        assert (await complete(agent, again))["prompt_token_ids"] == again
+        refused = await post(agent, [*again, codec().vocab_size + 64])
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt")
+        (row,) = await g.finalize(agent)
+    assert row["response_ids"][: len(first["token_ids"])] == first["token_ids"]
 
 
 # --- restarts

@@ -99,3 +99,26 @@ def test_no_prompt_may_be_longer_than_both_bounds_and_the_window(
     limits: dict[str, int | None], window: int
 ) -> None:
     assert most(bounds(limits, SessionLimits()), 100) == window
+
+
+SUMMARISE, TITLE = "Please summarize the conversation so far.", "Generate a short title for it."
+AFTER: dict[str, tuple[list[str], str | None]] = {
+    "nothing more": ([], "context"),
+    "a summary alone": ([SUMMARISE], "context"),
+    "a title alone": ([TITLE], "context"),
+    "a summary, and it went on": ([SUMMARISE, "Summary: we said hello. Go on."], None),
+    "it went on, and its prompt was too long again": (["Go on.", "much " * 400], "context"),
+}
+
+
+@pytest.mark.parametrize(("asks", "reached"), AFTER.values(), ids=AFTER)
+async def test_a_window_that_a_session_got_over_is_not_the_reason_of_its_end(
+    asks: list[str], reached: str | None
+) -> None:
+    async with gateway(lambda ids, number: "kiwi", max_model_len=200) as g:
+        agent = await g.session()
+        await agent.ask("hello")
+        assert (await agent.post("word " * 400)).status_code == 400
+        for said in asks:
+            await agent.post(said)
+        assert (await g.admin.get(f"/v1/sessions/{agent.id}")).json()["limit_reached"] == reached

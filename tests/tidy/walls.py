@@ -87,6 +87,7 @@ PURE_IN_SHELL = (
     "trainer.credit.batches",
     "trainer.credit.one_row",
     "trainer.credit.samples",
+    "trainer.credit.shared_turns",
     "trainer.trl.names",
     "trainer.trl.rows",
     "trainer.verl.jobs.tasks",

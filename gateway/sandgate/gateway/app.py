@@ -175,16 +175,6 @@ def _new_id() -> str:
     return os.urandom(12).hex()
 
 
-def _vocabulary(config: Config, codec: Codec) -> int:
-    """Ids the engine may sample: checkpoints pad their output layer beyond the tokenizer's ids."""
-    try:
-        checkpoint = json.loads((Path(config.model.tokenizer) / "config.json").read_bytes())
-        padded = int(checkpoint.get("vocab_size") or checkpoint.get("text_config", {}).get("vocab_size") or 0)
-    except (OSError, ValueError, AttributeError):
-        padded = 0
-    return max(codec.vocab_size, padded)
-
-
 async def _engine(config: Config, sessions: Sessions, codec: Codec) -> Engine:
     """The engines of the settings, or those that the journal was told of since."""
     return await ENGINES[config.engine.kind].connect(
@@ -192,7 +182,7 @@ async def _engine(config: Config, sessions: Sessions, codec: Codec) -> Engine:
         model=config.engine.model or config.model.name,
         logprobs_mode=config.engine.logprobs_mode,
         timeout_s=config.engine.timeout_s,
-        vocab_size=_vocabulary(config, codec),
+        vocab_size=codec.vocab_size,
         version_now=lambda: sessions.process.version,
         labels=sessions.labels,
         gather_s=config.limits.gather_s,

@@ -258,6 +258,19 @@ CASES = {
     "N11 a long tail is new text": Case(
         more(assistant("<code>\nbuy(7)\n</code>" + "x" * 65)), None, reply=CUT, stop="</code>"
     ),
+    "N11 what a tool answered, put behind the stop string, is new text": Case(
+        more(assistant("<code>\nbuy(7)\n</code> 42")), None, reply=CUT, stop="</code>"
+    ),
+    "N11 an empty list behind the stop string is new text": Case(
+        more(assistant("<code>\nbuy(7)\n</code>\n[]")), None, reply=CUT, stop="</code>"
+    ),
+    "N11 a tag of which the stop string was the beginning may be ended": Case(
+        more(assistant("<code>\nbuy(7)\n</code_block>\n")),
+        Level.LOSSY,
+        reply=CUT,
+        stop="</code",
+        notes=("t0: N11: stop string put back",),
+    ),
     "N11 a stop string that did not end the turn is new text": Case(
         more(assistant("<code>\nbuy(7)\n</code>")), None, reply=CUT
     ),

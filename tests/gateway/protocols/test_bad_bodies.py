@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from sandgate.contract.errors import BadRequest
+from sandgate.gateway.conversation.messages import SamplingParams
 from sandgate.gateway.protocols.anthropic_blocks import FAILED
 from sandgate.gateway.protocols.base import Adapter
 from sandgate.gateway.protocols.table import ADAPTERS
@@ -64,7 +66,7 @@ UNDERSTOOD = {
     },
     "refused fields that ask for nothing": {
         "logit_bias": {}, "audio": None, "functions": [], "guided_json": None, "min_tokens": 0, "ignore_eos": False,
-        "chat_template": "", "modalities": [],
+        "chat_template": "", "modalities": [], "documents": [], "vllm_xargs": None, "watermarking": False, "regex": "",
     },
     "bounds are inclusive": {
         "temperature": 2, "top_p": 1, "top_k": -1, "min_p": 0, "presence_penalty": -2, "frequency_penalty": 2,
@@ -78,6 +80,16 @@ UNDERSTOOD = {
 def test_understood(more: dict[str, object]) -> None:
     request = ADAPTER.decode(json.dumps(VALID | more).encode(), {})
     assert request.messages == ADAPTER.decode(json.dumps(VALID).encode(), {}).messages
+
+
+def test_responses_are_sampled_as_they_ask() -> None:
+    asked: dict[str, Any] = {
+        "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "presence_penalty": 1.0, "frequency_penalty": -1.0,
+        "repetition_penalty": 1.1, "seed": 7,
+    }  # fmt: skip
+    body = {"model": "m", "input": "x", "max_output_tokens": 9, "stop": "END", **asked}
+    request = ADAPTERS["/responses"].decode(json.dumps(body).encode(), {})
+    assert request.sampling == SamplingParams(max_tokens=9, stop=("END",), **asked)
 
 
 NO_HARM: dict[str, dict[str, object]] = {
@@ -163,6 +175,15 @@ NAMED: dict[str, tuple[str, dict[str, object], str]] = {
     ),
     "messages: an image whose source is text": (
         "anthropic_messages", _messages({"type": "image", "source": "https://x"}), "messages[2].content[0].source",
+    ),
+    "responses: biased tokens": (
+        "openai_responses", {"model": "m", "input": "x", "logit_bias": {"5": -100}}, "logit_bias",
+    ),
+    "responses: a form under vLLM's name": (
+        "openai_responses", {"model": "m", "input": "x", "structured_outputs": {"json": {}}}, "structured_outputs",
+    ),
+    "responses: a penalty beyond its bounds": (
+        "openai_responses", {"model": "m", "input": "x", "presence_penalty": 3}, "presence_penalty",
     ),
     "responses: two tools under one shown name": (
         "openai_responses", {"model": "m", "input": "x", "tools": _TWO_TOOLS}, "tools[1].tools[0].name",

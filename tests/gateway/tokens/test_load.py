@@ -219,3 +219,23 @@ def test_ids_below_the_vocabulary_size_exist() -> None:
     codec = load_codec(SHOP)
     assert codec.decode(array("i", [codec.vocab_size - 1]))
     assert len(codec.tokenizer_digest) == 64
+
+
+OUTPUTS: dict[str, tuple[dict[str, Any], int]] = {
+    "an output layer that is padded": ({"vocab_size": 99_999}, 99_999),
+    "that of a model that sees": ({"text_config": {"vocab_size": 99_999}}, 99_999),
+    "one that is smaller than the tokenizer": ({"vocab_size": 3}, 0),
+    "one of which nothing is told": ({}, 0),
+    "one of which nonsense is told": ({"vocab_size": "many", "text_config": 5}, 0),
+}
+
+
+@pytest.mark.parametrize(("config", "found"), OUTPUTS.values(), ids=OUTPUTS)
+def test_the_vocabulary_is_that_of_the_output_layer(
+    config: dict[str, Any], found: int, tmp_path: Path
+) -> None:
+    folder = model(tmp_path / "m")
+    (folder / "config.json").write_text(json.dumps(config))
+    codec = load_codec(folder)
+    own = read_checkpoint(folder).vocab.size
+    assert codec.vocab_size == codec.variant({}).vocab_size == max(own, found)

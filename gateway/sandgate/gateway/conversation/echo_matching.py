@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -9,9 +10,11 @@ from sandgate.gateway.conversation.ids import call_mark, mark_of
 from sandgate.gateway.conversation.message_equality import Echo, same_arguments
 from sandgate.gateway.journal.reply import Reply
 
-STOP_TAIL_CHARS = 64
-"""Characters after a re-appended stop string: clients add at most a closing `>` or a line break; more is new text
-(N11)."""
+_CLOSES = re.compile(r"\s{0,64}[>)\]}:`]{0,3}\s{0,64}")
+"""What clients put behind a stop string that they put back (N11). Anything else is new text, however short: an agent of
+the ReAct kind writes there what its tool answered."""
+_ENDS_TAG = re.compile(r"[\w.:-]{0,64}\s{0,8}/?>\s{0,64}")
+"""The same where the stop string is the beginning of a tag (`</func`)."""
 TOOLS_SAID = "Calling tools:\n["
 """smolagents' CodeAgent retells the code it ran after the stop string; that tail may be as long as the code."""
 TOOLS_SAID_CHARS = 1024
@@ -133,12 +136,16 @@ def _text(echoed: str, sampled: str, stop: str | int | None, policy: MatchPolicy
         rest = echoed[len(sampled) :].lstrip()
         if rest.startswith(stop):
             tail = rest[len(stop) :]
-            if len(tail) <= STOP_TAIL_CHARS:
+            if _CLOSES.fullmatch(tail) or (_in_tag(stop) and _ENDS_TAG.fullmatch(tail)):
                 return Level.LOSSY, "N11: stop string put back"
             room = TOOLS_SAID_CHARS + 2 * len(sampled)
             if policy.lossy_echo and tail.lstrip().startswith(TOOLS_SAID) and len(tail) <= room:
                 return Level.LOSSY, "N11: stop string put back, tool calls retold"
     return None, ""
+
+
+def _in_tag(stop: str) -> bool:
+    return stop.rfind("<") > stop.rfind(">")
 
 
 def _arguments(echo: Echo, reply: Reply) -> Level | None:

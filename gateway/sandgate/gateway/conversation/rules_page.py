@@ -115,10 +115,12 @@ RULES = (
     MatchingRule(
         11,
         "A stop string may be put back",
-        "If the turn ended on a stop string, its text may be followed by that stop string and at most 64 more "
-        "characters. After it, smolagents' retelling of the calls (`Calling tools:`) may be about as long as the "
-        "code; `lossy_echo: false` refuses that.",
-        "OpenHands and smolagents append the stop string that the engine cut off, and a line break or a `>`.",
+        "If the turn ended on a stop string, its text may be followed by that stop string, and by what closes it: "
+        "white space, up to three of ``>)]}:` ``, or the rest of a tag that it began. After it, smolagents' "
+        "retelling of the calls (`Calling tools:`) may be about as long as the code; `lossy_echo: false` refuses "
+        "that. Anything else is new text.",
+        "OpenHands and smolagents append the stop string that the engine cut off, and a line break or a `>`. "
+        "Agents of the ReAct kind write there what a tool answered.",
     ),
     MatchingRule(
         12,

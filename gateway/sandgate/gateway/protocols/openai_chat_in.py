@@ -123,12 +123,21 @@ class _Body(Asked, kw_only=True):
     continue_final_message: _Raw = _NONE
     add_generation_prompt: bool | None = None
     chat_template: _Raw = _NONE
+    documents: _Raw = _NONE
+    kv_transfer_params: _Raw = _NONE
+    media_io_kwargs: _Raw = _NONE
+    mm_processor_kwargs: _Raw = _NONE
 
 
 _DECODER = msgspec.json.Decoder(_Body)
 _TEXT = msgspec.json.Decoder(str)
 _REFUSED = refused_fields(_Body, frozenset({"tools", "tool_choice"}))
-_INSTEAD = {"functions": "use `tools`", "function_call": "use `tool_choice`"}
+_INSTEAD = {
+    "functions": "use `tools`",
+    "function_call": "use `tool_choice`",
+    "documents": "put their text into a message",
+    "kv_transfer_params": "use /inference/v1/generate for a prompt of token ids",
+}
 _ROLES: dict[str, Role] = {
     "system": "system",
     "developer": "developer",

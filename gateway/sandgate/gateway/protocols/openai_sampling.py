@@ -5,6 +5,8 @@ A known field that would change what is sampled, and cannot be honoured, is refu
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import msgspec
 
 from sandgate.contract.errors import InvalidBody
@@ -32,6 +34,20 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
+class SamplingFields(Protocol):
+    """The fields of a body that sampling is asked with; Responses has them, too."""
+
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    repetition_penalty: float | None
+    seed: int | None
+    stop: str | list[str] | None
+
+
 class Asked(msgspec.Struct, kw_only=True):
     """The fields of both bodies."""
 
@@ -53,6 +69,8 @@ class Asked(msgspec.Struct, kw_only=True):
     logit_bias: msgspec.Raw = _NONE
     allowed_token_ids: msgspec.Raw = _NONE
     bad_words: msgspec.Raw = _NONE
+    custom_logit_processor: msgspec.Raw = _NONE
+    ebnf: msgspec.Raw = _NONE
     echo: msgspec.Raw = _NONE
     guided_choice: msgspec.Raw = _NONE
     guided_grammar: msgspec.Raw = _NONE
@@ -60,13 +78,19 @@ class Asked(msgspec.Struct, kw_only=True):
     guided_regex: msgspec.Raw = _NONE
     ignore_eos: msgspec.Raw = _NONE
     include_stop_str_in_output: msgspec.Raw = _NONE
+    logits_processors: msgspec.Raw = _NONE
     min_tokens: msgspec.Raw = _NONE
     prompt_logprobs: msgspec.Raw = _NONE
+    regex: msgspec.Raw = _NONE
+    repetition_detection: msgspec.Raw = _NONE
+    stop_regex: msgspec.Raw = _NONE
     stop_token_ids: msgspec.Raw = _NONE
     structured_outputs: msgspec.Raw = _NONE
     thinking_token_budget: msgspec.Raw = _NONE
     truncate_prompt_tokens: msgspec.Raw = _NONE
     use_beam_search: msgspec.Raw = _NONE
+    vllm_xargs: msgspec.Raw = _NONE
+    watermarking: msgspec.Raw = _NONE
 
     @property
     def include_usage(self) -> bool:
@@ -92,7 +116,7 @@ def refuse(body: Asked, fields: tuple[str, ...], instead: dict[str, str]) -> Non
             unused(raw, field, instead.get(field, ""))
 
 
-def sampling_of(body: Asked, most: int | None, most_field: str) -> SamplingParams:
+def sampling_of(body: SamplingFields, most: int | None, most_field: str) -> SamplingParams:
     """The sampling parameters; `most`: the limit of tokens, and the field that it came in. Raises InvalidBody."""
     bounded(body.temperature, 0, 2, "temperature")
     bounded(body.top_p, 0, 1, "top_p")

@@ -15,17 +15,15 @@ from sandgate.gateway.conversation.messages import (
     Message,
     ResponseForm,
     ResponseFormat,
-    SamplingParams,
     TextPart,
     TurnRequest,
 )
 from sandgate.gateway.protocols.base import History, PreviousNotFound
-from sandgate.gateway.protocols.openai_sampling import MAX_TOKENS_CLAMP, MODEL_CHARS_MAX
+from sandgate.gateway.protocols.openai_sampling import MODEL_CHARS_MAX, sampling_of
 from sandgate.gateway.protocols.request_fields import MESSAGES_MAX, digest_of, template_variables
 from sandgate.gateway.protocols.responses_items import ITEMS_MAX, message_of, messages_of
 from sandgate.gateway.protocols.responses_tools import Offered, choice_of, tools_of
 from sandgate.gateway.protocols.wire import (
-    bounded,
     brief,
     encoded_well,
     limited,
@@ -74,6 +72,11 @@ class _Body(msgspec.Struct, kw_only=True):
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
     stream: bool | None = None
     metadata: _Raw = _NONE
     user: _Raw = _NONE
@@ -83,6 +86,11 @@ class _Body(msgspec.Struct, kw_only=True):
     conversation: _Raw = _NONE
     prompt: _Raw = _NONE
     top_logprobs: _Raw = _NONE
+    logit_bias: _Raw = _NONE
+    structured_outputs: _Raw = _NONE
+    ignore_eos: _Raw = _NONE
+    include_stop_str_in_output: _Raw = _NONE
+    watermarking: _Raw = _NONE
 
 
 _DECODER = msgspec.json.Decoder(_Body)
@@ -95,6 +103,11 @@ _REFUSED = {
     "conversation": "use previous_response_id, or send all items",
     "prompt": "send `instructions` and `input`",
     "top_logprobs": "use chat completions",
+    "logit_bias": "",
+    "structured_outputs": "use `text.format`",
+    "ignore_eos": "",
+    "include_stop_str_in_output": "",
+    "watermarking": "",
 }
 _ECHOED = ("instructions", "tools", "tool_choice", "text", "reasoning", "metadata", "user")
 """Fields that a response says again as they were sent. `truncation` is not: nothing is truncated here."""
@@ -126,7 +139,7 @@ def decode(body: bytes, history: History) -> TurnRequest:
         "tools": offered.tools,
         "tool_choice": choice_of(asked.tool_choice, offered),
         "response_format": _format(text.format),
-        "sampling": _sampling(asked),
+        "sampling": sampling_of(asked, asked.max_output_tokens, "max_output_tokens"),
         "parallel_tool_calls": asked.parallel_tool_calls is not False,
         "template_kwargs": template_variables(
             asked.chat_template_kwargs, reasoning.effort, "reasoning.effort"
@@ -222,27 +235,6 @@ def _format(given: _Format | None) -> ResponseFormat:
     raise Unsupported(
         f"text.format.type is {brief(given.type)}; text, json_object and json_schema are understood",
         field="text.format.type",
-    )
-
-
-def _sampling(asked: _Body) -> SamplingParams:
-    bounded(asked.temperature, 0, 2, "temperature")
-    bounded(asked.top_p, 0, 1, "top_p")
-    bounded(asked.top_k, -1, 2**31 - 1, "top_k")
-    bounded(asked.min_p, 0, 1, "min_p")
-    if asked.top_p == 0:
-        raise InvalidBody("top_p is 0, which leaves no token", field="top_p")
-    most = asked.max_output_tokens
-    if most is not None and most < 1:
-        raise InvalidBody(
-            f"max_output_tokens is {brief(most)}; it must be at least 1", field="max_output_tokens"
-        )
-    return SamplingParams(
-        temperature=asked.temperature,
-        top_p=asked.top_p,
-        top_k=asked.top_k,
-        min_p=asked.min_p,
-        max_tokens=None if most is None else min(most, MAX_TOKENS_CLAMP),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from sandgate.contract.errors import SandgateError
 from sandgate.contract.trajectory import Ids
@@ -17,6 +17,7 @@ from sandgate.gateway.metrics import GatewayMetrics
 from sandgate.gateway.protocols.base import TokenLogprobs
 from sandgate.gateway.service.call import ModelCall
 from sandgate.gateway.service.fair_pool import FairPool, lane
+from sandgate.gateway.service.late_stops import ended_at_stop
 from sandgate.gateway.service.partial import PartialChoice
 from sandgate.gateway.service.sessions import Sessions
 from sandgate.gateway.service.turn_records import GenerationRequest
@@ -25,6 +26,7 @@ from sandgate.gateway.tokens.api import Codec, Parser
 OFF_LOOP_IDS = 4_096
 """Samples of more tokens are parsed in a thread."""
 
+T = TypeVar("T")
 Choice = tuple[GenerationResult, Parser]
 """What the engine sampled, and the parser that has read it."""
 
@@ -85,14 +87,25 @@ class ChoiceSampler:
         except SandgateError as error:
             session.call_failed(error, shaped=asked.constraint is not None)
             raise
+        told = streaming and tells_tokens  # told tokens stay
+        if sample.resumed and request.sampling.stop and not told:
+            whole, stops = sample, request.sampling.stop
+            sample = await self._sized(call, whole, lambda: ended_at_stop(whole, stops, self.codec.decode))
+            if streaming and sample is not whole:  # the parser has read too far, and held it back
+                heard.parser = parser = parser_of(self.codec, request, prepared.ids)
+                parser.feed(sample.ids)
         if streaming:
             heard.whole = sample
-        elif len(sample.ids) > OFF_LOOP_IDS:
-            mine = lane(self.pool, session.session_id)  # not charged: the engine's work came before
-            await asyncio.get_running_loop().run_in_executor(mine, parser.feed, sample.ids)
         else:
-            parser.feed(sample.ids)
+            await self._sized(call, sample, lambda: parser.feed(sample.ids))
         return sample, parser
+
+    async def _sized(self, call: ModelCall, sample: GenerationResult, work: Callable[[], T]) -> T:
+        """Does work over a sample; over a long one in a thread."""
+        if len(sample.ids) <= OFF_LOOP_IDS:
+            return work()
+        mine = lane(self.pool, call.session.session_id)  # not charged: the engine's work came before
+        return await asyncio.get_running_loop().run_in_executor(mine, work)
 
 
 def parser_of(codec: Codec, request: TurnRequest, prompt: Ids) -> Parser:

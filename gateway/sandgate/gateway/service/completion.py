@@ -30,7 +30,7 @@ from sandgate.gateway.service.fair_pool import FairPool, lane
 from sandgate.gateway.service.fair_queue import TOO_LONG
 from sandgate.gateway.service.fetched_images import FetchedImages, hosts_of
 from sandgate.gateway.service.prompts import Prepared, Prompts, off_loop, refuse_tools
-from sandgate.gateway.service.session import Session
+from sandgate.gateway.service.session import CONTEXT, Session
 from sandgate.gateway.service.sessions import Sessions
 from sandgate.gateway.service.turn_committer import TurnCommitter
 from sandgate.gateway.service.turn_records import GenerationRequest
@@ -208,7 +208,7 @@ class Completions:
             constraint = self.codec.constraint(prepared.ids, request)
         except PromptTooLong as error:
             self.pool.earn(session.session_id, min(error.tokens, error.limit) // TOO_LONG)
-            session.limit_reached = session.limit_reached or "context"
+            session.limit_reached = session.limit_reached or CONTEXT
             raise
         call.fork = prepared.fork
         call.prompt_tokens = len(prepared.ids)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from sandgate.contract.choices import TurnRole
 from sandgate.contract.errors import (
     BadRequest,
     Conflict,
@@ -41,6 +42,8 @@ from sandgate.gateway.journal.records import (
     size,
 )
 
+CONTEXT = "context"
+"""The limit that a prompt reached which was too long."""
 ERROR_CHARS_MAX = 512
 """Characters of an engine's error in each summary of the session."""
 
@@ -104,6 +107,7 @@ class Session:
     spelt: int = 0
     """Control tokens that the clients' text spelt."""
     limit_reached: str = ""
+    """What is likely to be the reason of its end. CONTEXT: its main conversation has had no turn since."""
     engine_errors: int = 0
     engine_failing: int = 0
     """Engine errors since the session's last turn."""
@@ -181,6 +185,8 @@ class Session:
             self.cut += 1
             self._count(record)
             return
+        if self.limit_reached == CONTEXT and record.role in ("", TurnRole.MAIN):
+            self.limit_reached = ""  # it made its history shorter, and went on
         self.intents.pop(record.digest, None)
         if record.index == 0:
             self.answers[record.digest] = [record.turn]
@@ -247,7 +253,7 @@ class Session:
         caller's doing, and a wrong answer to a grammar that the caller chose (`shaped`) may be: an agent must not be
         able to make its engine fail."""
         if isinstance(error, PromptTooLong):
-            self.limit_reached = self.limit_reached or "context"
+            self.limit_reached = self.limit_reached or CONTEXT
         elif not isinstance(error, BadRequest) and not (shaped and _of_its_form(error)):
             self.engine_errors += 1
             self.engine_failing += 1

@@ -75,10 +75,6 @@ class TemplateCodec(PlainText, Varied):
         return self._stop_ids
 
     @property
-    def vocab_size(self) -> int:
-        return self.vocab.size
-
-    @property
     def no_tools(self) -> str:
         return self.tool_support.why_not
 

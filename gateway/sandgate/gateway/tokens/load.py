@@ -48,6 +48,8 @@ class Checkpoint:
     """Named templates besides the default."""
     vision: Vision | str = "a model of text"
     """How the model sees pictures, or why it does not."""
+    output_ids: int = 0
+    """See `PlainText.output_ids`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,7 @@ def _codec(
         raise BadManifest(f"no codec for {name}; tried: {why}", field="spec.model.renderer")
     for note in tried:
         logger.info("codec of %s: not %s", name, note)
+    codec.output_ids = checkpoint.output_ids
     if codec.vision is None:
         codec.no_images = checkpoint.vision if isinstance(checkpoint.vision, str) else codec.no_images
         logger.info("%s is given no images: %s", name, codec.no_images)
@@ -256,7 +259,15 @@ def read_checkpoint(folder: Path, name: str = "") -> Checkpoint:
         names=tuple(dict.fromkeys(n for n in names if n)),
         templates=templates,
         vision=_vision(folder, model_config, vocab),
+        output_ids=_output_ids(model_config),
     )
+
+
+def _output_ids(config: Mapping[str, Any]) -> int:
+    """Of config.json; of a model that sees, its text's part."""
+    text = config.get("text_config")
+    told = config.get("vocab_size") or (text.get("vocab_size") if isinstance(text, dict) else None)
+    return told if isinstance(told, int) and told > 0 else 0
 
 
 def _vision(folder: Path, model_config: Mapping[str, Any], vocab: Vocab) -> Vision | str:

@@ -19,6 +19,13 @@ class PlainText:
 
     vocab: Vocab
     words: ClientText
+    output_ids: int = 0
+    """Ids that the model's output layer has, which checkpoints pad beyond the tokenizer's; 0: not known."""
+
+    @property
+    def vocab_size(self) -> int:
+        """See `Codec.vocab_size`."""
+        return max(self.vocab.size, self.output_ids)
 
     def lead(self) -> Ids:
         """See `Codec.lead`."""

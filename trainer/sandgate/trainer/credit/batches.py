@@ -12,6 +12,7 @@ from statistics import fmean, stdev
 from sandgate.contract.errors import FailureClass, FailureReason
 from sandgate.contract.trajectory import Ids, Trajectory
 from sandgate.trainer.credit.reasons import CreditRules, LeftOut, reasons
+from sandgate.trainer.credit.shared_turns import handed_on
 
 
 def taught(
@@ -20,7 +21,7 @@ def taught(
     """The rows that teach, and how many do not, by reason, for a trainer that takes whatever it is given into its
     group's mean. Where nobody scored anything, rows without a reward stay: the trainer scores them itself."""
     whys = reasons(rows, _scored(rows, rules))
-    kept = [row for row, why in zip(rows, whys, strict=True) if why is None]
+    kept = [row for row, why in zip(handed_on(rows, whys), whys, strict=True) if why is None]
     return kept, Counter(why.value for why in whys if why is not None)
 
 
@@ -37,7 +38,7 @@ def kept_in_place(
     reward stay. `spread`: see `in_place`."""
     found = _scored(rows, rules) if scores_later else rules or CreditRules()
     whys = reasons(rows, found)
-    return in_place(rows, whys, found, spread=spread), whys
+    return in_place(handed_on(rows, whys), whys, found, spread=spread), whys
 
 
 def in_place(

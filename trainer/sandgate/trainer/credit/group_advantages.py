@@ -26,6 +26,7 @@ from sandgate.trainer.credit.reasons import (
 )
 from sandgate.trainer.credit.reasons import LeftOut as LeftOut
 from sandgate.trainer.credit.samples import refuse_reward
+from sandgate.trainer.credit.shared_turns import handed_on
 
 EPSILON = 1e-4
 """Added to the deviation, as in TRL; a group whose rows all scored the same has advantages of 0."""
@@ -81,6 +82,8 @@ def prepare(
     divided by the deviation (GRPO); without, they are differences from the mean (Dr. GRPO). `lengths`: the most that
     the trainer takes of a row. `truncated`: whether episodes that a limit ended count, or are masked.
 
+    What a row that is left out would have trained for others of its session, the first of those trains (`handed_on`).
+
     A row's advantage is that of its own reward, which is the session's unless single turns were rewarded; what it is
     divided by then has the rows' spread in it, or sessions that all scored the same would make thousands of it. Rows
     that are older than roles teach. Raises InvalidBody for rows of more than one task, and for a reward that is no
@@ -97,6 +100,7 @@ def prepare(
     mean = fmean(scores.values()) if scores else 0.0
     deviation = stdev(scores.values()) if len(scores) > 1 else 0.0
     why_not = reasons(given, rules)
+    given = handed_on(given, why_not)
     spread = _spread([row for row, why in zip(given, why_not, strict=True) if why is None], scores, mean)
     unit = hypot(deviation, spread) + EPSILON if scale else 1.0
     credited = [

@@ -16,6 +16,7 @@ from sandgate.trainer.credit.counters import RowCounters
 from sandgate.trainer.credit.one_row import alone
 from sandgate.trainer.credit.reasons import WHOLE_SESSION, CreditRules, LeftOut, reasons
 from sandgate.trainer.credit.samples import by_sample
+from sandgate.trainer.credit.shared_turns import handed_on
 from sandgate.trainer.credit.sink import SinkGroup
 
 ENDED = "stop"
@@ -132,6 +133,8 @@ def _sessions(
         name: by_sample(rows, samples.get(name, ()), "n_samples_per_prompt") for name, rows in groups.items()
     }
     own = [found.get(one.instance_id, {}).get(one.repetition_id, []) for one in asked]
+    if step_wise:
+        own = [handed_on(rows, reasons(rows, rules)) for rows in own]
     mains = [
         replace(main_row(rows) if step_wise else alone(rows), uid=one.instance_id)
         if rows
