@@ -27,6 +27,8 @@ class DriverState:
     """Live sessions that their gateway is known to hold."""
     unstopped: dict[str, None] = field(default_factory=dict)
     """Sessions that are to be stopped and whose sandbox was not told yet."""
+    lost: dict[str, None] = field(default_factory=dict)
+    """Groups that their gateway knows nothing of, and is just told are lost."""
     on_settled: list[Callable[[str], None]] = field(default_factory=list)
     """Called with the uid of each group that settles."""
 
