@@ -235,8 +235,12 @@ async def test_a_group_that_its_gateway_never_heard_of_is_closed(bench: Bench) -
 
 
 FAILED = SessionOutcome(failure_reason=FailureReason.NODE_LOST)
-CUT_SHORT = {"at once": ("", ""), "the seal is not heard": ("fail", "finalize"), "the close is not": ("fail", "close_group"),
-             "the answer to the creation is lost": ("lose", "create")}  # fmt: skip
+CUT_SHORT = {
+    "at once": ("", ""),
+    "the seal is not heard": ("fail", "finalize"),
+    "the close is not": ("fail", "close_group"),
+    "the answer to the creation is lost": ("lose", "create"),
+}
 
 
 @pytest.mark.parametrize(("when", "call"), CUT_SHORT.values(), ids=CUT_SHORT)

@@ -42,8 +42,9 @@ class JobDriver:
 
     def plan_session(self, name: str) -> list[Action]:
         """What is to be done for a session now; a stop whose call failed is done again."""
+        now = self.state.now()  # first: if it was stepped, what is remembered moves along
         seen = self.observed.sessions[name]
-        plan = plan_session(self.state.job.spec, seen, self.state.now())
+        plan = plan_session(self.state.job.spec, seen, now)
         if name in self.state.unstopped and seen.stop is not None and not _ends(plan):
             return [actions.StopAttempt(seen.ref, seen.stop), *plan]
         return plan
