@@ -131,7 +131,7 @@ def one_attempt(client: Any) -> Callable[..., Awaitable[Any]]:
 
 
 def sampling_params(prompt: Prompt, max_tokens: int, piece: int = 0) -> dict[str, Any]:
-    """As verl's vLLM server takes them. `piece` > 0: it goes on after an abort, and a seed would draw as at the start."""
+    """As verl's vLLM server takes them. `piece` > 0: behind an abort, where a seed would draw as at the start."""
     chosen = {name: getattr(prompt.sampling, name) for name in COPIED}
     found: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
     if "seed" in found:
