@@ -30,6 +30,7 @@ from sandgate.operator.local.group_files import GroupFiles
 from sandgate.operator.local.group_files import Merge as Merge
 from sandgate.operator.local.group_files import SamplesIn as SamplesIn
 from sandgate.operator.local.group_files import WriteGroups as WriteGroups
+from sandgate.operator.local.journals import Journals
 from sandgate.operator.local.manifest import load_job as load_job
 from sandgate.operator.local.progress import Counts as Counts
 from sandgate.operator.local.progress import DrainStarted as DrainStarted
@@ -176,24 +177,24 @@ class LocalJob:
             now=self.clock,
             tasks=self.tasks,
         )
+        self.journals = Journals(self.state, folder.root, tell)
         self.sandboxes = Sandboxes(
             self.state, manifest_dir, folder, ours.guard, ours.recipe, spawn=self._spawn, tell=tell
         )
         self.driver = JobDriver(
             state=self.state,
             backend=self.sandboxes,
-            gateways=LocalGateways(found, self.state),
+            gateways=LocalGateways(found, self.state, self.journals),
             watcher=self,
             forget_timers=self.reconciler.forget,
         )
         self.collector = GroupFiles(job.metadata.name, folder, found, self.state, write_groups, tell)
-        self.samples_in = samples_in
-        self.retry_failed = False
+        self.samples_in, self.retry_failed = samples_in, False
         self.state.on_settled.append(self.collector.settled)
         self.state.on_settled.append(
             lambda uid: tell(GroupSettled(uid=uid, sessions=self.observed.settled.get(uid, 0)))
         )
-        self.trainers = Trainers(job, ours.desk, found, self.state, tell)
+        self.trainers = Trainers(job, ours.desk, found, self.state, tell, self.journals)
         self.pushed = PushedTasks(self.state, found) if pushed else None
         self.meter = Meter(self.state, found, tell)
         self.clock.stepped = self._stepped
@@ -262,7 +263,7 @@ class LocalJob:
         if job.begun:
             self.tell(Resumed(ended=job.tally.ended, lost=lost, collected=len(self.collector.collected)))
         for name in self.gateways:
-            self.state.observe(events.GatewayChanged(name, ready=True))
+            self.state.observe(events.GatewayChanged(name, ready=name not in self.journals.broken))
         self.resumed.set()
         await self.reconciler.run()
 

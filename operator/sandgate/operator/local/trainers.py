@@ -19,6 +19,7 @@ from sandgate.operator.local.attendance import Attendance, Seen, look, waits
 from sandgate.operator.local.folder import Folder
 from sandgate.operator.local.folder import replace as put
 from sandgate.operator.local.gateways import LocalGateway
+from sandgate.operator.local.journals import Journals
 from sandgate.operator.local.progress import Problem, Tell, TrainerNews
 from sandgate.operator.observed.events import EnginesCounted, TrainerAwaited, TrainerHeard, VersionPublished
 from sandgate.operator.observed.job import JOB_KEY
@@ -66,6 +67,8 @@ class Trainers:
     gateways: Mapping[str, LocalGateway]
     state: DriverState
     tell: Tell
+    journals: Journals | None = None
+    """Told how gateways stand, too."""
     seen: Attendance = field(default_factory=Attendance)
     ever: bool = False
     """One was here."""
@@ -108,7 +111,10 @@ class Trainers:
         """Take in how things stand now."""
         async with self._looking:
             files = dict(await asyncio.to_thread(lambda: list(look(self.desk.folder.trainers))))
-            said = [await one.client.status() for one in self.gateways.values()]
+            told = {name: await one.client.status() for name, one in self.gateways.items()}
+            said = [*told.values()]
+            if self.journals is not None:
+                self.journals.look(told)
             now = self.state.now()
             self._attended(files, now)
             for one in said:
