@@ -60,14 +60,16 @@ CLAUSES = (
         ),
     ),
     Clause(
-        "The policy version of every token, also where weights change in its middle. Without reports, tokens count as "
-        "of the version last set. Weights that lost their label are not used.",
+        "The policy version of every token, also where weights change in its middle. Without reports, tokens of "
+        "a stream count as of the version last set when they came, a whole answer as of that when it was asked for. "
+        "Weights that lost their label are not used.",
         "`weight_versions` of 0.32 and later, `/weight_info`",
         "`meta_info.weight_versions`, `/model_info`",
         (
             "test_a_weight_update_in_the_middle_is_seen_token_by_token",
             "test_tokens_from_before_the_first_update_are_of_the_initial_version",
             "test_labels_that_nobody_sets_mean_the_told_version",
+            "test_without_reports_a_stream_is_of_what_was_told_as_its_tokens_came",
             "test_weights_that_lost_their_label_are_not_used_until_they_have_one",
             "test_an_answer_of_weights_that_lost_their_label_is_never_the_told_version",
             "test_versions_are_told_per_piece_when_the_weights_change_in_the_middle",

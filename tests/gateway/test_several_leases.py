@@ -197,3 +197,32 @@ async def test_leases_and_acks_that_cannot_be_written_did_not_happen(g: Running,
     assert not g.core.sessions.book.acking
     assert (await g.admin.post("/v1/leases/ack", json=acks)).json()["acked"] == acks["lease_ids"]
     assert (await post(g, leases=3))["leases"] == []
+
+
+class Clocks:
+    """The wall clock is set forward by a day; the other goes on."""
+
+    def __init__(self) -> None:
+        self.wall, self.steady = 1_000_000.0, 50.0
+
+
+@pytest.mark.parametrize("step", [86_400.0, -86_400.0], ids=["forward", "back"])
+async def test_a_lease_lasts_as_long_as_it_was_given_for_whatever_the_wall_clock_says(step: float) -> None:
+    clocks = Clocks()
+    async with gateway(
+        ["answer"], store=MemoryStore(), now=lambda: clocks.wall, steady=lambda: clocks.steady
+    ) as g:
+        agent = await g.session(session_id="a", uid="q0", job="j")
+        await agent.ask("hi")
+        await g.finalize(agent, reward=1.0)
+        given = await post(g, lease_id="mine", ttl_s=60.0)
+        assert (given["lease_id"], given["until"]) == ("mine", 1_000_060.0)
+        clocks.wall, clocks.steady = clocks.wall + step, clocks.steady + 59.0
+        assert (await post(g, lease_id="yours"))["lease_id"] is None
+        assert (await g.admin.get("/v1/status")).json()["groups"] == {"owed": 1, "leased": 1}
+        renewed = await g.admin.post("/v1/leases/mine/renew", json={"ttl_s": 60.0})
+        assert renewed.json()["until"] == 1_000_119.0
+        clocks.steady += 61.0
+        assert (await g.admin.get("/v1/status")).json()["groups"] == {"owed": 1, "leased": 0}
+        assert (await post(g, lease_id="yours"))["lease_id"] == "yours"
+        assert (await g.admin.post("/v1/leases/yours/ack")).status_code == 200

@@ -25,6 +25,8 @@ class FakeGateway:
     specs: dict[str, SessionSpec] = field(default_factory=dict)
     outcomes: dict[str, SessionOutcome] = field(default_factory=dict)
     closed: set[str] = field(default_factory=set)
+    retired: dict[str, SessionSummary] = field(default_factory=dict)
+    """Sessions of which a line is left."""
     calls: Counter[str] = field(default_factory=Counter)
     fail: Callable[[str], None] = quiet
     """Asked before each call; raises to make it fail."""
@@ -52,7 +54,7 @@ class FakeGateway:
 
     async def get(self, session_id: str) -> SessionSummary:
         self._begins("get")
-        return self._held(session_id)
+        return self.retired.get(session_id) or self._held(session_id)
 
     async def finalize(self, session_id: str, outcome: SessionOutcome) -> None:
         self._begins("finalize")

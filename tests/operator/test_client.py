@@ -27,8 +27,13 @@ from sandgate.contract.errors import (
     Unauthorized,
     Unavailable,
 )
+from sandgate.contract.job import RolloutJob
+from sandgate.contract.schema import decode
 from sandgate.contract.session import SessionOutcome, SessionSpec, SessionState
 from sandgate.gateway.client import GatewayClient, gateway_client, retries
+from sandgate.operator.driver.lost_groups import knows, tell_lost
+from sandgate.operator.plan.actions import GroupObserved, SampleObserved
+from tests.contract.manifests import spoilt
 from tests.support import gateway as support
 from tests.support.gateway import Running, admin_key
 
@@ -116,6 +121,20 @@ async def test_a_group_that_is_closed_gives_what_ended_well(up: Running, client:
     lease = await client.lease(max_groups=1, ttl_s=60)
     assert lease is not None
     assert lease.sessions == ("s0",)
+
+
+async def test_a_group_that_its_gateway_does_not_know_is_told_once_as_lost(client: GatewayClient) -> None:
+    job = decode(RolloutJob, spoilt(("metadata.name", "shop-job")))
+    group = GroupObserved(uid="q9", gateway="g0", samples=(SampleObserved(attempt=1), SampleObserved()))
+    assert not await knows(client, job, group)
+    for _ in range(2):  # idempotent
+        await tell_lost(client, job, group)
+    assert await knows(client, job, group)
+    lease = await client.lease(max_groups=4, ttl_s=60)
+    assert lease is not None
+    assert (lease.job, lease.uid, lease.trajectories) == ("shop-job", "q9", ())
+    await client.ack(lease.lease_id)
+    assert await client.lease(max_groups=4, ttl_s=60) is None
 
 
 async def test_events_tell_what_changed(client: GatewayClient) -> None:

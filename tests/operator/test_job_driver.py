@@ -74,6 +74,18 @@ def once(call: str) -> Callable[[str], None]:
     return happens
 
 
+def after_the_first(call: str) -> Callable[[str], None]:
+    """The second call of that kind comes to nothing."""
+    seen: list[str] = []
+
+    def happens(name: str) -> None:
+        seen.append(name)
+        if name == call and seen.count(call) == 2:
+            raise Unavailable(f"{name}: nothing answered")
+
+    return happens
+
+
 async def test_a_session_is_opened_once_though_asked_twice(bench: Bench) -> None:
     await bench.act(opens(bench), opens(bench))
     assert bench.gateway.calls["create"] == 1
@@ -220,6 +232,48 @@ async def test_a_group_that_its_gateway_never_heard_of_is_closed(bench: Bench) -
     bench.state.observe(GroupBegun("a", bench.home))
     await bench.act(CloseGroup("a", bench.home))
     assert "a" in bench.state.observed.settled
+
+
+FAILED = SessionOutcome(failure_reason=FailureReason.NODE_LOST)
+CUT_SHORT = {
+    "at once": ("", ""),
+    "the seal is not heard": ("fail", "finalize"),
+    "the close is not": ("fail", "close_group"),
+    "the answer to the creation is lost": ("lose", "create"),
+}
+
+
+@pytest.mark.parametrize(("when", "call"), CUT_SHORT.values(), ids=CUT_SHORT)
+async def test_a_group_whose_gateway_lost_its_journal_is_told_as_lost(
+    bench: Bench, when: str, call: str
+) -> None:
+    """A trainer that waits for its task is given the session as an empty lease."""
+    await bench.act(opens(bench), SealSession(REF, FAILED))
+    bench.gateway.sessions.clear()
+    if when:
+        setattr(bench.gateway, when, after_the_first(call) if call == "close_group" else once(call))
+        with pytest.raises(Unavailable):
+            await bench.act(CloseGroup("a", bench.home))
+        assert "a" not in bench.state.observed.settled
+    await bench.act(CloseGroup("a", bench.home))
+    assert "a" in bench.state.observed.settled
+    assert (bench.gateway.closed, list(bench.gateway.sessions), bench.state.lost) == ({"a"}, [REF.name], {})
+    said = bench.gateway.sessions[REF.name]
+    assert (said.state, said.failure_reason, said.failure_class) == (
+        SessionState.FINALIZED,
+        "GatewayLost",
+        "infra",
+    )
+    assert (said.job, said.uid) == ("shop", "a")
+
+
+async def test_a_group_that_was_trained_on_and_retired_is_not_told_as_lost(bench: Bench) -> None:
+    await bench.act(opens(bench), SealSession(REF, FAILED))
+    bench.gateway.retired = dict(bench.gateway.sessions)
+    bench.gateway.sessions.clear()
+    await bench.act(CloseGroup("a", bench.home))
+    assert "a" in bench.state.observed.settled
+    assert bench.gateway.sessions == {}
 
 
 # -- what is not the same everywhere ----------------------------------------------------------------------------------

@@ -19,9 +19,10 @@ from sandgate.gateway.journal.records import Acked
 from sandgate.gateway.journal.rows import read
 from sandgate.gateway.journal.sqlite import SELECT
 from sandgate.gateway.offline import journals
-from sandgate.operator.local.job import GroupCollected, SessionEnded, SessionStarted
+from sandgate.operator.local.job import Event, GroupCollected, Problem, SessionEnded, SessionStarted
 from sandgate.operator.plan.conditions import is_true
 from sandgate.operator.plan.firsts import FIRST
+from tests.gateway.journal.disks import fill, small_disk
 from tests.operator.rig import HERE, MODEL, Rig, job, rig
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
@@ -240,3 +241,30 @@ async def test_a_group_that_has_its_quorum_is_there(up: Rig) -> None:
     assert again.complete
     assert up.of(SessionStarted) == []
     assert not (await up.run(job("fault 7 kiwi", groupSize=2, group={"retry": {"infra": 0}}))).complete
+
+
+async def test_a_full_disk_is_told_at_once_and_who_died_of_it_is_tried_again(up: Rig) -> None:
+    full = asyncio.Event()
+
+    def on_event(event: Event) -> None:
+        if isinstance(event, Problem) and "cannot write its journal" in event.text:
+            full.set()
+
+    up.on_event = on_event
+    with small_disk(up.out, "160m"):
+        gate = up.script.gate("seven")
+        run = asyncio.create_task(up.run(job("a seven kiwis", reward={"source": "exitCode"})))
+        await gate.reached.wait()
+        fill(up.out / "filler")
+        gate.open.set()
+        await asyncio.wait([run, asyncio.ensure_future(full.wait())], return_when=asyncio.FIRST_COMPLETED)
+        assert not run.done()
+        (problem,) = [one.text for one in up.of(Problem) if "journal" in one.text]
+        assert "shop-gateway-0 cannot write its journal" in problem
+        assert f"0 MiB are free in {up.out}: make room there" in problem
+        (up.out / "filler").unlink()
+        assert (await run).complete
+    assert [(one.attempt, one.failure_reason) for one in up.of(SessionEnded)] == [
+        (0, FailureReason.GATEWAY_LOST),
+        (1, None),
+    ]

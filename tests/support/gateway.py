@@ -328,11 +328,12 @@ async def gateway(
     store: Store | None = None,
     folder: Path | None = None,
     now: Callable[[], float] | None = None,
+    steady: Callable[[], float] | None = None,
     model: Codec | None = None,
     **settings: Any,
 ) -> AsyncIterator[Running]:
-    """Serve on a free port of loopback, in this event loop. `model`: another than the shop example's. `settings`: of
-    `config_in`."""
+    """Serve on a free port of loopback, in this event loop. `steady`: by default `now`, where that is given. `model`:
+    another than the shop example's. `settings`: of `config_in`."""
     async with AsyncExitStack() as stack:
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -344,7 +345,7 @@ async def gateway(
         sock = stack.enter_context(socket.socket())
         sock.bind(("127.0.0.1", 0))
         origin = f"http://127.0.0.1:{sock.getsockname()[1]}"
-        clock = {} if now is None else {"now": now}
+        clock = {} if now is None else {"now": now, "steady": steady or now}
         running = await stack.enter_async_context(
             app.gateway(config, origin=origin, engine=source, store=store, codec=model or codec(), **clock)
         )

@@ -11,7 +11,7 @@ import pytest
 from sandgate.contract.errors import EngineFailed, EngineUnavailable, Unsupported
 from sandgate.gateway.conversation.messages import SamplingParams
 from sandgate.gateway.engine.api import Delta, GenerationResult, Prompt, VersionSpan
-from sandgate.trainer.verl.engine import VerlEngine
+from sandgate.trainer.verl.engine import ABORTS_MAX, VerlEngine
 
 END = 9
 
@@ -165,6 +165,32 @@ async def test_a_weight_update_may_abort_more_often_than_a_generation_may_be_cut
         prompt()
     )
     assert (list(sample.ids), sample.resumed) == ([END], 0)
+
+
+async def test_a_weight_update_that_never_ends_is_given_up() -> None:
+    client = Client(*(output([], stop_reason="aborted") for _ in range(2 * ABORTS_MAX)))
+    engine = VerlEngine(client, max_model_len=64, aborted_s=0.0)
+    with pytest.raises(EngineUnavailable, match="weight update does not end"):
+        await engine.generate(prompt())
+    assert len(client.asked) == ABORTS_MAX + 1
+    assert [one.in_flight for one in engine.status()] == [0]
+
+
+async def test_several_long_weight_updates_are_no_reason_to_give_up() -> None:
+    update = [output([], stop_reason="aborted") for _ in range(ABORTS_MAX)]
+    client = Client(*update, output([5], stop_reason="aborted"), *update, output([END]))
+    sample = await VerlEngine(client, max_model_len=64, aborted_s=0.0).generate(prompt())
+    assert (list(sample.ids), sample.resumed) == ([5, END], 1)
+
+
+async def test_what_goes_on_after_an_abort_is_drawn_by_another_seed() -> None:
+    client = Client(
+        output([5], stop_reason="aborted"), output([], stop_reason="aborted"), output([5, 5], stop_reason="aborted"),
+        output([END]),
+    )  # fmt: skip
+    sampling = SamplingParams(temperature=1.0, seed=70)
+    await VerlEngine(client, max_model_len=64, aborted_s=0.0).generate(prompt(sampling=sampling))
+    assert [params["seed"] for _, _, params in client.asked] == [70, 71, 71, 72]
 
 
 @pytest.mark.parametrize("mode", ["processed_logprobs", "raw_logprobs"])

@@ -60,7 +60,15 @@ class Site(httpx.AsyncBaseTransport):
         stack.push_async_callback(sampler.aclose)
         config = config_in(Path(folder))
         running = await stack.enter_async_context(
-            app.gateway(config, origin="http://g", engine=sampler, store=store, codec=codec(), now=self.clock)
+            app.gateway(
+                config,
+                origin="http://g",
+                engine=sampler,
+                store=store,
+                codec=codec(),
+                now=self.clock,
+                steady=self.clock,
+            )
         )
         self._stack, self.core = stack, running.core
         self._door = httpx.ASGITransport(running.app)

@@ -75,6 +75,7 @@ async def gateway(
     store: Store | None = None,
     codec: Codec | None = None,
     now: Callable[[], float] = time.time,
+    steady: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[Gateway]:
     """Open everything, replay the journal, yield; close in reverse, also on error. Parts given are not closed."""
     async with AsyncExitStack() as stack:
@@ -92,7 +93,7 @@ async def gateway(
                 model_name=config.model.name,
             )
         tasks = TaskQueue(config.limits.tasks, config.limits.task_bytes)
-        sessions = Sessions(store, now, config.limits.sessions, tasks=tasks)
+        sessions = Sessions(store, now, config.limits.sessions, tasks=tasks, lease_now=unset(now, steady))
         sessions.replay()
         await sessions.keep_doubts()
         if engine is None:
@@ -168,6 +169,13 @@ async def _retire(sessions: Sessions, age_s: float) -> None:
             log.warning("retiring waits: %s", error)
         except Exception:  # nobody waits for this task: ended, it would let the journal fill without a word
             log.exception("retiring failed; again in %.0f s", min(age_s, RETIRE_EVERY_S))
+
+
+def unset(now: Callable[[], float], steady: Callable[[], float]) -> Callable[[], float]:
+    """Unix seconds as they are now, and from now on by a clock that nobody sets: a step of NTP must not free what
+    trainers work on."""
+    ahead = now() - steady()
+    return lambda: ahead + steady()
 
 
 def _new_id() -> str:

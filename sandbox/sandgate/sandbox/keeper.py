@@ -6,7 +6,8 @@ a keeper of its own: the orphans of two programs could not be told apart.
 
 stdin is a pipe from the driver: when it ends, the driver has ended, and all descendants are killed. The program comes
 as JSON (`argv`, `env`, `cwd`) in the file `plan`. Lines of JSON go to the pipe `tell`: `{"pid"}` or `{"failed",
-"errno"}`, then `{"code", "at", "alive"}`: like Popen's returncode, unix seconds, and how many processes would not end.
+"errno"}`, then `{"code", "at", "alive"}`: like Popen's returncode, seconds of CLOCK_MONOTONIC, which is one clock for
+all processes and is never set, and how many processes would not end.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def main(plan: int, tell: int) -> None:
         return
     say(tell, {"pid": pid})
     code = wait(pid, news)
-    at = time.time()
+    at = time.monotonic()
     say(tell, {"code": code, "at": at, "alive": end_all()})
 
 

@@ -293,7 +293,7 @@ class SandboxProcess:
 
     async def _end(self) -> ProcessExit:
         report = await self._keeper.says()
-        at = time.time() if report is None else float(report["at"])
+        at = time.monotonic() if report is None else float(report["at"])
         await self._keeper.gone()
         code = -signal.SIGKILL if report is None else int(report["code"])
         escaped = report is None or report["alive"] > 0
@@ -310,7 +310,7 @@ class SandboxProcess:
             signal=-code if code < 0 else None,
             oom=self._oom,
             message=b"" if escaped else read_termination(self.spec.termination),
-            at=at,
+            at=time.time() - (time.monotonic() - at),  # by the clock as it is now
             tail=self._log.tail,
             errors=self._log.errors,
             escaped=escaped,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, aclosing
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,13 @@ from sandgate.contract.errors import (
     RefusedByEngine,
     SandgateError,
 )
-from sandgate.gateway.engine.api import Delta, VersionSpan
+from sandgate.gateway.conversation.messages import SamplingParams
+from sandgate.gateway.engine.api import Delta, Prompt, VersionSpan
 from sandgate.gateway.engine.generation import RESUMES_MAX
 from sandgate.gateway.engine.scripted.engine import Fault, Gate, Player, Reply, logprob_of
-from tests.gateway.engine.subjects import Subject, in_process, over_http, sglang
+from sandgate.gateway.engine.scripted.server import ScriptedServer
+from sandgate.gateway.engine.vllm import VllmEngine
+from tests.gateway.engine.subjects import EOS, VOCABULARY, Subject, decode, in_process, over_http, sglang
 
 SUBJECTS: dict[str, Callable[..., AbstractAsyncContextManager[Subject]]] = {
     "scripted": in_process,
@@ -152,6 +155,38 @@ async def test_a_frozen_generation_goes_on_by_itself(opens: Open) -> None:
         await subject.resume()
         sample = await task
     assert (sample.versions, sample.resumed) == ((VersionSpan(7, 0, 2), VersionSpan(8, 2, 6)), 0)
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_without_reports_a_stream_is_of_what_was_told_as_its_tokens_came(streamed: bool) -> None:
+    """An answer that is not streamed is of the oldest version that it can be of: nobody knows when its tokens came."""
+    gate, told, deltas = Gate(), [3], list[Delta]()
+    player = Player([Reply(IDS, gate=gate, gate_at=2)], decode=decode, eos_ids=EOS, vocab_size=VOCABULARY)
+    came = asyncio.Event()
+
+    def take(delta: Delta) -> None:
+        deltas.append(delta)
+        if sum(len(each.ids) for each in deltas) >= 2:
+            came.set()
+
+    async with ScriptedServer(player, versions=False) as server:
+        engine = await VllmEngine.connect([server.url], model="scripted", version_now=lambda: told[0])
+        async with aclosing(engine):
+            prompt = Prompt(
+                request_id="r", ids=array("i", PROMPT), sampling=SamplingParams(), max_tokens=20,
+                model="scripted", version=3,
+            )  # fmt: skip
+            task = asyncio.create_task(engine.generate(prompt, take if streamed else None))
+            await (came if streamed else gate.reached).wait()
+            player.pause("keep")
+            told[0] = 4
+            player.resume()
+            gate.open.set()
+            sample = await task
+    assert sample.ids.tolist() == IDS
+    whole = (VersionSpan(3, 0, 2), VersionSpan(4, 2, 6)) if streamed else (VersionSpan(3, 0, 6),)
+    assert (sample.versions, sample.resumed) == (whole, 0)
+    assert [each.version for each in deltas for _ in each.ids] == ([3, 3, 4, 4, 4, 4] if streamed else [])
 
 
 @pytest.mark.parametrize("refuses", [True, False], ids=["503 as 0.33", "waits as 0.32"])

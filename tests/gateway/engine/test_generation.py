@@ -54,6 +54,58 @@ def test_a_lost_piece_has_the_version_that_was_told_when_it_began() -> None:
     assert made.sample("e").versions == (VersionSpan(3, 0, 2), VersionSpan(5, 2, 3))
 
 
+UPDATED: dict[str, tuple[Any, tuple[VersionSpan, ...]]] = {
+    "the engine reports none": (None, (VersionSpan(3, 0, 2), VersionSpan(4, 2, 3), VersionSpan(6, 3, 5))),
+    "its labels are nobody's": (
+        (("default", 0, 5),),
+        (VersionSpan(3, 0, 2), VersionSpan(4, 2, 3), VersionSpan(6, 3, 5)),
+    ),
+    "the engine reports them": ((("step-3", 0, 4), ("step-4", 4, 5)), (VersionSpan(3, 0, 4), VersionSpan(4, 4, 5))),
+    "its first label with a number comes in the middle": (
+        (("default", 0, 4), ("4", 4, 5)),
+        (VersionSpan(3, 0, 4), VersionSpan(4, 4, 5)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("labels", "versions"), UPDATED.values(), ids=UPDATED)
+def test_tokens_that_come_after_a_version_was_told_are_of_it_unless_the_engine_knows_better(
+    labels: Any, versions: tuple[VersionSpan, ...]
+) -> None:
+    made = begin()
+    made.ask(3, numbered=False)
+    deltas = [made.take(step(7)), made.take(step(8))]
+    for version in (4, 4):
+        made.tell(version)
+    deltas.append(made.take(step(9)))
+    for version in (5, 6):
+        made.tell(version)
+    deltas += [made.take(step(10)), made.take(step(11, finish="stop", labels=labels))]
+    assert made.sample("e").versions == versions
+    assert [delta.version for delta in deltas if delta is not None] == [3, 3, 4, 6, 6]
+
+
+def test_what_was_told_in_one_piece_is_nothing_to_the_next() -> None:
+    made = begin()
+    made.ask(3, numbered=False)
+    made.take(step(7))
+    made.tell(4)
+    made.take(step(8))
+    made.cut("lost", told=4)
+    made.ask(5, numbered=False)
+    made.take(step(9, finish="stop"))
+    assert made.sample("e").versions == (VersionSpan(3, 0, 1), VersionSpan(4, 1, 2), VersionSpan(5, 2, 3))
+
+
+def test_what_an_attempt_that_was_refused_in_its_middle_had_told_is_of_its_own_version() -> None:
+    made = begin()
+    made.ask(3, numbered=False)
+    made.take(step(7, 8))
+    made.ask(4, numbered=False)
+    made.take(step(9, finish="stop", labels=(("4", 0, 1),)))
+    assert made.sample("e").versions == (VersionSpan(3, 0, 2), VersionSpan(4, 2, 3))
+
+
 def test_pieces_of_one_version_are_one_span() -> None:
     made = begin()
     made.take(step(7))

@@ -33,6 +33,7 @@ from sandgate.gateway.engine.sglang.control import SglangControl
 from sandgate.gateway.engine.sglang.engine import SglangEngine
 from sandgate.gateway.engine.sglang.wire import SglangWay, rid_of
 from sandgate.gateway.engine.vllm import VllmEngine
+from sandgate.gateway.journal.top_logprobs import unpacked
 from sandgate.gateway.media.pictures import Picture
 from tests.gateway.engine.subjects import EOS
 from tests.support.waiting import until
@@ -364,30 +365,54 @@ def test_an_abort_with_a_status_is_a_refusal_until_a_token_was_told(
     )
 
 
-@given(st.lists(st.integers(1, 4), min_size=1, max_size=8), st.booleans(), st.booleans())
-@example([3, 2], True, True)
+def logprobs(entries: list[list[Any]]) -> dict[str, Any]:
+    """Of tokens whose only alternative is themselves."""
+    return {"output_token_logprobs": entries, "output_top_logprobs": [[entry] for entry in entries]}
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=8), st.booleans(), st.booleans(), st.integers(0, 8))
+@example([3, 2], True, True, 0)
+@example([3, 2], True, True, 1)
+@example([3, 2, 1], True, True, 2)
+@example([3], True, True, 8)
 def test_streams_of_all_and_of_new_tokens_are_the_same_sample(
-    sizes: list[int], incremental: bool, aborted: bool
+    sizes: list[int], incremental: bool, aborted: bool, queued: int
 ) -> None:
-    """An abort in a stream of new tokens tells all logprobs again, and the last id only (0.5.23)."""
+    """An abort in a stream of new tokens tells all logprobs again, and the last id only; of what was `queued` before it
+    SGLang makes one event with it (0.5.23, `_coalesce_streaming_chunks`)."""
     total = sum(sizes)
     entries = [[-at / 8 - 0.125, 100 + at, None] for at in range(total)]
-    one = prompt(max_tokens=100)
+    one = prompt(max_tokens=100, top_logprobs=1)
     read, made = SglangWay().reader(one, one.ids, vocab_size=1_000), Generation(one, told=0, streams=True)
-    done = 0
-    for size in sizes:
+    done, joined = 0, list[list[Any]]()
+    for at, size in enumerate(sizes):
         done += size
         part = entries[done - size : done] if incremental else entries[:done]
-        told = meta(finish_reason=None, completion_tokens=done, output_token_logprobs=part)
+        if incremental and aborted and at >= len(sizes) - queued:
+            joined += part
+            continue
+        told = meta(finish_reason=None, completion_tokens=done, **logprobs(part))
         made.take(read(orjson.dumps({"output_ids": [entry[1] for entry in part], "meta_info": told})))
     end = {"type": "abort", "message": "Aborted"} if aborted else {"type": "stop", "matched": 5}
     part = entries if aborted or not incremental else []
     ids = [entries[-1][1]] if aborted and incremental else [entry[1] for entry in part]
-    last = meta(finish_reason=end, completion_tokens=total, output_token_logprobs=part)
+    part, ids = joined + part, [entry[1] for entry in joined] + ids
+    last = meta(finish_reason=end, completion_tokens=total, **logprobs(part))
     made.take(read(orjson.dumps({"output_ids": ids, "meta_info": last})))
     assert made.ids.tolist() == [100 + at for at in range(total)]
+    assert [unpacked(top) for top in made.top] == [((entry[1], entry[0]),) for entry in entries]
     assert made.logprobs.tolist() == [entry[0] for entry in entries]
     assert made.finish == ("abort" if aborted else "stop")
+
+
+def test_an_abort_behind_tokens_that_are_not_those_of_its_logprobs_is_refused() -> None:
+    one = prompt(max_tokens=100)
+    read = SglangWay().reader(one, one.ids, vocab_size=1_000)
+    entries = [[-0.5, 100, None], [-0.5, 101, None]]
+    end = {"type": "abort", "message": "Aborted"}
+    said = meta(finish_reason=end, completion_tokens=2, output_token_logprobs=[[-0.5, 7, None], *entries])
+    with pytest.raises(EngineFailed, match="aborted behind 1 tokens"):
+        read(orjson.dumps({"output_ids": [7, 101], "meta_info": said}))
 
 
 # -- what a server says of itself -------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from sandgate.gateway import offline
 from sandgate.gateway.config import MediaConfig
 from sandgate.gateway.journal.records import ImagesFetched, PicturesKept
 from sandgate.gateway.journal.sqlite import SqliteStore
+from sandgate.gateway.service import fetched_images
 from tests.gateway.media.image_host import ImageHost, image_host
 from tests.gateway.media.seeing import codec, encoded, picture, shown, url
 from tests.gateway.media.test_images import chat, engine, png
@@ -175,6 +176,42 @@ async def test_two_calls_at_once_that_name_an_address_are_shown_the_same(g: Runn
     await asyncio.gather(*(agent.ask(shown(text, f"{host.origin}/now.png")) for text in ("one", "two")))
     assert set(g.engine.player.shown) == {png(RED)}
     assert host.paths == ["/now.png"]
+
+
+@pytest.mark.parametrize("slow", [2, 1], ids=["one of two", "the only one has all places"])
+async def test_a_host_that_is_slow_keeps_nobody_from_the_images_of_another(
+    host: ImageHost, slow: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetched_images, "AT_ONCE", 4)
+    held, go = asyncio.Semaphore(0), asyncio.Event()
+
+    async def waits(_: web.Request) -> web.Response:
+        held.release()
+        await go.wait()
+        return web.Response(body=encoded(picture("green")))
+
+    async with image_host() as other:
+        hosts = (host.origin, other.origin)[:slow]
+        for number in range(6):
+            host.answers[f"/{number}.png"] = waits
+        async with (
+            gateway(engine(), model=codec(), media=MediaConfig(allowed_hosts=hosts)) as g,
+            asyncio.TaskGroup() as tasks,
+        ):
+            for half in range(2):
+                agent = await g.session()
+                images = [shown("a", f"{host.origin}/{3 * half + at}.png") for at in range(3)]
+                tasks.create_task(agent.ask(*images))
+            places = 2 if slow == 2 else 4
+            for _ in range(places):
+                await held.acquire()
+            if slow == 2:
+                assert (
+                    await (await g.session()).post(shown("b", f"{other.origin}/red.png"))
+                ).status_code == 200
+            assert len(host.asked) == places
+            go.set()
+    assert len(host.asked) == 6
 
 
 async def test_nothing_is_recorded_of_what_was_no_image(g: Running, host: ImageHost) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from skyrl.backends.skyrl_train.inference_servers.engine_utils import (  # type: ignore[import-not-found]
     get_sampling_params_for_backend,
 )
-from skyrl.train.config import SamplingParams  # type: ignore[import-not-found]
+from skyrl.train.config import SamplingParams, SkyRLTrainConfig  # type: ignore[import-not-found]
 from skyrl.train.generators.base import GeneratorInterface  # type: ignore[import-not-found]
 from skyrl.train.generators.utils import prepare_generator_input  # type: ignore[import-not-found]
 from skyrl.train.trainer import RayPPOTrainer  # type: ignore[import-not-found]
@@ -265,8 +266,8 @@ def test_the_page_s_entry_point_runs_a_job_and_ends_it(
 
     class Here(exp):  # type: ignore[misc]
         def __init__(self) -> None:
-            generator = SimpleNamespace(step_wise_trajectories=False)
-            self.cfg, self.tokenizer = SimpleNamespace(generator=generator), SimpleNamespace(pad_token_id=0)
+            self.cfg, self.tokenizer = SkyRLTrainConfig(), SimpleNamespace(pad_token_id=0)
+            self.cfg.generator.sampling_params.max_generate_length = 32
 
         def _setup_trainer(self) -> Any:
             servers = SimpleNamespace(server_urls=[engine[1]])
@@ -274,4 +275,7 @@ def test_the_page_s_entry_point_runs_a_job_and_ends_it(
 
     Here().run()
     assert seen == [[1.0, 1.0]] * 2
+    (manifest,) = tmp_path.glob("out/rollouts/train/000/manifests/*.json")
+    spec = json.loads(manifest.read_bytes())["manifest"]["spec"]
+    assert (spec["limits"]["promptTokens"], spec["model"]["maxModelLen"]) == (512, 512 + 32)
     assert not processes(str(tmp_path))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from sandgate.contract.errors import EngineFailed, EngineUnavailable
@@ -28,7 +28,8 @@ class Generation:
 
     prompt: Prompt
     told: int
-    """Policy version for tokens whose version the engine does not report."""
+    """The version last told when the piece in the making was asked for: of its tokens where the engine reports none,
+    until `tell`."""
     streams: bool
     """Steps are streamed as they arrive, so none can be taken back."""
     numbered: bool = False
@@ -46,6 +47,8 @@ class Generation:
     resumed: int = 0
     _piece: int = 0
     """Sampled tokens before the piece in the making."""
+    _later: list[tuple[int, int]] = field(default_factory=list)
+    """What was told while it was made: (tokens that had come, version)."""
     _seen: int = -1
     """Of which piece the engine told the prompt that it made, if there are pictures."""
 
@@ -54,6 +57,24 @@ class Generation:
         if not self.ids:
             return self.prompt.ids, self.prompt.max_tokens
         return self.prompt.ids + self.ids, self.prompt.max_tokens - len(self.ids)
+
+    def ask(self, told: int, *, numbered: bool) -> None:
+        """The next attempt begins; `told` is the version last told. What one before it left is a piece."""
+        if len(self.ids) > self._piece:
+            self._end_piece(None)
+        self.told, self.numbered = told, numbered
+        self._later.clear()
+
+    def tell(self, version: int) -> None:
+        """The version last told is this one: where the engine reports none, tokens that come from now on are of it. A
+        whole answer comes at once, when it is over, and does not say when its tokens were sampled: it stays with the
+        version that it was asked for under, the oldest that its tokens can have."""
+        if version != self._version:
+            self._later.append((len(self.ids), version))
+
+    @property
+    def _version(self) -> int:
+        return self._later[-1][1] if self._later else self.told
 
     def take(self, step: Step) -> Delta | None:
         """Adds a step. Returns what to stream; None for a step without tokens."""
@@ -69,13 +90,14 @@ class Generation:
             raise EngineFailed(
                 f"the engine sampled {len(self.ids)} tokens of {self.prompt.max_tokens} asked for"
             )
+        version = self._version
         # A later piece finds the earlier ones in the cache: not what was asked.
         if step.cached_tokens and self.resumed == 0:
             self.cached_tokens = max(self.cached_tokens, step.cached_tokens)
         if step.finish is not None:
             self._end_piece(step.labels)
             self.finish, self.stop_reason = step.finish, step.stop_reason
-        return Delta(step.ids, step.logprobs, top, self.told) if step.ids else None
+        return Delta(step.ids, step.logprobs, top, version) if step.ids else None
 
     def _same_prompt(self, step: Step) -> None:
         """A prompt with pictures is what was meant only if the engine made the same ids of it: it runs a processor of
@@ -95,9 +117,19 @@ class Generation:
     def _end_piece(self, labels: tuple[tuple[str | int, int, int], ...] | None) -> None:
         count = len(self.ids) - self._piece
         spans = spans_of(labels, count, told=self.told, offset=self._piece, numbered=self.numbered)
-        self.labelled = self.labelled or any(number_of(label) is not None for label, _, _ in labels or ())
-        self.spans.extend(spans)
+        labelled = any(number_of(label) is not None for label, _, _ in labels or ())
+        self.labelled = self.labelled or labelled
+        self.spans.extend(spans if labelled else self._as_told())
         self._piece = len(self.ids)
+        self._later.clear()
+
+    def _as_told(self) -> Iterator[VersionSpan]:
+        """The piece, by what was told as its tokens came."""
+        starts = [(self._piece, self.told), *self._later]
+        ends = [at for at, _ in self._later] + [len(self.ids)]
+        for (start, version), end in zip(starts, ends, strict=True):
+            if start < end:
+                yield VersionSpan(version, start, end)
 
     def cut(self, why: str, *, told: int) -> bool:
         """The attempt ended early (aborted, connection lost). Returns whether there is more to ask for.
@@ -130,6 +162,7 @@ class Generation:
         if self.streams and len(self.ids) > self._piece:
             raise error
         del self.ids[self._piece :], self.logprobs[self._piece :], self.top[self._piece :]
+        self._later.clear()
 
     def _restart(self) -> None:
         self.ids, self.logprobs, self._piece = array("i"), array("f"), 0

@@ -316,8 +316,8 @@ class EnginePool:
         made = Generation(prompt, told=prompt.version, streams=on_delta is not None)
         tries = _Tries()
         while True:
-            made.told = self._version_for(prompt)  # a pause that was waited out may have brought new weights
-            made.numbered = self.labels.demanded(made.told)
+            told = self._version_for(prompt)  # a pause that was waited out may have brought new weights
+            made.ask(told, numbered=self.labels.demanded(told))
             url = self.table.reserve(prompt.affinity, tries.out, session=prompt.session or prompt.affinity)
             if url is None and await self._logprobs.next_of(self.table.unmeasured(tries.out)):
                 continue  # a turn waits for the measurement as it would in the same queue
@@ -365,6 +365,9 @@ class EnginePool:
 
     def _version_for(self, prompt: Prompt) -> int:
         self._latest = prompt.version
+        return self._told_now(prompt)
+
+    def _told_now(self, prompt: Prompt) -> int:
         return prompt.version if self._version_now is None else max(prompt.version, self._version_now())
 
     async def _attempt(self, url: str, made: Generation, tries: _Tries, on_delta: OnDelta | None) -> None:
@@ -415,7 +418,10 @@ class EnginePool:
 
     async def _stream(self, answer: Streamed, read: Reader, made: Generation, on_delta: OnDelta) -> None:
         events = Events()
-        async for chunk in answer.chunks(self._gather_s):
+        # Where the end of an answer brings no versions, when a token came is all that tells its own.
+        gather_s = self._gather_s if self.labels.known else 0.0
+        async for chunk in answer.chunks(gather_s):
+            made.tell(self._told_now(made.prompt))
             payloads = events.feed(chunk)
             if len(payloads) == 1:  # what a slow engine brings
                 if (alone := made.take(read(payloads[0]))) is not None:

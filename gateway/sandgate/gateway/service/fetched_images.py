@@ -13,6 +13,7 @@ from hashlib import sha256
 from weakref import WeakValueDictionary
 
 from sandgate.contract.errors import CorruptRecord, InvalidBody, MediaUnavailable, SandgateError
+from sandgate.contract.media_hosts import Origin
 from sandgate.gateway.config import Config, SessionLimits
 from sandgate.gateway.conversation.byte_cache import ByteCache
 from sandgate.gateway.conversation.messages import ImagePart, Message
@@ -28,7 +29,8 @@ from sandgate.gateway.service.sessions import Sessions
 FRESH_MAX = 32
 """Addresses that one turn may bring which the session has not fetched; all of them but one may be of earlier turns."""
 AT_ONCE, AT_ONCE_PER_SESSION = 32, 4
-"""Fetches in this process, each of up to 8 MiB, and for one session."""
+"""Fetches in this process, each of up to 8 MiB, and for one session. Of one host, where several are listed, half as
+many: one that is slow must not keep those of the others waiting."""
 TURN_S = 60.0
 """For all that a turn has fetched, waiting for a place included; SDKs give up after 10 minutes."""
 Fetch = Callable[[Address, str], Awaitable[bytes]]
@@ -54,6 +56,8 @@ class FetchedImages:
     rule: Rule
     limits: SessionLimits
     at_once: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
+    hosts: dict[Origin, asyncio.Semaphore] = field(default_factory=dict)
+    """Of each listed one, its places."""
     locks: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
     """One turn of a session fetches at a time: two that name the same address are shown the same."""
     cache: ByteCache[tuple[str, bytes], Picture] = field(
@@ -119,7 +123,7 @@ class FetchedImages:
 
     async def _one(self, session_id: str, named: _Named, room: _Room) -> tuple[FetchedImage, Picture]:
         address, where = named
-        async with room.places, self.at_once:
+        async with room.places, self._of_host(address.origin), self.at_once:
             raw = await self.fetch(address, where)
             try:
                 work = self.pool.of(session_id).charged
@@ -129,6 +133,13 @@ class FetchedImages:
             room.pixels -= pixels
         text, digest = str(address), sha256(raw).digest()
         return FetchedImage(text, address.key, digest, pixels, picture.digest), picture
+
+    def _of_host(self, origin: Origin) -> asyncio.Semaphore:
+        """Waited for before a place of all: who waits for a host must hold none."""
+        if origin not in self.hosts:
+            alone = len(self.allowed.origins) < 2
+            self.hosts[origin] = asyncio.Semaphore(AT_ONCE if alone else AT_ONCE // 2)
+        return self.hosts[origin]
 
     async def _seen(self, session: Session, key: bytes) -> Seen:
         digest, pixels = session.fetched[key]

@@ -403,7 +403,7 @@ class GatewayService:
         self.metrics.paused.set(self.turns.load.paused)
         now, heard = self.sessions.now(), self.gate.trainer_seen_at or self.begun_at
         self.metrics.trainer_s.set(math.nan if heard is None else max(0.0, now - heard))
-        owed, leased = self.sessions.book.standing(now)
+        owed, leased = self.sessions.book.standing(self.sessions.by_leases())
         self.metrics.owed.set(owed)
         self.metrics.leased.set(leased)
         self.metrics.healthy.set(self.sessions.store.status().healthy)
@@ -415,7 +415,7 @@ class GatewayService:
     def status(self) -> dict[str, Json]:
         """Load, pause, versions, journal, engines."""
         store = self.sessions.store.status()
-        owed, leased = self.sessions.book.standing(self.sessions.now())
+        owed, leased = self.sessions.book.standing(self.sessions.by_leases())
         return {
             "epoch": self.epoch,
             "model": self.config.model.name,

@@ -51,7 +51,7 @@ class Leasing:
         """Groups, oldest first; None if there are none."""
         record = self.sessions.book.lease(
             lease_id,
-            self.sessions.now(),
+            self.sessions.by_leases(),
             ttl_s=ttl_s,
             size=self._tokens,
             job=job,
@@ -74,7 +74,7 @@ class Leasing:
         whole_groups: bool,
     ) -> list[Leased]:
         """Up to `most` leases, made durable together; fewer if there are not so many groups."""
-        now, found, left = self.sessions.now(), list[Leased](), max_tokens
+        now, found, left = self.sessions.by_leases(), list[Leased](), max_tokens
         try:
             for number in range(most):
                 record = self.sessions.book.lease(
@@ -114,7 +114,7 @@ class Leasing:
 
     def again(self, lease_id: str) -> Leased | None:
         """The lease that has this id already, if it still holds."""
-        now = self.sessions.now()
+        now = self.sessions.by_leases()
         lease = self.sessions.book.again(lease_id, now)
         if lease is None:
             return None
@@ -122,13 +122,13 @@ class Leasing:
 
     async def renew(self, lease_id: str, ttl_s: float) -> float | None:
         """Until when the trainer has it now (unix seconds); None if all of it was acknowledged."""
-        record = self.sessions.book.renew(lease_id, self.sessions.now(), ttl_s=ttl_s)
+        record = self.sessions.book.renew(lease_id, self.sessions.by_leases(), ttl_s=ttl_s)
         await self.sessions.settle(record)
         return None if record is None else record.until
 
     async def renew_several(self, lease_ids: Iterable[str], ttl_s: float) -> dict[str, str]:
         """The same for many leases, in one write. Those that are refused, and why."""
-        now = self.sessions.now()
+        now = self.sessions.by_leases()
         return await self._several(lease_ids, lambda one: self.sessions.book.renew(one, now, ttl_s=ttl_s))
 
     async def ack(self, lease_id: str) -> None:

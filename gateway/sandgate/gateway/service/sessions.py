@@ -80,6 +80,8 @@ class Sessions:
     store: Store
     now: Callable[[], float]
     limit: int = 20_000
+    lease_now: Callable[[], float] | None = None
+    """The time by which leases end; None: `now`."""
     live: dict[str, Session] = field(default_factory=dict)
     book: LeaseBook = field(default_factory=LeaseBook)
     tasks: TaskQueue = field(default_factory=TaskQueue)
@@ -107,6 +109,10 @@ class Sessions:
     def __post_init__(self) -> None:
         self.retired = RetiredLines(self.store)
         self.cursor = self.first_cursor = int(self.now() * CURSOR_STEPS_S)
+
+    def by_leases(self) -> float:
+        """The time by which leases end: unix seconds that are not set while this process lives."""
+        return self.now() if self.lease_now is None else self.lease_now()
 
     def replay(self) -> None:
         """Folds the whole journal. Called once, before anything is served."""

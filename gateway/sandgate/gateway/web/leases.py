@@ -69,7 +69,7 @@ async def lease(
     if form is None:
         raise HTTPException(406, f"rows are given as {JSON}, or as {ARROW} with the extra gateway-arrow")
     leases = await core.lease(body, key)
-    until = min((one.until for one in leases), default=core.sessions.now())
+    until = min((one.until for one in leases), default=core.sessions.by_leases())
     if form == ARROW:
         stream = await core.leasing.rows(*leases, shape=as_arrow)
         headers = {UNTIL_HEADER: repr(until)} | ({LEASE_HEADER: leases[0].lease} if leases else {})

@@ -11,6 +11,7 @@ from sandgate.contract.errors import NotFound, Unavailable, Unsupported
 from sandgate.contract.job import Task
 from sandgate.contract.session import SessionOutcome, SessionSummary
 from sandgate.operator.driver.backend import Gateways, JobObjects, JobWatcher, SandboxBackend
+from sandgate.operator.driver.lost_groups import knows, tell_lost
 from sandgate.operator.driver.sealing import seal
 from sandgate.operator.driver.session_spec import session_spec
 from sandgate.operator.driver.state import DriverState
@@ -41,8 +42,9 @@ class JobDriver:
 
     def plan_session(self, name: str) -> list[Action]:
         """What is to be done for a session now; a stop whose call failed is done again."""
+        now = self.state.now()  # first: if it was stepped, what is remembered moves along
         seen = self.observed.sessions[name]
-        plan = plan_session(self.state.job.spec, seen, self.state.now())
+        plan = plan_session(self.state.job.spec, seen, now)
         if name in self.state.unstopped and seen.stop is not None and not _ends(plan):
             return [actions.StopAttempt(seen.ref, seen.stop), *plan]
         return plan
@@ -194,9 +196,16 @@ class JobDriver:
             self.watcher.sealed(seen, said, outcome)
 
     async def _close_group(self, uid: str, gateway: str) -> None:
-        client = self.gateways.client(gateway)
-        with suppress(NotFound):  # nothing of it was ever opened there
-            await client.close_group(uid, job=self.state.job.metadata.name)
+        client, job, group = self.gateways.client(gateway), self.state.job, self.observed.groups.get(uid)
+        if uid not in self.state.lost:
+            try:
+                await client.close_group(uid, job=job.metadata.name)
+            except NotFound:  # it has no session of it
+                if group is not None and not await knows(client, job, group):
+                    self.state.lost[uid] = None
+        if uid in self.state.lost and group is not None:
+            await tell_lost(client, job, group)
+        self.state.lost.pop(uid, None)
         self.state.observe(events.GroupCloseConfirmed(uid))
 
     async def _forget(self, key: str, ref: Ref) -> None:

@@ -27,11 +27,14 @@ class DriverState:
     """Live sessions that their gateway is known to hold."""
     unstopped: dict[str, None] = field(default_factory=dict)
     """Sessions that are to be stopped and whose sandbox was not told yet."""
+    lost: dict[str, None] = field(default_factory=dict)
+    """Groups that their gateway knows nothing of, and is just told are lost."""
     on_settled: list[Callable[[str], None]] = field(default_factory=list)
     """Called with the uid of each group that settles."""
 
     def observe(self, event: Event) -> None:
-        """Take in what was observed."""
+        """Take in what was observed, by a clock of which it is known whether it was stepped (see local.clock)."""
+        self.now()
         after = self.observed = apply(self.observed, event)
         for key in after.changed:
             self.changed(key)
@@ -42,8 +45,9 @@ class DriverState:
     def job_observed(self) -> JobObserved:
         """What a plan of the job sees. That nothing will come of the job stays once a plan has seen it; so does that an
         agent of it is past its start."""
+        now = self.now()  # first, as it may move what is observed
         job = self.observed.job()
-        if not job.proved and job.proves_at is not None and self.now() >= job.proves_at:
+        if not job.proved and job.proves_at is not None and now >= job.proves_at:
             self.observe(Proved())
             job = self.observed.job()
         if job.hopeless is not None and self.observed.firsts.said is None:

@@ -24,6 +24,7 @@ from sandgate.gateway.client import GatewayClient
 from sandgate.operator.driver.engine_health import weights_missing
 from sandgate.operator.driver.state import DriverState
 from sandgate.operator.local.folder import Folder, replace
+from sandgate.operator.local.journals import Journals
 from sandgate.operator.local.progress import GatewayReady, ProcessRestarted, Tell
 from sandgate.operator.local.supervise import Supervised, log_path, own_env
 from sandgate.operator.manifests.gateway_config import gateway_config
@@ -56,6 +57,7 @@ class LocalGateways:
 
     found: Mapping[str, LocalGateway]
     state: DriverState
+    journals: Journals | None = None
 
     def client(self, gateway: str) -> GatewayClient:
         """Of one that this run has."""
@@ -68,9 +70,13 @@ class LocalGateways:
         return gateway
 
     async def absence(self, gateway: str, now: float) -> Outage | None:
-        """Its last restart, once it answers again."""
+        """Its last restart, once it answers again; or that it cannot write."""
         process = self.found[gateway].process
-        await self.found[gateway].client.status()
+        said = await self.found[gateway].client.status()
+        if self.journals is not None:
+            self.journals.look({gateway: said})
+            if (broken := self.journals.outages.get(gateway)) is not None:
+                return broken
         if process.ended_at is None:
             return None
         return Outage(process.ended_at, process.back_at or now, FailureReason.GATEWAY_LOST)

@@ -7,7 +7,6 @@ Agents run as local processes with this user's rights: there is no isolation. Ev
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import replace
@@ -24,12 +23,14 @@ from sandgate.operator.driver.reconcile import Reconciler
 from sandgate.operator.driver.state import DriverState
 from sandgate.operator.driver.tasks import load_tasks
 from sandgate.operator.local.attendance import awaited as awaited
+from sandgate.operator.local.clock import RunClock
 from sandgate.operator.local.folder import Folder
 from sandgate.operator.local.gateways import LocalGateway, LocalGateways
 from sandgate.operator.local.group_files import GroupFiles
 from sandgate.operator.local.group_files import Merge as Merge
 from sandgate.operator.local.group_files import SamplesIn as SamplesIn
 from sandgate.operator.local.group_files import WriteGroups as WriteGroups
+from sandgate.operator.local.journals import Journals
 from sandgate.operator.local.manifest import load_job as load_job
 from sandgate.operator.local.progress import Counts as Counts
 from sandgate.operator.local.progress import DrainStarted as DrainStarted
@@ -156,42 +157,47 @@ class LocalJob:
         self.want = JobWant(name=job.metadata.name, spec=job.spec)
         # While nobody publishes weights nothing can be stale, and waiting for them would never end.
         self.alone = JobWant(name=job.metadata.name, spec=replace(job.spec, staleness=None))
+        self.clock = RunClock()
         self.reconciler = Reconciler(
-            self._plan, self._carry_out, woke=lambda key: self.state.observe(events.TimerSet(key, None))
+            self._plan,
+            self._carry_out,
+            woke=lambda key: self.state.observe(events.TimerSet(key, None)),
+            now=self.clock,
         )
         pushed = job.spec.tasks.queue is not None
         self.state = DriverState(
             job=job,
             observed=Observed(
                 want=self.want,
-                started_at=time.time(),
+                started_at=self.clock(),
                 more=pushed,
-                heard_at=time.time() if pushed and job.spec.trainer is not None else None,
+                heard_at=self.clock() if pushed and job.spec.trainer is not None else None,
             ),
             changed=self.reconciler.touch,
-            now=time.time,
+            now=self.clock,
             tasks=self.tasks,
         )
+        self.journals = Journals(self.state, folder.root, tell)
         self.sandboxes = Sandboxes(
             self.state, manifest_dir, folder, ours.guard, ours.recipe, spawn=self._spawn, tell=tell
         )
         self.driver = JobDriver(
             state=self.state,
             backend=self.sandboxes,
-            gateways=LocalGateways(found, self.state),
+            gateways=LocalGateways(found, self.state, self.journals),
             watcher=self,
             forget_timers=self.reconciler.forget,
         )
         self.collector = GroupFiles(job.metadata.name, folder, found, self.state, write_groups, tell)
-        self.samples_in = samples_in
-        self.retry_failed = False
+        self.samples_in, self.retry_failed = samples_in, False
         self.state.on_settled.append(self.collector.settled)
         self.state.on_settled.append(
             lambda uid: tell(GroupSettled(uid=uid, sessions=self.observed.settled.get(uid, 0)))
         )
-        self.trainers = Trainers(job, ours.desk, found, self.state, tell)
+        self.trainers = Trainers(job, ours.desk, found, self.state, tell, self.journals)
         self.pushed = PushedTasks(self.state, found) if pushed else None
         self.meter = Meter(self.state, found, tell)
+        self.clock.stepped = self._stepped
         self.resumed, self.over = asyncio.Event(), asyncio.Event()
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._beside: set[asyncio.Task[None]] = set()
@@ -257,7 +263,7 @@ class LocalJob:
         if job.begun:
             self.tell(Resumed(ended=job.tally.ended, lost=lost, collected=len(self.collector.collected)))
         for name in self.gateways:
-            self.state.observe(events.GatewayChanged(name, ready=True))
+            self.state.observe(events.GatewayChanged(name, ready=name not in self.journals.broken))
         self.resumed.set()
         await self.reconciler.run()
 
@@ -372,6 +378,14 @@ class LocalJob:
 
         task.add_done_callback(done)
 
+    def _stepped(self, by: float) -> None:
+        """The clock jumped, and no agent ran meanwhile: that is nobody's time."""
+        self.state.observe(events.ClockStepped(by))
+        self.trainers.stepped(by)
+        how = f"{'went ahead' if by > 0 else 'was set back'} by {abs(by):.0f} s"
+        what = f"the clock {how} (this machine slept, or it was set): it is no session's time"
+        self.tell(Note(text=what))
+
     def _check_over(self) -> None:
         drained = self.observed.draining and not self.observed.live
         if drained or is_over(self.observed.status):
@@ -380,7 +394,7 @@ class LocalJob:
     # -- plans and actions --------------------------------------------------------------------------------------------
 
     def _plan(self, key: str) -> list[Action]:
-        now = time.time()
+        now = self.clock()
         if key == JOB_KEY:
             want = self.want if self.trainers.expected else self.alone
             plan = plan_job(want, self.state.job_observed(), now)

@@ -6,9 +6,8 @@ import asyncio
 import os
 import shutil
 import sys
-import time
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -197,13 +196,13 @@ class Sandboxes:
         held: dict[str, SandboxProcess],
         seen: type[AgentSeen] | type[VerifierSeen],
     ) -> None:
-        asked = time.time()
+        asked = self.state.now()
         try:
             process = await SandboxProcess.start(spec, self.guard)
         except StartFailed as error:
             missing = isinstance(error, ProgramMissing)
             reason = FailureReason.AGENT_MISSING if missing else FailureReason.START_FAILED
-            exit_ = Exit(at=time.time(), reason=reason, detail=one_line(str(error)))
+            exit_ = Exit(at=self.state.now(), reason=reason, detail=one_line(str(error)))
             self.state.observe(seen(ref, Running(asked, None, exit_)))
             return
         held[ref.name] = process
@@ -212,9 +211,18 @@ class Sandboxes:
         async def follow() -> None:
             end = await process.wait()
             held.pop(ref.name, None)
-            self.state.observe(seen(ref, Running(asked, process.started_at, exit_of(end))))
+            begun = self._known(ref, seen) or Running(asked, process.started_at)
+            self.state.observe(seen(ref, replace(begun, exit=exit_of(end))))
 
         self.spawn(follow())
+
+    def _known(self, ref: Ref, seen: type[AgentSeen] | type[VerifierSeen]) -> Running | None:
+        """When it began, by the clock as it is now."""
+        self.state.now()
+        known = self.state.observed.sessions.get(ref.name)
+        if known is None:
+            return None
+        return known.sandbox if seen is AgentSeen else known.verifier
 
 
 async def _stop(process: SandboxProcess) -> None:

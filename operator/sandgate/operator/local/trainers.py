@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ from sandgate.operator.local.attendance import Attendance, Seen, look, waits
 from sandgate.operator.local.folder import Folder
 from sandgate.operator.local.folder import replace as put
 from sandgate.operator.local.gateways import LocalGateway
+from sandgate.operator.local.journals import Journals
 from sandgate.operator.local.progress import Problem, Tell, TrainerNews
 from sandgate.operator.observed.events import EnginesCounted, TrainerAwaited, TrainerHeard, VersionPublished
 from sandgate.operator.observed.job import JOB_KEY
@@ -67,6 +67,8 @@ class Trainers:
     gateways: Mapping[str, LocalGateway]
     state: DriverState
     tell: Tell
+    journals: Journals | None = None
+    """Told how gateways stand, too."""
     seen: Attendance = field(default_factory=Attendance)
     ever: bool = False
     """One was here."""
@@ -74,6 +76,12 @@ class Trainers:
     """One is here, or may come back."""
     _left_at: float = 0.0
     """When the last one left with a word: what was heard before is over."""
+    _over_at: float = 0.0
+    """Since when nothing runs any more, or it was told to stop then."""
+    _heard_at: float = 0.0
+    """When gateways last heard of a trainer, as they say ..."""
+    _moved: float = 0.0
+    """... and by how much the clock was stepped since they did."""
     _given_back: set[str] = field(default_factory=set)
     """Dead trainers whose leases were."""
     _said: str = ""
@@ -103,12 +111,15 @@ class Trainers:
         """Take in how things stand now."""
         async with self._looking:
             files = dict(await asyncio.to_thread(lambda: list(look(self.desk.folder.trainers))))
-            said = [await one.client.status() for one in self.gateways.values()]
-            now = time.time()
+            told = {name: await one.client.status() for name, one in self.gateways.items()}
+            said = [*told.values()]
+            if self.journals is not None:
+                self.journals.look(told)
+            now = self.state.now()
             self._attended(files, now)
             for one in said:
                 self.state.observe(VersionPublished(int(one["policy_version"])))
-            heard = max((float(one["trainer_seen_at"] or 0.0) for one in said), default=0.0)
+            heard = self._heard(max((float(one["trainer_seen_at"] or 0.0) for one in said), default=0.0))
             owed = sum(int(one["groups"]["owed"]) for one in said)
             self.seen = Attendance(
                 trainers=files,
@@ -127,6 +138,19 @@ class Trainers:
             if expected != self.expected:
                 self.expected = expected
                 self.state.changed(JOB_KEY)
+
+    def _heard(self, at: float) -> float:
+        """What gateways say, by the clock as it is now."""
+        if at != self._heard_at:
+            self._heard_at, self._moved = at, 0.0
+        return at + self._moved if at else 0.0
+
+    def stepped(self, by: float) -> None:
+        """The clock jumped: nobody was silent, and nothing waited, for so long."""
+        self._moved += by
+        self._left_at, self._over_at = self._left_at + by, self._over_at + by
+        heard = None if self.seen.heard_at is None else self.seen.heard_at + by
+        self.seen = replace(self.seen, heard_at=heard, progress_at=self.seen.progress_at + by)
 
     def _attended(self, files: Mapping[str, Seen], now: float) -> None:
         """Who came, who left, who died."""
@@ -183,12 +207,12 @@ class Trainers:
     async def hand_over(self, stop: asyncio.Event, *, complete: bool) -> None:
         """Nothing runs any more: wait for the trainers, within bounds. Told to stop, then or meanwhile, it waits for
         what they work on, ACK_S from then on."""
-        drained, over_at = stop.is_set(), time.time()
+        drained, self._over_at = stop.is_set(), self.state.now()
         while True:
             await self.look()
             if not drained and not self.seen.owed and self.desk.said.state is not RunState.OVER:
                 self.desk.say(state=RunState.OVER, complete=complete)
-            why = waits(self.seen, self.patience, time.time(), over_at=over_at, drained=drained)
+            why = waits(self.seen, self.patience, self.state.now(), over_at=self._over_at, drained=drained)
             if not why:
                 return
             if (kind := re.sub(r"\d+ groups?", "", why)) != self._said:
@@ -197,7 +221,7 @@ class Trainers:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
                     await (asyncio.Event() if drained else stop).wait()
-                drained, over_at = True, time.time()
+                drained, self._over_at = True, self.state.now()
 
     def problems(self) -> tuple[str, ...]:
         """What a person should know of them at the end."""

@@ -152,6 +152,13 @@ class Proved:
 
 
 @dataclass(frozen=True, slots=True)
+class ClockStepped:
+    """Times are `by` seconds more than they would be: the clock was set, or the machine slept."""
+
+    by: float
+
+
+@dataclass(frozen=True, slots=True)
 class TimerSet:
     """This key will be planned again then anyway; None: at no time that is known."""
 
@@ -386,6 +393,7 @@ JobEvent: TypeAlias = (
     | GaveUp
     | Proved
     | TimerSet
+    | ClockStepped
 )
 GroupEvent: TypeAlias = (
     SessionsFound

@@ -13,6 +13,7 @@ from sandgate.contract.errors import FailureClass, FailureReason
 from sandgate.contract.names import group_hash
 from sandgate.contract.session import SessionState, SessionSummary
 from sandgate.operator.observed import events
+from sandgate.operator.observed.clock_step import moved
 from sandgate.operator.observed.events import AttemptEvent, Event, GroupEvent, JobEvent, RemoteEvent
 from sandgate.operator.observed.job import JOB_KEY, Observed
 from sandgate.operator.observed.restarts import regained
@@ -89,6 +90,8 @@ def _of_job(seen: Observed, event: JobEvent) -> Observed:  # noqa: C901 - one ca
             return replace(seen, firsts=replace(seen.firsts, said=seen.firsts.said or why))
         case events.Proved():
             return replace(seen, firsts=replace(seen.firsts, proved=True))
+        case events.ClockStepped(by):
+            return moved(seen, by)
         case events.TimerSet(key, wake_at):
             return replace(seen, wake_at=wake_at) if key == JOB_KEY else _session(seen, key, wake_at=wake_at)
         case _:

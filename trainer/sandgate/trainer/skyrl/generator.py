@@ -2,7 +2,8 @@
 
     class Exp(BasePPOExp):
         def get_generator(self, cfg, tokenizer, inference_engine_client):
-            return RolloutJobGenerator.local("job.yaml", "out/rollouts", engines=inference_engine_client.server_urls)
+            return RolloutJobGenerator.local("job.yaml", "out/rollouts", engines=inference_engine_client.server_urls,
+                                             config=cfg)
 
 Imports SkyRL (0.3.0); what needs none of it is in the other modules of this package. docs/trainers/skyrl.md.
 """
@@ -24,7 +25,16 @@ from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer.client.fleet import AsyncFleet
 from sandgate.trainer.client.pushed_groups import reasons_of
 from sandgate.trainer.credit.reasons import CreditRules
-from sandgate.trainer.skyrl.jobs import BatchKind, FleetJobs, JobRunner, Jobs, LocalJobs, sampling_of, task_of
+from sandgate.trainer.skyrl.jobs import (
+    BatchKind,
+    FleetJobs,
+    JobLengths,
+    JobRunner,
+    Jobs,
+    LocalJobs,
+    sampling_of,
+    task_of,
+)
 from sandgate.trainer.skyrl.output import to_generator_output
 
 WAIT_S = 3600.0
@@ -63,12 +73,14 @@ class RolloutJobGenerator(GeneratorInterface):  # type: ignore[misc]
         out: str | os.PathLike[str],
         *,
         engines: Sequence[str],
+        config: Any = None,
         **more: Any,
     ) -> Self:
         """Jobs on this machine, started with their first batch in a new folder below `out`: one that trains and one
         that evaluates, each with SkyRL's number of samples and its sampling. `engines`: URLs of SkyRL's inference
-        servers. `more`: see `__init__`."""
-        return cls(LocalJobs(Path(manifest), Path(out), tuple(engines)), **more)
+        servers. `config`: SkyRL's, for the most tokens of a row; None: the manifest's. `more`: see `__init__`."""
+        lengths = None if config is None else JobLengths.of(config)
+        return cls(LocalJobs(Path(manifest), Path(out), tuple(engines), lengths), **more)
 
     @classmethod
     def of_fleet(

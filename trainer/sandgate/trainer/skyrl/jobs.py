@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sandgate.contract.errors import InvalidBody, Unavailable, Unsupported
-from sandgate.contract.job import Task
+from sandgate.contract.job import RolloutJob, Task
 from sandgate.contract.session import PUBLIC
 from sandgate.contract.trajectory import Trajectory
 from sandgate.operator.local.job import load_job
@@ -21,6 +21,7 @@ from sandgate.trainer.client.local_job import fresh_folder, local_job, pushed_jo
 from sandgate.trainer.client.loop_thread import LoopThread
 from sandgate.trainer.client.pushed_groups import PushedGroups, collecting
 from sandgate.trainer.client.task_values import json_of, prompt_of
+from sandgate.trainer.credit.lengths import Lengths
 
 SAMPLED = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
            "repetition_penalty", "seed", "max_tokens")  # fmt: skip
@@ -54,6 +55,29 @@ class Jobs(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class JobLengths:
+    """The most tokens of a row, by kind of batch."""
+
+    train: Lengths
+    evaluation: Lengths
+
+    @classmethod
+    def of(cls, config: Any) -> JobLengths:
+        """From SkyRL's config. It begins no answer behind `max_input_length` tokens, and an answer has
+        `max_generate_length`, so that a conversation has both at most. Raises InvalidBody for what is no length."""
+        said = config.generator
+        prompt = int(said.max_input_length or config.trainer.max_prompt_length)
+        answer = int(said.sampling_params.max_generate_length)
+        other = getattr(said, "eval_sampling_params", None)
+        answer_in_evaluation = answer if other is None else int(other.max_generate_length)
+        return cls(_lengths(prompt, answer), _lengths(prompt, answer_in_evaluation))
+
+
+def _lengths(prompt: int, answer: int) -> Lengths:
+    return Lengths(prompt, prompt + answer, prompt + answer)
+
+
+@dataclass(frozen=True, slots=True)
 class LocalJobs:
     """Runs on this machine, one for training and one for evaluation, from one manifest."""
 
@@ -61,20 +85,33 @@ class LocalJobs:
     out: Path
     """Each start has a folder of its own below it."""
     engines: tuple[str, ...]
+    lengths: JobLengths | None = None
+    """None: the manifest's limits."""
 
     def job_of(self, kind: BatchKind) -> str:
         """See Jobs."""
         return "evaluation" if kind.evaluation else "train"
 
-    @asynccontextmanager
-    async def open(self, kind: BatchKind) -> AsyncIterator[PushedGroups]:
-        """See Jobs. Raises BadManifest, Unsupported, Unavailable."""
-        path = self.manifest.absolute()
-        written = load_job(path)
+    def of(self, written: RolloutJob, kind: BatchKind) -> RolloutJob:
+        """The job of the manifest; SkyRL decides the most tokens of a row, too: gateways hold that before they sample.
+        Raises BadManifest."""
         job = pushed_job(
             written, "SkyRL", group_size=kind.n, sampling=kind.sampling, validate=kind.evaluation,
             engine=replace(written.spec.engine, endpoints=self.engines, selector=None, managed=None),
         )  # fmt: skip
+        if self.lengths is None:
+            return job
+        lengths = self.lengths.evaluation if kind.evaluation else self.lengths.train
+        window = min(filter(None, (job.spec.model.max_model_len, lengths.total)))
+        model = replace(job.spec.model, max_model_len=window)
+        limits = replace(job.spec.limits, **lengths.limits())
+        return replace(job, spec=replace(job.spec, model=model, limits=limits))
+
+    @asynccontextmanager
+    async def open(self, kind: BatchKind) -> AsyncIterator[PushedGroups]:
+        """See Jobs. Raises BadManifest, Unsupported, Unavailable."""
+        path = self.manifest.absolute()
+        job = self.of(load_job(path), kind)
         out = fresh_folder(self.out.absolute() / self.job_of(kind))
         async with local_job(job, manifest_dir=path.parent, out=out) as groups:
             yield groups

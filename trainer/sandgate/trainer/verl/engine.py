@@ -22,6 +22,9 @@ COPIED = (
 
 ABORTED_S = 1.0
 """Between two attempts, in seconds; verl's own wait for a weight update."""
+ABORTS_MAX = 240
+"""Attempts in a row that its servers abort before their first token: with ABORTED_S between them as long as any other
+engine may be paused (`engine.pool.PAUSED_MAX_S`)."""
 
 
 class VerlEngine:
@@ -73,8 +76,14 @@ class VerlEngine:
         made = Generation(prompt, told=prompt.version, streams=on_delta is not None)
         self._running += 1
         try:
+            aborts = 0
             while made.finish is None:
-                await self._attempt(prompt, made, on_delta)
+                aborts = 0 if await self._attempt(prompt, made, on_delta) else aborts + 1
+                if aborts > ABORTS_MAX:
+                    raise EngineUnavailable(
+                        f"verl's servers aborted {aborts} attempts in a row: their weight update does not end",
+                        retry_after=5.0,
+                    )
         finally:
             self._running -= 1
         return made.sample(URL)
@@ -86,13 +95,14 @@ class VerlEngine:
 
     async def _attempt(
         self, prompt: Prompt, made: Generation, on_delta: Callable[[Delta], None] | None
-    ) -> None:
+    ) -> bool:
+        """Whether it came to anything: False if it was aborted before its first token."""
         ids, max_tokens = made.asks()
         try:
             output = await self._ask(
                 self._request_id(prompt),
                 prompt_ids=ids.tolist(),
-                sampling_params=sampling_params(prompt, max_tokens),
+                sampling_params=sampling_params(prompt, max_tokens, made.resumed),
             )
         except asyncio.CancelledError:
             raise
@@ -102,12 +112,13 @@ class VerlEngine:
         step.check(self.vocab_size)
         if step.finish == "abort" and not step.ids:  # its servers abort whatever comes during a weight update
             await asyncio.sleep(self.aborted_s)
-            return
+            return False
         delta = made.take(step)
         if delta is not None and on_delta is not None:
             on_delta(delta)
         if made.finish == "abort" and made.cut("verl aborted it", told=prompt.version):
             await asyncio.sleep(self.aborted_s)
+        return True
 
 
 def one_attempt(client: Any) -> Callable[..., Awaitable[Any]]:
@@ -119,10 +130,12 @@ def one_attempt(client: Any) -> Callable[..., Awaitable[Any]]:
     return functools.partial(plain.generate, client)  # type: ignore[attr-defined]
 
 
-def sampling_params(prompt: Prompt, max_tokens: int) -> dict[str, Any]:
-    """As verl's vLLM server takes them."""
+def sampling_params(prompt: Prompt, max_tokens: int, piece: int = 0) -> dict[str, Any]:
+    """As verl's vLLM server takes them. `piece` > 0: behind an abort, where a seed would draw as at the start."""
     chosen = {name: getattr(prompt.sampling, name) for name in COPIED}
     found: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
+    if "seed" in found:
+        found["seed"] += piece
     found |= {"logprobs": True, "max_tokens": max_tokens}
     if prompt.stop_ids:
         found["stop_token_ids"] = list(prompt.stop_ids)

@@ -135,6 +135,10 @@ class Answers:
         total = len(output_ids) if meta.completion_tokens is None else meta.completion_tokens
         if total == 0:
             return Step()  # the logprob of a token that an abort took back may still be there
+        twice = 0  # tokens at the front that are told again behind them
+        if len(entries) > total and meta.finish_reason is not None and meta.finish_reason.type == "abort":
+            twice = len(entries) - total
+            entries, output_ids = entries[twice:], self._behind_queued(entries, output_ids, twice)
         if len(entries) == total:
             skip = have
         elif have + len(entries) == total:
@@ -150,9 +154,19 @@ class Answers:
         self._same(ids, output_ids, total)
         numbers = [entry[0] for entry in fresh]
         check_values(ids, numbers, self._vocab_size)
-        top = self._top(meta, skip, len(ids)) if self._prompt.top_logprobs else ()
+        top = self._top(meta, twice + skip, len(ids)) if self._prompt.top_logprobs else ()
         self._have = total
         return Step(array("i", ids), array("f", cast(Sequence[float], numbers)), top)
+
+    def _behind_queued(self, entries: list[Entry], output_ids: list[int], twice: int) -> list[int]:
+        """Of an abort that SGLang joined with the new tokens that stood in its queue: those come first, then what an
+        abort has, which is all logprobs and the last id. Returns that."""
+        queued = [entry[1] for entry in entries[twice + self._have :][:twice]]
+        if queued != [entry[1] for entry in entries[:twice]] or output_ids[:-1] != queued:
+            raise EngineFailed(
+                f"the engine aborted behind {twice} tokens that it had not told, and they are not those of its logprobs"
+            )
+        return output_ids[-1:]
 
     def _same(self, ids: list[int], output_ids: list[int], total: int) -> None:
         """`output_ids` names the same tokens. It may hold all, the new ones, or, at an abort of a stream of new ones,
