@@ -174,8 +174,40 @@ def test_a_job_that_could_run_is_not_started(folder: Path) -> None:
     assert (said.exit_code, said.stderr) == (0, "")
     assert said.stdout == "ask can run here: 4 sessions in 2 groups\n"
     told = json.loads(asked(folder, words=("--dry-run", "--json")).stdout)
-    assert told == {"complete": False, "ready": True, "groups": 2, "sessions": 4, "findings": []}
+    assert told == {"complete": False, "ready": True, "groups": 2, "sessions": 4, "findings": [], "notes": []}
     assert not (folder / "out").exists()
+
+
+ENDS = "s, and ends as SessionTimeout, which counts as the policy's"
+LONG: dict[str, tuple[str, str, str]] = {
+    "an answer that is longer than its session": (
+        "maxModelLen: 32768", "{}", f"32,768 tokens takes 1638 s at 20 tokens/s; a session has 900 {ENDS}",
+    ),
+    "a short session": (
+        "maxModelLen: 4096", "{sessionSeconds: 200}",
+        f"4,096 tokens takes 205 s at 20 tokens/s; a session has 200 {ENDS}",
+    ),
+    "one that fits": ("maxModelLen: 16384", "{}", ""),
+    "a window that nobody said": ("maxModelLen: 0", "{sessionSeconds: 10}", ""),
+    "one that is longer than a gateway waits": (
+        "maxModelLen: 65536", "{sessionSeconds: 7200}",
+        "65,536 tokens takes 3277 s at 20 tokens/s; a gateway waits 1800 s for one answer",
+    ),
+    "answers that are bounded": ("maxModelLen: 32768}\n  sampling: {maxTokens: 512", "{}", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "limits", "note"), LONG.values(), ids=LONG)
+def test_an_answer_that_may_take_longer_than_its_session_is_said(
+    folder: Path, model: str, limits: str, note: str
+) -> None:
+    changes = [("tokenizer: model}", f"tokenizer: model, {model}}}\n  limits: {limits}")]
+    said = asked(folder, *changes)
+    assert said.exit_code == 0, said.stderr
+    assert note in said.stderr
+    assert bool(note) == said.stderr.startswith("note: spec.limits.sessionSeconds: an answer of ")
+    told = json.loads(asked(folder, *changes, words=("--dry-run", "--json")).stdout)
+    assert [f"note: {text}\n" for text in told["notes"]] == ([said.stderr] if note else [])
 
 
 RIGHT = {

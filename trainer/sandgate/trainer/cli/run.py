@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 DEFAULT_OUT = Path("out")
 """Below the current directory; each job has a folder of its own there."""
+SLOW = 20
+"""Tokens a second that one answer has at an engine with many: what takes longer than its session at that pace is worth
+a word."""
 
 
 def run(
@@ -159,16 +162,41 @@ def ready(asked: RunOptions, *, dry_run: bool, fresh: bool, json: bool) -> tuple
     if json and (dry_run or found):
         rows = [{"field": one.field, "text": one.text, "place": where} for one, where in found]
         counts = {"groups": groups, "sessions": sessions}
-        output.as_json({"complete": False, "ready": not found, **counts, "findings": rows})
+        said = {"findings": rows, "notes": warnings(job)}
+        output.as_json({"complete": False, "ready": not found, **counts, **said})
     elif dry_run and not found:
         much = "groups come from a trainer"
         if groups is not None and sessions is not None:
             much = f"{output.plural(sessions, 'session')} in {output.plural(groups, 'group')}"
         typer.echo(f"{job.metadata.name} can run here: {much}")
+        for text in warnings(job):
+            typer.echo(f"note: {text}", err=True)
     if found:
         wrongly = any(one.asked_wrongly for one, _ in found)
         raise typer.Exit(output.ASKED_WRONGLY if wrongly else output.NOT_DONE)
     return checked.tasks
+
+
+def warnings(job: RolloutJob) -> list[str]:
+    """What stops no run, and may surprise: one answer alone may be longer than its session, or than a gateway waits."""
+    from sandgate.gateway.config import EngineConfig
+
+    most, session_s = (
+        job.spec.sampling.max_tokens or job.spec.model.max_model_len,
+        job.spec.limits.session_seconds,
+    )
+    answer_s, turn_s = most / SLOW, EngineConfig().timeout_s
+    if answer_s <= min(session_s, turn_s):
+        return []
+    end = f"a session has {session_s} s, and ends as SessionTimeout, which counts as the policy's"
+    if turn_s < session_s:
+        end = (
+            f"a gateway waits {turn_s:g} s for one answer, and takes a longer one for a failure of the engine"
+        )
+    return [
+        f"spec.limits.sessionSeconds: an answer of {most:,} tokens takes {answer_s:.0f} s at {SLOW} tokens/s; {end}. "
+        "sampling.maxTokens bounds answers"
+    ]
 
 
 @dataclass(slots=True)
