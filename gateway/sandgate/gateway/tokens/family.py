@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import version
 from typing import Any
@@ -25,7 +26,7 @@ from sandgate.gateway.tokens.parse import TurnParser, opens_reasoning
 from sandgate.gateway.tokens.plain_text import PlainText
 from sandgate.gateway.tokens.probe_conversations import assistant, example_call, user
 from sandgate.gateway.tokens.roles import Roles, find_roles
-from sandgate.gateway.tokens.template import message_dict, tools_json
+from sandgate.gateway.tokens.template import PLAIN, message_dict, tools_json
 from sandgate.gateway.tokens.tool_support import probe_tools
 from sandgate.gateway.tokens.turn_form import constraint_of
 from sandgate.gateway.tokens.variants import Varied
@@ -89,8 +90,10 @@ class FamilyCodec(PlainText, Varied):
         model_name: str = "",
         template: str = "",
         special_text: SpecialText = "text",
+        joint: str = PLAIN.joint,
     ) -> None:
-        """`template`: the checkpoint's own, which tells what its control tokens are."""
+        """`template`: the checkpoint's own, which tells what its control tokens are; `joint`: of its dialect."""
+        self._dialect = replace(PLAIN, joint=joint)
         self.family = family
         self.vocab = vocab
         self.history = history
@@ -130,7 +133,7 @@ class FamilyCodec(PlainText, Varied):
         return self._render(messages, tools, generation_prompt=False)
 
     def _render(self, messages: Sequence[Message], tools: Sequence[Tool], *, generation_prompt: bool) -> Ids:
-        dicts = [message_dict(message) for message in self._roles.adapt(messages)]
+        dicts = [message_dict(message, self._dialect) for message in self._roles.adapt(messages)]
         try:
             ids = self._renderer.render_ids(
                 [self.words.message(one) for one in dicts],
@@ -189,7 +192,7 @@ class FamilyCodec(PlainText, Varied):
         """The family's own bridge; what it adds to `prompt + response`, if it leaves those as they are."""
         if closed and (not response or response[-1] not in self._stop_ids):
             return None
-        dicts = [message_dict(message) for message in self._roles.adapt(tail, before=1)]
+        dicts = [message_dict(message, self._dialect) for message in self._roles.adapt(tail, before=1)]
         try:
             made = self._renderer.bridge_to_next_turn(
                 prompt.tolist(),

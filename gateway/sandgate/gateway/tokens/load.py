@@ -146,6 +146,7 @@ def _family(
             model_name=name,
             template=checkpoint.template or "",
             special_text=rules.special_text,
+            joint=_template(checkpoint, variables).dialect.joint if checkpoint.template is not None else "\n",
         )
     except FamilyError as error:
         tried.append(f"renderers/{family}: {error}")

@@ -176,6 +176,9 @@ class Dialect:
     """True: content with images is a list of parts in order, each image `{"type": "image"}`."""
     videos: bool = False
     """The same for videos."""
+    joint: str = "\n"
+    """What stands between two texts of a user or a tool: what the template writes there, if it takes a list of parts,
+    else a new line, as vLLM joins them."""
 
 
 PLAIN = Dialect()
@@ -352,6 +355,7 @@ class ChatTemplate:
         if not self._try(plain, (asked,), PROBE_TOOLS):
             described = replace(plain, described=True)
             plain = described if self._try(described, (asked,), PROBE_TOOLS) else plain
+        plain = replace(plain, joint=self._joint())
         call = ToolCall(PROBE_CALL_ID, "probe", '{"probe_key": "probe_value"}')
         messages = (
             asked,
@@ -369,6 +373,16 @@ class ChatTemplate:
                 # Some write a second, empty turn for words that are "", and some the word None for none.
                 return min(texts, key=lambda dialect: len(texts[dialect]))
         return plain
+
+    def _joint(self) -> str:
+        """See `Dialect.joint`."""
+        parts = [{"type": "text", "text": text} for text in ("zkleft", "zkright")]
+        try:
+            told = self.write([{"role": "user", "content": parts}], None)
+        except BadRequest:
+            return PLAIN.joint
+        between = told.partition("zkleft")[2].partition("zkright")
+        return between[0] if between[1] and not between[0].strip() else PLAIN.joint
 
     def _show_images(self, placeholder: str) -> None:
         """Gives the template images if it writes each once. Some (LLaVA's) write those of a message before its words,
@@ -403,7 +417,7 @@ class ChatTemplate:
 
 def message_dict(message: Message, dialect: Dialect = PLAIN) -> dict[str, Any]:
     """A message as templates see it. Raises Unsupported for images, unless the template shows them."""
-    text = message.text
+    text = shown_text(message, dialect)
     out: dict[str, Any] = {"role": message.role, "content": text}
     if any(isinstance(part, ImagePart | VideoPart) for part in message.parts):
         out["content"] = _parts(message, dialect)
@@ -423,6 +437,13 @@ def message_dict(message: Message, dialect: Dialect = PLAIN) -> dict[str, Any]:
     if message.name is not None:
         out["name"] = message.name
     return out
+
+
+def shown_text(message: Message, dialect: Dialect) -> str:
+    """The text of a message, as a template that takes no parts is given it."""
+    if len(message.parts) < 2 or message.role not in ("user", "tool"):
+        return message.text
+    return dialect.joint.join(part.text for part in message.parts if isinstance(part, TextPart))
 
 
 def _parts(message: Message, dialect: Dialect) -> list[dict[str, Any]]:
