@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sandgate.gateway.engine.api import GenerationResult, VersionSpan
+from sandgate.gateway.engine.api import Finish, GenerationResult, VersionSpan
 from sandgate.gateway.engine.scripted.script import Fault, Reply
 from sandgate.gateway.service.late_stops import ended_at_stop
 from tests.support.gateway import events, gateway, ids, said, text
@@ -54,18 +54,23 @@ async def test_what_a_stream_told_token_by_token_stays() -> None:
     assert STOP + " Done" in "".join(told)
 
 
-SAMPLES: dict[str, tuple[str, str | None, tuple[str, ...], int, str | None]] = {
-    "text behind it goes": ("a STOP b", None, ("STOP",), 6, "STOP"),
-    "the first of several counts": ("a END b STOP c", "STOP", ("STOP", "END"), 5, "END"),
-    "an answer that the engine ended there stays": ("a STOP", "STOP", ("STOP",), 6, "STOP"),
-    "one that ends there with its last token allowed was stopped": ("a STOP", None, ("STOP",), 6, "STOP"),
-    "an answer without it stays": ("a b", None, ("STOP",), 3, None),
-}
+SAMPLES: dict[str, tuple[str, Finish, str | None, tuple[str, ...], int, str | None]] = {
+    "text behind it goes": ("a STOP b", "stop", None, ("STOP",), 6, "STOP"),
+    "the first of several counts": ("a END b STOP c", "stop", "STOP", ("STOP", "END"), 5, "END"),
+    "an answer that the engine ended there stays": ("a STOP", "stop", "STOP", ("STOP",), 6, "STOP"),
+    "one that ended with a token of that spelling stays": ("a STOP", "stop", None, ("STOP",), 6, None),
+    "one that ends there with its last token allowed was stopped": (
+        "a STOP", "length", None, ("STOP",), 6, "STOP",
+    ),
+    "an answer without it stays": ("a b", "length", None, ("STOP",), 3, None),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("words", "reason", "stops", "kept", "found"), SAMPLES.values(), ids=SAMPLES)
+@pytest.mark.parametrize(
+    ("words", "finish", "reason", "stops", "kept", "found"), SAMPLES.values(), ids=SAMPLES
+)
 def test_a_sample_ends_at_its_first_stop_string(
-    words: str, reason: str | None, stops: tuple[str, ...], kept: int, found: str | None
+    words: str, finish: Finish, reason: str | None, stops: tuple[str, ...], kept: int, found: str | None
 ) -> None:
     letters = array("i", list(words.encode()))
     sample = GenerationResult(
@@ -76,7 +81,7 @@ def test_a_sample_ends_at_its_first_stop_string(
             VersionSpan(2, 1, len(letters) - 1),
             VersionSpan(3, len(letters) - 1, len(letters)),
         ),
-        finish="length",
+        finish=finish,
         stop_reason=reason,
         top=(b"t",) * len(letters),
     )

@@ -21,7 +21,7 @@ def ended_at_stop(
     end = bisect_left(
         range(len(sample.ids)), True, key=lambda count: _first(decode(sample.ids[:count]), stops) is not None
     )
-    if end == len(sample.ids) and isinstance(sample.stop_reason, str):
+    if end == len(sample.ids) and sample.finish == "stop":  # there, or by a token that is spelt like it
         return sample
     return replace(
         sample,
