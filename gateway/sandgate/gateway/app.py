@@ -195,6 +195,7 @@ async def _engine(config: Config, sessions: Sessions, codec: Codec) -> Engine:
         vocab_size=_vocabulary(config, codec),
         version_now=lambda: sessions.process.version,
         labels=sessions.labels,
+        adapter_now=lambda: sessions.process.adapter,
         patient=config.engine.wait,
         peers=config.peers.count,
         index=config.peers.place,

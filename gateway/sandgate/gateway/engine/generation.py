@@ -31,6 +31,8 @@ class Generation:
     """Policy version for tokens whose version the engine does not report."""
     streams: bool
     """Steps are streamed as they arrive, so none can be taken back."""
+    adapter: str = ""
+    """LoRA adapter that samples the next piece; `told` is its version, whatever the label of the weights below it."""
     numbered: bool = False
     """Labels must carry versions in the next piece (see engine.labels)."""
     labelled: bool = False
@@ -93,6 +95,8 @@ class Generation:
         self._seen = self.resumed
 
     def _end_piece(self, labels: tuple[tuple[str | int, int, int], ...] | None) -> None:
+        if self.adapter:
+            labels = None
         count = len(self.ids) - self._piece
         spans = spans_of(labels, count, told=self.told, offset=self._piece, numbered=self.numbered)
         self.labelled = self.labelled or any(number_of(label) is not None for label, _, _ in labels or ())

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from sandgate.trainer.client.fleet import AsyncFleet
 from sandgate.trainer.client.weight_update import Mode
 from sandgate.trainer.trl.adapters import adapted, check_adapters, plain
+from sandgate.trainer.trl.served import ServedAdapters
 
 KEPT = 2
 """Folders: of the version that is served, and of the one before, which an engine may still be reading."""
@@ -42,6 +43,10 @@ class FolderWeights:
         computed for their beginning, so their logprobs are of no one version. `kept`: versions that stay in
         `folder`."""
         self.urls, self.folder, self.mode, self.kept = tuple(urls), folder.absolute(), mode, max(KEPT, kept)
+
+    def served(self, job: str) -> ServedAdapters:
+        """Instead of these: adapters alone, through the same folder, of a job of this name (see `Rollouts.attach`)."""
+        return ServedAdapters(self.folder, job, urls=self.urls, kept=self.kept)
 
     def of(self, version: int) -> Path:
         """The checkpoint folder of a version."""
