@@ -274,6 +274,8 @@ class Rollouts:
                 "ahead: needs steps_per_generation * num_iterations == gradient_accumulation_steps",
                 field="ahead",
             )
+        if adapters not in ("merged", "served"):
+            raise InvalidBody(f"adapters: {adapters!r} is neither merged nor served", field="adapters")
         if adapters == "served":
             weights = self._served(weights)
         if weights is not None:
