@@ -1,5 +1,5 @@
-"""The real TRL before a real vLLM that serves its adapters: tests/trainer/trl_engine, by the Python of TRL's environment,
-which starts the engine by that of the engine's."""
+"""The real TRL before a real vLLM that serves its adapters: tests/trainer/trl_engine. TRL's environment runs them, and
+starts the engine in the engine's."""
 
 from __future__ import annotations
 

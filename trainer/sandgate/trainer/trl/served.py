@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sandgate.contract.errors import EngineFailed, EngineUnavailable, Unsupported
+from sandgate.contract.errors import EngineFailed, EngineUnavailable, Unavailable, Unsupported
 from sandgate.gateway.engine.control import AdapterControl, EngineControl
 from sandgate.gateway.engine.labels import number_of
 from sandgate.trainer.client.fleet import AsyncFleet
@@ -85,7 +85,7 @@ class ServedAdapters:
                 await _loaded(engines, saved)
                 await _each(engines, lambda one: _unload(one, {saved.name}))
         finally:
-            shutil.rmtree(saved.folder, ignore_errors=True)
+            await asyncio.to_thread(shutil.rmtree, saved.folder, ignore_errors=True)
 
     def _save(self, model: Any, what: str) -> Saved:
         adapter = check_lora(model)
@@ -121,9 +121,13 @@ class ServedAdapters:
 
             for url, error in (await _each(engines, forget)).items():
                 log.warning("old adapters stay at %s: %s", url, error)
-        except (EngineFailed, EngineUnavailable) as error:
+        except Unavailable as error:
             log.warning("old adapters stay: %s", error)
             return
+        await asyncio.to_thread(self._remove, used)
+
+    def _remove(self, used: Set[str]) -> None:
+        """Folders of adapters that are not `used`, but for the last ones."""
         found = sorted(
             (one for one in self.folder.glob("v[0-9]*-*") if one.is_dir()),
             key=lambda one: (int(one.name[1:].partition("-")[0]), one.stat().st_mtime),

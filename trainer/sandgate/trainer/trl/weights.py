@@ -66,7 +66,10 @@ class FolderWeights:
         model.save_pretrained(part, state_dict=state)
         shutil.rmtree(self.of(version), ignore_errors=True)
         os.replace(part, self.of(version))
-        found = sorted(self.folder.glob("v[0-9]*"), key=lambda one: int(one.name[1:]))
+        mine = (
+            one for one in self.folder.glob("v[0-9]*") if one.name[1:].isdecimal()
+        )  # not those of adapters
+        found = sorted(mine, key=lambda one: int(one.name[1:]))
         for old in found[: -self.kept]:
             shutil.rmtree(old, ignore_errors=True)
 
