@@ -129,6 +129,10 @@ FRONT_DOORS = {
 
 SIDE_DOORS = {
     "trainer.client.weight_update": ("gateway.engine.control", "gateway.engine.sglang.control"),
+    "trainer.trl.served": (
+        "gateway.engine.control",
+        "gateway.engine.labels",
+    ),  # adapters, as weights are above
     "trainer.testing": (
         "gateway.app",
         "gateway.config",
@@ -191,8 +195,9 @@ HOMES = {
         "trainer.trl.callback",
         "trainer.trl.ranks",
         "trainer.trl.adapters",
+        "trainer.trl.lora",
     ),
-    "peft": ("trainer.trl.adapters",),
+    "peft": ("trainer.trl.adapters", "trainer.trl.lora"),
     "pyarrow": (
         "trainer.export.*",
         "trainer.client.lag",

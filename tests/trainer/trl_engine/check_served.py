@@ -32,7 +32,7 @@ from tests.support.waiting import until
 LORA_ENV = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
 LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 TASKS = [Task(uid=f"q{one}", prompt=f"buy {one} kiwi") for one in range(1, 7)]
-EXACT, OTHER = 1e-4, 1e-3
+EXACT = 1e-4
 """Logprobs of one policy differ by less, of two by more."""
 SAMPLES, BATCH, STEPS = 4, 8, 3
 LONG, SEED = 1500, 0
@@ -162,7 +162,8 @@ async def in_flight(engine: Engine, folder: Path, job: str) -> None:
             await next_turn
             await client.chat.completions.create(**said, max_tokens=20)
         await publish(4)
-        assert [name for name in engine.adapters() if f"-{job}-v4-" not in name] == []
+        left = [name for name in engine.adapters() if name.startswith(f"sandgate-{job}-")]
+        assert [name.rpartition("-")[0] for name in left] == [f"sandgate-{job}-v4"]
         rows = await running.client.finalize(session.session_id, reward=1.0)
         seen: dict[int, int] = {}
         for row in rows:
@@ -276,7 +277,7 @@ def test_three_steps_and_a_restart_every_token_by_the_adapter_of_its_version(
     own = [served.off(row, version) for row, (version,) in zip(run.rows, versions, strict=True)]
     assert max(own) < EXACT
     before_last = [served.off(row, last - 1) for row in run.rows[-BATCH:]]
-    assert max(before_last) > OTHER, "another version would be seen"
+    assert max(before_last) > max(EXACT, 10 * max(own)), "another version would be seen"
     logged = [one["sampling/sampling_logp_difference/max"] for one in run.trainer.state.log_history[:STEPS]]
     assert max(logged) < EXACT
     assert {name.rpartition("-")[0] for name in engine.adapters()} == {f"sandgate-served-v{last}"}

@@ -16,7 +16,7 @@ PLAIN = frozenset(
     )
 )  # fmt: skip
 """Settings of a LoraConfig whose every value an engine serves. Of all others (DoRA, biases, ranks of single modules,
-modules_to_save, ...) the default alone: vLLM refuses them, or its older versions pass them over without a word."""
+modules_to_save, ...) the default alone: vLLM refuses them, or nobody tried whether it has them as peft does."""
 INITS = ("gaussian", "orthogonal", "eva")
 """Beside True and False: those that leave the weights below the adapter as they are."""
 INSTEAD = 'use adapters="merged" (the default)'
