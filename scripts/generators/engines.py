@@ -123,6 +123,7 @@ PARAMETERS = (
     ("JSON schema, regex, structural tag", "yes", "yes"),
     ("images", "yes", "400"),
     ("LoRA adapters by model name", "yes", "yes (`lora_path`)"),
+    ("the policy as a LoRA adapter (docs/trainers/trl.md)", "yes", "refused at the update"),
     ("a model name that it does not serve", "404", "404 from us: SGLang would answer with what it has"),
 )
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandgate.gateway.journal.records import (
+    AdapterServed,
     CapacityChanged,
     EnginesLabelled,
     EnginesSet,
@@ -23,6 +24,7 @@ AT = st.just(1.0)
 RECORDS = st.lists(
     st.one_of(
         st.builds(PolicyVersion, at=AT, version=st.integers(0, 9)),
+        st.builds(AdapterServed, at=AT, version=st.integers(0, 9), name=st.just("a")),
         st.builds(EnginesLabelled, at=AT, labelled=st.booleans()),
         st.builds(TurnsHeld, at=AT, paused=st.booleans()),
         st.builds(EnginesSet, at=AT, urls=st.lists(st.just("http://e"), max_size=2).map(tuple)),

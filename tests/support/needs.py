@@ -211,6 +211,7 @@ PATHS: dict[str, tuple[str, ...]] = {
     "tests/gateway/protocols/": ("templates",),
     "tests/trainer/test_adapters.py": ("verl", "adapters"),
     "tests/trainer/test_trl.py": ("trl",),
+    "tests/trainer/test_trl_served.py": ("engine", "trl"),
     "tests/trainer/test_export_trl.py": ("trl",),
     "tests/trainer/test_verl.py": ("verl",),
 }

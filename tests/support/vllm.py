@@ -116,11 +116,13 @@ def engine_python() -> Path:
 
 
 @contextlib.contextmanager
-def another(flags: Sequence[str], *, model: Path = MODEL, env: Mapping[str, str] = NO_MORE) -> Iterator[Vllm]:
+def another(
+    flags: Sequence[str], *, model: Path = MODEL, env: Mapping[str, str] = NO_MORE, port: int = 0
+) -> Iterator[Vllm]:
     """One of its own with other flags, or of another checkpoint, for the length of a test. It takes half a minute to
-    start, and 3 GB."""
+    start, and 3 GB. `port`: that of one which has ended; 0: any."""
     with contextlib.ExitStack() as stack:
-        yield _start(flags, stack.callback, model, env)
+        yield _start(flags, stack.callback, model, env, port)
 
 
 def _start(
@@ -128,10 +130,11 @@ def _start(
     at_end: Callable[[Callable[[], None]], object],
     model: Path = MODEL,
     more: Mapping[str, str] = NO_MORE,
+    port: int = 0,
 ) -> Vllm:
     """`at_end` takes what is to be called at the end, the last first."""
     python = engine_python()
-    port = _free_port()
+    port = port or _free_port()
     log = tempfile.NamedTemporaryFile("w+", prefix="sandgate-vllm-", suffix=".log", delete=False)  # noqa: SIM115
     command = [
         sys.executable,

@@ -52,6 +52,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "tests/trainer/test_adapters.py",
         "tests/trainer/test_export_trl.py",
         "tests/trainer/test_trl.py",
+        "tests/trainer/test_trl_served.py",
         "tests/trainer/test_verl.py",
     ),
 }

@@ -43,6 +43,8 @@ SHELL = (
     "gateway.engine.sglang.engine",
     "gateway.engine.sglang.control",
     "gateway.engine.factory",
+    "gateway.engine.connection",
+    "gateway.engine.connections",
     "gateway.engine.transport",
     "gateway.engine.health",
     "gateway.engine.load",
@@ -130,6 +132,10 @@ FRONT_DOORS = {
 
 SIDE_DOORS = {
     "trainer.client.weight_update": ("gateway.engine.control", "gateway.engine.sglang.control"),
+    "trainer.trl.served": (
+        "gateway.engine.control",
+        "gateway.engine.labels",
+    ),  # adapters, as weights are above
     "trainer.testing": (
         "gateway.app",
         "gateway.config",
@@ -192,8 +198,9 @@ HOMES = {
         "trainer.trl.callback",
         "trainer.trl.ranks",
         "trainer.trl.adapters",
+        "trainer.trl.lora",
     ),
-    "peft": ("trainer.trl.adapters",),
+    "peft": ("trainer.trl.adapters", "trainer.trl.lora"),
     "pyarrow": (
         "trainer.export.*",
         "trainer.client.lag",

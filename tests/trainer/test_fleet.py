@@ -158,6 +158,17 @@ async def test_a_weight_update_holds_all_gateways_and_all_carry_the_version(
     ] * 2
 
 
+async def test_an_adapter_is_told_with_its_version_and_ends_with_the_next_that_is_none(
+    pair: dict[str, RunningGateway],
+) -> None:
+    fleet = fleet_of(pair)
+    for version, adapter in ((7, "sandgate-shop-v7"), (8, "")):
+        async with fleet.weight_update(version, adapter=adapter):
+            pass
+        said = [(one["policy_version"], one["adapter"]) for one in (await fleet.status()).values()]
+        assert said == [(version, adapter)] * 2
+
+
 async def test_a_weight_update_that_cannot_pause_one_gateway_lets_the_others_go(
     pair: dict[str, RunningGateway],
 ) -> None:

@@ -58,9 +58,9 @@ class Told:
     async def resume(self) -> None:
         await self._do("resume")
 
-    async def policy_version(self, version: int, *, labelled: bool | None = None) -> None:
+    async def policy_version(self, version: int, *, labelled: bool | None = None, adapter: str = "") -> None:
         assert labelled is (True if self.log.engines else None)
-        await self._do(f"version={version}")
+        await self._do(f"version={version}" + (f" {adapter}" if adapter else ""))
 
     async def update_weight_version(self, version: int | str) -> None:
         await self._do(f"label={version}")

@@ -282,11 +282,14 @@ def resume() -> ControlCall[None]:
     return endpoints.RESUME.call(nothing, json={})
 
 
-def policy_version(version: int, labelled: bool | None = None) -> ControlCall[None]:
-    """Tokens sampled from now on carry this version, where the engine itself reports none."""
+def policy_version(version: int, labelled: bool | None = None, adapter: str = "") -> ControlCall[None]:
+    """Tokens sampled from now on carry this version, where the engine itself reports none. `adapter`: they are sampled
+    by this LoRA adapter, and carry its version."""
     body: Document = {"version": version}
     if labelled is not None:
         body["labelled"] = labelled
+    if adapter:
+        body["adapter"] = adapter
     return endpoints.POLICY_VERSION.call(nothing, json=body)
 
 

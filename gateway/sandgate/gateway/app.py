@@ -194,6 +194,7 @@ async def _engine(config: Config, sessions: Sessions, codec: Codec) -> Engine:
         version_now=lambda: sessions.process.version,
         labels=sessions.labels,
         gather_s=config.limits.gather_s,
+        adapter_now=lambda: sessions.process.adapter,
         patient=config.engine.wait,
         peers=config.peers.count,
         index=config.peers.place,

@@ -7,6 +7,7 @@ from msgspec import structs
 from sandgate.gateway.journal.records import (
     CUT,
     Acked,
+    AdapterServed,
     CapacityChanged,
     Completed,
     Delivered,
@@ -123,6 +124,7 @@ EVERY_KIND: dict[str, Record] = {
     "tasks forgotten": TasksForgotten(at=15.0, upto=1),
     "capacity changed": CapacityChanged(at=16.0, by=-1),
     "held": TurnsHeld(at=17.0, paused=True),
+    "adapter": AdapterServed(at=18.5, version=6, name="sandgate-shop-v6-0123456789ab"),
     "labelled": EnginesLabelled(at=18.0, labelled=True),
     "a cut turn": structs.replace(turn("t3", parent="t1"), schema=6, finish=CUT, spelt=2),
     "let go": LetGo(at=19.0, turn="t4"),

@@ -8,6 +8,7 @@ import pytest
 from sandgate.contract.errors import NewerRecord
 from sandgate.gateway.journal.records import (
     SCHEMA,
+    AdapterServed,
     CapacityChanged,
     EnginesLabelled,
     EnginesSet,
@@ -40,6 +41,7 @@ SINCE = {
     PicturesKept: 8,
     ImagesFetched: 9,
     Retired: 11,
+    AdapterServed: 12,
 }
 KINDS_SINCE = {"a cut turn": 6, "a turn with a picture": 8, "a video": 10}
 

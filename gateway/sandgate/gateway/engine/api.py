@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from sandgate.contract.trajectory import Floats, Ids
 from sandgate.gateway.conversation.messages import SamplingParams
@@ -13,6 +13,14 @@ from sandgate.gateway.media.pictures import Picture
 from sandgate.gateway.media.spans import Spans
 
 Finish = Literal["stop", "length", "abort"]
+
+
+class ServedAdapter(NamedTuple):
+    """A policy version as a LoRA adapter, beside the weights that engines were started with."""
+
+    name: str
+    """By which engines serve it. No two adapters ever have the same."""
+    version: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +122,8 @@ class EngineStatus:
     in_flight: int
     detail: str = ""
     unlabelled: bool = False
-    """Not used, because its weights' label has no version and should have one (see engine.labels)."""
+    """Not used, because its weights' label has no version and should have one (see engine.labels), or because it does
+    not have the adapter that was told."""
 
 
 class Engine(Protocol):
@@ -161,6 +170,21 @@ class Labelled(Protocol):
     async def version_told(self) -> None:
         """Reads every replica's label again, because the trainer set a version, or whether labels carry versions. A
         replica whose label needs a number and has none is not used until it has one."""
+        ...
+
+
+@runtime_checkable
+class ServesAdapters(Protocol):
+    """An engine that may sample by LoRA adapters which its replicas were given while they ran."""
+
+    @property
+    def serves_adapters(self) -> bool:
+        """Its kind can do so."""
+        ...
+
+    def adapters_in_use(self) -> frozenset[str]:
+        """Of generations in flight. An adapter that another was told instead of, and that is not among these, is asked
+        for no more."""
         ...
 
 

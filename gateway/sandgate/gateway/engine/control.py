@@ -17,7 +17,7 @@ import orjson
 
 from sandgate.contract.errors import EngineFailed, EngineUnavailable
 from sandgate.gateway.engine.transport import Lost, Transport
-from sandgate.gateway.engine.wire import words_of
+from sandgate.gateway.engine.wire import no_such_path, words_of
 
 CONTROL_S = 300.0
 """Time-out of one step in seconds: `wait` drains long generations, and hundreds of GB take minutes to load."""
@@ -25,6 +25,14 @@ CONTROL_S = 300.0
 
 class _Paused(msgspec.Struct):
     is_paused: bool
+
+
+class _Named(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Named]
 
 
 class _Info(msgspec.Struct):
@@ -83,7 +91,7 @@ class ReplicaControl:
             answer = await self._http.ask(method, url + path, body=packed, params=params, timeout_s=CONTROL_S)
         except Lost as error:
             raise EngineUnavailable(f"{url}{path}: {error}") from error
-        if answer.status == 404:
+        if no_such_path(answer.status, answer.body):
             raise EngineFailed(f"{url}{path}: no such endpoint{self.missing}")
         if answer.status != 200:
             raise EngineFailed(f"{url}{path} answers {answer.status}: {words_of(answer.body)}")
@@ -128,3 +136,25 @@ class EngineControl(ReplicaControl):
         await self._all(
             "POST", "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}}
         )
+
+
+class AdapterControl(ReplicaControl):
+    """LoRA adapters of vLLM servers, under names that a request may have as its model."""
+
+    missing = (
+        ": adapters are served by vLLM only, started with --enable-lora and the variable"
+        " VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
+    )
+
+    async def names(self) -> list[frozenset[str]]:
+        """What each replica serves: its model, and the adapters that are loaded."""
+        return [frozenset(one.id for one in each.data) for each in await self._get("/v1/models", _Models)]
+
+    async def load(self, name: str, path: str) -> None:
+        """Loads a folder that every replica can read, and goes on reading while anything is sampled by it: vLLM keeps
+        few adapters in memory. A name that is taken is refused. Meanwhile generations go on."""
+        await self._all("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
+
+    async def unload(self, name: str) -> None:
+        """No further request finds it. Generations that run end by it, so its folder stays until then."""
+        await self._all("POST", "/v1/unload_lora_adapter", {"lora_name": name})

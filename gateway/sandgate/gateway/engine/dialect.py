@@ -37,6 +37,12 @@ class Dialect(Protocol):
         ...
 
     @property
+    def serves_adapters(self) -> bool:
+        """A LoRA adapter can be loaded while it runs, and is asked for as a model of that name: a request for one that
+        is not there is refused as `ModelNotServed`."""
+        ...
+
+    @property
     def unasked(self) -> Way:
         """How a replica is talked to that has not been asked yet what it is."""
         ...
@@ -48,6 +54,10 @@ class Dialect(Protocol):
 
     async def label_of(self, http: Transport, url: str) -> str | None:
         """The label of its weights; None if it does not report one. Raises EngineUnavailable if no answer came."""
+        ...
+
+    async def names_of(self, http: Transport, url: str) -> frozenset[str]:
+        """Names of the models and adapters that it serves now. Raises EngineUnavailable if no answer came."""
         ...
 
     async def check(self, http: Transport, url: str) -> Probe:

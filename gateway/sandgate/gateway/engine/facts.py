@@ -89,6 +89,21 @@ async def label_of(http: Transport, url: str) -> str | None:
         return None
 
 
+async def names_of(http: Transport, url: str) -> frozenset[str]:
+    """What a replica serves: its model, and adapters that are loaded. Raises EngineUnavailable if no answer came, or
+    none that can be read."""
+    try:
+        answer = await http.ask("GET", f"{url}/v1/models", timeout_s=LABEL_S)
+    except Lost as error:
+        raise EngineUnavailable(f"{url}/v1/models: {error}") from error
+    if answer.status != 200:
+        raise EngineUnavailable(f"{url}/v1/models answers {answer.status}")
+    try:
+        return frozenset(each.id for each in msgspec.json.decode(answer.body, type=_Models).data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise EngineUnavailable(f"{url}/v1/models cannot be read: {error}") from error
+
+
 NO_MODEL = orjson.dumps(
     {"token_ids": [0], "sampling_params": {"max_tokens": 1}, "model": "sandgate-asks-whether-this-is-open"}
 )

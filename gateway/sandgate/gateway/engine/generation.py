@@ -32,6 +32,8 @@ class Generation:
     until `tell`."""
     streams: bool
     """Steps are streamed as they arrive, so none can be taken back."""
+    adapter: str = ""
+    """LoRA adapter that samples the next piece; `told` is its version, whatever the label of the weights below it."""
     numbered: bool = False
     """Labels must carry versions in the next piece (see engine.labels)."""
     labelled: bool = False
@@ -58,11 +60,11 @@ class Generation:
             return self.prompt.ids, self.prompt.max_tokens
         return self.prompt.ids + self.ids, self.prompt.max_tokens - len(self.ids)
 
-    def ask(self, told: int, *, numbered: bool) -> None:
+    def ask(self, told: int, *, numbered: bool, adapter: str = "") -> None:
         """The next attempt begins; `told` is the version last told. What one before it left is a piece."""
         if len(self.ids) > self._piece:
             self._end_piece(None)
-        self.told, self.numbered = told, numbered
+        self.told, self.numbered, self.adapter = told, numbered, adapter
         self._later.clear()
 
     def tell(self, version: int) -> None:
@@ -115,6 +117,8 @@ class Generation:
         self._seen = self.resumed
 
     def _end_piece(self, labels: tuple[tuple[str | int, int, int], ...] | None) -> None:
+        if self.adapter:
+            labels = None
         count = len(self.ids) - self._piece
         spans = spans_of(labels, count, told=self.told, offset=self._piece, numbered=self.numbered)
         labelled = any(number_of(label) is not None for label, _, _ in labels or ())

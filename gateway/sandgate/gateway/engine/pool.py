@@ -8,12 +8,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import ClassVar, Self
 
-from sandgate.contract.errors import EngineFailed, EngineUnavailable, Overloaded, SandgateError
+from sandgate.contract.errors import (
+    EngineFailed,
+    EngineUnavailable,
+    ModelNotServed,
+    Overloaded,
+    SandgateError,
+)
 from sandgate.gateway.engine import health, load
-from sandgate.gateway.engine.api import Delta, EngineFacts, EngineStatus, GenerationResult, Prompt
+from sandgate.gateway.engine.api import (
+    Delta,
+    EngineFacts,
+    EngineStatus,
+    GenerationResult,
+    Prompt,
+    ServedAdapter,
+)
 from sandgate.gateway.engine.dialect import Dialect
 from sandgate.gateway.engine.generation import Generation
 from sandgate.gateway.engine.labels import Labels
@@ -64,18 +79,22 @@ class EnginePool:
         version_now: Callable[[], int] | None = None,
         labels: Labels | None = None,
         gather_s: float = 0.0,
+        adapter_now: Callable[[], ServedAdapter | None] | None = None,
     ) -> None:
         """`vocab_size`: ids at or above it are refused; 0 = unknown. `version_now`: gives the policy version last set,
         for tokens that are sampled after a cut by an engine that reports none; default: the prompt's.
         `labels`: what is known of the engines' labels already. `gather_s`: what a stream brings within so many
-        seconds is read together."""
+        seconds is read together. `adapter_now`: gives the LoRA adapter that is the policy; None: the engines' own
+        weights are."""
         self.table = ReplicaTable.of(_plain(urls))
         self.facts = EngineFacts(logprobs_mode=logprobs_mode)
         self._known: dict[str, EngineFacts] = {}
         self._changing = asyncio.Lock()
         self._model, self._timeout_s, self._vocab_size = model, timeout_s, vocab_size
         self._gather_s = gather_s
-        self._version_now = version_now
+        self._version_now, self._adapter_now = version_now, adapter_now
+        self._by_adapter: Counter[str] = Counter()
+        """Attempts in flight."""
         self._latest = 0
         """The version of the latest prompt, which counts as the last set where there is no `version_now`."""
         self.labels = labels or Labels()
@@ -108,6 +127,7 @@ class EnginePool:
         version_now: Callable[[], int] | None = None,
         labels: Labels | None = None,
         gather_s: float = 0.0,
+        adapter_now: Callable[[], ServedAdapter | None] | None = None,
         probe_s: float = health.PROBE_S,
         patient: bool = False,
         peers: int = 1,
@@ -128,6 +148,7 @@ class EnginePool:
             version_now=version_now,
             labels=labels,
             gather_s=gather_s,
+            adapter_now=adapter_now,
         )
         engine.table.peers, engine.table.index = peers, index
         try:
@@ -202,7 +223,9 @@ class EnginePool:
             self._logprobs.forget(url)
         if result.failure is None and url in self._unserved:
             result = health.Probe(await self._still_unserved(url))
-        if result.failure is None and self.labels.demanded(self._version()):
+        doubted = url in self.table.replicas and bool(self.table.replicas[url].doubt)
+        demanded = self._adapter() is not None or self.labels.demanded(self._version())
+        if result.failure is None and (demanded or doubted):
             await self._read_labels([url], fresh=not up)
         return result
 
@@ -221,7 +244,10 @@ class EnginePool:
 
     async def _read_labels(self, urls: Sequence[str], *, fresh: bool = False) -> None:
         """Reads replicas' labels. A replica that does not answer stays as usable as it was; a `fresh` one is not
-        used."""
+        used. Where an adapter is the policy, it is what they must have; their labels say nothing of it."""
+        if self._adapter() is not None:
+            await self._look_for_adapter(urls, fresh=fresh)
+            return
         labels = await asyncio.gather(
             *(self.dialect.label_of(self._http, url) for url in urls), return_exceptions=True
         )
@@ -237,6 +263,21 @@ class EnginePool:
                 raise label
             elif fresh and self.labels.demanded(self._version()):
                 self._doubt(url, f"the version of its weights is not known yet: {label}")
+
+    async def _look_for_adapter(self, urls: Sequence[str], *, fresh: bool) -> None:
+        served = self._adapter()
+        asked = (self.dialect.names_of(self._http, url) for url in urls)
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        if served is None or self._adapter() != served:  # another was told meanwhile: this says nothing of it
+            await self._read_labels(urls, fresh=fresh)
+            return
+        for url, names in zip(urls, found, strict=True):
+            if isinstance(names, frozenset):
+                self._doubt(url, "" if served.name in names else _without(served))
+            elif not isinstance(names, EngineUnavailable):
+                raise names
+            elif fresh:
+                self._doubt(url, f"whether it has the adapter is not known yet: {names}")
 
     def _doubt(self, url: str, why: str) -> None:
         if self.table.doubt(url, why):
@@ -316,17 +357,20 @@ class EnginePool:
         made = Generation(prompt, told=prompt.version, streams=on_delta is not None)
         tries = _Tries()
         while True:
-            told = self._version_for(prompt)  # a pause that was waited out may have brought new weights
-            made.ask(told, numbered=self.labels.demanded(told))
+            self._aim(made)  # a pause that was waited out may have brought new weights
             url = self.table.reserve(prompt.affinity, tries.out, session=prompt.session or prompt.affinity)
             if url is None and await self._logprobs.next_of(self.table.unmeasured(tries.out)):
                 continue  # a turn waits for the measurement as it would in the same queue
             if url is None:
                 raise tries.verdict(self.table)
+            self._by_adapter[made.adapter] += 1
             try:
                 await self._attempt(url, made, tries, on_delta)
             except Lost as error:
                 await self._lost(url, made, tries, error)
+            except ModelNotServed as error:
+                self._lacks_adapter(url, made, tries, error)
+                continue
             except Unlabelled as error:
                 self._doubt(url, str(error))
                 made.forget(error)
@@ -343,11 +387,30 @@ class EnginePool:
                 continue
             finally:
                 self.table.release(url)
+                self._by_adapter -= Counter((made.adapter,))  # none of what is left at 0
             self.labels.known = self.labels.known or made.labelled
             if made.finish == "abort":
                 made.cut("the engine aborted it", told=self._version_for(prompt))
             if made.finish is not None:
                 return made.sample(url, self._known.get(url, self.facts).build)
+
+    def _aim(self, made: Generation) -> None:
+        """What samples the next piece, and of which version that is: as of now, both at once."""
+        told, adapter = self._version_for(made.prompt), ""
+        if (served := self._adapter()) is not None:
+            told, adapter = served.version, served.name
+        made.ask(told, numbered=not adapter and self.labels.demanded(told), adapter=adapter)
+
+    def _lacks_adapter(self, url: str, made: Generation, tries: _Tries, error: ModelNotServed) -> None:
+        """The replica does not have the adapter that it was asked for: nothing was sampled. Raises `error` where the
+        model itself is not served."""
+        served = self._adapter()
+        if not made.adapter:
+            raise error
+        if served is None or served.name != made.adapter:
+            return  # another was told meanwhile, and this one was unloaded: it is asked again, for that one
+        self._doubt(url, _without(served))
+        tries.refused(url, EngineUnavailable(f"engine {url}: {_without(served)}", retry_after=health.PROBE_S))
 
     async def _lost(self, url: str, made: Generation, tries: _Tries, error: Lost) -> None:
         """The connection broke. Tokens that had arrived are kept; the rest is asked for next, maybe elsewhere."""
@@ -355,10 +418,22 @@ class EnginePool:
             self.table.down(url, str(error))
             if error.refused:
                 self._logprobs.forget(url)
-        elif made.numbered:  # it may be up again already, with the weights of its start
+        elif made.numbered or made.adapter:  # it may be up again already, with the weights of its start
             await self._read_labels([url], fresh=True)
         if made.ids and made.finish in (None, "abort"):
             made.cut(str(error), told=self._version_for(made.prompt))
+
+    @property
+    def serves_adapters(self) -> bool:
+        """See `ServesAdapters.serves_adapters`."""
+        return self.dialect.serves_adapters
+
+    def adapters_in_use(self) -> frozenset[str]:
+        """See `ServesAdapters.adapters_in_use`."""
+        return frozenset(name for name, count in self._by_adapter.items() if name and count)
+
+    def _adapter(self) -> ServedAdapter | None:
+        return None if self._adapter_now is None else self._adapter_now()
 
     def _version(self) -> int:
         return self._latest if self._version_now is None else self._version_now()
@@ -374,6 +449,8 @@ class EnginePool:
         """Asks one replica for the rest of a generation. Returns when the answer is complete. If the call is cancelled
         or fails on our side, the engine is asked to abort."""
         way, prompt = self._way(url), made.prompt
+        if made.adapter:
+            prompt = replace(prompt, model=made.adapter)
         ids, max_tokens = made.asks()
         request_id = tries.name(prompt.request_id)
         request = way.request(
@@ -419,9 +496,10 @@ class EnginePool:
     async def _stream(self, answer: Streamed, read: Reader, made: Generation, on_delta: OnDelta) -> None:
         events = Events()
         # Where the end of an answer brings no versions, when a token came is all that tells its own.
-        gather_s = self._gather_s if self.labels.known else 0.0
+        gather_s = self._gather_s if self.labels.known or made.adapter else 0.0
         async for chunk in answer.chunks(gather_s):
-            made.tell(self._told_now(made.prompt))
+            if not made.adapter:
+                made.tell(self._told_now(made.prompt))
             payloads = events.feed(chunk)
             if len(payloads) == 1:  # what a slow engine brings
                 if (alone := made.take(read(payloads[0]))) is not None:
@@ -504,6 +582,14 @@ class _Tries:
         if self._last is not None:
             return self._last
         return health.none_up(table.status())
+
+
+def _without(adapter: ServedAdapter) -> str:
+    """Why a replica without it is not used."""
+    return (
+        f"version {adapter.version} is the adapter {adapter.name}, which it lacks: it restarted or is new; make "
+        "the weight update again"
+    )
 
 
 def _plain(urls: Sequence[str]) -> tuple[str, ...]:

@@ -81,6 +81,7 @@ class VllmDialect:
     """See `Dialect`."""
 
     gauges = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+    serves_adapters = True
     unasked = VllmWay()
 
     async def probe(self, http: Transport, url: str, *, model: str, logprobs_mode: str) -> Found:
@@ -91,6 +92,10 @@ class VllmDialect:
     async def label_of(self, http: Transport, url: str) -> str | None:
         """See `Dialect.label_of`."""
         return await facts.label_of(http, url)
+
+    async def names_of(self, http: Transport, url: str) -> frozenset[str]:
+        """See `Dialect.names_of`."""
+        return await facts.names_of(http, url)
 
     async def check(self, http: Transport, url: str) -> health.Probe:
         """See `Dialect.check`."""

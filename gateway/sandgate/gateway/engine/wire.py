@@ -237,7 +237,12 @@ def says_paused(status: int, body: bytes) -> bool:
 def is_shut(status: int, body: bytes) -> bool:
     """Whether an answer means that /inference/v1/generate is not served: 403 without --enable-scale-out, 404 or 405 by
     older servers. A 404 with another text is about the model."""
-    return status in (403, 405) or (status == 404 and words_of(body) in ("Not Found", "404: Not Found"))
+    return status in (403, 405) or no_such_path(status, body)
+
+
+def no_such_path(status: int, body: bytes) -> bool:
+    """Whether an answer is the 404 of a server without such an endpoint, and not of something that it was asked for."""
+    return status == 404 and words_of(body) in ("Not Found", "404: Not Found")
 
 
 def _seconds(retry_after: str | None) -> float:

@@ -18,7 +18,7 @@ from sandgate.gateway.journal.top_logprobs import NONE
 from sandgate.gateway.media.pictures import Picture
 from sandgate.gateway.media.spans import Span
 
-SCHEMA = 11
+SCHEMA = 12
 """The newest schema. A record carries the first schema that knew its kind, so that a journal without new kinds stays
 readable for older gateways."""
 
@@ -418,6 +418,20 @@ class Retired(_Record, frozen=True, kw_only=True, tag="retired"):
     """Names in the metadata it was created with whose value was true."""
 
 
+class _Twelfth(_Record, frozen=True, kw_only=True, omit_defaults=False):
+    """Kinds that schema 12 added; their bytes say so."""
+
+    schema: int = 12
+
+
+class AdapterServed(_Twelfth, frozen=True, kw_only=True, tag="adapter"):
+    """The trainer's weights advanced, and engines serve them as an adapter of this name beside the weights that they
+    were started with. A PolicyVersion ends that. Session field of the row is the empty string."""
+
+    version: int
+    name: str
+
+
 RETIRED = "~retired/"
 """How the session fields of Retired begin; no session can have such an id."""
 TASKS = "~tasks"
@@ -450,6 +464,7 @@ Record = Union[  # noqa: UP007 - msgspec wants the union as a value
     PicturesKept,
     ImagesFetched,
     Retired,
+    AdapterServed,
 ]
 
 _ENCODER = msgspec.msgpack.Encoder()

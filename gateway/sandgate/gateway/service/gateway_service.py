@@ -31,7 +31,7 @@ from sandgate.contract.keys import Key, Scope
 from sandgate.contract.session_urls import SessionUrls
 from sandgate.contract.trajectory import Json, Trajectory
 from sandgate.gateway.config import DATABASES, Config
-from sandgate.gateway.engine.api import Engine, KeepsSessions, Labelled, Replaceable
+from sandgate.gateway.engine.api import Engine, KeepsSessions, Labelled, Replaceable, ServesAdapters
 from sandgate.gateway.engine.nodes import SameNode
 from sandgate.gateway.journal.records import Completed, Delivered, Leased, Record, Rewarded, Sealed
 from sandgate.gateway.journal.room import volume
@@ -364,10 +364,18 @@ class GatewayService:
         await self.sessions.set_paused(False)
         self.turns.admission.resume()
 
-    async def set_version(self, version: int, labelled: bool | None = None) -> None:
+    async def set_version(self, version: int, labelled: bool | None = None, adapter: str = "") -> None:
         """Sets the policy version to what the trainer says its weights are. Returns when that is durable and the
-        engines were checked: an engine whose label has no version, and should have one, is not used."""
-        await self.sessions.set_version(version, labelled)
+        engines were checked: an engine whose label has no version, and should have one, is not used. `adapter`: the
+        version is that of a LoRA adapter, which the engines serve under this name; one that does not is not used.
+        Raises Unsupported where engines load no adapters while they run."""
+        if adapter and not (isinstance(self.engine, ServesAdapters) and self.engine.serves_adapters):
+            raise Unsupported(
+                f"engines of kind {self.config.engine.kind} are given no LoRA adapters here: vLLM alone loads them by"
+                " name while it runs. Publish merged weights",
+                field="adapter",
+            )
+        await self.sessions.set_version(version, labelled, adapter)
         if isinstance(self.engine, Labelled):
             await self.engine.version_told()
             await self.sessions.keep_labels()
@@ -412,6 +420,10 @@ class GatewayService:
         self.metrics.free.set(free)
         self.metrics.size.set(size)
 
+    def _adapters_in_use(self) -> list[Json]:
+        """Names of LoRA adapters that generations in flight are sampled by."""
+        return sorted(self.engine.adapters_in_use()) if isinstance(self.engine, ServesAdapters) else []
+
     def status(self) -> dict[str, Json]:
         """Load, pause, versions, journal, engines."""
         store = self.sessions.store.status()
@@ -426,6 +438,8 @@ class GatewayService:
             "paused": self.turns.load.paused,
             "draining": self.turns.load.draining,
             "policy_version": self.sessions.process.version,
+            "adapter": served.name if (served := self.sessions.process.adapter) else "",
+            "adapters": self._adapters_in_use(),
             "labelled": self.sessions.labels.known,
             "trainer_seen_at": self.gate.trainer_seen_at,
             "groups": {"owed": owed, "leased": leased},

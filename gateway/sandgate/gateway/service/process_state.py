@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from sandgate.gateway.engine.api import ServedAdapter
 from sandgate.gateway.journal.records import (
+    AdapterServed,
     CapacityChanged,
     EnginesLabelled,
     EnginesSet,
@@ -16,7 +18,7 @@ from sandgate.gateway.journal.records import (
     TurnsHeld,
 )
 
-ProcessRecord = PolicyVersion | EnginesLabelled | EnginesSet | TurnsHeld | CapacityChanged
+ProcessRecord = PolicyVersion | AdapterServed | EnginesLabelled | EnginesSet | TurnsHeld | CapacityChanged
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,9 @@ class ProcessState:
 
     version: int = 0
     """Policy version of the engines' weights, as the trainer said it."""
+    adapter: ServedAdapter | None = None
+    """What the engines serve that version as, beside the weights that they were started with. Changes with it, in one
+    step."""
     labelled: bool = False
     """Labels of the engines' weights carry versions, and the journal says so."""
     paused: bool = False
@@ -38,7 +43,10 @@ class ProcessState:
         """The state after this record."""
         match record:
             case PolicyVersion():
-                return replace(self, version=record.version)
+                return replace(self, version=record.version, adapter=None)
+            case AdapterServed():
+                served = ServedAdapter(record.name, record.version)
+                return replace(self, version=record.version, adapter=served)
             case EnginesLabelled():
                 return replace(self, labelled=record.labelled)
             case TurnsHeld():
@@ -50,7 +58,7 @@ class ProcessState:
 
     def snapshot(self, now: float) -> list[Record]:
         """Records that fold to this state: what may replace the log in the journal."""
-        records: list[Record] = [PolicyVersion(at=now, version=self.version)]
+        records: list[Record] = [_version(now, self.version, self.adapter)]
         if self.labelled:
             records.append(EnginesLabelled(at=now, labelled=True))
         if self.paused:
@@ -60,3 +68,9 @@ class ProcessState:
         if self.capacity:
             records.append(CapacityChanged(at=now, by=self.capacity))
         return records
+
+
+def _version(now: float, version: int, adapter: ServedAdapter | None) -> Record:
+    if adapter is None:
+        return PolicyVersion(at=now, version=version)
+    return AdapterServed(at=now, version=version, name=adapter.name)

@@ -217,6 +217,10 @@ class ForgetTasks(_Body):
     upto: int = Field(ge=0, le=2**53)
 
 
+ADAPTER_CHARS = 512
+"""Of a name; ours are a job's, a version and a digest."""
+
+
 class EnginesBody(_Body):
     """Body of PUT /v1/engines: the whole set, base URLs without a path."""
 
@@ -231,3 +235,5 @@ class VersionBody(_Body):
     version: int = Field(ge=0, le=2**31 - 1)
     labelled: bool | None = None
     """Do the labels of the engines' weights carry versions? Null: as was told or seen before."""
+    adapter: str = Field(default="", max_length=ADAPTER_CHARS)
+    """LoRA adapter, by the name under which the engines serve it, whose version this is."""

@@ -22,6 +22,7 @@ from sandgate.gateway.journal.records import (
     RETIRED,
     TASKS,
     Acked,
+    AdapterServed,
     CapacityChanged,
     Delivered,
     EnginesLabelled,
@@ -318,11 +319,16 @@ class Sessions:
         records = (record for _, _, record in self.store.scan(session.session_id))
         return trajectories_from(session.session_id, records, facts)
 
-    async def set_version(self, version: int, labelled: bool | None = None) -> None:
+    async def set_version(self, version: int, labelled: bool | None = None, adapter: str = "") -> None:
         """Sets the policy version, durably, so that a restart does not mislabel tokens. `labelled`: whether the labels
-        of the engines' weights carry versions; None: as before."""
+        of the engines' weights carry versions; None: as before. `adapter`: what the engines serve the version as;
+        empty: their own weights are of it."""
         now = self.now()
-        records: list[ProcessRecord] = [PolicyVersion(at=now, version=version)]
+        records: list[ProcessRecord] = [
+            AdapterServed(at=now, version=version, name=adapter)
+            if adapter
+            else PolicyVersion(at=now, version=version)
+        ]
         if labelled is not None and (labelled, labelled) != (self.process.labelled, self.labels.known):
             records.append(EnginesLabelled(at=now, labelled=labelled))
         await _carried_through(self._fold_durably(*records))

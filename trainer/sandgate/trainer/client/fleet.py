@@ -403,12 +403,15 @@ class AsyncFleet:
         engines: Iterable[str] = (),
         kind: EngineKind | str = EngineKind.VLLM,
         drain_s: float = weight_update.DRAIN_S,
+        adapter: str = "",
     ) -> AsyncIterator[weight_update.Update]:
         """Pause every gateway; swap the weights inside the block; then all carry `version` and go on.
 
         `engines`: URLs of servers of this `kind` that are paused too, labelled with the version, and have their prefix
         caches cleared; the trainer must reach them. `mode`: what becomes of running generations (see
-        `weight_update.Mode`).
+        `weight_update.Mode`). `adapter`: the version is that of a LoRA adapter which vLLM servers have loaded under
+        this name, and a server without it is not used; nothing is paused then but new turns, and generations that run
+        end under the version that they began with.
 
         A gateway or engine that cannot be paused is an error before the block, with the others let go again. If the
         block raises, the old weights must still be there: the version stays, and turns go on. What fails afterwards is
@@ -418,7 +421,12 @@ class AsyncFleet:
             began = self.keeper.clock()
             try:
                 async with weight_update.weight_update(
-                    self.clients, version, mode=mode, engines=controls, drain_s=drain_s
+                    self.clients,
+                    version,
+                    mode=mode,
+                    engines=controls,
+                    drain_s=drain_s,
+                    adapter=adapter,
                 ) as update:
                     yield update
                     self.told_version(version)

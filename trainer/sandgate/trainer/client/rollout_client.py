@@ -174,12 +174,13 @@ class AsyncRolloutClient(ControlClient):
         counts, the group is lost: `groups()` gives it once, without trajectories."""
         await self.call(control_api.close_group(job, uid))
 
-    async def policy_version(self, version: int, *, labelled: bool | None = None) -> None:
+    async def policy_version(self, version: int, *, labelled: bool | None = None, adapter: str = "") -> None:
         """Tokens sampled from now on carry this version, where the engine itself reports none. `labelled`: every
         engine's weights are labelled with their version (`/update_weight_version`); then an engine whose label has no
         number has lost its weights, and is not used until it has one. False: labels say nothing (any more). None: as
-        was told or seen before."""
-        await self.call(control_api.policy_version(version, labelled))
+        was told or seen before. `adapter`: the version is that of a LoRA adapter, which engines serve under this name;
+        one that does not is not used. Empty: the engines' own weights are of it. Raises Unsupported."""
+        await self.call(control_api.policy_version(version, labelled, adapter))
 
     async def pause(self) -> None:
         """Hold turns that have not reached the engine; their clients get heartbeats."""

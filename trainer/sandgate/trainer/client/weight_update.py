@@ -44,7 +44,9 @@ class PausableGateway(Protocol):
 
     async def pause(self) -> None: ...
     async def resume(self) -> None: ...
-    async def policy_version(self, version: int, *, labelled: bool | None = None) -> None: ...
+    async def policy_version(
+        self, version: int, *, labelled: bool | None = None, adapter: str = ""
+    ) -> None: ...
     async def status(self) -> dict[str, Json]: ...
 
 
@@ -76,6 +78,8 @@ class Update:
     version: int
     engines: Mapping[str, UpdatableEngine]
     """By URL; empty if the trainer swaps without our help."""
+    adapter: str = ""
+    """LoRA adapter that is the policy from then on, which engines have loaded by this name."""
     loaded: set[str] = field(default_factory=set)
     """Engines that have the new weights. A swap of your own that may fail half-way adds to it."""
 
@@ -96,13 +100,14 @@ async def weight_update(
     mode: Mode = "keep",
     engines: Mapping[str, UpdatableEngine] | None = None,
     drain_s: float = DRAIN_S,
+    adapter: str = "",
 ) -> AsyncIterator[Update]:
     """See the module. Without `engines`, `keep` and `abort` are the swap's own business, and `wait` waits until no
-    gateway has a generation in an engine. Raises InvalidBody, an ExceptionGroup of what the gateways and engines said,
-    and HalfUpdated."""
+    gateway has a generation in an engine. `adapter`: see `Update.adapter`. Raises InvalidBody, an ExceptionGroup of
+    what the gateways and engines said, and HalfUpdated."""
     if not 0 <= version <= VERSION_MAX:
         raise InvalidBody(f"version: {version} is not in 0..{VERSION_MAX}", field="version")
-    update, done = Update(version, dict(engines or {})), False
+    update, done = Update(version, dict(engines or {}), adapter), False
     missed: dict[str, Exception] = {}
     held = await _held(gateways)
     try:
@@ -150,7 +155,10 @@ async def _go_on(
     missed |= await _each(fresh, lambda one: _label(one, update.version))
     if done:
         labelled = True if update.engines else None
-        missed |= await _each(gateways, lambda one: one.policy_version(update.version, labelled=labelled))
+        named = {"adapter": update.adapter} if update.adapter else {}
+        missed |= await _each(
+            gateways, lambda one: one.policy_version(update.version, labelled=labelled, **named)
+        )
     well = {name: one for name, one in update.engines.items() if name not in missed}
     missed |= await _each(well, lambda one: one.resume())
     told = {name: one for name, one in gateways.items() if name not in missed and (done or name not in held)}

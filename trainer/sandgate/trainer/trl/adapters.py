@@ -26,7 +26,7 @@ def adapted(model: Any) -> bool:
 def check_adapters(model: Any) -> None:
     """Raises InvalidBody, by name, for a model whose adapters cannot be published. Each layer is merged once, so that
     the first publication is not the first that says so; `model` keeps its bits."""
-    _check_kind(model)
+    check_kind(model)
     if adapted(model):
         import torch  # type: ignore[import-not-found, unused-ignore]
 
@@ -45,7 +45,7 @@ def plain(model: Any) -> tuple[Any, dict[str, Any]]:
     tied weight."""
     import torch
 
-    _check_kind(model)
+    check_kind(model)
     base = model.get_base_model()
     state: dict[str, Any] = {}
     with torch.no_grad():
@@ -54,7 +54,8 @@ def plain(model: Any) -> tuple[Any, dict[str, Any]]:
     return base, state
 
 
-def _check_kind(model: Any) -> None:
+def check_kind(model: Any) -> None:
+    """Raises InvalidBody, by name, for adapters that are neither merged nor served."""
     if not adapted(model):
         if getattr(model, "_hf_peft_config_loaded", False):
             raise InvalidBody(
@@ -82,8 +83,9 @@ def _check_kind(model: Any) -> None:
         )
     if getattr(base, "is_quantized", False) or getattr(base, "hf_quantizer", None) is not None:
         raise InvalidBody(
-            "adapters over a quantized model (QLoRA) cannot be merged for the engines: each merge would be rounded to"
-            " its few bits, and change the weights that are trained. Load it without quantization_config",
+            "adapters over a quantized model (QLoRA) are not published: each merge would be rounded to its few bits and"
+            " change the weights that are trained, and engines would serve them over other weights than the trainer's."
+            " Load it without quantization_config",
             field=FIELD,
         )
 

@@ -18,7 +18,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from itertools import cycle, islice
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from sandgate.contract.errors import Conflict, InvalidBody
 from sandgate.contract.job import Task
@@ -31,7 +31,8 @@ from sandgate.trainer.trl.names import Round, check_run, check_tasks
 from sandgate.trainer.trl.positions import count_from_first
 from sandgate.trainer.trl.ranks import Ranks, leads
 from sandgate.trainer.trl.rounds import TTL_S, LeaseFile, Rounds
-from sandgate.trainer.trl.weights import Weights
+from sandgate.trainer.trl.served import ServedAdapters
+from sandgate.trainer.trl.weights import FolderWeights, Weights
 from sandgate.trainer.trl.whole import check, gathered
 
 log = logging.getLogger(__name__)
@@ -247,13 +248,21 @@ class Rollouts:
 
     # -- beside the trainer -------------------------------------------------------------------------------------------
 
-    def attach(self, trainer: Any, weights: Weights | None = None) -> None:
+    def attach(
+        self,
+        trainer: Any,
+        weights: Weights | None = None,
+        *,
+        adapters: Literal["merged", "served"] = "merged",
+    ) -> None:
         """Tie `trainer` to the job: groups are acknowledged when a checkpoint holds them, TRL's importance-sampling
         correction uses the captured logprobs (GRPOConfig's `vllm_importance_sampling_*`), its models count positions as
         the engine does, and `weights` go to the engines before a round is asked for. None: somebody else publishes
-        them.
+        them. `adapters`: of a model of peft, what goes to the engines: weights with the adapters merged in, or, served,
+        its LoRA adapter alone, which vLLM loads beside its own weights; it is tried on every engine here.
 
-        Raises InvalidBody for `ahead` where one optimizer step is not one call, and for adapters over sharded weights.
+        Raises InvalidBody for `ahead` where one optimizer step is not one call, for adapters over sharded weights, and
+        for what is not served; EngineFailed with the words of an engine that does not load it.
         """
         from sandgate.trainer.trl.callback import CheckpointAcks, EngineSync, OneModel
 
@@ -265,8 +274,14 @@ class Rollouts:
                 "ahead: needs steps_per_generation * num_iterations == gradient_accumulation_steps",
                 field="ahead",
             )
+        if adapters not in ("merged", "served"):
+            raise InvalidBody(f"adapters: {adapters!r} is neither merged nor served", field="adapters")
+        if adapters == "served":
+            weights = self._served(weights)
         if weights is not None:
             check(trainer, weights)
+        if isinstance(weights, ServedAdapters):
+            self._ranks_of(trainer).together(lambda: self._try(trainer, weights))
         self._weights = weights
         for model in (trainer.model, trainer.ref_model):
             if model is not None:
@@ -276,6 +291,20 @@ class Rollouts:
         # TRL has one switch for both: correct with the logprobs of the sampling engine, and sync weights to it.
         trainer.use_vllm, trainer.vllm_generation = True, EngineSync(lambda: self.publish(trainer))
         trainer._last_loaded_step = -1
+
+    def _served(self, weights: Weights | None) -> ServedAdapters:
+        if not isinstance(weights, FolderWeights):
+            raise InvalidBody('adapters="served" goes through a folder: give FolderWeights', field="adapters")
+        return weights.served(self.job)
+
+    def _try(self, trainer: Any, weights: ServedAdapters) -> None:
+        """Process 0: each engine loads the adapter once."""
+        saved = weights.try_saved(trainer.accelerator.unwrap_model(trainer.model))
+        self._background.call(
+            weights.try_loaded(self._connected, saved),
+            meanwhile=self._ranks_of(trainer).still,
+            every_s=LOOK_S,
+        )
 
     def publish(self, trainer: Any) -> None:
         """The trainer's weights, as their `version`, into the engines; turns are held meanwhile, none is lost.

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from sandgate.trainer.client.fleet import AsyncFleet
 from sandgate.trainer.client.weight_update import Mode
 from sandgate.trainer.trl.adapters import adapted, check_adapters, plain
+from sandgate.trainer.trl.served import ServedAdapters
 
 KEPT = 2
 """Folders: of the version that is served, and of the one before, which an engine may still be reading."""
@@ -43,6 +44,10 @@ class FolderWeights:
         `folder`."""
         self.urls, self.folder, self.mode, self.kept = tuple(urls), folder.absolute(), mode, max(KEPT, kept)
 
+    def served(self, job: str) -> ServedAdapters:
+        """Instead of these: adapters alone, through the same folder, of a job of this name (see `Rollouts.attach`)."""
+        return ServedAdapters(self.folder, job, urls=self.urls, kept=self.kept)
+
     def of(self, version: int) -> Path:
         """The checkpoint folder of a version."""
         return self.folder / f"v{version}"
@@ -61,7 +66,10 @@ class FolderWeights:
         model.save_pretrained(part, state_dict=state)
         shutil.rmtree(self.of(version), ignore_errors=True)
         os.replace(part, self.of(version))
-        found = sorted(self.folder.glob("v[0-9]*"), key=lambda one: int(one.name[1:]))
+        mine = (
+            one for one in self.folder.glob("v[0-9]*") if one.name[1:].isdecimal()
+        )  # not those of adapters
+        found = sorted(mine, key=lambda one: int(one.name[1:]))
         for old in found[: -self.kept]:
             shutil.rmtree(old, ignore_errors=True)
 

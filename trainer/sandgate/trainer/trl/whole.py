@@ -27,7 +27,7 @@ def check(trainer: Any, weights: Any) -> None:
     model = trainer.accelerator.unwrap_model(trainer.model)
     if shared and adapted(model):
         raise InvalidBody(
-            "adapters over weights of FSDP or ZeRO 3 cannot be merged for the engines: use DDP or ZeRO 1 or 2, or train"
+            "adapters over weights of FSDP or ZeRO 3 are neither merged nor served: use DDP or ZeRO 1 or 2, or train"
             " without peft_config",
             field="peft_config",
         )

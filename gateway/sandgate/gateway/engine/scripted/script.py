@@ -103,6 +103,8 @@ class Ask:
     top: int = 0
     pictures: Sequence[bytes] = ()
     """PNGs that it was given."""
+    adapter: str = ""
+    """By which it is to be sampled."""
 
 
 @dataclass(slots=True)
@@ -158,6 +160,10 @@ class Player:
         self.slots, self.prefixes = slots, PrefixCache(cache_blocks)
         self.label = INITIAL_LABEL
         """Weight version that next tokens are sampled by."""
+        self.adapters: dict[str, str] = {}
+        """LoRA adapters that are loaded: name -> folder."""
+        self.sampled_by: deque[str] = deque(maxlen=SHOWN_MAX)
+        """Adapters of the latest requests; empty: the model itself."""
         self.logprobs_mode = "processed_logprobs"
         """What a measurement of it finds; the logprobs of its script stay as they are."""
         self.counts: Counter[str] = Counter()
@@ -226,6 +232,7 @@ class Player:
     def restart(self) -> None:
         """As a process that dies and comes up again: connections break, and the weights are those of the start."""
         self.label = INITIAL_LABEL
+        self.adapters.clear()
         for run in self._runs.values():
             run.lost = True
         self.prefixes.clear()
@@ -308,6 +315,7 @@ class Player:
         number = self.counts["generations"]
         self.counts["generations"] += 1
         key = _key(ask, ask.ids)
+        self.sampled_by.append(ask.adapter)
         if ask.pictures:
             self.shown.append(tuple(ask.pictures))
         if key in self._cut:

@@ -61,6 +61,11 @@ class _Generate(msgspec.Struct):
     return_token_ids: bool = False
 
 
+class _Adapter(msgspec.Struct):
+    lora_name: str
+    lora_path: str = ""
+
+
 class _Completion(_Params):
     prompt: list[int] = []
     stream: bool = False
@@ -82,15 +87,17 @@ class ScriptedServer(ScriptedServing):
         old_logprobs: bool = False,
         versions: bool = True,
         dev_mode: bool = True,
+        lora_rank: int = 16,
         vision: Vision | None = None,
     ) -> None:
         """`generate_open` False: as vLLM without --enable-scale-out. `old_logprobs`: the shape up to 0.31.
         `versions` False: no weight_versions in answers. `dev_mode` False: no controls, as without
-        VLLM_SERVER_DEV_MODE=1. `vision`: of a model that takes images."""
+        VLLM_SERVER_DEV_MODE=1. `lora_rank`: the largest of an adapter; 0: none can be loaded, as without
+        VLLM_ALLOW_RUNTIME_LORA_UPDATING. `vision`: of a model that takes images."""
         super().__init__(player, model=model, host=host, port=port)
         self._version = version
         self._open, self._old, self._versions, self._dev = generate_open, old_logprobs, versions, dev_mode
-        self._vision = vision
+        self._vision, self._rank = vision, lora_rank
         self._name = 0
 
     def routes(self) -> list[web.RouteDef]:
@@ -104,6 +111,7 @@ class ScriptedServer(ScriptedServing):
             web.get("/v1/models", self._models),
             web.get("/metrics", self._metrics),
             *(self._controls() if self._dev else ()),
+            *(self._lora() if self._rank else ()),
         ]
 
     def _controls(self) -> list[web.RouteDef]:
@@ -117,6 +125,12 @@ class ScriptedServer(ScriptedServing):
             web.post("/collective_rpc", self._fine),
         ]
 
+    def _lora(self) -> list[web.RouteDef]:
+        return [
+            web.post("/v1/load_lora_adapter", self._load_adapter),
+            web.post("/v1/unload_lora_adapter", self._unload_adapter),
+        ]
+
     # -- sampling -----------------------------------------------------------------------------------------------
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
@@ -126,7 +140,7 @@ class ScriptedServer(ScriptedServing):
             asked = msgspec.json.decode(await request.read(), type=_Generate)
         except msgspec.DecodeError as error:
             return _error(400, str(error))
-        if asked.model not in (None, self.model):
+        if asked.model not in (None, self.model, *self.player.adapters):
             return _error(404, f"The model `{asked.model}` does not exist.")
         try:
             ids, images, pictures = self._see(asked)
@@ -136,7 +150,14 @@ class ScriptedServer(ScriptedServing):
         if asked.return_token_ids:
             told = {"prompt_token_ids": list(ids), "mm_placeholders": images or None}
         return await self._answer(
-            request, ids, asked.sampling_params, asked.stream, self._as_generate, told, pictures
+            request,
+            ids,
+            asked.sampling_params,
+            asked.stream,
+            self._as_generate,
+            told,
+            pictures,
+            adapter="" if asked.model in (None, self.model) else asked.model,
         )
 
     def _see(self, asked: _Generate) -> tuple[Ids, dict[str, list[dict[str, int]]], list[bytes]]:
@@ -178,6 +199,7 @@ class ScriptedServer(ScriptedServing):
         shape: Shape,
         told: Mapping[str, Any] = NOTHING,
         pictures: Sequence[bytes] = (),
+        adapter: str = "",
     ) -> web.StreamResponse:
         if not ids:
             return _error(400, "the prompt has no tokens")
@@ -191,6 +213,7 @@ class ScriptedServer(ScriptedServing):
             stop=stop,
             top=params.logprobs or 0,
             pictures=pictures,
+            adapter=adapter,
         )
         try:
             if ask.request_id.startswith(ASKS):
@@ -329,7 +352,30 @@ class ScriptedServer(ScriptedServing):
 
     async def _models(self, _: web.Request) -> web.Response:
         window = self.player.max_model_len
-        return web.json_response({"object": "list", "data": [{"id": self.model, "max_model_len": window}]})
+        served: list[dict[str, Any]] = [{"id": self.model, "max_model_len": window}]
+        served += [
+            {"id": name, "parent": self.model, "root": at} for name, at in self.player.adapters.items()
+        ]
+        return web.json_response({"object": "list", "data": served})
+
+    async def _load_adapter(self, request: web.Request) -> web.Response:
+        asked = msgspec.json.decode(await request.read(), type=_Adapter)
+        if asked.lora_name in self.player.adapters:
+            return _error(400, f"The lora adapter '{asked.lora_name}' has already been loaded.")
+        config = Path(asked.lora_path) / "adapter_config.json"
+        if not await asyncio.to_thread(config.is_file):
+            return _error(404, f"No adapter found for {asked.lora_name} at {asked.lora_path}")
+        rank = int(json.loads(await asyncio.to_thread(config.read_bytes))["r"])
+        if rank > self._rank:
+            return _error(500, f"LoRA rank {rank} is greater than max_lora_rank {self._rank}.")
+        self.player.adapters[asked.lora_name] = asked.lora_path
+        return web.Response(text="Success")
+
+    async def _unload_adapter(self, request: web.Request) -> web.Response:
+        asked = msgspec.json.decode(await request.read(), type=_Adapter)
+        if self.player.adapters.pop(asked.lora_name, None) is None:
+            return _error(404, f"The lora adapter '{asked.lora_name}' cannot be found.")
+        return web.Response(text="Success")
 
     async def _metrics(self, _: web.Request) -> web.Response:
         labels = f'{{engine="0",model_name="{self.model}"}}'

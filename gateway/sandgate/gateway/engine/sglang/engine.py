@@ -57,6 +57,8 @@ class SglangDialect:
 
     gauges = ("sglang:num_running_reqs", "sglang:num_queue_reqs")
     """With --enable-metrics only; without it each gateway goes by what it sends itself."""
+    serves_adapters = False
+    """It answers a request for an adapter that it does not have with what it has."""
     unasked = SglangWay()
 
     async def probe(self, http: Transport, url: str, *, model: str, logprobs_mode: str) -> Found:
@@ -109,6 +111,10 @@ class SglangDialect:
         except (msgspec.DecodeError, UnicodeDecodeError):
             return None
         return decoded.weight_version if decoded else None
+
+    async def names_of(self, http: Transport, url: str) -> frozenset[str]:
+        """See `Dialect.names_of`."""
+        return frozenset()  # nothing that may be relied on
 
     async def check(self, http: Transport, url: str) -> Probe:
         """See `Dialect.check`. SGLang's /health samples a token, which waits while a weight update holds the engine:
