@@ -41,10 +41,15 @@ From a registry, `oci://registry.example.com/team/charts/sandgate --version VERS
 ## Upgrade
 
 ```sh
-helm upgrade sandgate charts/sandgate --namespace sandgate --reset-then-reuse-values --wait
+tag="$(git rev-parse --short HEAD)"
+images/build.sh --registry registry.example.com/team --tag "$tag" --push operator gateway fetcher
+helm upgrade sandgate charts/sandgate --namespace sandgate --reset-then-reuse-values --wait \\
+  --set-string images.operator.tag="$tag",images.gateway.tag="$tag",images.fetcher.tag="$tag"
 ```
 
-Definitions of RolloutJob and AgentSession are upgraded with the release. Jobs go on.
+Chart and images go together, under a tag that no node has yet. Definitions of RolloutJob and AgentSession are upgraded
+with the release. Jobs go on; their gateways restart one after another with the new image.
+[install.md](../../docs/install.md#upgrade) says what takes which image when, what to back up, and how to go back.
 
 ## Uninstall
 

@@ -32,6 +32,18 @@ sandgate gateway --config gateway.json             # {"listening": "http://127.0
 export KEY="$(sandgate key --secret-file secret)"  # of scope trainer; --job, --ttl and --scope admin
 curl -H "authorization: Bearer $KEY" -d '{"uid": "q1"}' http://127.0.0.1:8000/v1/sessions  # a session's handle
 ```
+
+`gateway.json` is nested where the table below has dots. Besides the required keys this one has an address and a port:
+
+```json
+{
+  "listen": {"host": "127.0.0.1", "port": 8000},
+  "journal": "journal.sqlite",
+  "engine": {"urls": ["http://127.0.0.1:8001"]},
+  "model": {"name": "my-model", "tokenizer": "/models/my-model"},
+  "secret_file": "secret"
+}
+```
 """
 SETTINGS = "One JSON file. Unknown keys are refused; a missing default means that the key is required."
 ENDPOINTS = (

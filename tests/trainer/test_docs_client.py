@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 async def run(g: Running, checkpoint: Path) -> str:
-    given = {"ORIGIN": g.origin, "KEY": admin_key(), "CHECKPOINT": str(checkpoint)}
+    given = {"ORIGIN": g.origin, "KEY": admin_key(), "CHECKPOINT": str(checkpoint), "IDLE": "0"}
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", PROGRAM, env=os.environ | given, stdout=subprocess.PIPE
     )
