@@ -72,6 +72,17 @@ async def test_how_many_sessions_have_no_reward_is_told(tmp_path: Path, scored: 
         assert ["problems" in one for one in told] == [scored == "'never'"] * 2
 
 
+async def test_where_no_turn_was_taken_the_next_step_is_a_log(tmp_path: Path) -> None:
+    async with lab(tmp_path, ["yes"]) as here:
+        (tmp_path / "agent.py").write_text("raise SystemExit('no such module')")
+        done = await here.run()
+        assert done.code == 1
+        words = done.stdout.splitlines()[-1].split()
+        assert (words[0], words[2], words[4:]) == ("next", "logs", ["--out", "out"])
+        looked = CliRunner().invoke(app, ["logs", words[3], "--out", str(tmp_path / "out")])
+    assert "no such module" in looked.stdout
+
+
 async def test_a_reward_in_the_wrong_place_is_told_with_the_right_one(tmp_path: Path) -> None:
     async with lab(tmp_path, ["yes"]) as here:
         rewrite(tmp_path / "job.yaml", "source: exitCode", "source: agent")
