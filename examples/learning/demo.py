@@ -24,6 +24,7 @@ from rich.text import Text
 import curve
 from sandgate.operator.local.job import load_job
 from sandgate.operator.local.serve import serve_local
+from sandgate.trainer.cli.progress import line_of
 
 SERVED = "LEARNING_SERVED"
 """As train.py finds the gateways (grpo.py, which loads the trainer, is not imported here)."""
@@ -45,9 +46,10 @@ class View:
 
     def say(self, event: Any) -> None:
         """Progress of engine and gateway."""
-        self.note = f"{type(event).__name__}: {event}" if self.live is None else type(event).__name__
-        if self.live is None:
-            self.console.print(self.note, markup=False)
+        if (words := line_of(event)) is not None:
+            self.note = words
+            if self.live is None:
+                self.console.print(words, markup=False)
         self.show(curve.read(self.out / "steps.jsonl"))
 
     def show(self, story: curve.Story) -> None:

@@ -20,7 +20,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("apiVersion", "sandgate.dev/v1", "is not sandgate.dev/v1alpha1"),
     ("apiVersion", 1, "must be text"),
     ("kind", GONE, "is missing"),
-    ("kind", "Rolloutjob", "is not RolloutJob"),
+    ("kind", "Rolloutjob", "is not RolloutJob; did you mean RolloutJob?"),
     ("metadata", GONE, "is missing"),
     ("metadata.name", GONE, "is missing"),
     ("metadata.name", "", "must not be empty"),

@@ -318,7 +318,11 @@ STEPS: dict[str, Case] = {
         spec(**VERIFIER),
         after(ended(at=26.0), verifier=running(25.0, ended(at=26.0))),
         26.0,
-        seal(R.VERIFIER_FAILED, "verifier: it ended well but gave no reward"),
+        seal(
+            R.VERIFIER_FAILED,
+            "verifier: it ended well but gave no reward: its message was empty; a verifier writes "
+            '{"reward": n} to $SANDGATE_TERMINATION_LOG, or posts it to $SANDGATE_REWARD_URL',
+        ),
     ),
     "the word of one that crashed is not taken": (
         spec(**VERIFIER),

@@ -130,6 +130,16 @@ WRONG: dict[str, tuple[list[tuple[str, str]], str]] = {
         [managed("args: [--port=8000]")],
         "error: spec.engine.managed.args: --port=8000: the engine is asked on a loopback port",
     ),
+    "an engine's window that is less than the job's": (
+        [("tokenizer: model}", "tokenizer: model, maxModelLen: 4096}"), managed("args: [--max-model-len=2048]")],
+        "error: spec.engine.managed.args: --max-model-len 2048 is less than the model.maxModelLen of 4096 that the job"
+        " asks for (DIR/job.yaml:6)",
+    ),
+    "an engine's logprobs of another mode": (
+        [managed("args: [--logprobs-mode, raw_logprobs]")],
+        "error: spec.engine.managed.args: --logprobs-mode raw_logprobs, but engine.logprobsMode is processed_logprobs;"
+        " say it there, and not here (DIR/job.yaml:6)",
+    ),
     "an engine's command that is not there": (
         [managed('command: [vlllm, "$(PORT)"]')],
         "error: spec.engine.managed.command: vlllm is not on PATH (DIR/job.yaml:6)",
@@ -304,6 +314,20 @@ async def test_an_engine_whose_logprobs_are_of_another_mode_is_told_before_anyth
         path.write_text(path.read_text().replace("engine: {", "engine: {logprobsMode: raw_logprobs, "))
         assert (await here.run("--dry-run")).code == 0
         assert here.player.counts["generations"] == 0
+
+
+async def test_an_engine_that_takes_fewer_tokens_is_told_before_anything_starts(tmp_path: Path) -> None:
+    async with lab(tmp_path, ["yes"]) as here:
+        path, most = tmp_path / "job.yaml", here.player.max_model_len
+        path.write_text(
+            path.read_text().replace("tokenizer: model", f"tokenizer: model, maxModelLen: {most + 1}")
+        )
+        done = await here.run("--dry-run")
+        assert (done.code, done.stdout) == (2, "")
+        assert done.stderr == (
+            f"error: spec.model.maxModelLen: {most + 1} is more than the {most} tokens that {here.url} takes"
+            " (job.yaml:5) [field spec.model.maxModelLen]\n"
+        )
 
 
 async def test_an_engine_that_does_not_answer_is_not_asked_wrongly(

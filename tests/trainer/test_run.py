@@ -69,6 +69,35 @@ async def test_how_many_sessions_have_no_reward_is_told(tmp_path: Path, scored: 
         again = await here.run()
         told = [dict(line.split(None, 1) for line in one.stdout.splitlines()[1:]) for one in (done, again)]
         assert [one["reward"].strip() for one in told] == [reward, reward]
+        assert ["problems" in one for one in told] == [scored == "'never'"] * 2
+
+
+async def test_where_no_turn_was_taken_the_next_step_is_a_log(tmp_path: Path) -> None:
+    async with lab(tmp_path, ["yes"]) as here:
+        (tmp_path / "agent.py").write_text("raise SystemExit('no such module')")
+        done = await here.run()
+        assert done.code == 1
+        words = done.stdout.splitlines()[-1].split()
+        assert (words[0], words[2], words[4:]) == ("next", "logs", ["--out", "out"])
+        looked = CliRunner().invoke(app, ["logs", words[3], "--out", str(tmp_path / "out")])
+    assert "no such module" in looked.stdout
+
+
+async def test_a_reward_in_the_wrong_place_is_told_with_the_right_one(tmp_path: Path) -> None:
+    async with lab(tmp_path, ["yes"]) as here:
+        rewrite(tmp_path / "job.yaml", "source: exitCode", "source: agent")
+        rewrite(
+            tmp_path / "agent.py",
+            AGENT.splitlines()[-1],
+            "json.dump({'score': 1.0}, open(os.environ['SANDGATE_TERMINATION_LOG'], 'w'))",
+        )
+        done = await here.run("--json")
+    told = json.loads(done.stdout)
+    assert (done.code, told["complete"], told["cause"]) == (0, True, None), "a trainer may score rows itself"
+    assert told["problems"] == [
+        'no session has a reward: with reward.source agent the agent writes {"reward": n} to '
+        "$SANDGATE_TERMINATION_LOG; the last message had the keys: score"
+    ]
 
 
 async def test_a_job_that_is_done_is_reported_from_its_folder(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ class JobReason(StrEnum):
     OVER = "Over"
     """Not progressing: it is complete or failed."""
     ALL_ENDED = "AllEnded"
-    """Complete: every sample ended."""
+    """Complete: every sample ended. The message says so where reward.source is agent and none of them has a reward."""
     NOT_ALL_ENDED = "NotAllEnded"
     """Not complete: samples are open."""
     BAD_MANIFEST = "BadManifest"

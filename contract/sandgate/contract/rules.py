@@ -6,6 +6,7 @@ in its `COLUMNS`. One statement serves three readers: the decoder, the OpenAPI s
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -90,8 +91,15 @@ class Pattern:
         return (
             None
             if re.fullmatch(self.regex.removeprefix("^").removesuffix("$"), value)
-            else f"{_short(value)} is not {self.says}"
+            else f"{_short(value)} is not {self.says}{self._meant(value)}"
         )
+
+    def _meant(self, value: str) -> str:
+        """Where only one word is right, and nearly said."""
+        near = re.fullmatch(self.regex, self.says) and difflib.get_close_matches(
+            value.lower(), [self.says.lower()], n=1
+        )
+        return f"; did you mean {self.says}?" if near else ""
 
 
 @dataclass(frozen=True, slots=True)

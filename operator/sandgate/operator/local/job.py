@@ -342,6 +342,7 @@ class LocalJob:
             restarts=sum(one.restarts for one in served),
             missing=missing,
             problems=self.trainers.problems(),
+            message=self.meter.message,
         )
 
     async def give_up(self, served: list[Supervised]) -> JobResult:

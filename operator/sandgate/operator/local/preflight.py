@@ -169,6 +169,30 @@ def own_engine(job: RolloutJob, manifest_dir: Path) -> Iterator[Obstacle]:
         yield from _command(spec.managed, manifest_dir)
     else:
         yield from _vllm(spec.managed)
+        yield from against(job, spec.managed.args)
+
+
+def against(job: RolloutJob, args: Sequence[str]) -> Iterator[Obstacle]:
+    """Arguments of the job's own vLLM that overrule what gateways are told by the manifest: they would refuse it."""
+    window, mode = job.spec.model.max_model_len, job.spec.engine.logprobs_mode.value
+    said = flag(args, "--max-model-len")
+    if said.isascii() and said.isdigit() and window > int(said):
+        text = f"--max-model-len {said} is less than the model.maxModelLen of {window} that the job asks for"
+        yield found(f"{MANAGED}.args", text)
+    said = flag(args, "--logprobs-mode")
+    if said and said != mode:
+        text = f"--logprobs-mode {said}, but engine.logprobsMode is {mode}; say it there, and not here"
+        yield found(f"{MANAGED}.args", text)
+
+
+def flag(args: Sequence[str], name: str) -> str:
+    """The value of an option: the last one counts, as vLLM reads it; empty if it is not there."""
+    value = ""
+    for index, word in enumerate(args):
+        given, equals, after = word.partition("=")
+        if given.replace("_", "-") == name:
+            value = after if equals else "".join(args[index + 1 : index + 2])
+    return value
 
 
 def _command(managed: ManagedEngineSpec, manifest_dir: Path) -> Iterator[Obstacle]:

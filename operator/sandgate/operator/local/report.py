@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sandgate.contract.errors import FailureClass
-from sandgate.contract.session import SessionOutcome, SessionState, SessionSummary
+from sandgate.contract.session import SessionOutcome, SessionState, SessionSummary, TerminationMessage
 from sandgate.contract.status import ConditionStatus, JobCondition, RolloutJobStatus
 from sandgate.operator.driver.state import DriverState
 from sandgate.operator.local.gateways import LocalGateway
@@ -18,6 +18,7 @@ from sandgate.operator.local.progress import Counts, JobResult, SessionEnded, Te
 from sandgate.operator.observed.job import Observed
 from sandgate.operator.plan.actions import SessionObserved
 from sandgate.operator.plan.gaps import Gaps, Sample, cause, one_line
+from sandgate.operator.plan.rewards import none_has_one
 
 WINDOW_S = 5.0
 """Over which tokens per second are measured."""
@@ -40,6 +41,8 @@ class Meter:
     """FailureReason -> attempts."""
     tracebacks: int = 0
     """As `JobResult.tracebacks`."""
+    message: TerminationMessage | None = None
+    """What the last agent left that ended well without a reward; None: this run saw none."""
     _marks: deque[tuple[float, int]] = field(default_factory=deque)
 
     @property
@@ -55,6 +58,8 @@ class Meter:
             self.failures[outcome.failure_reason] += 1
         self.tracebacks += said.traceback
         agent = seen.sandbox
+        if _unscored(said) and agent is not None and agent.exit is not None:
+            self.message = agent.exit.message
         seconds = 0.0
         if agent is not None and agent.started_at is not None and agent.exit is not None:
             seconds = agent.exit.at - agent.started_at
@@ -140,8 +145,10 @@ async def result(
     restarts: int,
     missing: Gaps,
     problems: tuple[str, ...] = (),
+    message: TerminationMessage | None = None,
 ) -> JobResult:
-    """From the gateways' own books: the whole job, earlier runs included. `missing`: groups that are not there."""
+    """From the gateways' own books: the whole job, earlier runs included. `missing`: groups that are not there.
+    `message`: of the last session without a reward."""
     newest: dict[Sample, SessionSummary] = {}
     failures: Counter[str] = Counter()
     forks: Counter[str] = Counter()
@@ -157,6 +164,12 @@ async def result(
             if one.state.ended and (key not in newest or newest[key].attempt < one.attempt):
                 newest[key] = one
     good = [one for one in newest.values() if one.failure_class in (None, FailureClass.POLICY.value)]
+    unscored = sum(map(_unscored, newest.values()))
+    if trajectories is not None:  # else it is not over
+        scored = sum(one.reward is not None for one in newest.values())
+        wanting = sum(one.reward is None and one.state is SessionState.FINALIZED for one in good)
+        hint = none_has_one(observed.want.spec.reward.source, scored, wanting, message)
+        problems += (hint,) if hint else ()
     return JobResult(
         complete=complete and not missing,
         cause=_cause(observed, missing, newest),
@@ -164,7 +177,7 @@ async def result(
         status=observed.status or RolloutJobStatus(),
         sessions=len(newest),
         rewards=tuple(one.reward for one in good if one.reward is not None),
-        unscored=sum(map(_unscored, newest.values())),
+        unscored=unscored,
         failures=dict(failures),
         tracebacks=tracebacks,
         turns=turns,

@@ -195,6 +195,8 @@ class SampleObserved:
     """What `reason` means here, for people."""
     spent: int = 0
     """Attempts that failed on infrastructure and count against `group.retry.infra`."""
+    unscored: bool = False
+    """It ended, nobody gave it a reward, and it teaches nothing for the want of one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,6 +220,8 @@ class SampleTally:
     retries: int = 0
     vain: Vain = NONE_IN_VAIN
     """Those of `failed` that teach nothing."""
+    unscored: int = 0
+    """Those that teach nothing only for the want of a reward, as far as that is known."""
 
     def __add__(self, more: SampleTally) -> SampleTally:
         return SampleTally(
@@ -225,6 +229,7 @@ class SampleTally:
             failed=self.failed + more.failed,
             retries=self.retries + more.retries,
             vain=self.vain + more.vain,
+            unscored=self.unscored + more.unscored,
         )
 
 

@@ -65,6 +65,7 @@ def count(group: GroupObserved) -> SampleTally:
         failed=sum(1 for one in group.samples if one.failure is not None or one.state is SampleState.WAITING),
         retries=retries(group),
         vain=Vain.of(_cause(one) for one in group.samples if vain(one)),
+        unscored=sum(one.unscored for one in group.samples),
     )
 
 
@@ -84,7 +85,9 @@ def ended_as(said: SessionSummary, before: SampleObserved) -> SampleObserved:
         known = said.failure_reason in FailureReason.__members__.values()
         reason = FailureReason(said.failure_reason) if known else FailureReason.ABORTED
     ended = ended_with(reason, said.attempt, said.changed_at, before, told=said.failure_class)
-    return replace(ended, detail=said.failure_detail)
+    # Of a session that is retired nobody knows its reward any more.
+    unscored = said.reward is None and not said.retired and not vain(ended)
+    return replace(ended, detail=said.failure_detail, unscored=unscored)
 
 
 def ended_with(

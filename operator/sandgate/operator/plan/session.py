@@ -29,6 +29,7 @@ from sandgate.operator.plan.actions import (
     WriteSession,
 )
 from sandgate.operator.plan.outcome import failure, is_infra, reward_of, unscored
+from sandgate.operator.plan.rewards import PLACE, left
 
 FORCE_S = 60.0
 """How long a stopped agent may take to end; a pod's grace is 30 s, and its node must tell."""
@@ -197,7 +198,8 @@ def _no_verdict(seen: SessionObserved, verdict: Exit) -> str:
         return f"verifier: {verdict.detail or how}"
     posted = seen.summary is not None and seen.summary.reward is not None
     if verdict.message.reward is None and not posted:
-        return "verifier: it ended well but gave no reward"
+        where = f"a verifier {PLACE}, or posts it to $SANDGATE_REWARD_URL"
+        return f"verifier: it ended well but gave no reward: its {left(verdict.message)}; {where}"
     return ""
 
 

@@ -20,6 +20,7 @@ from sandgate.operator.plan.conditions import find, is_true
 from sandgate.operator.plan.ends import ending, silent, stamp
 from sandgate.operator.plan.groups import count, good, retries, settled
 from sandgate.operator.plan.retries import retryable
+from sandgate.operator.plan.rewards import none_has_one
 
 Fact = tuple[bool, str, str]
 """(status, reason, message)."""
@@ -58,7 +59,7 @@ def job_status(want: JobWant, seen: JobObserved, now: float) -> RolloutJobStatus
             refused=want.refused,
             waits_for=waits_for(lively),
         ),
-        JobCondition.COMPLETE: (complete, "AllEnded" if complete else "NotAllEnded", ""),
+        JobCondition.COMPLETE: _complete_fact(want, seen, old) if complete else (False, "NotAllEnded", ""),
         JobCondition.FAILED: facts_failed,
         JobCondition.COLLECTED: _collected(seen, over=complete or failed),
     }
@@ -119,6 +120,16 @@ def _failed_fact(old: RolloutJobStatus) -> Fact:
     before = find(old, JobCondition.FAILED)
     assert before is not None
     return True, before.reason, before.message
+
+
+def _complete_fact(want: JobWant, seen: JobObserved, old: RolloutJobStatus) -> Fact:
+    """With a word on rewards, if there are none: said once, as the job ends, when all of it is known."""
+    if is_true(old, JobCondition.COMPLETE):
+        before = find(old, JobCondition.COMPLETE)
+        return True, "AllEnded", "" if before is None else before.message
+    tally = seen.tally + sum(map(count, seen.groups.values()), SampleTally())
+    others = tally.ended - tally.vain.total - tally.unscored + seen.elsewhere
+    return True, "AllEnded", none_has_one(want.spec.reward.source, others, tally.unscored)
 
 
 def _all_failed(seen: JobObserved) -> str:

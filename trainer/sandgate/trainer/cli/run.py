@@ -232,6 +232,8 @@ class Ran:
     """Of this run alone; `result` is of the whole job."""
     session: str
     """One that was seen to end and took a turn; empty if there was none."""
+    turnless: str = ""
+    """One that was seen to fail without a turn: there is a log, and nothing else to look at."""
 
 
 async def _run(
@@ -248,15 +250,17 @@ async def _run(
     from sandgate.trainer.export.arrow import merge_parquet, samples_in_parquet, write_parquet
 
     last: Counts | None = None
-    session = ""
+    session = turnless = ""
 
     def tell(event: Event) -> None:
-        nonlocal last, session
+        nonlocal last, session, turnless
         stops.started = stops.started or isinstance(event, SessionStarted | TrainerNews)
         if isinstance(event, Counts):
             last = event
         elif isinstance(event, SessionEnded) and event.turns:
             session = session or event.session_id
+        elif isinstance(event, SessionEnded) and event.failure_reason is not None:
+            turnless = turnless or event.session_id
         elif isinstance(event, GatewayReady):  # the folder is ours now
             forget(asked.out)
             folder.remember(asked.out, asked.base / asked.job.spec.model.tokenizer)
@@ -282,7 +286,7 @@ async def _run(
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stops.handler(stop, abort, running))
     try:
-        return Ran(await running, last, session)
+        return Ran(await running, last, session, turnless)
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
 
@@ -314,6 +318,7 @@ def report(ran: Ran, asked: RunOptions) -> dict[str, Json]:
         "problems": list(result.problems),
         **asked.names(merged=result.trajectories is not None),
         "session": next(iter(summary.rewards), ran.session) or None,
+        "turnless": ran.turnless or None,
     }
 
 
@@ -323,8 +328,12 @@ def tell_result(found: dict[str, Any], *, json: bool, gone: int = 0) -> None:
         output.as_json(found)
         return
     output.table(rows(found), "run", "")
-    if found["session"]:
-        words = [command(), "show", found["session"], "--out", found["out"]]
+    # `turnless`: a result that was kept by an older version has none
+    looks = {"show": found["session"], "logs": None if found["session"] else found.get("turnless")}
+    for look, session in looks.items():
+        if not session:
+            continue
+        words = [command(), look, session, "--out", found["out"]]
         typer.echo(f"next          {shlex.join(words)}")
     if gone:
         text = "file of groups/ is gone; its", "files of groups/ are gone; their"

@@ -36,6 +36,7 @@ MEASURE_S = 20.0
 """Of an engine that is up, for a generation of one token, which may wait behind others."""
 CONFIGS = ("config.json", "params.json")
 """Of a folder with weights: one of them is there."""
+WINDOW = "spec.model.maxModelLen"
 SHOWN_MAX = 8
 """Models of an engine that are named."""
 
@@ -64,6 +65,7 @@ async def preflight(job: RolloutJob, manifest_dir: Path, *, engine_url: str | No
         name = served_name(job.spec)
         made.findings += await engines(urls, where, name, ENGINE_S if not made.findings else 0.0)
         if not made.findings:
+            made.findings += await windows(urls, name, job.spec.model.max_model_len)
             made.findings += await modes(urls, where, name, job.spec.engine)
     return made
 
@@ -163,6 +165,28 @@ async def _served(http: httpx.AsyncClient, url: str) -> list[str] | str | None:
         return [str(one["id"]) for one in answer.json()["data"]]
     except (httpx.HTTPError, ValueError, KeyError, TypeError):
         return None
+
+
+async def windows(urls: Sequence[str], model: str, wanted: int) -> list[Obstacle]:
+    """Engines that take fewer tokens than the job asks for: its gateways would not start. One that does not say how
+    many it takes is left to that."""
+    if not wanted:
+        return []
+    async with httpx.AsyncClient(timeout=ANSWER_S, trust_env=False) as http:
+        taken = await asyncio.gather(*(_window(http, url, model) for url in urls))
+    return [
+        found(WINDOW, f"{wanted} is more than the {most} tokens that {url} takes")
+        for url, most in zip(urls, taken, strict=True)
+        if 0 < most < wanted
+    ]
+
+
+async def _window(http: httpx.AsyncClient, url: str, model: str) -> int:
+    try:
+        answer = await http.get(f"{url.rstrip('/')}/v1/models")
+        return next(int(one.get("max_model_len") or 0) for one in answer.json()["data"] if one["id"] == model)
+    except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError, StopIteration):
+        return 0
 
 
 async def modes(urls: Sequence[str], at: str, model: str, spec: EngineSpec) -> list[Obstacle]:
