@@ -16,11 +16,12 @@ INTRO = """\
 A reason is API: it is the value of `x-sandgate-reason`, of metric labels, of conditions and of trajectory records.
 The text beside an error is for people and may change.
 
-Why a whole job stands or failed is a reason of its conditions: [rolloutjob.md](rolloutjob.md#jobreason). What to do with one that failed:
-[cluster.md](../cluster.md#a-job-that-failed).
+Why a whole job stands or failed is a reason of its conditions: [rolloutjob.md](rolloutjob.md#jobreason). What to do
+with one that failed: [cluster.md](../cluster.md#a-job-that-failed).
 
-`NetworkPolicyNotEnforced`, `TaskNotDelivered`, `BadSettings` and `GatewayUnreachable` are no reasons. They are the first word of the text beside one: what
-the sandbox's init container met with. The reason is `StartFailed`; of `GatewayUnreachable` it is `GatewayLost`.
+`NetworkPolicyNotEnforced`, `TaskNotDelivered`, `BadSettings` and `GatewayUnreachable` are no reasons. They are the
+first word of the text beside one: what the sandbox's init container met with. The reason is `StartFailed`;
+of `GatewayUnreachable` it is `GatewayLost`.
 """
 
 

@@ -54,7 +54,9 @@ class TasksSpec:
     file: Annotated[
         str | None,
         Size(1, 4096),
-        Doc("Locally only: JSON lines, a path relative to the manifest. In a cluster use configMap or queue."),
+        Doc(
+            "Locally only: JSON lines, a path relative to the manifest. In a cluster use configMap or queue."
+        ),
     ] = None
     queue: Annotated[TaskQueueSpec | None, Doc("Tasks are pushed while the job runs.")] = None
 
