@@ -343,3 +343,16 @@ async def test_what_broke_stays_broken() -> None:
         with pytest.raises(Broken, match="the connection broke: reset by peer"):
             await connection.head()
     assert not connection.reusable
+
+
+async def test_an_answer_without_a_length_that_we_end_is_not_whole() -> None:
+    connection = EngineConnection()
+    connection.connection_made(Wire())
+    connection.send(b"", b"")
+    connection.data_received(OK + b"\r\no")
+    connection.close()
+    connection.connection_lost(None)
+    coming = connection.chunks()
+    assert await anext(coming) == b"o"
+    with pytest.raises(Broken, match="the server closed the connection"):
+        await anext(coming)

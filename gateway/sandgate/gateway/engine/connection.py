@@ -156,8 +156,8 @@ class EngineConnection(asyncio.Protocol):
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.closed = True
-        if self.status and not self._framed and exc is None:
+        ours, self.closed = self.closed, True
+        if self.status and not self._framed and exc is None and not ours:
             self._whole = True  # an answer without a length ends with its connection
             self._wake()
         elif not self._whole:
