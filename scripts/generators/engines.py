@@ -157,6 +157,18 @@ retries, resumes and health are one pool for all kinds (`pool.py`); an engine's 
 |---|---|---|---|"""
 
 TAIL = """\
+## vLLM without `--enable-scale-out`
+
+The flag opens `/inference/v1/generate`, which takes and gives token ids. Engines that the operator or `sandgate run`
+manages have it. Without it a gateway asks `/v1/completions`, says so once in its log, and some things are less:
+
+* no version for each token: tokens have the version that was last told
+  ([client.md](../trainers/client.md#which-version-a-token-has));
+* no abort by id: a generation that nobody wants ends with its connection;
+* no images: a turn with one is refused;
+* a form that a turn is held to begins behind the reasoning, not with the first token, where the engine has
+  `--reasoning-parser`.
+
 ## SGLang
 
 ```console
