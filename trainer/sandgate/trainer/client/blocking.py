@@ -95,9 +95,12 @@ class Fleet(Blocking[AsyncFleet]):
         engines: Iterable[str] = (),
         kind: EngineKind | str = EngineKind.VLLM,
         drain_s: float = weight_update.DRAIN_S,
+        adapter: str = "",
     ) -> Iterator[Update]:
         """See `AsyncFleet.weight_update`."""
-        update = self.inner.weight_update(version, mode=mode, engines=engines, kind=kind, drain_s=drain_s)
+        update = self.inner.weight_update(
+            version, mode=mode, engines=engines, kind=kind, drain_s=drain_s, adapter=adapter
+        )
         with entered(update, self._loop) as found:
             yield Update(found, self._loop)
 
