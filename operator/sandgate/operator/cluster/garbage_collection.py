@@ -165,12 +165,15 @@ class GarbageCollector:
         at = self.at
         while batch := self._history():
             await self.ledger.keep(batch)
-            await self._delete(AgentSession.KIND, batch, {})
-            gone = set(batch)
-            self.done = deque(name for name in self.done if name not in gone)
-            for name in batch:
-                if (kept := at.sessions.held.get(name)) is not None:
-                    at.sessions.pop(name, kept.uid)
+            due = dict.fromkeys(batch)
+            try:
+                await self._delete(AgentSession.KIND, batch, due)
+            finally:  # also where one of its requests failed
+                gone = set(batch) - due.keys()
+                self.done = deque(name for name in self.done if name not in gone)
+                for name in gone:
+                    if (kept := at.sessions.held.get(name)) is not None:
+                        at.sessions.pop(name, kept.uid)
 
     def _history(self) -> list[str]:
         """The oldest AgentSessions that are too many. Those of tasks that may be tried again still count attempts."""
