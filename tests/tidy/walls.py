@@ -46,6 +46,7 @@ SHELL = (
     "gateway.engine.connection",
     "gateway.engine.connections",
     "gateway.engine.transport",
+    "gateway.engine.tries",
     "gateway.engine.health",
     "gateway.engine.load",
     "gateway.engine.facts",

@@ -1,7 +1,7 @@
 """EngineConnection: one HTTP/1.1 connection to an engine, one request after the other; answers are read as they come.
 
-Every turn and every event of its stream passes here. httptools (llhttp) parses, and a reader of a stream is woken once
-for what comes within some ms; a general client takes three times as long for a turn, and ten times for an event.
+Every turn and every event of its stream passes here, which is why it is no general client (docs/adr/0021). httptools
+(llhttp) parses, and a reader of a stream is woken once for what comes within some ms.
 """
 
 from __future__ import annotations

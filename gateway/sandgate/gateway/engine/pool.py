@@ -18,7 +18,6 @@ from sandgate.contract.errors import (
     EngineUnavailable,
     ModelNotServed,
     Overloaded,
-    SandgateError,
 )
 from sandgate.gateway.engine import health, load
 from sandgate.gateway.engine.api import (
@@ -39,20 +38,12 @@ from sandgate.gateway.engine.routing import ReplicaTable
 from sandgate.gateway.engine.silence import Silence
 from sandgate.gateway.engine.sse import Events
 from sandgate.gateway.engine.transport import Lost, Streamed, Transport
+from sandgate.gateway.engine.tries import Tries
 from sandgate.gateway.engine.way import PausedNow, Reader, Shut, Way
 
 ABORT_S = 2.0
 """Seconds that a cancelled caller waits for the engine to take the abort; the closed connection ends the generation,
 too."""
-
-LOSSES_MAX = 2
-"""Connections to one replica that one generation may lose: the first can be a kept-alive one that was just closed."""
-
-PAUSED_WAITS_S = (0.1, 0.2, 0.5, 1.0, 2.0)
-"""Seconds between tries while the engine refuses new requests because of a weight update; the last one repeats."""
-
-PAUSED_MAX_S = 240.0
-"""Seconds that a weight update may keep a generation out; JS SDKs give up at 300 s."""
 
 log = logging.getLogger("sandgate.gateway.engine")
 
@@ -355,7 +346,7 @@ class EnginePool:
 
     async def _to_the_end(self, prompt: Prompt, on_delta: OnDelta | None) -> GenerationResult:
         made = Generation(prompt, told=prompt.version, streams=on_delta is not None)
-        tries = _Tries()
+        tries = Tries()
         while True:
             self._aim(made)  # a pause that was waited out may have brought new weights
             url = self.table.reserve(prompt.affinity, tries.out, session=prompt.session or prompt.affinity)
@@ -401,7 +392,7 @@ class EnginePool:
             told, adapter = served.version, served.name
         made.ask(told, numbered=not adapter and self.labels.demanded(told), adapter=adapter)
 
-    def _lacks_adapter(self, url: str, made: Generation, tries: _Tries, error: ModelNotServed) -> None:
+    def _lacks_adapter(self, url: str, made: Generation, tries: Tries, error: ModelNotServed) -> None:
         """The replica does not have the adapter that it was asked for: nothing was sampled. Raises `error` where the
         model itself is not served."""
         served = self._adapter()
@@ -412,7 +403,7 @@ class EnginePool:
         self._doubt(url, _without(served))
         tries.refused(url, EngineUnavailable(f"engine {url}: {_without(served)}", retry_after=health.PROBE_S))
 
-    async def _lost(self, url: str, made: Generation, tries: _Tries, error: Lost) -> None:
+    async def _lost(self, url: str, made: Generation, tries: Tries, error: Lost) -> None:
         """The connection broke. Tokens that had arrived are kept; the rest is asked for next, maybe elsewhere."""
         if tries.lost(url, error):
             self.table.down(url, str(error))
@@ -445,7 +436,7 @@ class EnginePool:
     def _told_now(self, prompt: Prompt) -> int:
         return prompt.version if self._version_now is None else max(prompt.version, self._version_now())
 
-    async def _attempt(self, url: str, made: Generation, tries: _Tries, on_delta: OnDelta | None) -> None:
+    async def _attempt(self, url: str, made: Generation, tries: Tries, on_delta: OnDelta | None) -> None:
         """Asks one replica for the rest of a generation. Returns when the answer is complete. If the call is cancelled
         or fails on our side, the engine is asked to abort."""
         way, prompt = self._way(url), made.prompt
@@ -536,52 +527,6 @@ class EnginePool:
             )
         except Lost as error:
             log.info("engine %s did not take the abort of %s: %s", url, request_id, error)
-
-
-class _Tries:
-    """The attempts at one generation so far: which replicas are out, and the error when none is left."""
-
-    def __init__(self) -> None:
-        self.out: set[str] = set()
-        self._losses: dict[str, int] = {}
-        self._last: SandgateError | None = None
-        self._count = 0
-        self._paused_s = 0.0
-        self._pauses = 0
-
-    def name(self, request_id: str) -> str:
-        """A request id of its own for each attempt."""
-        self._count += 1
-        return request_id if self._count == 1 else f"{request_id}-r{self._count - 1}"
-
-    def lost(self, url: str, error: Lost) -> bool:
-        """A connection was lost. Returns whether the replica counts as down now."""
-        self._losses[url] = self._losses.get(url, 0) + 1
-        if not error.refused and self._losses[url] < LOSSES_MAX:
-            return False
-        self.out.add(url)
-        self._last = EngineUnavailable(f"engine {url}: {error}", retry_after=health.PROBE_S)
-        return True
-
-    def refused(self, url: str, error: SandgateError) -> None:
-        """The replica is overloaded or unavailable: the next one may take the generation."""
-        self.out.add(url)
-        self._last = error
-
-    async def wait_out_pause(self) -> None:
-        """Waits between two tries. Raises EngineUnavailable after PAUSED_MAX_S in all."""
-        if self._paused_s >= PAUSED_MAX_S:
-            raise EngineUnavailable(f"the engine was paused for over {PAUSED_MAX_S:g} s", retry_after=5.0)
-        seconds = PAUSED_WAITS_S[min(self._pauses, len(PAUSED_WAITS_S) - 1)]
-        self._pauses += 1
-        self._paused_s += seconds
-        await asyncio.sleep(seconds)
-
-    def verdict(self, table: ReplicaTable) -> SandgateError:
-        """The error where no replica is left."""
-        if self._last is not None:
-            return self._last
-        return health.none_up(table.status())
 
 
 def _without(adapter: ServedAdapter) -> str:

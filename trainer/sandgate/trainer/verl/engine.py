@@ -24,7 +24,7 @@ ABORTED_S = 1.0
 """Between two attempts, in seconds; verl's own wait for a weight update."""
 ABORTS_MAX = 240
 """Attempts in a row that its servers abort before their first token: with ABORTED_S between them as long as any other
-engine may be paused (`engine.pool.PAUSED_MAX_S`)."""
+engine may be paused (`engine.tries.PAUSED_MAX_S`)."""
 
 
 class VerlEngine:
