@@ -145,7 +145,8 @@ async def test_kubectl_tells_the_story(ran: Ran) -> None:
     assert (status["sessions"], status["ended"], status["running"]) == (SESSIONS, SESSIONS, 0)
     told = ran.world.cluster.kubectl("get", "rj,ags", "-n", ran.namespace)
     assert "rolloutjob.sandgate.dev/shop" in told
-    good = [one for one in ran.sessions if conditions(one)["TrajectoryCommitted"] == "True"]
+    good = [one for one in ran.sessions if conditions(one).get("TrajectoryCommitted") == "True"]
+    assert len(good) == SESSIONS  # others were tried again
     for one in good:
         shown = one["status"]
         assert shown["turns"] >= 1, one["metadata"]["name"]
@@ -161,7 +162,7 @@ async def test_the_operator_writes_at_most_six_times_per_session(ran: Ran) -> No
     writes = [
         event
         for event in ran.events
-        if event["user"]["username"] == OPERATOR
+        if event["user"].get("username") == OPERATOR  # nobody: a request whose caller went before it was known
         and event["verb"] in WRITES
         and event["objectRef"].get("namespace") == ran.namespace
         and event.get("responseStatus", {}).get("code", 0) < 400

@@ -63,7 +63,7 @@ def figures(events: Iterable[Event], user: str) -> Figures:
     asked: list[float] = []
     told: list[float] = []
     for event in events:
-        if event["user"]["username"] != user or event["verb"] in READS:
+        if event["user"].get("username") != user or event["verb"] in READS:
             continue
         ref, at = event["objectRef"], seconds(event["stageTimestamp"])
         what = "/".join(filter(None, (ref["resource"], ref.get("subresource"))))
