@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sandgate.contract.errors import Forbidden, InvalidBody, Unavailable
-from sandgate.operator.cluster import pod_events
+from sandgate.operator.cluster import garbage_collection, pod_events
 from sandgate.operator.settings import Settings
 from tests.operator.cluster_rig import NAMESPACE, Box, World, buys, engine_pod, hurry, manifest, world
 from tests.support.waiting import paced, until
@@ -506,6 +506,45 @@ async def test_pods_that_go_slowly_keep_neither_keys_nor_sessions(up: World) -> 
 
     await so(lambda: not left(), "their turn does not come behind pods")
     assert not rest.is_set()
+
+
+async def test_no_group_begins_while_more_is_left_than_is_deleted_in_time(
+    up: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each object more makes a busy API server slower, and its next deletion too."""
+    monkeypatch.setattr(garbage_collection, "BACKLOG", 0)
+    at_once, refuses = up.kube.delete_many, True
+
+    async def delete_many(kind: str, namespace: str, *, labels: str) -> None:
+        if refuses:
+            raise Forbidden("403: a webhook says no")
+        await at_once(kind, namespace, labels=labels)
+
+    up.kube.delete_many = delete_many  # type: ignore[method-assign]
+    up.operator_up()
+    await up.kube.create(manifest(*(f"{uid} 1" for uid in "abcdefghijkl"), parallelism=1))
+
+    async def trained() -> bool:
+        await up.train()
+        return up.condition("Progressing") == ("True", "CleaningUp")
+
+    await until(trained, what="it says what holds it up", within_s=20.0)
+    begun = {task for task, _, _ in attempts(up)}
+    (said,) = [one for one in up.job()["status"]["conditions"] if one["type"] == "Progressing"]
+    assert "more pods of sessions that are over" in said["message"]
+    looks = 0
+    async for _ in paced():  # what runs ends, and none begins
+        await up.train()
+        if (looks := looks + 1) == 20:
+            break
+    assert {task for task, _, _ in attempts(up)} == begun < set("abcdefghijkl")
+    refuses = False
+
+    async def complete() -> bool:
+        await up.train()
+        return up.condition("Complete")[0] == "True"
+
+    await until(complete, what="it goes on when they are gone", within_s=30.0)
 
 
 async def test_tasks_may_come_from_a_config_map(up: World) -> None:

@@ -51,6 +51,12 @@ CASES: dict[str, Case] = {
         0.0,
         [start("b")],
     ),
+    "no new group begins while deletions lag, and what has begun goes on": (
+        want(parallelism=4, groupSize=2),
+        seen(group("a", "r w"), fresh="b", littered="more pods are left"),
+        0.0,
+        [start("a", 1)],
+    ),
     "nothing starts while no engine answers": (want(parallelism=2), seen(fresh="ab", engines=0), 0.0, []),
     "one engine that answers is enough": (
         want(parallelism=1),
@@ -495,6 +501,11 @@ WHERE: dict[str, tuple[JobWant, JobObserved, tuple[str, str, int]]] = {
         want(),
         seen(group("a", "r h s h")),
         ("PodsWait", "Unschedulable: 0/3 nodes", 1),
+    ),
+    "deletions that lag": (
+        want(),
+        seen(group("a", "r"), littered="more pods are left"),
+        ("CleaningUp", "more pods are left", 1),
     ),
     "pods that wait while the newest spec is refused": (
         replace(want(), refused="spec.x"),

@@ -159,10 +159,11 @@ async def test_kubectl_tells_the_story(ran: Ran) -> None:
 
 
 async def test_the_operator_writes_at_most_six_times_per_session(ran: Ran) -> None:
+    # A request whose caller went before it was known is nobody's.
     writes = [
         event
         for event in ran.events
-        if event["user"].get("username") == OPERATOR  # nobody: a request whose caller went before it was known
+        if event["user"].get("username") == OPERATOR
         and event["verb"] in WRITES
         and event["objectRef"].get("namespace") == ran.namespace
         and event.get("responseStatus", {}).get("code", 0) < 400

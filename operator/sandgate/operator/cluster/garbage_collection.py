@@ -17,20 +17,25 @@ from sandgate.contract.names import group_name
 from sandgate.operator.cluster.finished_tasks import FinishedTasks
 from sandgate.operator.cluster.job_state import JobState
 from sandgate.operator.cluster.object_store import SessionSeen, slim
+from sandgate.operator.observed import events
 
 log = logging.getLogger(__name__)
 
 BATCH = 256
 """AgentSessions that become history at once."""
 SELECTED = 16
-"""Names in one selector. The API server deletes what is selected one after the other, and is not waited for longer than
-15 s: a busy one (0.25 s for each, measured) did not get through 64."""
+"""Names in one selector. The API server deletes what is selected one after the other; a busy one takes 0.25 to 1 s for
+each (measured)."""
 AT_ONCE = 12
 """Requests for each kind at once. A busy API server gives each of those that wait its share: with hundreds of creates
 under way, four for pods fell behind for good, and what is left over makes it slower still."""
 LINGER_S = 2.0
 """How long a batch waits for more."""
 AGAIN_S = 5.0
+BACKLOG = 1000
+"""If more pods, Secrets or AgentSessions are due than this and twice what runs at once, new groups wait until half of
+them are gone. Each object more makes an API server slower, and its next deletion too: 400 sessions at once left five
+times as many AgentSessions as are kept (measured)."""
 
 
 WORTH_A_LOOK = frozenset(
@@ -57,6 +62,11 @@ class GarbageCollector:
     our role does not have that verb."""
     done: deque[str] = field(default_factory=deque)
     """Sessions that are over for good, oldest first: their AgentSessions are history."""
+    _old: int = 0
+    """AgentSessions that were due when they were last counted."""
+    _refused: dict[str, str] = field(default_factory=dict)
+    """Kind -> what the API server last answered instead."""
+    _behind: bool = False
     _occasions: tuple[asyncio.Event, ...] = field(
         default_factory=lambda: tuple(asyncio.Event() for _ in range(3))
     )
@@ -128,15 +138,32 @@ class GarbageCollector:
     def _look(self) -> None:
         for occasion in self._occasions:
             occasion.set()
+        self._tell()
+
+    def _tell(self) -> None:
+        """Whether new groups must wait for what is left of others."""
+        due = {"pods": len(self.pods), "Secrets": len(self.secrets), "AgentSessions": self._old}
+        most = BACKLOG + 2 * self.at.observed.want.spec.parallelism
+        littered = [kind for kind, many in due.items() if many > (most // 2 if self._behind else most)]
+        self._behind = bool(littered)
+        why = f"more {' and '.join(littered)} of sessions that are over are left than are deleted in time"
+        refused = "".join(f"; {kind}: {said}" for kind, said in self._refused.items())
+        self.at.observe(events.CleaningLags(why + refused if littered else ""))
 
     async def run(self) -> None:
         """For ever."""
-        sweeps = (self._sweep_pods, self._sweep_secrets, self._sweep_sessions)
+        sweeps = {
+            "pods": self._sweep_pods,
+            "Secrets": self._sweep_secrets,
+            "AgentSessions": self._sweep_sessions,
+        }
         async with asyncio.TaskGroup() as tasks:
-            for occasion, sweep in zip(self._occasions, sweeps, strict=True):
-                tasks.create_task(self._keep(occasion, sweep))
+            for occasion, (kind, sweep) in zip(self._occasions, sweeps.items(), strict=True):
+                tasks.create_task(self._keep(kind, occasion, sweep))
 
-    async def _keep(self, occasion: asyncio.Event, sweep: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def _keep(
+        self, kind: str, occasion: asyncio.Event, sweep: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
         """For ever: everything of one kind that is due now, then what came meanwhile; what fails stays due."""
         while True:
             await occasion.wait()
@@ -144,8 +171,12 @@ class GarbageCollector:
             occasion.clear()
             try:
                 await sweep()
+                self._refused.pop(kind, None)
+                self._tell()
             except (SandgateError, OSError, TimeoutError) as error:
                 log.warning("job %s/%s: collection waits: %s", self.at.namespace, self.at.name, error)
+                self._refused[kind] = str(error)
+                self._tell()
                 await asyncio.sleep(AGAIN_S)
                 occasion.set()
 
@@ -160,6 +191,7 @@ class GarbageCollector:
         async with turn:
             await self.at.kube.delete("Secret", self.at.namespace, name)
         self.secrets.pop(name, None)
+        self._tell()
 
     async def _sweep_sessions(self) -> None:
         at = self.at
@@ -178,12 +210,12 @@ class GarbageCollector:
     def _history(self) -> list[str]:
         """The oldest AgentSessions that are too many. Those of tasks that may be tried again still count attempts."""
         at = self.at
-        many = min(BATCH, len(self.done) - at.settings.history)
-        if many <= 0:
-            return []
-        held, groups = at.sessions.held, at.observed.groups
+        many, held, groups = len(self.done) - at.settings.history, at.sessions.held, at.observed.groups
         old = (name for name in self.done if name not in held or held[name].spec.task_uid not in groups)
-        return list(islice(old, many))
+        due = list(islice(old, max(0, many)))
+        self._old = len(due)
+        self._tell()
+        return due[:BATCH]
 
     async def _delete(self, kind: str, sessions: list[str], due: dict[str, None]) -> None:
         """Deletes what these sessions have of a kind, and takes them from `due`, some by some."""
@@ -195,6 +227,7 @@ class GarbageCollector:
                 await self.at.kube.delete_many(kind, self.at.namespace, labels=labels)
             for name in part:
                 due.pop(name, None)
+            self._tell()
 
         parts = range(0, len(sessions), SELECTED)
         await whole(*(some(sessions[start : start + SELECTED]) for start in parts))

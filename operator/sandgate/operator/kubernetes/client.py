@@ -40,6 +40,9 @@ DEADLINE_S = 30.0
 """How long one call is repeated; an API server restarts in a few seconds."""
 ATTEMPT_S = 15.0
 """One attempt's answer: an API server gives up a write after 60 s, but one that takes this long is in trouble."""
+MANY_S = 60.0
+"""The same for a collection, which is deleted one after the other: as long as the API server itself works on it. Who
+asks again sooner only has it begin anew."""
 CONNECT_S = 5.0
 BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 """Pauses between attempts where the server does not say, with up to a quarter added at random; then the last one."""
@@ -118,6 +121,9 @@ class KubeClient:
         self.observe = observe
         self._deadline_s = deadline_s
         self._timeout = aiohttp.ClientTimeout(total=attempt_s, sock_connect=min(CONNECT_S, attempt_s))
+        self._of_many = aiohttp.ClientTimeout(
+            total=max(attempt_s, MANY_S), sock_connect=self._timeout.sock_connect
+        )
         self._slots = asyncio.Semaphore(in_flight)
         self._http: aiohttp.ClientSession | None = None
         self._closed = False
@@ -204,7 +210,7 @@ class KubeClient:
             raise ValueError("delete_many needs a namespace and a label selector")
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         path, query = KINDS[kind].path(namespace), {"labelSelector": labels}
-        await self._call("delete_many", kind, "DELETE", path, options, query=query)
+        await self._call("delete_many", kind, "DELETE", path, options, query=query, timeout=self._of_many)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -274,6 +280,7 @@ class KubeClient:
         *,
         query: Mapping[str, str] = MappingProxyType({}),
         headers: Mapping[str, str] = _PLAIN,
+        timeout: aiohttp.ClientTimeout | None = None,
     ) -> Json:
         data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
         end = time.monotonic() + self._deadline_s
@@ -281,7 +288,9 @@ class KubeClient:
         signed_anew = False
         while True:
             try:
-                return await self._once(verb, kind, method, path, data, query, headers)
+                return await self._once(
+                    verb, kind, method, path, data, query, headers, timeout or self._timeout
+                )
             except Unauthorized:
                 if signed_anew:
                     raise
@@ -308,6 +317,7 @@ class KubeClient:
         data: bytes | None,
         query: Mapping[str, str],
         headers: Mapping[str, str],
+        timeout: aiohttp.ClientTimeout,
     ) -> Json:
         if self._closed:
             raise RuntimeError("the client is closed: another session would be closed by nobody")
@@ -325,7 +335,7 @@ class KubeClient:
                     params=query,
                     data=data,
                     headers=headers,
-                    timeout=self._timeout,
+                    timeout=timeout,
                     allow_redirects=False,
                 ) as response:
                     code = str(response.status)

@@ -89,6 +89,13 @@ class GatewaysBlocked:
 
 
 @dataclass(frozen=True, slots=True)
+class CleaningLags:
+    """What sessions leave is deleted more slowly than they end, for people; empty: it is not."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class VersionPublished:
     """The trainer published weights of this version."""
 
@@ -384,6 +391,7 @@ JobEvent: TypeAlias = (
     | EngineProvided
     | EnginesCounted
     | GatewaysBlocked
+    | CleaningLags
     | VersionPublished
     | TrainerHeard
     | TrainerAwaited

@@ -76,6 +76,8 @@ def _of_job(seen: Observed, event: JobEvent) -> Observed:  # noqa: C901 - one ca
             fields = {"engines": number, "engine_trouble": why}
         case events.GatewaysBlocked(why):
             fields = {"gateway_trouble": why}
+        case events.CleaningLags(why):
+            fields = {"littered": why}
         case events.VersionPublished(version):
             fields = {"policy_version": max(version, seen.policy_version)}
         case events.TrainerHeard(at, now, all_told):

@@ -68,6 +68,8 @@ class Observed:
     """Why none answers."""
     gateway_trouble: str = ""
     """Why no gateway's pod is ready."""
+    littered: str = ""
+    """Of what too much is left by sessions that are over."""
     heard_at: float | None = None
     """When the trainer last gave a sign of life; None: none is waited for."""
     since: float = 0.0
@@ -115,6 +117,7 @@ class Observed:
             engines=self.engines,
             engine_trouble=self.engine_trouble,
             gateway_trouble=self.gateway_trouble,
+            littered=self.littered,
             heard_at=self.heard_at,
             trainer_at=self.trainer_at,
             since=self.since,

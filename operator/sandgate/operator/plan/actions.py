@@ -296,6 +296,8 @@ class JobObserved:
     """Why none answers, for people."""
     gateway_trouble: str = ""
     """Why no gateway's pod is ready, for people."""
+    littered: str = ""
+    """Of what too much is left by sessions that are over, for people: no new group adds to it."""
     heard_at: float | None = None
     """When the trainer last gave a sign of life, or could first have; None where none is waited for."""
     since: float = 0.0

@@ -187,7 +187,10 @@ def _probes(group: GroupObserved, again: list[int]) -> list[int]:
 
 def _allowed(spec: RolloutJobSpec, seen: JobObserved, now: float) -> int:
     """New groups that staleness admits: the trainer will be at most `maxVersionsBehind` ahead when it gets them. One,
-    before any agent got past its start; a group whose gateway is away is not waited for."""
+    before any agent got past its start; a group whose gateway is away is not waited for. None, while the API server is
+    behind with deletions: every object more makes it slower."""
+    if seen.littered:
+        return 0
     most = len(seen.fresh)
     if not _proved(seen, now):
         most = 0 if any(one.gateway in seen.gateways for one in seen.groups.values()) else 1

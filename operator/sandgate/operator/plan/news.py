@@ -27,6 +27,7 @@ WARNINGS = frozenset(
         JobReason.SPEC_REFUSED,
         JobReason.NO_TASKS,
         JobReason.PODS_WAIT,
+        JobReason.CLEANING_UP,
     )
 )
 """Reasons for which nothing goes on, or not as was asked, until somebody does something."""

@@ -200,6 +200,8 @@ def _progressing(
         return True, "SpecRefused", refused
     if waits_for:
         return True, "PodsWait", waits_for
+    if seen.littered:
+        return True, "CleaningUp", seen.littered
     return True, "Running" if running else "Waiting", ""
 
 
