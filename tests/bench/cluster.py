@@ -48,6 +48,8 @@ class Usage:
         self.begun["gateways"] = 0.0  # theirs is all of this job's
         self.machine = busy_s()
         self.peak = dict.fromkeys(self.pids, 0.0)
+        self.operator_mib: list[float] = []
+        """In each second."""
 
     def _cpu(self, name: str) -> float:
         return sum(map(cpu_s, self.pids[name]))
@@ -56,7 +58,9 @@ class Usage:
         """For ever: memory."""
         while True:
             for name, pids in self.pids.items():
-                self.peak[name] = max(self.peak[name], sum(map(rss_kb, pids)) / 1024)
+                self.peak[name] = max(self.peak[name], mib := sum(map(rss_kb, pids)) / 1024)
+                if name == "operator":
+                    self.operator_mib.append(mib)
             await asyncio.sleep(SAMPLE_S)
 
     def spent(self) -> tuple[dict[str, float], float]:
@@ -84,7 +88,7 @@ async def measure(here: World, shape: Shape) -> Row:
             sampling.cancel()
         took = asyncio.get_running_loop().time() - began
         spent, others = usage.spent()
-        counted = figures(here.api.audit_since(mark), OPERATOR)
+        counted = figures(here.api.audit_each(mark), OPERATOR)
         status = here.job(shape.name)["status"]
     return {
         "sessions": shape.sessions,
@@ -100,10 +104,16 @@ async def measure(here: World, shape: Shape) -> Row:
         "writes": dict(counted.writes.most_common()),
         "cpu_ms_per_session": {name: one / shape.sessions * 1000 for name, one in spent.items()},
         "peak_mib": usage.peak,
+        "operator_mib_by_tenths": tenths(usage.operator_mib),
         "cores_ours": sum(spent.values()) / took,
         "cores_others": others / took,
         "took_s": took,
     }
+
+
+def tenths(values: list[float]) -> list[float]:
+    """The value at the end of each tenth of the time."""
+    return [values[max(0, len(values) * tenth // 10 - 1)] for tenth in range(1, 11)] if values else []
 
 
 async def run(shapes: list[Shape]) -> list[Row]:
@@ -176,6 +186,9 @@ def section(rows: list[Row]) -> str:
             report.table(COLUMNS, [cells(row) for row in rows]),
             f"Of the {last['sessions']} sessions:",
             report.table(["process", "CPU a session", "share", "memory at most"], cost),
+            "The operator's memory after each tenth of the time: "
+            + ", ".join(f"{one:.0f}" for one in last["operator_mib_by_tenths"])
+            + " MiB.",
             f"What bounds it: {last['cores_ours']:.2f} of {cores} cores are busy all the time, from before the first"
             f" session to after the last. A core of the operator's own is {own:.0f} sessions/s.",
             report.table(["the operator's writes", "a session"], counted),

@@ -93,12 +93,16 @@ class Api:
 
     def audit_since(self, mark: int) -> list[dict[str, Any]]:
         """Events written since a mark; see audit.k8s.io/v1 Event."""
+        return list(self.audit_each(mark))
+
+    def audit_each(self, mark: int) -> Iterator[dict[str, Any]]:
+        """The same one by one: a long run's are gigabytes."""
         assert self.audit_log is not None, "this cluster's audit log cannot be read"
         with self.audit_log.open("rb") as file:
             file.seek(mark)
-            return [
-                json.loads(line) for line in file.read().splitlines(keepends=True) if line.endswith(b"\n")
-            ]
+            for line in file:
+                if line.endswith(b"\n"):
+                    yield json.loads(line)
 
 
 def api_of(control: Control) -> Api:

@@ -145,6 +145,7 @@ class Control:
             f"--admission-control-config-file={file('admission.json')}",
             f"--audit-policy-file={file('audit.json')}",
             f"--audit-log-path={self.audit_log}",
+            "--audit-log-maxsize=100000",  # of megabytes: a log that is begun anew at 100 loses what is counted
             f"--client-ca-file={pki('ca.crt')}",
             f"--tls-cert-file={pki('apiserver.crt')}",
             f"--tls-private-key-file={pki('apiserver.key')}",
