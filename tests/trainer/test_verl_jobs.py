@@ -36,6 +36,7 @@ from sandgate.trainer.verl.jobs.relay import _Params, answer_of, sampling_of
 from sandgate.trainer.verl.jobs.running import verl_job
 from sandgate.trainer.verl.jobs.settings import KEYS, JobSettings, Sampled
 from sandgate.trainer.verl.jobs.tasks import task_of
+from sandgate.trainer.verl.jobs.vocabulary import Vocabulary
 from sandgate.trainer.verl.rows import Lengths
 from sandgate.trainer.verl.sessions import BatchSample
 from tests.trainer.verl.jobs import write_job
@@ -282,6 +283,26 @@ async def job(folder: Path, **changes: str) -> AsyncIterator[PushedGroups]:
 
 def task(uid: str) -> Task:
     return Task(uid=uid, prompt=uid, data={"reward_model": {"ground_truth": "yes"}, "public": {}})
+
+
+async def test_gateways_of_another_tokenizer_are_told_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In a cluster the manifest names it."""
+    async with job(tmp_path) as running:
+        (told,) = await running.push([task("well")])
+        rows = await running.group("well", told, 60.0)
+    same = tmp_path / "model"
+    assert Vocabulary(str(same)).compare(rows)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "tokenizer.json").write_bytes((same / "tokenizer.json").read_bytes() + b"\n")
+    vocabulary = Vocabulary(str(other))
+    assert [vocabulary.compare(rows) for _ in range(2)] == [False, True]
+    assert [one.message for one in caplog.records if "tokenizer.json" in one.message] == [
+        f"the gateways' tokenizer.json (spec.model.tokenizer of the manifest) is not that of {other}, which verl has: "
+        "are they of one model?"
+    ]
 
 
 async def test_a_batch_gets_its_own_groups_and_one_without_rows_is_told(tmp_path: Path) -> None:

@@ -255,6 +255,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "rollout_job.manifest: .*gone.yaml is no file",
     ),
     "a key is misspelt": ({"manifets": "x"}, "rollout_job.manifets: no such key"),
+    "the cluster is a name": (
+        {"cluster": "lab"},
+        "rollout_job.cluster must be true, or have texts for any of",
+    ),
+    "the cluster's place is misspelt": (
+        {"cluster": {"namespaces": "lab"}},
+        "rollout_job.cluster must be true, or have texts for any of namespace",
+    ),
     "relays are no count": ({"relays": 0}, "rollout_job.relays must be a whole number of at least 1, not 0"),
     "no time to wait": ({"wait_s": 0}, "rollout_job.wait_s must be seconds above 0, not 0"),
     "the answer would be public": (

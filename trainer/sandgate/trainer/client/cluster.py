@@ -184,6 +184,18 @@ def submit(manifest: dict[str, Json], place: ClusterPlace = ClusterPlace()) -> d
         return found
 
 
+def delete_job(job: str, place: ClusterPlace = ClusterPlace()) -> None:
+    """Delete the RolloutJob, and all that was made for it: journals with what nobody has collected included. Raises
+    NotFound, Forbidden, Unavailable."""
+    with _cluster(place) as (api, connection, namespace):
+        _call(
+            lambda: api.CustomObjectsApi(connection).delete_namespaced_custom_object(
+                GROUP, VERSION, namespace, "rolloutjobs", job, propagation_policy="Background"
+            ),
+            f"RolloutJob {namespace}/{job}",
+        )
+
+
 def _object(plural: str, name: str, place: ClusterPlace) -> dict[str, Json]:
     with _cluster(place) as (api, connection, namespace):
         found: dict[str, Json] = _call(

@@ -138,4 +138,4 @@ def reasons_of(groups: Mapping[str, Sequence[Trajectory]]) -> str:
         for row in rows
     )
     said = ", ".join(f"{reason}: {count}" for reason, count in why.most_common(5))
-    return f" ({said})" if said else "; see the job's folder for why"
+    return f" ({said})" if said else "; see the job for why"

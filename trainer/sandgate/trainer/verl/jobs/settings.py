@@ -7,12 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sandgate.trainer.client.cluster import ClusterPlace
 from sandgate.trainer.credit.reasons import Truncated
 from sandgate.trainer.verl.rows import Lengths
 from sandgate.trainer.verl.settings import reward_of, truncated_of
 
 SECTION = "actor_rollout_ref.rollout.custom.rollout_job"
-KEYS = ("manifest", "out", "relays", "public", "columns", "wait_s", "truncated", "truncated_reward")
+KEYS = (
+    "manifest",
+    "cluster",
+    "out",
+    "relays",
+    "public",
+    "columns",
+    "wait_s",
+    "truncated",
+    "truncated_reward",
+)
 WAIT_S = 3600.0
 """How long a batch waits for its next group. A group of agents that code takes many minutes; a cluster may be full."""
 SECRET = ("reward_model", "extra_info")
@@ -49,6 +60,8 @@ class JobSettings:
     validation: Sampled
     tokenizer: str
     logprobs_mode: str
+    cluster: ClusterPlace | None = None
+    """Where an operator runs the job; None: this machine does."""
     truncated: Truncated = "score"
     """Whether episodes that a limit ended count in training, or are masked. Validation scores them."""
     truncated_reward: float = 0.0
@@ -73,6 +86,7 @@ def job_settings(config: Any) -> JobSettings:
     model = config.actor_rollout_ref.model
     return JobSettings(
         manifest=_manifest(section),
+        cluster=_cluster(section),
         out=Path(str(section.get("out") or "outputs/rollout_job")).absolute(),
         relays=_whole(section, "relays", 1),
         public=_names(section, "public"),
@@ -103,6 +117,23 @@ def _manifest(section: Mapping[str, Any]) -> Path:
     if not path.is_file():
         raise ValueError(f"{SECTION}.manifest: {path} is no file")
     return path
+
+
+def _cluster(section: Mapping[str, Any]) -> ClusterPlace | None:
+    """`cluster: true` is the pod's own namespace, or the kubeconfig's current one."""
+    said = section.get("cluster")
+    if said is None or said is False:
+        return None
+    if said is True:
+        return ClusterPlace()
+    fields = ("namespace", "context", "kubeconfig")
+    if not isinstance(said, Mapping) or not all(
+        name in fields and isinstance(value, str) for name, value in said.items()
+    ):
+        raise ValueError(
+            f"{SECTION}.cluster must be true, or have texts for any of {', '.join(fields)}, not {said!r}"
+        )
+    return ClusterPlace(**said)
 
 
 def _whole(section: Mapping[str, Any], name: str, default: int) -> int:

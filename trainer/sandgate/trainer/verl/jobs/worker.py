@@ -21,6 +21,7 @@ from sandgate.trainer.verl.jobs.batches import aligned, dataproto, scored
 from sandgate.trainer.verl.jobs.running import verl_job
 from sandgate.trainer.verl.jobs.settings import JobSettings
 from sandgate.trainer.verl.jobs.tasks import task_of
+from sandgate.trainer.verl.jobs.vocabulary import Vocabulary
 from sandgate.trainer.verl.sessions import BatchSample, Score
 from sandgate.trainer.verl.transfer import TRAIN, VALIDATION, put_group, put_status
 
@@ -40,6 +41,7 @@ class JobWorker:
         self._starting = asyncio.Lock()
         self._background: set[asyncio.Task[None]] = set()
         self._queue = False
+        self._vocabulary = Vocabulary(settings.tokenizer)
         self.counters = RowCounters()
         """Of what its trainer was given."""
 
@@ -83,6 +85,7 @@ class JobWorker:
 
         async def group(uid: str, future: asyncio.Future[tuple[Trajectory, ...]]) -> list[Trajectory]:
             rows = await job.group(uid, future, self.settings.wait_s)
+            self._vocabulary.compare(rows)
             found = await scored(rows, firsts[uid].columns, self.score, self.settings.truncated_reward)
             took[uid] = time.monotonic() - began
             return found
@@ -146,6 +149,7 @@ class JobWorker:
         rows: Sequence[Trajectory] = ()
         try:
             group = await job.group(uid, told, self.settings.wait_s)
+            self._vocabulary.compare(group)
             rows = await scored(group, columns, self.score, self.settings.truncated_reward)
         finally:  # also where the job ended: verl would wait for a group that stays pending
             without = kind.n - len({row.session_id for row in rows})

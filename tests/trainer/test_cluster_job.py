@@ -1,0 +1,95 @@
+"""A trainer's job in a cluster, as far as it needs none: where it stands, its name, and what is applied."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandgate.contract.job import RolloutJob, TrainerSpec
+from sandgate.contract.names import JOB_NAME_MAX
+from sandgate.contract.schema import decode
+from sandgate.operator.local.job import load_job
+from sandgate.trainer.client.cluster import ClusterPlace
+from sandgate.trainer.client.cluster_job import TTL_S, Standing, manifest, own, standing
+from sandgate.trainer.verl.jobs.manifest import job_of
+from tests.trainer.test_verl_jobs import settings
+from tests.trainer.verl.jobs import write_job
+
+
+def condition(kind: str, status: str, reason: str, message: str = "") -> dict[str, Any]:
+    return {"type": kind, "status": status, "reason": reason, "message": message}
+
+
+READY = condition("Ready", "True", "GatewaysAndEnginesReady")
+STANDINGS: dict[str, tuple[dict[str, Any], Standing]] = {
+    "nobody has seen it": ({}, Standing(ready=False, failed=False, words="no operator has seen it yet")),
+    "an engine is waited for": (
+        {"reason": "NoEngine", "conditions": [condition("Ready", "False", "NoEngine", "http://a: refused")]},
+        Standing(ready=False, failed=False, words="NoEngine: http://a: refused"),
+    ),
+    "it is ready": (
+        {"reason": "Waiting", "conditions": [READY, condition("Suspended", "False", "NotSuspended")]},
+        Standing(ready=True, failed=False, words="Waiting"),
+    ),
+    "a queue holds it": (
+        {
+            "reason": "QueuedByKueue",
+            "conditions": [READY, condition("Suspended", "True", "QueuedByKueue", "no quota")],
+        },
+        Standing(ready=False, failed=False, words="QueuedByKueue: no quota"),
+    ),
+    "it failed": (
+        {
+            "reason": "ProgramMissing",
+            "conditions": [READY, condition("Failed", "True", "ProgramMissing", "agent: no such file")],
+        },
+        Standing(ready=True, failed=True, words="ProgramMissing: agent: no such file"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("status", "wanted"), STANDINGS.values(), ids=STANDINGS)
+def test_where_a_job_stands(status: dict[str, Any], wanted: Standing) -> None:
+    assert standing({"status": status} if status else {}) == wanted
+
+
+@pytest.mark.parametrize("name", ["ask", "a" * JOB_NAME_MAX, "a" * (JOB_NAME_MAX - 8) + "-bcdefgh"])
+def test_each_start_has_a_job_of_its_own(tmp_path: Path, name: str) -> None:
+    job = load_job(write_job(tmp_path, **{"{name: ask}": f"{{name: {name}}}"}))
+    names = {own(job).metadata.name for _ in range(3)}
+    assert len(names) == 3
+    for one in names:
+        assert len(one) <= JOB_NAME_MAX
+        assert re.fullmatch(r"[a-z]+-[0-9a-f]{6}", one)
+
+
+GIVEN: dict[str, tuple[str, TrainerSpec, int]] = {
+    "a trainer that dies ends its job": ("", TrainerSpec(), TTL_S),
+    "as the manifest says": (
+        "  trainer: {heartbeatSeconds: 90, collectSeconds: 300}\n  ttlSecondsAfterFinished: 0\n",
+        TrainerSpec(heartbeat_seconds=90, collect_seconds=300),
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize(("more", "trainer", "ttl"), GIVEN.values(), ids=GIVEN)
+def test_what_is_applied_is_the_manifest_and_its_end(
+    tmp_path: Path, more: str, trainer: TrainerSpec, ttl: int
+) -> None:
+    path = write_job(tmp_path, **{"  parallelism: 4\n": f"  parallelism: 4\n{more}"})
+    asked = settings(tmp_path, cluster=ClusterPlace("lab"))
+    job = own(job_of(load_job(path), asked, ["http://10.0.0.7:4000/0"], validate=False))
+    body = manifest(job)
+    again = decode(RolloutJob, body)
+    assert again.spec == job.spec
+    assert again.metadata.name == job.metadata.name
+    assert (again.spec.trainer, again.spec.ttl_seconds_after_finished) == (trainer, ttl)
+    assert again.spec.engine.endpoints == ("http://10.0.0.7:4000/0",)
+    assert again.spec.model.tokenizer == "model", "verl's folder is not in the pods"
+    assert again.spec.model.max_model_len == 256
+    assert "status" not in body
+    assert body["metadata"].keys() == {"name", "labels", "annotations"}

@@ -1,0 +1,168 @@
+"""A RolloutJob that runs in a cluster while a trainer trains: it pushes its prompts, and waits for their groups.
+
+The job has a name of its own for each start of the trainer: another start's prompts have other uids, and are drawn
+again. It goes with the trainer. One that dies says nothing: then `trainer.heartbeatSeconds` of the job suspends it,
+`collectSeconds` ends it, and `ttlSecondsAfterFinished` deletes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+from sandgate.contract.conditions import ConditionStatus
+from sandgate.contract.errors import Forbidden, NotFound, SandgateError, Unavailable
+from sandgate.contract.job import RolloutJob, TrainerSpec
+from sandgate.contract.names import JOB_NAME_MAX
+from sandgate.contract.schema import encode
+from sandgate.contract.trajectory import Json
+from sandgate.trainer.client.cluster import ClusterPlace, delete_job, rollout_job, submit
+from sandgate.trainer.client.fleet import cluster_fleet
+from sandgate.trainer.client.pushed_groups import PushedGroups, collecting
+
+log = logging.getLogger(__name__)
+
+START_LOOK_S = 2.0
+"""Between two looks at a job that is not ready yet."""
+LOOK_S = 10.0
+"""Between two looks at one that runs."""
+TTL_S = 3600
+"""A job whose trainer died, or that failed, deletes itself so long after its end, where the manifest does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a job stands."""
+
+    ready: bool
+    failed: bool
+    words: str
+    """Reason and message, for people."""
+
+
+def standing(body: dict[str, Json]) -> Standing:
+    """Of a RolloutJob as the API server has it. (pure)"""
+    status = body.get("status") or {}
+    conditions = {str(one["type"]): one for one in status.get("conditions") or ()}
+    reason = str(status.get("reason") or "")
+
+    def is_true(kind: str) -> bool:
+        return bool(conditions.get(kind, {}).get("status") == ConditionStatus.TRUE.value)
+
+    said: Json = next((one for one in conditions.values() if reason and one.get("reason") == reason), {})
+    words = f"{reason}: {said['message']}" if said.get("message") else reason
+    return Standing(
+        ready=is_true("Ready") and not is_true("Suspended"),
+        failed=is_true("Failed"),
+        words=words or "no operator has seen it yet",
+    )
+
+
+def own(job: RolloutJob) -> RolloutJob:
+    """The job of this start of the trainer."""
+    token = secrets.token_hex(3)
+    name = f"{job.metadata.name[: JOB_NAME_MAX - len(token) - 1].rstrip('-')}-{token}"
+    spec = job.spec
+    ttl = TTL_S if spec.ttl_seconds_after_finished is None else spec.ttl_seconds_after_finished
+    return replace(
+        job,
+        metadata=replace(job.metadata, name=name),
+        spec=replace(spec, trainer=spec.trainer or TrainerSpec(), ttl_seconds_after_finished=ttl),
+    )
+
+
+def manifest(job: RolloutJob) -> dict[str, Json]:
+    """As it is applied: what the API server sets is not in it. (pure)"""
+    meta = job.metadata
+    return {
+        "apiVersion": job.api_version,
+        "kind": job.kind,
+        "metadata": {"name": meta.name, "labels": dict(meta.labels), "annotations": dict(meta.annotations)},
+        "spec": encode(job.spec),
+    }
+
+
+@asynccontextmanager
+async def cluster_job(job: RolloutJob, place: ClusterPlace, *, ready_s: float) -> AsyncIterator[PushedGroups]:
+    """The job, applied in that namespace, and deleted when the block ends; one that failed stays, for people to look
+    at, until its ttl. Raises Unavailable if it fails, or is not ready within `ready_s` (images, quotas and queues take
+    their time), and what the API server says of it: InvalidBody, Forbidden. What ends it later goes to those who
+    wait."""
+    made = own(job)
+    name = made.metadata.name
+    where = replace(place, namespace=place.namespace or job.metadata.namespace)
+    await asyncio.to_thread(submit, manifest(made), where)
+    log.info("job %s is applied", name)
+    try:
+        await _ready(name, where, ready_s)
+        async with cluster_fleet(name, where) as fleet, fleet.beating(), collecting(fleet) as groups:
+            looking = asyncio.ensure_future(_look(name, where, groups))
+            try:
+                yield groups
+            finally:
+                looking.cancel()
+                await asyncio.gather(looking, return_exceptions=True)
+    finally:
+        await asyncio.shield(_delete(name, where))
+
+
+async def _ready(name: str, place: ClusterPlace, within_s: float) -> None:
+    loop, said = asyncio.get_running_loop(), ""
+    end = loop.time() + within_s
+    while True:
+        now = await _standing(name, place)
+        if now is not None and now.failed:
+            raise Unavailable(f"job {name} failed: {now.words}")
+        if now is not None and now.ready:
+            return
+        if now is not None and now.words != said:
+            said = now.words
+            log.info("job %s: %s", name, said)
+        if loop.time() >= end:
+            raise Unavailable(f"job {name} is not ready within {within_s:g} s: {said}")
+        await asyncio.sleep(START_LOOK_S)
+
+
+async def _look(name: str, place: ClusterPlace, groups: PushedGroups) -> None:
+    """Tells those who wait what ended the job. For ever, or until then."""
+    while True:
+        await asyncio.sleep(LOOK_S)
+        try:
+            now = await _standing(name, place)
+        except Forbidden as error:  # a right that is taken away for a while ends no training
+            log.warning("job %s: %s", name, error)
+            continue
+        except SandgateError as error:
+            groups.fail(error)
+            return
+        if now is not None and now.failed:
+            groups.fail(Unavailable(f"job {name} failed: {now.words}"))
+            return
+
+
+async def _standing(name: str, place: ClusterPlace) -> Standing | None:
+    """None while the API server does not answer: that is no end of a job. Raises Forbidden, and Unavailable if the job
+    is gone."""
+    try:
+        return standing(await asyncio.to_thread(rollout_job, name, place))
+    except NotFound:
+        raise Unavailable(f"job {name} was deleted") from None
+    except Unavailable as error:
+        log.warning("job %s: %s", name, error)
+        return None
+
+
+async def _delete(name: str, place: ClusterPlace) -> None:
+    """What failed stays."""
+    try:
+        body = await asyncio.to_thread(rollout_job, name, place)
+        if not standing(body).failed:
+            await asyncio.to_thread(delete_job, name, place)
+    except NotFound:
+        return
+    except SandgateError as error:
+        log.warning("job %s is not deleted: %s; its trainer's silence ends it", name, error)
