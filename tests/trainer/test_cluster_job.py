@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from sandgate.contract.errors import BadManifest, InvalidBody
 from sandgate.contract.job import RolloutJob, TrainerSpec
 from sandgate.contract.names import JOB_NAME_MAX
 from sandgate.contract.schema import decode
 from sandgate.operator.local.job import load_job
-from sandgate.trainer.client.cluster import ClusterPlace
+from sandgate.trainer.areal.own_job import over
+from sandgate.trainer.client.cluster import ClusterPlace, place_of
 from sandgate.trainer.client.cluster_job import TTL_S, Standing, manifest, own, standing
 from sandgate.trainer.verl.jobs.manifest import job_of
 from tests.trainer.test_verl_jobs import settings
@@ -93,3 +95,41 @@ def test_what_is_applied_is_the_manifest_and_its_end(
     assert again.spec.model.max_model_len == 256
     assert "status" not in body
     assert body["metadata"].keys() == {"name", "labels", "annotations"}
+
+
+PLACES: dict[str, tuple[Any, ClusterPlace]] = {
+    "the pod's own, or the kubeconfig's": (True, ClusterPlace()),
+    "a namespace": ({"namespace": "rl"}, ClusterPlace("rl")),
+    "all of it": (
+        {"namespace": "rl", "context": "lab", "kubeconfig": "/k"},
+        ClusterPlace("rl", "lab", "/k"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("said", "place"), PLACES.values(), ids=PLACES)
+def test_places(said: Any, place: ClusterPlace) -> None:
+    assert place_of(said) == place
+
+
+@pytest.mark.parametrize("said", ["rl", 1, {"namespaces": "rl"}, {"namespace": 3}, ["rl"], None])
+def test_no_place(said: Any) -> None:
+    with pytest.raises(
+        InvalidBody, match="cluster must be true, or have texts for any of namespace, context"
+    ):
+        place_of(said)
+
+
+def test_areals_job_is_the_manifests_over_its_own_servers(tmp_path: Path) -> None:
+    job = load_job(write_job(tmp_path, **{"  parallelism: 4\n": "  parallelism: 4\n  groupSize: 3\n"}))
+    made = over(job, ["http://10.0.0.7:1", "http://10.0.0.8:1"])
+    assert made.spec.engine.endpoints == ("http://10.0.0.7:1", "http://10.0.0.8:1")
+    assert made.spec.group_size == 3
+    assert made.spec.model == job.spec.model
+
+
+def test_areals_job_has_its_episodes_as_tasks(tmp_path: Path) -> None:
+    path = write_job(tmp_path, **{"tasks: {queue: {}}": "tasks: {inline: [{uid: a, prompt: b}]}"})
+    with pytest.raises(BadManifest, match="AReaL's episodes are its tasks") as caught:
+        over(load_job(path), ["http://a"])
+    assert caught.value.field == "spec.tasks"

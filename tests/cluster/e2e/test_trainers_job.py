@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from sandgate.contract.errors import Unavailable
 from sandgate.contract.job import Task
+from sandgate.trainer.areal.own_job import own_job
 from sandgate.trainer.client.cluster import ClusterPlace
 from sandgate.trainer.verl.jobs.running import verl_job
 from sandgate.trainer.verl.jobs.settings import JobSettings
@@ -83,6 +85,23 @@ async def test_prompts_are_tasks_of_a_job_of_its_own_that_goes_with_the_trainer(
         await until(nothing_is_left, what="the job is gone", within_s=60)
 
 
+async def test_an_episode_of_areal_is_a_task_of_its_workers_job(world: World, tmp_path: Path) -> None:
+    """Each token has the version that the worker's engine was told to have."""
+    with world.cluster.namespace("trainers-areal") as namespace:
+        scripted.prepare(world, namespace)
+        asked = told(world, namespace, tmp_path, groupSize=2)
+        assert asked.cluster is not None
+        link = own_job(asked.manifest, asked.cluster, [server(world, namespace)])
+        await asyncio.to_thread(link.open, 7)
+        try:
+            rows = await link.episode("task a", {}, "a")
+        finally:
+            await asyncio.to_thread(link.close)
+        assert [row.reward for row in rows] == [1.0, 1.0]
+        assert {version for row in rows for version in row.versions} == {7}
+        assert not left(world, namespace)
+
+
 IN_A_POD = """
 import asyncio, json, logging, sys
 from sandgate.contract.job import RolloutJob, Task
@@ -116,9 +135,12 @@ def test_the_pages_rights_are_enough_in_a_pod(world: World) -> None:
         end = pods.wait(cluster, namespace, "driver", over, "ends", within_s=180.0)
         assert end["status"]["phase"] == "Succeeded", log(cluster, namespace, "driver")
         assert log(cluster, namespace, "driver") == "[1.0]\n"
-        assert not [
-            one for one in world.list("rolloutjobs", namespace) if "deletionTimestamp" not in one["metadata"]
-        ]
+        assert not left(world, namespace)
+
+
+def left(world: World, namespace: str) -> list[Any]:
+    """Jobs that nobody deletes."""
+    return [one for one in world.list("rolloutjobs", namespace) if "deletionTimestamp" not in one["metadata"]]
 
 
 def over(pod: Any) -> bool:

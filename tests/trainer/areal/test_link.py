@@ -173,6 +173,18 @@ async def test_a_group_that_comes_when_its_episode_gave_up_is_given_back() -> No
         assert queue.acked == ["q0"], "it is the next one's that waits"
 
 
+async def test_a_job_that_failed_is_told_to_the_episode_that_waits_and_to_the_next() -> None:
+    async with workers(1) as (_, (link,), (worker,)):
+        waits = asyncio.ensure_future(link._episode(Task(uid="q0", prompt="buy")))
+        await until(lambda: worker.asks > 0)
+        link.ended(Unavailable("job shop-1 failed: ProgramMissing: agent"))
+        async with asyncio.timeout(20):
+            with pytest.raises(Unavailable, match="ProgramMissing: agent"):
+                await waits
+            with pytest.raises(Unavailable, match="ProgramMissing: agent"):
+                await link._episode(Task(uid="q1", prompt="buy"))
+
+
 async def test_an_episode_that_gives_up_while_another_worker_is_given_its_group_is_not_waited_with() -> None:
     """Else an idle worker would lease for it for ever."""
     async with workers(1) as (queue, (link,), (worker,)):

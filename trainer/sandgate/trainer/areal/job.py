@@ -28,6 +28,8 @@ from sandgate.contract.trajectory import Json
 from sandgate.trainer.areal.batches import Credit, batch_rows
 from sandgate.trainer.areal.engines import follow, paused, server_urls
 from sandgate.trainer.areal.link import Holds, Link, alive, local_run
+from sandgate.trainer.areal.own_job import own_job
+from sandgate.trainer.client.cluster import place_of
 from sandgate.trainer.client.fleet import cluster_fleet, fleet
 from sandgate.trainer.credit.reasons import TAUGHT
 
@@ -88,22 +90,27 @@ class JobWorkflow(RolloutWorkflow):  # type: ignore[misc]
         job: str = "",
         gateways: Mapping[str, str] | None = None,
         key: str = "",
+        cluster: bool | Mapping[str, str] = False,
         command: Sequence[str] = COMMAND,
         prompt_field: str = "prompt",
         uid_field: str = "uid",
         credit: Credit = "advantages",
         roles: Sequence[str] = TAUGHT,
     ) -> None:
-        """`manifest` and `out`: a run on this machine. Or `job`: of an operator in a cluster; or `gateways` (name ->
-        origin) and `key`, with `job`: those. A job that an operator runs has `tasks: {queue: {}}`, and AReaL's servers
-        as its `engine.endpoints`; evaluation has one of its own. `command`: `sandgate`, where it is installed in
-        another environment. `prompt_field`, `uid_field`: of the dataset's rows; the other fields are the task's data.
-        `credit`, `roles`: see `batch_rows`.
+        """`manifest` and `out`: a run on this machine. `manifest` and `cluster` (true, or any of namespace, context,
+        kubeconfig): each engine has a job of its own there, which goes with it, whatever the manifest says of engines.
+        Or `job`: of an operator in a cluster; or `gateways` (name -> origin) and `key`, with `job`: those. A job that
+        an operator runs has `tasks: {queue: {}}`, and AReaL's servers as its `engine.endpoints`; evaluation has one of
+        its own. `command`: `sandgate`, where it is installed in another environment. `prompt_field`, `uid_field`: of
+        the dataset's rows; the other fields are the task's data. `credit`, `roles`: see `batch_rows`.
         """
         if bool(manifest) == bool(job):
             raise InvalidBody("give either a manifest, and out, or the job of an operator", field="manifest")
-        if manifest and not out:
+        if manifest and not out and not cluster:
             raise InvalidBody("out: a run needs a folder", field="out")
+        if cluster and not manifest:
+            raise InvalidBody("cluster: it is for a manifest; a job is there already", field="cluster")
+        self.place = place_of(cluster) if cluster else None
         if credit not in ("advantages", "rewards"):
             raise InvalidBody(f"credit: {credit!r} is neither advantages nor rewards", field="credit")
         self.manifest, self.out, self.job, self.gateways, self.key = manifest, out, job, gateways, key
@@ -125,7 +132,7 @@ class JobWorkflow(RolloutWorkflow):  # type: ignore[misc]
         return concat_padded_tensors(found) if found else None
 
     def _name(self) -> str:
-        where = self.job or str(Path(self.out).absolute())
+        where = self.job or str(Path(self.manifest if self.place is not None else self.out).absolute())
         return f"{where} evaluation" if workflow_context.get().is_eval else where
 
     def _link(self, engine: Any) -> Link:
@@ -136,6 +143,8 @@ class JobWorkflow(RolloutWorkflow):  # type: ignore[misc]
             return Link(self.job, alive(of_job), holds=_holds[self.job])
         if self.job:
             return Link(self.job, alive(cluster_fleet(self.job)), holds=_holds[self.job])
+        if self.place is not None:
+            return own_job(Path(self.manifest), self.place, server_urls(engine))
         inner = getattr(engine, "_engine", engine)
         kind = "eval" if workflow_context.get().is_eval else "train"
         out = Path(self.out) / f"{kind}-{str(getattr(inner, 'engine_id', '0')).replace('/', '-')}"

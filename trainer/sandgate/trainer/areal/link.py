@@ -122,6 +122,8 @@ class Link:
     holds: Holds = field(default_factory=Holds)
     """Of all links of this process to the same gateways."""
     closed: bool = False
+    over: str = ""
+    """Why its job gives no groups any more, where somebody else than its gateways knows."""
     _fleet: AsyncFleet | None = None
     _collecting: asyncio.Task[None] | None = None
     _asked: asyncio.Event = field(default_factory=asyncio.Event)
@@ -157,6 +159,8 @@ class Link:
         self.waiting[task.uid] = future
         self._asked.set()
         try:
+            if self.over:
+                raise Unavailable(self.over)
             if self._collecting.done():
                 raise Unavailable(
                     f"job {self.name}: no groups come any more"
@@ -208,6 +212,11 @@ class Link:
             log.warning("group %s: its episode gave up while it was acknowledged", group.uid)
         else:
             future.set_result(group.trajectories)
+
+    def ended(self, error: Exception) -> None:
+        """The job is over: episodes that wait are told, and those to come. Called in its loop."""
+        self.over = f"job {self.name}: {error}"
+        self._fail(str(error))
 
     def _fail(self, why: str) -> None:
         for future in self.waiting.values():

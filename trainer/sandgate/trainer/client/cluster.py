@@ -10,9 +10,9 @@ import base64
 import functools
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib import import_module
 from typing import Any
 from urllib.parse import urlsplit
@@ -42,6 +42,21 @@ class ClusterPlace:
     namespace: str = ""
     context: str = ""
     kubeconfig: str = ""
+
+
+def place_of(said: Json) -> ClusterPlace:
+    """As trainers' configurations say it: true, or texts for any of its fields. Raises InvalidBody."""
+    if said is True:
+        return ClusterPlace()
+    names = [one.name for one in fields(ClusterPlace)]
+    if not isinstance(said, Mapping) or not all(
+        name in names and isinstance(value, str) for name, value in said.items()
+    ):
+        raise InvalidBody(
+            f"cluster must be true, or have texts for any of {', '.join(names)}, not {said!r}",
+            field="cluster",
+        )
+    return ClusterPlace(**said)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -21,7 +21,7 @@ from sandgate.contract.names import JOB_NAME_MAX
 from sandgate.contract.schema import encode
 from sandgate.contract.trajectory import Json
 from sandgate.trainer.client.cluster import ClusterPlace, delete_job, rollout_job, submit
-from sandgate.trainer.client.fleet import cluster_fleet
+from sandgate.trainer.client.fleet import AsyncFleet, cluster_fleet
 from sandgate.trainer.client.pushed_groups import PushedGroups, collecting
 
 log = logging.getLogger(__name__)
@@ -88,10 +88,26 @@ def manifest(job: RolloutJob) -> dict[str, Json]:
 
 @asynccontextmanager
 async def cluster_job(job: RolloutJob, place: ClusterPlace, *, ready_s: float) -> AsyncIterator[PushedGroups]:
-    """The job, applied in that namespace, and deleted when the block ends; one that failed stays, for people to look
-    at, until its ttl. Raises Unavailable if it fails, or is not ready within `ready_s` (images, quotas and queues take
-    their time), and what the API server says of it: InvalidBody, Forbidden. What ends it later goes to those who
-    wait."""
+    """The groups of a job of its own, see `applied`. What ends it goes to those who wait for groups."""
+    made: PushedGroups | None = None
+
+    def ended(error: SandgateError) -> None:
+        if made is not None:
+            made.fail(error)
+
+    async with applied(job, place, ready_s=ready_s, ended=ended) as fleet, collecting(fleet) as groups:
+        made = groups
+        yield groups
+
+
+@asynccontextmanager
+async def applied(
+    job: RolloutJob, place: ClusterPlace, *, ready_s: float, ended: Callable[[SandgateError], None]
+) -> AsyncIterator[AsyncFleet]:
+    """The gateways of the job, which is applied in that namespace, and deleted when the block ends; one that failed
+    stays, for people to look at, until its ttl. They hear that the trainer lives. Raises Unavailable if it fails, or is
+    not ready within `ready_s` (images, quotas and queues take their time), and what the API server says of it:
+    InvalidBody, Forbidden. `ended` is told what ends it later."""
     made = own(job)
     name = made.metadata.name
     where = replace(place, namespace=place.namespace or job.metadata.namespace)
@@ -99,10 +115,10 @@ async def cluster_job(job: RolloutJob, place: ClusterPlace, *, ready_s: float) -
     log.info("job %s is applied", name)
     try:
         await _ready(name, where, ready_s)
-        async with cluster_fleet(name, where) as fleet, fleet.beating(), collecting(fleet) as groups:
-            looking = asyncio.ensure_future(_look(name, where, groups))
+        async with cluster_fleet(name, where) as fleet, fleet.beating():
+            looking = asyncio.ensure_future(_look(name, where, ended))
             try:
-                yield groups
+                yield fleet
             finally:
                 looking.cancel()
                 await asyncio.gather(looking, return_exceptions=True)
@@ -127,8 +143,8 @@ async def _ready(name: str, place: ClusterPlace, within_s: float) -> None:
         await asyncio.sleep(START_LOOK_S)
 
 
-async def _look(name: str, place: ClusterPlace, groups: PushedGroups) -> None:
-    """Tells those who wait what ended the job. For ever, or until then."""
+async def _look(name: str, place: ClusterPlace, ended: Callable[[SandgateError], None]) -> None:
+    """Tells what ended the job. For ever, or until then."""
     while True:
         await asyncio.sleep(LOOK_S)
         try:
@@ -137,10 +153,10 @@ async def _look(name: str, place: ClusterPlace, groups: PushedGroups) -> None:
             log.warning("job %s: %s", name, error)
             continue
         except SandgateError as error:
-            groups.fail(error)
+            ended(error)
             return
         if now is not None and now.failed:
-            groups.fail(Unavailable(f"job {name} failed: {now.words}"))
+            ended(Unavailable(f"job {name} failed: {now.words}"))
             return
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sandgate.trainer.client.cluster import ClusterPlace
+from sandgate.contract.errors import InvalidBody
+from sandgate.trainer.client.cluster import ClusterPlace, place_of
 from sandgate.trainer.credit.reasons import Truncated
 from sandgate.trainer.verl.rows import Lengths
 from sandgate.trainer.verl.settings import reward_of, truncated_of
@@ -124,16 +125,10 @@ def _cluster(section: Mapping[str, Any]) -> ClusterPlace | None:
     said = section.get("cluster")
     if said is None or said is False:
         return None
-    if said is True:
-        return ClusterPlace()
-    fields = ("namespace", "context", "kubeconfig")
-    if not isinstance(said, Mapping) or not all(
-        name in fields and isinstance(value, str) for name, value in said.items()
-    ):
-        raise ValueError(
-            f"{SECTION}.cluster must be true, or have texts for any of {', '.join(fields)}, not {said!r}"
-        )
-    return ClusterPlace(**said)
+    try:
+        return place_of(said)
+    except InvalidBody as error:
+        raise ValueError(f"{SECTION}.{error}") from None
 
 
 def _whole(section: Mapping[str, Any], name: str, default: int) -> int:

@@ -1,0 +1,47 @@
+"""The job that a rollout worker of AReaL has in a cluster: its manifest's, over the worker's own servers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from sandgate.contract.errors import BadManifest, SandgateError
+from sandgate.contract.job import EngineSpec, LeaseOutput, OutputSpec, RolloutJob
+from sandgate.operator.local.job import load_job
+from sandgate.trainer.areal.link import Link
+from sandgate.trainer.client.cluster import ClusterPlace
+from sandgate.trainer.client.cluster_job import applied
+
+READY_S = 3600.0
+"""Until it is ready: images are pulled, and a queue may hold it."""
+
+
+def own_job(manifest: Path, place: ClusterPlace, engines: Sequence[str]) -> Link:
+    """Not applied before the link is opened; deleted when it is closed. Raises BadManifest."""
+    job = over(load_job(manifest), engines)
+    link: Link
+
+    def ended(error: SandgateError) -> None:
+        link.ended(error)
+
+    link = Link(job.metadata.name, applied(job, place, ready_s=READY_S, ended=ended))
+    return link
+
+
+def over(job: RolloutJob, engines: Sequence[str]) -> RolloutJob:
+    """The manifest's job over these servers, and its groups to a trainer that says itself how far they may lag.
+    (pure)"""
+    spec = job.spec
+    if spec.tasks.queue is None:
+        raise BadManifest(
+            "spec.tasks: AReaL's episodes are its tasks, so these are a queue: `tasks: {queue: {}}`",
+            field="spec.tasks",
+        )
+    engine = EngineSpec(
+        endpoints=tuple(engines), kind=spec.engine.kind, logprobs_mode=spec.engine.logprobs_mode
+    )
+    return replace(
+        job,
+        spec=replace(spec, engine=engine, staleness=None, output=OutputSpec(lease=LeaseOutput())),
+    )
