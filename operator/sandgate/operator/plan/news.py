@@ -27,9 +27,10 @@ WARNINGS = frozenset(
         JobReason.SPEC_REFUSED,
         JobReason.NO_TASKS,
         JobReason.PODS_WAIT,
+        JobReason.GROUPS_LOST,
     )
 )
-"""Reasons for which nothing goes on, or not as was asked, until somebody does something."""
+"""Reasons for which nothing goes on, or not as was asked, until somebody does something; and what was lost."""
 
 Kind = Literal["Normal", "Warning"]
 
