@@ -269,7 +269,11 @@ class ScriptedServer(ScriptedServing):
         while step is not None:
             await response.write(b"data: " + orjson.dumps({"choices": [shape(step)], **told}) + b"\n\n")
             told = NOTHING
-            step = await anext(steps, None)
+            try:
+                step = await anext(steps, None)
+            except ScriptedRefusal as error:
+                await response.write(b"data: " + error.body + b"\n\n")
+                break
         await response.write(b'data: {"choices":[],"usage":{"prompt_tokens":1}}\n\ndata: [DONE]\n\n')
         await response.write_eof()
         return response
