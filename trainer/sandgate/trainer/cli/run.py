@@ -293,7 +293,7 @@ async def _run(
 
 def report(ran: Ran, asked: RunOptions) -> dict[str, Json]:
     """What --json gives. Rewards, trajectories and tokens are of the rows that are written; sessions, turns, forks and
-    failures of all attempts, retried ones included; `tokens_per_s` of this run."""
+    failures of all attempts, retried ones included, and so is `attempts_sampled_tokens`; `tokens_per_s` of this run."""
     result = ran.result
     try:
         summary = summarize(folder.trajectories(asked.out))
@@ -309,6 +309,7 @@ def report(ran: Ran, asked: RunOptions) -> dict[str, Json]:
         "sessions": result.sessions,
         "unscored": result.unscored,
         "turns": result.turns,
+        "attempts_sampled_tokens": max(result.sampled_tokens, summary.sampled_tokens),
         "forks": result.forks,
         "failures": result.failures,
         "tracebacks": result.tracebacks,
@@ -364,12 +365,18 @@ def rows(found: dict[str, Any]) -> list[dict[str, str]]:
     failures = output.cell(found["failures"])
     if found["tracebacks"]:
         failures += f"; exit 1 with a traceback: {found['tracebacks']:,}"
+    turns = output.cell(found["turns"])
+    tokens = f"{found['sampled_tokens']:,} sampled, {found['context_tokens']:,} context"
+    sampled = found.get("attempts_sampled_tokens", 0)
+    if sampled > found["sampled_tokens"]:  # attempts that have no row, or none yet
+        turns += " of all attempts"
+        tokens += f" in the rows; {sampled:,} sampled by all attempts"
     lines = {
         "state": state(found),
         "sessions": f"{found['sessions']:,} in {output.plural(found['groups'], 'group')}",
         "reward": reward,
-        "turns": output.cell(found["turns"]),
-        "tokens": f"{found['sampled_tokens']:,} sampled, {found['context_tokens']:,} context",
+        "turns": turns,
+        "tokens": tokens,
         "rate": f"{found['tokens_per_s'] or 0:,.1f} tokens/s, {found['wall_s']:.1f} s",
         "forks": output.cell(found["forks"]),
         "failures": failures,
