@@ -572,7 +572,7 @@ def test_a_job_that_is_over_starts_nothing_and_still_counts_commits() -> None:
     assert is_true(action.status, JobCondition.COMPLETE)
 
 
-CLOSED = [CloseGroup("a", GATEWAY)]
+CLOSED: list[Action] = [CloseGroup("a", GATEWAY)]
 LOST: dict[str, tuple[dict[str, Any], dict[str, Any], list[Action]]] = {
     "of a job that is complete": ({"tally": SampleTally(ended=1)}, {}, CLOSED),
     "of one that ran out of time": (
