@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 DEFAULT_OUT = Path("out")
 """Below the current directory; each job has a folder of its own there."""
+LORA_TARGETS = "--lora-target-modules"
 SLOW = 20
 """Tokens a second that one answer has at an engine with many: what takes longer than its session at that pace is worth
 a word."""
@@ -178,7 +179,15 @@ def ready(asked: RunOptions, *, dry_run: bool, fresh: bool, json: bool) -> tuple
 
 
 def warnings(job: RolloutJob) -> list[str]:
-    """What stops no run, and may surprise: one answer alone may be longer than its session, or than a gateway waits."""
+    """What stops no run, and may surprise."""
+    managed = job.spec.engine.managed
+    narrow = managed is not None and any(one.split("=")[0] == LORA_TARGETS for one in managed.args)
+    text = f"spec.engine.managed.args: {LORA_TARGETS}: what it does not name of an adapter is passed over"
+    return [*_long_answers(job), *([text] if narrow else [])]
+
+
+def _long_answers(job: RolloutJob) -> list[str]:
+    """One answer alone may be longer than its session, or than a gateway waits."""
     from sandgate.gateway.config import EngineConfig
 
     most, session_s = (
