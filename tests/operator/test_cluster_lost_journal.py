@@ -83,9 +83,51 @@ async def test_after_the_job_is_complete(up: World, whose: str) -> None:
     assert status["reason"] == "GroupsLost"
     assert ("Warning", "GroupsLost") in events(up)
     await up.operator_down()
-    up.operator_up()
-    assert await told(up) == {}, "once"
+    await up.gateways[HOME].core.sessions.retire(-1.0)
+    hub = up.operator_up()
+
+    async def loaded() -> bool:
+        runs = list(hub.runs.values())
+        return bool(runs) and runs[0].observed.loaded and len(runs[0].observed.settled) == 2
+
+    await until(loaded, what="a new operator has looked at all", within_s=30.0)
+    assert await told(up) == {}, "once, also where the gateway has retired it since"
     await is_so(up, "Complete", "GroupsLost")
+    assert up.job()["status"]["failed"] == 2
+
+
+async def test_of_a_queue_and_of_one_gateway_of_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other gateway has its groups as before."""
+    hurry(monkeypatch)
+    async with world(tmp_path, gateways=2) as up:
+        up.operator_up()
+        await up.kube.create(manifest(tasks={"queue": {}}, gateway={"replicas": 2}))
+        tasks = [{"uid": uid, "prompt": uid} for uid in "abcd"]
+        for gateway in up.gateways.values():
+            body = {"job": "shop", "tasks": tasks if gateway is up.gateways[HOME] else [], "last": True}
+            said = await gateway.admin.post("/v1/tasks", json=body)
+            assert said.status_code == 200, said.text
+        await is_so(up, "Complete", "AllEnded")
+        there = {
+            body["spec"]["taskUid"] for body in up.sessions().values() if body["spec"]["gateway"] == HOME
+        }
+        assert there, "siblings are spread"
+        await loses_its_volume(up, "a new operator")
+        await is_so(up, "Complete", "GroupsLost")
+        assert up.condition("Collected")[0] == "False" or there == set("abcd")
+
+        heard: list[tuple[str, int]] = []
+
+        async def all_told() -> bool:
+            heard.extend((await told(up)).items())
+            return len(heard) >= len(there)
+
+        await until(all_told, what="the lost ones are told", within_s=30.0)
+        assert sorted(heard) == [(uid, 0) for uid in sorted(there)]
+        async with up.trainer("shop-gateway-1") as client:
+            lease = await client.lease(max_groups=8, ttl_s=60.0, job="shop")
+        have = set() if lease is None else {row.uid for row in lease.trajectories}
+        assert have == set("abcd") - there
 
 
 async def test_before_it_is_complete_when_no_attempt_is_left(up: World) -> None:
