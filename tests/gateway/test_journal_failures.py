@@ -45,6 +45,25 @@ async def test_a_turn_that_cannot_be_made_durable_is_503_in_openais_words(
     assert g.core.turns.load.in_flight == 0
 
 
+async def test_who_was_refused_for_it_is_counted_until_its_next_turn(g: Running, disk: MemoryDisk) -> None:
+    """An agent that dies of it has not failed; one that goes on has got over it."""
+    agent, other = await g.session(), await g.session()
+
+    async def failing(who: Any) -> tuple[int, int, str]:
+        said = (await g.admin.get(f"/v1/sessions/{who.id}")).json()
+        return said["engine_errors"], said["engine_failing"], said["engine_reason"]
+
+    disk.failure = FULL
+    await agent.post("the first to be told", stream=True)
+    await agent.post("known to be down by now")
+    assert (await agent.http.post("complete", json={})).status_code == 503
+    assert await failing(agent) == (3, 3, "JournalUnavailable")
+    assert await failing(other) == (0, 0, "")
+    disk.failure = ""
+    await agent.ask("again")
+    assert await failing(agent) == (3, 0, "JournalUnavailable")
+
+
 async def test_health_turns_red_and_green_again(g: Running, disk: MemoryDisk) -> None:
     agent = await g.session()
     assert (await g.admin.get("/healthz")).status_code == 200

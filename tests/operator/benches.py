@@ -214,8 +214,8 @@ class Monitor:
     heard_at: float = 0.0
     same: bool = True
 
-    async def same_life(self) -> bool:
-        return self.same
+    async def status(self) -> tuple[dict[str, Any], bool]:
+        return {"journal": {"healthy": True, "detail": ""}}, self.same
 
 
 class Pods(Bench):

@@ -204,6 +204,24 @@ async def test_a_gateway_that_is_killed_loses_no_session(up: Rig) -> None:
     assert all(up.script.vocab.decode(list(row.response_ids)).startswith("receipt 44") for row in slow)
 
 
+async def test_a_gateway_whose_journal_is_gone_is_not_started_with_an_empty_one(up: Rig) -> None:
+    """A group that had ended, and that a trainer may still be waiting for, would be told to nobody."""
+    gate = up.script.gate("slow")
+
+    async def lose() -> None:
+        await gate.reached.wait()
+        for path in up.out.glob("gateway-0.sqlite*"):
+            path.unlink()
+        os.kill(gateway_pid(up.out), signal.SIGKILL)
+        gate.open.set()
+
+    loses = asyncio.ensure_future(lose())
+    with pytest.raises(Unavailable, match=r"gateway-0\.sqlite is gone, and with it what was sampled"):
+        await up.run(job("good 1 tea", "slow 7 kiwi", parallelism=1))
+    await loses
+    assert not (up.out / "gateway-0.sqlite").exists()
+
+
 async def test_an_agent_that_dies_of_a_killed_gateway_is_not_to_blame(up: Rig) -> None:
     """It asks once; the others ask again, as SDKs do."""
     gate = up.script.gate("slow")

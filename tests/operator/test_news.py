@@ -66,6 +66,11 @@ CASES: dict[str, tuple[RolloutJobStatus | None, RolloutJobStatus, list[tuple[str
         status(NO_GATEWAY, one("Progressing", FALSE, "Over"), one("Complete", TRUE, "AllEnded")),
         [("Normal", "AllEnded")],
     ),
+    "groups of it were lost after that": (
+        status(NO_GATEWAY, one("Complete", TRUE, "AllEnded")),
+        status(NO_GATEWAY, one("Complete", TRUE, "GroupsLost", "2 of 4 samples were lost")),
+        [("Warning", "GroupsLost")],
+    ),
     "all failed": (status(READY, RUNS), status(NO_GATEWAY, ALL_FAILED), [("Warning", "AllFailed")]),
     "a manifest that cannot run": (
         None,

@@ -13,6 +13,7 @@ from sandgate.operator.plan.actions import (
     Action,
     CloseGroup,
     DeleteJob,
+    Hopeless,
     JobObserved,
     JobWant,
     Provide,
@@ -580,6 +581,35 @@ def test_a_job_that_is_over_starts_nothing_and_still_counts_commits() -> None:
     assert isinstance(action, WriteStatus)
     assert action.status.committed == 2
     assert is_true(action.status, JobCondition.COMPLETE)
+
+
+CLOSED: list[Action] = [CloseGroup("a", GATEWAY)]
+LOST: dict[str, tuple[dict[str, Any], dict[str, Any], list[Action]]] = {
+    "of a job that is complete": ({"tally": SampleTally(ended=1)}, {}, CLOSED),
+    "of one that ran out of time": (
+        {"tally": SampleTally(ended=1), "fresh": "z", "started_at": -90.0},
+        {},
+        CLOSED,
+    ),
+    "not of one that goes on once its cause is mended": (
+        {"hopeless": Hopeless("ProgramMissing", "python3")},
+        {},
+        [],
+    ),
+    "not while its gateway is away": ({"tally": SampleTally(ended=1)}, {"gateways": {}}, []),
+}
+
+
+@pytest.mark.parametrize(("end", "more", "actions"), LOST.values(), ids=LOST)
+def test_groups_that_turn_out_to_be_lost_are_closed(
+    end: dict[str, Any], more: dict[str, Any], actions: list[Action]
+) -> None:
+    fields = {"activeDeadlineSeconds": 50} if "started_at" in end else {}
+    done = status_of(seen(**end), 0.0, **fields)
+    assert done.completion_time
+    again = seen(group("a", "i"), tally=SampleTally(ended=1), status=done, **more)
+    plan = plan_job(want(**fields), again, 500.0)
+    assert [one for one in plan if not isinstance(one, WriteStatus)] == actions
 
 
 DONE: dict[str, Any] = {"tally": SampleTally(ended=1), "total": 1, "provided": Provided.STOPPED}

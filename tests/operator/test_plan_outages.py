@@ -63,6 +63,27 @@ ENDS: dict[str, tuple[RolloutJobSpec, SessionObserved, list[Action]]] = {
         after(ended(1), said(turns=2, engine_errors=3, engine_failing=1)),
         seal(R.ENGINE_ERROR, "exit code 1; the engine failed 1 calls of it"),
     ),
+    "one that died of a journal that could not be written is the gateway's": (
+        spec(),
+        after(ended(1), said(turns=2, engine_errors=1, engine_failing=1, engine_reason="JournalUnavailable")),
+        seal(
+            R.GATEWAY_LOST,
+            "exit code 1; its gateway, which could not write its journal, failed 1 calls of it",
+        ),
+    ),
+    "a wrong answer after a full journal that its agent got over is wrong": (
+        spec(),
+        after(ended(1), said(turns=2, engine_errors=1, engine_failing=0, engine_reason="JournalUnavailable")),
+        scored(1, False, R.ANSWER_WRONG, "exit code 1"),
+    ),
+    "one that could not say that it is done has not failed": (
+        spec(agent__completion="Complete", reward__source="agent"),
+        after(ended(0), said(turns=2, engine_errors=1, engine_failing=1, engine_reason="JournalUnavailable")),
+        seal(
+            R.GATEWAY_LOST,
+            "exited without a POST to /complete; its gateway, which could not write its journal, failed 1 calls of it",
+        ),
+    ),
     "a timeout after a failure of the engine that its agent got over is its own": (
         spec(),
         after(

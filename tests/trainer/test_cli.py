@@ -352,6 +352,7 @@ def test_a_reader_that_leaves_early_is_no_error(run: Path) -> None:
 
 def test_help_of_every_command_fits_its_purpose() -> None:
     said = ask("--help")
+    assert "..." not in said.stdout.partition("Commands:")[2], "no sentence is cut"
     assert said.exit_code == 0
     for command in app.registered_commands:
         assert command.name is not None

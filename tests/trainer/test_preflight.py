@@ -18,6 +18,7 @@ from sandgate.operator.local.manifest import parse_job
 from sandgate.operator.local.serve import serve_local
 from sandgate.trainer import tinymodel
 from sandgate.trainer.cli.command import app
+from sandgate.trainer.cli.run import warnings
 from sandgate.trainer.runs import preflight
 from tests.trainer.jobs import AGENT, MANIFEST, lab
 
@@ -220,6 +221,15 @@ def test_an_answer_that_may_take_longer_than_its_session_is_said(
     assert [f"note: {text}\n" for text in told["notes"]] == ([said.stderr] if note else [])
 
 
+def test_an_argument_by_which_layers_of_adapters_are_passed_over_is_said() -> None:
+    args = "[--enable-lora, --lora-target-modules, q_proj]"
+    engine = 'engine: {endpoints: ["http://127.0.0.1:9"]}'
+    assert engine in MANIFEST
+    job = parse_job(MANIFEST.replace(engine, f"engine: {{managed: {{image: v, args: {args}}}}}"))
+    (note,) = warnings(job)
+    assert note.startswith("spec.engine.managed.args: --lora-target-modules")
+
+
 RIGHT = {
     "a program that only the session's own variables name": (AGENT_LINE, 'command: ["$(OPENAI_BASE_URL)"]'),
     "a module": (AGENT_LINE, "command: [PYTHON, -m, agent]"),
@@ -339,9 +349,10 @@ async def test_an_engine_that_does_not_answer_is_not_asked_wrongly(
         said = await asyncio.to_thread(CliRunner().invoke, app, words)
         assert (said.exit_code, said.stdout) == (1, "")
         assert said.stderr.startswith("error: no engine answers: http://127.0.0.1:9")
-        found = await preflight.engines([here.url, "http://127.0.0.1:9"], "f", "tiny", 0.0)
+        served, found = await preflight.engines([here.url, "http://127.0.0.1:9"], "f", "tiny", 0.0)
         assert found == [], "one that answers is enough"
-        (slip,) = await preflight.engines([f"{here.url}/v1"], "f", "tiny", 0.0)
+        assert served == {here.url: {"tiny": 32768}}, "asked once, for names and windows"
+        _, (slip,) = await preflight.engines([f"{here.url}/v1"], "f", "tiny", 0.0)
         assert slip.text.endswith(
             "answers 404 at /health, so no vLLM server is up there; give it without /v1"
         )

@@ -311,6 +311,30 @@ async def test_after_ctrl_c_twice_the_failures_of_what_had_ended_are_told(tmp_pa
         assert json.loads((tmp_path / "out" / "result.json").read_text())["told"] == told
 
 
+async def test_where_attempts_have_no_rows_yet_the_summary_says_what_its_numbers_are_of(
+    tmp_path: Path,
+) -> None:
+    """Of a group that is not whole there is no row, though one of its sessions ended."""
+    gate = Gate()
+    one = [*tinymodel.encode("no"), tinymodel.END]
+
+    async with lab(tmp_path, lambda ids, number: Reply(one, gate=gate if number else None)) as here:
+        rewrite(tmp_path / "job.yaml", "parallelism: 2", "parallelism: 1")
+        process = await here.start()
+
+        async def second_asks() -> bool:
+            return here.player.counts["generations"] == 2
+
+        await until(second_asks, what="the second agent asks the engine", within_s=60.0)
+        process.send_signal(signal.SIGINT)
+        await said(process, "stopping")
+        process.send_signal(signal.SIGINT)
+        done = await ended(process)
+    told = dict(line.split(None, 1) for line in done.stdout.splitlines()[1:])
+    assert told["turns"].strip() == "1 of all attempts"
+    assert told["tokens"].strip() == f"0 sampled, 0 context in the rows; {len(one)} sampled by all attempts"
+
+
 async def test_ctrl_c_twice_aborts(tmp_path: Path) -> None:
     gate = Gate()
     async with lab(tmp_path, [held(gate)]) as here:

@@ -15,6 +15,7 @@ from sandgate.contract.lease import Lease
 from sandgate.trainer.client import lease_call, streaming
 from sandgate.trainer.client.fleet import AsyncFleet
 from sandgate.trainer.client.groups import Group
+from sandgate.trainer.client.lease_renewal import Keeper
 from sandgate.trainer.client.rollout_client import AsyncRolloutClient
 from sandgate.trainer.client.streaming import Ahead, Groups, Wanted
 from tests.support.gateway import NEVER_S
@@ -362,6 +363,78 @@ class Ready:
     async def renew(self, lease_id: str, ttl_s: float) -> None: ...
     async def ack(self, lease: Lease) -> None: ...
     async def nack(self, lease: Lease) -> None: ...
+
+
+class Away(Ready):
+    """A gateway that is away: each question takes some time of the loop's clock, and comes to nothing."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, takes_s: float) -> None:
+        self.ahead_s, self.takes_s = 0.0, takes_s
+        loop = asyncio.get_running_loop()
+        real = loop.time
+        monkeypatch.setattr(loop, "time", lambda: real() + self.ahead_s)
+        self.time = loop.time
+
+    async def ask(self, _: Wanted, _lease_id: str) -> list[Lease]:
+        self.asked += 1
+        self.ahead_s += self.takes_s
+        raise Unavailable("no answer")
+
+    def groups(self, away_s: float, ahead: Ahead = EIGHT) -> Groups:
+        keeper = Keeper(self, self.time)
+        return Groups(
+            self,
+            keeper,
+            lambda: {"g0": self.ask},
+            job=JOB,
+            ttl_s=TTL_S,
+            idle_s=5.0,
+            ahead=ahead,
+            away_s=away_s,
+        )
+
+
+@pytest.mark.parametrize(("takes_s", "asked"), [(60.0, 1), (49.0, 2)], ids=["hangs", "hangs shorter"])
+async def test_a_gateway_that_hangs_is_away_since_it_was_asked(
+    monkeypatch: pytest.MonkeyPatch, takes_s: float, asked: int
+) -> None:
+    gateway = Away(monkeypatch, takes_s)
+    began = gateway.time()
+    monkeypatch.setattr(streaming, "AWAY_REST_S", 0.0)
+    async with asyncio.timeout(300), gateway.groups(away_s=50.0) as groups:
+        with pytest.raises(Unavailable, match="no gateway answers: g0: no answer"):
+            await anext(groups)
+    assert gateway.asked == asked
+    assert gateway.time() - began < 50.0 + takes_s
+
+
+async def test_nobody_is_away_while_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trainer that gave up waiting, and comes back after a long step, does not meet with an error of long ago."""
+    gateway = Away(monkeypatch, 0.0)
+    async with gateway.groups(50.0, Ahead()) as groups:
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await anext(groups)
+            gateway.ahead_s += 600.0
+    assert gateway.asked >= 2
+
+
+IDLE = {
+    "for ever": (None, 90.0),
+    "five seconds": (5.0, 50.0),
+    "what is there": (0.0, 45.0),
+    "long": (60.0, 90.0),
+}
+
+
+@pytest.mark.parametrize(("idle_s", "away_s"), IDLE.values(), ids=IDLE)
+async def test_a_stream_that_ends_when_idle_waits_little_longer_for_gateways(
+    idle_s: float | None, away_s: float
+) -> None:
+    async with AsyncRolloutClient("http://127.0.0.1:9", "key") as client:
+        groups = AsyncFleet({"g0": client}).groups(idle_s=idle_s)
+    assert groups.supply.away_s == away_s
 
 
 def test_a_stream_that_waits_goes_on_asking_on_a_loop_whose_clock_is_coarse() -> None:

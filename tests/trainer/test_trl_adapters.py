@@ -18,6 +18,7 @@ from sandgate.trainer.trl.served import Saved, ServedAdapters
 from tests.gateway.engine.test_replicas import nowhere
 
 HEAD = "sandgate-shop-"
+LAYER, LAYERS = "model.layers.0.self_attn.", ("q_proj", "v_proj", "o_proj")
 
 
 @dataclass
@@ -54,6 +55,8 @@ class World:
         folder = self.folder / what
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "adapter_config.json").write_text(json.dumps({"r": rank}))
+        head = json.dumps({f"base_model.model.{LAYER}{one}.lora_A.weight": {} for one in LAYERS}).encode()
+        (folder / "adapter_model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head)
         self.weights._saved = {version: (made := Saved(folder, HEAD + what))}
         return made
 
@@ -138,3 +141,37 @@ async def test_what_is_tried_is_gone_again_and_older_gateways_are_named(tmp_path
         with pytest.raises(Unsupported, match="gateways that know no adapters: g"):
             await it.weights.try_loaded(it.gateways, it.saved(1))  # type: ignore[arg-type]
         assert it.folders() == []
+
+
+TARGETS: dict[str, tuple[tuple[str, ...], str]] = {
+    "all": ((), ""),
+    "all that the adapter has, and others": ((*LAYERS, "up_proj"), ""),
+    "some": (
+        ("q_proj", f"{LAYER}o_proj"),
+        "leaves out layers of the adapter: v_proj; start it without",
+    ),
+}
+
+
+@pytest.mark.parametrize(("targets", "why"), TARGETS.values(), ids=TARGETS)
+async def test_an_engine_that_would_pass_over_layers_is_refused_by_name(
+    tmp_path: Path, targets: tuple[str, ...], why: str
+) -> None:
+    async with world(tmp_path, 16) as it, ScriptedServer(Player([[1]]), lora_targets=targets) as narrow:
+        it.gateways.urls = [*it.gateways.urls, narrow.url]
+        if why:
+            with pytest.raises(Unsupported, match=f"{narrow.url}: .*{why}"):
+                await it.weights.try_loaded(it.gateways, it.saved(1))  # type: ignore[arg-type]
+        else:
+            await it.weights.try_loaded(it.gateways, it.saved(1))  # type: ignore[arg-type]
+        assert it.loaded() == [[]]
+        assert narrow.player.adapters == {}
+
+
+async def test_an_engine_that_does_not_tell_its_arguments_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world(tmp_path) as it, ScriptedServer(Player([[1]]), dev_mode=False) as closed:
+        it.gateways.urls = [closed.url]
+        await it.weights.try_loaded(it.gateways, it.saved(1))  # type: ignore[arg-type]
+    assert f"{closed.url} does not tell whether it has --lora-target-modules" in caplog.text

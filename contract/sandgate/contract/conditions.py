@@ -99,6 +99,10 @@ class JobReason(StrEnum):
     """Not progressing: it is complete or failed."""
     ALL_ENDED = "AllEnded"
     """Complete: every sample ended. The message says so where reward.source is agent and none of them has a reward."""
+    GROUPS_LOST = "GroupsLost"
+    """Complete: every sample ended, and some were lost after that: their gateway lost its journal before a trainer had
+    them. The message counts them; a trainer that waits for their tasks is told by empty groups. Collected: all that is
+    left was acknowledged."""
     NOT_ALL_ENDED = "NotAllEnded"
     """Not complete: samples are open."""
     BAD_MANIFEST = "BadManifest"

@@ -128,7 +128,7 @@ class FailureReason(StrEnum):
     ENGINE_LOST = "EngineLost"
     """No engine answered meanwhile."""
     GATEWAY_LOST = "GatewayLost"
-    """Its gateway was away meanwhile, or lost it."""
+    """Its gateway was away meanwhile, could not write its journal, or lost it."""
     PREEMPTED = "Preempted"
     """The scheduler, or its node, needed the place for something more important."""
     EVICTED = "Evicted"

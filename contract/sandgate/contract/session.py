@@ -127,7 +127,8 @@ class SessionSummary:
     limit_reached: str | None = None
     """`turns`, `totalTokens`, `journalBytes` or `context`: what refused a turn."""
     engine_errors: int = 0
-    """Turns that the engine failed, after all retries, for no reason that lies in the request."""
+    """Turns that the engine failed, after all retries, for no reason that lies in the request; and calls for which the
+    journal could not be written."""
     engine_failing: int | None = None
     """Of them, those since its last turn: what an agent got over explains nothing. None: an older gateway does not
     say."""

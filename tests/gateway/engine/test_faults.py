@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,11 @@ from sandgate.contract.errors import (
 from sandgate.gateway.conversation.messages import SamplingParams
 from sandgate.gateway.engine.api import Delta, Prompt, VersionSpan
 from sandgate.gateway.engine.generation import RESUMES_MAX
+from sandgate.gateway.engine.pool import EnginePool
 from sandgate.gateway.engine.scripted.engine import Fault, Gate, Player, Reply, logprob_of
 from sandgate.gateway.engine.scripted.server import ScriptedServer
+from sandgate.gateway.engine.scripted.sglang_server import ScriptedSglang
+from sandgate.gateway.engine.sglang.engine import SglangEngine
 from sandgate.gateway.engine.vllm import VllmEngine
 from tests.gateway.engine.subjects import EOS, VOCABULARY, Subject, decode, in_process, over_http, sglang
 
@@ -96,6 +99,57 @@ async def test_a_stream_that_breaks_goes_on_after_its_last_id(opens: Open, after
     assert (sample.ids.tolist(), sample.logprobs) == (IDS, LOGPROBS)
     assert sample.versions == (VersionSpan(2, 0, len(IDS)),)
     assert [token for delta in deltas for token in delta.ids] == IDS
+
+
+BUSY = Fault("status", 3, 503, "the queue is full")
+"""Behind the third token, as an event of the stream."""
+GRAMMAR = {"regex": "a+"}
+
+
+@asynccontextmanager
+async def two_of(kind: str, script: Any) -> AsyncIterator[tuple[Player, EnginePool]]:
+    """Replicas that play one script between them."""
+    player = Player(script, decode=decode, eos_ids=EOS, vocab_size=VOCABULARY)
+    server, engine = (ScriptedServer, VllmEngine) if kind == "vllm" else (ScriptedSglang, SglangEngine)
+    async with server(player) as one, server(player) as other:
+        made = await engine.connect([one.url, other.url], model="scripted", vocab_size=VOCABULARY)
+        async with aclosing(made):
+            yield player, made
+
+
+def asked(**more: Any) -> Prompt:
+    wanted = {"max_tokens": 20, "model": "scripted", **more}
+    return Prompt(request_id="r", ids=array("i", PROMPT), sampling=SamplingParams(), **wanted)
+
+
+async def test_a_refusal_in_the_middle_of_a_stream_keeps_what_was_sampled() -> None:
+    deltas: list[Delta] = []
+    async with two_of("sglang", [Reply(IDS, fault=BUSY), "never"]) as (player, engine):
+        sample = await engine.generate(asked(), deltas.append)
+        assert player.counts["resumed"] == 1
+    assert (sample.ids.tolist(), sample.logprobs, sample.resumed) == (IDS, LOGPROBS, 1)
+    assert [token for delta in deltas for token in delta.ids] == IDS
+
+
+async def test_a_grammar_is_not_begun_anew_behind_what_was_told() -> None:
+    """The second engine would hold the rest to the whole of it: `{"a": {"a": 1}`."""
+    told: list[Delta] = []
+    async with two_of("sglang", [Reply(IDS, fault=BUSY), [21, 22]]) as (player, engine):
+        with pytest.raises(
+            EngineUnavailable, match=r"a grammar cannot be taken up in the middle; .*queue is full"
+        ):
+            await engine.generate(asked(constraint=GRAMMAR), told.append)
+        assert player.counts["generations"] == 1
+        again = await engine.generate(asked(constraint=GRAMMAR), told.append)
+    assert again.ids.tolist() == [21, 22], "and the engine that was busy is still one of two"
+
+
+async def test_an_engine_that_fails_in_the_middle_is_not_asked_elsewhere() -> None:
+    """vLLM: an error event says nothing of what may be tried again."""
+    async with two_of("vllm", [Reply(IDS, fault=BUSY), "never"]) as (player, engine):
+        with pytest.raises(EngineFailed, match="queue is full"):
+            await engine.generate(asked(constraint=GRAMMAR), lambda _: None)
+        assert player.counts["generations"] == 1
 
 
 @pytest.mark.parametrize("wire", WIRES.values(), ids=WIRES)

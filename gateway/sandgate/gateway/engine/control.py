@@ -39,6 +39,18 @@ class _Info(msgspec.Struct):
     weight_version: str
 
 
+class _Lora(msgspec.Struct):
+    target_modules: list[str] | None = None
+
+
+class _Config(msgspec.Struct):
+    lora_config: _Lora | None = None
+
+
+class _ServerInfo(msgspec.Struct):
+    vllm_config: _Config
+
+
 class ReplicaControl:
     """Every method acts on all replicas at once, and raises if one of them did not do it: EngineUnavailable if it does
     not answer, EngineFailed if it refuses. Then the replicas may disagree; `resume` is safe to repeat."""
@@ -154,6 +166,17 @@ class AdapterControl(ReplicaControl):
         """Loads a folder that every replica can read, and goes on reading while anything is sampled by it: vLLM keeps
         few adapters in memory. A name that is taken is refused. Meanwhile generations go on."""
         await self._all("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
+
+    async def target_modules(self) -> list[tuple[str, ...]]:
+        """What `--lora-target-modules` of each replica names: other layers of an adapter it passes over without a word.
+        Empty: all. Raises EngineFailed for one that does not tell: it has no dev mode, or (vLLM 0.32) no pip."""
+        path = "/server_info"
+        asked = await self._all("GET", path, params={"config_format": "json"})
+        try:
+            told = [msgspec.json.decode(body, type=_ServerInfo).vllm_config.lora_config for body in asked]
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise EngineFailed(f"{path}: {error}") from error
+        return [tuple((one.target_modules if one is not None else None) or ()) for one in told]
 
     async def unload(self, name: str) -> None:
         """No further request finds it. Generations that run end by it, so its folder stays until then."""

@@ -62,7 +62,7 @@ class Generation:
 
     def ask(self, told: int, *, numbered: bool, adapter: str = "") -> None:
         """The next attempt begins; `told` is the version last told. What one before it left is a piece."""
-        if len(self.ids) > self._piece:
+        if self.begun:
             self._end_piece(None)
         self.told, self.numbered, self.adapter = told, numbered, adapter
         self._later.clear()
@@ -77,6 +77,11 @@ class Generation:
     @property
     def _version(self) -> int:
         return self._later[-1][1] if self._later else self.told
+
+    @property
+    def begun(self) -> bool:
+        """The piece in the making has tokens: whatever ends it cuts the generation."""
+        return len(self.ids) > self._piece
 
     def take(self, step: Step) -> Delta | None:
         """Adds a step. Returns what to stream; None for a step without tokens."""
@@ -163,7 +168,7 @@ class Generation:
     def forget(self, error: Unlabelled) -> None:
         """Drops the piece in the making, because its weights are unknown. Raises `error` if parts of it were
         streamed."""
-        if self.streams and len(self.ids) > self._piece:
+        if self.streams and self.begun:
             raise error
         del self.ids[self._piece :], self.logprobs[self._piece :], self.top[self._piece :]
         self._later.clear()

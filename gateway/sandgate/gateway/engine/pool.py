@@ -361,7 +361,7 @@ class EnginePool:
                 await self._lost(url, made, tries, error)
             except ModelNotServed as error:
                 self._lacks_adapter(url, made, tries, error)
-                continue
+                self._broken_off(made, error)
             except Unlabelled as error:
                 self._doubt(url, str(error))
                 made.forget(error)
@@ -369,7 +369,7 @@ class EnginePool:
                 continue
             except (Overloaded, EngineUnavailable) as error:
                 tries.refused(url, error)
-                continue
+                self._broken_off(made, error)
             except Shut as error:
                 self._ways[url] = error.instead
                 continue
@@ -412,6 +412,11 @@ class EnginePool:
         elif made.numbered or made.adapter:  # it may be up again already, with the weights of its start
             await self._read_labels([url], fresh=True)
         if made.ids and made.finish in (None, "abort"):
+            made.cut(str(error), told=self._version_for(made.prompt))
+
+    def _broken_off(self, made: Generation, error: Exception) -> None:
+        """An engine refused, maybe in the middle of a stream: what it had sampled by then stands."""
+        if made.begun:
             made.cut(str(error), told=self._version_for(made.prompt))
 
     @property

@@ -123,7 +123,9 @@ class Completions:
         session.refuse_if_ended()
         journal = self.sessions.store.status()
         if not journal.healthy:  # known before the engine is troubled, and before a stream's headers are out
-            raise JournalUnavailable(journal.detail)
+            full = JournalUnavailable(journal.detail)
+            session.call_failed(full, shaped=False)
+            raise full
         engines = self.engine.status()
         if not any(engine.healthy for engine in engines):
             down = none_up(engines)
@@ -226,11 +228,17 @@ class Completions:
         )
         self.pool.earn(session.session_id, len(prepared.ids))
         intents = [Intent(at=self.sessions.now(), turn=turn, digest=request.digest) for turn in call.turns]
-        await self.sessions.intend(session, *intents)
+        try:
+            await self.sessions.intend(session, *intents)
+        except JournalUnavailable as error:
+            session.call_failed(error, shaped=False)
+            raise
         try:
             made = await self.sampler.sample(call, asked)
             return await self.committer.commit(call, asked, made)
         except (asyncio.CancelledError, SandgateError) as error:
+            if isinstance(error, JournalUnavailable):
+                session.call_failed(error, shaped=False)
             if not call.committing:
                 await self.committer.keep_cut(call, asked, error)
             raise

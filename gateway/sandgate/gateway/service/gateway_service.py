@@ -23,6 +23,7 @@ from sandgate.contract.errors import (
     Forbidden,
     Gone,
     InvalidBody,
+    JournalUnavailable,
     LimitReached,
     NotFound,
     Unsupported,
@@ -136,7 +137,11 @@ class GatewayService:
                 records: list[Record] = [Completed(at=now, info=body.reward_info)]
                 if (reward := _own_reward(session, body)) is not None:
                     records.insert(0, Rewarded(at=now, turn=None, reward=reward, info=body.reward_info))
-                await self.sessions.record(session, *records)
+                try:
+                    await self.sessions.record(session, *records)
+                except JournalUnavailable as error:  # whoever cannot say that it is done may die of it
+                    session.call_failed(error, shaped=False)
+                    raise
         return {"session_id": session.session_id, "state": session.phase.value}
 
     @asynccontextmanager

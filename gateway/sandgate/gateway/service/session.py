@@ -249,9 +249,9 @@ class Session:
             self.asked_again_at = now
 
     def call_failed(self, error: SandgateError, *, shaped: bool) -> None:
-        """Counts a failure of the engine, unless the reason lies in the call. What the engine refuses (400) is the
-        caller's doing, and a wrong answer to a grammar that the caller chose (`shaped`) may be: an agent must not be
-        able to make its engine fail."""
+        """Counts a failure of the engine, or of the journal, unless the reason lies in the call. What the engine
+        refuses (400) is the caller's doing, and a wrong answer to a grammar that the caller chose (`shaped`) may be: an
+        agent must not be able to make its engine fail."""
         if isinstance(error, PromptTooLong):
             self.limit_reached = self.limit_reached or CONTEXT
         elif not isinstance(error, BadRequest) and not (shaped and _of_its_form(error)):

@@ -58,6 +58,7 @@ class EngineDiscovery:
     async def says(self, monitor: GatewayMonitor, status: dict[str, Any]) -> None:
         """Its GET /v1/status; the set of engines is corrected by it."""
         now = self.at.now()
+        self.at.journals.heard(monitor.name, status)
         heard = answering(status)
         stale = heard.nodes is not None and heard.nodes != self.nodes
         if self.engines is not None and (stale or heard.urls != set(self.engines)):
@@ -87,6 +88,7 @@ class EngineDiscovery:
 
     def left(self, monitor: GatewayMonitor) -> None:
         """It is away: no new groups, and what runs there may be hurt by it."""
+        self.at.journals.over(monitor.name)
         self._heard.pop(monitor.name, None)
         self._dry_since.pop(monitor.name, None)
         self.at.observe(events.GatewayChanged(monitor.name, ready=False))

@@ -81,10 +81,11 @@ class GatewayMonitor:
             raise Unavailable(f"gateway {self.name} does not answer", retry_after=POLL_S)
         return self.calls
 
-    async def same_life(self) -> bool:
-        """It did not restart since it was last listed. (A long poll may notice later than an agent fails of it.)"""
+    async def status(self) -> tuple[dict[str, Any], bool]:
+        """Its GET /v1/status, and whether it did not restart since it was last listed. (A long poll may notice later
+        than an agent fails of it.)"""
         status = await self.client.status()
-        return str(status["epoch"]) == self._epoch
+        return status, str(status["epoch"]) == self._epoch
 
     async def run(self) -> None:
         """For ever."""

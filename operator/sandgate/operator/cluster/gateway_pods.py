@@ -45,6 +45,9 @@ class GatewayPods:
             await self.away.wait()
 
     async def _look(self) -> None:
+        if words := self.at.journals.words:  # their pods are well
+            self.at.observe(events.GatewaysBlocked(words))
+            return
         labels, owner = gateway_pods(self.at.job)
         wanted = ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
         try:

@@ -11,6 +11,7 @@ from sandgate.gateway.client import GatewayClient
 from sandgate.operator.cluster.api import Api
 from sandgate.operator.cluster.gateway_monitor import GatewayMonitor
 from sandgate.operator.cluster.object_store import ObjectTable, PodKept, SessionSeen
+from sandgate.operator.driver.journal_outages import JournalOutages
 from sandgate.operator.driver.state import DriverState
 from sandgate.operator.manifests import agents_origin, gateway_origin
 from sandgate.operator.manifests.sandbox_pods import PodDefaults
@@ -36,6 +37,11 @@ class JobState(DriverState):
     keys: dict[str, float] = field(default_factory=dict)
     """Keys Secrets that were made, of groups that are not settled -> when their keys expire, in unix seconds; 0.0 where
     an operator before this one made them."""
+
+    journals: JournalOutages = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.journals = JournalOutages(self)
 
     def signed(self, secret: bytes) -> None:
         """What signs keys from now on; empty without gateways. Nobody holds it then: what stands in the Secret when
@@ -107,9 +113,13 @@ class JobState(DriverState):
         return gateway or self.observed.placed.get(ref.name, "")
 
     async def absence(self, gateway: str, now: float) -> Outage | None:
-        """It restarted, and its long poll has not told so yet."""
+        """It restarted, and its long poll has not told so yet; or it cannot write."""
         monitor = self._monitor(gateway)
-        if await monitor.same_life():
+        status, same_life = await monitor.status()
+        self.journals.heard(gateway, status)
+        if (broken := self.journals.outages.get(gateway)) is not None:
+            return broken
+        if same_life:
             return None
         return Outage(monitor.heard_at, now, FailureReason.GATEWAY_LOST)
 

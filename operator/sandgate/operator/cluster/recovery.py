@@ -18,6 +18,7 @@ from sandgate.operator.cluster.object_store import PodKept, SessionSeen
 from sandgate.operator.cluster.session_status import stop_told
 from sandgate.operator.observed.remotes import METADATA
 from sandgate.operator.plan.actions import Exit, Ref, Running, SessionObserved, Told
+from sandgate.operator.plan.groups import JOURNAL_LOST
 
 GONE = "its pod is gone"
 
@@ -147,6 +148,7 @@ def _made_up(one: SessionSeen, now: float, *, kept: bool) -> SessionSummary:
         reward=status.reward,
         failure_class=_class_of(reason) or status.failure_class,
         failure_reason=reason,
+        failure_detail=JOURNAL_LOST if reason == FailureReason.GATEWAY_LOST else "",
         changed_at=now,
         committed=kept and one.is_true(SessionCondition.TRAJECTORY_COMMITTED),
         metadata=dict(METADATA) if one.spec.remote else {},

@@ -169,7 +169,11 @@ class Resync:
             self._asking = True
             self.beside(self._ask())
         for monitor in at.monitors.values():
-            at.observe(events.GatewayChanged(monitor.name, ready=monitor.open))
+            at.observe(
+                events.GatewayChanged(
+                    monitor.name, ready=monitor.open and monitor.name not in at.journals.broken
+                )
+            )
 
     def _recall(self) -> None:
         at, now = self.at, self.at.now()
@@ -185,6 +189,8 @@ class Resync:
             at.observe(events.SessionsFound(name, known))
             for absence in at.monitors[name].absences:
                 at.observe(events.OutageSeen(name, absence))
+            if (broken := at.journals.outages.get(name)) is not None:
+                at.observe(events.OutageSeen(name, broken))
             committed += sum(one.committed for one in listed if not is_remote(one))
         at.observe(events.CommittedBefore(committed))
         live = at.observed.sessions

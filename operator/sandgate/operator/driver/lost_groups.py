@@ -15,10 +15,9 @@ from sandgate.operator.driver.backend import SessionClient
 from sandgate.operator.driver.sealing import seal
 from sandgate.operator.driver.session_spec import session_spec
 from sandgate.operator.plan.actions import GroupObserved, Ref
+from sandgate.operator.plan.groups import JOURNAL_LOST
 
-LOST = SessionOutcome(
-    failure_reason=FailureReason.GATEWAY_LOST, detail="its gateway lost the journal that it was in"
-)
+LOST = SessionOutcome(failure_reason=FailureReason.GATEWAY_LOST, detail=JOURNAL_LOST)
 
 
 async def knows(client: SessionClient, job: RolloutJob, group: GroupObserved) -> bool:

@@ -26,6 +26,7 @@ from sandgate.operator.driver.state import DriverState
 from sandgate.operator.local.folder import Folder, replace
 from sandgate.operator.local.journals import Journals
 from sandgate.operator.local.progress import GatewayReady, ProcessRestarted, Tell
+from sandgate.operator.local.resuming import still_there
 from sandgate.operator.local.supervise import Supervised, log_path, own_env
 from sandgate.operator.manifests.gateway_config import gateway_config
 from sandgate.operator.plan.actions import Outage, Ref
@@ -133,6 +134,7 @@ async def _start(
     replace(folder.config(index), json.dumps(settings, indent=1))
 
     def spec() -> ProcessSpec:
+        still_there(folder.root, index)
         return ProcessSpec(
             # -P: it runs in the folder of the run, where agents may write, and imports nothing from there.
             argv=[sys.executable, "-P", "-m", "sandgate.gateway.app", "--config", str(folder.config(index))],

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sandgate.contract.errors import BadManifest, Conflict, FailureClass, NotFound, SandgateError
+from sandgate.contract.errors import BadManifest, Conflict, FailureClass, NotFound, SandgateError, Unavailable
 from sandgate.contract.job import RolloutJob, Task
 from sandgate.contract.kinds import Json
 from sandgate.contract.schema import decode, encode
@@ -90,6 +90,13 @@ def stands(root: Path, gateways: int) -> None:
     _note(root, _object(root / MADE) | {"gateways": gateways})
 
 
+def still_there(root: Path, index: int) -> None:
+    """To be asked before a gateway is started again. Raises Unavailable if the journal that it had is gone: an empty
+    one would be made, and whoever waits for what it held would wait for ever."""
+    if index < _gateways(_object(root / MADE)) and not (root / f"gateway-{index}.sqlite").exists():
+        raise Unavailable(f"{root}: {_gone([index])}")
+
+
 def reopened(root: Path) -> frozenset[str]:
     """Groups that `reopen` named and that were not written since."""
     found = _object(root / MADE).get("reopened")
@@ -151,15 +158,25 @@ def _complete(root: Path, made: Mapping[str, Json]) -> None:
         # An empty one would be made anew: right where nothing was sampled yet.
         if (found := JOURNAL.fullmatch(path.name)) and (path.stat().st_size or not written)
     }
-    told = made.get("gateways", 0)
-    wanted = max(told if isinstance(told, int) else 0, max(indices, default=-1) + 1)
+    wanted = max(_gateways(made), max(indices, default=-1) + 1)
     if not wanted and written:
         wanted = 1
-    if gone := [f"gateway-{index}.sqlite" for index in range(wanted) if index not in indices]:
-        raise Conflict(
-            f"{root}: {', '.join(gone)} {'is' if len(gone) == 1 else 'are'} gone, and with it what was sampled;"
-            f" put it back, or {HELP}"
-        )
+    if gone := [index for index in range(wanted) if index not in indices]:
+        raise Conflict(f"{root}: {_gone(gone)}")
+
+
+def _gateways(made: Mapping[str, Json]) -> int:
+    """How many have their journals in the folder."""
+    told = made.get("gateways", 0)
+    return told if isinstance(told, int) else 0
+
+
+def _gone(indices: Sequence[int]) -> str:
+    names, verb = (
+        ", ".join(f"gateway-{index}.sqlite" for index in indices),
+        "is" if len(indices) == 1 else "are",
+    )
+    return f"{names} {verb} gone, and with it what was sampled; put it back, or {HELP}"
 
 
 def _refuse(root: Path, before: _Before, job: RolloutJob, base: Path, part: Part, recipe: Recipe) -> None:

@@ -24,6 +24,7 @@ from sandgate.operator.plan.actions import (
     SessionObserved,
 )
 from sandgate.operator.plan.conditions import is_over
+from sandgate.operator.plan.ends import untold
 from sandgate.operator.plan.firsts import PROOF_S, Firsts, nothing_starts
 from sandgate.operator.plan.groups import good
 from sandgate.operator.plan.kueue import QueueSeen
@@ -155,7 +156,8 @@ class Observed:
         counted = sum(self.settled.values()) + sum(
             good(sample) for group in groups for sample in group.samples
         )
-        return max(0, counted - self.acked) + len(self.remotes.due)
+        tell = sum(1 for _ in untold(self.groups.values(), self.status))
+        return max(0, counted - self.acked) + len(self.remotes.due) + tell
 
     @property
     def live(self) -> list[SessionObserved]:

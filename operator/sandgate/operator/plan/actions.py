@@ -222,6 +222,8 @@ class SampleTally:
     """Those of `failed` that teach nothing."""
     unscored: int = 0
     """Those that teach nothing only for the want of a reward, as far as that is known."""
+    lost: int = 0
+    """Those of `failed` that had ended when their gateway lost its journal."""
 
     def __add__(self, more: SampleTally) -> SampleTally:
         return SampleTally(
@@ -230,6 +232,7 @@ class SampleTally:
             retries=self.retries + more.retries,
             vain=self.vain + more.vain,
             unscored=self.unscored + more.unscored,
+            lost=self.lost + more.lost,
         )
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from sandgate.contract.conditions import JobReason
 from sandgate.contract.errors import FailureReason
 from sandgate.contract.job import RolloutJobSpec, TrainerSpec
-from sandgate.contract.status import JobCondition
-from sandgate.operator.plan.actions import JobObserved, Stop
-from sandgate.operator.plan.conditions import is_true
+from sandgate.contract.status import JobCondition, RolloutJobStatus
+from sandgate.operator.plan.actions import GroupObserved, JobObserved, Stop
+from sandgate.operator.plan.conditions import find, is_over, is_true
+from sandgate.operator.plan.groups import lives
 
 COLLECT_S = float(TrainerSpec().collect_seconds)
 """How long trajectories wait for a trainer where the job has no trainer block."""
+CLOSING = frozenset((JobReason.DEADLINE_EXCEEDED, JobReason.TRAINER_LOST, JobReason.ALL_FAILED))
+"""Reasons of condition Failed with which every group is closed: see `Ending.closes`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,17 @@ def deleted_at(spec: RolloutJobSpec, seen: JobObserved) -> float | None:
     patience = COLLECT_S if spec.trainer is None else float(spec.trainer.collect_seconds)
     heard = max(done, seen.heard_at or 0.0, seen.trainer_at or 0.0, seen.since)
     return max(done + ttl, heard + patience)
+
+
+def untold(groups: Iterable[GroupObserved], status: RolloutJobStatus | None) -> Iterator[GroupObserved]:
+    """Of a job that is over every group was whole or closed: one that is not, was lost since, with its gateway's
+    journal. It is not sampled again, so whoever waits for it must be told. Where the job gave up for a cause that can
+    be mended (`Ending.closes`), groups stay open."""
+    failed = find(status, JobCondition.FAILED)
+    if is_over(status) and (
+        not is_true(status, JobCondition.FAILED) or (failed and failed.reason in CLOSING)
+    ):
+        yield from (group for group in groups if not group.closed and not lives(group))
 
 
 def _deadline(spec: RolloutJobSpec, seen: JobObserved) -> float | None:

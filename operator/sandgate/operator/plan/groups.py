@@ -17,10 +17,18 @@ from sandgate.operator.plan.actions import (
 from sandgate.operator.plan.retries import FREE, retryable
 from sandgate.operator.plan.vain import Cause, Vain
 
+JOURNAL_LOST = "its gateway lost the journal that it was in"
+"""Detail of the failure of a session that had ended."""
+
 
 def good(sample: SampleObserved) -> bool:
     """It ended and counts for its group."""
     return sample.state is SampleState.ENDED and sample.failure is not FailureClass.INFRA
+
+
+def lives(group: GroupObserved) -> bool:
+    """An attempt at one of its samples runs."""
+    return any(sample.state is SampleState.LIVE for sample in group.samples)
 
 
 def cut_at(group: GroupObserved, spec: RolloutJobSpec) -> float | None:
@@ -36,7 +44,7 @@ def cut_at(group: GroupObserved, spec: RolloutJobSpec) -> float | None:
 
 def decided(group: GroupObserved, spec: RolloutJobSpec, now: float) -> bool:
     """No attempt runs, and none will."""
-    if any(sample.state is SampleState.LIVE for sample in group.samples):
+    if lives(group):
         return False
     cut = cut_at(group, spec)
     return (cut is not None and now >= cut) or not any(
@@ -46,7 +54,7 @@ def decided(group: GroupObserved, spec: RolloutJobSpec, now: float) -> bool:
 
 def settled(group: GroupObserved) -> bool:
     """Nothing is left to be done for it: every sample counts, or the gateway knows that no more will."""
-    if any(sample.state is SampleState.LIVE for sample in group.samples):
+    if lives(group):
         return False
     return group.closed or all(good(sample) for sample in group.samples)
 
@@ -66,6 +74,9 @@ def count(group: GroupObserved) -> SampleTally:
         retries=retries(group),
         vain=Vain.of(_cause(one) for one in group.samples if vain(one)),
         unscored=sum(one.unscored for one in group.samples),
+        lost=sum(
+            one.reason is FailureReason.GATEWAY_LOST and one.detail == JOURNAL_LOST for one in group.samples
+        ),
     )
 
 

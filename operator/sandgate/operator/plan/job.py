@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from sandgate.contract.errors import FailureReason
 from sandgate.contract.job import RolloutJobSpec
@@ -25,8 +25,8 @@ from sandgate.operator.plan.actions import (
     WriteStatus,
 )
 from sandgate.operator.plan.conditions import is_over
-from sandgate.operator.plan.ends import deleted_at, ending, turning_points, why_stop
-from sandgate.operator.plan.groups import cut_at, decided, settled
+from sandgate.operator.plan.ends import deleted_at, ending, turning_points, untold, why_stop
+from sandgate.operator.plan.groups import cut_at, decided, lives, settled
 from sandgate.operator.plan.queueing import tend
 from sandgate.operator.plan.retries import FREE, retry_at, retryable
 from sandgate.operator.plan.standing import idle_at, standing
@@ -47,7 +47,12 @@ def plan_job(want: JobWant, seen: JobObserved, now: float) -> list[Action]:
     actions = _tell(want, seen, now)
     objects = [*_provide(want, seen, now, over=over), *tend(want, seen, over=over)]
     if over:  # only what the trainer has acknowledged still grows
-        return [*actions, *objects, *_expire(want, seen, now)]
+        return [
+            *actions,
+            *_close(seen, untold(seen.groups.values(), seen.status)),
+            *objects,
+            *_expire(want, seen, now),
+        ]
     stop = why_stop(want.spec, seen, now)
     if stop is not None:
         actions += _stop_all(want, seen, stop)
@@ -109,10 +114,13 @@ def _stop_all(want: JobWant, seen: JobObserved, stop: Stop) -> Iterator[Action]:
 
 def _close_all(seen: JobObserved) -> Iterator[Action]:
     """Past the deadline: what ended well may still be had."""
-    for group in seen.groups.values():
-        live = any(sample.state is SampleState.LIVE for sample in group.samples)
-        if not group.closed and not live and group.gateway in seen.gateways:
-            yield CloseGroup(group.uid, group.gateway)
+    yield from _close(
+        seen, (group for group in seen.groups.values() if not group.closed and not lives(group))
+    )
+
+
+def _close(seen: JobObserved, groups: Iterable[GroupObserved]) -> Iterator[Action]:
+    return (CloseGroup(one.uid, one.gateway) for one in groups if one.gateway in seen.gateways)
 
 
 def _cut(want: JobWant, seen: JobObserved, now: float) -> Iterator[Action]:

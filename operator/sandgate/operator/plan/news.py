@@ -28,9 +28,10 @@ WARNINGS = frozenset(
         JobReason.NO_TASKS,
         JobReason.PODS_WAIT,
         JobReason.CLEANING_UP,
+        JobReason.GROUPS_LOST,
     )
 )
-"""Reasons for which nothing goes on, or not as was asked, until somebody does something."""
+"""Reasons for which nothing goes on, or not as was asked, until somebody does something; and what was lost."""
 
 Kind = Literal["Normal", "Warning"]
 

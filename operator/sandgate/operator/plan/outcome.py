@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sandgate.contract.errors import FAILURE_CLASS, FailureClass, FailureReason
+from sandgate.contract.errors import FAILURE_CLASS, FailureClass, FailureReason, JournalUnavailable
 from sandgate.contract.exits import one_line, signal_name
 from sandgate.contract.job import Completion, RewardSource, RolloutJobSpec
 from sandgate.contract.session import DETAIL_CHARS_MAX, DROPPED, SessionOutcome, SessionState, SessionSummary
@@ -63,9 +63,11 @@ def failure(spec: RolloutJobSpec, seen: SessionObserved, end: Exit) -> Failure:
         by_code = spec.reward.source is RewardSource.EXIT_CODE
         return _or_outage(seen, end, _exited(end, said, by_code=by_code))
     if completes and not completed:
+        if said is not None and (failed := _failing(said)):
+            return _failed_by(said), f"exited without a POST to /complete; {failed}"
         return _or_outage(seen, end, (FailureReason.AGENT_EXIT, "exited without a POST to /complete"))
     if said is not None and said.engine_errors and not said.turns:
-        return FailureReason.ENGINE_ERROR, f"no turn got through: the engine failed{_engine_said(said)}"
+        return _failed_by(said), f"no turn got through: {_who(said)}{_engine_said(said)}"
     if said is not None and said.limit_reached == "context":
         return None, ""  # it compacted its history and went on: it ended well by its own account
     return _limit(said)
@@ -93,7 +95,7 @@ def _stopped(
     if completed:  # it was done; only the process lingered
         return _limit(said)
     if said is not None and (failed := _failing(said)):
-        return FailureReason.ENGINE_ERROR, f"{detail}; {failed}"
+        return _failed_by(said), f"{detail}; {failed}"
     begun = _begun(seen)
     for away in reversed(seen.outages):
         until = end.at if away.until is None else away.until
@@ -153,7 +155,7 @@ def _exited(end: Exit, said: SessionSummary | None, *, by_code: bool) -> Failure
         return limit, detail
     text = in_words(end)
     if said is not None and (failed := _failing(said)):
-        return FailureReason.ENGINE_ERROR, f"{text}; {failed}"
+        return _failed_by(said), f"{text}; {failed}"
     return FailureReason.ANSWER_WRONG if by_code and end.code == WRONG else FailureReason.AGENT_EXIT, text
 
 
@@ -167,10 +169,21 @@ def in_words(end: Exit) -> str:
 
 
 def _failing(said: SessionSummary) -> str:
-    """What the engine did to it at its end, in words; nothing if it had a turn since. What an agent got over must not
-    excuse a wrong answer: right ones would be kept, and wrong ones drawn again until they are right."""
+    """What the engine, or its gateway's journal, did to it at its end, in words; nothing if it had a turn since. What
+    an agent got over must not excuse a wrong answer: right ones would be kept, and wrong ones drawn again until they
+    are right."""
     calls = said.engine_errors if said.engine_failing is None else said.engine_failing
-    return f"the engine failed {calls} calls of it{_engine_said(said)}" if calls else ""
+    return f"{_who(said)} {calls} calls of it{_engine_said(said)}" if calls else ""
+
+
+def _failed_by(said: SessionSummary) -> FailureReason:
+    full = said.engine_reason == JournalUnavailable.reason
+    return FailureReason.GATEWAY_LOST if full else FailureReason.ENGINE_ERROR
+
+
+def _who(said: SessionSummary) -> str:
+    full = said.engine_reason == JournalUnavailable.reason
+    return "its gateway, which could not write its journal, failed" if full else "the engine failed"
 
 
 def _engine_said(said: SessionSummary) -> str:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from sandgate.contract.conditions import JobReason
 from sandgate.contract.status import Condition, ConditionStatus, JobCondition, RolloutJobStatus
 from sandgate.operator.plan.actions import (
     GroupObserved,
@@ -34,6 +35,7 @@ def job_status(want: JobWant, seen: JobObserved, now: float) -> RolloutJobStatus
     live, running = (
         len(some) + len(seen.remote) for some in (lively, [one for one in lively if not one.starting])
     )
+    tally = seen.tally + sum(map(count, groups), SampleTally())
     idle = not live and all(settled(group) for group in groups)
     old = seen.status or RolloutJobStatus()
     why = ending(want.spec, seen, now)
@@ -41,7 +43,12 @@ def job_status(want: JobWant, seen: JobObserved, now: float) -> RolloutJobStatus
     done = idle and not seen.fresh and not seen.more and why is None
     failed = is_true(old, JobCondition.FAILED)
     facts_failed = _failed_fact(old) if failed else (False, "NotFailed", "")
-    if done and not failed and not is_true(old, JobCondition.COMPLETE) and (all_failed := _all_failed(seen)):
+    if (
+        done
+        and not failed
+        and not is_true(old, JobCondition.COMPLETE)
+        and (all_failed := _all_failed(seen, tally))
+    ):
         failed, facts_failed = True, (True, "AllFailed", all_failed)
     complete = not failed and (is_true(old, JobCondition.COMPLETE) or done)
     given_up = why is not None and (idle if why.closes else not live)
@@ -59,9 +66,11 @@ def job_status(want: JobWant, seen: JobObserved, now: float) -> RolloutJobStatus
             refused=want.refused,
             waits_for=waits_for(lively),
         ),
-        JobCondition.COMPLETE: _complete_fact(want, seen, old) if complete else (False, "NotAllEnded", ""),
+        JobCondition.COMPLETE: _complete_fact(want, seen, tally, old)
+        if complete
+        else (False, "NotAllEnded", ""),
         JobCondition.FAILED: facts_failed,
-        JobCondition.COLLECTED: _collected(seen, over=complete or failed),
+        JobCondition.COLLECTED: _collected(seen, tally, over=complete or failed),
     }
     return replace(
         old,
@@ -109,10 +118,13 @@ def _start_time(want: JobWant, old: RolloutJobStatus, now: float, *, over: bool)
     return "" if want.spec.suspend else old.start_time or stamp(now)
 
 
-def _collected(seen: JobObserved, *, over: bool) -> Fact:
-    if over and (seen.owed == 0 or (seen.owed is None and is_true(seen.status, JobCondition.COLLECTED))):
-        return True, "AllAcknowledged", ""
-    return False, "NotAllAcknowledged", ""
+def _collected(seen: JobObserved, tally: SampleTally, *, over: bool) -> Fact:
+    if over and seen.owed == 0:
+        return True, JobReason.GROUPS_LOST if tally.lost else JobReason.ALL_ACKNOWLEDGED, ""
+    before = find(seen.status, JobCondition.COLLECTED)
+    if over and seen.owed is None and before is not None and is_true(seen.status, JobCondition.COLLECTED):
+        return True, before.reason, before.message
+    return False, JobReason.NOT_ALL_ACKNOWLEDGED, ""
 
 
 def _failed_fact(old: RolloutJobStatus) -> Fact:
@@ -122,20 +134,23 @@ def _failed_fact(old: RolloutJobStatus) -> Fact:
     return True, before.reason, before.message
 
 
-def _complete_fact(want: JobWant, seen: JobObserved, old: RolloutJobStatus) -> Fact:
-    """With a word on rewards, if there are none: said once, as the job ends, when all of it is known."""
-    if is_true(old, JobCondition.COMPLETE):
-        before = find(old, JobCondition.COMPLETE)
-        return True, "AllEnded", "" if before is None else before.message
-    tally = seen.tally + sum(map(count, seen.groups.values()), SampleTally())
+def _complete_fact(want: JobWant, seen: JobObserved, tally: SampleTally, old: RolloutJobStatus) -> Fact:
+    """With a word on rewards, if there are none: said once, as the job ends, when all of it is known. What is lost
+    later is said then: the job stays complete, as nothing of it will run again."""
+    if tally.lost:
+        what = "sample was" if tally.lost == 1 else "samples were"
+        text = f"{tally.lost} of {seen.total} {what} lost with a gateway's journal before a trainer had them"
+        return True, JobReason.GROUPS_LOST, text
+    before = find(old, JobCondition.COMPLETE)
+    if before is not None and is_true(old, JobCondition.COMPLETE):
+        return True, before.reason, before.message
     others = tally.ended - tally.vain.total - tally.unscored + seen.elsewhere
-    return True, "AllEnded", none_has_one(want.spec.reward.source, others, tally.unscored)
+    return True, JobReason.ALL_ENDED, none_has_one(want.spec.reward.source, others, tally.unscored)
 
 
-def _all_failed(seen: JobObserved) -> str:
+def _all_failed(seen: JobObserved, tally: SampleTally) -> str:
     """Of a job whose samples all ended: that none teaches anything, and why; "" if one does. An agent elsewhere
     may have done its task."""
-    tally = seen.tally + sum(map(count, seen.groups.values()), SampleTally())
     if not tally.ended or tally.vain.total < tally.ended or seen.elsewhere:
         return ""
     return f"all {tally.ended} samples failed: {tally.vain}"

@@ -20,6 +20,8 @@ ASKED_WRONGLY = 2
 NOT_DONE = 1
 STOPPED = 130
 """128 + SIGINT, as shells say it."""
+SENTENCE = 1_000
+"""Characters of a command's line of help, which is wrapped: more than any has."""
 PLAIN_WIDTH = 160
 """Columns when the output is no terminal: tables in logs are not cut at 80."""
 
@@ -31,7 +33,18 @@ OutDir = Annotated[
 
 
 class Commands(TyperGroup):
-    """The group that turns errors of the contract, and of files, into one line and an exit code."""
+    """The group that turns errors of the contract, and of files, into one line and an exit code. Its help has what each
+    command does in a whole sentence."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        found = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
+        rows = [
+            (name, one.get_short_help_str(SENTENCE))
+            for name, one in found
+            if one is not None and not one.hidden
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
     def invoke(self, ctx: Any) -> Any:
         try:

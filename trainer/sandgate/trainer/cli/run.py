@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 DEFAULT_OUT = Path("out")
 """Below the current directory; each job has a folder of its own there."""
+LORA_TARGETS = "--lora-target-modules"
 SLOW = 20
 """Tokens a second that one answer has at an engine with many: what takes longer than its session at that pace is worth
 a word."""
@@ -178,7 +179,15 @@ def ready(asked: RunOptions, *, dry_run: bool, fresh: bool, json: bool) -> tuple
 
 
 def warnings(job: RolloutJob) -> list[str]:
-    """What stops no run, and may surprise: one answer alone may be longer than its session, or than a gateway waits."""
+    """What stops no run, and may surprise."""
+    managed = job.spec.engine.managed
+    narrow = managed is not None and any(one.split("=")[0] == LORA_TARGETS for one in managed.args)
+    text = f"spec.engine.managed.args: {LORA_TARGETS}: what it does not name of an adapter is passed over"
+    return [*_long_answers(job), *([text] if narrow else [])]
+
+
+def _long_answers(job: RolloutJob) -> list[str]:
+    """One answer alone may be longer than its session, or than a gateway waits."""
     from sandgate.gateway.config import EngineConfig
 
     most, session_s = (
@@ -293,7 +302,7 @@ async def _run(
 
 def report(ran: Ran, asked: RunOptions) -> dict[str, Json]:
     """What --json gives. Rewards, trajectories and tokens are of the rows that are written; sessions, turns, forks and
-    failures of all attempts, retried ones included; `tokens_per_s` of this run."""
+    failures of all attempts, retried ones included, and so is `attempts_sampled_tokens`; `tokens_per_s` of this run."""
     result = ran.result
     try:
         summary = summarize(folder.trajectories(asked.out))
@@ -309,6 +318,7 @@ def report(ran: Ran, asked: RunOptions) -> dict[str, Json]:
         "sessions": result.sessions,
         "unscored": result.unscored,
         "turns": result.turns,
+        "attempts_sampled_tokens": max(result.sampled_tokens, summary.sampled_tokens),
         "forks": result.forks,
         "failures": result.failures,
         "tracebacks": result.tracebacks,
@@ -364,12 +374,18 @@ def rows(found: dict[str, Any]) -> list[dict[str, str]]:
     failures = output.cell(found["failures"])
     if found["tracebacks"]:
         failures += f"; exit 1 with a traceback: {found['tracebacks']:,}"
+    turns = output.cell(found["turns"])
+    tokens = f"{found['sampled_tokens']:,} sampled, {found['context_tokens']:,} context"
+    sampled = found.get("attempts_sampled_tokens", 0)
+    if sampled > found["sampled_tokens"]:  # attempts that have no row, or none yet
+        turns += " of all attempts"
+        tokens += f" in the rows; {sampled:,} sampled by all attempts"
     lines = {
         "state": state(found),
         "sessions": f"{found['sessions']:,} in {output.plural(found['groups'], 'group')}",
         "reward": reward,
-        "turns": output.cell(found["turns"]),
-        "tokens": f"{found['sampled_tokens']:,} sampled, {found['context_tokens']:,} context",
+        "turns": turns,
+        "tokens": tokens,
         "rate": f"{found['tokens_per_s'] or 0:,.1f} tokens/s, {found['wall_s']:.1f} s",
         "forks": output.cell(found["forks"]),
         "failures": failures,

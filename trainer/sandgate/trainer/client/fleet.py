@@ -52,7 +52,10 @@ ONCE = Retries(attempts=1)
 ASK = Retries(attempts=2)
 """Requests for one lease at one gateway: another may have groups while this one restarts."""
 AWAY_S = 90.0
-"""A gateway that drains and starts again is back in half of that; so long may none of them answer."""
+"""So long may none of them answer; a gateway that drains and starts again is back in half of that."""
+RESTART_S = 45.0
+"""Of these, what a gateway takes at most that drains and starts again: a stream that is to end when it is idle waits so
+much longer for gateways, not for ever."""
 PATIENT = Retries(attempts=15)
 """For the rest, about as long: an acknowledgement that is given up makes a group be trained on twice."""
 
@@ -124,7 +127,8 @@ class AsyncFleet:
         poll_s: float = POLL_S,
     ) -> Groups:
         """See `AsyncRolloutClient.groups`. A gateway that is away is passed over until it is back; its groups wait in
-        its journal.
+        its journal. Where none answers for 90 s, or with `idle_s` for 45 s more than that if it is less, the stream
+        raises Unavailable.
 
         `max_behind`: a group with a token that an older policy version than the trainer's minus this has sampled is
         never handed out: it is acknowledged unseen, counted in `counters.stale`, and `on_stale` is told (push its task
@@ -154,7 +158,7 @@ class AsyncFleet:
             admit=admit,
             over=self.over,
             poll_s=poll_s,
-            away_s=self._away_s,
+            away_s=self._away_s if idle_s is None else min(self._away_s, idle_s + RESTART_S),
         )
         self._streams.add(stream.supply)
         return stream

@@ -11,6 +11,7 @@ import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from types import TracebackType
 from typing import Self
 
@@ -29,6 +30,8 @@ POLL_FIRST = 0.1
 AWAY_REST_S = 30.0
 """A gateway that is away rests as long as its last question took, at most so long: one that hangs is asked now and
 then."""
+QUIET_S = 30.0
+"""See `Well.left_alone`."""
 CLOSE_S = 5.0
 """What a request that is under way when the stream is closed may take; what it leases is given back, and so much
 longer may that take."""
@@ -88,6 +91,8 @@ class Well:
     rest_s: float = 0.0
     away: SandgateError | None = None
     """What the last question met with."""
+    unheard_at: float = 0.0
+    """On the loop's clock: when the first question was sent that no answer came to since."""
     lease_id: str = ""
     """Of a question that is not answered: what it leased is asked for again."""
     lease_asked_at: float = 0.0
@@ -96,6 +101,10 @@ class Well:
     """No group would ever come again when the last question was sent."""
     dry: bool = False
     """It was so, and there was none."""
+
+    def left_alone(self, now: float) -> bool:
+        """Nobody wanted a group of it for a while: what its last question met with says nothing of now."""
+        return now > self.rests_until + QUIET_S
 
 
 def never() -> bool:
@@ -153,7 +162,8 @@ class Supply:
     poll_s: float
     over: Callable[[], bool]
     away_s: float
-    """How long all gateways may be away."""
+    """How long all gateways may be away, from the first question that none of them answered. One that is under way is
+    waited for, as it may bring a group."""
     buffer: deque[tuple[Group, int]] = field(default_factory=deque)
     nbytes: int = 0
     wells: dict[str, Well] = field(default_factory=dict)
@@ -164,8 +174,6 @@ class Supply:
     """Calls for a group so far."""
     awake_at: float = float("inf")
     """When the loop was here last, on the keeper's clock."""
-    away_since: float | None = None
-    """Since when no gateway answers."""
     task: asyncio.Task[None] | None = None
     ended: bool = False
     news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -285,6 +293,9 @@ class Supply:
     def _ask(self, well: Well, count: int) -> None:
         tokens = max(1, min(self._bytes_left(), REQUEST_BYTES) // TOKEN_BYTES)
         wanted = Wanted(count, tokens if count > 1 else None, self.ttl_s, self.job)
+        now = asyncio.get_running_loop().time()
+        if well.away is None or well.left_alone(now):
+            well.unheard_at = now
         well.asking, well.asked_at, well.call, well.over = count, self.keeper.clock(), self.asked, self.over()
         if not well.lease_id:
             well.lease_id, well.lease_asked_at = new_lease_id(), well.asked_at
@@ -341,13 +352,12 @@ class Supply:
 
     def _all_away(self) -> None:
         """Raises Unavailable if no gateway has answered for too long."""
-        if not all(well.away for well in self.wells.values()):
-            self.away_since = None
+        wells, now = self.wells.values(), asyncio.get_running_loop().time()
+        if not all(one.away and (one.task or not one.left_alone(now)) for one in wells):
             return
-        now = asyncio.get_running_loop().time()
-        self.away_since = now if self.away_since is None else self.away_since
-        if now >= self.away_since + self.away_s:
-            self.away_since = None
+        if now >= max((one.unheard_at for one in wells), default=inf) + self.away_s:
+            for one in wells:
+                one.unheard_at = now
             told = "; ".join(f"{one.name}: {one.away}" for one in self.wells.values())
             if len(self.wells) == 1 and (only := next(iter(self.wells.values()))).away and not only.name:
                 raise only.away

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -63,9 +63,10 @@ async def preflight(job: RolloutJob, manifest_dir: Path, *, engine_url: str | No
     if urls:
         where = "--engine-url" if engine_url else "spec.engine.endpoints"
         name = served_name(job.spec)
-        made.findings += await engines(urls, where, name, ENGINE_S if not made.findings else 0.0)
+        served, wrong = await engines(urls, where, name, ENGINE_S if not made.findings else 0.0)
+        made.findings += wrong
         if not made.findings:
-            made.findings += await windows(urls, name, job.spec.model.max_model_len)
+            made.findings += windows(served, name, job.spec.model.max_model_len)
             made.findings += await modes(urls, where, name, job.spec.engine)
     return made
 
@@ -131,9 +132,16 @@ def _weights(folder: Path, at: str) -> Iterator[Obstacle]:
     yield found(at, f"{folder}: has no config.json; the engine needs the weights too")
 
 
-async def engines(urls: Sequence[str], at: str, model: str, within_s: float) -> list[Obstacle]:
-    """One of the engines that should be up answers `within_s`, and all that answer serve the model. A typing error in a
-    URL is told now, not after the gateway's long patience with engines that restart."""
+Served = Mapping[str, int]
+"""Models of an engine -> tokens that it takes, 0 where it does not say."""
+
+
+async def engines(
+    urls: Sequence[str], at: str, model: str, within_s: float
+) -> tuple[dict[str, Served], list[Obstacle]]:
+    """What those serve that say it, and what is wrong. One of the engines that should be up answers `within_s`, and all
+    that answer serve the model. A typing error in a URL is told now, not after the gateway's long patience with engines
+    that restart."""
     async with httpx.AsyncClient(timeout=ANSWER_S, trust_env=False) as http:
         end = asyncio.get_running_loop().time() + within_s
         while True:
@@ -142,16 +150,17 @@ async def engines(urls: Sequence[str], at: str, model: str, within_s: float) -> 
                 break
             if asyncio.get_running_loop().time() >= end:
                 why = "; ".join(str(one) for one in answers)
-                return [Obstacle(field=at, text=f"no engine answers: {why}", asked_wrongly=False)]
+                return {}, [Obstacle(field=at, text=f"no engine answers: {why}", asked_wrongly=False)]
             await asyncio.sleep(ENGINE_POLL_S)
-    return [
-        found(at, f"{url} does not serve {model}; it serves {_names(names)}; see spec.engine.model")
-        for url, names in zip(urls, answers, strict=True)
-        if not isinstance(names, str) and names is not None and model not in names
+    said = {url: one for url, one in zip(urls, answers, strict=True) if isinstance(one, Mapping)}
+    return said, [
+        found(at, f"{url} does not serve {model}; it serves {_names([*names])}; see spec.engine.model")
+        for url, names in said.items()
+        if model not in names
     ]
 
 
-async def _served(http: httpx.AsyncClient, url: str) -> list[str] | str | None:
+async def _served(http: httpx.AsyncClient, url: str) -> Served | str | None:
     """Its models; None if it does not say, a text why it does not answer."""
     try:
         health = await http.get(f"{url.rstrip('/')}/health")
@@ -162,31 +171,23 @@ async def _served(http: httpx.AsyncClient, url: str) -> list[str] | str | None:
         return f"{url} answers {health.status_code} at /health, so no vLLM server is up there{more}"
     try:
         answer = await http.get(f"{url.rstrip('/')}/v1/models")
-        return [str(one["id"]) for one in answer.json()["data"]]
-    except (httpx.HTTPError, ValueError, KeyError, TypeError):
+        return {str(one["id"]): _tokens(one.get("max_model_len")) for one in answer.json()["data"]}
+    except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
-async def windows(urls: Sequence[str], model: str, wanted: int) -> list[Obstacle]:
+def _tokens(told: object) -> int:
+    return told if isinstance(told, int) else 0
+
+
+def windows(served: Mapping[str, Served], model: str, wanted: int) -> list[Obstacle]:
     """Engines that take fewer tokens than the job asks for: its gateways would not start. One that does not say how
     many it takes is left to that."""
-    if not wanted:
-        return []
-    async with httpx.AsyncClient(timeout=ANSWER_S, trust_env=False) as http:
-        taken = await asyncio.gather(*(_window(http, url, model) for url in urls))
     return [
         found(WINDOW, f"{wanted} is more than the {most} tokens that {url} takes")
-        for url, most in zip(urls, taken, strict=True)
-        if 0 < most < wanted
+        for url, names in served.items()
+        if 0 < (most := names.get(model, 0)) < wanted
     ]
-
-
-async def _window(http: httpx.AsyncClient, url: str, model: str) -> int:
-    try:
-        answer = await http.get(f"{url.rstrip('/')}/v1/models")
-        return next(int(one.get("max_model_len") or 0) for one in answer.json()["data"] if one["id"] == model)
-    except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError, StopIteration):
-        return 0
 
 
 async def modes(urls: Sequence[str], at: str, model: str, spec: EngineSpec) -> list[Obstacle]:

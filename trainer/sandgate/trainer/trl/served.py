@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import logging
 import os
 import re
@@ -82,6 +83,8 @@ class ServedAdapters:
             urls = self.urls or await fleet.engine_urls()
             async with _controls(urls) as engines:
                 await asyncio.gather(*(_check_label(url) for url in urls))
+                layers = await asyncio.to_thread(layers_of, saved.folder / FILES[0])
+                await asyncio.gather(*(_check_targets(url, one, layers) for url, one in engines.items()))
                 await _loaded(engines, saved)
                 await _each(engines, lambda one: _unload(one, {saved.name}))
         finally:
@@ -184,6 +187,41 @@ async def _loaded(engines: Mapping[str, AdapterControl], saved: Saved) -> None:
 async def _unload(one: AdapterControl, names: Set[str]) -> None:
     for name in sorted(names):
         await one.unload(name)
+
+
+def layers_of(adapter: Path) -> list[str]:
+    """Names of the layers that an adapter has weights for, as the model has them, from the head of its file."""
+    with adapter.open("rb") as file:
+        head = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    found = (name.partition(".lora_A.")[0] for name in head if ".lora_A." in name)
+    return [name.removeprefix("base_model.model.") for name in found]
+
+
+async def _check_targets(url: str, one: AdapterControl, layers: Sequence[str]) -> None:
+    """Raises Unsupported for an engine that would leave out some of these layers, and sample from another policy."""
+    try:
+        (targets,) = await one.target_modules()
+    except EngineFailed as error:
+        log.warning(
+            "%s does not tell whether it has --lora-target-modules, by which it would pass over layers of an adapter"
+            " without a word: %s",
+            url,
+            error,
+        )
+        return
+    except EngineUnavailable:  # said where it is given the adapter
+        return
+    left = sorted({name.rpartition(".")[2] for name in layers if not _named(name, targets)})
+    if targets and left:
+        raise Unsupported(
+            f"{url}: --lora-target-modules {' '.join(targets)} leaves out layers of the adapter: {', '.join(left)};"
+            " start it without",
+            field="adapters",
+        )
+
+
+def _named(layer: str, targets: Sequence[str]) -> bool:
+    return layer in targets or layer.rpartition(".")[2] in targets
 
 
 async def _check_label(url: str) -> None:

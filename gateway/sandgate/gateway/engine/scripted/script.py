@@ -47,10 +47,11 @@ FaultKind = Literal["status", "reset", "abort", "sentinel", "misaligned", "posit
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Goes wrong once `after` tokens of the reply were sampled; a `status` before any.
+    """Goes wrong once `after` tokens of the reply were sampled.
 
-    reset: the connection breaks; abort: as by a weight update; sentinel: logprob -9999; misaligned: a logprob is
-    missing; positive: a logprob of +0.5; foreign_id: an id outside of the vocabulary.
+    status: refused; behind the first token of a stream that is an event, as its status was told before. reset: the
+    connection breaks; abort: as by a weight update; sentinel: logprob -9999; misaligned: a logprob is missing;
+    positive: a logprob of +0.5; foreign_id: an id outside of the vocabulary.
     """
 
     kind: FaultKind
@@ -246,7 +247,7 @@ class Player:
         self._refuse(ask)
         run = self._plan(ask)
         fault = run.reply.fault
-        if fault is not None and fault.kind == "status":
+        if fault is not None and fault.kind == "status" and not fault.after:
             self.counts["refused"] += 1
             raise ScriptedRefusal(fault.status, fault.message, fault.retry_after)
         self._runs[ask.request_id] = run
@@ -352,10 +353,7 @@ class Player:
                 yield Step(finish=finish, stop_reason=reason, labels=tuple(run.labels))
                 return
             if fault is not None and run.done >= fault.after:
-                if fault.kind == "reset":
-                    if run.done > run.start:  # else the caller cannot tell it from a new request
-                        self._remember(run)
-                    raise Broken(fault.message)
+                self._break(run, fault)
                 if fault.kind == "abort":
                     run.aborted.set()
                     continue
@@ -368,6 +366,15 @@ class Player:
             yield step
             if finish is not None:
                 return
+
+    def _break(self, run: _Run, fault: Fault) -> None:
+        if fault.kind not in ("reset", "status"):
+            return
+        if run.done > run.start:  # else the caller cannot tell it from a new request
+            self._remember(run)
+        if fault.kind == "reset":
+            raise Broken(fault.message)
+        raise ScriptedRefusal(fault.status, fault.message)
 
     async def _wait(self, run: _Run) -> None:
         """Time for others, then gates and pauses; an abort ends every wait."""

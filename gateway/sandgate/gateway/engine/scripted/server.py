@@ -88,16 +88,18 @@ class ScriptedServer(ScriptedServing):
         versions: bool = True,
         dev_mode: bool = True,
         lora_rank: int = 16,
+        lora_targets: Sequence[str] = (),
         vision: Vision | None = None,
     ) -> None:
         """`generate_open` False: as vLLM without --enable-scale-out. `old_logprobs`: the shape up to 0.31.
         `versions` False: no weight_versions in answers. `dev_mode` False: no controls, as without
         VLLM_SERVER_DEV_MODE=1. `lora_rank`: the largest of an adapter; 0: none can be loaded, as without
-        VLLM_ALLOW_RUNTIME_LORA_UPDATING. `vision`: of a model that takes images."""
+        VLLM_ALLOW_RUNTIME_LORA_UPDATING. `lora_targets`: what --lora-target-modules names; empty: it is not given.
+        `vision`: of a model that takes images."""
         super().__init__(player, model=model, host=host, port=port)
         self._version = version
         self._open, self._old, self._versions, self._dev = generate_open, old_logprobs, versions, dev_mode
-        self._vision, self._rank = vision, lora_rank
+        self._vision, self._rank, self._targets = vision, lora_rank, lora_targets
         self._name = 0
 
     def routes(self) -> list[web.RouteDef]:
@@ -121,6 +123,7 @@ class ScriptedServer(ScriptedServing):
             web.get("/is_paused", self._is_paused),
             web.post("/update_weight_version", self._update_version),
             web.get("/weight_info", self._weight_info),
+            web.get("/server_info", self._server_info),
             web.post("/reset_prefix_cache", self._reset_prefixes),
             web.post("/collective_rpc", self._fine),
         ]
@@ -269,7 +272,11 @@ class ScriptedServer(ScriptedServing):
         while step is not None:
             await response.write(b"data: " + orjson.dumps({"choices": [shape(step)], **told}) + b"\n\n")
             told = NOTHING
-            step = await anext(steps, None)
+            try:
+                step = await anext(steps, None)
+            except ScriptedRefusal as error:
+                await response.write(b"data: " + error.body + b"\n\n")
+                break
         await response.write(b'data: {"choices":[],"usage":{"prompt_tokens":1}}\n\ndata: [DONE]\n\n')
         await response.write_eof()
         return response
@@ -334,6 +341,10 @@ class ScriptedServer(ScriptedServing):
 
     async def _weight_info(self, _: web.Request) -> web.Response:
         return web.json_response({"weight_version": self.player.label})
+
+    async def _server_info(self, _: web.Request) -> web.Response:
+        lora = {"target_modules": [*self._targets] or None} if self._rank else None
+        return web.json_response({"vllm_config": {"lora_config": lora}})
 
     async def _reset_prefixes(self, _: web.Request) -> web.Response:
         self.player.prefixes.clear()

@@ -187,7 +187,11 @@ class ScriptedSglang(ScriptedServing):
             since = len(told.ids) if self._incremental else 0
             told.take(step)
             await response.write(b"data: " + orjson.dumps(self._event(told, step, since)) + b"\n\n")
-            step = await anext(steps, None)
+            try:
+                step = await anext(steps, None)
+            except ScriptedRefusal as error:
+                await response.write(b"data: " + error.body + b"\n\n")
+                break
         await response.write(b"data: [DONE]\n\n")
         await response.write_eof()
         return response
