@@ -198,6 +198,26 @@ def test_ahead_starts_what_the_trainer_will_ask_for(make: Any, shuffle: bool) ->
     assert len(made.trainer.train_dataset) == len(TASKS), "so five steps are two and a half epochs"
 
 
+def test_with_truncated_completions_masked_an_answer_that_a_stop_string_ended_trains(make: Any) -> None:
+    """It has no end token, by which TRL alone tells a truncated one."""
+
+    async def stopped(*, session: SessionHandle, raw_prompt: Any, sample_index: int, **_: Any) -> float:
+        asked: dict[str, Any] = {"max_tokens": 1} if sample_index == 2 else {"stop": ["k"]}
+        async with AsyncOpenAI(base_url=session.base_url, api_key=session.api_key) as client:
+            await client.chat.completions.create(model="tiny", messages=list(raw_prompt), **asked)
+        return 1.0 - sample_index
+
+    told = {"max_steps": 1, "num_generations": BATCH, "mask_truncated_completions": True}
+    made = make(told, agent=stopped)
+    made.train()
+    ((batch,), (columns,)) = made.trainer.seen, made.columns
+    assert columns["sandgate_masked"] == [None, None, "truncated", None]
+    assert columns["env_reward"] == [1.0, 0.0, None, -2.0]
+    trained = (batch["completion_mask"] * batch["tool_mask"]).sum(-1).bool().tolist()
+    assert sorted(trained) == [False, True, True, True]
+    assert [bool(one) for one in batch["advantages"]] == trained
+
+
 class Killed(TrainerCallback):  # type: ignore[misc]
     """Ends training as a kill does, as far as a test in the same process can."""
 

@@ -172,6 +172,9 @@ class Rollouts:
         """One completion for each entry of `prompts`, which come repeated, group by group. Waits for their groups. In
         several processes a group may lie across two of them."""
         pad = of.pad_of(trainer)
+        # Truncated rows are masked here (`rules_of`, by its arguments). TRL would mask, and leave in the mean, whatever
+        # does not end with the tokenizer's end: each answer that a stop string ended.
+        trainer.mask_truncated_completions = False
         ranks = self._ranks_of(trainer)
         parts = ranks.gather(prompts)
         rows, version, self._shift = ranks.each(
