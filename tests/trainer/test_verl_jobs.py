@@ -212,6 +212,20 @@ async def test_the_reward_loop_is_asked_about_sessions_that_nobody_scored_and_no
     assert (found["scored"].reward, found["broke"].reward) == (1.0, None)
 
 
+@pytest.mark.parametrize("said", [float("nan"), float("inf")])
+async def test_what_the_reward_loop_cannot_say_is_not_scored(said: float) -> None:
+    """It would make NaN of the advantages of the whole group, and of the weights."""
+
+    async def score(last: Any, columns: Any) -> tuple[float, dict[str, Any]]:
+        return (said if last.session_id == "odd" else 0.5), {}
+
+    rows = [row(0, session_id="odd", reward=None), row(1, session_id="well", reward=None)]
+    found = await scored(rows, {}, score)
+    assert [one.reward for one in found] == [None, 0.5]
+    kept, left_out = taught(found, CreditRules())
+    assert ([one.session_id for one in kept], left_out) == (["well"], {"no_reward": 1})
+
+
 TRUNCATED: dict[str, tuple[dict[str, Any], float | None]] = {
     "a limit ended it": ({"failure_class": "policy", "failure_reason": "ContextExceeded"}, -1.0),
     "it ended well, and nobody scored it": ({}, None),
