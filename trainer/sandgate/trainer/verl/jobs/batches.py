@@ -28,7 +28,7 @@ async def scored(
 ) -> list[Trajectory]:
     """A group's rows by session, each session with one score: its own, or the reward loop's where nobody gave one, or
     `truncated_reward` where a limit ended it and there is no such loop. What failed is not asked about. A session of
-    which the loop says no finite number is one that nobody scored."""
+    which the loop says no finite number has failed, and is left out."""
     sessions: dict[str, list[Trajectory]] = {}
     for row in rows:
         sessions.setdefault(row.session_id, []).append(row)
@@ -43,8 +43,7 @@ async def scored(
             try:
                 found += broadcast(own, said, info)
             except InvalidBody as error:
-                log.warning("the reward loop gave no number: %s", error)
-                found += own
+                log.error("the reward loop gave no number: %s", error)
         elif last.failure_reason in TRUNCATIONS:
             found += broadcast(own, truncated_reward)
         else:
