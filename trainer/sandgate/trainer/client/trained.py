@@ -103,6 +103,11 @@ class TrainedGroups:
         """Those that were not trained on yet, by id."""
         return tuple(row for row in rows if row.session_id not in self.sessions)
 
+    @property
+    def kept(self) -> set[str]:
+        """Leases of groups that a checkpoint may have."""
+        return self.noted | self.durable
+
     def unnoted(self) -> list[RenewedLease]:
         """Of groups that are in no note yet."""
         return [hold for lease, hold in self.holds.items() if lease not in self.noted]
