@@ -22,7 +22,8 @@ from sandgate.trainer.credit.reasons import CreditRules, LeftOut, reasons
 from sandgate.trainer.export.trl import to_rollout
 from sandgate.trainer.trl import rows as trl
 from tests.gateway.trajectories.forest import T
-from tests.trainer.groups import RandomGroup, random_group, session, trained
+from tests.trainer.groups import RandomGroup, random_group, trained
+from tests.trainer.groups import session as rows_of
 
 GROUPS = st.builds(random_group, st.integers(0, 2**32), fails=st.sampled_from([0.0, 0.3, 0.7, 1.0]))
 ALL_FAILED, ONE_LEFT = random_group(1, sessions=4, fails=1.0), random_group(2, sessions=1, fails=0.0)
@@ -38,7 +39,7 @@ UNFIT: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize(("change", "why"), UNFIT.values(), ids=UNFIT)
 def test_an_areal_job_refuses_rows_that_its_tensors_cannot_carry(change: dict[str, Any], why: str) -> None:
     """It would train on the placeholders of pictures as if they were words."""
-    (row,) = session(0, [T("a", role="main")], (1.0, None, None))
+    (row,) = rows_of(0, [T("a", role="main")], (1.0, None, None))
     with pytest.raises(InvalidBody, match=why):
         batch_rows([row, replace(row, session_id="other", **change)])
 

@@ -41,8 +41,8 @@ def batch_rows(
     Raises InvalidBody for rows of more than one task, for images, which AReaL's tensors cannot carry, and for numbers
     that are none.
     """
-    for row in rows:
-        refuse_unfit(row)
+    for one in rows:
+        refuse_unfit(one)
     group = prepare(rows, roles=roles, lengths=lengths, truncated=truncated)
     if counters is not None:
         counters.add(len(group.taught), group.left_out)
