@@ -344,6 +344,20 @@ def test_adapters_that_cannot_be_published_are_refused_before_the_first_round(
         made.rollouts.attach(made.trainer, FolderWeights(tmp_path / "weights"))
 
 
+def test_a_second_training_with_the_same_rollouts_is_refused_before_it_publishes(
+    make: Any, tmp_path: Path
+) -> None:
+    """Its groups and versions would have the names of the first one's."""
+    made = make({"max_steps": 2})
+    with made.rollouts:
+        made.rollouts.attach(made.trainer, FolderWeights(tmp_path / "weights"))
+        made.trainer.train()
+        before = sorted(path.name for path in (tmp_path / "weights").iterdir())
+        with pytest.raises(Conflict, match="step 0 after step 1: a second training"):
+            made.trainer.train()
+    assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == before
+
+
 def test_prompts_that_are_no_tasks_are_named(make: Any) -> None:
     made = make()
     with made.rollouts, pytest.raises(InvalidBody, match="prompt 0 is of no task"):

@@ -190,6 +190,7 @@ class Rollouts:
         prompts = [one for part in parts for one in part]
         training = bool(trainer.model.training)
         n = int(trainer.num_generations if training else trainer.num_generations_eval)
+        self._refuse_begun_anew(trainer)
         rounds = self._began(trainer)
         this = self._round(trainer, training=training)
         tasks = self._tasks_of(prompts, n)
@@ -218,6 +219,15 @@ class Rollouts:
             return Round(step, self._evaluated, training=False)
         self._last = Round(step, self._last.call + 1 if self._last.step == step else 0)
         return self._last
+
+    def _refuse_begun_anew(self, trainer: Any) -> None:
+        """Raises Conflict where steps are counted from the start again: groups and versions are named by them, and
+        would be those of the training before."""
+        if (step := int(trainer.state.global_step)) < self._last.step:
+            raise Conflict(
+                f"step {step} after step {self._last.step}: a second training, as by another trainer.train(), needs"
+                " Rollouts of its own, with another name (run=)"
+            )
 
     def _tasks_of(self, prompts: list[Any], n: int) -> list[Task]:
         if len(prompts) % n:
@@ -317,6 +327,7 @@ class Rollouts:
 
     def _publish(self, trainer: Any) -> None:
         """Process 0; the others gather."""
+        self._refuse_begun_anew(trainer)
         ranks = self._ranks_of(trainer)
         assert self._weights is not None, "looked at before"
         version = self.version(trainer)
