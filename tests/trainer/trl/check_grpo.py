@@ -393,3 +393,21 @@ def test_evaluation_is_neither_trained_on_nor_offered_again(make: Any) -> None:
         made.trainer.train()
     assert said["eval_reward"] == 0.5
     assert [uid.split(".")[1][0] for uid in made.uids] == ["e"] * 2 + ["t"] * 4
+
+
+def test_in_an_evaluation_truncated_episodes_count_whatever_becomes_of_them_in_training(make: Any) -> None:
+    async def cut(*, session: SessionHandle, raw_prompt: Any, sample_index: int, **_: Any) -> float:
+        asked: dict[str, Any] = {"max_tokens": 1} if sample_index else {}
+        async with AsyncOpenAI(base_url=session.base_url, api_key=session.api_key) as client:
+            await client.chat.completions.create(model="tiny", messages=list(raw_prompt), **asked)
+        return 1.0 - sample_index
+
+    told = {"per_device_eval_batch_size": BATCH, "mask_truncated_completions": True, "max_steps": 1}
+    made = make(told, agent=cut)
+    made.trainer.eval_dataset = made.rollouts.dataset().select(range(2))
+    with made.rollouts:
+        made.rollouts.attach(made.trainer)
+        said = made.trainer.evaluate()
+        made.trainer.train()
+    assert said["eval_reward"] == 0.5
+    assert [one["env_reward"] for one in made.columns] == [[1.0, 0.0] * 2, [1.0, None] * 2]

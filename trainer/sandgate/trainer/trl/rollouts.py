@@ -205,7 +205,7 @@ class Rollouts:
         )
         if not training:
             self._background.call(rounds.commit(this.step + 1, training=False))
-        rules = of.rules_of(trainer.args)
+        rules = of.rules_of(trainer.args, training=training)
         found = [row for group in groups for row in of.group_rows(group, n, self.pick, rules)]
         of.check_sampling(found, trainer.temperature)
         version = None if self._weights is None else self.version(trainer)
