@@ -61,6 +61,12 @@ def batch_rows(
     return found
 
 
+def scores(rows: Sequence[Trajectory], *, roles: Collection[str] = TAUGHT) -> list[float]:
+    """What each session of the group that counts has scored, for AReaL's own log of rewards: `rewards` are advantages,
+    whose mean is 0 whatever the policy does."""
+    return list(prepare(rows, roles=roles).scores.values())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArealSink:
     """`batch_rows` of each group as a RolloutSink; AReaL's `concat_padded_tensors` makes a batch of one."""
