@@ -76,7 +76,7 @@ def group_rows(
 
 def rules_of(args: Any, *, training: bool = True) -> CreditRules:
     """What a GRPOConfig takes: `max_completion_length` tokens after the prompt, and episodes that a limit ended unless
-    `mask_truncated_completions`. In an evaluation such episodes count: one that was cut short did not solve its task."""
+    `mask_truncated_completions`. In an evaluation those count: one that was cut short did not solve its task."""
     most = getattr(args, "max_completion_length", None)
     mask = bool(getattr(args, "mask_truncated_completions", False))
     truncated: Truncated = "mask" if mask and training else "score"
