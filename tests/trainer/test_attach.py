@@ -179,10 +179,21 @@ asyncio.run(main())
 """
 
 
-async def working(here: Lab) -> asyncio.subprocess.Process:
+SAVING = TRAINER.replace(
+    "print",
+    """fleet.trained(group)
+            note = await fleet.checkpoint()
+            with open("note", "w") as file:
+                json.dump(note, file)
+            print""",
+).replace("asyncio,", "asyncio, json,")
+"""It has written its checkpoint, and not acknowledged anything."""
+
+
+async def working(here: Lab, program: str = TRAINER) -> asyncio.subprocess.Process:
     """A trainer in a process of its own that has leased a group."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", TRAINER, cwd=here.folder, stdout=subprocess.PIPE
+        sys.executable, "-c", program, cwd=here.folder, stdout=subprocess.PIPE
     )
     assert process.stdout is not None
     assert (await process.stdout.readline()).decode().strip() in UIDS
@@ -223,6 +234,29 @@ async def test_the_other_trainer_gets_the_group_of_one_that_was_killed(tmp_path:
         held.open()
         async with asyncio.timeout(WITHIN_S):
             assert sorted(await training) == UIDS
+        assert (await ended(process)).code == 0
+
+
+async def test_what_the_checkpoint_of_one_that_was_killed_has_is_not_for_the_other(tmp_path: Path) -> None:
+    """It would learn from the group, too: the one that was killed comes back, and goes on from its checkpoint."""
+    held = Held("q4")
+    async with lab(tmp_path, held) as here:
+        asks(here)
+        process = await here.start()
+        await killed(await working(here, SAVING))
+        await said(process, "died")
+        seen: list[str] = []
+        async with sandgate.trainer.local(tmp_path / "out") as other, asyncio.timeout(WITHIN_S):
+            async for group in other.groups():
+                async with group:
+                    seen.append(group.uid)
+                if len(seen) == 2:
+                    held.open()
+                if len(seen) == 3:
+                    async with sandgate.trainer.local(tmp_path / "out") as back:
+                        await back.resume_from(json.loads((tmp_path / "note").read_text()))
+                        assert back.counters.repeated == 1
+        assert len(set(seen)) == 3
         assert (await ended(process)).code == 0
 
 

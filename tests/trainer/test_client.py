@@ -371,6 +371,25 @@ def test_a_weight_update_that_fails_keeps_the_version_and_resumes() -> None:
     assert [request.url.path for request in gateway.seen] == ["/v1/pause", "/v1/resume"]
 
 
+def test_a_gateway_that_does_not_take_the_version_stays_on_hold() -> None:
+    """The weights are the new ones: whatever it sampled would be recorded as of the old version."""
+    gateway = Gateway(answer(200), answer(503), answer(503), answer(200), answer(200), answer(200))
+    with sync(gateway, attempts=2) as client:
+        with pytest.raises(Unavailable), client.weight_update(7):
+            pass
+        assert [request.url.path for request in gateway.seen] == ["/v1/pause", *["/v1/policy-version"] * 2]
+        with client.weight_update(7):
+            pass
+    assert [request.url.path for request in gateway.seen[-2:]] == ["/v1/policy-version", "/v1/resume"]
+
+
+def test_a_version_that_no_gateway_takes_is_refused_before_the_swap() -> None:
+    gateway = Gateway()
+    with sync(gateway) as client, pytest.raises(InvalidBody, match="version: -1"), client.weight_update(-1):
+        pytest.fail("swapped")
+    assert not gateway.seen
+
+
 class Offers:
     """Leases to be had, and what became of them."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
+from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
@@ -10,6 +12,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from sandgate.contract.errors import InvalidBody
+from sandgate.trainer.areal.batches import batch_rows
 from sandgate.trainer.areal.tensors import columns
 from sandgate.trainer.credit.batches import kept_in_place, taught
 from sandgate.trainer.credit.group_advantages import prepare
@@ -17,10 +21,27 @@ from sandgate.trainer.credit.one_row import alone
 from sandgate.trainer.credit.reasons import CreditRules, LeftOut, reasons
 from sandgate.trainer.export.trl import to_rollout
 from sandgate.trainer.trl import rows as trl
+from tests.gateway.trajectories.forest import T
 from tests.trainer.groups import RandomGroup, random_group, trained
+from tests.trainer.groups import session as rows_of
 
 GROUPS = st.builds(random_group, st.integers(0, 2**32), fails=st.sampled_from([0.0, 0.3, 0.7, 1.0]))
 ALL_FAILED, ONE_LEFT = random_group(1, sessions=4, fails=1.0), random_group(2, sessions=1, fails=0.0)
+
+
+UNFIT: dict[str, tuple[dict[str, Any], str]] = {
+    "pictures": ({"multimodal": b"x"}, "rows with images are not carried"),
+    "a reward that is no number": ({"reward": float("nan")}, "its reward is nan"),
+    "a logprob that is no number": ({"response_logprobs": array("f", [float("nan")] * 3)}, "a logprob"),
+}
+
+
+@pytest.mark.parametrize(("change", "why"), UNFIT.values(), ids=UNFIT)
+def test_an_areal_job_refuses_rows_that_its_tensors_cannot_carry(change: dict[str, Any], why: str) -> None:
+    """It would train on the placeholders of pictures as if they were words."""
+    (row,) = rows_of(0, [T("a", role="main")], (1.0, None, None))
+    with pytest.raises(InvalidBody, match=why):
+        batch_rows([row, replace(row, session_id="other", **change)])
 
 
 @example(ALL_FAILED)

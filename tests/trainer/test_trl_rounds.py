@@ -8,7 +8,7 @@ import itertools
 import json
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI, OpenAI
 
-from sandgate.contract.errors import Conflict, Unavailable
+from sandgate.contract.errors import Conflict, NotFound, Unavailable
 from sandgate.contract.job import Task
+from sandgate.contract.lease import Lease
 from sandgate.contract.session import SessionHandle
 from sandgate.contract.trajectory import Trajectory
 from sandgate.gateway.engine.scripted.engine import Player
@@ -215,6 +216,25 @@ async def test_a_gateway_that_leases_to_no_trainer_ends_the_collection(
     async with trainer(running, tmp_path) as it:
         with pytest.raises(Conflict, match="go to files"):
             await it.round(0)
+
+
+async def test_a_group_whose_lease_ended_and_that_comes_again_is_held_on_under_the_new_one(
+    running: Site, tmp_path: Path
+) -> None:
+    """As behind a machine's sleep: it was trained on already, and its first lease cannot be acknowledged any more."""
+    async with trainer(running, tmp_path) as it:
+        await it.round(0)
+        for lease_id in json.loads((tmp_path / "leases.json").read_text()):
+            with suppress(NotFound):  # one that is asked for just now
+                await running.client.nack(Lease(lease_id, 0.0, (), ()))
+        await it.round(1)
+        async with asyncio.timeout(30):
+            await it.rounds.start(Round(2).tasks(RUN, TASKS), 2)
+            await it.rounds.take([task.uid for task in Round(2).tasks(RUN, TASKS)], 30.0)
+        await it.rounds.commit(3)
+        assert not it.rounds._ready
+    assert set(await states(running)) == {"finalized"}
+    assert await running.client.lease(job=running.job) is None, "all are acknowledged"
 
 
 async def test_at_its_end_a_trainer_gives_everything_back(running: Site, tmp_path: Path) -> None:

@@ -213,6 +213,18 @@ async def test_the_reward_loop_is_asked_about_sessions_that_nobody_scored_and_no
     assert (found["scored"].reward, found["broke"].reward) == (1.0, None)
 
 
+@pytest.mark.parametrize("said", [float("nan"), float("inf")])
+async def test_a_session_that_the_reward_loop_gives_no_number_is_left_out(said: float) -> None:
+    """It would make NaN of the advantages of the whole group, and of the weights."""
+
+    async def score(last: Any, columns: Any) -> tuple[float, dict[str, Any]]:
+        return (said if last.session_id == "odd" else 0.5), {}
+
+    rows = [row(0, session_id="odd", reward=None), row(1, session_id="well", reward=None)]
+    found = await scored(rows, {}, score)
+    assert [(one.session_id, one.reward) for one in found] == [("well", 0.5)]
+
+
 TRUNCATED: dict[str, tuple[dict[str, Any], float | None]] = {
     "a limit ended it": ({"failure_class": "policy", "failure_reason": "ContextExceeded"}, -1.0),
     "it ended well, and nobody scored it": ({}, None),

@@ -95,6 +95,7 @@ def main(said: str, out: str, model: str, *servers: str) -> None:
         actor.set_version(step + 1)
         rollout.set_version(step + 1)
         rollout.resume()
+    tell("stats", rollout.export_stats())
     rollout.destroy()
 
 

@@ -114,6 +114,8 @@ def test_two_updates_on_groups_of_a_job_with_each_token_its_version(areal: Areal
             assert {version for version, mask, _ in parts if mask} == {step}, "sampled between two updates"
             assert {version for version, mask, _ in parts if not mask} == {-1}
             assert all(bool(logprob) == bool(mask) for _, mask, logprob in parts)
+    stats = found["stats"]
+    assert 0.0 < stats["rollout/reward"] < 1.0, "what sessions scored: of advantages the mean is 0"
     for server in servers:
         assert server.told == ["pause_generation", "update_weights", "continue_generation"] * 2
         assert server.player.counts["generations"], "AReaL's servers were found, both of them"

@@ -198,6 +198,26 @@ def test_ahead_starts_what_the_trainer_will_ask_for(make: Any, shuffle: bool) ->
     assert len(made.trainer.train_dataset) == len(TASKS), "so five steps are two and a half epochs"
 
 
+def test_with_truncated_completions_masked_an_answer_that_a_stop_string_ended_trains(make: Any) -> None:
+    """It has no end token, by which TRL alone tells a truncated one."""
+
+    async def stopped(*, session: SessionHandle, raw_prompt: Any, sample_index: int, **_: Any) -> float:
+        asked: dict[str, Any] = {"max_tokens": 1} if sample_index == 2 else {"stop": ["k"]}
+        async with AsyncOpenAI(base_url=session.base_url, api_key=session.api_key) as client:
+            await client.chat.completions.create(model="tiny", messages=list(raw_prompt), **asked)
+        return 1.0 - sample_index
+
+    told = {"max_steps": 1, "num_generations": BATCH, "mask_truncated_completions": True}
+    made = make(told, agent=stopped)
+    made.train()
+    ((batch,), (columns,)) = made.trainer.seen, made.columns
+    assert columns["sandgate_masked"] == [None, None, "truncated", None]
+    assert columns["env_reward"] == [1.0, 0.0, None, -2.0]
+    trained = (batch["completion_mask"] * batch["tool_mask"]).sum(-1).bool().tolist()
+    assert sorted(trained) == [False, True, True, True]
+    assert [bool(one) for one in batch["advantages"]] == trained
+
+
 class Killed(TrainerCallback):  # type: ignore[misc]
     """Ends training as a kill does, as far as a test in the same process can."""
 
@@ -324,6 +344,20 @@ def test_adapters_that_cannot_be_published_are_refused_before_the_first_round(
         made.rollouts.attach(made.trainer, FolderWeights(tmp_path / "weights"))
 
 
+def test_a_second_training_with_the_same_rollouts_is_refused_before_it_publishes(
+    make: Any, tmp_path: Path
+) -> None:
+    """Its groups and versions would have the names of the first one's."""
+    made = make({"max_steps": 2})
+    with made.rollouts:
+        made.rollouts.attach(made.trainer, FolderWeights(tmp_path / "weights"))
+        made.trainer.train()
+        before = sorted(path.name for path in (tmp_path / "weights").iterdir())
+        with pytest.raises(Conflict, match="step 0 after step 1: a second training"):
+            made.trainer.train()
+    assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == before
+
+
 def test_prompts_that_are_no_tasks_are_named(make: Any) -> None:
     made = make()
     with made.rollouts, pytest.raises(InvalidBody, match="prompt 0 is of no task"):
@@ -359,3 +393,21 @@ def test_evaluation_is_neither_trained_on_nor_offered_again(make: Any) -> None:
         made.trainer.train()
     assert said["eval_reward"] == 0.5
     assert [uid.split(".")[1][0] for uid in made.uids] == ["e"] * 2 + ["t"] * 4
+
+
+def test_in_an_evaluation_truncated_episodes_count_whatever_becomes_of_them_in_training(make: Any) -> None:
+    async def cut(*, session: SessionHandle, raw_prompt: Any, sample_index: int, **_: Any) -> float:
+        asked: dict[str, Any] = {"max_tokens": 1} if sample_index else {}
+        async with AsyncOpenAI(base_url=session.base_url, api_key=session.api_key) as client:
+            await client.chat.completions.create(model="tiny", messages=list(raw_prompt), **asked)
+        return 1.0 - sample_index
+
+    told = {"per_device_eval_batch_size": BATCH, "mask_truncated_completions": True, "max_steps": 1}
+    made = make(told, agent=cut)
+    made.trainer.eval_dataset = made.rollouts.dataset().select(range(2))
+    with made.rollouts:
+        made.rollouts.attach(made.trainer)
+        said = made.trainer.evaluate()
+        made.trainer.train()
+    assert said["eval_reward"] == 0.5
+    assert [one["env_reward"] for one in made.columns] == [[1.0, 0.0] * 2, [1.0, None] * 2]

@@ -271,6 +271,18 @@ async def test_a_session_that_nobody_scored_is_a_failure(one: RunningGateway) ->
         await framework.generate_sequences(batch(group(1, s0="none")))
 
 
+async def test_a_session_whose_score_is_no_number_fails_alone(one: RunningGateway) -> None:
+    """With NaN in its scores a whole group has NaN for advantages."""
+
+    async def score(row: Trajectory, columns: Any) -> tuple[float, dict[str, Any]]:
+        return (float("nan") if row.sample_index else 0.5), {}
+
+    framework = running(one, score=score)
+    out = await framework.generate_aligned(batch(group(2, s0="none", s1="none")))
+    assert out.batch["rm_scores"].sum(-1).tolist() == [0.5, 0.5]
+    assert out.batch["response_mask"].any(-1).tolist() == [True, False]
+
+
 SERVICE = """
 import http.server, json, threading, urllib.request
 def post(url, body, key):

@@ -15,7 +15,8 @@ from sandgate.trainer.credit.counters import RowCounters
 from sandgate.trainer.credit.group_advantages import prepare
 from sandgate.trainer.credit.lengths import Lengths
 from sandgate.trainer.credit.reasons import TAUGHT, Truncated
-from sandgate.trainer.credit.sink import SinkGroup, checked
+from sandgate.trainer.credit.samples import refuse_unfit
+from sandgate.trainer.credit.sink import SinkGroup
 
 Credit = Literal["advantages", "rewards"]
 log = logging.getLogger("sandgate.trainer.areal")
@@ -36,7 +37,12 @@ def batch_rows(
     was not scored is no part of a mean; AReaL's `reward_norm` must be off then. "rewards": as they were given; AReaL's
     group norm takes rows by fixed numbers, which forks and failures do not keep to. `lengths`, `truncated`: see
     `prepare`. `counters` counts rows that teach, and those that do not by reason.
+
+    Raises InvalidBody for rows of more than one task, for images, which AReaL's tensors cannot carry, and for numbers
+    that are none.
     """
+    for one in rows:
+        refuse_unfit(one)
     group = prepare(rows, roles=roles, lengths=lengths, truncated=truncated)
     if counters is not None:
         counters.add(len(group.taught), group.left_out)
@@ -55,6 +61,12 @@ def batch_rows(
     return found
 
 
+def scores(rows: Sequence[Trajectory], *, roles: Collection[str] = TAUGHT) -> list[float]:
+    """What each session of the group that counts has scored, for AReaL's own log of rewards: `rewards` are advantages,
+    whose mean is 0 whatever the policy does."""
+    return list(prepare(rows, roles=roles).scores.values())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArealSink:
     """`batch_rows` of each group as a RolloutSink; AReaL's `concat_padded_tensors` makes a batch of one."""
@@ -70,7 +82,7 @@ class ArealSink:
         """See RolloutSink."""
         return [
             batch_rows(
-                checked(group), credit=self.credit, roles=self.roles, lengths=self.lengths,
+                group.rows, credit=self.credit, roles=self.roles, lengths=self.lengths,
                 truncated=self.truncated, counters=counters,
             )
             for group in groups

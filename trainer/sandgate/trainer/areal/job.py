@@ -21,11 +21,12 @@ from typing import Any
 from areal.api import RolloutWorkflow  # type: ignore[import-not-found]
 from areal.experimental.openai import OpenAIProxyWorkflow  # type: ignore[import-not-found]
 from areal.infra import workflow_context  # type: ignore[import-not-found]
+from areal.utils import stats_tracker  # type: ignore[import-not-found]
 from areal.utils.data import concat_padded_tensors  # type: ignore[import-not-found]
 
 from sandgate.contract.errors import InvalidBody
 from sandgate.contract.trajectory import Json
-from sandgate.trainer.areal.batches import Credit, batch_rows
+from sandgate.trainer.areal.batches import Credit, batch_rows, scores
 from sandgate.trainer.areal.engines import follow, paused, server_urls
 from sandgate.trainer.areal.link import Holds, Link, alive, local_run
 from sandgate.trainer.areal.own_job import own_job
@@ -129,6 +130,9 @@ class JobWorkflow(RolloutWorkflow):  # type: ignore[misc]
         prompt: Json = data[self.prompt_field]
         rows = await link.episode(prompt, told, str(data.get(self.uid_field, "task")))
         found = batch_rows(rows, credit=self.credit, roles=self.roles)
+        tracker = stats_tracker.get(workflow_context.stat_scope())
+        for score in scores(rows, roles=self.roles):
+            tracker.scalar(reward=score)  # as AReaL's own workflows do: an evaluation has nothing else
         return concat_padded_tensors(found) if found else None
 
     def _name(self) -> str:

@@ -31,6 +31,7 @@ from sandgate.gateway.client import gateway_transport, new_lease_id
 from sandgate.trainer.client.fleet import AWAY_S, PATIENT, AsyncFleet
 from sandgate.trainer.client.rollout_client import AsyncRolloutClient
 from sandgate.trainer.client.streaming import Ask, Wanted
+from sandgate.trainer.client.trained import Note
 
 log = logging.getLogger(__name__)
 
@@ -277,9 +278,16 @@ class LocalFleet(AsyncFleet):
                 self.clients[name] = self._client(name, self.job)
                 self._order.append(name)
 
+    async def checkpoint(self) -> Note:
+        """See `AsyncFleet.checkpoint`. If this process dies now, its groups are its own for the time of their leases:
+        the checkpoint may be on disk, and another trainer would learn from them, too."""
+        note = await super().checkpoint()
+        self._hold()
+        return note
+
     def _hold(self) -> None:
         assert self._place.presence is not None
-        self._place.presence.hold(sorted(self._asked | self._leased.keys()))
+        self._place.presence.hold(sorted((self._asked | self._leased.keys()) - self._ledger.kept))
 
     async def heartbeat(self) -> None:
         """See `AsyncFleet.heartbeat`."""

@@ -179,6 +179,13 @@ class AsyncFleet:
         if rows:  # a sample was tried again since: its new attempt is all that is new
             group.trajectories = rows
             return True
+        if before := self._ledger.move(group, self._leased[group.lease.lease_id]):
+            # Its lease ended while this trainer stood still. No checkpoint has it yet: nothing is acknowledged.
+            log.info("group %s, trained on, is held under lease %s now", group.uid, group.lease.lease_id)
+            for lease in before:
+                if lease != group.lease.lease_id:
+                    self._leased.pop(lease, None)
+            return False
         await self._discard(group)
         self._ledger.forget(group.lease.sessions)
         self.counters.repeated += 1
@@ -309,6 +316,7 @@ class AsyncFleet:
         for one in entries(note):
             if one.lease not in self._ledger.entries:
                 continue
+            self._ledger.durable.add(one.lease)
             if one.lease in self._leased:
                 lease = Lease(one.lease, 0.0, one.sessions, ())
                 mine.setdefault(self._leased[one.lease], []).append(lease)

@@ -20,6 +20,7 @@ from sandgate.contract.trajectory import Json, Trajectory
 from sandgate.gateway.client import ControlClient
 from sandgate.trainer.client import lease_call
 from sandgate.trainer.client.streaming import Ahead, Groups, Wanted, groups
+from sandgate.trainer.client.weight_update import check_version
 
 
 def _spec(spec: Mapping[str, Json]) -> dict[str, Json]:
@@ -202,11 +203,19 @@ class AsyncRolloutClient(ControlClient):
     async def weight_update(self, version: int) -> AsyncIterator[None]:
         """Pause; swap the weights inside the block; then tokens carry `version` and turns go on.
 
-        If the block raises, the old weights are still there: the version stays, and turns go on.
+        If the block raises, the old weights are still there: the version stays, and turns go on. If the gateway does
+        not take the version after that, it stays on hold: what it sampled would be of the new weights under the old
+        version. Make the update again, with the same version. Raises InvalidBody for a version that none takes.
         """
+        check_version(version)
         await self.pause()
         try:
             yield
-            await self.policy_version(version)
-        finally:
+        except BaseException:
             await asyncio.shield(self.resume())  # a cancelled trainer must not leave agents on hold
+            raise
+        await asyncio.shield(self._updated(version))
+
+    async def _updated(self, version: int) -> None:
+        await self.policy_version(version)
+        await self.resume()

@@ -43,6 +43,8 @@ class TrainedGroups:
     """Kept so that they are renewed until they are acknowledged."""
     noted: set[str] = field(default_factory=set)
     """Leases that a note has: from then on nothing can be taken back."""
+    durable: set[str] = field(default_factory=set)
+    """Leases of groups that a checkpoint has, as it was said to be on disk."""
     sessions: Counter[str] = field(init=False)
     """Of the entries. Each group that is handed out asks for its own, whatever else is not acknowledged."""
 
@@ -74,6 +76,7 @@ class TrainedGroups:
         """Drop a group that was acknowledged or given back."""
         self._take(lease)
         self.noted.discard(lease)
+        self.durable.discard(lease)
         if (hold := self.holds.pop(lease, None)) is not None:
             hold.over = True
 
@@ -83,9 +86,27 @@ class TrainedGroups:
         for entry in [one for one in self.entries.values() if gone.issuperset(one.sessions)]:
             self.drop(entry.lease)
 
+    def move(self, group: Group, gateway: str) -> list[str]:
+        """Hold a group that was trained on, and came again, under its new lease; the leases that it had before. Nothing
+        if a checkpoint on disk has it: then it is to be acknowledged."""
+        mine = set(group.lease.sessions)
+        before = [one.lease for one in self.entries.values() if not mine.isdisjoint(one.sessions)]
+        if self.durable.issuperset(before):
+            return []
+        for lease in before:
+            self.drop(lease)
+        self.put(Entry(gateway, group.lease.lease_id, group.lease.sessions))
+        self.holds[group.lease.lease_id] = group.hold
+        return before
+
     def fresh(self, rows: Iterable[Trajectory]) -> tuple[Trajectory, ...]:
         """Those that were not trained on yet, by id."""
         return tuple(row for row in rows if row.session_id not in self.sessions)
+
+    @property
+    def kept(self) -> set[str]:
+        """Leases of groups that a checkpoint may have."""
+        return self.noted | self.durable
 
     def unnoted(self) -> list[RenewedLease]:
         """Of groups that are in no note yet."""

@@ -92,6 +92,12 @@ class Update:
             raise ExceptionGroup(f"{', '.join(errors)}: {path} is not loaded", list(errors.values()))
 
 
+def check_version(version: int) -> None:
+    """Raises InvalidBody for a version that no gateway takes."""
+    if not 0 <= version <= VERSION_MAX:
+        raise InvalidBody(f"version: {version} is not in 0..{VERSION_MAX}", field="version")
+
+
 @asynccontextmanager
 async def weight_update(
     gateways: Mapping[str, PausableGateway],
@@ -105,8 +111,7 @@ async def weight_update(
     """See the module. Without `engines`, `keep` and `abort` are the swap's own business, and `wait` waits until no
     gateway has a generation in an engine. `adapter`: see `Update.adapter`. Raises InvalidBody, an ExceptionGroup of
     what the gateways and engines said, and HalfUpdated."""
-    if not 0 <= version <= VERSION_MAX:
-        raise InvalidBody(f"version: {version} is not in 0..{VERSION_MAX}", field="version")
+    check_version(version)
     update, done = Update(version, dict(engines or {}), adapter), False
     missed: dict[str, Exception] = {}
     held = await _held(gateways)

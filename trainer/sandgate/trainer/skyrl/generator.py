@@ -32,6 +32,7 @@ from sandgate.trainer.skyrl.jobs import (
     JobRunner,
     Jobs,
     LocalJobs,
+    rules_of,
     sampling_of,
     task_of,
 )
@@ -78,8 +79,13 @@ class RolloutJobGenerator(GeneratorInterface):  # type: ignore[misc]
     ) -> Self:
         """Jobs on this machine, started with their first batch in a new folder below `out`: one that trains and one
         that evaluates, each with SkyRL's number of samples and its sampling. `engines`: URLs of SkyRL's inference
-        servers. `config`: SkyRL's, for the most tokens of a row; None: the manifest's. `more`: see `__init__`."""
-        lengths = None if config is None else JobLengths.of(config)
+        servers. `config`: SkyRL's, for the most tokens of a row (None: the manifest's), and for what becomes of
+        truncated episodes (`apply_overlong_filtering`). `more`: see `__init__`. Raises Unsupported for
+        `zero_reward_on_non_stop`."""
+        lengths = None
+        if config is not None:
+            lengths = JobLengths.of(config)
+            more["rules"] = rules_of(config, more.get("rules"))
         return cls(LocalJobs(Path(manifest), Path(out), tuple(engines), lengths), **more)
 
     @classmethod
@@ -111,11 +117,13 @@ class RolloutJobGenerator(GeneratorInterface):  # type: ignore[misc]
             task_of(_name(uid), input_batch["prompts"][at], extras[at], self.public)
             for uid, at in firsts.items()
         ]
-        found = await self._runner.groups(_kind(input_batch), tasks, _version(input_batch))
+        kind = _kind(input_batch)
+        found = await self._runner.groups(kind, tasks, _version(input_batch))
         groups = dict(zip(firsts, found, strict=True))
         made = to_generator_output(
-            groups, asked, step_wise=self.step_wise, pad_token_id=self.pad, rules=self.rules
-        )
+            groups, asked, step_wise=self.step_wise, pad_token_id=self.pad, rules=self.rules,
+            evaluation=kind.evaluation,
+        )  # fmt: skip
         self._refuse_nothing(groups, made)
         return made
 

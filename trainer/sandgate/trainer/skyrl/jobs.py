@@ -22,6 +22,7 @@ from sandgate.trainer.client.loop_thread import LoopThread
 from sandgate.trainer.client.pushed_groups import PushedGroups, collecting
 from sandgate.trainer.client.task_values import json_of, prompt_of
 from sandgate.trainer.credit.lengths import Lengths
+from sandgate.trainer.credit.reasons import CreditRules
 
 SAMPLED = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
            "repetition_penalty", "seed", "max_tokens")  # fmt: skip
@@ -75,6 +76,18 @@ class JobLengths:
 
 def _lengths(prompt: int, answer: int) -> Lengths:
     return Lengths(prompt, prompt + answer, prompt + answer)
+
+
+def rules_of(config: Any, given: CreditRules | None = None) -> CreditRules | None:
+    """`given`, and what SkyRL's config says of truncated episodes, which its own generator carries out and its trainer
+    does not. Raises Unsupported for a setting that changes rewards: a job's are its verifier's."""
+    said = config.generator
+    if getattr(said, "zero_reward_on_non_stop", False):
+        name = "generator.zero_reward_on_non_stop"
+        raise Unsupported(f"{name}: rewards are the job's; let its verifier give 0", field=name)
+    if not getattr(said, "apply_overlong_filtering", False):
+        return given
+    return replace(given or CreditRules(), truncated="mask")
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,7 @@ def to_generator_output(
     pad_token_id: int = 0,
     rules: CreditRules | None = None,
     counters: RowCounters | None = None,
+    evaluation: bool = False,
 ) -> dict[str, Any]:
     """SkyRL's dict for one batch. `groups`: by `instance_id`, all rows of the task's sessions; a session's sample index
     is its `repetition_id`. `asked`: the batch's `trajectory_ids`, in order.
@@ -58,14 +59,18 @@ def to_generator_output(
     (`generator.step_wise_trajectories`): all rows of a session that teach, the main one last, so that SkyRL counts a
     session once and gives its advantage to all its rows. `rewards` are the sessions' scores. A session that teaches
     nothing (a failure that is not the policy's, no reward, more tokens than `rules.lengths`) is one row under mask 0
-    whose score leaves the others' mean as it was; two and more also their deviation. `rollout_metrics` has this batch's
-    counts, by reason; `counters` counts them too.
+    whose score leaves the others' mean as it was; two and more also their deviation. `evaluation`: nobody makes
+    advantages of this batch, so such scores are the plain mean, and episodes that a limit ended count, whatever `rules`
+    say: one that was cut short did not solve its task. `rollout_metrics` has this batch's counts, by reason; `counters`
+    counts them too.
 
     Raises Conflict for a sample that was not asked for, or twice; InvalidBody for rows of more than one task, for
     images, and for numbers that are none.
     """
     rules = replace(rules or CreditRules(), scored=True)
-    sessions = _sessions(groups, asked, rules, pad_token_id, step_wise=step_wise)
+    if evaluation:
+        rules = replace(rules, truncated="score")
+    sessions = _sessions(groups, asked, rules, pad_token_id, step_wise=step_wise, spread=not evaluation)
     counted = RowCounters()
     rows: list[Trajectory] = []
     ids: list[TrajectoryId] = []
@@ -122,6 +127,7 @@ def _sessions(
     pad: int,
     *,
     step_wise: bool,
+    spread: bool,
 ) -> list[_Session]:
     """Of each that was asked for."""
     samples: dict[str, set[int]] = {}
@@ -147,7 +153,8 @@ def _sessions(
         for rows, main, why in zip(own, mains, whys, strict=True)
     ]
     # A session counts with its score where its main row teaches nothing of its own, but another one does.
-    kept = in_place(mains, [None if more else why for more, why in zip(others, whys, strict=True)], rules)
+    alike = [None if more else why for more, why in zip(others, whys, strict=True)]
+    kept = in_place(mains, alike, rules, spread=spread)
     return [
         _Session((*more, _without_its_own(main) if more and why else main), why)
         for more, main, why in zip(others, kept, whys, strict=True)

@@ -172,6 +172,9 @@ class Rollouts:
         """One completion for each entry of `prompts`, which come repeated, group by group. Waits for their groups. In
         several processes a group may lie across two of them."""
         pad = of.pad_of(trainer)
+        # Truncated rows are masked here (`rules_of`, by its arguments). TRL would mask, and leave in the mean, whatever
+        # does not end with the tokenizer's end: each answer that a stop string ended.
+        trainer.mask_truncated_completions = False
         ranks = self._ranks_of(trainer)
         parts = ranks.gather(prompts)
         rows, version, self._shift = ranks.each(
@@ -187,6 +190,7 @@ class Rollouts:
         prompts = [one for part in parts for one in part]
         training = bool(trainer.model.training)
         n = int(trainer.num_generations if training else trainer.num_generations_eval)
+        self._refuse_begun_anew(trainer)
         rounds = self._began(trainer)
         this = self._round(trainer, training=training)
         tasks = self._tasks_of(prompts, n)
@@ -201,7 +205,7 @@ class Rollouts:
         )
         if not training:
             self._background.call(rounds.commit(this.step + 1, training=False))
-        rules = of.rules_of(trainer.args)
+        rules = of.rules_of(trainer.args, training=training)
         found = [row for group in groups for row in of.group_rows(group, n, self.pick, rules)]
         of.check_sampling(found, trainer.temperature)
         version = None if self._weights is None else self.version(trainer)
@@ -215,6 +219,15 @@ class Rollouts:
             return Round(step, self._evaluated, training=False)
         self._last = Round(step, self._last.call + 1 if self._last.step == step else 0)
         return self._last
+
+    def _refuse_begun_anew(self, trainer: Any) -> None:
+        """Raises Conflict where steps are counted from the start again: groups and versions are named by them, and
+        would be those of the training before."""
+        if (step := int(trainer.state.global_step)) < self._last.step:
+            raise Conflict(
+                f"step {step} after step {self._last.step}: a second training, as by another trainer.train(), needs"
+                " Rollouts of its own, with another name (run=)"
+            )
 
     def _tasks_of(self, prompts: list[Any], n: int) -> list[Task]:
         if len(prompts) % n:
@@ -314,6 +327,7 @@ class Rollouts:
 
     def _publish(self, trainer: Any) -> None:
         """Process 0; the others gather."""
+        self._refuse_begun_anew(trainer)
         ranks = self._ranks_of(trainer)
         assert self._weights is not None, "looked at before"
         version = self.version(trainer)

@@ -255,7 +255,8 @@ class Rounds:
                 self._strangers.append((lease, hold))  # to be given back
                 raise
             self._wanted.pop(uid, None)
-            await self._is_ready(held)
+            if not self._held_again(held):
+                await self._is_ready(held)
         elif not rows:
             await self._settle(lease, hold)  # of nobody, with nothing in it
         elif len(self._strangers) < STRANGERS_MAX:
@@ -266,6 +267,18 @@ class Rounds:
                 f"job {self._job} has more than {STRANGERS_MAX} groups that are not of run {self._run}:"
                 " give each training run a job of its own, or the same `run` when it goes on"
             )
+
+    def _held_again(self, held: LeasedGroup) -> bool:
+        """Whether the trainer was given this group before: its lease ended while this machine slept, and nobody else
+        was given it meanwhile. From now on it is held under the new lease, and not handed out twice."""
+        used = next((one for one in self._used if one.uid == held.uid), None)
+        if used is None:
+            return False
+        if used.lease is not None and used.hold is not None:
+            used.hold.over = True
+            self._leases.change(drop=[used.lease.lease_id])
+        used.lease, used.hold = held.lease, held.hold
+        return True
 
     async def _settle(self, lease: Lease, hold: RenewedLease) -> None:
         await self._fleet.ack(lease)

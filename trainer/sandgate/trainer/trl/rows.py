@@ -74,12 +74,12 @@ def group_rows(
     return found
 
 
-def rules_of(args: Any) -> CreditRules:
+def rules_of(args: Any, *, training: bool = True) -> CreditRules:
     """What a GRPOConfig takes: `max_completion_length` tokens after the prompt, and episodes that a limit ended unless
-    `mask_truncated_completions`."""
+    `mask_truncated_completions`. In an evaluation those count: one that was cut short did not solve its task."""
     most = getattr(args, "max_completion_length", None)
     mask = bool(getattr(args, "mask_truncated_completions", False))
-    truncated: Truncated = "mask" if mask else "score"
+    truncated: Truncated = "mask" if mask and training else "score"
     return CreditRules(lengths=Lengths(NO_BOUND, int(most)) if most else None, truncated=truncated)
 
 

@@ -59,10 +59,13 @@ def broadcast(
     rows: Sequence[Trajectory], score: float | None = None, info: Mapping[str, Any] | None = None
 ) -> list[Trajectory]:
     """All rows of one session with one score: the given one, else the final trajectory's own; `info` is added to its
-    reward_info. Order is kept. Every trajectory of a session counts the same, whatever the session forked into."""
+    reward_info. Order is kept. Every trajectory of a session counts the same, whatever the session forked into. Raises
+    InvalidBody for a score that is no finite number: it would make NaN of its whole group's advantages."""
     if not rows:
         return []
     last = final(rows)
-    reward = last.reward if score is None else score
+    reward = last.reward if score is None else finite(float(score))
+    if score is not None and reward is None:
+        raise InvalidBody(f"session {last.session_id}: its score is {score!r}", field="reward_score")
     known = {**last.reward_info, **(info or {})}
     return [replace(row, reward=reward, reward_info=known) for row in rows]

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sandgate.contract.errors import FailureClass, Unavailable
+from sandgate.contract.errors import FailureClass, InvalidBody, Unavailable
 from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer.client.pushed_groups import reasons_of
 from sandgate.trainer.credit.batches import no_row
@@ -27,7 +27,8 @@ async def scored(
     truncated_reward: float = 0.0,
 ) -> list[Trajectory]:
     """A group's rows by session, each session with one score: its own, or the reward loop's where nobody gave one, or
-    `truncated_reward` where a limit ended it and there is no such loop. What failed is not asked about."""
+    `truncated_reward` where a limit ended it and there is no such loop. What failed is not asked about. A session of
+    which the loop says no finite number has failed, and is left out."""
     sessions: dict[str, list[Trajectory]] = {}
     for row in rows:
         sessions.setdefault(row.session_id, []).append(row)
@@ -38,7 +39,11 @@ async def scored(
         if last.reward is not None or failed:
             found += own
         elif score is not None:
-            found += broadcast(own, *(await score(last, columns)))
+            said, info = await score(last, columns)
+            try:
+                found += broadcast(own, said, info)
+            except InvalidBody as error:
+                log.error("the reward loop gave no number: %s", error)
         elif last.failure_reason in TRUNCATIONS:
             found += broadcast(own, truncated_reward)
         else:
