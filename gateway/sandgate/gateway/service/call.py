@@ -23,6 +23,25 @@ HEADERS_HOLD_S = 2.0
 (SDKs retry it, and obey its Retry-After), and the end of the answer afterwards."""
 
 
+async def either(one: asyncio.Future[Any], other: asyncio.Future[Any]) -> None:
+    """Returns when one of the two is done, whatever came of it: `asyncio.wait` for two takes four times as long."""
+    if one.done() or other.done():
+        return
+    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def wake(_: object) -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    one.add_done_callback(wake)
+    other.add_done_callback(wake)
+    try:
+        await waiter
+    finally:
+        one.remove_done_callback(wake)
+        other.remove_done_callback(wake)
+
+
 @dataclass(slots=True, eq=False)
 class ModelCall:
     """One request's n generations. `done` resolves when they are durable; the whole answer is not sent before."""
