@@ -288,7 +288,7 @@ class AsgiApp:
         gone: asyncio.Future[Any],
         answer: Answer,
     ) -> bool:
-        await either(call.done, gone)
+        await call.ended(gone)
         if gone.done():
             return False
         try:
