@@ -13,6 +13,7 @@ from typing import Any
 
 from sandgate.gateway import app
 from sandgate.gateway.engine.transport import Streamed
+from sandgate.gateway.web.answer_writers import ANSWER
 from sandgate.gateway.web.server import AsgiApp
 
 HEADER = "x-test-events"
@@ -25,7 +26,10 @@ class Holding(AsgiApp):
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Send) -> None:
         told = dict(scope.get("headers") or ()).get(HEADER.encode())
-        await super().__call__(scope, receive, send if told is None else _holding(send, int(told)))
+        if told is not None:
+            scope.pop(ANSWER, None)  # it would not ask what is held
+            send = _holding(send, int(told))
+        await super().__call__(scope, receive, send)
 
 
 def _holding(send: Send, events: int) -> Send:

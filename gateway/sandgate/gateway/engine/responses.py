@@ -6,7 +6,7 @@ Both logprob shapes are read: integer `token_id` (0.32 and later) and `token: "t
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import cast
@@ -52,11 +52,11 @@ class _EntryTop(_Entry):
     top_logprobs: list[_Alternative] = []
 
 
-class _Content(msgspec.Struct):
+class _Content(msgspec.Struct, gc=False):
     content: list[_Entry] | None = None
 
 
-class _ContentTop(msgspec.Struct):
+class _ContentTop(msgspec.Struct, gc=False):
     content: list[_EntryTop] | None = None
 
 
@@ -75,7 +75,7 @@ class _Usage(msgspec.Struct):
     prompt_tokens_details: _Details | None = None
 
 
-class _Choice(msgspec.Struct):
+class _Choice(msgspec.Struct, gc=False):
     token_ids: list[int] | None = None
     logprobs: _Content | None = None
     finish_reason: str | None = None
@@ -83,7 +83,7 @@ class _Choice(msgspec.Struct):
     weight_versions: list[_Span] | None = None
 
 
-class _ChoiceTop(_Choice):
+class _ChoiceTop(_Choice, gc=False):
     logprobs: _ContentTop | None = None  # type: ignore[assignment]
 
 
@@ -100,7 +100,7 @@ class _Range(msgspec.Struct, gc=False):
     length: int
 
 
-class _Answer(msgspec.Struct):
+class _Answer(msgspec.Struct, gc=False):
     choices: list[_Choice] = []
     usage: _Usage | None = None
     error: _Error | str | None = None
@@ -108,7 +108,7 @@ class _Answer(msgspec.Struct):
     mm_placeholders: dict[str, list[_Range]] | None = None
 
 
-class _AnswerTop(_Answer):
+class _AnswerTop(_Answer, gc=False):
     choices: list[_ChoiceTop] = []  # type: ignore[assignment]
 
 
@@ -119,6 +119,8 @@ class _AnswerColumns(_Answer):
 _PLAIN = msgspec.json.Decoder(_Answer)
 _TOP = msgspec.json.Decoder(_AnswerTop)
 _COLUMNS = msgspec.json.Decoder(_AnswerColumns)
+_PLAIN_EVENTS = msgspec.json.Decoder(list[_Answer])
+_TOP_EVENTS = msgspec.json.Decoder(list[_AnswerTop])
 
 
 @dataclass(slots=True)
@@ -185,9 +187,8 @@ def read_together(
     What is wrong is raised behind the events before it.
     """
     count = 0
-    joined = None
-    if endpoint is GenerateEndpoint.GENERATE:
-        joined = _joined(payloads, _TOP if top else _PLAIN)
+    several = endpoint is GenerateEndpoint.GENERATE and len(payloads) > 1
+    joined = _joined(payloads, top) if several else None
     if joined is not None:
         choice, count = joined
         try:
@@ -200,24 +201,39 @@ def read_together(
         yield read(payload, endpoint, top=top, vocab_size=vocab_size)
 
 
-def _joined(
-    payloads: Sequence[bytes], decoder: msgspec.json.Decoder[_Answer] | msgspec.json.Decoder[_AnswerTop]
-) -> tuple[_Choice, int] | None:
+def _joined(payloads: Sequence[bytes], top: int) -> tuple[_Choice, int] | None:
     """One choice with the tokens of the first events, and how many these are; None where that is not worth it."""
     ids: list[int] = []
     entries: list[_Entry] = []
     count = 0
-    for payload in payloads:
-        try:
-            answer: _Answer = decoder.decode(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            break  # `read` says it
+    for answer in _decoded(payloads, top):
         if (content := _only_tokens(answer)) is None:
             break
         ids += answer.choices[0].token_ids or ()
         entries += content
         count += 1
     return (_Choice(ids, _Content(entries)), count) if count > 1 else None
+
+
+def _decoded(payloads: Sequence[bytes], top: int) -> Iterable[_Answer]:
+    """The events before the first that cannot be read (`read` says why). As one array, most often: it takes half."""
+    try:
+        answers: Sequence[_Answer] = (_TOP_EVENTS if top else _PLAIN_EVENTS).decode(
+            b"[%b]" % b",".join(payloads)
+        )
+        if len(answers) == len(payloads):
+            return answers
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass
+    return _one_by_one(payloads, top)
+
+
+def _one_by_one(payloads: Sequence[bytes], top: int) -> Iterator[_Answer]:
+    for payload in payloads:
+        try:
+            yield (_TOP if top else _PLAIN).decode(payload)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return
 
 
 def _only_tokens(answer: _Answer) -> list[_Entry] | None:

@@ -24,9 +24,9 @@ from sandgate.gateway.journal.store import NO_LINES, StoreStatus
 
 log = logging.getLogger(__name__)
 
-LINGER_S = 0.005
-"""Seconds that an unsynced record may wait for a synced one to share its fsync: far less than a generation takes, so
-that a killed process still knows what it had begun."""
+LINGER_S = 0.025
+"""Seconds that an unsynced record may wait for a synced one to share its fsync: less than a generation takes, so that a
+killed process still knows what it had begun; and about what agents take from an answer to the next request."""
 GROUP_BYTES_MAX = 16 << 20
 """Size limit of one transaction, so that in a burst the first callers do not wait for the last."""
 VITAL = Sealed, Delivered, TasksForgotten

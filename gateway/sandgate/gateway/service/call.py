@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,25 @@ Step = tuple[int, list[ParseDelta], TokenLogprobs | None]
 HEADERS_HOLD_S = 2.0
 """Seconds for which a stream's headers wait for its first token. An engine's refusal is a status until they have left
 (SDKs retry it, and obey its Retry-After), and the end of the answer afterwards."""
+
+
+async def either(one: asyncio.Future[Any], other: asyncio.Future[Any]) -> None:
+    """Returns when one of the two is done, whatever came of it: `asyncio.wait` for two takes four times as long."""
+    if one.done() or other.done():
+        return
+    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def wake(_: object) -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    one.add_done_callback(wake)
+    other.add_done_callback(wake)
+    try:
+        await waiter
+    finally:
+        one.remove_done_callback(wake)
+        other.remove_done_callback(wake)
 
 
 @dataclass(slots=True, eq=False)
@@ -80,16 +99,47 @@ class ModelCall:
     async def started(self, keepalive_s: float, gone: asyncio.Future[Any]) -> None:
         """Returns when there is something to tell: a step, the end, or that the client is gone (`gone`); at the latest
         after HEADERS_HOLD_S, or after `keepalive_s`, if that is less."""
-        if self.steps or self.done.done() or gone.done():
+        hold = min(HEADERS_HOLD_S, keepalive_s)
+        await self._until(lambda: bool(self.steps) or self.done.done(), gone, hold)
+
+    async def ended(self, gone: asyncio.Future[Any]) -> None:
+        """Returns when the call is over, or the client gone."""
+        await self._until(self.done.done, gone)
+
+    async def _until(
+        self, ready: Callable[[], bool], gone: asyncio.Future[Any], within_s: float | None = None
+    ) -> None:
+        """Waits to be woken until the call is `ready`; not for ever. `wake` is heard a turn of the loop, or two, before
+        the callbacks of `done`: each turn costs as much as much work."""
+        if ready() or gone.done():
             return
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        either: set[asyncio.Future[Any]] = {waiter, self.done, gone}
-        self._waiters.add(waiter)
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        late = False
+
+        def poke(_: object = None) -> None:
+            if not waiter.done():
+                waiter.set_result(None)
+
+        def expire() -> None:
+            nonlocal late
+            late = True
+            poke()
+
+        timer = None if within_s is None else loop.call_later(within_s, expire)
+        gone.add_done_callback(poke)
         try:
-            hold = min(HEADERS_HOLD_S, keepalive_s)
-            await asyncio.wait(either, timeout=hold, return_when=asyncio.FIRST_COMPLETED)
+            while not (ready() or late or gone.done()):
+                waiter = loop.create_future()
+                self._waiters.add(waiter)
+                try:
+                    await waiter
+                finally:
+                    self._waiters.discard(waiter)
         finally:
-            self._waiters.discard(waiter)
+            if timer is not None:
+                timer.cancel()
+            gone.remove_done_callback(poke)
 
     async def follow(self, keepalive_s: float, gone: asyncio.Future[Any]) -> AsyncIterator[list[Step]]:
         """Yields new steps as they come, and an empty list after `keepalive_s` without one. Ends when the call is

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from sandgate.gateway.web.answer_writers import ANSWER, DirectAnswer
 from sandgate.gateway.web.connections import ConnectionTable
 
 HEAD_S = 20.0
@@ -37,6 +38,7 @@ class LimitedConnection(HttpToolsProtocol):
     _deadline: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
     """A timer that runs while the transport's write buffer is over its high-water mark."""
+    lost: asyncio.Future[None] | None = None
 
     def __init__(self, connections: ConnectionTable, write_s: float, **more: Any) -> None:
         super().__init__(**more)
@@ -57,6 +59,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._in_head = False
         self._clear_deadline()
         super().on_headers_complete()
+        cast("dict[str, Any]", self.scope)[ANSWER] = DirectAnswer(self, self.cycle)
 
     def on_message_complete(self) -> None:
         self._clear_deadline()
@@ -73,6 +76,8 @@ class LimitedConnection(HttpToolsProtocol):
         self._stop_watching()
         self._connections.leave(self)
         super().connection_lost(exc)
+        if self.lost is not None and not self.lost.done():
+            self.lost.set_result(None)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)

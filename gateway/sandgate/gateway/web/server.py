@@ -39,7 +39,7 @@ from sandgate.gateway.protocols.models_list import models
 from sandgate.gateway.protocols.table import ADAPTERS, FALLBACK, adapter_for, counter_for
 from sandgate.gateway.service import auth
 from sandgate.gateway.service.areal import Areal
-from sandgate.gateway.service.call import ModelCall, Step
+from sandgate.gateway.service.call import ModelCall, Step, either
 from sandgate.gateway.service.call_registry import INTERNAL
 from sandgate.gateway.service.fair_pool import Lane, lane
 from sandgate.gateway.service.gateway_service import GatewayService
@@ -49,6 +49,7 @@ from sandgate.gateway.service.session_history import SessionHistory
 from sandgate.gateway.tokens.reasoning_count import reasoning_tokens
 from sandgate.gateway.web import control, kept_responses
 from sandgate.gateway.web.agent_requests import Headers, is_retry, parse_complete, split
+from sandgate.gateway.web.answer_writers import ANSWER, Answer, AsgiAnswer
 from sandgate.gateway.web.answers import JSON_TYPE, REQUEST, Send, request_headers, respond
 from sandgate.gateway.web.body_limits import SMALL_BYTES, Bodies, BodyHold, ClientGone, again, read_body
 from sandgate.gateway.web.connections import ConnectionTable
@@ -91,33 +92,28 @@ class AsgiApp:
         if scope["type"] != "http":
             await self.control(scope, receive, send)
             return
-        started = ended = False
-
-        async def watched(message: MutableMapping[str, Any]) -> None:
-            nonlocal started, ended
-            started = True
-            ended = message["type"] == "http.response.body" and not message.get("more_body")
-            await send(message)
-
+        answer: Answer = scope.get(ANSWER) or AsgiAnswer(receive, send)
         try:
-            await self._route(scope, receive, watched)
+            await self._route(scope, receive, answer)
         except Exception:
             request = self._request()
             log.exception("%s %s failed", scope["method"], request)
-            if started and not ended:
+            if answer.started and not answer.ended:
                 raise  # half an answer is out: only a broken connection can tell the client
-            if not started:
+            if not answer.started:
                 bug = SandgateError(INTERNAL)
-                await respond(send, bug.status, FALLBACK.error_body(bug, request), bug, request=request)
+                body = FALLBACK.error_body(bug, request)
+                await respond(answer.send, bug.status, body, bug, request=request)
 
-    async def _route(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+    async def _route(self, scope: AsgiScope, receive: Receive, answer: Answer) -> None:
+        send = answer.send
         if (b"upgrade", b"websocket") in ((name, value.lower()) for name, value in scope["headers"]):
             # Codex falls back to HTTP at once on 426, dies on 400 and dawdles on 404 (facts of 30 clients).
             await respond(send, 426, b'{"error":{"message":"no WebSocket here; use HTTP"}}')
             return
         session_id, path = split(scope["path"])
         if scope["method"] == "POST" and (adapter := adapter_for(path)) is not None:
-            await self._model_call(adapter, session_id, scope, receive, send)
+            await self._model_call(adapter, session_id, scope, receive, answer)
         elif scope["method"] == "POST" and (counter := counter_for(path)) is not None:
             await self._count(*counter, session_id, scope, receive, send)
         elif session_id is not None or path in ("/complete", "/v1/complete") or path.startswith(_SMALL):
@@ -175,7 +171,7 @@ class AsgiApp:
     # -- model calls --------------------------------------------------------------------------------------------
 
     async def _model_call(
-        self, adapter: Adapter, named: str | None, scope: AsgiScope, receive: Receive, send: Send
+        self, adapter: Adapter, named: str | None, scope: AsgiScope, receive: Receive, answer: Answer
     ) -> None:
         retry = is_retry(scope["headers"])
 
@@ -187,15 +183,13 @@ class AsgiApp:
         except ClientGone:
             return
         except SandgateError as error:
-            await self._refuse(adapter, error, send)
+            await self._refuse(adapter, error, answer.send)
             return
         self.core.turns.registry.attach(call)
-        gone = asyncio.ensure_future(receive())
+        gone = answer.gone()
         try:
-            if request.stream:
-                delivered = await self._stream(adapter, call, request, gone, send)
-            else:
-                delivered = await self._json(adapter, call, request, gone, send)
+            make = self._stream if request.stream else self._json
+            delivered = await make(adapter, call, request, gone, answer)
         finally:
             gone.cancel()
             self.core.turns.registry.detach(call)
@@ -287,32 +281,35 @@ class AsgiApp:
             )
 
     async def _json(
-        self, adapter: Adapter, call: ModelCall, request: TurnRequest, gone: asyncio.Future[Any], send: Send
+        self,
+        adapter: Adapter,
+        call: ModelCall,
+        request: TurnRequest,
+        gone: asyncio.Future[Any],
+        answer: Answer,
     ) -> bool:
-        if not call.done.done():
-            await asyncio.wait({call.done, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await call.ended(gone)
         if gone.done():
             return False
         try:
             choices, usage = self._outcome(call)
         except SandgateError as error:
-            await self._refuse(adapter, error, send, call.turns[0])
+            await self._refuse(adapter, error, answer.send, call.turns[0])
             return False
         body = adapter.reply(self._context(call, request), choices, usage)
-        headers = [
-            JSON_TYPE,
-            (b"content-length", str(len(body)).encode()),
-            *self._turn_headers(call, call.fork),
-        ]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        length = (b"content-length", b"%d" % len(body))
+        await answer.whole([JSON_TYPE, length, *self._turn_headers(call, call.fork)], body)
         return not gone.done()
 
     async def _stream(
-        self, adapter: Adapter, call: ModelCall, request: TurnRequest, gone: asyncio.Future[Any], send: Send
+        self,
+        adapter: Adapter,
+        call: ModelCall,
+        request: TurnRequest,
+        gone: asyncio.Future[Any],
+        answer: Answer,
     ) -> bool:
-        if not call.prepared.done():
-            await asyncio.wait({call.prepared, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await either(call.prepared, gone)
         if not gone.done() and call.prepared.exception() is None:
             await call.started(self.core.config.limits.keepalive_s, gone)
         if gone.done():
@@ -321,30 +318,28 @@ class AsgiApp:
         if refused is not None:
             if not isinstance(refused, SandgateError):
                 raise refused
-            await self._refuse(adapter, refused, send, call.turns[0])
+            await self._refuse(adapter, refused, answer.send, call.turns[0])
             return False
         stream = adapter.stream(self._context(call, request))
         headers = [*SSE_HEADERS, *self._turn_headers(call, call.fork)]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": stream.start(), "more_body": True})
+        await answer.begin(headers, stream.start(), held=bool(call.steps))
         try:
             async for steps in call.follow(self.core.config.limits.keepalive_s, gone):
                 call.told = call.told or bool(steps)
                 if len(steps) > 1:
-                    await _send_all(chunks(stream, steps), gone, send)
+                    await _send_all(chunks(stream, steps), gone, answer)
                 elif data := encoded(stream, steps[0]) if steps else stream.keepalive():
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
+                    await answer.part(data)
             if gone.done():
                 return False
             choices, usage = self._outcome(call)
             untold = [] if call.steps else await self.core.turns.retell(call)
             call.told = True
-            await _send_all(chunks(stream, untold), gone, send)
+            await _send_all(chunks(stream, untold), gone, answer)
         except SandgateError as error:
-            body = stream.error(error, self._failed(error, call.turns[0]))
-            await send({"type": "http.response.body", "body": body})
+            await answer.end(stream.error(error, self._failed(error, call.turns[0])))
             return False
-        await send({"type": "http.response.body", "body": stream.finish(choices, usage)})
+        await answer.end(stream.finish(choices, usage))
         return not gone.done()
 
     def _context(self, call: ModelCall, request: TurnRequest) -> Context:
@@ -473,12 +468,12 @@ def encoded(stream: Stream, step: Step) -> bytes:
     return first + b"".join([stream.delta(delta, index) for delta in deltas[1:]])
 
 
-async def _send_all(pieces: Iterable[bytes], gone: asyncio.Future[Any], send: Send) -> None:
+async def _send_all(pieces: Iterable[bytes], gone: asyncio.Future[Any], answer: Answer) -> None:
     """Sends each piece when the client has read most of the one before; stops when the client is gone."""
-    for chunk in pieces:
+    for piece in pieces:
         if gone.done():
             return
-        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await answer.part(piece)
 
 
 def chunks(stream: Stream, steps: Sequence[Step]) -> Iterator[bytes]:
