@@ -8,12 +8,20 @@ from typing import Any
 
 import pytest
 
-from sandgate.contract.errors import BadManifest, InvalidBody
+from sandgate.contract.errors import (
+    BadManifest,
+    Forbidden,
+    InvalidBody,
+    NotFound,
+    SandgateError,
+    Unavailable,
+)
 from sandgate.contract.job import RolloutJob, TrainerSpec
 from sandgate.contract.names import JOB_NAME_MAX
 from sandgate.contract.schema import decode
 from sandgate.operator.local.job import load_job
 from sandgate.trainer.areal.own_job import over
+from sandgate.trainer.client import cluster_job
 from sandgate.trainer.client.cluster import ClusterPlace, place_of
 from sandgate.trainer.client.cluster_job import TTL_S, Standing, manifest, own, standing
 from sandgate.trainer.verl.jobs.manifest import job_of
@@ -27,28 +35,31 @@ def condition(kind: str, status: str, reason: str, message: str = "") -> dict[st
 
 READY = condition("Ready", "True", "GatewaysAndEnginesReady")
 STANDINGS: dict[str, tuple[dict[str, Any], Standing]] = {
-    "nobody has seen it": ({}, Standing(ready=False, failed=False, words="no operator has seen it yet")),
+    "nobody has seen it": (
+        {},
+        Standing(ready=False, failed=False, held=False, words="no operator has seen it yet"),
+    ),
     "an engine is waited for": (
         {"reason": "NoEngine", "conditions": [condition("Ready", "False", "NoEngine", "http://a: refused")]},
-        Standing(ready=False, failed=False, words="NoEngine: http://a: refused"),
+        Standing(ready=False, failed=False, held=False, words="NoEngine: http://a: refused"),
     ),
     "it is ready": (
         {"reason": "Waiting", "conditions": [READY, condition("Suspended", "False", "NotSuspended")]},
-        Standing(ready=True, failed=False, words="Waiting"),
+        Standing(ready=True, failed=False, held=False, words="Waiting"),
     ),
     "a queue holds it": (
         {
             "reason": "QueuedByKueue",
             "conditions": [READY, condition("Suspended", "True", "QueuedByKueue", "no quota")],
         },
-        Standing(ready=False, failed=False, words="QueuedByKueue: no quota"),
+        Standing(ready=False, failed=False, held=True, words="QueuedByKueue: no quota"),
     ),
     "it failed": (
         {
             "reason": "ProgramMissing",
             "conditions": [READY, condition("Failed", "True", "ProgramMissing", "agent: no such file")],
         },
-        Standing(ready=True, failed=True, words="ProgramMissing: agent: no such file"),
+        Standing(ready=True, failed=True, held=False, words="ProgramMissing: agent: no such file"),
     ),
 }
 
@@ -133,3 +144,45 @@ def test_areals_job_has_its_episodes_as_tasks(tmp_path: Path) -> None:
     with pytest.raises(BadManifest, match="AReaL's episodes are its tasks") as caught:
         over(load_job(path), ["http://a"])
     assert caught.value.field == "spec.tasks"
+
+
+# -- while it runs ----------------------------------------------------------------------------------------------------
+
+RUNS = {"status": STANDINGS["it is ready"][0]}
+HELD = {"status": STANDINGS["a queue holds it"][0]}
+FAILED = {"status": STANDINGS["it failed"][0]}
+LOOKS: dict[str, tuple[list[Any], str, int]] = {
+    "it fails": ([RUNS, RUNS, FAILED], "job shop-1 failed: ProgramMissing: agent: no such file", 0),
+    "it is deleted": ([RUNS, NotFound("404")], "job shop-1 was deleted", 0),
+    "an API server that is away ends no job": (
+        [Unavailable("503"), RUNS, Unavailable("503"), FAILED],
+        "job shop-1 failed: ProgramMissing: agent: no such file",
+        0,
+    ),
+    "nor does a right that is taken away for a while": (
+        [Forbidden("403"), RUNS, NotFound("404")],
+        "job shop-1 was deleted",
+        0,
+    ),
+    "a queue that holds it is told of": ([HELD, RUNS, HELD, NotFound("404")], "job shop-1 was deleted", 2),
+}
+
+
+@pytest.mark.parametrize(("found", "wanted", "held"), LOOKS.values(), ids=LOOKS)
+async def test_what_ends_a_job_is_told(
+    monkeypatch: pytest.MonkeyPatch, found: list[Any], wanted: str, held: int
+) -> None:
+    answers, ended, holds = iter(found), list[SandgateError](), []
+
+    def rollout_job(name: str, place: ClusterPlace) -> Any:
+        answer = next(answers)
+        if isinstance(answer, SandgateError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(cluster_job, "rollout_job", rollout_job)
+    monkeypatch.setattr(cluster_job, "LOOK_S", 0.0)
+    await cluster_job._look("shop-1", ClusterPlace("lab"), ended.append, lambda: holds.append(1))
+    assert [str(one) for one in ended] == [wanted]
+    assert len(holds) == held
+    assert not list(answers)

@@ -40,6 +40,8 @@ class Standing:
 
     ready: bool
     failed: bool
+    held: bool
+    """Suspended: by a queue, or a person."""
     words: str
     """Reason and message, for people."""
 
@@ -58,6 +60,7 @@ def standing(body: dict[str, Json]) -> Standing:
     return Standing(
         ready=is_true("Ready") and not is_true("Suspended"),
         failed=is_true("Failed"),
+        held=is_true("Suspended"),
         words=words or "no operator has seen it yet",
     )
 
@@ -88,26 +91,43 @@ def manifest(job: RolloutJob) -> dict[str, Json]:
 
 @asynccontextmanager
 async def cluster_job(job: RolloutJob, place: ClusterPlace, *, ready_s: float) -> AsyncIterator[PushedGroups]:
-    """The groups of a job of its own, see `applied`. What ends it goes to those who wait for groups."""
+    """The groups of a job of its own, see `applied`. What ends it goes to those who wait for groups. While a queue
+    holds it (Kueue may want its quota back), nobody gives them up."""
     made: PushedGroups | None = None
 
     def ended(error: SandgateError) -> None:
         if made is not None:
             made.fail(error)
 
-    async with applied(job, place, ready_s=ready_s, ended=ended) as fleet, collecting(fleet) as groups:
+    def held() -> None:
+        if made is not None:
+            made.progress_at = made.clock()
+
+    async with (
+        applied(job, place, ready_s=ready_s, ended=ended, held=held) as fleet,
+        collecting(fleet) as groups,
+    ):
         made = groups
         yield groups
 
 
+def _nothing() -> None:
+    pass
+
+
 @asynccontextmanager
 async def applied(
-    job: RolloutJob, place: ClusterPlace, *, ready_s: float, ended: Callable[[SandgateError], None]
+    job: RolloutJob,
+    place: ClusterPlace,
+    *,
+    ready_s: float,
+    ended: Callable[[SandgateError], None],
+    held: Callable[[], None] = _nothing,
 ) -> AsyncIterator[AsyncFleet]:
     """The gateways of the job, which is applied in that namespace, and deleted when the block ends; one that failed
     stays, for people to look at, until its ttl. They hear that the trainer lives. Raises Unavailable if it fails, or is
     not ready within `ready_s` (images, quotas and queues take their time), and what the API server says of it:
-    InvalidBody, Forbidden. `ended` is told what ends it later."""
+    InvalidBody, Forbidden. `ended` is told what ends it later; `held`, every now and then, that it is suspended."""
     made = own(job)
     name = made.metadata.name
     where = replace(place, namespace=place.namespace or job.metadata.namespace)
@@ -116,7 +136,7 @@ async def applied(
     try:
         await _ready(name, where, ready_s)
         async with cluster_fleet(name, where) as fleet, fleet.beating():
-            looking = asyncio.ensure_future(_look(name, where, ended))
+            looking = asyncio.ensure_future(_look(name, where, ended, held))
             try:
                 yield fleet
             finally:
@@ -143,8 +163,13 @@ async def _ready(name: str, place: ClusterPlace, within_s: float) -> None:
         await asyncio.sleep(START_LOOK_S)
 
 
-async def _look(name: str, place: ClusterPlace, ended: Callable[[SandgateError], None]) -> None:
-    """Tells what ended the job. For ever, or until then."""
+async def _look(
+    name: str,
+    place: ClusterPlace,
+    ended: Callable[[SandgateError], None],
+    held: Callable[[], None],
+) -> None:
+    """Tells what ended the job, and that it is held. For ever, or until it ended."""
     while True:
         await asyncio.sleep(LOOK_S)
         try:
@@ -158,6 +183,8 @@ async def _look(name: str, place: ClusterPlace, ended: Callable[[SandgateError],
         if now is not None and now.failed:
             ended(Unavailable(f"job {name} failed: {now.words}"))
             return
+        if now is not None and now.held:
+            held()
 
 
 async def _standing(name: str, place: ClusterPlace) -> Standing | None:
