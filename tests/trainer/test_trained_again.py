@@ -77,3 +77,19 @@ async def test_one_that_a_checkpoint_has_is_acknowledged_unseen(world: World) ->
     kill(again)
     world.clock.now += TTL_S + 1
     assert await offered(world.fleet()) == []
+
+
+async def test_one_that_came_again_while_its_checkpoint_was_written_is_acknowledged_by_it(
+    world: World,
+) -> None:
+    fleet = world.fleet()
+    assert await offered(fleet) == ["q1"]
+    note = await fleet.checkpoint()
+    for _ in range(2):
+        world.clock.now += TTL_S + 1
+        assert await offered(fleet) == [], "not twice to the same weights"
+    await fleet.commit(note)
+    assert fleet.counters.acked == 1
+    kill(fleet)
+    world.clock.now += TTL_S + 1
+    assert await offered(world.fleet()) == []

@@ -43,13 +43,17 @@ _holds: defaultdict[str, Holds] = defaultdict(Holds)
 """Of the gateways of a job, or of one by its address."""
 _uses: dict[str, bool] = {}
 """Job of an operator -> whether it is this process's job of evaluation."""
-_starting = threading.Lock()
+_starting: dict[tuple[int, str], threading.Lock] = {}
+"""Of each link: a job of evaluation may wait long for quota, and no episode of the training waits with it."""
+_guard = threading.Lock()
 
 
 def link_of(engine: Any, name: str, make: Callable[[], Link]) -> Link:
     """The link of this engine, opened at the first call, which blocks."""
     inner = getattr(engine, "_engine", engine)
-    with _starting:
+    with _guard:
+        starting = _starting.setdefault((id(inner), name), threading.Lock())
+    with starting:
         found = _links.get((id(inner), name))
         if found is None or found.closed:
             found = make()

@@ -24,6 +24,7 @@ from sandgate.trainer.client.attach import attach
 from sandgate.trainer.client.fleet import HEARTBEAT_S, AsyncFleet
 from sandgate.trainer.client.groups import Group
 from sandgate.trainer.client.loop_thread import LoopThread
+from sandgate.trainer.client.pushed_groups import AGAIN_S
 from sandgate.trainer.client.rollout_client import AsyncRolloutClient
 
 log = logging.getLogger("sandgate.trainer.areal")
@@ -124,6 +125,8 @@ class Link:
     closed: bool = False
     over: str = ""
     """Why its job gives no groups any more, where somebody else than its gateways knows."""
+    away: bool = False
+    """The job is held, or not ready: that no gateway answers ends nothing."""
     _fleet: AsyncFleet | None = None
     _collecting: asyncio.Task[None] | None = None
     _asked: asyncio.Event = field(default_factory=asyncio.Event)
@@ -165,10 +168,21 @@ class Link:
                 raise Unavailable(
                     f"job {self.name}: no groups come any more"
                 ) from self._collecting.exception()
-            await self._fleet.push_tasks([task])
+            await self._push(task)
             return await future
         finally:
             self.waiting.pop(task.uid, None)
+
+    async def _push(self, task: Task) -> None:
+        assert self._fleet is not None
+        while True:
+            try:
+                await self._fleet.push_tasks([task])
+                return
+            except Unavailable:
+                if self.over or not self.away:
+                    raise
+            await asyncio.sleep(AGAIN_S)
 
     async def _collect(self) -> None:
         """Hand each group to the episode whose task it is. Workers of one job share its groups: one that another asked
@@ -182,10 +196,15 @@ class Link:
                     self._asked.clear()
                     await self._asked.wait()
                 try:
-                    group = await anext(groups)
+                    await self._hand_out(await anext(groups))
                 except StopAsyncIteration:
                     break
-                await self._hand_out(group)
+                except Unavailable:
+                    if not self.away:
+                        raise
+                    await groups.aclose()
+                    await asyncio.sleep(AGAIN_S)
+                    groups = self._fleet.groups()
         except BaseException as error:
             self._fail(str(error) or type(error).__name__)
             raise

@@ -11,7 +11,7 @@ from sandgate.contract.job import EngineSpec, LeaseOutput, OutputSpec, RolloutJo
 from sandgate.operator.local.job import load_job
 from sandgate.trainer.areal.link import Link
 from sandgate.trainer.client.cluster import ClusterPlace
-from sandgate.trainer.client.cluster_job import applied
+from sandgate.trainer.client.cluster_job import Standing, applied
 
 READY_S = 3600.0
 """Until it is ready: images are pulled, and a queue may hold it."""
@@ -25,7 +25,10 @@ def own_job(manifest: Path, place: ClusterPlace, engines: Sequence[str]) -> Link
     def ended(error: SandgateError) -> None:
         link.ended(error)
 
-    link = Link(job.metadata.name, applied(job, place, ready_s=READY_S, ended=ended))
+    def stands(now: Standing) -> None:
+        link.away = not now.ready
+
+    link = Link(job.metadata.name, applied(job, place, ready_s=READY_S, ended=ended, stands=stands))
     return link
 
 

@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,8 +27,8 @@ Api = Any
 MANAGER = "sandgate-trainer"
 """Field manager of what trainers apply; the operator's own fields are its own."""
 LOG_CHUNK = 65536
-SECRET_S = 20.0
-"""For one answer about a Secret: calls of a trainer may wait for it."""
+ANSWER_S = 20.0
+"""For one answer of the API server: calls of a trainer may wait for it, and one that never comes would hang them."""
 PAGE = 500
 """Objects of one answer of the API server."""
 IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
@@ -106,13 +106,24 @@ def trainer_key(job: str, place: ClusterPlace = ClusterPlace()) -> str:
 def _trainer_secret(api: Api, connection: Any, job: str, namespace: str) -> dict[str, str]:
     name = trainer_name(job)
     secret = _call(
-        lambda: api.CoreV1Api(connection).read_namespaced_secret(name, namespace, _request_timeout=SECRET_S),
+        lambda: api.CoreV1Api(connection).read_namespaced_secret(name, namespace, _request_timeout=ANSWER_S),
         f"Secret {namespace}/{name} (is there a RolloutJob {job}, and has the operator seen it?)",
     )
     data = {entry: base64.b64decode(value).decode() for entry, value in (secret.data or {}).items()}
     if not data.get("api_key"):
         raise InvalidBody(f"Secret {name}: api_key is missing", field="data.api_key")
     return data
+
+
+def pinned(place: ClusterPlace) -> ClusterPlace:
+    """The same place, whatever becomes the kubeconfig's current one meanwhile."""
+    with _cluster(place) as (_, __, namespace):
+        context = place.context
+        if not context and (IN_CLUSTER not in os.environ or place.kubeconfig):
+            config: Any = import_module("kubernetes.config")
+            active = config.list_kube_config_contexts(config_file=place.kubeconfig or None)[1]
+            context = str(active["name"])
+        return replace(place, namespace=namespace, context=context)
 
 
 def rollout_job(job: str, place: ClusterPlace = ClusterPlace()) -> dict[str, Json]:
@@ -193,6 +204,7 @@ def submit(manifest: dict[str, Json], place: ClusterPlace = ClusterPlace()) -> d
                 field_manager=MANAGER,
                 force=True,
                 _content_type="application/apply-patch+yaml",
+                _request_timeout=ANSWER_S,
             ),
             f"RolloutJob {namespace}/{name}",
         )
@@ -205,7 +217,13 @@ def delete_job(job: str, place: ClusterPlace = ClusterPlace()) -> None:
     with _cluster(place) as (api, connection, namespace):
         _call(
             lambda: api.CustomObjectsApi(connection).delete_namespaced_custom_object(
-                GROUP, VERSION, namespace, "rolloutjobs", job, propagation_policy="Background"
+                GROUP,
+                VERSION,
+                namespace,
+                "rolloutjobs",
+                job,
+                propagation_policy="Background",
+                _request_timeout=ANSWER_S,
             ),
             f"RolloutJob {namespace}/{job}",
         )
@@ -215,7 +233,7 @@ def _object(plural: str, name: str, place: ClusterPlace) -> dict[str, Json]:
     with _cluster(place) as (api, connection, namespace):
         found: dict[str, Json] = _call(
             lambda: api.CustomObjectsApi(connection).get_namespaced_custom_object(
-                GROUP, VERSION, namespace, plural, name
+                GROUP, VERSION, namespace, plural, name, _request_timeout=ANSWER_S
             ),
             f"{plural} {namespace}/{name}",
         )

@@ -10,17 +10,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from sandgate.contract.conditions import ConditionStatus
-from sandgate.contract.errors import Forbidden, NotFound, SandgateError, Unavailable
+from sandgate.contract.errors import NotFound, SandgateError, Unavailable
 from sandgate.contract.job import RolloutJob, TrainerSpec
 from sandgate.contract.names import JOB_NAME_MAX
 from sandgate.contract.schema import encode
 from sandgate.contract.trajectory import Json
-from sandgate.trainer.client.cluster import ClusterPlace, delete_job, rollout_job, submit
+from sandgate.trainer.client.cluster import ClusterPlace, delete_job, pinned, rollout_job, submit
 from sandgate.trainer.client.fleet import AsyncFleet, cluster_fleet
 from sandgate.trainer.client.pushed_groups import PushedGroups, collecting
 
@@ -30,6 +31,11 @@ START_LOOK_S = 2.0
 """Between two looks at a job that is not ready yet."""
 LOOK_S = 10.0
 """Between two looks at one that runs."""
+DELETE_TRIES = 3
+AGAIN, SILENCE = "it is tried again", "the silence of its trainer ends it"
+HEARTBEAT_S, COLLECT_S = 300, 900
+"""Of `trainer`, where the manifest says nothing: a trainer that beats every 30 s is not heard for the one, and its
+sessions stop; for the other, and the job fails. It has nothing that a later start would collect."""
 TTL_S = 3600
 """A job whose trainer died, or that failed, deletes itself so long after its end, where the manifest does not say."""
 
@@ -65,6 +71,9 @@ def standing(body: dict[str, Json]) -> Standing:
     )
 
 
+DELETED = Standing(ready=False, failed=True, held=False, words="it was deleted")
+
+
 def own(job: RolloutJob) -> RolloutJob:
     """The job of this start of the trainer."""
     token = secrets.token_hex(3)
@@ -74,7 +83,11 @@ def own(job: RolloutJob) -> RolloutJob:
     return replace(
         job,
         metadata=replace(job.metadata, name=name),
-        spec=replace(spec, trainer=spec.trainer or TrainerSpec(), ttl_seconds_after_finished=ttl),
+        spec=replace(
+            spec,
+            trainer=spec.trainer or TrainerSpec(heartbeat_seconds=HEARTBEAT_S, collect_seconds=COLLECT_S),
+            ttl_seconds_after_finished=ttl,
+        ),
     )
 
 
@@ -91,28 +104,28 @@ def manifest(job: RolloutJob) -> dict[str, Json]:
 
 @asynccontextmanager
 async def cluster_job(job: RolloutJob, place: ClusterPlace, *, ready_s: float) -> AsyncIterator[PushedGroups]:
-    """The groups of a job of its own, see `applied`. What ends it goes to those who wait for groups. While a queue
-    holds it (Kueue may want its quota back), nobody gives them up."""
+    """The groups of a job of its own, see `applied`. What ends it goes to those who wait for groups. While it is not
+    ready its gateways may be away, and while a queue holds it (Kueue may want its quota back) nobody gives up a
+    group."""
     made: PushedGroups | None = None
 
     def ended(error: SandgateError) -> None:
         if made is not None:
             made.fail(error)
 
-    def held() -> None:
-        if made is not None:
+    def stands(now: Standing) -> None:
+        if made is None:
+            return
+        made.away = not now.ready
+        if now.held:
             made.progress_at = made.clock()
 
     async with (
-        applied(job, place, ready_s=ready_s, ended=ended, held=held) as fleet,
+        applied(job, place, ready_s=ready_s, ended=ended, stands=stands) as fleet,
         collecting(fleet) as groups,
     ):
         made = groups
         yield groups
-
-
-def _nothing() -> None:
-    pass
 
 
 @asynccontextmanager
@@ -122,28 +135,32 @@ async def applied(
     *,
     ready_s: float,
     ended: Callable[[SandgateError], None],
-    held: Callable[[], None] = _nothing,
+    stands: Callable[[Standing], None],
 ) -> AsyncIterator[AsyncFleet]:
     """The gateways of the job, which is applied in that namespace, and deleted when the block ends; one that failed
-    stays, for people to look at, until its ttl. They hear that the trainer lives. Raises Unavailable if it fails, or is
-    not ready within `ready_s` (images, quotas and queues take their time), and what the API server says of it:
-    InvalidBody, Forbidden. `ended` is told what ends it later; `held`, every now and then, that it is suspended."""
+    while it ran stays, for people to look at, until its ttl. They hear that the trainer lives. Raises Unavailable if it
+    fails, or is not ready within `ready_s` (images, quotas and queues take their time), and what the API server says of
+    it: InvalidBody, Forbidden. `ended` is told what ends it later, and `stands`, every now and then, where it
+    stands."""
     made = own(job)
-    name = made.metadata.name
-    where = replace(place, namespace=place.namespace or job.metadata.namespace)
-    await asyncio.to_thread(submit, manifest(made), where)
-    log.info("job %s is applied", name)
+    name, ran = made.metadata.name, False
+    where = await asyncio.to_thread(
+        pinned, replace(place, namespace=place.namespace or job.metadata.namespace)
+    )
+    log.info("job %s/%s is applied", where.namespace, name)
     try:
+        await asyncio.to_thread(submit, manifest(made), where)
         await _ready(name, where, ready_s)
         async with cluster_fleet(name, where) as fleet, fleet.beating():
-            looking = asyncio.ensure_future(_look(name, where, ended, held))
+            ran = True
+            looking = asyncio.ensure_future(_look(name, where, ended, stands))
             try:
                 yield fleet
             finally:
                 looking.cancel()
                 await asyncio.gather(looking, return_exceptions=True)
     finally:
-        await asyncio.shield(_delete(name, where))
+        await asyncio.shield(_delete(name, where, failed_too=not ran))
 
 
 async def _ready(name: str, place: ClusterPlace, within_s: float) -> None:
@@ -158,6 +175,8 @@ async def _ready(name: str, place: ClusterPlace, within_s: float) -> None:
         if now is not None and now.words != said:
             said = now.words
             log.info("job %s: %s", name, said)
+        if not threading.main_thread().is_alive():  # it waits for this one to end
+            raise Unavailable(f"job {name}: its trainer ends before it is ready")
         if loop.time() >= end:
             raise Unavailable(f"job {name} is not ready within {within_s:g} s: {said}")
         await asyncio.sleep(START_LOOK_S)
@@ -167,45 +186,52 @@ async def _look(
     name: str,
     place: ClusterPlace,
     ended: Callable[[SandgateError], None],
-    held: Callable[[], None],
+    stands: Callable[[Standing], None],
 ) -> None:
-    """Tells what ended the job, and that it is held. For ever, or until it ended."""
+    """Tells where the job stands, and what ended it: that it failed, or is gone. For ever, or until then. What else the
+    API server says, or a kubeconfig that is being written, ends no training."""
     while True:
         await asyncio.sleep(LOOK_S)
         try:
             now = await _standing(name, place)
-        except Forbidden as error:  # a right that is taken away for a while ends no training
+        except SandgateError as error:
             log.warning("job %s: %s", name, error)
             continue
-        except SandgateError as error:
-            ended(error)
-            return
         if now is not None and now.failed:
             ended(Unavailable(f"job {name} failed: {now.words}"))
             return
-        if now is not None and now.held:
-            held()
+        if now is not None:
+            stands(now)
 
 
 async def _standing(name: str, place: ClusterPlace) -> Standing | None:
-    """None while the API server does not answer: that is no end of a job. Raises Forbidden, and Unavailable if the job
-    is gone."""
+    """None while the API server does not answer. Raises Forbidden and the like."""
     try:
         return standing(await asyncio.to_thread(rollout_job, name, place))
     except NotFound:
-        raise Unavailable(f"job {name} was deleted") from None
+        return DELETED
     except Unavailable as error:
         log.warning("job %s: %s", name, error)
         return None
 
 
-async def _delete(name: str, place: ClusterPlace) -> None:
-    """What failed stays."""
-    try:
-        body = await asyncio.to_thread(rollout_job, name, place)
-        if not standing(body).failed:
-            await asyncio.to_thread(delete_job, name, place)
-    except NotFound:
-        return
-    except SandgateError as error:
-        log.warning("job %s is not deleted: %s; its trainer's silence ends it", name, error)
+async def _delete(name: str, place: ClusterPlace, *, failed_too: bool) -> None:
+    def delete() -> None:
+        if failed_too or not standing(rollout_job(name, place)).failed:
+            delete_job(name, place)
+
+    for left in reversed(range(DELETE_TRIES)):
+        try:
+            try:
+                await asyncio.to_thread(delete)
+            except (
+                RuntimeError
+            ):  # the interpreter ends: it begins no threads any more, and nobody else needs this one
+                delete()
+            return
+        except NotFound:
+            return
+        except SandgateError as error:
+            log.warning("job %s is not deleted: %s; %s", name, error, AGAIN if left else SILENCE)
+        if left:
+            await asyncio.sleep(START_LOOK_S)

@@ -314,14 +314,15 @@ class AsyncFleet:
         """What the gateways said to those that are not acknowledged now."""
         mine: dict[str, list[Lease]] = {}
         for one in entries(note):
-            if one.lease not in self._ledger.entries:
+            lease_id = self._ledger.current(one.lease)
+            if lease_id not in self._ledger.entries:
                 continue
-            self._ledger.durable.add(one.lease)
-            if one.lease in self._leased:
-                lease = Lease(one.lease, 0.0, one.sessions, ())
-                mine.setdefault(self._leased[one.lease], []).append(lease)
+            self._ledger.durable.add(lease_id)
+            if lease_id in self._leased:
+                lease = Lease(lease_id, 0.0, one.sessions, ())
+                mine.setdefault(self._leased[lease_id], []).append(lease)
             else:
-                log.warning("lease %s is of gateway %s, which is not here", one.lease, one.gateway)
+                log.warning("lease %s is of gateway %s, which is not here", lease_id, one.gateway)
         said = await asyncio.gather(*(self._commit(*one) for one in mine.items()), return_exceptions=True)
         return [error for error in said if isinstance(error, BaseException)]
 

@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 PUSH_MAX = 1_000
 """Tasks of one push: a gateway takes 10,000, and a prompt may be large."""
+AGAIN_S = 2.0
+"""Before gateways that are away, as they may be, are asked again."""
 POLL_S = 0.25
 """Between two questions for a group. The trainer waits for it, and one question costs a gateway some microseconds."""
 
@@ -37,6 +39,8 @@ class PushedGroups:
     """When a group last came, or was asked for."""
     failed: BaseException | None = None
     """Why no group comes any more."""
+    away: bool = False
+    """The job is held, or not ready: that no gateway answers ends nothing."""
 
     async def push(self, tasks: Sequence[Task]) -> list[asyncio.Future[tuple[Trajectory, ...]]]:
         """A future of each task's group, in order. Raises what ended the job, Conflict, Overloaded."""
@@ -51,12 +55,25 @@ class PushedGroups:
         self.progress_at = self.clock()
         try:
             for at in range(0, len(tasks), PUSH_MAX):
-                await self.fleet.push_tasks(tasks[at : at + PUSH_MAX])
+                await self._push(tasks[at : at + PUSH_MAX])
         except BaseException:
             for task in tasks:
                 self.waiting.pop(task.uid, None)
             raise
         return made
+
+    async def _push(self, tasks: Sequence[Task]) -> None:
+        """As soon as there are gateways: a task is run once, however often it is pushed."""
+        while True:
+            try:
+                await self.fleet.push_tasks(tasks)
+                return
+            except Unavailable:
+                if self.failed is not None:
+                    raise self.failed from None
+                if not self.away:
+                    raise
+            await asyncio.sleep(AGAIN_S)
 
     async def group(
         self, uid: str, told: asyncio.Future[tuple[Trajectory, ...]], wait_s: float
@@ -90,9 +107,10 @@ class PushedGroups:
     async def collect(self) -> None:
         """Lease what becomes whole. For ever; the error that ends it goes to all who wait."""
         try:
-            async with self.fleet.groups(poll_s=POLL_S) as groups:
-                async for group in groups:
-                    await self._take(group)
+            while True:
+                if await self._stream():
+                    break
+                await asyncio.sleep(AGAIN_S)
         except BaseException as error:
             known = isinstance(error, Exception)
             self.fail(error if known else Unavailable(f"no groups are collected any more: {error!r}"))
@@ -100,6 +118,18 @@ class PushedGroups:
                 raise
             return
         self.fail(Unavailable("the job is over, and gives no groups any more"))
+
+    async def _stream(self) -> bool:
+        """Until the job is over; False: its gateways are away, as they may be. What was leased is offered again."""
+        try:
+            async with self.fleet.groups(poll_s=POLL_S) as groups:
+                async for group in groups:
+                    await self._take(group)
+        except Unavailable:
+            if not self.away:
+                raise
+            return False
+        return True
 
     async def _take(self, group: Group) -> None:
         try:

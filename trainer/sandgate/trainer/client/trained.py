@@ -45,6 +45,8 @@ class TrainedGroups:
     """Leases that a note has: from then on nothing can be taken back."""
     durable: set[str] = field(default_factory=set)
     """Leases of groups that a checkpoint has, as it was said to be on disk."""
+    moved: dict[str, str] = field(default_factory=dict)
+    """Leases that a note has -> those under which their groups came again."""
     sessions: Counter[str] = field(init=False)
     """Of the entries. Each group that is handed out asks for its own, whatever else is not acknowledged."""
 
@@ -77,6 +79,7 @@ class TrainedGroups:
         self._take(lease)
         self.noted.discard(lease)
         self.durable.discard(lease)
+        self.moved = {old: new for old, new in self.moved.items() if new != lease}
         if (hold := self.holds.pop(lease, None)) is not None:
             hold.over = True
 
@@ -93,11 +96,20 @@ class TrainedGroups:
         before = [one.lease for one in self.entries.values() if not mine.isdisjoint(one.sessions)]
         if self.durable.issuperset(before):
             return []
+        now, noted = group.lease.lease_id, self.noted.intersection(before)
+        named = noted | {old for old, new in self.moved.items() if new in noted}
         for lease in before:
             self.drop(lease)
-        self.put(Entry(gateway, group.lease.lease_id, group.lease.sessions))
-        self.holds[group.lease.lease_id] = group.hold
+        self.put(Entry(gateway, now, group.lease.sessions))
+        self.holds[now] = group.hold
+        if noted:  # its commit is still to come, and names the old one
+            self.noted.add(now)
+            self.moved |= dict.fromkeys(named, now)
         return before
+
+    def current(self, lease: str) -> str:
+        """The lease under which the group of a note's lease is held now."""
+        return self.moved.get(lease, lease)
 
     def fresh(self, rows: Iterable[Trajectory]) -> tuple[Trajectory, ...]:
         """Those that were not trained on yet, by id."""

@@ -39,6 +39,7 @@ class JobWorker:
         self._stack = AsyncExitStack()
         self._jobs: dict[bool, PushedGroups] = {}
         self._starting = asyncio.Lock()
+        self._entering: asyncio.Future[PushedGroups] | None = None
         self._background: set[asyncio.Task[None]] = set()
         self._queue = False
         self._vocabulary = Vocabulary(settings.tokenizer)
@@ -53,6 +54,8 @@ class JobWorker:
         """End the jobs, and what waits for them."""
         for task in self._background:
             task.cancel()
+        if self._entering is not None:
+            self._entering.cancel()  # a job of validation may wait long for its quota
         await asyncio.gather(*self._background, return_exceptions=True)
         async with self._starting:
             await self._stack.aclose()
@@ -62,7 +65,8 @@ class JobWorker:
         async with self._starting:
             if validate not in self._jobs:
                 made = verl_job(self.settings, self.endpoints, validate=validate)
-                self._jobs[validate] = await self._stack.enter_async_context(made)
+                self._entering = asyncio.ensure_future(self._stack.enter_async_context(made))
+                self._jobs[validate] = await self._entering
             return self._jobs[validate]
 
     # -- DataProto ----------------------------------------------------------------------------------------------------
