@@ -82,6 +82,7 @@ async def test_after_the_job_is_complete(up: World, whose: str) -> None:
     assert said == "2 of 4 samples were lost with a gateway's journal before a trainer had them"
     assert status["reason"] == "GroupsLost"
     assert ("Warning", "GroupsLost") in events(up)
+    since = collected_since(up)
     await up.operator_down()
     await up.gateways[HOME].core.sessions.retire(-1.0)
     hub = up.operator_up()
@@ -94,6 +95,13 @@ async def test_after_the_job_is_complete(up: World, whose: str) -> None:
     assert await told(up) == {}, "once, also where the gateway has retired it since"
     await is_so(up, "Complete", "GroupsLost")
     assert up.job()["status"]["failed"] == 2
+    assert collected_since(up) == since, "what was collected stays so"
+
+
+def collected_since(up: World) -> str:
+    (found,) = (one for one in up.job()["status"]["conditions"] if one["type"] == "Collected")
+    assert found["status"] == "True"
+    return str(found["lastTransitionTime"])
 
 
 async def test_of_a_queue_and_of_one_gateway_of_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from sandgate.operator.cluster.refused_job import mended, refusal, verdict
 from sandgate.operator.cluster.session_status import session_status, stop_told
 from sandgate.operator.observed.pod_record import PodSeen
 from sandgate.operator.plan.actions import Exit, Ref, Running, SessionObserved, Stop, Told
+from sandgate.operator.plan.groups import JOURNAL_LOST
 from tests.operator.fake_kube import matches
 from tests.operator.plans import ref, running, said, session
 
@@ -196,6 +197,24 @@ def test_sessions_that_only_their_objects_know() -> None:
         ("half", 1): (SessionState.FINALIZED, "GatewayLost", False),
     }
     assert unknown("g1", [], memory(begun, whole)) == []
+
+
+def test_what_failed_of_an_outage_before_was_not_lost_with_the_journal() -> None:
+    """Its group was the trainer's already, or was told so."""
+    away = said("finalized", failure_class="infra", failure_reason="GatewayLost")
+    good = said("finalized")
+    sessions = (
+        kept(told(session(summary=away)), ref("away")),
+        kept(told(session(summary=good)), ref("good")),
+    )
+    found = {one.uid: one for one in unknown("g0", [], memory(*sessions))}
+    assert {one.failure_reason for one in found.values()} == {"GatewayLost"}
+    assert {uid for uid, one in found.items() if one.failure_detail} == {"good"}
+    status = session_status(
+        session(summary=found["good"]), AgentSessionStatus(), 100.0, base_url=URL, detail=JOURNAL_LOST
+    )
+    (again,) = unknown("g0", [], memory(kept(status, ref("good"))))
+    assert again.failure_detail == JOURNAL_LOST, "also for the operator after this one"
 
 
 # -- news ------------------------------------------------------------------------------------------------------------

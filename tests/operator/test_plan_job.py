@@ -612,6 +612,17 @@ def test_groups_that_turn_out_to_be_lost_are_closed(
     assert [one for one in plan if not isinstance(one, WriteStatus)] == actions
 
 
+def test_what_was_said_to_be_lost_stays_said() -> None:
+    """AgentSessions go, and an operator that starts anew counts fewer."""
+    tallies = [SampleTally(ended=4, failed=lost, lost=lost) for lost in (3, 1, 0)]
+    status = None
+    for tally in tallies:
+        status = status_of(seen(tally=tally, total=4, owed=0, status=status), 1000.0)
+        conditions = {one.type: one for one in status.conditions}
+        assert conditions["Complete"].message.startswith("3 of 4 samples were lost")
+        assert conditions["Collected"].reason == "GroupsLost"
+
+
 DONE: dict[str, Any] = {"tally": SampleTally(ended=1), "total": 1, "provided": Provided.STOPPED}
 ENDS: dict[str, tuple[dict[str, Any], dict[str, Any], float, list[Action]]] = {
     "without a ttl a job stays": ({"ttlSecondsAfterFinished": None}, {"owed": 0}, 9e9, []),
@@ -649,6 +660,18 @@ ENDS: dict[str, tuple[dict[str, Any], dict[str, Any], float, list[Action]]] = {
         1060.0,
         [DeleteJob()],
     ),
+    "a trainer has its time to hear of what was lost": (
+        {"ttlSecondsAfterFinished": 60},
+        {"owed": 0, "lost": 1},
+        1060.0,
+        [WakeAt(4600.0)],
+    ),
+    "of files nobody hears": (
+        {"ttlSecondsAfterFinished": 60, "output": {"parquet": {"url": "s3://b/d"}}},
+        {"owed": 0, "lost": 1},
+        1060.0,
+        [DeleteJob()],
+    ),
     "while nobody knows what is owed, it is owed": (
         {"ttlSecondsAfterFinished": 60},
         {"owed": None},
@@ -662,8 +685,10 @@ ENDS: dict[str, tuple[dict[str, Any], dict[str, Any], float, list[Action]]] = {
 def test_when_a_finished_job_goes(
     fields: dict[str, Any], more: dict[str, Any], now: float, actions: list[Action]
 ) -> None:
-    done = status_of(seen(**DONE, owed=1), 1000.0)
-    plan = plan_job(want(**fields), seen(**DONE, **more, status=done), now)
+    more = dict(more)
+    tally = SampleTally(ended=1, failed=(lost := more.pop("lost", 0)), lost=lost)
+    done = status_of(seen(**(DONE | {"tally": tally}), owed=1), 1000.0)
+    plan = plan_job(want(**fields), seen(**(DONE | {"tally": tally}), **more, status=done), now)
     assert [one for one in plan if not isinstance(one, WriteStatus)] == actions
 
 

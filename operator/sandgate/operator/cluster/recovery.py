@@ -134,8 +134,10 @@ def _final(one: SessionSeen) -> bool:
 def _made_up(one: SessionSeen, now: float, *, kept: bool) -> SessionSummary:
     status, ref = one.status, one.ref
     reason = status.failure_reason
+    # One that failed of an outage before, and was told, lost nothing with the journal.
+    lost = any(each.message == JOURNAL_LOST for each in status.conditions)
     if not kept and status.failure_class != "infra":
-        reason = FailureReason.GATEWAY_LOST.value
+        reason, lost = FailureReason.GATEWAY_LOST.value, True
     return SessionSummary(
         session_id=one.name,
         state=SessionState.FINALIZED,
@@ -148,7 +150,7 @@ def _made_up(one: SessionSeen, now: float, *, kept: bool) -> SessionSummary:
         reward=status.reward,
         failure_class=_class_of(reason) or status.failure_class,
         failure_reason=reason,
-        failure_detail=JOURNAL_LOST if reason == FailureReason.GATEWAY_LOST else "",
+        failure_detail=JOURNAL_LOST if lost else "",
         changed_at=now,
         committed=kept and one.is_true(SessionCondition.TRAJECTORY_COMMITTED),
         metadata=dict(METADATA) if one.spec.remote else {},

@@ -50,6 +50,8 @@ RETRY_AFTER_S_MAX = 10.0
 """A longer Retry-After is cut: looking again is cheap."""
 IN_FLIGHT = 64
 """Requests at once; more only wait in the server's own queues (priority and fairness)."""
+MANY_IN_FLIGHT = 24
+"""Of them, collections: each may take a minute, and what jobs begin must not wait behind what others left."""
 IDLE_S = 60.0
 """An idle connection is kept this long: a TLS handshake costs more than a call."""
 LIST_CHUNK = 500
@@ -125,6 +127,7 @@ class KubeClient:
             total=max(attempt_s, MANY_S), sock_connect=self._timeout.sock_connect
         )
         self._slots = asyncio.Semaphore(in_flight)
+        self._many = asyncio.Semaphore(min(MANY_IN_FLIGHT, in_flight))
         self._http: aiohttp.ClientSession | None = None
         self._closed = False
 
@@ -210,7 +213,8 @@ class KubeClient:
             raise ValueError("delete_many needs a namespace and a label selector")
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         path, query = KINDS[kind].path(namespace), {"labelSelector": labels}
-        await self._call("delete_many", kind, "DELETE", path, options, query=query, timeout=self._of_many)
+        async with self._many:
+            await self._call("delete_many", kind, "DELETE", path, options, query=query, timeout=self._of_many)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sandgate.contract.status import RolloutJobStatus
+from sandgate.contract.status import JobCondition, RolloutJobStatus
 from sandgate.operator.observed.frozen_map import FrozenMap
 from sandgate.operator.observed.remotes import Remotes
 from sandgate.operator.plan.actions import (
@@ -23,7 +23,7 @@ from sandgate.operator.plan.actions import (
     SampleTally,
     SessionObserved,
 )
-from sandgate.operator.plan.conditions import is_over
+from sandgate.operator.plan.conditions import is_over, is_true
 from sandgate.operator.plan.ends import untold
 from sandgate.operator.plan.firsts import PROOF_S, Firsts, nothing_starts
 from sandgate.operator.plan.groups import good
@@ -156,8 +156,10 @@ class Observed:
         counted = sum(self.settled.values()) + sum(
             good(sample) for group in groups for sample in group.samples
         )
-        tell = sum(1 for _ in untold(self.groups.values(), self.status))
-        return max(0, counted - self.acked) + len(self.remotes.due) + tell
+        owed = max(0, counted - self.acked) + len(self.remotes.due)
+        if is_true(self.status, JobCondition.COLLECTED):  # of what was collected nobody waits for anything
+            return owed
+        return owed + sum(1 for _ in untold(self.groups.values(), self.status))
 
     @property
     def live(self) -> list[SessionObserved]:

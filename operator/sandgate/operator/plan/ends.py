@@ -96,8 +96,14 @@ def deleted_at(spec: RolloutJobSpec, seen: JobObserved) -> float | None:
     if ttl is None or seen.status is None or seen.provided is None:
         return None
     done = seconds(seen.status.completion_time)
+    complete = find(seen.status, JobCondition.COMPLETE)
+    lost = (
+        complete is not None and complete.reason == JobReason.GROUPS_LOST
+    )  # a trainer may not have heard of it yet
     # What was collected stays so while its gateways were not asked.
-    if seen.owed == 0 or (seen.owed is None and is_true(seen.status, JobCondition.COLLECTED)):
+    if (seen.owed == 0 and not (lost and spec.output.parquet is None)) or (
+        seen.owed is None and is_true(seen.status, JobCondition.COLLECTED)
+    ):
         return done + ttl
     if spec.output.parquet is not None:
         return None
@@ -109,7 +115,8 @@ def deleted_at(spec: RolloutJobSpec, seen: JobObserved) -> float | None:
 def untold(groups: Iterable[GroupObserved], status: RolloutJobStatus | None) -> Iterator[GroupObserved]:
     """Of a job that is over every group was whole or closed: one that is not, was lost since, with its gateway's
     journal. It is not sampled again, so whoever waits for it must be told. Where the job gave up for a cause that can
-    be mended (`Ending.closes`), groups stay open."""
+    be mended (`Ending.closes`), groups stay open. An operator that starts anew does not know of every group that it
+    was closed: such a one is closed again, which changes nothing."""
     failed = find(status, JobCondition.FAILED)
     if is_over(status) and (
         not is_true(status, JobCondition.FAILED) or (failed and failed.reason in CLOSING)

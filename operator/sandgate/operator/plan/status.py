@@ -120,7 +120,8 @@ def _start_time(want: JobWant, old: RolloutJobStatus, now: float, *, over: bool)
 
 def _collected(seen: JobObserved, tally: SampleTally, *, over: bool) -> Fact:
     if over and seen.owed == 0:
-        return True, JobReason.GROUPS_LOST if tally.lost else JobReason.ALL_ACKNOWLEDGED, ""
+        lost = tally.lost or said_lost(seen.status)
+        return True, JobReason.GROUPS_LOST if lost else JobReason.ALL_ACKNOWLEDGED, ""
     before = find(seen.status, JobCondition.COLLECTED)
     if over and seen.owed is None and before is not None and is_true(seen.status, JobCondition.COLLECTED):
         return True, before.reason, before.message
@@ -137,7 +138,7 @@ def _failed_fact(old: RolloutJobStatus) -> Fact:
 def _complete_fact(want: JobWant, seen: JobObserved, tally: SampleTally, old: RolloutJobStatus) -> Fact:
     """With a word on rewards, if there are none: said once, as the job ends, when all of it is known. What is lost
     later is said then: the job stays complete, as nothing of it will run again."""
-    if tally.lost:
+    if tally.lost > said_lost(old):
         what = "sample was" if tally.lost == 1 else "samples were"
         text = f"{tally.lost} of {seen.total} {what} lost with a gateway's journal before a trainer had them"
         return True, JobReason.GROUPS_LOST, text
@@ -146,6 +147,16 @@ def _complete_fact(want: JobWant, seen: JobObserved, tally: SampleTally, old: Ro
         return True, before.reason, before.message
     others = tally.ended - tally.vain.total - tally.unscored + seen.elsewhere
     return True, JobReason.ALL_ENDED, none_has_one(want.spec.reward.source, others, tally.unscored)
+
+
+def said_lost(status: RolloutJobStatus | None) -> int:
+    """Samples that were lost with a journal, as the status says: an operator that starts anew may find fewer, as
+    AgentSessions go."""
+    found = find(status, JobCondition.COMPLETE)
+    if found is None or found.reason != JobReason.GROUPS_LOST:
+        return 0
+    number = found.message.partition(" ")[0]
+    return int(number) if number.isdecimal() else 1
 
 
 def _all_failed(seen: JobObserved, tally: SampleTally) -> str:
