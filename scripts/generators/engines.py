@@ -96,6 +96,9 @@ CLAUSES = (
             "test_what_breaks_before_anything_was_heard_is_asked_again",
             "test_what_breaks_again_and_again_is_unavailable",
             "test_an_engine_that_aborts_for_ever_is_given_up",
+            "test_a_refusal_in_the_middle_of_a_stream_keeps_what_was_sampled",
+            "test_a_grammar_is_not_begun_anew_behind_what_was_told",
+            "test_an_engine_that_fails_in_the_middle_is_not_asked_elsewhere",
         ),
     ),
     Clause(
