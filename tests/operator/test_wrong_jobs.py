@@ -220,7 +220,7 @@ class Nodes:
     wrong: Wrong
     alive: set[str] = field(default_factory=set)
     most: int = 0
-    """Agents' pods at once."""
+    """Samples with pods at once: on a busy machine a new attempt may meet the end of the one before."""
 
     def __call__(self, kind: str, event: str, body: Json) -> None:
         meta = body["metadata"]
@@ -228,7 +228,7 @@ class Nodes:
             return
         if event == "ADDED":
             self.alive.add(meta["name"])
-            self.most = max(self.most, len(self.alive))
+            self.most = max(self.most, len({name.rpartition("-")[0] for name in self.alive}))
             self._says(body)
             return
         over = event == "DELETED" or (body.get("status") or {}).get("phase") in ("Failed", "Succeeded")
