@@ -264,7 +264,8 @@ async def test_a_trainer_that_does_not_come_back_is_waited_for_no_longer_than_it
     tmp_path: Path,
 ) -> None:
     async with lab(tmp_path, ["yes"]) as here:
-        asks(here, trainer={"heartbeatSeconds": 2, "collectSeconds": 600})
+        # Long enough for the other sessions to end: those of a job whose trainer is silent are stopped, and wait.
+        asks(here, trainer={"heartbeatSeconds": 15, "collectSeconds": 600})
         process = await here.start("--json")
         await killed(await working(here))
         done = await ended(process)
