@@ -8,6 +8,7 @@ from sandgate.contract.errors import FAILURE_CLASS, FailureReason
 from sandgate.contract.job import RolloutJob, RolloutJobSpec
 from sandgate.contract.schema import decode
 from sandgate.contract.session import SessionOutcome, SessionState, SessionSummary, TerminationMessage
+from sandgate.contract.status import RolloutJobStatus
 from sandgate.operator.plan.actions import (
     Action,
     Exit,
@@ -22,6 +23,7 @@ from sandgate.operator.plan.actions import (
     SealSession,
     SessionObserved,
 )
+from sandgate.operator.plan.status import job_status
 from tests.contract.manifests import GONE, put, spoilt
 
 GATEWAY = "shop-gateway-0"
@@ -172,3 +174,7 @@ def timed_out(why: str) -> list[Action]:
 def told(signal: str | None = None, detail: str = "", *, traceback: bool = False) -> dict[str, Any]:
     """What a record says of an end that was not good, beside its code."""
     return {"signal": signal, "detail": detail, "traceback": traceback}
+
+
+def status_of(observed: JobObserved, now: float = 0.0, **fields: Any) -> RolloutJobStatus:
+    return job_status(want(**fields), observed, now)

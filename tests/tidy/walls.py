@@ -17,6 +17,7 @@ SHELL = (
     "gateway.offline",
     "gateway.service.gateway_service",
     "gateway.service.call",
+    "gateway.service.waking",
     "gateway.service.leasing",
     "gateway.service.prompts",
     "gateway.service.admission",

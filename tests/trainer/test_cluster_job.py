@@ -157,7 +157,7 @@ def test_areals_job_is_the_manifests_over_its_own_servers(tmp_path: Path) -> Non
 
 def test_areals_job_has_its_episodes_as_tasks(tmp_path: Path) -> None:
     path = write_job(tmp_path, **{"tasks: {queue: {}}": "tasks: {inline: [{uid: a, prompt: b}]}"})
-    with pytest.raises(BadManifest, match="AReaL's episodes are its tasks") as caught:
+    with pytest.raises(BadManifest, match="AReaL pushes its prompts") as caught:
         over(load_job(path), ["http://a"])
     assert caught.value.field == "spec.tasks"
 

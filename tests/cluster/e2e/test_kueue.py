@@ -1,5 +1,5 @@
 """Two jobs, quota for one, and the real Kueue: the second waits without cost, starts when the first ends, is preempted
-and goes on without losing a told turn."""
+and goes on without losing a told turn. So does a job that a trainer made for itself, and its trainer with it."""
 
 from __future__ import annotations
 
@@ -10,21 +10,29 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sandgate.contract.errors import SandgateError
+from sandgate.contract.job import Task
 from sandgate.contract.labels import PRIORITY_CLASS, QUEUE
 from sandgate.contract.trajectory import Trajectory
+from sandgate.trainer.client import cluster_job
+from sandgate.trainer.client import fleet as fleet_module
 from sandgate.trainer.client.cluster import ClusterPlace
-from sandgate.trainer.client.fleet import cluster_fleet
+from sandgate.trainer.client.fleet import AsyncFleet, cluster_fleet
+from sandgate.trainer.verl.jobs.running import verl_job
 from tests.cluster.e2e import scripted
+from tests.cluster.e2e.test_trainers_job import server
+from tests.cluster.e2e.test_trainers_job import told as configured
 from tests.cluster.e2e.world import World, conditions, wait_for
 from tests.cluster.harness.kueue import kueue
 from tests.support.waiting import paced, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400, func_only=True)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600, func_only=True)]
 
 log = logging.getLogger(__name__)
 Json = dict[str, Any]
@@ -36,6 +44,12 @@ for turn in range(1 if short else {TURNS}):
     print("told", turn, flush=True)
     time.sleep(1)
 leave(reward=1.0, reward_info={{"told": turn + 1}})
+"""
+STEADY = """
+for turn in range(12):
+    say(os.environ["SANDGATE_PROMPT"] + " turn " + str(turn))
+    time.sleep(1)
+leave(reward=1.0)
 """
 QUICK = 'say("hello")\nleave(reward=1.0, reward_info={"told": 1})\n'
 POOL = {"sandgate.dev/pool": "rollouts"}
@@ -198,31 +212,36 @@ class Lab:
         return found
 
 
-async def test_two_jobs_and_quota_for_one(world: World) -> None:
+@pytest.fixture(scope="module")
+def lab(world: World) -> Iterator[Lab]:
     machines = world.cluster.machines
     with kueue(machines), pool(world), world.cluster.namespace("kueue") as namespace:
-        lab = Lab(world, namespace)
         scripted.prepare(world, namespace)
         world.cluster.apply(*queues(namespace))
-        first, second = (Trainer(world, namespace, name, 3) for name in ("first", "second"))
-        urgent = Trainer(world, namespace, "urgent", 1)
-        lab.submit(queued("first", AGENT))
-        await lab.holds("first", "Ready")
-        lab.submit(queued("second", AGENT))
-        await waits_without_cost(lab)
-        async with trained(first, second, urgent):
-            await starts_when_the_first_ends(lab)
-            before, done = await runs(lab, second)
-            lab.submit(queued("urgent", QUICK, priority="urgent", tasks=1))
-            await is_preempted(lab)
-            await lab.holds("urgent", "Collected")
-            await goes_on(lab, second, before, done)
-        world.cluster.kubectl("delete", "rolloutjob", "--all", "-n", namespace, "--timeout=60s")
+        yield Lab(world, namespace)
 
-        async def gone() -> bool:
-            return not world.list("workloads.kueue.x-k8s.io", namespace)
 
-        await until(gone, what="Workloads go with their jobs", within_s=60)
+async def test_two_jobs_and_quota_for_one(lab: Lab) -> None:
+    world, namespace = lab.world, lab.namespace
+    first, second = (Trainer(world, namespace, name, 3) for name in ("first", "second"))
+    urgent = Trainer(world, namespace, "urgent", 1)
+    lab.submit(queued("first", AGENT))
+    await lab.holds("first", "Ready")
+    lab.submit(queued("second", AGENT))
+    await waits_without_cost(lab)
+    async with trained(first, second, urgent):
+        await starts_when_the_first_ends(lab)
+        before, done = await runs(lab, second)
+        lab.submit(queued("urgent", QUICK, priority="urgent", tasks=1))
+        await is_preempted(lab)
+        await lab.holds("urgent", "Collected")
+        await goes_on(lab, second, before, done)
+    world.cluster.kubectl("delete", "rolloutjob", "--all", "-n", namespace, "--timeout=60s")
+
+    async def gone() -> bool:
+        return not world.list("workloads.kueue.x-k8s.io", namespace)
+
+    await until(gone, what="Workloads go with their jobs", within_s=60)
 
 
 async def waits_without_cost(lab: Lab) -> None:
@@ -302,3 +321,44 @@ async def goes_on(lab: Lab, trainer: Trainer, before: dict[str, int], done: list
     ]
     reasons = {one["reason"] for one in events if one["involvedObject"]["name"] == "second"}
     assert "QueuedByKueue" in reasons
+
+
+async def test_a_trainer_outlives_that_its_own_job_is_preempted(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its gateways go for longer than a trainer waits for any: it waits on, and pushes when they are back."""
+    monkeypatch.setattr(fleet_module, "AsyncFleet", partial(AsyncFleet, away_s=5.0))
+    monkeypatch.setattr(cluster_job, "LOOK_S", 1.0)
+    asked = configured(
+        lab.world, lab.namespace, tmp_path, program=STEADY, labels={QUEUE: "team", PRIORITY_CLASS: "usual"}
+    )
+    async with verl_job(asked, [server(lab.world, lab.namespace)], validate=False) as groups:
+        (name,) = [one["metadata"]["name"] for one in lab.world.list("rolloutjobs", lab.namespace)]
+        (early,) = await groups.push([Task(uid="early", prompt="task early")])
+        await lab.holds(name, "Ready")
+        streams = Counter[str]()
+        groups_of = groups.fleet.groups
+
+        def counted(**asks: Any) -> Any:
+            streams["begun"] += 1
+            return groups_of(**asks)
+
+        monkeypatch.setattr(groups.fleet, "groups", counted)
+        lab.submit(queued("later", STEADY, priority="urgent", tasks=2))
+        await lab.is_suspended(name, "Preempted")
+
+        async def asks_again() -> bool:
+            return streams["begun"] > 0
+
+        await until(asks_again, what="it has met with no gateway, and asks on", within_s=WAIT_S)
+        assert groups.failed is None
+        pushing = asyncio.ensure_future(groups.push([Task(uid="late", prompt="task late")]))
+        later = Trainer(lab.world, lab.namespace, "later", 2)
+        async with trained(later):
+            await lab.holds("later", "Collected")
+        (late,) = await pushing
+        for uid, future in (("early", early), ("late", late)):
+            rows = await groups.group(uid, future, WAIT_S)
+            assert {(row.uid, row.reward, row.failure_class) for row in rows} == {(uid, 1.0, None)}
+            assert {row.sample_index for row in rows} == {0, 1}
+        lab.world.cluster.kubectl("delete", "rolloutjob", "later", "-n", lab.namespace, "--timeout=60s")

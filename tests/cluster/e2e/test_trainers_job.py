@@ -49,9 +49,18 @@ def server(world: World, namespace: str) -> str:
     return f"http://{pods.running(world.cluster, namespace, 'server')['status']['podIP']}:8000"
 
 
-def told(world: World, namespace: str, folder: Path, **spec: Any) -> JobSettings:
+def told(
+    world: World,
+    namespace: str,
+    folder: Path,
+    *,
+    program: str = AGENT,
+    labels: dict[str, str] | None = None,
+    **spec: Any,
+) -> JobSettings:
     """What verl's configuration says, with a manifest as people write it."""
-    job = scripted.job("errands", AGENT, **spec)
+    job = scripted.job("errands", program, **spec)
+    job["metadata"]["labels"] = labels or {}
     job["spec"]["tasks"] = {"queue": {"capacity": 10}}
     (folder / "job.yaml").write_text(json.dumps(job), "utf-8")
     place = ClusterPlace(namespace=namespace, kubeconfig=str(world.cluster.kubeconfig))

@@ -12,6 +12,7 @@ from sandgate.gateway.conversation.turn import Turn
 from sandgate.gateway.protocols.base import TokenLogprobs
 from sandgate.gateway.service.partial import PartialChoice
 from sandgate.gateway.service.session import Session
+from sandgate.gateway.service.waking import Bell
 from sandgate.gateway.tokens.api import ParseDelta
 
 Step = tuple[int, list[ParseDelta], TokenLogprobs | None]
@@ -21,25 +22,6 @@ Step = tuple[int, list[ParseDelta], TokenLogprobs | None]
 HEADERS_HOLD_S = 2.0
 """Seconds for which a stream's headers wait for its first token. An engine's refusal is a status until they have left
 (SDKs retry it, and obey its Retry-After), and the end of the answer afterwards."""
-
-
-async def either(one: asyncio.Future[Any], other: asyncio.Future[Any]) -> None:
-    """Returns when one of the two is done, whatever came of it: `asyncio.wait` for two takes four times as long."""
-    if one.done() or other.done():
-        return
-    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def wake(_: object) -> None:
-        if not waiter.done():
-            waiter.set_result(None)
-
-    one.add_done_callback(wake)
-    other.add_done_callback(wake)
-    try:
-        await waiter
-    finally:
-        one.remove_done_callback(wake)
-        other.remove_done_callback(wake)
 
 
 @dataclass(slots=True, eq=False)
@@ -113,54 +95,19 @@ class ModelCall:
         the callbacks of `done`: each turn costs as much as much work."""
         if ready() or gone.done():
             return
-        loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[None] = loop.create_future()
-        late = False
-
-        def poke(_: object = None) -> None:
-            if not waiter.done():
-                waiter.set_result(None)
-
-        def expire() -> None:
-            nonlocal late
-            late = True
-            poke()
-
-        timer = None if within_s is None else loop.call_later(within_s, expire)
-        gone.add_done_callback(poke)
-        try:
-            while not (ready() or late or gone.done()):
-                waiter = loop.create_future()
-                self._waiters.add(waiter)
-                try:
-                    await waiter
-                finally:
-                    self._waiters.discard(waiter)
-        finally:
-            if timer is not None:
-                timer.cancel()
-            gone.remove_done_callback(poke)
+        with Bell(self._waiters, gone) as bell:
+            if within_s is not None:
+                bell.ring_at(asyncio.get_running_loop().time() + within_s)
+            while not (ready() or bell.rang or gone.done()):
+                await bell.wait()
 
     async def follow(self, keepalive_s: float, gone: asyncio.Future[Any]) -> AsyncIterator[list[Step]]:
         """Yields new steps as they come, and an empty list after `keepalive_s` without one. Ends when the call is
         durable, or as soon as `gone` is done (the client's connection broke). Raises what the call raised."""
         loop = asyncio.get_running_loop()
         sent, yielded_at = 0, loop.time()
-        waiter: asyncio.Future[None] = loop.create_future()
-        fired = False
-
-        def poke(_: object = None) -> None:
-            if not waiter.done():
-                waiter.set_result(None)
-
-        def fire() -> None:
-            nonlocal fired
-            fired = True
-            poke()
-
-        gone.add_done_callback(poke)
-        timer = loop.call_at(yielded_at + keepalive_s, fire)
-        try:
+        with Bell(self._waiters, gone) as bell:
+            bell.ring_at(yielded_at + keepalive_s)
             while not gone.done():
                 if sent < len(self.steps):
                     fresh, sent = self.steps[sent:], len(self.steps)
@@ -174,15 +121,6 @@ class ModelCall:
                     yielded_at = loop.time()
                     yield []
                     continue
-                if fired:  # one timer for many steps. It may fire when, to the clock, it is not yet due
-                    fired = False
-                    timer = loop.call_at(yielded_at + keepalive_s, fire)
-                waiter = loop.create_future()
-                self._waiters.add(waiter)
-                try:
-                    await waiter
-                finally:
-                    self._waiters.discard(waiter)
-        finally:
-            timer.cancel()
-            gone.remove_done_callback(poke)
+                if bell.rang:  # one timer for many steps. It may ring when, to the clock, it is not yet due
+                    bell.ring_at(yielded_at + keepalive_s)
+                await bell.wait()

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, ParamSpec
+from typing import Any
 
 from sandgate.contract.errors import JournalUnavailable, LimitReached, NotFound, Overloaded, SandgateError
 from sandgate.contract.session import CURSOR_STEPS_S
@@ -47,10 +47,9 @@ from sandgate.gateway.service.retired_lines import RetiredLines
 from sandgate.gateway.service.session import Session, SessionPhase
 from sandgate.gateway.service.session_tree import trajectories_from, trajectories_of
 from sandgate.gateway.service.task_queue import Pushed, TaskQueue
+from sandgate.gateway.service.waking import carried_through
 from sandgate.gateway.trajectories.leases import LeaseBook
 from sandgate.gateway.trajectories.linearize import Facts
-
-P = ParamSpec("P")
 
 UNSURE_S = 60.0
 """Seconds. A turn that was committed longer before the journal's last record, and delivered, has a Delivered record."""
@@ -215,7 +214,7 @@ class Sessions:
 
         Once begun it is carried through, even if the caller is cancelled: what is durable is visible.
         """
-        await _carried_through(self._record, session, records)
+        await carried_through(self._record, session, records)
 
     async def _record(self, session: Session, records: tuple[Record, ...]) -> None:
         await self._append(session.session_id, *records)
@@ -333,21 +332,21 @@ class Sessions:
         ]
         if labelled is not None and (labelled, labelled) != (self.process.labelled, self.labels.known):
             records.append(EnginesLabelled(at=now, labelled=labelled))
-        await _carried_through(self._fold_durably, *records)
+        await carried_through(self._fold_durably, *records)
 
     async def keep_labels(self) -> None:
         """Makes durable that labels carry versions, once that was seen, before anything that was sampled under one."""
         if self.labels.known and not self.process.labelled:
-            await _carried_through(self._fold_durably, EnginesLabelled(at=self.now(), labelled=True))
+            await carried_through(self._fold_durably, EnginesLabelled(at=self.now(), labelled=True))
 
     async def set_paused(self, paused: bool) -> None:
         """Holds turns, or lets them go on: durably, so that a restart in the middle of a weight update holds them,
         too."""
-        await _carried_through(self._fold_durably, TurnsHeld(at=self.now(), paused=paused))
+        await carried_through(self._fold_durably, TurnsHeld(at=self.now(), paused=paused))
 
     async def set_engines(self, urls: tuple[str, ...]) -> None:
         """Sets the engines' URLs, durably, so that a restart finds them without being told again."""
-        await _carried_through(self._fold_durably, EnginesSet(at=self.now(), urls=urls))
+        await carried_through(self._fold_durably, EnginesSet(at=self.now(), urls=urls))
 
     async def _fold_durably(self, *records: ProcessRecord) -> None:
         self.settling += 1
@@ -363,7 +362,7 @@ class Sessions:
         returns, undone if it fails."""
         record = CapacityChanged(at=self.now(), by=by)
         self.process = self.process.apply(record)
-        await _carried_through(self._change_capacity, record)
+        await carried_through(self._change_capacity, record)
 
     async def _change_capacity(self, record: CapacityChanged) -> None:
         self.settling += 1
@@ -379,14 +378,14 @@ class Sessions:
         """Adds tasks to the task queue, durably (see TaskQueue.push)."""
         async with self.pushing:
             if (record := self.tasks.push(tasks, self.now(), last=last)) is not None:
-                await _carried_through(self._queue, record)
+                await carried_through(self._queue, record)
 
     async def forget_tasks(self, upto: int) -> None:
         """Forgets finished tasks (see TaskQueue.forget). The log is compacted when half of it is about finished
         tasks."""
         async with self.pushing:
             if (record := self.tasks.forget(upto, self.now())) is not None:
-                await _carried_through(self._queue, record)
+                await carried_through(self._queue, record)
                 if upto - self.compacted >= len(self.tasks.held):
                     await self.store.replace(TASKS, *self.tasks.snapshot(self.now()))
                     self.compacted = upto
@@ -400,7 +399,7 @@ class Sessions:
         """Carries out decisions of the lease book: makes them durable, all or none, then folds them; undoes them if
         they cannot be made durable. Carried through even if the caller is cancelled."""
         if decided := [record for record in records if record is not None]:
-            await _carried_through(self._settle, decided)
+            await carried_through(self._settle, decided)
 
     async def _settle(self, records: Sequence[Record]) -> None:
         self.settling += 1
@@ -442,7 +441,7 @@ class Sessions:
 
     async def _retire(self, group: Sequence[str]) -> None:
         """Carried through, as `record`: a line that is durable is told from then on."""
-        await _carried_through(self._replace_with_lines, [self.live[name] for name in group])
+        await carried_through(self._replace_with_lines, [self.live[name] for name in group])
 
     async def _replace_with_lines(self, group: Sequence[Session]) -> None:
         lines = {session.session_id: line_of(session, acked=self.committed(session)) for session in group}
@@ -474,35 +473,3 @@ class Sessions:
             after, lambda one: one.session_id not in known and wanted(one), limit
         )
         return sorted([*here, *lines], key=lambda one: one.session_id)[:limit]
-
-
-async def _carried_through(
-    change: Callable[P, Coroutine[Any, Any, None]], /, *args: P.args, **kwargs: P.kwargs
-) -> None:
-    """Finishes a change even if the caller is cancelled, and raises CancelledError after it: what is durable must be
-    visible."""
-    loop = asyncio.get_running_loop()
-    waiter: asyncio.Future[None]
-
-    def wake(_: object = None) -> None:
-        if not waiter.done():
-            waiter.set_result(None)
-
-    async def told() -> None:
-        try:
-            await change(*args, **kwargs)
-        finally:
-            wake()  # by the time the caller runs the task is done; its own callbacks come a turn of the loop later
-
-    work, cancelled = loop.create_task(told()), False
-    work.add_done_callback(wake)  # one that is cancelled before its first step tells nobody else
-    while not work.done():
-        waiter = loop.create_future()
-        try:
-            await waiter
-        except asyncio.CancelledError:
-            cancelled = True
-    if cancelled:
-        work.exception()  # nobody is left to be told
-        raise asyncio.CancelledError
-    work.result()

@@ -39,13 +39,14 @@ from sandgate.gateway.protocols.models_list import models
 from sandgate.gateway.protocols.table import ADAPTERS, FALLBACK, adapter_for, counter_for
 from sandgate.gateway.service import auth
 from sandgate.gateway.service.areal import Areal
-from sandgate.gateway.service.call import ModelCall, Step, either
+from sandgate.gateway.service.call import ModelCall, Step
 from sandgate.gateway.service.call_registry import INTERNAL
 from sandgate.gateway.service.fair_pool import Lane, lane
 from sandgate.gateway.service.gateway_service import GatewayService
 from sandgate.gateway.service.prompts import off_loop
 from sandgate.gateway.service.session import Session
 from sandgate.gateway.service.session_history import SessionHistory
+from sandgate.gateway.service.waking import either
 from sandgate.gateway.tokens.reasoning_count import reasoning_tokens
 from sandgate.gateway.web import control, kept_responses
 from sandgate.gateway.web.agent_requests import Headers, is_retry, parse_complete, split

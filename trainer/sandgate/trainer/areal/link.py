@@ -12,6 +12,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from sandgate.contract import control_api
@@ -24,7 +25,7 @@ from sandgate.trainer.client.attach import attach
 from sandgate.trainer.client.fleet import HEARTBEAT_S, AsyncFleet
 from sandgate.trainer.client.groups import Group
 from sandgate.trainer.client.loop_thread import LoopThread
-from sandgate.trainer.client.pushed_groups import AGAIN_S
+from sandgate.trainer.client.pushed_groups import when_back
 from sandgate.trainer.client.rollout_client import AsyncRolloutClient
 
 log = logging.getLogger("sandgate.trainer.areal")
@@ -168,26 +169,26 @@ class Link:
                 raise Unavailable(
                     f"job {self.name}: no groups come any more"
                 ) from self._collecting.exception()
-            await self._push(task)
+            await when_back(partial(self._fleet.push_tasks, [task]), self._may_be_back)
             return await future
         finally:
             self.waiting.pop(task.uid, None)
 
-    async def _push(self, task: Task) -> None:
-        assert self._fleet is not None
-        while True:
-            try:
-                await self._fleet.push_tasks([task])
-                return
-            except Unavailable:
-                if self.over or not self.away:
-                    raise
-            await asyncio.sleep(AGAIN_S)
+    def _may_be_back(self) -> bool:
+        return self.away and not self.over
 
     async def _collect(self) -> None:
         """Hand each group to the episode whose task it is. Workers of one job share its groups: one that another asked
         for, or one that died, goes to the episode that has waited longest. So each takes as many groups as it pushed
         tasks: none is leased while nobody waits, and none acknowledged that nobody has."""
+        try:
+            await when_back(self._stream, self._may_be_back)
+        except BaseException as error:
+            self._fail(str(error) or type(error).__name__)
+            raise
+        self._fail("its run is over, and gives no groups any more")
+
+    async def _stream(self) -> None:
         assert self._fleet is not None
         groups = self._fleet.groups()
         try:
@@ -196,19 +197,12 @@ class Link:
                     self._asked.clear()
                     await self._asked.wait()
                 try:
-                    await self._hand_out(await anext(groups))
+                    group = await anext(groups)
                 except StopAsyncIteration:
                     break
-                except Unavailable:
-                    if not self.away:
-                        raise
-                    await groups.aclose()
-                    await asyncio.sleep(AGAIN_S)
-                    groups = self._fleet.groups()
-        except BaseException as error:
-            self._fail(str(error) or type(error).__name__)
-            raise
-        self._fail("its run is over, and gives no groups any more")
+                await self._hand_out(group)
+        finally:
+            await groups.aclose()
 
     async def _hand_out(self, group: Group) -> None:
         live = [uid for uid, future in self.waiting.items() if not future.done()]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from sandgate.contract.errors import BadManifest, SandgateError
-from sandgate.contract.job import EngineSpec, LeaseOutput, OutputSpec, RolloutJob
+from sandgate.contract.errors import SandgateError
+from sandgate.contract.job import EngineSpec, RolloutJob
 from sandgate.operator.local.job import load_job
 from sandgate.trainer.areal.link import Link
 from sandgate.trainer.client.cluster import ClusterPlace
 from sandgate.trainer.client.cluster_job import Standing, applied
+from sandgate.trainer.client.pushed_job import served
 
 READY_S = 3600.0
 """Until it is ready: images are pulled, and a queue may hold it."""
@@ -33,18 +33,7 @@ def own_job(manifest: Path, place: ClusterPlace, engines: Sequence[str]) -> Link
 
 
 def over(job: RolloutJob, engines: Sequence[str]) -> RolloutJob:
-    """The manifest's job over these servers, and its groups to a trainer that says itself how far they may lag.
-    (pure)"""
-    spec = job.spec
-    if spec.tasks.queue is None:
-        raise BadManifest(
-            "spec.tasks: AReaL's episodes are its tasks, so these are a queue: `tasks: {queue: {}}`",
-            field="spec.tasks",
-        )
-    engine = EngineSpec(
-        endpoints=tuple(engines), kind=spec.engine.kind, logprobs_mode=spec.engine.logprobs_mode
-    )
-    return replace(
-        job,
-        spec=replace(spec, engine=engine, staleness=None, output=OutputSpec(lease=LeaseOutput())),
-    )
+    """The manifest's job over these servers. (pure)"""
+    said = job.spec.engine
+    engine = EngineSpec(endpoints=tuple(engines), kind=said.kind, logprobs_mode=said.logprobs_mode)
+    return served(job, "AReaL", engine)

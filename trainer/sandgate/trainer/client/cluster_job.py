@@ -147,7 +147,9 @@ async def applied(
     where = await asyncio.to_thread(
         pinned, replace(place, namespace=place.namespace or job.metadata.namespace)
     )
-    log.info("job %s/%s is applied", where.namespace, name)
+    log.info(
+        "job %s/%s is the trainer's own", where.namespace, name
+    )  # before it is made: it may be all that tells
     try:
         await asyncio.to_thread(submit, manifest(made), where)
         await _ready(name, where, ready_s)
@@ -220,14 +222,17 @@ async def _delete(name: str, place: ClusterPlace, *, failed_too: bool) -> None:
         if failed_too or not standing(rollout_job(name, place)).failed:
             delete_job(name, place)
 
+    async def delete_beside() -> None:
+        try:
+            await asyncio.to_thread(delete)
+        except (
+            RuntimeError
+        ):  # an interpreter that ends begins no threads, and nobody else needs this one then
+            delete()
+
     for left in reversed(range(DELETE_TRIES)):
         try:
-            try:
-                await asyncio.to_thread(delete)
-            except (
-                RuntimeError
-            ):  # the interpreter ends: it begins no threads any more, and nobody else needs this one
-                delete()
+            await delete_beside()
             return
         except NotFound:
             return

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sandgate.contract.errors import BadManifest, Unavailable
-from sandgate.contract.job import EngineSpec, LeaseOutput, OutputSpec, RolloutJob
+from sandgate.contract.errors import Unavailable
+from sandgate.contract.job import RolloutJob
 from sandgate.operator.local.job import Event, GroupCollected, GroupSettled, JobResult, Problem, run_local
 from sandgate.trainer.client.attach import attach
 from sandgate.trainer.client.fleet import AsyncFleet
@@ -27,42 +26,6 @@ RETIRE_S = 600.0
 """So long after a group was acknowledged its gateway keeps it: nothing of such a run is gone on with, and a training of
 weeks would fill memory and disk."""
 FOLDER = re.compile(r"\d{3,}")
-VALIDATION = "-val"
-"""Behind the name of the job that validates: its sessions are sampled in another way, and so are of another job."""
-NAME_MAX = 40
-"""Characters of a name that leave room for it."""
-
-
-def pushed_job(
-    job: RolloutJob,
-    trainer: str,
-    *,
-    engine: EngineSpec,
-    group_size: int,
-    sampling: Mapping[str, Any],
-    validate: bool,
-) -> RolloutJob:
-    """The manifest, with the trainer's values for what the trainer decides: engine, samples for each prompt, how they
-    are sampled, and how far rollouts lag. Raises BadManifest for a job whose tasks are not pushed."""
-    spec = job.spec
-    if spec.tasks.queue is None:
-        raise BadManifest(
-            f"spec.tasks: {trainer} pushes its prompts, so this job's tasks are a queue: `tasks: {{queue: {{}}}}`",
-            field="spec.tasks",
-        )
-    name = job.metadata.name[: NAME_MAX - len(VALIDATION)].rstrip("-") if validate else job.metadata.name
-    return replace(
-        job,
-        metadata=replace(job.metadata, name=name + VALIDATION if validate else name),
-        spec=replace(
-            spec,
-            engine=engine,
-            group_size=group_size,
-            sampling=replace(spec.sampling, **sampling, override=True),
-            staleness=None,
-            output=OutputSpec(lease=LeaseOutput()),
-        ),
-    )
 
 
 @asynccontextmanager

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from sandgate.contract.errors import Conflict, Unavailable
 from sandgate.contract.job import Task
@@ -55,25 +56,15 @@ class PushedGroups:
         self.progress_at = self.clock()
         try:
             for at in range(0, len(tasks), PUSH_MAX):
-                await self._push(tasks[at : at + PUSH_MAX])
-        except BaseException:
+                part = tasks[at : at + PUSH_MAX]
+                await when_back(partial(self.fleet.push_tasks, part), self._may_be_back)
+        except BaseException as error:
             for task in tasks:
                 self.waiting.pop(task.uid, None)
+            if isinstance(error, Unavailable) and self.failed is not None:
+                raise self.failed from None  # it says why
             raise
         return made
-
-    async def _push(self, tasks: Sequence[Task]) -> None:
-        """As soon as there are gateways: a task is run once, however often it is pushed."""
-        while True:
-            try:
-                await self.fleet.push_tasks(tasks)
-                return
-            except Unavailable:
-                if self.failed is not None:
-                    raise self.failed from None
-                if not self.away:
-                    raise
-            await asyncio.sleep(AGAIN_S)
 
     async def group(
         self, uid: str, told: asyncio.Future[tuple[Trajectory, ...]], wait_s: float
@@ -103,14 +94,12 @@ class PushedGroups:
         for told in self.waiting.values():
             if not told.done():
                 told.set_exception(error)
+                told.exception()  # of a trainer that ends nobody asks, and asyncio need not say so
 
     async def collect(self) -> None:
         """Lease what becomes whole. For ever; the error that ends it goes to all who wait."""
         try:
-            while True:
-                if await self._stream():
-                    break
-                await asyncio.sleep(AGAIN_S)
+            await when_back(self._stream, self._may_be_back)
         except BaseException as error:
             known = isinstance(error, Exception)
             self.fail(error if known else Unavailable(f"no groups are collected any more: {error!r}"))
@@ -119,17 +108,14 @@ class PushedGroups:
             return
         self.fail(Unavailable("the job is over, and gives no groups any more"))
 
-    async def _stream(self) -> bool:
-        """Until the job is over; False: its gateways are away, as they may be. What was leased is offered again."""
-        try:
-            async with self.fleet.groups(poll_s=POLL_S) as groups:
-                async for group in groups:
-                    await self._take(group)
-        except Unavailable:
-            if not self.away:
-                raise
-            return False
-        return True
+    def _may_be_back(self) -> bool:
+        return self.away and self.failed is None
+
+    async def _stream(self) -> None:
+        """Until the job is over. What was leased when gateways went away is offered again."""
+        async with self.fleet.groups(poll_s=POLL_S) as groups:
+            async for group in groups:
+                await self._take(group)
 
     async def _take(self, group: Group) -> None:
         try:
@@ -146,6 +132,18 @@ class PushedGroups:
         told = self.waiting.get(uid)
         if told is not None and not told.done():
             told.set_result(rows)
+
+
+async def when_back(ask: Callable[[], Awaitable[None]], may_be: Callable[[], bool]) -> None:
+    """Asks gateways until they answer, or as long as they `may_be` away and come back; then raises what they met with:
+    of a job that a queue holds there are none."""
+    while True:
+        try:
+            return await ask()
+        except Unavailable:
+            if not may_be():
+                raise
+        await asyncio.sleep(AGAIN_S)
 
 
 @asynccontextmanager

@@ -17,9 +17,10 @@ from sandgate.contract.session import PUBLIC
 from sandgate.contract.trajectory import Trajectory
 from sandgate.operator.local.job import load_job
 from sandgate.trainer.client.fleet import AsyncFleet
-from sandgate.trainer.client.local_job import fresh_folder, local_job, pushed_job
+from sandgate.trainer.client.local_job import fresh_folder, local_job
 from sandgate.trainer.client.loop_thread import LoopThread
 from sandgate.trainer.client.pushed_groups import PushedGroups, collecting
+from sandgate.trainer.client.pushed_job import pushed_job
 from sandgate.trainer.client.task_values import json_of, prompt_of
 from sandgate.trainer.credit.lengths import Lengths
 from sandgate.trainer.credit.reasons import CreditRules

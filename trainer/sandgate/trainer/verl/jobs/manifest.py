@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from sandgate.contract.choices import LogprobsMode
 from sandgate.contract.job import EngineSpec, RolloutJob
-from sandgate.trainer.client.local_job import pushed_job
+from sandgate.trainer.client.pushed_job import pushed_job
 from sandgate.trainer.verl.jobs.settings import JobSettings
 
 
