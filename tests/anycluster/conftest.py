@@ -67,7 +67,7 @@ class AnyCluster:
             self.kubectl("delete", "namespace", made, "--wait=false")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # it ends with these tests: idle, it takes a third of a core
 def there() -> Iterator[tuple[Kubectl, Images]]:
     """The cluster, and images that its nodes have or can pull."""
     if named := os.environ.get(KUBECONFIG):
@@ -85,7 +85,7 @@ def there() -> Iterator[tuple[Kubectl, Images]]:
             yield Kubectl(kubeconfig), Images(own.REGISTRY, own.TAG)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def anycluster(there: tuple[Kubectl, Images]) -> Iterator[AnyCluster]:
     """The chart with its defaults, but small."""
     kubectl, images = there

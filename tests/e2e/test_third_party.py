@@ -94,8 +94,9 @@ async def test_as_it_is(
     run = Run(tmp_path / "out", recorder.url, base=folder)
     async with Recorder("http://127.0.0.1:9") as agents:
         through = [sys.executable, THROUGH, agents.url]
+        limits = {"sessionSeconds": 300}  # their imports are slow where the machine is
         result = await run.go(
-            job(folder / "job.yaml", uids=agent.uids, before=through, groupSize=agent.group)
+            job(folder / "job.yaml", uids=agent.uids, before=through, groupSize=agent.group, limits=limits)
         )
     assert (result.complete, result.sessions) == (True, agent.sessions)
     assert (result.failures, result.forks, result.restarts) == ({}, {}, 0)

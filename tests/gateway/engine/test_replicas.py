@@ -187,7 +187,7 @@ async def test_a_generation_on_a_replica_that_hangs_goes_on_at_another(
     streams: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its kernel keeps the connection, and nothing breaks."""
-    monkeypatch.setattr(health, "PROBE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(health, "PROBE_TIMEOUT_S", 0.5)
     gates = [Gate(), Gate()]
     async with fleet(*([Reply(IDS, gate=gate)] for gate in gates), probe_s=0.01) as some:
         some.engine._silence.after_s = 0.2
@@ -213,7 +213,7 @@ async def test_a_generation_on_a_replica_that_hangs_goes_on_at_another(
 async def test_a_lone_replica_that_hangs_is_no_engine_for_its_generation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(health, "PROBE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(health, "PROBE_TIMEOUT_S", 0.5)
     gate = Gate()
     async with fleet([Reply(IDS, gate=gate)], probe_s=0.01) as some:
         some.engine._silence.after_s = 0.2
