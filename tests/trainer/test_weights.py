@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from sandgate.gateway.engine.scripted.engine import Player
 from sandgate.gateway.engine.scripted.server import ScriptedServer
 from sandgate.gateway.journal.memory import MemoryDisk
 from sandgate.trainer.client import weight_update
+from sandgate.trainer.client.fleet import AsyncFleet
 from sandgate.trainer.client.fleet import fleet as connected
 from sandgate.trainer.client.weight_update import HalfUpdated
 from tests.gateway.test_engine_set import server
@@ -323,6 +325,36 @@ async def test_an_update_made_again_brings_back_an_engine_that_restarted(tmp_pat
                 await update.reload("/weights/1")
             assert await life.versions("s3") == {1}
             assert await fleet.engines_without_weights() == ()
+
+
+async def test_a_version_that_only_some_engines_got_is_never_given_to_other_weights(tmp_path: Path) -> None:
+    """Its tokens are told apart from those of the next update, whoever makes it."""
+    async with server(["done"]) as engine, AsyncExitStack() as stack:
+        home = Home(tmp_path, MemoryDisk(), (engine,))
+        life = await stack.enter_async_context(home.life())
+
+        async def trainer() -> AsyncFleet:
+            made = connected({"g": "http://g"}, admin_key(), transport=life.asgi())
+            return await stack.enter_async_context(made)
+
+        fleet = await trainer()
+        async with fleet.weight_update(1, engines=[engine.url]):
+            pass
+
+        async def half() -> None:
+            async with fleet.weight_update(await fleet.version() + 1, engines=[engine.url]) as update:
+                await update.reload("/weights/2")
+                raise RuntimeError("another engine has no memory left")
+
+        with pytest.raises(RuntimeError, match="another engine has no memory left"):
+            await half()
+        assert await life.versions("s1") == {2}
+        assert (await life.status())["policy_version"] == 1
+        assert await fleet.version() == 2
+        assert await (await trainer()).version() == 2, "one that is started anew"
+        await stack.aclose()
+        life = await stack.enter_async_context(home.life())
+        assert await (await trainer()).version() == 2, "and the gateway, too"
 
 
 async def test_engines_are_paused_labelled_and_let_go_over_http(world: World) -> None:

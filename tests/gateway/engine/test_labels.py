@@ -48,6 +48,13 @@ def test_who_may_be_used(known: bool, label: str | int, told: int, used: bool) -
         assert "make the weight update again" in against
 
 
+def test_the_newest_label_is_remembered() -> None:
+    labels = Labels()
+    for label in ("default", "step-9", "step-8", 3, "default"):
+        labels.heed(label)
+    assert labels.newest == 9
+
+
 @pytest.mark.parametrize(
     ("label", "known"), [("default", False), ("", False), ("v2-base", False), ("step-0", True)]
 )

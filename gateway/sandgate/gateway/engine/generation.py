@@ -36,8 +36,8 @@ class Generation:
     """LoRA adapter that samples the next piece; `told` is its version, whatever the label of the weights below it."""
     numbered: bool = False
     """Labels must carry versions in the next piece (see engine.labels)."""
-    labelled: bool = False
-    """An answer had a label with a number."""
+    newest: int | None = None
+    """The highest number in a label of an answer."""
     ids: Ids = field(default_factory=lambda: array("i"))
     logprobs: Floats = field(default_factory=lambda: array("f"))
     top: list[bytes] = field(default_factory=list)
@@ -126,9 +126,10 @@ class Generation:
             labels = None
         count = len(self.ids) - self._piece
         spans = spans_of(labels, count, told=self.told, offset=self._piece, numbered=self.numbered)
-        labelled = any(number_of(label) is not None for label, _, _ in labels or ())
-        self.labelled = self.labelled or labelled
-        self.spans.extend(spans if labelled else self._as_told())
+        numbers = [number for label, _, _ in labels or () if (number := number_of(label)) is not None]
+        if numbers:
+            self.newest = max(numbers if self.newest is None else [self.newest, *numbers])
+        self.spans.extend(spans if numbers else self._as_told())
         self._piece = len(self.ids)
         self._later.clear()
 

@@ -31,10 +31,14 @@ class Labels:
     known: bool = False
     """Labels carry versions: the trainer said so, or a number was seen. False for engines whose labels nobody sets:
     then every token counts as of the version last set, which is all that anybody knows."""
+    newest: int = INITIAL
+    """The highest version in a label that was seen since this gateway started: a weight update that failed half-way
+    leaves one that no gateway was told, and tokens of it."""
 
-    def heed(self, label: str | int) -> None:
-        """Takes note of a label that an engine has."""
-        self.known = self.known or number_of(label) is not None
+    def heed(self, label: str | int | None) -> None:
+        """Takes note of a label that an engine has, or that tokens came with; None: they came with none."""
+        if label is not None and (number := number_of(label)) is not None:
+            self.known, self.newest = True, max(self.newest, number)
 
     def demanded(self, told: int) -> bool:
         """Whether labels need a number, now that the trainer has set version `told`."""

@@ -379,7 +379,7 @@ class EnginePool:
             finally:
                 self.table.release(url)
                 self._by_adapter -= Counter((made.adapter,))  # none of what is left at 0
-            self.labels.known = self.labels.known or made.labelled
+            self.labels.heed(made.newest)
             if made.finish == "abort":
                 made.cut("the engine aborted it", told=self._version_for(prompt))
             if made.finish is not None:

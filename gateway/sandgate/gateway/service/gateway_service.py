@@ -446,6 +446,7 @@ class GatewayService:
             "adapter": served.name if (served := self.sessions.process.adapter) else "",
             "adapters": self._adapters_in_use(),
             "labelled": self.sessions.labels.known,
+            "newest_label": self.sessions.newest_label(),
             "trainer_seen_at": self.gate.trainer_seen_at,
             "groups": {"owed": owed, "leased": leased},
             "tasks": {"held": len(self.sessions.tasks.held), "last": self.sessions.tasks.ended},

@@ -17,7 +17,7 @@ from sandgate.contract.session import CURSOR_STEPS_S
 from sandgate.contract.trajectory import Trajectory
 from sandgate.gateway.config import SessionLimits
 from sandgate.gateway.conversation.turn import Turn
-from sandgate.gateway.engine.labels import Labels
+from sandgate.gateway.engine.labels import INITIAL, Labels
 from sandgate.gateway.journal.records import (
     RETIRED,
     TASKS,
@@ -333,6 +333,11 @@ class Sessions:
         if labelled is not None and (labelled, labelled) != (self.process.labelled, self.labels.known):
             records.append(EnginesLabelled(at=now, labelled=labelled))
         await carried_through(self._fold_durably, *records)
+
+    def newest_label(self) -> int:
+        """The highest version in the engines' labels, where versions are told by these; else 0."""
+        told_by_labels = self.labels.known and self.process.adapter is None
+        return self.labels.newest if told_by_labels else INITIAL
 
     async def keep_labels(self) -> None:
         """Makes durable that labels carry versions, once that was seen, before anything that was sampled under one."""

@@ -396,10 +396,13 @@ class AsyncFleet:
 
     async def version(self) -> int:
         """Policy version of the trainer's weights: of the last weight update here, or the newest that a gateway was
-        told. A rank that makes no updates is told by `told_version`."""
+        told. Of an update that failed after some engines had loaded the weights (`Update.reload`), here or in a
+        process before this one, it is that update's: there are tokens of it. So no token is of `version() + 1` yet. A
+        rank that makes no updates is told by `told_version`."""
         if self._version is None:
             said = await self._all(lambda one: one.status())
-            self.told_version(max(int(one["policy_version"]) for one in said))
+            newest = (max(int(one["policy_version"]), int(one.get("newest_label", 0))) for one in said)
+            self.told_version(max(newest))
         assert self._version is not None
         return self._version
 
@@ -441,7 +444,12 @@ class AsyncFleet:
                     drain_s=drain_s,
                     adapter=adapter,
                 ) as update:
-                    yield update
+                    try:
+                        yield update
+                    except BaseException:
+                        if update.loaded:  # its tokens are told apart from those of whatever is loaded next
+                            self.told_version(max(version, self._version or 0))
+                        raise
                     self.told_version(version)
                     self.counters.weight_updates += 1
             finally:

@@ -129,7 +129,7 @@ class ScriptedEngine:
             except Broken as error:
                 if made.ids:
                     made.cut(str(error), told=prompt.version)
-            self.labels.known = self.labels.known or made.labelled
+            self.labels.heed(made.newest)
             if made.finish == "abort":
                 made.cut("the engine aborted it", told=prompt.version)
             if made.finish is not None:
