@@ -67,7 +67,7 @@ WRONG: dict[str, tuple[Json, str, str]] = {
     ),
     "claim": (pod(volumes=[CLAIM]), "PodsWait", 'Unschedulable: .*persistentvolumeclaim "no-such-claim" not found'),
     "node": (pod(nodeSelector={"disk": "no-such"}), "PodsWait", "Unschedulable: .*node affinity/selector"),
-    "runtime": (pod(runtimeClassName="no-such-class"), "PodRefused", "no-such-class"),
+    "runtime": (pod(runtimeClassName="no-such-class"), "PodRefused|NothingStarts", "no-such-class"),
     "privileged": (
         container(securityContext={"privileged": True}),
         "PodRefused",
@@ -78,7 +78,7 @@ WRONG: dict[str, tuple[Json, str, str]] = {
             command=["python3", "-c", "import no_such_module"],
             terminationMessagePolicy="FallbackToLogsOnError",
         ),
-        "AgentsFailAlike",
+        "AgentsFailAlike|AllFailed",  # whichever is first, where the machine is slow
         "No module named 'no_such_module'",
     ),
     "model": (
