@@ -323,6 +323,7 @@ async def goes_on(lab: Lab, trainer: Trainer, before: dict[str, int], done: list
     assert "QueuedByKueue" in reasons
 
 
+@pytest.mark.endurance  # Kueue is above, a trainer's own job in test_trainers_job.py
 async def test_a_trainer_outlives_that_its_own_job_is_preempted(
     lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
