@@ -187,10 +187,10 @@ async def test_a_generation_on_a_replica_that_hangs_goes_on_at_another(
     streams: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its kernel keeps the connection, and nothing breaks."""
-    monkeypatch.setattr(health, "PROBE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(health, "PROBE_TIMEOUT_S", 0.2)
     gates = [Gate(), Gate()]
     async with fleet(*([Reply(IDS, gate=gate)] for gate in gates), probe_s=0.01) as some:
-        some.engine._silence.after_s = 0.2
+        some.engine._silence.after_s = 0.8
         heard: list[Delta] = []
         asked = asyncio.create_task(some.engine.generate(prompt(), heard.append if streams else None))
         reached = [asyncio.create_task(gate.reached.wait()) for gate in gates]
@@ -213,10 +213,10 @@ async def test_a_generation_on_a_replica_that_hangs_goes_on_at_another(
 async def test_a_lone_replica_that_hangs_is_no_engine_for_its_generation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(health, "PROBE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(health, "PROBE_TIMEOUT_S", 0.2)
     gate = Gate()
     async with fleet([Reply(IDS, gate=gate)], probe_s=0.01) as some:
-        some.engine._silence.after_s = 0.2
+        some.engine._silence.after_s = 0.8
         some.servers[0].mute = released = asyncio.Event()
         try:
             with pytest.raises(EngineUnavailable, match=r"no engine is up .*no answer within"):
