@@ -154,9 +154,13 @@ async def test_the_process_is_paused_told_versions_and_looked_at(client: Gateway
     await client.pause()
     assert (await client.status())["paused"] is True
     await client.resume()
-    await client.set_policy_version(7)
-    status = await client.status()
-    assert (status["paused"], status["policy_version"]) == (False, 7)
+    assert (status := await client.status())["version_told"] is False
+    assert status["policy_version"] == 0
+    for version in (7, 9):  # the first: then it was told, and what is repeated is old
+        await client.repeat_policy_version(version, labelled=False, adapter="")
+        status = await client.status()
+        told = (status["paused"], status["version_told"], status["policy_version"])
+        assert told == (False, True, 7)
     assert await client.ready() == ""
     assert await client.healthy()
 

@@ -282,14 +282,18 @@ def resume() -> ControlCall[None]:
     return endpoints.RESUME.call(nothing, json={})
 
 
-def policy_version(version: int, labelled: bool | None = None, adapter: str = "") -> ControlCall[None]:
+def policy_version(
+    version: int, labelled: bool | None = None, adapter: str = "", *, if_untold: bool = False
+) -> ControlCall[None]:
     """Tokens sampled from now on carry this version, where the engine itself reports none. `adapter`: they are sampled
-    by this LoRA adapter, and carry its version."""
+    by this LoRA adapter, and carry its version. `if_untold`: nothing changes if a version was told before."""
     body: Document = {"version": version}
     if labelled is not None:
         body["labelled"] = labelled
     if adapter:
         body["adapter"] = adapter
+    if if_untold:
+        body["if_untold"] = True
     return endpoints.POLICY_VERSION.call(nothing, json=body)
 
 

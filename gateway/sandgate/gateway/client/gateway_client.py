@@ -170,9 +170,9 @@ class GatewayClient(ControlClient):
         """Let held turns go on."""
         await self.call(control_api.resume())
 
-    async def set_policy_version(self, version: int) -> None:
-        """Tokens sampled from now on carry this version."""
-        await self.call(control_api.policy_version(version))
+    async def repeat_policy_version(self, version: int, *, labelled: bool, adapter: str) -> None:
+        """What the trainer told other gateways, to one that was told nothing; else nothing changes."""
+        await self.call(control_api.policy_version(version, labelled, adapter, if_untold=True))
 
     async def set_engines(self, urls: Sequence[str], nodes: Mapping[str, str] | None = None) -> None:
         """Replace the engine's replicas; running generations end where they are. Survives a restart of the gateway,

@@ -369,18 +369,21 @@ class GatewayService:
         await self.sessions.set_paused(False)
         self.turns.admission.resume()
 
-    async def set_version(self, version: int, labelled: bool | None = None, adapter: str = "") -> None:
+    async def set_version(
+        self, version: int, labelled: bool | None = None, adapter: str = "", *, if_untold: bool = False
+    ) -> None:
         """Sets the policy version to what the trainer says its weights are. Returns when that is durable and the
         engines were checked: an engine whose label has no version, and should have one, is not used. `adapter`: the
         version is that of a LoRA adapter, which the engines serve under this name; one that does not is not used.
-        Raises Unsupported where engines load no adapters while they run."""
+        `if_untold`: nothing changes if a version was told before. Raises Unsupported where engines load no adapters
+        while they run."""
         if adapter and not (isinstance(self.engine, ServesAdapters) and self.engine.serves_adapters):
             raise Unsupported(
                 f"engines of kind {self.config.engine.kind} are given no LoRA adapters here: vLLM alone loads them by"
                 " name while it runs. Publish merged weights",
                 field="adapter",
             )
-        await self.sessions.set_version(version, labelled, adapter)
+        await self.sessions.set_version(version, labelled, adapter, if_untold=if_untold)
         if isinstance(self.engine, Labelled):
             await self.engine.version_told()
             await self.sessions.keep_labels()
@@ -443,6 +446,7 @@ class GatewayService:
             "paused": self.turns.load.paused,
             "draining": self.turns.load.draining,
             "policy_version": self.sessions.process.version,
+            "version_told": self.sessions.process.version_told,
             "adapter": served.name if (served := self.sessions.process.adapter) else "",
             "adapters": self._adapters_in_use(),
             "labelled": self.sessions.labels.known,

@@ -27,6 +27,8 @@ class ProcessState:
 
     version: int = 0
     """Policy version of the engines' weights, as the trainer said it."""
+    version_told: bool = False
+    """Somebody said it, ever. A gateway that lost its journal was told nothing."""
     adapter: ServedAdapter | None = None
     """What the engines serve that version as, beside the weights that they were started with. Changes with it, in one
     step."""
@@ -43,10 +45,10 @@ class ProcessState:
         """The state after this record."""
         match record:
             case PolicyVersion():
-                return replace(self, version=record.version, adapter=None)
+                return replace(self, version=record.version, version_told=True, adapter=None)
             case AdapterServed():
                 served = ServedAdapter(record.name, record.version)
-                return replace(self, version=record.version, adapter=served)
+                return replace(self, version=record.version, version_told=True, adapter=served)
             case EnginesLabelled():
                 return replace(self, labelled=record.labelled)
             case TurnsHeld():
@@ -58,7 +60,9 @@ class ProcessState:
 
     def snapshot(self, now: float) -> list[Record]:
         """Records that fold to this state: what may replace the log in the journal."""
-        records: list[Record] = [_version(now, self.version, self.adapter)]
+        records: list[Record] = []
+        if self.version_told:
+            records.append(_version(now, self.version, self.adapter))
         if self.labelled:
             records.append(EnginesLabelled(at=now, labelled=True))
         if self.paused:

@@ -237,3 +237,5 @@ class VersionBody(_Body):
     """Do the labels of the engines' weights carry versions? Null: as was told or seen before."""
     adapter: str = Field(default="", max_length=ADAPTER_CHARS)
     """LoRA adapter, by the name under which the engines serve it, whose version this is."""
+    if_untold: bool = False
+    """Change nothing if a version was told before: for whoever repeats what the trainer said to other gateways."""

@@ -102,6 +102,8 @@ class Sessions:
     """Session -> turns that `replay` found to be unsure and that the journal does not mark so yet."""
     compacted: int = 0
     """Tasks up to this number are gone from the journal, too."""
+    _versions: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """The lock for changes of the policy version."""
     tail: asyncio.Future[None] | None = None
     """Done when the newest synced append is folded into memory, or failed."""
     retired: RetiredLines = field(init=False)
@@ -320,10 +322,20 @@ class Sessions:
         records = (record for _, _, record in self.store.scan(session.session_id))
         return trajectories_from(session.session_id, records, facts)
 
-    async def set_version(self, version: int, labelled: bool | None = None, adapter: str = "") -> None:
+    async def set_version(
+        self, version: int, labelled: bool | None = None, adapter: str = "", *, if_untold: bool = False
+    ) -> None:
         """Sets the policy version, durably, so that a restart does not mislabel tokens. `labelled`: whether the labels
         of the engines' weights carry versions; None: as before. `adapter`: what the engines serve the version as;
-        empty: their own weights are of it."""
+        empty: their own weights are of it. `if_untold`: unless a version was set before, be it a moment ago."""
+        await carried_through(self._set_version, version, labelled, adapter, if_untold)
+
+    async def _set_version(self, version: int, labelled: bool | None, adapter: str, if_untold: bool) -> None:
+        async with self._versions:  # the version that was asked for last is the one that holds
+            if not (if_untold and self.process.version_told):
+                await self._fold_durably(*self._version_records(version, labelled, adapter))
+
+    def _version_records(self, version: int, labelled: bool | None, adapter: str) -> list[ProcessRecord]:
         now = self.now()
         records: list[ProcessRecord] = [
             AdapterServed(at=now, version=version, name=adapter)
@@ -332,7 +344,7 @@ class Sessions:
         ]
         if labelled is not None and (labelled, labelled) != (self.process.labelled, self.labels.known):
             records.append(EnginesLabelled(at=now, labelled=labelled))
-        await carried_through(self._fold_durably, *records)
+        return records
 
     def newest_label(self) -> int:
         """The highest version in the engines' labels, where versions are told by these; else 0."""

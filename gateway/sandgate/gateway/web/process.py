@@ -52,8 +52,9 @@ async def version(core: Front, _: Controller, body: VersionBody) -> Any:
     """The trainer's weights advanced; tokens sampled from now on carry this version, or the number in the label of
     their engine's weights. `labelled`: engines are labelled with versions, so one whose label has no number is not
     used; null: as was told or seen before. `adapter`: engines serve the version as a LoRA adapter of this name, and one
-    that does not is not used; empty: their own weights are of the version."""
-    await core.set_version(body.version, body.labelled, body.adapter)
+    that does not is not used; empty: their own weights are of the version. `if_untold`: nothing changes if a version
+    was told before."""
+    await core.set_version(body.version, body.labelled, body.adapter, if_untold=body.if_untold)
     return core.status()
 
 

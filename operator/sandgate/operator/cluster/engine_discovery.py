@@ -15,6 +15,7 @@ from sandgate.operator.cluster.engines import engines
 from sandgate.operator.cluster.gateway_monitor import GatewayMonitor
 from sandgate.operator.cluster.gateway_pods import in_trouble, slow
 from sandgate.operator.cluster.job_state import JobState
+from sandgate.operator.cluster.told_versions import ToldVersions
 from sandgate.operator.driver.engine_health import Answering, answering
 from sandgate.operator.driver.task_queue import Queues
 from sandgate.operator.observed import events
@@ -46,6 +47,7 @@ class EngineDiscovery:
     queues: Queues = field(default_factory=Queues)
     _heard: dict[str, Answering] = field(default_factory=dict)
     """Gateway -> what it last said of its engines."""
+    _versions: ToldVersions = field(default_factory=ToldVersions)
     _dry_since: dict[str, float] = field(default_factory=dict)
     """Gateway -> since when no engine answers it."""
     _trainers: dict[str, float] = field(default_factory=dict)
@@ -55,9 +57,18 @@ class EngineDiscovery:
 
     # -- what a gateway says ------------------------------------------------------------------------------------------
 
+    async def repeat_version(self, monitor: GatewayMonitor, status: dict[str, Any]) -> None:
+        """Tells a gateway that lost its journal what the trainer told it, or the others."""
+        if (owed := self._versions.owed(monitor.name, status)) is not None:
+            log.info("job %s/%s: %s is told %s", self.at.namespace, self.at.name, monitor.name, owed)
+            await monitor.client.repeat_policy_version(
+                owed.version, labelled=owed.labelled, adapter=owed.adapter
+            )
+
     async def says(self, monitor: GatewayMonitor, status: dict[str, Any]) -> None:
         """Its GET /v1/status; the set of engines is corrected by it."""
         now = self.at.now()
+        await self.repeat_version(monitor, status)
         self.at.journals.heard(monitor.name, status)
         heard = answering(status)
         stale = heard.nodes is not None and heard.nodes != self.nodes

@@ -371,6 +371,8 @@ class ClusterJob:
 
     async def arrived(self, monitor: GatewayMonitor, listed: list[SessionSummary]) -> None:
         """It answers: what it holds is taken in, or compared with what is known."""
+        # Before anything is sampled there.
+        await self.follower.repeat_version(monitor, await monitor.client.status())
         if await self.intake.arrived(monitor, listed):
             self.follower.back(monitor)
             if not self.observed.gateways and self.job.spec.trainer is not None:
