@@ -57,7 +57,9 @@ async def test_its_tokens_are_of_the_version_that_the_trainer_told_before(
         assert versions == {7}
 
 
-def says(version: int, *, told: bool | None = True, adapter: str = "", labelled: bool = False) -> dict[str, Any]:
+def says(
+    version: int, *, told: bool | None = True, adapter: str = "", labelled: bool = False
+) -> dict[str, Any]:
     status = {"policy_version": version, "adapter": adapter, "labelled": labelled}
     return status if told is None else status | {"version_told": told}
 
