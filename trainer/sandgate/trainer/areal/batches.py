@@ -12,7 +12,7 @@ import numpy as np
 from sandgate.contract.trajectory import Trajectory
 from sandgate.trainer.areal.tensors import as_torch, columns
 from sandgate.trainer.credit.counters import RowCounters
-from sandgate.trainer.credit.group_advantages import prepare
+from sandgate.trainer.credit.group_advantages import CreditedGroup, prepare
 from sandgate.trainer.credit.lengths import Lengths
 from sandgate.trainer.credit.reasons import TAUGHT, Truncated
 from sandgate.trainer.credit.samples import refuse_unfit
@@ -41,14 +41,31 @@ def batch_rows(
     Raises InvalidBody for rows of more than one task, for images, which AReaL's tensors cannot carry, and for numbers
     that are none.
     """
+    group = credited(rows, roles=roles, lengths=lengths, truncated=truncated)
+    if counters is not None:
+        counters.add(len(group.taught), group.left_out)
+    return tensors(group, credit)
+
+
+def credited(
+    rows: Sequence[Trajectory],
+    *,
+    roles: Collection[str] = TAUGHT,
+    lengths: Lengths | None = None,
+    truncated: Truncated = "score",
+) -> CreditedGroup:
+    """`prepare`'s group; what teaches nothing is logged with its reason. Raises as `batch_rows`."""
     for one in rows:
         refuse_unfit(one)
     group = prepare(rows, roles=roles, lengths=lengths, truncated=truncated)
-    if counters is not None:
-        counters.add(len(group.taught), group.left_out)
     if group.left_out:
         uid = rows[0].uid
         log.info("group %s: %s rows teach nothing: %s", uid, group.left_out.total(), dict(group.left_out))
+    return group
+
+
+def tensors(group: CreditedGroup, credit: Credit) -> list[dict[str, Any]]:
+    """See `batch_rows`."""
     found = []
     for row in group.taught:
         mine = columns(row.trajectory)
@@ -59,12 +76,6 @@ def batch_rows(
         }
         found.append(as_torch(wide))
     return found
-
-
-def scores(rows: Sequence[Trajectory], *, roles: Collection[str] = TAUGHT) -> list[float]:
-    """What each session of the group that counts has scored, for AReaL's own log of rewards: `rewards` are advantages,
-    whose mean is 0 whatever the policy does."""
-    return list(prepare(rows, roles=roles).scores.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,13 +26,13 @@ from areal.utils.data import concat_padded_tensors  # type: ignore[import-not-fo
 
 from sandgate.contract.errors import InvalidBody
 from sandgate.contract.trajectory import Json
-from sandgate.trainer.areal.batches import Credit, batch_rows, scores
+from sandgate.trainer.areal.batches import Credit, credited, tensors
 from sandgate.trainer.areal.engines import follow, paused, server_urls
 from sandgate.trainer.areal.link import Holds, Link, alive, local_run
 from sandgate.trainer.areal.own_job import own_job
 from sandgate.trainer.client.cluster import place_of
 from sandgate.trainer.client.fleet import cluster_fleet, fleet
-from sandgate.trainer.credit.reasons import TAUGHT
+from sandgate.trainer.credit.reasons import TAUGHT, Truncated
 
 COMMAND = (sys.executable, "-m", "sandgate.trainer.cli")
 """`sandgate` of this Python."""
@@ -101,6 +101,7 @@ class JobWorkflow(RolloutWorkflow):  # type: ignore[misc]
         uid_field: str = "uid",
         credit: Credit = "advantages",
         roles: Sequence[str] = TAUGHT,
+        truncated: Truncated = "score",
     ) -> None:
         """`manifest` and `out`: a run on this machine. `manifest` and `cluster` (true, or any of namespace, context,
         kubeconfig): each engine has a job of its own there, which goes with it, whatever the manifest says of engines.
@@ -108,6 +109,8 @@ class JobWorkflow(RolloutWorkflow):  # type: ignore[misc]
         an operator runs has `tasks: {queue: {}}`, and AReaL's servers as its `engine.endpoints`; evaluation has one of
         its own. `command`: `sandgate`, where it is installed in another environment. `prompt_field`, `uid_field`: of
         the dataset's rows; the other fields are the task's data. `credit`, `roles`: see `batch_rows`.
+        `truncated`: whether episodes that a limit ended, and rows whose last answer ended at its length, are trained on
+        with their score, or masked ("mask") and no part of their group's mean. In an evaluation they count.
         """
         if bool(manifest) == bool(job):
             raise InvalidBody("give either a manifest, and out, or the job of an operator", field="manifest")
@@ -118,10 +121,13 @@ class JobWorkflow(RolloutWorkflow):  # type: ignore[misc]
         self.place = place_of(cluster) if cluster else None
         if credit not in ("advantages", "rewards"):
             raise InvalidBody(f"credit: {credit!r} is neither advantages nor rewards", field="credit")
+        if truncated not in ("score", "mask"):
+            raise InvalidBody(f"truncated: {truncated!r} is neither score nor mask", field="truncated")
         self.manifest, self.out, self.job, self.gateways, self.key = manifest, out, job, gateways, key
         self.command, self.prompt_field, self.uid_field = tuple(command), prompt_field, uid_field
         self.credit: Credit = credit
         self.roles = tuple(roles)
+        self.truncated: Truncated = truncated
 
     async def arun_episode(self, engine: Any, data: dict[str, Any]) -> dict[str, Any] | None:
         """The rows of the task's group that teach, padded; None, which AReaL takes for rejected, if none does."""
@@ -133,10 +139,13 @@ class JobWorkflow(RolloutWorkflow):  # type: ignore[misc]
         link = await asyncio.to_thread(link_of, engine, self._name(), lambda: self._link(engine))
         prompt: Json = data[self.prompt_field]
         rows = await link.episode(prompt, told, str(data.get(self.uid_field, "task")))
-        found = batch_rows(rows, credit=self.credit, roles=self.roles)
+        truncated: Truncated = "score" if workflow_context.get().is_eval else self.truncated
+        group = credited(rows, roles=self.roles, truncated=truncated)
+        found = tensors(group, self.credit)
+        # As AReaL's own workflows do: an evaluation has nothing else, and the mean of advantages is 0.
         tracker = stats_tracker.get(workflow_context.stat_scope())
-        for score in scores(rows, roles=self.roles):
-            tracker.scalar(reward=score)  # as AReaL's own workflows do: an evaluation has nothing else
+        for score in group.scores.values():
+            tracker.scalar(reward=score)
         return concat_padded_tensors(found) if found else None
 
     def _name(self) -> str:
