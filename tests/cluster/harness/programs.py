@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,30 +15,29 @@ LINK = "-s -w"
 CONTROL_PLANE = ("etcd", "kubectl", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 COMPONENTS = (*CONTROL_PLANE, "kubelet", "kube-proxy", "fake-gpu-plugin")
 CONTAINERD = tuple(
-    f"github.com/containerd/containerd/v2/cmd/{name}@v2.4.2"
+    f"github.com/containerd/containerd/v2/cmd/{name}"
     for name in ("containerd", "containerd-shim-runc-v2", "ctr")
 )
-COREDNS = "github.com/coredns/coredns@v1.15.0"
-HELM = "helm.sh/helm/v4/cmd/helm@v4.3.1"
-KWOK = "sigs.k8s.io/kwok/cmd/kwok@v0.8.0"
-PROMTOOL = "github.com/prometheus/prometheus/cmd/promtool"
-"""Its version is in promtool/go.mod. (Its own go.mod excludes modules, and `go install` takes none that does.)"""
-REGISTRY = "github.com/distribution/distribution/v3/cmd/registry@v3.1.2"
+REGISTRY = "github.com/distribution/distribution/v3/cmd/registry"
 """The reference registry of OCI, over a folder."""
-VERSITYGW = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
+VERSITYGW = "github.com/versity/versitygw/cmd/versitygw"
 """An S3 server over a folder."""
-KUEUE = "sigs.k8s.io/kueue@v0.17.0"
+KUEUE = "sigs.k8s.io/kueue"
 KUEUE_FILES = ("config/components/crd/bases", "config/components/webhook/manifests.yaml")
 """Of its module: what is applied beside the program."""
 
+BOX, PROGRAMS = "box", "programs"
+"""Our modules (below tests/cluster). What programs of one module share is compiled once, at one version, which is in
+its go.mod: Kueue stands beside the Kubernetes that it is made for, the others have a newer one."""
 LOCAL_PATH = "github.com/rancher/local-path-provisioner@v0.0.30"
 GATEWAY_API = "sigs.k8s.io/gateway-api@v1.6.1"
 GATEWAY_API_FILE = "config/crd/standard/gateway.networking.k8s.io_httproutes.yaml"
 """Of its module, which has no program."""
 
 
-def go(*args: str, cwd: Path, **extra: str) -> None:
-    """The go command with a build cache of its own, which is larger than the results and may be deleted at any time."""
+def go(*args: str, cwd: Path, **extra: str) -> str:
+    """The go command with a build cache of its own, which is larger than the results and may be deleted at any time.
+    What it prints."""
     own = {
         "GOCACHE": str(cache() / "gocache"),
         "GOMODCACHE": str(cache() / "gomod"),
@@ -48,15 +46,18 @@ def go(*args: str, cwd: Path, **extra: str) -> None:
         **extra,
     }
     command = ["nice", "-n", "10", "go", *args]
-    subprocess.run(command, check=True, cwd=cwd, env={**os.environ, **own}, stdout=sys.stderr)
+    done = subprocess.run(
+        command, check=True, cwd=cwd, env={**os.environ, **own}, stdout=subprocess.PIPE, text=True
+    )
+    return done.stdout
 
 
-def built(module: str, link: str = "") -> Callable[[Path], None]:
-    """The Go module in tests/cluster/`module`, as a program of that name."""
+def built(module: str, *packages: str, link: str = "", tags: str = "") -> Callable[[Path], None]:
+    """Packages of the Go module in tests/cluster/`module`, or that it needs, each a program of its folder's name."""
 
     def make(folder: Path) -> None:
-        flags = ["-trimpath", "-ldflags", f"{LINK} {link}".strip()]
-        go("build", *flags, "-o", str(folder / module), ".", cwd=HERE / module)
+        flags = ["-trimpath", "-ldflags", f"{LINK} {link}".strip(), "-tags", tags]
+        go("build", *flags, "-o", f"{folder}/", *packages, cwd=HERE / module)
 
     return make
 
@@ -71,10 +72,15 @@ def installed(*packages: str) -> Callable[[Path], None]:
     return make
 
 
-def make_promtool(folder: Path) -> None:
-    """Without the clients of all the clouds whose machines Prometheus finds: half of the time."""
-    flags = ["-tags", "remove_all_sd", "-trimpath", "-ldflags", LINK]
-    go("build", *flags, "-o", str(folder / "promtool"), PROMTOOL, cwd=HERE / "promtool")
+def program(name: str, *packages: str, inputs: tuple[str, ...] = (), tags: str = "") -> Part:
+    """A part of the module of programs."""
+    versions = (f"{PROGRAMS}/go.mod", f"{PROGRAMS}/go.sum")
+    return Part(
+        name,
+        built(PROGRAMS, *packages, tags=tags),
+        pins=(*packages, tags, LINK),
+        inputs=(*versions, *inputs),
+    )
 
 
 def make_kubebox(folder: Path) -> None:
@@ -82,16 +88,16 @@ def make_kubebox(folder: Path) -> None:
     major, minor, _ = KUBERNETES.split(".")
     # What clients ask the server for, and charts check.
     stamps = {"gitVersion": f"v{KUBERNETES}", "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
-    built("box", " ".join(f"-X {package}.{name}={value}" for name, value in stamps.items()))(folder)
+    link = " ".join(f"-X {package}.{name}={value}" for name, value in stamps.items())
+    built(BOX, ".", link=link)(folder)
     for component in COMPONENTS:
         (folder / component).symlink_to("box")
 
 
 def make_kueue(folder: Path) -> None:
     """Its manager, and what its module has for the API server."""
-    module, _, version = KUEUE.partition("@")
-    installed(f"{module}/cmd/kueue@{version}")(folder)
-    source = cache() / "gomod" / KUEUE
+    built(BOX, f"{KUEUE}/cmd/kueue")(folder)
+    source = Path(go("list", "-m", "-f", "{{.Dir}}", KUEUE, cwd=HERE / BOX).strip())
     for name in KUEUE_FILES:
         if (source / name).is_dir():
             shutil.copytree(source / name, folder / "crds")
@@ -109,19 +115,20 @@ def make_gateway_api(folder: Path) -> None:
 PARTS = {
     part.name: part
     for part in (
-        Part("kubebox", make_kubebox, pins=(KUBERNETES, LINK), inputs=("box",)),
-        Part("pause", built("pause"), inputs=("pause",)),
-        Part("netpol", built("netpol"), inputs=("netpol",)),
-        Part("containerd", installed(*CONTAINERD), pins=CONTAINERD),
-        Part("coredns", installed(COREDNS), pins=(COREDNS,)),
+        Part("kubebox", make_kubebox, pins=(KUBERNETES, LINK), inputs=(BOX,)),
+        Part("pause", built("pause", "."), inputs=("pause",)),
+        program("netpol", "./netpol", inputs=(f"{PROGRAMS}/netpol",)),
+        program("containerd", *CONTAINERD),
+        program("coredns", "github.com/coredns/coredns"),
         Part("gateway-api", make_gateway_api, pins=(GATEWAY_API, GATEWAY_API_FILE)),
         Part("local-path-provisioner", installed(LOCAL_PATH), pins=(LOCAL_PATH,)),
-        Part("helm", installed(HELM), pins=(HELM,)),
-        Part("kwok", installed(KWOK), pins=(KWOK,)),
-        Part("kueue", make_kueue, pins=(KUEUE, *KUEUE_FILES)),
-        Part("promtool", make_promtool, pins=(PROMTOOL, LINK), inputs=("promtool",)),
-        Part("registry", installed(REGISTRY), pins=(REGISTRY,)),
-        Part("versitygw", installed(VERSITYGW), pins=(VERSITYGW,)),
+        program("helm", "helm.sh/helm/v4/cmd/helm"),
+        program("kwok", "sigs.k8s.io/kwok/cmd/kwok"),
+        Part("kueue", make_kueue, pins=(KUEUE, *KUEUE_FILES), inputs=(f"{BOX}/go.mod", f"{BOX}/go.sum")),
+        # Without the clients of all the clouds whose machines Prometheus finds: half of the time.
+        program("promtool", "github.com/prometheus/prometheus/cmd/promtool", tags="remove_all_sd"),
+        program("registry", REGISTRY),
+        program("versitygw", VERSITYGW),
     )
 }
 IN = {
