@@ -103,8 +103,22 @@ async def test_the_log_of_leases_stays_short(world: World) -> None:
         await world.ended(sessions, f"t{number}")
         await world.acked(sessions)
     world.now += 1.0
+    await sessions.set_version(7)
     assert await sessions.retire(0.5) == 50
     assert [type(record).__name__ for _, _, record in sessions.store.scan("")] == ["PolicyVersion"]
+    again = await world.restarted(sessions)
+    assert (again.process.version, again.process.version_told) == (7, True)
+
+
+async def test_a_log_without_a_version_is_not_given_one(world: World) -> None:
+    sessions = await world.start()
+    await world.ended(sessions, "t")
+    await world.acked(sessions)
+    world.now += 1.0
+    assert await sessions.retire(0.5) == 1
+    assert list(sessions.store.scan("")) == []
+    again = await world.restarted(sessions)
+    assert (again.process.version, again.process.version_told) == (0, False)
 
 
 async def test_the_time_runs_from_the_acknowledgement_of_the_last_of_a_group(world: World) -> None:
