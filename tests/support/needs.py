@@ -134,12 +134,12 @@ NEEDS: dict[str, Need] = {
         "agent-env.sh", "tests/agents/openai2", "agents from PyPI with OpenAI's SDK 2 (1.1 GB, 25 s)"
     ),
     "apiserver": Need(
-        "etcd and kube-apiserver from source (7 min)",
+        "etcd and kube-apiserver from source (5 min)",
         PARTS["kubebox"].folder.exists,
         PARTS["kubebox"].ensure,
         machine.why_no_api_server,
     ),
-    "helm": _part("helm", "helm from source (2 min)"),
+    "helm": _part("helm", "helm from source (1 min)"),
     "cluster": Need(
         "the programs and images of a Kubernetes of three nodes, from source (8 min)",
         lambda: _there(CLUSTER) and not missing_packages(),
@@ -152,12 +152,12 @@ NEEDS: dict[str, Need] = {
         _make_images,
         machine.why_no_cluster,
     ),
-    "local-path": _part("local-path-provisioner", "kind's storage, from source (1 min)"),
-    "kwok": _part("kwok", "kwok from source (2 min)"),
-    "kueue": _part("kueue", "Kueue's manager from source (6 min)"),
+    "local-path": _part("local-path-provisioner", "kind's storage, from source (10 s)"),
+    "kwok": _part("kwok", "kwok from source (20 s)"),
+    "kueue": _part("kueue", "Kueue's manager from source (1 min)"),
     "gateway-api": _part("gateway-api", "the Gateway API's definitions from its module (10 s)"),
-    "promtool": _part("promtool", "Prometheus' promtool from source (3 min)"),
-    "registry": _part("registry", "the reference OCI registry from source (2 min)"),
+    "promtool": _part("promtool", "Prometheus' promtool from source (20 s)"),
+    "registry": _part("registry", "the reference OCI registry from source (1 min)"),
     "versitygw": _part("versitygw", "versitygw, an S3, from source (1 min)"),
 }
 """In the order in which they are made: what comes first is waited for first."""

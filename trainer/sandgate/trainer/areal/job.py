@@ -16,7 +16,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from areal.api import RolloutWorkflow  # type: ignore[import-not-found]
 from areal.experimental.openai import OpenAIProxyWorkflow  # type: ignore[import-not-found]
@@ -119,9 +119,9 @@ class JobWorkflow(RolloutWorkflow):  # type: ignore[misc]
         if cluster and not manifest:
             raise InvalidBody("cluster: it is for a manifest; a job is there already", field="cluster")
         self.place = place_of(cluster) if cluster else None
-        if credit not in ("advantages", "rewards"):
+        if credit not in get_args(Credit):
             raise InvalidBody(f"credit: {credit!r} is neither advantages nor rewards", field="credit")
-        if truncated not in ("score", "mask"):
+        if truncated not in get_args(Truncated):
             raise InvalidBody(f"truncated: {truncated!r} is neither score nor mask", field="truncated")
         self.manifest, self.out, self.job, self.gateways, self.key = manifest, out, job, gateways, key
         self.command, self.prompt_field, self.uid_field = tuple(command), prompt_field, uid_field
