@@ -15,6 +15,7 @@ from sandgate.operator.observed.restarts import recalled
 from sandgate.operator.plan.actions import Exit, Hopeless, Ref, Running, SampleState, Stop, Waiting
 from sandgate.operator.plan.firsts import PROOF_S
 from sandgate.operator.plan.job import plan_job
+from sandgate.operator.plan.status import job_status
 from tests.operator.plans import ref, start, want
 
 
@@ -138,6 +139,20 @@ def test_a_start_is_news_to_the_job_once() -> None:
     assert not seen.it.job().groups["a"].samples[0].starting
     seen.see(events.AgentSeen(ref("a"), Running(5.0, 6.0, Exit(7.0, 0))))
     assert seen.keys.count(JOB_KEY) == 1
+
+
+def test_an_agent_that_ended_before_it_started_neither_starts_nor_runs() -> None:
+    seen = Seen("a", "b")
+    for uid in "ab":
+        seen.see(events.SessionOpened(ref(uid), "g0", 5.0))
+    seen.see(events.AgentSeen(ref("a"), Running(5.0, None, Exit(7.0, None))))
+    seen.see(events.AgentSeen(ref("b"), Running(5.0, 6.0, Exit(7.0, 0))))
+    samples = [seen.it.job().groups[uid].samples[0] for uid in "ab"]
+    assert [(one.state, one.starting, one.never_started) for one in samples] == [
+        (SampleState.LIVE, False, True),
+        (SampleState.LIVE, False, False),
+    ]
+    assert job_status(seen.it.want, seen.it.job(), 8.0).running == 1, "the one that is being ended ran"
 
 
 def test_a_group_settles_when_its_last_sample_ends_well_and_is_only_counted_then() -> None:

@@ -30,7 +30,7 @@ from sandgate.operator.plan.actions import (
     Stop,
     Told,
 )
-from sandgate.operator.plan.groups import begun, count, ended_as, ended_with, good, settled
+from sandgate.operator.plan.groups import begun, count, ended_as, ended_with, good, never_started, settled
 from sandgate.operator.plan.vain import Vain
 
 
@@ -205,6 +205,7 @@ def _recalled(seen: Observed, gateway: str, one: events.Recalled) -> Observed:
         seen = _live(seen, SessionObserved(ref=ref, opened_at=said.created_at), gateway, starting=starting)
         if known is not None:
             seen = _waits(seen, ref, words_of(known.sandbox), starting=starting)
+            seen = _sample(seen, ref, replace(seen.sample(ref), never_started=never_started(known.sandbox)))
     if known is None:
         return seen
     return _named(replace(seen, sessions=seen.sessions.set(ref.name, known)), ref.name)
@@ -366,7 +367,8 @@ def _agent(seen: Observed, ref: Ref, running: Running) -> Observed:
     running = merged(known.sandbox, running)
     seen = _session(seen, ref.name, sandbox=running)
     begun = running.started_at is not None or running.exit is not None
-    return _named(_waits(seen, ref, words_of(running), starting=not begun), ref.name)
+    seen = _waits(seen, ref, words_of(running), starting=not begun, never=never_started(running))
+    return _named(seen, ref.name)
 
 
 def words_of(running: Running | None) -> str:
@@ -381,12 +383,13 @@ def words_of(running: Running | None) -> str:
     return running.waiting.words
 
 
-def _waits(seen: Observed, ref: Ref, words: str, *, starting: bool) -> Observed:
+def _waits(seen: Observed, ref: Ref, words: str, *, starting: bool, never: bool = False) -> Observed:
     """What has started, has started."""
     sample = seen.sample(ref)
     if not sample.starting or sample.attempt != ref.attempt or (starting and sample.waits_for == words):
         return seen
-    return _named(_sample(seen, ref, replace(sample, starting=starting, waits_for=words)), JOB_KEY)
+    sample = replace(sample, starting=starting, waits_for=words, never_started=never)
+    return _named(_sample(seen, ref, sample), JOB_KEY)
 
 
 def _stopping(seen: Observed, ref: Ref, stop: Stop, now: float) -> Observed:

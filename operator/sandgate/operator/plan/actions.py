@@ -183,6 +183,8 @@ class SampleObserved:
     attempt: int = -1
     starting: bool = False
     """Live, and its agent has not started yet."""
+    never_started: bool = False
+    """Live, and its agent ended before it started: neither starts nor runs."""
     waits_for: str = ""
     """What its pod waits for, in the words of scheduler, kubelet or API server."""
     stopping: bool = False

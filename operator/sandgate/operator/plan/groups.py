@@ -9,6 +9,7 @@ from sandgate.contract.job import RolloutJobSpec
 from sandgate.contract.session import SessionState, SessionSummary
 from sandgate.operator.plan.actions import (
     GroupObserved,
+    Running,
     SampleObserved,
     SampleState,
     SampleTally,
@@ -123,3 +124,8 @@ def ended_with(
 def begun(seen: SessionObserved) -> bool:
     """Its agent started, or ended before."""
     return seen.sandbox is not None and (seen.sandbox.started_at is not None or seen.sandbox.exit is not None)
+
+
+def never_started(agent: Running | None) -> bool:
+    """It ended without: no image, a volume that is not there, a stop before its time."""
+    return agent is not None and agent.exit is not None and agent.started_at is None

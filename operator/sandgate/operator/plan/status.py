@@ -32,9 +32,8 @@ def job_status(want: JobWant, seen: JobObserved, now: float) -> RolloutJobStatus
     groups = seen.groups.values()
     samples = [sample for group in groups for sample in group.samples]
     lively = [sample for sample in samples if sample.state is SampleState.LIVE]
-    live, running = (
-        len(some) + len(seen.remote) for some in (lively, [one for one in lively if not one.starting])
-    )
+    running_now = [one for one in lively if not one.starting and not one.never_started]
+    live, running = (len(some) + len(seen.remote) for some in (lively, running_now))
     tally = seen.tally + sum(map(count, groups), SampleTally())
     idle = not live and all(settled(group) for group in groups)
     old = seen.status or RolloutJobStatus()
