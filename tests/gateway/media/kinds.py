@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from sandgate.gateway.tokens.codec import TemplateCodec
 from sandgate.gateway.tokens.load import load_codec
 from tests.gateway.media.bodies import BODIES
 from tests.gateway.tokens import lab
+from tests.support import folders
 
 HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 USUAL = {
@@ -236,7 +236,7 @@ def write(folder: Path, name: str, *, image: Any = None, processor: Any = None, 
 
 @functools.cache
 def folder(name: str) -> Path:
-    return write(Path(tempfile.mkdtemp(prefix="sandgate-seeing-")), name)
+    return write(folders.kept("seeing"), name)
 
 
 @functools.cache

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import io
 import json
-import tempfile
 from base64 import b64encode
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from sandgate.gateway.media.vision import Vision
 from sandgate.gateway.tokens.codec import TemplateCodec
 from sandgate.gateway.tokens.load import load_codec
 from tests.gateway.tokens import lab
+from tests.support import folders
 
 SPECIAL = (
     *lab.CHATML,
@@ -89,7 +89,7 @@ def write(folder: Path, template: str = TEMPLATE, **processor: Any) -> Path:
 
 @functools.cache
 def folder() -> Path:
-    return write(Path(tempfile.mkdtemp(prefix="sandgate-seeing-")))
+    return write(folders.kept("seeing"))
 
 
 @functools.cache
