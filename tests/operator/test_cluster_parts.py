@@ -18,10 +18,12 @@ from sandgate.operator.cluster.recovery import Recovered, unknown
 from sandgate.operator.cluster.refused_job import mended, refusal, verdict
 from sandgate.operator.cluster.session_status import session_status, stop_told
 from sandgate.operator.observed.pod_record import PodSeen
-from sandgate.operator.plan.actions import Exit, Ref, Running, SessionObserved, Stop, Told
+from sandgate.operator.plan.actions import Exit, Ref, Running, SealSession, SessionObserved, Stop, Told
+from sandgate.operator.plan.ends import OVER
 from sandgate.operator.plan.groups import JOURNAL_LOST
+from sandgate.operator.plan.session import plan_session
 from tests.operator.fake_kube import matches
-from tests.operator.plans import ref, running, said, session
+from tests.operator.plans import ref, running, said, session, want
 
 R = FailureReason
 URL = "http://g/sessions/x/v1"
@@ -140,6 +142,20 @@ def test_what_runs_goes_on() -> None:
     found = recalled(said("open", turns=3), kept(), run=running(3.0))
     assert found is not None
     assert (found.sandbox, found.deleted, found.told) == (running(3.0), False, Told.NOTHING)
+
+
+def test_of_a_job_that_is_over_nothing_begins() -> None:
+    """Its gateway was away when it was to be opened, or the answer was lost; then its group was closed without it."""
+    known = replace(memory(kept(), kept(at=ref("b"))), over=True)
+    found = known.recall(ref(), said("open"))
+    assert found is not None
+    assert found.stop == OVER
+    (action,) = plan_session(want().spec, found, 100.0)
+    assert isinstance(action, SealSession), "no StartAttempt"
+    assert unknown("g0", [said("open")], known) == []
+    begun = known.recall(ref(), said("open", turns=1))
+    assert begun is not None
+    assert begun.stop is None, "that its pod is gone says more"
 
 
 def test_what_never_began_begins() -> None:

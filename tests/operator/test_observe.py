@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,10 +14,11 @@ from sandgate.operator.observed.fold import apply
 from sandgate.operator.observed.job import JOB_KEY, Observed
 from sandgate.operator.observed.restarts import recalled
 from sandgate.operator.plan.actions import Exit, Hopeless, Ref, Running, SampleState, Stop, Waiting
+from sandgate.operator.plan.conditions import is_over
 from sandgate.operator.plan.firsts import PROOF_S
 from sandgate.operator.plan.job import plan_job
 from sandgate.operator.plan.status import job_status
-from tests.operator.plans import ref, start, want
+from tests.operator.plans import ref, start, status_of, want
 
 
 class Seen:
@@ -124,6 +126,19 @@ def test_what_a_pod_waits_for_is_news_to_the_job_until_it_starts() -> None:
         said.append((sample.waits_for, JOB_KEY in seen.keys))
     words = ["403: exceeded quota", "403: exceeded quota", "Unschedulable", "", "", ""]
     assert said == list(zip(words, [True, False, True, True, True, False], strict=True))
+
+
+def test_a_good_sample_beside_one_that_lives_is_owed_after_the_job_is_over() -> None:
+    """Else the job counts as collected, and goes with rows that no trainer has."""
+    seen = Seen("a", groupSize=2)
+    seen.found([seen.said(ref("a", 0)), seen.said(ref("a", 1), "open")])
+    seen.see(events.TasksEnded())
+    seen.see(events.CommittedBefore(0))
+    seen.it = replace(seen.it, loaded=True)
+    assert seen.it.job().owed == 1
+    seen.see(events.StatusWritten(status_of(replace(seen.it.job(), groups={}, more=False, fresh=[]))))
+    assert is_over(seen.it.status)
+    assert seen.it.job().owed == 1
 
 
 def test_a_start_is_news_to_the_job_once() -> None:

@@ -17,14 +17,16 @@ from sandgate.operator.plan.actions import (
     Provide,
     Provided,
     SampleTally,
+    StopAttempt,
     WakeAt,
     WriteStatus,
 )
 from sandgate.operator.plan.conditions import is_true
+from sandgate.operator.plan.ends import OVER
 from sandgate.operator.plan.job import plan_job
 from sandgate.operator.plan.status import job_status
 from sandgate.operator.plan.vain import Vain
-from tests.operator.plans import GATEWAY, group, seen, status_of, want
+from tests.operator.plans import GATEWAY, group, ref, seen, status_of, want
 
 CRASHES = Vain.of([("AgentExit", "exit code 127: \"python3: can't open file 'x'\"")] * 2)
 
@@ -38,6 +40,17 @@ def test_a_job_that_is_over_starts_nothing_and_still_counts_commits() -> None:
     assert isinstance(action, WriteStatus)
     assert action.status.committed == 2
     assert is_true(action.status, JobCondition.COMPLETE)
+
+
+def test_what_lives_in_a_job_that_is_over_is_stopped() -> None:
+    """A new operator may find a session open that the one before never began."""
+    tally = SampleTally(ended=2)
+    done = status_of(seen(tally=tally, total=2))
+    found = seen(group("a", "g s1"), tally=tally, total=2, status=done)
+    stops = [one for one in plan_job(want(groupSize=2), found, 1.0) if isinstance(one, StopAttempt)]
+    assert stops == [StopAttempt(ref("a", 1, 1), OVER)]
+    again = seen(group("a", "g x1"), tally=tally, total=2, status=done)
+    assert not any(isinstance(one, StopAttempt) for one in plan_job(want(groupSize=2), again, 1.0))
 
 
 CLOSED: list[Action] = [CloseGroup("a", GATEWAY)]

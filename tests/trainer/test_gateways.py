@@ -9,7 +9,7 @@ import pytest
 
 from sandgate.contract.errors import Conflict, NotFound, Unavailable
 from sandgate.contract.session import SessionHandle
-from sandgate.trainer.client.gateway_manager import GatewayManager, Outcome, SessionGateway, uploaded
+from sandgate.trainer.client.gateway_manager import DOWN_S, GatewayManager, Outcome, SessionGateway, uploaded
 from tests.trainer.trajectories import trajectory
 
 
@@ -108,6 +108,21 @@ async def test_a_gateway_that_is_away_is_passed_over_until_it_is_alone() -> None
     here.error, away.error = Unavailable("away too"), None
     await routes.create_session("d")
     assert routes.load == [1, 3]
+
+
+async def test_a_gateway_that_refused_once_has_sessions_again_after_a_while() -> None:
+    now = 0.0
+    once, here = Told(Unavailable("its disk is slow")), Told()
+    routes = manager(once, here, clock=lambda: now)
+    await routes.create_session("a")
+    once.error = None
+    now = DOWN_S - 1.0
+    await routes.create_session("b")
+    assert routes.load == [0, 2]
+    now = DOWN_S
+    for name in "cd":
+        await routes.create_session(name)
+    assert routes.load == [2, 2]
 
 
 async def test_an_abort_that_fails_frees_the_place_and_a_finalize_that_fails_does_not() -> None:

@@ -245,15 +245,15 @@ def test_other_names_are_nobodys(uid: str) -> None:
     assert Round.of("seed-1", uid) is None
 
 
-MOST = 256 - len("run.t999999999.999999.999999.")
+MOST = 256 - len("run.t999999999.999999999999.999999.")
 
 
 def test_a_uid_that_is_taken_fits_into_the_names_of_all_rounds() -> None:
     task = Task(uid="u" * MOST)
     check_tasks("run", [task])
-    (named,) = Round(999_999_999, 999_999).tasks("run", [task])
+    (named,) = Round(999_999_999, 999_999_999_999).tasks("run", [task])
     assert len(named.uid) == 256 - len("999999") + len("0")
-    assert Round.of("run", named.uid) == Round(999_999_999, 999_999)
+    assert Round.of("run", named.uid) == Round(999_999_999, 999_999_999_999)
 
 
 def test_names_that_cannot_be_are_refused() -> None:

@@ -2,7 +2,7 @@
 
 Gateways remember what was sampled, objects remember what was decided, pods are what runs. Nothing is run twice: an open
 session that has a pod goes on; one without a pod is started only if no turn of it was ever taken and no status names a
-pod; otherwise its pod is gone, which is infrastructure.
+pod; otherwise its pod is gone, which is infrastructure. Of a job that is over none is started.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from sandgate.operator.cluster.object_store import PodKept, SessionSeen
 from sandgate.operator.cluster.session_status import stop_told
 from sandgate.operator.observed.remotes import METADATA
 from sandgate.operator.plan.actions import Exit, Ref, Running, SessionObserved, Told
+from sandgate.operator.plan.ends import OVER
 from sandgate.operator.plan.groups import JOURNAL_LOST
 
 GONE = "its pod is gone"
@@ -34,6 +35,8 @@ class Recovered:
     now: float
     done: Container[str] = frozenset()
     """names.group_hash of tasks that are done: what is left of their AgentSessions is history."""
+    over: bool = False
+    """The job is complete, or failed."""
 
     def recall(self, ref: Ref, said: SessionSummary) -> SessionObserved | None:
         """One that a gateway holds; None if nothing is left to be done for it."""
@@ -51,6 +54,8 @@ class Recovered:
                 said.created_at, said.created_at, Exit(self.now, reason=FailureReason.EVICTED, detail=GONE)
             )
         stop = stop_told(kept.status) if kept is not None else None
+        if self.over and running is None and not remote:
+            stop = stop or OVER
         return SessionObserved(
             ref=ref,
             opened_at=said.created_at,
@@ -89,9 +94,9 @@ class Recovered:
 
 
 def unknown(gateway: str, listed: Iterable[SessionSummary], memory: Recovered) -> list[SessionSummary]:
-    """Sessions that only their objects remember. Those that never began are still to be opened. Of others the gateway
-    lost its volume: attempts count on; what the trainer has for good stays done, if it has the whole group: half of one
-    can be had nowhere any more."""
+    """Sessions that only their objects remember. Those that never began are still to be opened, unless the job is over.
+    Of others the gateway lost its volume: attempts count on; what the trainer has for good stays done, if it has the
+    whole group: half of one can be had nowhere any more."""
     known = {one.session_id for one in listed}
     mine = [
         one
@@ -108,7 +113,7 @@ def unknown(gateway: str, listed: Iterable[SessionSummary], memory: Recovered) -
     lost = [one for one in mine if one not in fresh]
     open_groups = {one.spec.task_uid for one in lost if not _final(one)}
     return [
-        *(_begun(one, memory.now) for one in fresh),
+        *(_begun(one, memory.now) for one in fresh if not memory.over),
         *(_made_up(one, memory.now, kept=one.spec.task_uid not in open_groups) for one in lost),
     ]
 

@@ -28,6 +28,7 @@ from sandgate.operator.observed.job import Observed
 from sandgate.operator.observed.remotes import is_remote
 from sandgate.operator.observed.restarts import recalled
 from sandgate.operator.plan.actions import Told
+from sandgate.operator.plan.conditions import is_over
 
 log = logging.getLogger(__name__)
 
@@ -177,7 +178,10 @@ class Resync:
 
     def _recall(self) -> None:
         at, now = self.at, self.at.now()
-        memory = Recovered(at.sessions.held, at.agents.held, at.verifiers.held, now, at.observed.done)
+        over = is_over(at.observed.status)
+        memory = Recovered(
+            at.sessions.held, at.agents.held, at.verifiers.held, now, at.observed.done, over=over
+        )
         self._known = set(self._listed)  # of one that was not asked, nothing is known: it comes later
         at.opened.clear()
         committed = 0

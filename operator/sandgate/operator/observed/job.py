@@ -26,7 +26,7 @@ from sandgate.operator.plan.actions import (
 from sandgate.operator.plan.conditions import is_over, is_true
 from sandgate.operator.plan.ends import untold
 from sandgate.operator.plan.firsts import PROOF_S, Firsts, nothing_starts
-from sandgate.operator.plan.groups import good
+from sandgate.operator.plan.groups import good, lives
 from sandgate.operator.plan.kueue import QueueSeen
 
 JOB_KEY = "job"
@@ -150,9 +150,10 @@ class Observed:
     def _owed(self) -> int | None:
         if not self.loaded:
             return None
-        # Of a job that is over, a group that is not whole and was not closed will never be offered to anybody.
+        # Of a job that is over, a group that is not whole and was not closed will never be offered to anybody. One in
+        # which something lives will be closed.
         over = is_over(self.status)
-        groups = (group for group in self.groups.values() if group.closed or not over)
+        groups = (group for group in self.groups.values() if group.closed or not over or lives(group))
         counted = sum(self.settled.values()) + sum(
             good(sample) for group in groups for sample in group.samples
         )

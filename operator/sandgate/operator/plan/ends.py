@@ -19,6 +19,9 @@ COLLECT_S = float(TrainerSpec().collect_seconds)
 CLOSING = frozenset((JobReason.DEADLINE_EXCEEDED, JobReason.TRAINER_LOST, JobReason.ALL_FAILED))
 """Reasons of condition Failed with which every group is closed: see `Ending.closes`."""
 
+OVER = Stop(FailureReason.ABORTED, "the job is over")
+"""For sessions that an operator which starts anew finds half begun."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ending:

@@ -25,7 +25,7 @@ from sandgate.operator.plan.actions import (
     WriteStatus,
 )
 from sandgate.operator.plan.conditions import is_over
-from sandgate.operator.plan.ends import deleted_at, ending, turning_points, untold, why_stop
+from sandgate.operator.plan.ends import OVER, deleted_at, ending, turning_points, untold, why_stop
 from sandgate.operator.plan.groups import cut_at, decided, lives, settled
 from sandgate.operator.plan.queueing import tend
 from sandgate.operator.plan.retries import FREE, retry_at, retryable
@@ -49,6 +49,7 @@ def plan_job(want: JobWant, seen: JobObserved, now: float) -> list[Action]:
     if over:  # only what the trainer has acknowledged still grows
         return [
             *actions,
+            *_stop_groups(want, seen, OVER),
             *_close(seen, untold(seen.groups.values(), seen.status)),
             *objects,
             *_expire(want, seen, now),
@@ -102,11 +103,15 @@ def _live(want: JobWant, group: GroupObserved) -> Iterator[tuple[Ref, SampleObse
             yield Ref(want.name, group.uid, index, sample.attempt), sample
 
 
-def _stop_all(want: JobWant, seen: JobObserved, stop: Stop) -> Iterator[Action]:
+def _stop_groups(want: JobWant, seen: JobObserved, stop: Stop) -> Iterator[Action]:
     for group in seen.groups.values():
         for ref, sample in _live(want, group):
             if not sample.stopping:
                 yield StopAttempt(ref, stop)
+
+
+def _stop_all(want: JobWant, seen: JobObserved, stop: Stop) -> Iterator[Action]:
+    yield from _stop_groups(want, seen, stop)
     for one in seen.remote:
         if one.stop is None:
             yield StopAttempt(one.ref, stop)

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from sandgate.contract.errors import Conflict, NotFound, Unavailable
 from sandgate.contract.session import SessionHandle, finite
 from sandgate.contract.trajectory import Json, Trajectory
 from sandgate.trainer.client.rollout_client import AsyncRolloutClient
+
+log = logging.getLogger(__name__)
+
+DOWN_S = 30.0
+"""After it did not answer a creation, a gateway is given none for so long, as long as another one answers."""
 
 Policy = Literal["least_loaded", "round_robin"]
 Outcome = Mapping[str, Json] | None
@@ -96,10 +103,16 @@ class GatewayManager:
 
     A place is reserved before the gateway is asked and given back if that fails, so that sessions created at once
     spread evenly; it is freed when the session is finalized or aborted. A gateway that does not answer a creation is
-    passed over while another one answers.
+    passed over for `DOWN_S` while another one answers, and then tried again.
     """
 
-    def __init__(self, gateways: Sequence[SessionGateway], *, policy: Policy = "least_loaded") -> None:
+    def __init__(
+        self,
+        gateways: Sequence[SessionGateway],
+        *,
+        policy: Policy = "least_loaded",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Raises Unavailable if `gateways` is empty."""
         if not gateways:
             raise Unavailable("there is no gateway to create sessions at")
@@ -107,7 +120,9 @@ class GatewayManager:
         self.load = [0] * len(self.gateways)
         """Open sessions of each gateway, by its index."""
         self._routes: dict[str, int] = {}
-        self._down: set[int] = set()
+        self._clock = clock
+        self._down: dict[int, float] = {}
+        """Gateways that did not answer their last creation, and until when they are passed over."""
         self._turn = itertools.count()
 
     async def create_session(self, session_id: str, **spec: Json) -> SessionHandle:
@@ -120,9 +135,10 @@ class GatewayManager:
             at = self._reserve(session_id, tried)
             try:
                 handle = await self.gateways[at].create_session(session_id, **spec)
-            except Unavailable:
+            except Unavailable as error:
                 self._release(session_id)
-                self._down.add(at)
+                self._down[at] = self._clock() + DOWN_S
+                log.warning("gateway %d of %d is passed over: %s", at, len(self.gateways), error)
                 tried.add(at)
                 if len(tried) == len(self.gateways):
                     raise
@@ -130,7 +146,7 @@ class GatewayManager:
                 self._release(session_id)
                 raise
             else:
-                self._down.discard(at)
+                self._down.pop(at, None)
                 return handle
 
     async def finalize_session(
@@ -169,7 +185,8 @@ class GatewayManager:
     def _reserve(self, session_id: str, tried: set[int]) -> int:
         """Synchronous on purpose: nothing may come between the choice and the count."""
         open_ones = [at for at in range(len(self.gateways)) if at not in tried]
-        choice = [at for at in open_ones if at not in self._down] or open_ones
+        now = self._clock()
+        choice = [at for at in open_ones if self._down.get(at, now) <= now] or open_ones
         if self.policy == "round_robin":
             at = choice[next(self._turn) % len(choice)]
         else:

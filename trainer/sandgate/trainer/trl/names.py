@@ -13,9 +13,10 @@ from sandgate.contract.names import UID_CHARS_MAX
 
 RUN = re.compile(r"[A-Za-z0-9-]{1,40}")
 _UID = re.compile(
-    r"(?P<run>[A-Za-z0-9-]{1,40})\.(?P<kind>[te])(?P<step>\d{1,9})\.(?P<call>\d{1,6})\.\d{1,6}\..+", re.DOTALL
+    r"(?P<run>[A-Za-z0-9-]{1,40})\.(?P<kind>[te])(?P<step>\d{1,9})\.(?P<call>\d{1,12})\.\d{1,6}\..+",
+    re.DOTALL,
 )
-_HEAD_CHARS = len(".t") + 9 + len(".") + 6 + len(".") + 6 + len(".")
+_HEAD_CHARS = len(".t") + 9 + len(".") + 12 + len(".") + 6 + len(".")
 """The most that a round puts between a run's name and a task's, as `_UID` has it."""
 
 

@@ -107,7 +107,7 @@ class Rollouts:
         self._rounds: Rounds | None = None
         self._weights: Weights | None = None
         self._last = Round(-1)
-        self._evaluated = secrets.randbelow(900) * 1_000
+        self._evaluated = secrets.randbelow(900_000) * 1_000_000
         """Number of the last evaluation's call; begins anywhere, so that no two processes use the same names."""
         self._shift: int | None = None
         """Versions minus optimizer steps."""
