@@ -7,8 +7,11 @@ import asyncio
 import openai
 import pytest
 
+from sandgate.contract.errors import Draining
+from sandgate.gateway.config import Limits
 from sandgate.gateway.journal.memory import MemoryDisk, MemoryStore
-from tests.support.gateway import Wire, eventually, gated, gateway, rest, said, within
+from sandgate.gateway.service.admission import Admission
+from tests.support.gateway import Latch, Wire, eventually, gated, gateway, rest, said, within
 
 
 async def test_every_token_carries_the_policy_version_it_was_sampled_by() -> None:
@@ -52,6 +55,48 @@ async def test_a_pause_outlives_the_gateway() -> None:
         await g.store.aclose()
     async with gateway(store=await MemoryStore.open(disk)) as g:
         assert (await g.admin.get("/v1/status")).json()["paused"] is False
+
+
+async def test_a_pause_behind_a_resume_that_waits_for_the_journal_holds() -> None:
+    """What was asked for last stands, here and after a restart."""
+    latch = Latch()
+    async with gateway(store=MemoryStore(gate=latch)) as g:
+        await g.admin.post("/v1/pause")
+        latch.shut()
+        resumed = asyncio.ensure_future(g.admin.post("/v1/resume"))
+        await within(latch.reached)
+        paused = asyncio.ensure_future(g.admin.post("/v1/pause"))
+        await rest()
+        latch.open()
+        await resumed
+        assert (await paused).json()["paused"] is True
+        assert g.core.sessions.process.paused
+        assert not g.core.turns.admission.resumed.is_set()
+
+
+async def test_a_turn_that_is_let_go_and_held_again_before_it_went_on_is_held() -> None:
+    admission = Admission(Limits())
+    admission.pause()
+    held = asyncio.ensure_future(admission.hold())
+    await rest()
+    admission.resume()
+    admission.pause()
+    await rest()
+    assert not held.done()
+    admission.resume()
+    await held
+
+
+@pytest.mark.parametrize("calls", [("pause", "drain"), ("drain", "pause")])
+async def test_a_turn_that_comes_to_a_hold_while_the_gateway_drains_is_refused(
+    calls: tuple[str, str],
+) -> None:
+    """It was admitted before, and its prompt took its time: the engine's weights are being changed now."""
+    admission = Admission(Limits())
+    for call in calls:
+        getattr(admission, call)()
+    with pytest.raises(Draining):
+        await admission.hold()
 
 
 async def test_a_pause_that_cannot_be_made_durable_holds_nothing() -> None:

@@ -11,7 +11,7 @@ import pytest
 from sandgate.gateway.journal.memory import MemoryDisk, MemoryStore
 from sandgate.gateway.journal.sqlite import SqliteStore
 from tests.gateway.journal.disks import small_disk
-from tests.support.gateway import Running, events, eventually, gateway, said
+from tests.support.gateway import Running, Wire, events, eventually, gated, gateway, said, within
 
 FULL = "database or disk is full"
 
@@ -62,6 +62,21 @@ async def test_who_was_refused_for_it_is_counted_until_its_next_turn(g: Running,
     disk.failure = ""
     await agent.ask("again")
     assert await failing(agent) == (3, 0, "JournalUnavailable")
+
+
+async def test_a_cut_turn_that_cannot_be_made_durable_is_counted() -> None:
+    """Its client has seen tokens that no record has: the session says so."""
+    disk, (reply, gate) = MemoryDisk(), gated("one two three four", at=2)
+    async with gateway([reply], store=MemoryStore(disk), limits={"linger_s": 0.0}) as g:
+        agent = await g.session()
+        wire = await Wire.chat(agent, agent.body("hi", stream=True))
+        await within(gate.reached)
+        await wire.until(b"one")
+        disk.failure = FULL
+        await wire.cut()
+        await eventually(lambda: not g.core.turns.registry.calls, "the call is over")
+        said = (await g.admin.get(f"/v1/sessions/{agent.id}")).json()
+        assert (said["engine_errors"], said["engine_reason"]) == (1, "JournalUnavailable")
 
 
 async def test_health_turns_red_and_green_again(g: Running, disk: MemoryDisk) -> None:

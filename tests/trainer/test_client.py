@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
@@ -381,6 +382,39 @@ def test_a_gateway_that_does_not_take_the_version_stays_on_hold() -> None:
         with client.weight_update(7):
             pass
     assert [request.url.path for request in gateway.seen[-2:]] == ["/v1/policy-version", "/v1/resume"]
+
+
+async def test_a_weight_update_that_is_cancelled_leaves_no_call_behind() -> None:
+    """Its version and its resume would come in the middle of the next update."""
+    told, reached, slow = list[str](), asyncio.Event(), asyncio.Event()
+
+    class Slow(AsyncRolloutClient):
+        async def pause(self) -> None:
+            told.append("pause")
+
+        async def policy_version(
+            self, version: int, *, labelled: bool | None = None, adapter: str = ""
+        ) -> None:
+            reached.set()
+            await slow.wait()
+            told.append(f"version {version}")
+
+        async def resume(self) -> None:
+            told.append("resume")
+
+    async with Slow("http://g", "k") as client:
+
+        async def update() -> None:
+            async with client.weight_update(7):
+                told.append("swap")
+
+        going = asyncio.ensure_future(update())
+        await reached.wait()
+        going.cancel()
+        asyncio.get_running_loop().call_later(0.01, slow.set)
+        with pytest.raises(asyncio.CancelledError):
+            await going
+        assert told == ["pause", "swap", "version 7", "resume"]
 
 
 def test_a_version_that_no_gateway_takes_is_refused_before_the_swap() -> None:

@@ -72,15 +72,15 @@ class Admission:
     async def hold(self) -> None:
         """Waits until a weight update is over. Raises Paused when it takes longer than `pause_hold_s`, Draining when
         this process ends before."""
-        if self.resumed.is_set():
+        if not self.load.paused:
             return
         try:
             async with asyncio.timeout(self.limits.pause_hold_s):
-                await self.resumed.wait()
+                while self.load.paused:  # the next update may hold it before it has gone on
+                    self.refuse_if_draining()
+                    await self.resumed.wait()
         except TimeoutError:
             raise Paused("a weight update holds new turns", retry_after=5.0) from None
-        if self.load.paused:
-            self.refuse_if_draining()
 
     def refuse_if_draining(self) -> None:
         """Raises Draining while this process ends."""

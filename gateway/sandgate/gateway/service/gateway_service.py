@@ -55,6 +55,7 @@ from sandgate.gateway.service.schemas import (
 from sandgate.gateway.service.session import Session, SessionPhase
 from sandgate.gateway.service.session_tree import tree_view
 from sandgate.gateway.service.sessions import Sessions
+from sandgate.gateway.service.waking import carried_through
 from sandgate.gateway.trajectories.credit import REWARD_MAX
 from sandgate.gateway.trajectories.linearize import APART, Facts
 
@@ -87,6 +88,8 @@ class GatewayService:
     """The thread for whole trees, rows and tables: one at a time, and turns do not wait for them."""
     ending: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
     """Locks of sessions that are being completed, finalized or aborted."""
+    holding: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Turns are being held, or let go."""
     leasing: Leasing = field(init=False)
     begun_at: float | None = field(init=False)
     """Where a life before this one had leases, when this one began: its trainer is silent since then, at least."""
@@ -355,19 +358,29 @@ class GatewayService:
             raise NotFound(f"this gateway has no job {job!r}; it serves {self.config.job!r}")
 
     async def pause(self) -> None:
-        """Holds turns that have not reached the engine, through a restart too."""
+        """Holds turns that have not reached the engine, through a restart too. A caller that goes away ends neither
+        this nor `resume`; one comes after the other, so what was asked for last stands, in the journal and here."""
         self.turns.admission.pause()
-        try:
-            await self.sessions.set_paused(True)
-        except BaseException:
-            if not self.sessions.process.paused:
-                self.turns.admission.resume()
-            raise
+        await carried_through(self._hold)
+
+    async def _hold(self) -> None:
+        async with self.holding:
+            self.turns.admission.pause()  # what was asked for before may have let them go meanwhile
+            try:
+                await self.sessions.set_paused(True)
+            except BaseException:
+                if not self.sessions.process.paused:
+                    self.turns.admission.resume()
+                raise
 
     async def resume(self) -> None:
         """Lets held turns go on."""
-        await self.sessions.set_paused(False)
-        self.turns.admission.resume()
+        await carried_through(self._let_go)
+
+    async def _let_go(self) -> None:
+        async with self.holding:
+            await self.sessions.set_paused(False)
+            self.turns.admission.resume()
 
     async def set_version(
         self, version: int, labelled: bool | None = None, adapter: str = "", *, if_untold: bool = False

@@ -378,11 +378,11 @@ class Sessions:
         """Changes AReaL's granted capacity: in memory at once, so that two never take the same place. Durable when this
         returns, undone if it fails."""
         record = CapacityChanged(at=self.now(), by=by)
+        self.settling += 1  # from now on: a snapshot that has it must not come before its record
         self.process = self.process.apply(record)
         await carried_through(self._change_capacity, record)
 
     async def _change_capacity(self, record: CapacityChanged) -> None:
-        self.settling += 1
         try:
             await self._append("", record)
         except BaseException:

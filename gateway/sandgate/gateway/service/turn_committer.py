@@ -115,6 +115,8 @@ class TurnCommitter:
                 gone = [LetGo(at=self.sessions.now(), turn=turn) for turn in call.turns]
                 await self.sessions.note(session, *gone)
         except SandgateError as error:
+            if isinstance(error, JournalUnavailable):
+                session.call_failed(error, shaped=False)
             log.warning("turn %s was cut, and what there was of it is lost: %s", call.turns[0], error)
 
     def _records(

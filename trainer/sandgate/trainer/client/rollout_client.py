@@ -20,7 +20,7 @@ from sandgate.contract.trajectory import Json, Trajectory
 from sandgate.gateway.client import ControlClient
 from sandgate.trainer.client import lease_call
 from sandgate.trainer.client.streaming import Ahead, Groups, Wanted, groups
-from sandgate.trainer.client.weight_update import check_version
+from sandgate.trainer.client.weight_update import carried_through, check_version
 
 
 def _spec(spec: Mapping[str, Json]) -> dict[str, Json]:
@@ -212,9 +212,9 @@ class AsyncRolloutClient(ControlClient):
         try:
             yield
         except BaseException:
-            await asyncio.shield(self.resume())  # a cancelled trainer must not leave agents on hold
+            await carried_through(asyncio.ensure_future(self.resume()))
             raise
-        await asyncio.shield(self._updated(version))
+        await carried_through(asyncio.ensure_future(self._updated(version)))
 
     async def _updated(self, version: int) -> None:
         await self.policy_version(version)

@@ -124,7 +124,7 @@ async def weight_update(
         done = True
     finally:
         going = asyncio.ensure_future(_go_on(gateways, update, missed, held, done=done))
-        await _carried_through(going)
+        await carried_through(going)
     if missed:
         raise HalfUpdated(version, missed)
 
@@ -213,8 +213,9 @@ async def _all(what: str, those: Mapping[str, Any], ask: Callable[[Any], Awaitab
         raise ExceptionGroup(f"{what}: {', '.join(errors)}", list(errors.values()))
 
 
-async def _carried_through(task: asyncio.Future[None]) -> None:
-    """A cancelled trainer must not leave agents on hold: it is told so afterwards."""
+async def carried_through(task: asyncio.Future[None]) -> None:
+    """Waits for `task`, whatever happens to the caller, which is told afterwards that it was cancelled: a trainer that
+    goes away must not leave agents on hold, nor a change behind that comes in the middle of the next."""
     cancelled = False
     while not task.done():
         try:
