@@ -100,6 +100,41 @@ async def test_what_cannot_be_remembered_is_not_collected(up: World) -> None:
     assert sum(entries(up).values()) == 2
 
 
+async def train(up: World, committed: int) -> None:
+    await so(lambda: (up.job().get("status") or {}).get("ended") == committed, "all have ended")
+    await up.train()
+    await so(lambda: up.job()["status"]["committed"] == committed, "all are committed")
+
+
+@pytest.mark.parametrize("back", [False, True], ids=["it stays away", "another operator made it meanwhile"])
+async def test_a_map_that_somebody_deleted_is_made_anew_with_what_was_in_it(up: World, back: bool) -> None:
+    up.settings = Settings(history=0)
+    up.operator_up()
+    await up.kube.create(manifest("a 1", tasks={"queue": {}}))
+
+    async def roll_out(*uids: str) -> None:
+        tasks = [{"uid": uid, "prompt": "x"} for uid in uids]
+        await up.gateways["shop-gateway-0"].admin.post("/v1/tasks", json={"job": "shop", "tasks": tasks})
+
+    await roll_out("a")
+    await train(up, 1)
+    await so(lambda: not up.sessions(), "its record is collected")
+    before, place = entries(up), ("ConfigMap", NAMESPACE, "shop-done-0")
+    assert len(before) == 1
+    gone = up.kube.objects.pop(place)
+
+    def made(verb: str, kind: str) -> None:
+        if back and (verb, kind) == ("create", "ConfigMap"):
+            up.kube.objects.setdefault(place, gone | {"data": {}})
+
+    up.kube.fail = made
+    await roll_out("b", "c")
+    await train(up, 3)
+    await so(lambda: not up.sessions(), "collection goes on")
+    assert len(entries(up)) == 3
+    assert entries(up).items() >= before.items(), "what was done before is still known"
+
+
 async def test_a_task_that_failed_for_good_stays_so(up: World) -> None:
     up.settings = Settings(history=0)
     up.operator_up()

@@ -37,12 +37,15 @@ class FinishedTasks:
     """ConfigMaps that are there."""
     _room: int = 0
     """Tasks that the last of them still takes."""
+    _last: dict[str, str] = field(default_factory=dict)
+    """What the last of them holds, as it was read or written."""
 
     async def load(self) -> None:
         """Read what operators before this one wrote."""
         at = self.at
         self.done.clear()
         self._parts = self._room = 0
+        self._last = {}
         for part in count():
             try:
                 body = await at.kube.get("ConfigMap", at.namespace, done_name(at.name, part))
@@ -50,7 +53,8 @@ class FinishedTasks:
                 return
             if owner_uid(body) != at.job.metadata.uid:  # of an earlier job of that name; it is being deleted
                 return
-            entries = dict(parse(body.get("data") or {}))
+            self._last = dict(body.get("data") or {})
+            entries = dict(parse(self._last))
             self.done |= entries
             self._parts, self._room = part + 1, PART - len(entries)
 
@@ -81,21 +85,38 @@ class FinishedTasks:
                 yield entry, at.observed.settled[kept.ref.uid]
 
     async def _begin(self) -> None:
-        at = self.at
-        try:
-            await at.kube.create(done_map(at.job, self._parts))
-        except Conflict:
-            body = await at.kube.get("ConfigMap", at.namespace, done_name(at.name, self._parts))
-            if owner_uid(body) != at.job.metadata.uid:
-                raise
-        self._parts, self._room = self._parts + 1, PART
+        await self._make(self._parts, {})
+        self._parts, self._room, self._last = self._parts + 1, PART, {}
 
     async def _write(self, some: Entries) -> None:
-        """Under a key of its own, so that a late call of an operator that died takes nothing away."""
+        """Under a key of its own, so that a late call of an operator that died takes nothing away. If somebody deleted
+        the ConfigMap, another one takes its place, with what was in it: those tasks must not run again, either."""
+        part = self._parts - 1
+        data = {next(iter(some)): " ".join(f"{name}={samples}" for name, samples in some.items())}
+        try:
+            await self._add(part, data)
+        except NotFound:
+            log.warning(
+                "ConfigMap %s/%s is gone: made anew", self.at.namespace, done_name(self.at.name, part)
+            )
+            await self._make(part, self._last | data)
+        self._last |= data
+
+    async def _make(self, part: int, data: dict[str, str]) -> None:
+        """Raises Conflict where its name is another's."""
         at = self.at
-        text = " ".join(f"{name}={samples}" for name, samples in some.items())
-        body: Json = {"data": {next(iter(some)): text}}
-        await at.kube.patch("ConfigMap", at.namespace, done_name(at.name, self._parts - 1), body)
+        try:
+            await at.kube.create(done_map(at.job, part) | {"data": data})
+        except Conflict:
+            body = await at.kube.get("ConfigMap", at.namespace, done_name(at.name, part))
+            if owner_uid(body) != at.job.metadata.uid:
+                raise
+            if data:
+                await self._add(part, data)
+
+    async def _add(self, part: int, data: dict[str, str]) -> None:
+        body: Json = {"data": data}
+        await self.at.kube.patch("ConfigMap", self.at.namespace, done_name(self.at.name, part), body)
 
 
 def parse(data: Mapping[str, str]) -> Iterator[tuple[str, int]]:

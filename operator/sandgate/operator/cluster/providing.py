@@ -14,6 +14,7 @@ from sandgate.contract.errors import SandgateError
 from sandgate.operator.cluster.job_state import JobState
 from sandgate.operator.cluster.key_life import trainer_key_span
 from sandgate.operator.cluster.provision import Refused, Taken, provide, standing_secret
+from sandgate.operator.observed.job import JOB_KEY
 from sandgate.operator.plan.actions import Provided
 
 TAKEN_S = 5.0
@@ -38,15 +39,19 @@ class Providing:
     _tries: int = 0
     _not_before: float = 0.0
     """In the loop's time."""
+    _timer: asyncio.TimerHandle | None = None
+    """Has the job planned then: one at a time, however often it is planned before."""
 
     async def bring(self, what: Provided) -> bool:
-        """True once all stands so. False: it was refused, and is not asked again yet. Raises Refused, after that was
-        told, and what passes by itself. Whatever comes of it, gateways that stand are known."""
+        """True once all stands so. False: it was refused, and is not asked again yet; the job is planned anew when it
+        may be. Raises Refused, after that was told, and what passes by itself. Whatever comes of it, gateways that
+        stand are known."""
         asked = what, self.at.job.metadata.generation, dict(self.at.places)
         if asked != self._asked:
             self._asked, self._tries, self._not_before = asked, 0, 0.0
         now = asyncio.get_running_loop().time()
         if now < self._not_before:
+            self._plan_then()
             return False
         try:
             secret = await self._provide(what)
@@ -67,6 +72,12 @@ class Providing:
         self._says()
         self.at.signed(b"" if what is Provided.IDLE else bytes.fromhex(secret))
         return True
+
+    def _plan_then(self) -> None:
+        """Whoever saw the refusal may have planned the job sooner, for something else that failed beside it."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(self._not_before, self.at.changed, JOB_KEY)
 
     async def _provide(self, what: Provided) -> str:
         at = self.at

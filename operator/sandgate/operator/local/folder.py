@@ -7,7 +7,6 @@ import fcntl
 import json
 import os
 import secrets
-import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from sandgate.contract.names import group_name
 from sandgate.contract.schema import encode
 from sandgate.operator.local.files import replace as replace
 from sandgate.operator.local.resuming import admit, fits
+from sandgate.operator.local.trees import clear_away
 
 SECRET_BYTES = 32
 """Signs the keys of this folder's sessions; as long as the HMAC it feeds."""
@@ -82,8 +82,9 @@ class Folder:
         return self.root / "run" / name
 
     def tidy(self) -> None:
-        """Remove what is of use only while something runs."""
-        shutil.rmtree(self.root / "run", ignore_errors=True)
+        """Remove what is of use only while something runs. A link that somebody put there leads to his own."""
+        if not (run := self.root / "run").is_symlink():
+            clear_away(run)
 
     def job_file(self) -> Path:
         """The manifest, as it was understood."""

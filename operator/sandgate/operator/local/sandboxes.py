@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import sys
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ from sandgate.operator.local.folder import Folder
 from sandgate.operator.local.progress import SessionStarted, Tell
 from sandgate.operator.local.resuming import Recipe
 from sandgate.operator.local.supervise import OFFLINE
+from sandgate.operator.local.trees import clear_away, remove_tree
 from sandgate.operator.observed.events import AgentSeen, VerifierSeen
 from sandgate.operator.plan.actions import NO_MESSAGE, Exit, Ref, Running
 from sandgate.sandbox.agents import (
@@ -34,6 +34,7 @@ from sandgate.sandbox.agents import (
     verifier_env,
 )
 from sandgate.sandbox.process import (
+    MACHINES_FAULT,
     Guard,
     ProcessExit,
     ProcessSpec,
@@ -44,6 +45,7 @@ from sandgate.sandbox.process import (
 
 Container = Mapping[str, Any]
 Spawn = Callable[[Coroutine[Any, Any, None]], None]
+Seen = type[AgentSeen] | type[VerifierSeen]
 
 TASK_CHARS_MAX = 65_536
 """A larger task is not repeated in the session's record, which would be a copy for each attempt: here agent and
@@ -96,9 +98,10 @@ class Sandboxes:
             return
         agent, handle = self.job.spec.agent, self.handles[ref.name]
         self.tell(SessionStarted(session_id=ref.name, uid=ref.uid, sample=ref.sample, attempt=ref.attempt))
-        scratch = self.folder.scratch(ref.name)
         document = agents_document(task.uid, task.prompt, task.data, ref.sample)
-        home = await asyncio.to_thread(_furnish, scratch, "agent", {"task.json": document})
+        home = await self._furnished(ref, "agent", {"task.json": document}, AgentSeen)
+        if home is None:
+            return
         env = agent_env(
             handle,
             model=self.job.spec.model.name,
@@ -122,7 +125,9 @@ class Sandboxes:
             "task.json": task_document(task.uid, task.prompt, task.data, ref.sample),
             "result.json": result_document(code, message),
         }
-        home = await asyncio.to_thread(_furnish, self.folder.scratch(ref.name), "verifier", files)
+        home = await self._furnished(ref, "verifier", files, VerifierSeen)
+        if home is None:
+            return
         env = verifier_env(
             handle,
             model=self.job.spec.model.name,
@@ -156,7 +161,7 @@ class Sandboxes:
     async def forget(self, ref: Ref) -> None:
         """Its folder goes."""
         self.handles.pop(ref.name, None)
-        await asyncio.to_thread(shutil.rmtree, self.folder.scratch(ref.name), ignore_errors=True)
+        await asyncio.to_thread(clear_away, self.folder.scratch(ref.name))
 
     async def kill_all(self) -> None:
         """At once."""
@@ -194,16 +199,13 @@ class Sandboxes:
         ref: Ref,
         spec: ProcessSpec,
         held: dict[str, SandboxProcess],
-        seen: type[AgentSeen] | type[VerifierSeen],
+        seen: Seen,
     ) -> None:
         asked = self.state.now()
         try:
             process = await SandboxProcess.start(spec, self.guard)
         except StartFailed as error:
-            missing = isinstance(error, ProgramMissing)
-            reason = FailureReason.AGENT_MISSING if missing else FailureReason.START_FAILED
-            exit_ = Exit(at=self.state.now(), reason=reason, detail=one_line(str(error)))
-            self.state.observe(seen(ref, Running(asked, None, exit_)))
+            self._not_started(ref, seen, asked, error)
             return
         held[ref.name] = process
         self.state.observe(seen(ref, Running(asked, process.started_at)))
@@ -216,7 +218,22 @@ class Sandboxes:
 
         self.spawn(follow())
 
-    def _known(self, ref: Ref, seen: type[AgentSeen] | type[VerifierSeen]) -> Running | None:
+    async def _furnished(self, ref: Ref, who: str, files: Mapping[str, bytes], seen: Seen) -> Path | None:
+        """Its folder. None: it can have none, which is told."""
+        asked = self.state.now()
+        try:
+            return await asyncio.to_thread(_furnish, self.folder.scratch(ref.name), who, files)
+        except StartFailed as error:
+            self._not_started(ref, seen, asked, error)
+            return None
+
+    def _not_started(self, ref: Ref, seen: Seen, asked: float, error: StartFailed) -> None:
+        missing = isinstance(error, ProgramMissing)
+        reason = FailureReason.AGENT_MISSING if missing else FailureReason.START_FAILED
+        exit_ = Exit(at=self.state.now(), reason=reason, detail=one_line(str(error)))
+        self.state.observe(seen(ref, Running(asked, None, exit_)))
+
+    def _known(self, ref: Ref, seen: Seen) -> Running | None:
         """When it began, by the clock as it is now."""
         self.state.now()
         known = self.state.observed.sessions.get(ref.name)
@@ -258,16 +275,28 @@ def base_env(home: Path) -> dict[str, str]:
 
 
 def _furnish(scratch: Path, who: str, files: Mapping[str, bytes]) -> Path:
+    """Raises StartFailed where something is in the way that does not pass by itself; the agent may have left it."""
     home = scratch / who
-    if home.is_symlink() or home.is_file():  # the agent's doing: beside its own folder
-        home.unlink()
-    shutil.rmtree(home, ignore_errors=True)
-    for part in ("home", "tmp"):
-        (home / part).mkdir(parents=True)
-    scratch.chmod(0o700)
+    try:
+        _empty(scratch, home)
+    except OSError as error:
+        if error.errno in MACHINES_FAULT:
+            raise
+        raise StartFailed(f"{who}: no folder can be made for it: {error}") from error
     for name, content in files.items():
         (home / name).write_bytes(content)
     return home.resolve()
+
+
+def _empty(scratch: Path, home: Path) -> None:
+    """The agent may have put anything there, also beside its own folder and in the place of ours."""
+    if scratch.is_symlink() or not scratch.is_dir():
+        remove_tree(scratch)
+    scratch.mkdir(parents=True, exist_ok=True)
+    scratch.chmod(0o700)
+    remove_tree(home)
+    for part in ("home", "tmp"):
+        (home / part).mkdir(parents=True)
 
 
 def check(job: RolloutJob) -> None:
