@@ -47,7 +47,7 @@ async def run() -> AsyncIterator[AsyncFleet]:
 
 
 async def test_an_episode_whose_run_ends_without_its_group_is_told_so() -> None:
-    link = Link("shop", run())
+    link = Link("shop", run(), rest_s=0.0)
     await asyncio.to_thread(link.open, 0)
     try:
         async with asyncio.timeout(20):
@@ -120,7 +120,7 @@ async def workers(count: int) -> AsyncIterator[tuple[Queue, list[Link], list[Wor
     async def connection(worker: Worker) -> AsyncIterator[Any]:
         yield worker
 
-    links = [Link("shop", connection(worker)) for worker in made]
+    links = [Link("shop", connection(worker), rest_s=0.0) for worker in made]
     for link in links:
         await link._open(0)
     try:

@@ -24,7 +24,7 @@ from sandgate.contract.trajectory import Json, Trajectory
 from sandgate.trainer.client.attach import attach
 from sandgate.trainer.client.fleet import HEARTBEAT_S, AsyncFleet
 from sandgate.trainer.client.groups import Group
-from sandgate.trainer.client.loop_thread import LoopThread
+from sandgate.trainer.client.loop_thread import Closed, LoopThread
 from sandgate.trainer.client.pushed_groups import when_back
 from sandgate.trainer.client.rollout_client import AsyncRolloutClient
 
@@ -32,6 +32,9 @@ log = logging.getLogger("sandgate.trainer.areal")
 
 START_S = 600.0
 """Until a run offers its gateways: its engine is there already."""
+REST_S = 10.0
+"""Before AReaL is told that an episode has no group, as its job is away or over: it takes the episode for rejected, and
+begins the next at once."""
 LOG = "areal-run.log"
 """In the run's folder: what it said."""
 
@@ -128,6 +131,7 @@ class Link:
     """Why its job gives no groups any more, where somebody else than its gateways knows."""
     away: bool = False
     """The job is held, or not ready: that no gateway answers ends nothing."""
+    rest_s: float = REST_S
     _fleet: AsyncFleet | None = None
     _collecting: asyncio.Task[None] | None = None
     _asked: asyncio.Event = field(default_factory=asyncio.Event)
@@ -153,10 +157,22 @@ class Link:
     async def episode(self, prompt: Json, data: Mapping[str, Json], uid: str) -> tuple[Trajectory, ...]:
         """The rows of one group. Called in any loop. `uid`: of the dataset's row; each episode is a task of its own."""
         task = Task(uid=f"{uid}-{secrets.token_hex(6)}", prompt=prompt, data=dict(data))
-        rows: tuple[Trajectory, ...] = await asyncio.wrap_future(self.loop.submit(self._episode(task)))
-        return rows
+        try:
+            return await asyncio.wrap_future(self.loop.submit(self._episode(task)))
+        except (Closed, asyncio.CancelledError) as error:
+            asking = asyncio.current_task()
+            if not self.closed or (asking is not None and asking.cancelling()):
+                raise
+            raise Unavailable(f"job {self.name}: its connection is closed") from error
 
     async def _episode(self, task: Task) -> tuple[Trajectory, ...]:
+        try:
+            return await self._group_of(task)
+        except Unavailable:
+            await asyncio.sleep(self.rest_s)
+            raise
+
+    async def _group_of(self, task: Task) -> tuple[Trajectory, ...]:
         assert self._fleet is not None
         assert self._collecting is not None
         future: asyncio.Future[tuple[Trajectory, ...]] = asyncio.get_running_loop().create_future()
@@ -166,13 +182,22 @@ class Link:
             if self.over:
                 raise Unavailable(self.over)
             if self._collecting.done():
-                raise Unavailable(
-                    f"job {self.name}: no groups come any more"
-                ) from self._collecting.exception()
+                raise Unavailable(f"job {self.name}: no groups come any more") from self.failure
             await when_back(partial(self._fleet.push_tasks, [task]), self._may_be_back)
             return await future
         finally:
             self.waiting.pop(task.uid, None)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended the collecting of groups. None of one that goes on, or whose run is over."""
+        task = self._collecting
+        return task.exception() if task is not None and task.done() and not task.cancelled() else None
+
+    @property
+    def lost(self) -> bool:
+        """No groups come any more, of a job that is not known to be over: another link may find its gateways back."""
+        return not self.closed and not self.over and self.failure is not None
 
     def _may_be_back(self) -> bool:
         return self.away and not self.over
@@ -244,6 +269,8 @@ class Link:
 
     def _hold(self) -> None:
         self.holds.by.add(id(self))
+        if self.closed:  # after it was added: `close` takes no lock
+            self.holds.by.discard(id(self))
         self._all("pause")
 
     def resume(self) -> None:
@@ -269,6 +296,7 @@ class Link:
         self._all("policy_version", version)
 
     def _all(self, call: str, *args: int) -> None:
+        """Of one that is closed, or closed meanwhile, nobody is told."""
         if self.closed or self._fleet is None:
             return
         clients = self._fleet.clients.values()
@@ -276,7 +304,11 @@ class Link:
         async def told() -> None:
             await asyncio.gather(*(getattr(client, call)(*args) for client in clients))
 
-        self.loop.run(told())
+        try:
+            self.loop.run(told())
+        except Exception:
+            if not self.closed:
+                raise
 
     def close(self) -> None:
         """Idempotent."""
