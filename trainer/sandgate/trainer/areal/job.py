@@ -133,13 +133,14 @@ class JobWorkflow(RolloutWorkflow):  # type: ignore[misc]
             return Link(self.job, alive(of_job), holds=_holds[self.job])
         if self.job:
             return Link(self.job, alive(cluster_fleet(self.job)), holds=_holds[self.job])
+        is_eval = workflow_context.get().is_eval
         if self.place is not None:
-            return own_job(Path(self.manifest), self.place, server_urls(engine))
+            return own_job(Path(self.manifest), self.place, server_urls(engine), asked_only=is_eval)
         inner = getattr(engine, "_engine", engine)
-        kind = "eval" if workflow_context.get().is_eval else "train"
+        kind = "eval" if is_eval else "train"
         out = Path(self.out) / f"{kind}-{str(getattr(inner, 'engine_id', '0')).replace('/', '-')}"
         run = local_run(self.command, Path(self.manifest), out, server_urls(engine))
-        return Link(self.manifest, run)
+        return Link(self.manifest, run, asked_only=is_eval)
 
 
 class AgentWorkflow(OpenAIProxyWorkflow):  # type: ignore[misc]

@@ -132,6 +132,9 @@ class Link:
     away: bool = False
     """The job is held, or not ready: that no gateway answers ends nothing."""
     rest_s: float = REST_S
+    asked_only: bool = False
+    """Of an evaluation whose job nobody shares: a group that no episode waits for was asked for before a kill, or given
+    up, and measures weights of then. It is acknowledged and passed over."""
     _fleet: AsyncFleet | None = None
     _collecting: asyncio.Task[None] | None = None
     _asked: asyncio.Event = field(default_factory=asyncio.Event)
@@ -204,8 +207,8 @@ class Link:
 
     async def _collect(self) -> None:
         """Hand each group to the episode whose task it is. Workers of one job share its groups: one that another asked
-        for, or one that died, goes to the episode that has waited longest. So each takes as many groups as it pushed
-        tasks: none is leased while nobody waits, and none acknowledged that nobody has."""
+        for, or one that died, goes to the episode that has waited longest (but see `asked_only`). So each takes as many
+        groups as it pushed tasks: none is leased while nobody waits, and none acknowledged that nobody has."""
         try:
             await when_back(self._stream, self._may_be_back)
         except BaseException as error:
@@ -231,6 +234,11 @@ class Link:
 
     async def _hand_out(self, group: Group) -> None:
         live = [uid for uid, future in self.waiting.items() if not future.done()]
+        if (
+            self.asked_only and group.uid and group.uid not in live
+        ):  # no name: an older gateway's, without a row
+            await self._pass_over(group)
+            return
         uid = group.uid if group.uid in live else next(iter(live), None)
         if uid is None:  # they gave up meanwhile
             await group.nack()
@@ -250,6 +258,13 @@ class Link:
             log.warning("group %s: its episode gave up while it was acknowledged", group.uid)
         else:
             future.set_result(group.trajectories)
+
+    async def _pass_over(self, group: Group) -> None:
+        log.warning("job %s: nobody waits for group %s of an earlier evaluation", self.name, group.uid)
+        try:
+            await group.ack()
+        except Conflict as error:  # it comes again
+            log.warning("group %s: %s", group.uid, error)
 
     def ended(self, error: Exception) -> None:
         """The job is over: episodes that wait are told, and those to come. Called in its loop."""

@@ -17,8 +17,8 @@ READY_S = 3600.0
 """Until it is ready: images are pulled, and a queue may hold it."""
 
 
-def own_job(manifest: Path, place: ClusterPlace, engines: Sequence[str]) -> Link:
-    """Not applied before the link is opened; deleted when it is closed. Raises BadManifest."""
+def own_job(manifest: Path, place: ClusterPlace, engines: Sequence[str], *, asked_only: bool = False) -> Link:
+    """Not applied before the link is opened; deleted when it is closed. `asked_only`: see Link. Raises BadManifest."""
     job = over(load_job(manifest), engines)
     link: Link
 
@@ -28,7 +28,8 @@ def own_job(manifest: Path, place: ClusterPlace, engines: Sequence[str]) -> Link
     def stands(now: Standing) -> None:
         link.away = not now.ready
 
-    link = Link(job.metadata.name, applied(job, place, ready_s=READY_S, ended=ended, stands=stands))
+    of_job = applied(job, place, ready_s=READY_S, ended=ended, stands=stands)
+    link = Link(job.metadata.name, of_job, asked_only=asked_only)
     return link
 
 
