@@ -27,10 +27,14 @@ class Link:
         return SOLVED, FAILED, CUT
 
 
+async def link(*_: Any) -> Link:
+    return Link()
+
+
 async def episode(truncated: Any, *, is_eval: bool) -> dict[str, Any]:
     workflow_context.set(workflow_context.WorkflowContext(is_eval=is_eval))
     made = job.JobWorkflow("job.yaml", "out", truncated=truncated)
-    job.link_of = lambda *_: Link()  # type: ignore[assignment]
+    job.linked = link  # type: ignore[assignment,attr-defined]
     batch = await made.arun_episode(object(), {"prompt": "hello"})
     assert batch is not None
     said = stats_tracker.get(workflow_context.stat_scope()).export()

@@ -47,7 +47,7 @@ async def run() -> AsyncIterator[AsyncFleet]:
 
 
 async def test_an_episode_whose_run_ends_without_its_group_is_told_so() -> None:
-    link = Link("shop", run())
+    link = Link("shop", run(), rest_s=0.0)
     await asyncio.to_thread(link.open, 0)
     try:
         async with asyncio.timeout(20):
@@ -111,7 +111,9 @@ class Worker:
 
 
 @asynccontextmanager
-async def workers(count: int) -> AsyncIterator[tuple[Queue, list[Link], list[Worker]]]:
+async def workers(
+    count: int, *, asked_only: bool = False
+) -> AsyncIterator[tuple[Queue, list[Link], list[Worker]]]:
     """In this loop, not in threads of their own."""
     queue = Queue()
     made = [Worker(queue) for _ in range(count)]
@@ -120,7 +122,7 @@ async def workers(count: int) -> AsyncIterator[tuple[Queue, list[Link], list[Wor
     async def connection(worker: Worker) -> AsyncIterator[Any]:
         yield worker
 
-    links = [Link("shop", connection(worker)) for worker in made]
+    links = [Link("shop", connection(worker), rest_s=0.0, asked_only=asked_only) for worker in made]
     for link in links:
         await link._open(0)
     try:
@@ -183,6 +185,37 @@ async def test_a_job_that_failed_is_told_to_the_episode_that_waits_and_to_the_ne
                 await waits
             with pytest.raises(Unavailable, match="ProgramMissing: agent"):
                 await link._episode(Task(uid="q1", prompt="buy"))
+
+
+@pytest.mark.parametrize("asked_only", [False, True])
+async def test_what_was_asked_for_before_a_kill_is_trained_on_and_no_part_of_an_evaluation(
+    asked_only: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with workers(1, asked_only=asked_only) as (queue, (link,), _):
+        queue.whole.append("left")
+        episode = asyncio.ensure_future(link._episode(Task(uid="q0", prompt="buy")))
+        await until(lambda: queue.acked == ["left"])
+        queue.ready()
+        async with asyncio.timeout(20):
+            await episode
+    assert queue.acked == (["left", "q0"] if asked_only else ["left"])
+    assert ("nobody waits for group left" in caplog.text) is asked_only
+
+
+async def test_an_evaluations_group_that_was_given_up_is_passed_over_and_its_next_is_waited_for() -> None:
+    async with workers(1, asked_only=True) as (queue, (link,), (worker,)):
+        gave_up = asyncio.ensure_future(link._episode(Task(uid="q0", prompt="buy")))
+        await until(lambda: worker.asks > 0)
+        gave_up.cancel()
+        await asyncio.gather(gave_up, return_exceptions=True)
+        queue.ready()
+        await until(lambda: queue.acked == ["q0"])
+        episode = asyncio.ensure_future(link._episode(Task(uid="q1", prompt="buy")))
+        await until(lambda: queue.pushed == ["q1"])
+        queue.ready()
+        async with asyncio.timeout(20):
+            await episode
+        assert (queue.acked, queue.nacked, link.waiting) == (["q0", "q1"], [], {})
 
 
 async def test_an_episode_that_gives_up_while_another_worker_is_given_its_group_is_not_waited_with() -> None:

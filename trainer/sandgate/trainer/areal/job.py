@@ -10,11 +10,9 @@ Imports AReaL; what needs none of it is in the other modules of this package.
 
 from __future__ import annotations
 
-import asyncio
 import sys
-import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -27,8 +25,9 @@ from areal.utils.data import concat_padded_tensors  # type: ignore[import-not-fo
 from sandgate.contract.errors import InvalidBody
 from sandgate.contract.trajectory import Json
 from sandgate.trainer.areal.batches import Credit, credited, tensors
-from sandgate.trainer.areal.engines import follow, paused, server_urls
+from sandgate.trainer.areal.engines import server_urls
 from sandgate.trainer.areal.link import Holds, Link, alive, local_run
+from sandgate.trainer.areal.links import linked
 from sandgate.trainer.areal.own_job import own_job
 from sandgate.trainer.client.cluster import place_of
 from sandgate.trainer.client.fleet import cluster_fleet, fleet
@@ -37,36 +36,10 @@ from sandgate.trainer.credit.reasons import TAUGHT, Truncated
 COMMAND = (sys.executable, "-m", "sandgate.trainer.cli")
 """`sandgate` of this Python."""
 
-_links: dict[tuple[int, str], Link] = {}
-"""AReaL makes a workflow for each episode; a process has one link for each engine."""
 _holds: defaultdict[str, Holds] = defaultdict(Holds)
 """Of the gateways of a job, or of one by its address."""
 _uses: dict[str, bool] = {}
 """Job of an operator -> whether it is this process's job of evaluation."""
-_starting: dict[tuple[int, str], threading.Lock] = {}
-"""Of each link: a job of evaluation may wait long for quota, and no episode of the training waits with it."""
-_guard = threading.Lock()
-
-
-def link_of(engine: Any, name: str, make: Callable[[], Link]) -> Link:
-    """The link of this engine, opened at the first call, which blocks."""
-    inner = getattr(engine, "_engine", engine)
-    with _guard:
-        starting = _starting.setdefault((id(inner), name), threading.Lock())
-    with starting:
-        found = _links.get((id(inner), name))
-        if found is None or found.closed:
-            found = make()
-            found.open(int(inner.get_version()))
-            try:
-                follow(inner, found)
-                found.version(int(inner.get_version()))  # one that was told meanwhile
-                found.begin(lambda: paused(inner))
-            except BaseException:
-                found.close()  # the next episode makes another
-                raise
-            _links[id(inner), name] = found
-        return found
 
 
 def _alone(job: str, *, is_eval: bool) -> None:
@@ -136,7 +109,7 @@ class JobWorkflow(RolloutWorkflow):  # type: ignore[misc]
         told = {
             name: value for name, value in data.items() if name not in (self.prompt_field, self.uid_field)
         }
-        link = await asyncio.to_thread(link_of, engine, self._name(), lambda: self._link(engine))
+        link = await linked(engine, self._name(), lambda: self._link(engine))
         prompt: Json = data[self.prompt_field]
         rows = await link.episode(prompt, told, str(data.get(self.uid_field, "task")))
         truncated: Truncated = "score" if workflow_context.get().is_eval else self.truncated
@@ -160,13 +133,14 @@ class JobWorkflow(RolloutWorkflow):  # type: ignore[misc]
             return Link(self.job, alive(of_job), holds=_holds[self.job])
         if self.job:
             return Link(self.job, alive(cluster_fleet(self.job)), holds=_holds[self.job])
+        is_eval = workflow_context.get().is_eval
         if self.place is not None:
-            return own_job(Path(self.manifest), self.place, server_urls(engine))
+            return own_job(Path(self.manifest), self.place, server_urls(engine), asked_only=is_eval)
         inner = getattr(engine, "_engine", engine)
-        kind = "eval" if workflow_context.get().is_eval else "train"
+        kind = "eval" if is_eval else "train"
         out = Path(self.out) / f"{kind}-{str(getattr(inner, 'engine_id', '0')).replace('/', '-')}"
         run = local_run(self.command, Path(self.manifest), out, server_urls(engine))
-        return Link(self.manifest, run)
+        return Link(self.manifest, run, asked_only=is_eval)
 
 
 class AgentWorkflow(OpenAIProxyWorkflow):  # type: ignore[misc]
@@ -195,7 +169,7 @@ class AgentWorkflow(OpenAIProxyWorkflow):  # type: ignore[misc]
     async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Any:
         """See AReaL's; `engine` None: nobody's versions are followed."""
         if engine is not None:
-            await asyncio.to_thread(link_of, engine, self._origin, self._link)
+            await linked(engine, self._origin, self._link)
         return await super().arun_episode(engine, data)
 
     def _link(self) -> Link:

@@ -10,21 +10,21 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from sandgate.contract import control_api
 from sandgate.contract.attach import ATTACH, SECRET, RunInfo
-from sandgate.contract.errors import Conflict, Unavailable
+from sandgate.contract.errors import Conflict, SandgateError, Unavailable
 from sandgate.contract.job import Task
 from sandgate.contract.keys import Key, Scope, mint
 from sandgate.contract.trajectory import Json, Trajectory
 from sandgate.trainer.client.attach import attach
 from sandgate.trainer.client.fleet import HEARTBEAT_S, AsyncFleet
 from sandgate.trainer.client.groups import Group
-from sandgate.trainer.client.loop_thread import LoopThread
+from sandgate.trainer.client.loop_thread import Closed, LoopThread
 from sandgate.trainer.client.pushed_groups import when_back
 from sandgate.trainer.client.rollout_client import AsyncRolloutClient
 
@@ -32,6 +32,11 @@ log = logging.getLogger("sandgate.trainer.areal")
 
 START_S = 600.0
 """Until a run offers its gateways: its engine is there already."""
+REST_S = 10.0
+"""Before AReaL is told that an episode has no group, as its job is away or over: it takes the episode for rejected, and
+begins the next at once."""
+TRY_S = 10.0
+"""For gateways to answer whose job is held, or not ready: the training waits, and they are told when they are back."""
 LOG = "areal-run.log"
 """In the run's folder: what it said."""
 
@@ -127,12 +132,27 @@ class Link:
     over: str = ""
     """Why its job gives no groups any more, where somebody else than its gateways knows."""
     away: bool = False
-    """The job is held, or not ready: that no gateway answers ends nothing."""
+    """The job is held, or not ready, or was not told yet what it missed: that no gateway answers ends nothing."""
+    looks_s: float = 0.0
+    """For two more looks at where the job stands (`stands`), before gateways that do not answer end the training: a
+    queue may have taken their pods a moment ago. 0: nobody looks."""
+    rest_s: float = REST_S
+    asked_only: bool = False
+    """Of an evaluation whose job nobody shares: a group that no episode waits for was asked for before a kill, or given
+    up, and measures weights of then. It is acknowledged and passed over."""
     _fleet: AsyncFleet | None = None
     _collecting: asyncio.Task[None] | None = None
     _asked: asyncio.Event = field(default_factory=asyncio.Event)
     """Some episode waits."""
     _closing: threading.Lock = field(default_factory=threading.Lock)
+    _version: int = 0
+    """That gateways are to know."""
+    _ready: bool = True
+    """At the last look."""
+    _looked: asyncio.Event = field(default_factory=asyncio.Event)
+    _catching_up: asyncio.Task[None] | None = None
+    _caught_up: int = 0
+    """How often gateways were told what they missed."""
 
     def open(self, version: int) -> None:
         """Connect; blocks. `version`: of AReaL's weights."""
@@ -144,6 +164,7 @@ class Link:
             raise
 
     async def _open(self, version: int) -> None:
+        self._version = version
         self._fleet = await self.connection.__aenter__()
         for client in self._fleet.clients.values():
             await client.policy_version(version)
@@ -153,10 +174,22 @@ class Link:
     async def episode(self, prompt: Json, data: Mapping[str, Json], uid: str) -> tuple[Trajectory, ...]:
         """The rows of one group. Called in any loop. `uid`: of the dataset's row; each episode is a task of its own."""
         task = Task(uid=f"{uid}-{secrets.token_hex(6)}", prompt=prompt, data=dict(data))
-        rows: tuple[Trajectory, ...] = await asyncio.wrap_future(self.loop.submit(self._episode(task)))
-        return rows
+        try:
+            return await asyncio.wrap_future(self.loop.submit(self._episode(task)))
+        except (Closed, asyncio.CancelledError) as error:
+            asking = asyncio.current_task()
+            if not self.closed or (asking is not None and asking.cancelling()):
+                raise
+            raise Unavailable(f"job {self.name}: its connection is closed") from error
 
     async def _episode(self, task: Task) -> tuple[Trajectory, ...]:
+        try:
+            return await self._group_of(task)
+        except Unavailable:
+            await asyncio.sleep(self.rest_s)
+            raise
+
+    async def _group_of(self, task: Task) -> tuple[Trajectory, ...]:
         assert self._fleet is not None
         assert self._collecting is not None
         future: asyncio.Future[tuple[Trajectory, ...]] = asyncio.get_running_loop().create_future()
@@ -166,21 +199,30 @@ class Link:
             if self.over:
                 raise Unavailable(self.over)
             if self._collecting.done():
-                raise Unavailable(
-                    f"job {self.name}: no groups come any more"
-                ) from self._collecting.exception()
+                raise Unavailable(f"job {self.name}: no groups come any more") from self.failure
             await when_back(partial(self._fleet.push_tasks, [task]), self._may_be_back)
             return await future
         finally:
             self.waiting.pop(task.uid, None)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended the collecting of groups. None of one that goes on, or whose run is over."""
+        task = self._collecting
+        return task.exception() if task is not None and task.done() and not task.cancelled() else None
+
+    @property
+    def lost(self) -> bool:
+        """No groups come any more, of a job that is not known to be over: another link may find its gateways back."""
+        return not self.closed and not self.over and self.failure is not None
 
     def _may_be_back(self) -> bool:
         return self.away and not self.over
 
     async def _collect(self) -> None:
         """Hand each group to the episode whose task it is. Workers of one job share its groups: one that another asked
-        for, or one that died, goes to the episode that has waited longest. So each takes as many groups as it pushed
-        tasks: none is leased while nobody waits, and none acknowledged that nobody has."""
+        for, or one that died, goes to the episode that has waited longest (but see `asked_only`). So each takes as many
+        groups as it pushed tasks: none is leased while nobody waits, and none acknowledged that nobody has."""
         try:
             await when_back(self._stream, self._may_be_back)
         except BaseException as error:
@@ -206,6 +248,10 @@ class Link:
 
     async def _hand_out(self, group: Group) -> None:
         live = [uid for uid, future in self.waiting.items() if not future.done()]
+        named = bool(group.uid)  # an older gateway's without a row is not
+        if self.asked_only and named and group.uid not in live:
+            await self._pass_over(group)
+            return
         uid = group.uid if group.uid in live else next(iter(live), None)
         if uid is None:  # they gave up meanwhile
             await group.nack()
@@ -226,9 +272,17 @@ class Link:
         else:
             future.set_result(group.trajectories)
 
+    async def _pass_over(self, group: Group) -> None:
+        log.warning("job %s: nobody waits for group %s of an earlier evaluation", self.name, group.uid)
+        try:
+            await group.ack()
+        except Conflict as error:  # it comes again
+            log.warning("group %s: %s", group.uid, error)
+
     def ended(self, error: Exception) -> None:
         """The job is over: episodes that wait are told, and those to come. Called in its loop."""
         self.over = f"job {self.name}: {error}"
+        self._looked.set()
         self._fail(str(error))
 
     def _fail(self, why: str) -> None:
@@ -244,6 +298,8 @@ class Link:
 
     def _hold(self) -> None:
         self.holds.by.add(id(self))
+        if self.closed:  # after it was added: `close` takes no lock
+            self.holds.by.discard(id(self))
         self._all("pause")
 
     def resume(self) -> None:
@@ -266,17 +322,78 @@ class Link:
 
     def version(self, version: int) -> None:
         """Raises Unavailable if a gateway does not answer: what it samples would be of an unknown version."""
+        self._version = version
         self._all("policy_version", version)
 
     def _all(self, call: str, *args: int) -> None:
+        """Of one that is closed, or closed meanwhile, nobody is told."""
         if self.closed or self._fleet is None:
             return
-        clients = self._fleet.clients.values()
+        try:
+            self.loop.run(self._tell(call, *args))
+        except Exception:
+            if not self.closed:
+                raise
 
-        async def told() -> None:
-            await asyncio.gather(*(getattr(client, call)(*args) for client in clients))
+    async def _tell(self, call: str, *args: int) -> None:
+        """Gateways of a job that is away may stay untold: they are told when it is back (`stands`)."""
+        before = self._caught_up
+        try:
+            async with asyncio.timeout(TRY_S if self.away else None):
+                await self._each(call, *args)
+        except (Unavailable, TimeoutError) as error:
+            if not await self._excused(before):
+                raise
+            log.warning("job %s is away, and told to %s when it is back: %s", self.name, call, error)
 
-        self.loop.run(told())
+    async def _each(self, call: str, *args: int) -> None:
+        """Ends when each has answered: what is said to one late would come after what is said next."""
+        assert self._fleet is not None
+        calls = [getattr(client, call)(*args) for client in self._fleet.clients.values()]
+        for said in await asyncio.gather(*calls, return_exceptions=True):
+            if isinstance(said, BaseException):
+                raise said
+
+    async def _excused(self, before: int) -> bool:
+        """Whether gateways hear it otherwise, as the job is away, or was and has caught up. The look that comes next
+        may have begun before gateways went: two are waited for."""
+
+        def known() -> bool:
+            return self.away or self._caught_up > before
+
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.looks_s):
+                for _ in range(2 if self.looks_s else 0):
+                    if known() or self.over:
+                        break
+                    self._looked.clear()
+                    await self._looked.wait()
+        return known()
+
+    def stands(self, *, ready: bool) -> None:
+        """Where the job stands. Called again and again, in its loop: one that is back is told what it missed, and again
+        at the next look if that failed."""
+        self._ready = ready
+        self._looked.set()
+        if not ready:
+            self.away = True
+        elif self.away and (self._catching_up is None or self._catching_up.done()):
+            self._catching_up = asyncio.create_task(self._catch_up(), name="tell what was missed")
+
+    async def _catch_up(self) -> None:
+        """Who changes what is wanted holds `holds.lock` while it waits for this loop: it is not taken here, and what
+        changed meanwhile is told once more."""
+        told = None
+        try:
+            while told != (wanted := (self._version, bool(self.holds.by))):
+                await self._each("policy_version", wanted[0])
+                await self._each("pause" if wanted[1] else "resume")
+                told = wanted
+        except SandgateError as error:
+            log.warning("job %s is back, and its gateways do not answer yet: %s", self.name, error)
+            return
+        self.away = not self._ready
+        self._caught_up += 1
 
     def close(self) -> None:
         """Idempotent."""
@@ -292,8 +409,9 @@ class Link:
             self.loop.close()
 
     async def _close(self) -> None:
-        if self._collecting is not None:
-            self._collecting.cancel()
-            await asyncio.gather(self._collecting, return_exceptions=True)
+        for task in (self._collecting, self._catching_up):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         if self._fleet is not None:
             await self.connection.__aexit__(None, None, None)

@@ -10,15 +10,17 @@ from sandgate.contract.job import EngineSpec, RolloutJob
 from sandgate.operator.local.job import load_job
 from sandgate.trainer.areal.link import Link
 from sandgate.trainer.client.cluster import ClusterPlace
-from sandgate.trainer.client.cluster_job import Standing, applied
+from sandgate.trainer.client.cluster_job import LOOK_S, Standing, applied
 from sandgate.trainer.client.pushed_job import served
 
 READY_S = 3600.0
 """Until it is ready: images are pulled, and a queue may hold it."""
+LOOKS = 6
+"""Within the time of so many, two are made: an API server may be away a while."""
 
 
-def own_job(manifest: Path, place: ClusterPlace, engines: Sequence[str]) -> Link:
-    """Not applied before the link is opened; deleted when it is closed. Raises BadManifest."""
+def own_job(manifest: Path, place: ClusterPlace, engines: Sequence[str], *, asked_only: bool = False) -> Link:
+    """Not applied before the link is opened; deleted when it is closed. `asked_only`: see Link. Raises BadManifest."""
     job = over(load_job(manifest), engines)
     link: Link
 
@@ -26,9 +28,10 @@ def own_job(manifest: Path, place: ClusterPlace, engines: Sequence[str]) -> Link
         link.ended(error)
 
     def stands(now: Standing) -> None:
-        link.away = not now.ready
+        link.stands(ready=now.ready)
 
-    link = Link(job.metadata.name, applied(job, place, ready_s=READY_S, ended=ended, stands=stands))
+    of_job = applied(job, place, ready_s=READY_S, ended=ended, stands=stands)
+    link = Link(job.metadata.name, of_job, asked_only=asked_only, looks_s=LOOKS * LOOK_S)
     return link
 
 
