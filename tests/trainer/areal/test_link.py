@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from sandgate.contract.errors import Conflict, Unavailable
 from sandgate.contract.job import Task
 from sandgate.contract.lease import Lease
-from sandgate.trainer.areal.link import Holds, Link, alive
+from sandgate.trainer.areal.link import COMMAND, LOG, Holds, Link, alive, local_run
 from sandgate.trainer.client import streaming
 from sandgate.trainer.client.fleet import AsyncFleet, fleet
 from sandgate.trainer.testing import gateway
@@ -173,6 +174,16 @@ async def test_a_group_that_comes_when_its_episode_gave_up_is_given_back() -> No
         async with asyncio.timeout(20):
             await again
         assert queue.acked == ["q0"], "it is the next one's that waits"
+
+
+async def test_a_run_that_ends_at_once_is_told_at_once(tmp_path: Path) -> None:
+    """A wrong manifest, as most are at first: nobody waits ten minutes for its gateways."""
+    manifest, out = tmp_path / "job.yaml", tmp_path / "out"
+    manifest.write_text("apiVersion: sandgate.dev/v1alpha1\nkind: RolloutJob\nmetadata: {name: shop}\n")
+    with pytest.raises(Unavailable, match=r"ended at once, with code 2; .*areal-run.log says why"):
+        async with local_run(COMMAND, manifest, out, ["http://127.0.0.1:1"]):
+            pytest.fail("it has no gateways")
+    assert "spec" in (out / LOG).read_text()
 
 
 async def test_a_job_that_failed_is_told_to_the_episode_that_waits_and_to_the_next() -> None:

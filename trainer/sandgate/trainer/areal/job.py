@@ -10,7 +10,6 @@ Imports AReaL; what needs none of it is in the other modules of this package.
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,15 +25,12 @@ from sandgate.contract.errors import InvalidBody
 from sandgate.contract.trajectory import Json
 from sandgate.trainer.areal.batches import Credit, credited, tensors
 from sandgate.trainer.areal.engines import server_urls
-from sandgate.trainer.areal.link import Holds, Link, alive, local_run
+from sandgate.trainer.areal.link import COMMAND, Holds, Link, alive, local_run
 from sandgate.trainer.areal.links import linked
 from sandgate.trainer.areal.own_job import own_job
 from sandgate.trainer.client.cluster import place_of
 from sandgate.trainer.client.fleet import cluster_fleet, fleet
 from sandgate.trainer.credit.reasons import TAUGHT, Truncated
-
-COMMAND = (sys.executable, "-m", "sandgate.trainer.cli")
-"""`sandgate` of this Python."""
 
 _holds: defaultdict[str, Holds] = defaultdict(Holds)
 """Of the gateways of a job, or of one by its address."""

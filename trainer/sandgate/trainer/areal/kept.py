@@ -7,6 +7,7 @@ A trainer that is killed cannot end what it started; its end of the pipe closes 
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -27,7 +28,8 @@ def main(words: list[str]) -> int:
 
 
 def _stop_at_the_end(child: subprocess.Popen[bytes]) -> None:
-    sys.stdin.buffer.read()
+    while os.read(0, 4096):  # not by sys.stdin: at its end Python aborts where a thread still waits in that
+        pass
     for number in (signal.SIGINT, signal.SIGINT, signal.SIGKILL):  # the second aborts what runs
         if child.poll() is not None:
             return

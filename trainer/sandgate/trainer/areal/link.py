@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,10 @@ from sandgate.trainer.client.rollout_client import AsyncRolloutClient
 
 log = logging.getLogger("sandgate.trainer.areal")
 
+COMMAND = (sys.executable, "-m", "sandgate.trainer.cli")
+"""`sandgate` of this Python."""
+LOOK_S = 0.5
+"""Between two looks at a run that starts."""
 START_S = 600.0
 """Until a run offers its gateways: its engine is there already."""
 REST_S = 10.0
@@ -49,7 +53,8 @@ async def local_run(
     words = [*command, "run", str(manifest), "--out", str(out), "--engine-url", engines[0]]
     process = await asyncio.to_thread(_start, words, out)
     try:
-        async with attach(out, wait_s=START_S) as fleet:
+        async with AsyncExitStack() as stack:
+            fleet = await _offered(stack, process, out)
             watching = asyncio.create_task(_died(process, out))
             try:
                 if len(engines) > 1:
@@ -60,6 +65,21 @@ async def local_run(
                 _let_go(process)  # before this trainer leaves the run, which would wait for it
     finally:
         await asyncio.to_thread(_stop, process)
+
+
+async def _offered(stack: AsyncExitStack, process: subprocess.Popen[bytes], out: Path) -> AsyncFleet:
+    """The run's gateways. Raises Unavailable once it has ended without: its manifest may be wrong."""
+    attaching = asyncio.ensure_future(stack.enter_async_context(attach(out, wait_s=START_S)))
+    try:
+        while not attaching.done():
+            await asyncio.wait([attaching], timeout=LOOK_S)
+            if not attaching.done() and (code := process.poll()) is not None:
+                raise Unavailable(f"sandgate run ended at once, with code {code}; {out / LOG} says why")
+        return attaching.result()
+    finally:
+        if not attaching.done():
+            attaching.cancel()
+            await asyncio.gather(attaching, return_exceptions=True)
 
 
 def _start(words: Sequence[str], out: Path) -> subprocess.Popen[bytes]:

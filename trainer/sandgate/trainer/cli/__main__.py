@@ -1,0 +1,5 @@
+"""`python -m sandgate.trainer.cli`: the command `sandgate`, where this Python has it and PATH may not."""
+
+from sandgate.trainer.cli.command import main
+
+main()
