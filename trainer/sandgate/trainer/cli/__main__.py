@@ -2,4 +2,5 @@
 
 from sandgate.trainer.cli.command import main
 
-main()
+if __name__ == "__main__":
+    main()
