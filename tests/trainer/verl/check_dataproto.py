@@ -23,6 +23,7 @@ from sandgate.contract.errors import InvalidBody
 from sandgate.trainer.credit.batches import no_row
 from sandgate.trainer.credit.sink import SinkGroup
 from sandgate.trainer.verl import Lengths, VerlSink, agent_loop_output, to_dataproto, usable
+from sandgate.trainer.verl.reward_columns import ValidationColumns
 from tests.trainer.verl.rows import row, short
 
 P, R = 4, 6
@@ -119,6 +120,33 @@ def test_a_session_that_failed_takes_no_reward_column_along() -> None:
     found = process_validation_metrics(["shop"] * 4, ["a", "a", "b", "b"], infos)
     assert found["shop"]["acc"]["mean@1"] == 1.0
     assert found["shop"]["acc"]["mean@2"] == 0.5
+
+
+def test_all_batches_of_a_validation_have_the_columns_of_its_first() -> None:
+    """What a verifier tells differs, and of what failed it tells nothing: verl ends where one batch has a column that
+    another has not."""
+
+    def told(*infos: dict[str, Any]) -> Any:
+        rows = [row(at, reward=1.0, reward_info=info) for at, info in enumerate(infos)]
+        return to_dataproto(rows, LENGTHS, validate=True)
+
+    columns = ValidationColumns()
+    for step, batches in {
+        0: [told({"acc": 1.0}, {"acc": 0.0}), told({"acc": 1.0, "error": "late"}, {}), told({}, {})],
+        5: [told({}, {}), told({"acc": 1.0}, {"acc": 0.0})],
+    }.items():
+        infos: dict[str, list[Any]] = {}
+        for batch in batches:
+            columns.settle(batch, {"validate": True, "global_steps": step})
+            for name, values in extract_reward(batch)[1].items():
+                infos.setdefault(name, []).extend(values.tolist())
+        assert {name: len(values) for name, values in infos.items()} == {"acc": 2 * len(batches)}
+        uids = [str(at) for at in range(len(batches)) for _ in range(2)]
+        found = process_validation_metrics(["shop"] * len(uids), uids, infos)
+        assert found["shop"]["acc"]["mean@2"] == 0.5
+    training = told({"acc": 1.0, "error": "late"})
+    columns.settle(training, {"global_steps": 6})
+    assert training.meta_info["reward_extra_keys"] == ["acc", "error"]
 
 
 def test_in_validation_what_failed_has_its_groups_plain_mean() -> None:

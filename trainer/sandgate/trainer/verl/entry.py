@@ -24,6 +24,7 @@ from sandgate.trainer.verl.cli import CliRunner
 from sandgate.trainer.verl.dataproto import to_dataproto
 from sandgate.trainer.verl.engine import VerlEngine
 from sandgate.trainer.verl.framework import OpenAICompatibleAgentFramework
+from sandgate.trainer.verl.reward_columns import ValidationColumns
 from sandgate.trainer.verl.rows import Lengths, extra_fields
 from sandgate.trainer.verl.runners import LEGACY, RunnerConfig, runner_configs
 from sandgate.trainer.verl.sessions import Score
@@ -233,6 +234,7 @@ class AgentFrameworkWorker:
             config, gateways=AgentGatewayManager(gateways), reward_loop_worker_handles=reward_handles
         )
         self._queue = False
+        self._columns = ValidationColumns()
 
     async def ready(self) -> None:
         """Its constructor is through."""
@@ -248,7 +250,9 @@ class AgentFrameworkWorker:
 
     async def generate(self, prompts: Any) -> Any:
         """A DataProto batch, row by row."""
-        return await self.framework.generate_aligned(prompts)
+        made = await self.framework.generate_aligned(prompts)
+        self._columns.settle(made, prompts.meta_info)
+        return made
 
     async def rows(self) -> tuple[dict[str, float], str]:
         """What teaches and what does not, since the start: for a trainer's log, and for Prometheus."""

@@ -22,6 +22,7 @@ from sandgate.trainer.verl.jobs.running import verl_job
 from sandgate.trainer.verl.jobs.settings import JobSettings
 from sandgate.trainer.verl.jobs.tasks import task_of
 from sandgate.trainer.verl.jobs.vocabulary import Vocabulary
+from sandgate.trainer.verl.reward_columns import ValidationColumns
 from sandgate.trainer.verl.sessions import BatchSample, Score
 from sandgate.trainer.verl.transfer import TRAIN, VALIDATION, put_group, put_status
 
@@ -43,6 +44,7 @@ class JobWorker:
         self._background: set[asyncio.Task[None]] = set()
         self._queue = False
         self._vocabulary = Vocabulary(settings.tokenizer)
+        self._columns = ValidationColumns()
         self.counters = RowCounters()
         """Of what its trainer was given."""
 
@@ -102,6 +104,7 @@ class JobWorker:
         made = dataproto(
             rows, samples, self.settings.lengths, self.pad, seconds, truncated=truncated, validate=validate
         )
+        self._columns.settle(made, prompts.meta_info)
         count(made, self.counters)
         return made
 
