@@ -51,13 +51,12 @@ import torch  # type: ignore[import-not-found]  # noqa: E402
 from areal.api.cli_args import OptimizerConfig, PPOActorConfig  # type: ignore[import-not-found]  # noqa: E402
 from areal.api.io_struct import FinetuneSpec  # type: ignore[import-not-found]  # noqa: E402
 from areal.engine.fsdp_engine import FSDPPPOActor  # type: ignore[import-not-found]  # noqa: E402
-from areal.utils.network import find_free_ports  # type: ignore[import-not-found]  # noqa: E402
 
 
 def actor(model: str, experiment: str) -> Any:
     """With no norms of its own: what it is given as rewards are advantages already."""
-    port = str(find_free_ports(1)[0])
-    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    # Port 0: one that is free by then.
+    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     config = PPOActorConfig(
         experiment_name=experiment,
         trial_name="ci",

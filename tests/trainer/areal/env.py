@@ -19,6 +19,8 @@ from tests.support.environments import python_of
 ROOT = Path(__file__).parents[3]
 WARM = Path(__file__).parent / "warm.py"
 STOP_S = 10.0
+PROGRAM_S = 100.0
+"""Of one program, less than the tests' limit: one that hangs is told of with the places where it waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +31,16 @@ class Areal:
     folder: Path
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
-    def run(self, *argv: str | Path, path: tuple[Path, ...] = (), **env: str) -> tuple[int, str, str]:
+    def run(
+        self, *argv: str | Path, path: tuple[Path, ...] = (), seconds: float = PROGRAM_S, **env: str
+    ) -> tuple[int, str, str]:
         """Exit code, stdout, stderr. `path`: goes before the environment's own packages. Nothing of ours is on it
         otherwise. Raises AssertionError if the process itself died."""
         out, err = (self.folder / f"{next(self.numbers)}.{kind}" for kind in ("out", "err"))
         order = {
             "argv": [str(word) for word in argv],
             "path": [str(one) for one in path],
+            "seconds": seconds,
             "env": environment(**env),
             "out": str(out),
             "err": str(err),
@@ -45,9 +50,11 @@ class Areal:
         self.process.stdin.flush()
         return int(self._said("ENDED")), out.read_text(), err.read_text()
 
-    async def arun(self, *argv: str | Path, path: tuple[Path, ...] = (), **env: str) -> tuple[int, str, str]:
+    async def arun(
+        self, *argv: str | Path, path: tuple[Path, ...] = (), seconds: float = PROGRAM_S, **env: str
+    ) -> tuple[int, str, str]:
         """The same, while this loop goes on."""
-        return await asyncio.to_thread(functools.partial(self.run, *argv, path=path, **env))
+        return await asyncio.to_thread(functools.partial(self.run, *argv, path=path, seconds=seconds, **env))
 
     def _said(self, word: str) -> str:
         """What comes after this word on its line; AReaL logs on others."""

@@ -93,6 +93,7 @@ async def told(areal: Areal, folder: Path) -> tuple[dict[str, Any], list[ArealSe
             ROOT / "examples" / "shop" / "model",
             *(one.url.removeprefix("http://") for one in (first, second)),
             path=ROOMS,
+            seconds=200.0,
             TORCHDYNAMO_DISABLE="1",
         )
     assert code == 0, errors[-6000:] + out[-2000:]

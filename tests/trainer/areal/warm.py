@@ -5,6 +5,7 @@ find, but for modules that were imported before."""
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import json
 import os
@@ -20,11 +21,12 @@ from areal.infra.remote_inf_engine import GroupedRolloutWorkflow  # type: ignore
 
 
 def run(order: dict[str, Any]) -> None:
-    """In the fork, which ends like any Python: by what the program raises, too."""
+    """In the fork, which ends like any Python: by what the program raises, too; one that hangs says where."""
     for number, name in ((1, order["out"]), (2, order["err"])):
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
     os.environ.clear()
     os.environ.update(order["env"])
+    faulthandler.dump_traceback_later(order["seconds"], exit=True)
     sys.argv = order["argv"]
     sys.path[:0] = order["path"]
     runpy.run_path(order["argv"][0], run_name="__main__")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import logging
+import os
 import secrets
 import subprocess
 import sys
@@ -14,6 +14,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from weakref import WeakSet
 
 from sandgate.contract import control_api
 from sandgate.contract.attach import ATTACH, SECRET, RunInfo
@@ -21,6 +22,7 @@ from sandgate.contract.errors import Conflict, SandgateError, Unavailable
 from sandgate.contract.job import Task
 from sandgate.contract.keys import Key, Scope, mint
 from sandgate.contract.trajectory import Json, Trajectory
+from sandgate.trainer.client.at_exit import at_exit, not_at_exit
 from sandgate.trainer.client.attach import attach
 from sandgate.trainer.client.fleet import HEARTBEAT_S, AsyncFleet
 from sandgate.trainer.client.groups import Group
@@ -33,7 +35,7 @@ log = logging.getLogger("sandgate.trainer.areal")
 COMMAND = (sys.executable, "-m", "sandgate.trainer.cli")
 """`sandgate` of this Python."""
 LOOK_S = 0.5
-"""Between two looks at a run that starts."""
+"""Between two looks at a run."""
 START_S = 600.0
 """Until a run offers its gateways: its engine is there already."""
 REST_S = 10.0
@@ -41,6 +43,8 @@ REST_S = 10.0
 begins the next at once."""
 TRY_S = 10.0
 """For gateways to answer whose job is held, or not ready: the training waits, and they are told when they are back."""
+_started: WeakSet[subprocess.Popen[bytes]] = WeakSet()
+"""Runs, and ends of their pipes, which only this process is to hold."""
 LOG = "areal-run.log"
 """In the run's folder: what it said."""
 
@@ -86,11 +90,14 @@ def _start(words: Sequence[str], out: Path) -> subprocess.Popen[bytes]:
     out.mkdir(parents=True, exist_ok=True)
     with (out / LOG).open("ab") as said:
         kept = [sys.executable, str(Path(__file__).with_name("kept.py")), *words]
-        return subprocess.Popen(kept, stdout=said, stderr=subprocess.STDOUT, stdin=subprocess.PIPE)
+        made = subprocess.Popen(kept, stdout=said, stderr=subprocess.STDOUT, stdin=subprocess.PIPE)
+    _started.add(made)
+    return made
 
 
 async def _died(process: subprocess.Popen[bytes], out: Path) -> None:
-    code = await asyncio.to_thread(process.wait)
+    while (code := process.poll()) is None:  # noqa: ASYNC110 - a thread that waits keeps a trainer that ends
+        await asyncio.sleep(LOOK_S)
     log.error("sandgate run has ended with code %s; %s says why", code, out / LOG)
 
 
@@ -107,6 +114,15 @@ def _let_go(process: subprocess.Popen[bytes]) -> None:
     """It ends then, as it would if this process died."""
     assert process.stdin is not None
     process.stdin.close()
+
+
+def _let_go_of_all() -> None:
+    for process in list(_started):
+        _let_go(process)
+
+
+# A DataLoader's workers, which are forked off, would keep a run that this process lets go.
+os.register_at_fork(after_in_child=_let_go_of_all)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
@@ -176,7 +192,7 @@ class Link:
 
     def open(self, version: int) -> None:
         """Connect; blocks. `version`: of AReaL's weights."""
-        atexit.register(self.close)
+        at_exit(self.close)
         try:
             self.loop.run(self._open(version))
         except BaseException:
@@ -422,7 +438,7 @@ class Link:
                 return
             self.closed = True
         self.holds.by.discard(id(self))  # ids come again
-        atexit.unregister(self.close)
+        not_at_exit(self.close)
         try:
             self.loop.run(self._close())
         finally:

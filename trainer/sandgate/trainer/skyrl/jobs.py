@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -16,6 +15,7 @@ from sandgate.contract.job import RolloutJob, Task
 from sandgate.contract.session import PUBLIC
 from sandgate.contract.trajectory import Trajectory
 from sandgate.operator.local.job import load_job
+from sandgate.trainer.client.at_exit import at_exit, not_at_exit
 from sandgate.trainer.client.fleet import AsyncFleet
 from sandgate.trainer.client.local_job import fresh_folder, local_job
 from sandgate.trainer.client.loop_thread import LoopThread
@@ -174,7 +174,7 @@ class JobRunner:
         self._told: dict[str, int] = {}
         self._starting = asyncio.Lock()
         self._closing = threading.Lock()
-        atexit.register(self.close)
+        at_exit(self.close)
 
     async def groups(
         self, kind: BatchKind, tasks: Sequence[Task], version: int | None
@@ -212,7 +212,7 @@ class JobRunner:
         with self._closing:
             if self._loop.closed:
                 return
-            atexit.unregister(self.close)
+            not_at_exit(self.close)
             try:
                 self._loop.run(self._stack.aclose())
             finally:
