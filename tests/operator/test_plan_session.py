@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from sandgate.contract.errors import FailureClass, FailureReason
@@ -51,6 +53,18 @@ Case = tuple[RolloutJobSpec, SessionObserved, float, list[Action]]
 STEPS: dict[str, Case] = {
     "an open session is started": (spec(), session(), 0.0, [StartAttempt(ref())]),
     "one that starts is waited for": (spec(), session(sandbox=running(None)), 5.0, [WakeAt(10)]),
+    "one that has no node is waited for, though no scheduler says so": (
+        spec(),
+        session(sandbox=running(None, unplaced=True)),
+        11.0,
+        [WakeAt(WAITS_S)],
+    ),
+    "the time of one whose node's clock is behind runs from when it was asked for": (
+        spec(),
+        session(sandbox=replace(running(-119.0), asked_at=5.0)),
+        50.0,
+        [WakeAt(105.0)],
+    ),
     "once is enough": (spec(), session(sandbox=running(None), wake_at=10), 5.0, []),
     "one that does not start in time is stopped": (
         spec(),
@@ -263,6 +277,62 @@ STEPS: dict[str, Case] = {
         after(ended(None, reason=R.EVICTED, detail="too much")),
         20.0,
         seal(R.EVICTED, "too much"),
+    ),
+    "a verifier that has a node starts within startSeconds": (
+        spec(**VERIFIER),
+        after(ended(), verifier=running(None, placed_at=30.0)),
+        39.0,
+        [WakeAt(40.0)],
+    ),
+    "or is stopped": (
+        spec(**VERIFIER),
+        after(ended(), verifier=running(None, placed_at=30.0)),
+        40.0,
+        [StopVerifier(ref())],
+    ),
+    "its time does not run while its image is on its way": (
+        spec(**VERIFIER),
+        after(ended(), verifier=running(None, placed_at=30.0, waiting=Waiting("Pulling: v", pulls=True))),
+        60.0,
+        [WakeAt(70.0)],
+    ),
+    "nor while it has no node": (
+        spec(**VERIFIER),
+        after(ended(), verifier=running(None, unplaced=True)),
+        71_999.0,
+        [WakeAt(72_000.0)],
+    ),
+    "one that was stopped before it started is lost: the policy's answer was judged by nobody": (
+        spec(**VERIFIER),
+        replace(
+            after(
+                ended(),
+                verifier=running(None, ended(None, at=41.0, signal=9, detail="stopped"), placed_at=30.0),
+                verifier_stop_at=40.0,
+            ),
+            looked_at=41.0,
+        ),
+        42.0,
+        seal(R.VERIFIER_LOST, "verifier: not started within startSeconds 10"),
+    ),
+    "so is one for which there was no room": (
+        spec(**VERIFIER),
+        replace(
+            after(
+                ended(),
+                verifier=running(None, ended(None, at=72_001.0, signal=9, detail="stopped")),
+                verifier_stop_at=72_000.0,
+            ),
+            looked_at=72_001.0,
+        ),
+        72_002.0,
+        seal(R.VERIFIER_LOST, "verifier: no room for it within 20 h"),
+    ),
+    "one that started before it was asked for has a node whose clock is behind": (
+        spec(**VERIFIER),
+        after(ended(), verifier=replace(running(-45.0), asked_at=20.0)),
+        60.0,
+        [WakeAt(70.0)],
     ),
     "a verifier is waited for": (
         spec(**VERIFIER),

@@ -342,6 +342,12 @@ class PodStatus:
         return Waiting(words, reason, placed=not self._condition("PodScheduled", "False"))
 
     @property
+    def unplaced(self) -> bool:
+        """It has no node. A scheduler that is away, or has others before it, says nothing of it."""
+        placed = self.spec.get("nodeName") or self._condition("PodScheduled", "True")
+        return not placed and not self.began and self.phase in (None, "Pending")
+
+    @property
     def placed_at(self) -> float | None:
         """When it was given a node."""
         return self._transition("PodScheduled", "True")

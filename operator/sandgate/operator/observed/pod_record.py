@@ -66,6 +66,7 @@ def pod_seen(body: Body, now: float, before: PodSeen | None = None) -> PodSeen:
             exit_,
             pod.placed_at,
             None if exit_ is not None or pod.began else pod.held_up(waiting),
+            unplaced=exit_ is None and pod.unplaced,
         ),
         deleting=pod.deleted_at is not None,
         over=pod.phase in OVER,

@@ -92,6 +92,8 @@ class Running:
     """When it was given a node; None: not yet, or not known."""
     waiting: Waiting | None = None
     """None: nothing is known to be in its way."""
+    unplaced: bool = False
+    """It has no node yet, said or not: nothing starts, and its time does not run."""
 
 
 @dataclass(frozen=True, slots=True)

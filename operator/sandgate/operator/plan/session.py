@@ -24,7 +24,6 @@ from sandgate.operator.plan.actions import (
     StopAttempt,
     StopVerifier,
     Told,
-    Waiting,
     WakeAt,
     WriteSession,
 )
@@ -110,31 +109,48 @@ def _running(spec: RolloutJobSpec, seen: SessionObserved, agent: Running, now: f
     if state is SessionState.COMPLETE and spec.agent.completion is Completion.COMPLETE:
         return [StopAttempt(seen.ref, Stop(None))]
     if agent.started_at is None:
-        if agent.waiting is not None and not agent.waiting.placed:  # nothing starts; room comes back
+        if _unplaced(agent):
             by = seen.opened_at + WAITS_S
             return [StopAttempt(seen.ref, TOO_LATE)] if now >= by else wake(seen.wake_at, by)
-        times = PULLS if _pulls(agent.waiting) else 1
-        limit = spec.limits.start_seconds * times
-        begun = agent.asked_at if agent.placed_at is None else agent.placed_at
-        stop = _not_started(spec.limits.start_seconds, times, agent.waiting)
+        until, stop = _start_by(spec, agent), _not_started(spec, agent)
     else:
-        limit, begun = spec.limits.session_seconds, agent.started_at
+        limit = spec.limits.session_seconds
+        until = _started(agent, agent.started_at) + limit
         stop = Stop(FailureReason.SESSION_TIMEOUT, f"still running after sessionSeconds {limit}")
-    if now >= begun + limit:
+    if now >= until:
         return [StopAttempt(seen.ref, stop)]
-    return [*_show(seen, agent, now), *wake(seen.wake_at, min(_times(seen, agent, begun + limit, now)))]
+    return [*_show(seen, agent, now), *wake(seen.wake_at, min(_times(seen, agent, until, now)))]
 
 
-def _pulls(waiting: Waiting | None) -> bool:
-    """Its image is on its way: that goes on by itself."""
-    return waiting is not None and waiting.pulls
+def _unplaced(one: Running) -> bool:
+    """Nothing starts; room comes back."""
+    return one.unplaced or (one.waiting is not None and not one.waiting.placed)
 
 
-def _not_started(limit: float, times: int, waiting: Waiting | None) -> Stop:
-    text = f"not started within {f'{times} times ' if times > 1 else ''}startSeconds {limit}"
-    if waiting is None:
+def _started(one: Running, at: float) -> float:
+    """Its node's clock may be behind: nothing starts before it was asked for."""
+    return max(at, one.asked_at)
+
+
+def _start_by(spec: RolloutJobSpec, one: Running) -> float:
+    """When one that has a node is to have started."""
+    begun = one.asked_at if one.placed_at is None else one.placed_at
+    return begun + _tries(one) * spec.limits.start_seconds
+
+
+def _tries(one: Running) -> int:
+    """More while its image is on its way: that goes on by itself."""
+    return PULLS if one.waiting is not None and one.waiting.pulls else 1
+
+
+def _not_started(spec: RolloutJobSpec, one: Running) -> Stop:
+    times = _tries(one)
+    text = (
+        f"not started within {f'{times} times ' if times > 1 else ''}startSeconds {spec.limits.start_seconds}"
+    )
+    if one.waiting is None:
         return Stop(FailureReason.START_TIMEOUT, text)
-    return Stop(waiting.reason, f"{text}: {waiting.words}")
+    return Stop(one.waiting.reason, f"{text}: {one.waiting.words}")
 
 
 def _show(seen: SessionObserved, agent: Running, now: float) -> list[Action]:
@@ -159,21 +175,30 @@ def _ended(spec: RolloutJobSpec, seen: SessionObserved, end: Exit, now: float) -
     if judge is None:
         return [StartVerifier(seen.ref)]
     if judge.exit is None:
-        return _judging(seen, judge, float(spec.reward.verifier.seconds), now)
+        return _judging(spec, seen, judge, now)
     if judge.exit.message.reward is None and seen.looked_at < judge.exit.at:
         return [LookSession(seen.ref)]  # it may have posted the reward itself
     return _seal(spec, seen, end, judge.exit)
 
 
-def _judging(seen: SessionObserved, judge: Running, limit: float, now: float) -> list[Action]:
-    """The verifier has its time; then it is told to stop, then it is ended by force, as an agent is."""
+def _judging(spec: RolloutJobSpec, seen: SessionObserved, judge: Running, now: float) -> list[Action]:
+    """The verifier has its time to start, and then its own; then it is told to stop, then it is ended by force, as an
+    agent is."""
     if seen.verifier_stop_at is None:
-        until = (judge.started_at or judge.asked_at) + limit
+        until = _judged_by(spec, judge)
         return [StopVerifier(seen.ref)] if now >= until else wake(seen.wake_at, until)
     if seen.verifier_killed:
         return []
     by = seen.verifier_stop_at + FORCE_S
     return [KillVerifier(seen.ref)] if now >= by else wake(seen.wake_at, by)
+
+
+def _judged_by(spec: RolloutJobSpec, judge: Running) -> float:
+    """Its keys last as long (`cluster.key_life.verifier_needs`)."""
+    if judge.started_at is not None:
+        assert spec.reward.verifier is not None
+        return _started(judge, judge.started_at) + spec.reward.verifier.seconds
+    return judge.asked_at + WAITS_S if _unplaced(judge) else _start_by(spec, judge)
 
 
 def _seal(
@@ -185,10 +210,22 @@ def _seal(
     reason, detail = failure(spec, seen, end)
     if verdict is not None and (why := _no_verdict(seen, verdict)):
         # Its input is the agent's: only what befell it from outside is infrastructure's.
-        lost = is_infra(verdict.reason)
-        reason, detail = FailureReason.VERIFIER_LOST if lost else FailureReason.VERIFIER_FAILED, why
+        never = _never_judged(spec, seen)
+        lost = is_infra(verdict.reason) or never
+        reason = FailureReason.VERIFIER_LOST if lost else FailureReason.VERIFIER_FAILED
+        detail = never or why
         verdict = None
     return [SealSession(seen.ref, reward_of(spec, reason, detail, end, verdict))]
+
+
+def _never_judged(spec: RolloutJobSpec, seen: SessionObserved) -> str:
+    """Why the verifier was stopped before it had started, if it was: nobody knows what it would have said."""
+    judge = seen.verifier
+    if seen.verifier_stop_at is None or judge is None or judge.started_at is not None:
+        return ""
+    if judge.placed_at is None:
+        return "verifier: no room for it within 20 h"
+    return f"verifier: {_not_started(spec, judge).detail}"
 
 
 def _no_verdict(seen: SessionObserved, verdict: Exit) -> str:
