@@ -14,6 +14,8 @@ from typing import Any, cast
 import pytest
 
 from sandgate.contract.errors import Unavailable
+from sandgate.contract.labels import AGENT, JOB, MANAGED_BY, ROLE, SESSION
+from sandgate.contract.names import session_id
 from sandgate.operator.cluster import pod_events
 from sandgate.operator.cluster.job_state import JobState
 from sandgate.operator.cluster.pod_events import PodEvents
@@ -21,7 +23,7 @@ from sandgate.operator.observed import events
 from sandgate.operator.observed.job import Observed
 from sandgate.operator.plan.actions import Ref, Running, StopAttempt, Told
 from sandgate.operator.plan.session import plan_session
-from tests.operator.cluster_rig import NAMESPACE, Box, World, hurry, manifest, world
+from tests.operator.cluster_rig import NAMESPACE, Box, World, buys, hurry, manifest, world
 from tests.operator.plans import spec, want
 from tests.operator.test_cluster import is_so, so
 from tests.support.waiting import paced
@@ -58,6 +60,35 @@ async def test_an_agent_that_ended_well_is_right_though_its_end_was_seen_after_i
     await is_so(up, "Complete")
     (session,) = up.sessions().values()
     assert (session["status"]["reward"], session["status"].get("failureReason")) == (1.0, None)
+
+
+async def test_a_pod_of_an_earlier_job_of_that_name_is_no_agent_of_this_one(up: World) -> None:
+    """It is collected later than its AgentSession, and its session had the same name."""
+    name = session_id("shop", "a", 0, 0)
+    over = {"exitCode": 0, "startedAt": "2026-01-01T00:00:01Z", "finishedAt": "2026-01-01T00:00:09Z"}
+    up.kube.objects["Pod", NAMESPACE, name] = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": NAMESPACE,
+            "uid": "pod-before",
+            "resourceVersion": "1",
+            "labels": {MANAGED_BY: "sandgate", JOB: "shop", ROLE: AGENT, SESSION: name},
+            "ownerReferences": [{"kind": "AgentSession", "name": name, "uid": "before", "controller": True}],
+        },
+        "spec": {"containers": [{"name": "agent"}]},
+        "status": {
+            "phase": "Succeeded",
+            "containerStatuses": [{"name": "agent", "state": {"terminated": over}}],
+        },
+    }
+    up.agents = [("shop", buys)]
+    up.operator_up()
+    await up.kube.create(manifest("a 1"))
+    await is_so(up, "Complete")
+    (session,) = up.sessions().values()
+    assert (session["status"]["turns"], session["status"]["reward"]) == (1, 1.0)
 
 
 async def test_a_trainer_is_not_lost_while_there_is_no_gateway_to_hear_it(up: World) -> None:

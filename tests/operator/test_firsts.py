@@ -61,6 +61,13 @@ def unjudged(uid: str) -> Session:
     return uid, SessionObserved(ref=one.ref, opened_at=0.0, summary=one.summary, verifier=judge), sample
 
 
+def not_judged(uid: str, reason: R = R.IMAGE_ERROR) -> Session:
+    """It ran well, and its verifier's image cannot be had: it is run anew."""
+    uid, one, sample = ended(uid, R.VERIFIER_LOST, turns=3)
+    judge = Running(0.0, None, Exit(2.0, reason=reason, detail="container verifier: ErrImagePull: 404"))
+    return uid, replace(one, verifier=judge), sample
+
+
 def refused(uid: str) -> Session:
     return ended(uid, R.ENGINE_ERROR, engine_reason="ModelNotServed", engine_error=NO_MODEL, engine_errors=3)
 
@@ -121,6 +128,15 @@ CASES: dict[str, tuple[list[Session | tuple[str, None, None]], Hopeless | None]]
         None,
     ),
     "an image that cannot be pulled may be pushed": ([ended("a", R.IMAGE_ERROR), ended("b", R.IMAGE_ERROR)], None),
+    "verifiers whose image cannot be had, of several tasks": (
+        [not_judged("a"), not_judged("b"), not_judged("c")],
+        Hopeless("NothingStarts", "verifier: ImageError container verifier: ErrImagePull: 404"),
+    ),
+    "of one task it may be its node's": ([not_judged("a"), not_judged("a"), not_judged("a")], None),
+    "a verifier that starts is against it": (
+        [not_judged("a"), not_judged("b"), ended("c", None, turns=2)],
+        None,
+    ),
     "an engine that is away comes back": (
         [ended("a", R.ENGINE_LOST), ended("b", R.ENGINE_ERROR, engine_reason="EngineUnavailable")],
         None,

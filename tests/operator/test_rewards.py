@@ -15,7 +15,7 @@ from sandgate.operator.plan.actions import SampleObserved, SampleTally
 from sandgate.operator.plan.conditions import find
 from sandgate.operator.plan.groups import ended_as
 from sandgate.operator.plan.rewards import none_has_one
-from sandgate.operator.plan.status import job_status
+from sandgate.operator.plan.status import NO_TURN, job_status
 from sandgate.operator.plan.vain import Vain
 from tests.operator.plans import seen, want
 
@@ -62,6 +62,9 @@ CRASH = Vain.of([("AgentExit", "exit code 2")])
 TALLIES: dict[str, tuple[SampleTally, bool, str]] = {
     "no reward at all": (SampleTally(ended=3, failed=1, vain=CRASH, unscored=2), False, HINT),
     "one reward": (SampleTally(ended=3, failed=1, vain=CRASH, unscored=1), False, ""),
+    "no turn at all": (SampleTally(ended=3, failed=1, vain=CRASH, unscored=2, rowless=2), False, NO_TURN),
+    "one turn": (SampleTally(ended=3, failed=1, vain=CRASH, rowless=1), False, ""),
+    "an agent elsewhere may have taken one": (SampleTally(ended=2, rowless=2), True, ""),
     "an agent elsewhere may have one": (SampleTally(ended=2, unscored=2), True, ""),
 }
 

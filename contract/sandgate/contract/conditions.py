@@ -98,7 +98,8 @@ class JobReason(StrEnum):
     OVER = "Over"
     """Not progressing: it is complete or failed."""
     ALL_ENDED = "AllEnded"
-    """Complete: every sample ended. The message says so where reward.source is agent and none of them has a reward."""
+    """Complete: every sample ended. The message says so where none of them took a turn, or reward.source is agent and
+    none of them has a reward."""
     GROUPS_LOST = "GroupsLost"
     """Complete: every sample ended, and some were lost after that: their gateway lost its journal before a trainer had
     them. The message counts them; a trainer that waits for their tasks is told by empty groups. Collected: all that is
@@ -123,8 +124,8 @@ class JobReason(StrEnum):
     has its words. A full quota, a missing right of the operator, a ServiceAccount that is not there yet are none of
     that: they are waited for."""
     NOTHING_STARTS = "NothingStarts"
-    """Failed: no agent of the first group started, and one of them in none of its attempts; the message has the most
-    frequent cause and its words."""
+    """Failed: no agent of the first group started, and one of them in none of its attempts; or none of the first
+    verifiers did. The message has the most frequent cause and its words."""
     AGENTS_FAIL_ALIKE = "AgentsFailAlike"
     """Failed: the first agents all ended in the same words before their first turn; the message has them."""
     ALL_FAILED = "AllFailed"

@@ -471,7 +471,7 @@ class ClusterJob:
     def _pod_says(self, kept: PodKept) -> None:
         pod = kept.seen
         session = self.observed.sessions.get(pod.session)
-        if session is None:
+        if session is None or not kept.is_of(self.at.sessions.held.get(pod.session)):
             return
         before = session.sandbox if pod.role == AGENT else session.verifier
         if before is not None and before.exit is not None:

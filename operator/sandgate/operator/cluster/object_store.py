@@ -126,15 +126,22 @@ class PodKept:
 
     version: int
     seen: PodSeen
+    owner: str = ""
+    """Uid of its AgentSession."""
 
     @property
     def uid(self) -> str:
         return self.seen.uid
 
+    def is_of(self, session: SessionSeen | None) -> bool:
+        """Not where it is left from a session of the same name: of a job that was deleted and applied again, whose
+        objects go one after the other."""
+        return session is None or not self.owner or self.owner == session.uid
+
 
 def pod_kept(body: Body, now: float) -> PodKept:
     """Never raises."""
-    return PodKept(version_of(body), pod_seen(body, now))
+    return PodKept(version_of(body), pod_seen(body, now), owner_uid(body))
 
 
 class Versioned(Protocol):

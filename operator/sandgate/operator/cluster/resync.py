@@ -179,9 +179,11 @@ class Resync:
     def _recall(self) -> None:
         at, now = self.at, self.at.now()
         over = is_over(at.observed.status)
-        memory = Recovered(
-            at.sessions.held, at.agents.held, at.verifiers.held, now, at.observed.done, over=over
+        agents, verifiers = (
+            {name: one for name, one in table.held.items() if one.is_of(at.sessions.held.get(name))}
+            for table in (at.agents, at.verifiers)
         )
+        memory = Recovered(at.sessions.held, agents, verifiers, now, at.observed.done, over=over)
         self._known = set(self._listed)  # of one that was not asked, nothing is known: it comes later
         at.opened.clear()
         committed = 0

@@ -201,6 +201,8 @@ class SampleObserved:
     """Attempts that failed on infrastructure and count against `group.retry.infra`."""
     unscored: bool = False
     """It ended, nobody gave it a reward, and it teaches nothing for the want of one."""
+    rowless: bool = False
+    """It ended well, or of the policy, and took no turn: there is no row of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,6 +230,8 @@ class SampleTally:
     """Those that teach nothing only for the want of a reward, as far as that is known."""
     lost: int = 0
     """Those of `failed` that had ended when their gateway lost its journal."""
+    rowless: int = 0
+    """Those that are not in vain, and took no turn."""
 
     def __add__(self, more: SampleTally) -> SampleTally:
         return SampleTally(
@@ -237,6 +241,7 @@ class SampleTally:
             vain=self.vain + more.vain,
             unscored=self.unscored + more.unscored,
             lost=self.lost + more.lost,
+            rowless=self.rowless + more.rowless,
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from math import inf
 
 from sandgate.contract.conditions import JobReason
 from sandgate.contract.errors import FailureReason
@@ -12,13 +13,15 @@ from sandgate.contract.job import RolloutJobSpec, TrainerSpec
 from sandgate.contract.status import JobCondition, RolloutJobStatus
 from sandgate.operator.plan.actions import GroupObserved, JobObserved, Stop
 from sandgate.operator.plan.conditions import find, is_over, is_true
-from sandgate.operator.plan.groups import lives
+from sandgate.operator.plan.groups import lives, settled
 
 COLLECT_S = float(TrainerSpec().collect_seconds)
 """How long trajectories wait for a trainer where the job has no trainer block."""
 CLOSING = frozenset((JobReason.DEADLINE_EXCEEDED, JobReason.TRAINER_LOST, JobReason.ALL_FAILED))
 """Reasons of condition Failed with which every group is closed: see `Ending.closes`."""
 
+AWAY_S = 600.0
+"""A job that gives up waits so long for gateways that are away: they close their groups, and seal their sessions."""
 OVER = Stop(FailureReason.ABORTED, "the job is over")
 """For sessions that an operator which starts anew finds half begun."""
 
@@ -32,6 +35,8 @@ class Ending:
     closes: bool = True
     """What ended well may still be had: its groups are closed. Else there is nothing to be had, and groups stay open
     for a driver that goes on once the cause is mended."""
+    at: float = inf
+    """Since when, in unix seconds; not said of one without hope, which waits for all that runs."""
 
 
 def stamp(now: float) -> str:
@@ -52,13 +57,26 @@ def ending(spec: RolloutJobSpec, seen: JobObserved, now: float) -> Ending | None
     if seen.hopeless is not None:
         return Ending(seen.hopeless.reason, seen.hopeless.message, closes=False)
     if (at := _deadline(spec, seen)) is not None and now >= at:
-        return Ending("DeadlineExceeded", f"activeDeadlineSeconds {spec.active_deadline_seconds} passed")
+        words = f"activeDeadlineSeconds {spec.active_deadline_seconds} passed"
+        return Ending("DeadlineExceeded", words, at=at)
     trainer = spec.trainer
     if trainer is not None and not spec.suspend and _unheard(seen, trainer.collect_seconds, now):
-        return Ending(
-            "TrainerLost", f"nothing heard of the trainer for collectSeconds {trainer.collect_seconds}"
-        )
+        words = f"nothing heard of the trainer for collectSeconds {trainer.collect_seconds}"
+        return Ending("TrainerLost", words, at=(seen.heard_at or 0.0) + trainer.collect_seconds)
     return None
+
+
+def given_up(why: Ending, seen: JobObserved, now: float) -> bool:
+    """Nothing of it runs any more, and its groups are closed: so the job has failed. Groups of a gateway that stays
+    away are closed when it comes back (`untold`), which may be never."""
+    left = [group for group in seen.groups.values() if not _let_go(group, why)]
+    if now >= why.at + AWAY_S:
+        left = [group for group in left if group.gateway in seen.gateways]
+    return not left and not seen.remote
+
+
+def _let_go(group: GroupObserved, why: Ending) -> bool:
+    return not lives(group) and (settled(group) or not why.closes)
 
 
 def silent(spec: RolloutJobSpec, seen: JobObserved, now: float) -> bool:
@@ -85,7 +103,11 @@ def turning_points(spec: RolloutJobSpec, seen: JobObserved, now: float) -> Itera
     if spec.trainer is not None and seen.heard_at is not None and not spec.suspend:
         times.append(seen.heard_at + spec.trainer.heartbeat_seconds)
         times.append(seen.heard_at + spec.trainer.collect_seconds)
-    yield from (at for at in times if at > now)
+    if (why := ending(spec, seen, now)) is not None and any(
+        group.gateway not in seen.gateways for group in seen.groups.values()
+    ):
+        times.append(why.at + AWAY_S)
+    yield from (at for at in times if now < at < inf)
 
 
 def deleted_at(spec: RolloutJobSpec, seen: JobObserved) -> float | None:

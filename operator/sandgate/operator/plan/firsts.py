@@ -1,7 +1,8 @@
 """Finds jobs without hope: all of the first sessions failed of a cause that stays, so that others need not run. (pure)
 
 Of what cannot get better: a pod that the API server refuses, a program that is not there, a model that the engine does
-not serve, a tokenizer of another model; and agents that all end in the same words before their first turn. What may
+not serve, a tokenizer of another model; verifiers of which none starts; and agents that all end in the same words
+before their first turn. What may
 pass by itself (an engine that starts again, a node) is neither for it nor against it; one session that got anywhere is
 against it, for good.
 
@@ -154,6 +155,8 @@ def end_of(seen: SessionObserved, sample: SampleObserved) -> End | None:
             return End(JobReason.POD_REFUSED, f"{kind}: {one.exit.detail}", kind, certain=True)
         if (why := not_there(one)) is not None:
             return End(JobReason.PROGRAM_MISSING, f"{kind}: {why}", kind, certain=True)
+    if (unjudged := _never_judged(seen.verifier)) is not None:
+        return unjudged
     if said is None or _turns(seen):
         return None
     if said.engine_reason in ENGINE and sample.failure is not None:
@@ -171,6 +174,15 @@ def not_there(one: Running | None) -> str | None:
     if one is None or one.started_at is not None or one.exit is None:
         return None
     return one.exit.detail if NOT_THERE.search(one.exit.detail) else None
+
+
+def _never_judged(verifier: Running | None) -> End | None:
+    """Its verifier did not start: whatever agents do, nobody scores it, and each is run anew for it."""
+    end = None if verifier is None or verifier.started_at is not None else verifier.exit
+    if end is None or end.reason not in STARTS:
+        return None
+    text = f"verifier: {end.reason.value} {end.detail}".strip()
+    return End(JobReason.NOTHING_STARTS, text, f"verifier {end.reason.value}", certain=False)
 
 
 def _turns(seen: SessionObserved) -> int:

@@ -75,6 +75,7 @@ def count(group: GroupObserved) -> SampleTally:
         retries=retries(group),
         vain=Vain.of(_cause(one) for one in group.samples if vain(one)),
         unscored=sum(one.unscored for one in group.samples),
+        rowless=sum(one.rowless for one in group.samples),
         lost=sum(
             one.reason is FailureReason.GATEWAY_LOST and one.detail == JOURNAL_LOST for one in group.samples
         ),
@@ -99,7 +100,8 @@ def ended_as(said: SessionSummary, before: SampleObserved) -> SampleObserved:
     ended = ended_with(reason, said.attempt, said.changed_at, before, told=said.failure_class)
     # Of a session that is retired nobody knows its reward any more.
     unscored = said.reward is None and not said.retired and not vain(ended)
-    return replace(ended, detail=said.failure_detail, unscored=unscored)
+    rowless = not said.turns and not said.retired and not vain(ended)
+    return replace(ended, detail=said.failure_detail, unscored=unscored, rowless=rowless)
 
 
 def ended_with(

@@ -18,13 +18,19 @@ from sandgate.operator.plan.actions import (
     SampleTally,
 )
 from sandgate.operator.plan.conditions import find, is_true
-from sandgate.operator.plan.ends import ending, silent, stamp
+from sandgate.operator.plan.ends import ending, given_up, silent, stamp
 from sandgate.operator.plan.groups import count, good, retries, settled
 from sandgate.operator.plan.retries import retryable
 from sandgate.operator.plan.rewards import none_has_one
 
 Fact = tuple[bool, str, str]
 """(status, reason, message)."""
+NAMED_MAX = 4
+"""Gateways that a message names."""
+NO_TURN = (
+    "no session took a turn, so there is nothing to train on: an agent reaches its model at $OPENAI_BASE_URL or "
+    "$ANTHROPIC_BASE_URL"
+)
 
 
 def job_status(want: JobWant, seen: JobObserved, now: float) -> RolloutJobStatus:
@@ -50,8 +56,7 @@ def job_status(want: JobWant, seen: JobObserved, now: float) -> RolloutJobStatus
     ):
         failed, facts_failed = True, (True, "AllFailed", all_failed)
     complete = not failed and (is_true(old, JobCondition.COMPLETE) or done)
-    given_up = why is not None and (idle if why.closes else not live)
-    if why is not None and given_up and not complete and not failed:
+    if why is not None and not complete and not failed and given_up(why, seen, now):
         failed, facts_failed = True, (True, why.reason, why.message)
     facts: dict[JobCondition, Fact] = {
         JobCondition.READY: _ready(want, seen),
@@ -135,8 +140,8 @@ def _failed_fact(old: RolloutJobStatus) -> Fact:
 
 
 def _complete_fact(want: JobWant, seen: JobObserved, tally: SampleTally, old: RolloutJobStatus) -> Fact:
-    """With a word on rewards, if there are none: said once, as the job ends, when all of it is known. What is lost
-    later is said then: the job stays complete, as nothing of it will run again."""
+    """With a word on turns and rewards, if there are none: said once, as the job ends, when all of it is known. What is
+    lost later is said then: the job stays complete, as nothing of it will run again."""
     if tally.lost > said_lost(old):
         what = "sample was" if tally.lost == 1 else "samples were"
         text = f"{tally.lost} of {seen.total} {what} lost with a gateway's journal before a trainer had them"
@@ -144,7 +149,10 @@ def _complete_fact(want: JobWant, seen: JobObserved, tally: SampleTally, old: Ro
     before = find(old, JobCondition.COMPLETE)
     if before is not None and is_true(old, JobCondition.COMPLETE):
         return True, before.reason, before.message
-    others = tally.ended - tally.vain.total - tally.unscored + seen.elsewhere
+    lessons = tally.ended - tally.vain.total + seen.elsewhere
+    if lessons and lessons == tally.rowless:
+        return True, JobReason.ALL_ENDED, NO_TURN
+    others = lessons - tally.unscored
     return True, JobReason.ALL_ENDED, none_has_one(want.spec.reward.source, others, tally.unscored)
 
 
@@ -227,7 +235,21 @@ def _progressing(
         return True, "PodsWait", waits_for
     if seen.littered:
         return True, "CleaningUp", seen.littered
-    return True, "Running" if running else "Waiting", ""
+    return (True, "Running", "") if running else (True, "Waiting", _gateways_away(seen))
+
+
+def _gateways_away(seen: JobObserved) -> str:
+    """Of a job that waits, gateways that do not answer and have groups that are not whole."""
+    away = Counter(
+        group.gateway
+        for group in seen.groups.values()
+        if group.gateway not in seen.gateways and not settled(group)
+    )
+    if not away or not seen.gateways:  # without any, the job is not ready
+        return ""
+    many = sum(away.values())
+    names = ", ".join(sorted(away)[:NAMED_MAX]) + (", ..." if len(away) > NAMED_MAX else "")
+    return f"{many} group{'s wait' if many > 1 else ' waits'} for what does not answer: {names}"
 
 
 def _ended(group: GroupObserved, want: JobWant) -> int:
