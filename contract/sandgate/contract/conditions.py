@@ -94,7 +94,8 @@ class JobReason(StrEnum):
     """Progressing under the spec before: the newest cannot run; the message says why. Not progressing, where the
     operator started anew meanwhile: what ran stays as it is until the spec is corrected."""
     NO_TASKS = "NoTasks"
-    """Not progressing: the tasks cannot be read; the message says why."""
+    """Not progressing: the tasks cannot be read, or are not those that the job began with; the message says why, and
+    what to do. What runs goes on, nothing new begins, and they are looked at again."""
     OVER = "Over"
     """Not progressing: it is complete or failed."""
     ALL_ENDED = "AllEnded"

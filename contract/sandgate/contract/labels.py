@@ -29,6 +29,8 @@ PRIORITY_CLASS: Final = "kueue.x-k8s.io/priority-class"
 
 EXPIRES: Final = "sandgate.dev/expires"
 """Annotation of a trainer's Secret: when its key expires, for people."""
+TASKS: Final = "sandgate.dev/tasks"
+"""Annotation of the ConfigMap of a job's gateways: digest of the tasks that the job began with."""
 DEFAULT_IMAGE: Final = "sandgate.dev/default-image"
 """Annotation of an engine's Deployment whose job names no image: the one that the operator chose, then."""
 

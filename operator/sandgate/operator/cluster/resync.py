@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sandgate.contract.agent_session import AgentSession
-from sandgate.contract.errors import BadRequest, NotFound, SandgateError, Unavailable
+from sandgate.contract.errors import BadRequest, Forbidden, NotFound, SandgateError, Unavailable
+from sandgate.contract.job import Task
 from sandgate.contract.labels import JOB
 from sandgate.contract.session import SessionSummary
 from sandgate.contract.status import RolloutJobStatus
@@ -21,7 +22,7 @@ from sandgate.operator.cluster.gateway_monitor import GatewayMonitor
 from sandgate.operator.cluster.job_state import JobState
 from sandgate.operator.cluster.object_store import text_of
 from sandgate.operator.cluster.recovery import Recovered, unknown
-from sandgate.operator.cluster.tasks import fixed_tasks
+from sandgate.operator.cluster.tasks import digest, fixed_tasks, kept
 from sandgate.operator.driver.task_queue import take
 from sandgate.operator.observed import events
 from sandgate.operator.observed.job import Observed
@@ -35,7 +36,7 @@ log = logging.getLogger(__name__)
 GATHER_S = 15.0
 """How long a new job waits for its other gateways once one is there."""
 TASKS_S = 5.0
-"""Between looks for a ConfigMap that is not there."""
+"""Between looks for a ConfigMap that is not there, or has other tasks than it had."""
 
 Body = Any
 Beside = Callable[[Coroutine[Any, Any, None]], object]
@@ -166,7 +167,7 @@ class Resync:
         )
         at.tasks.clear()
         self._recall()
-        if not await self._fixed() and not self._asking:
+        if not await self._have_tasks() and not self._asking:
             self._asking = True
             self.beside(self._ask())
         for monitor in at.monitors.values():
@@ -214,15 +215,42 @@ class Resync:
         """True if there is nothing left to ask for; a queue is never done."""
         try:
             tasks = await fixed_tasks(self.at.kube, self.at.job)
-        except (NotFound, BadRequest) as error:
+        except (NotFound, BadRequest, Forbidden) as error:
             self.at.observe(events.TasksUnavailable(str(error)))
             return False
         if tasks is None:
+            return False
+        if not await self._are_its_own(tasks):
             return False
         take(self.at, tasks)
         self.at.observe(events.TasksUnavailable(""))
         self.at.observe(events.TasksEnded())
         return True
+
+    async def _are_its_own(self, tasks: tuple[Task, ...]) -> bool:
+        """They are those that the job began with: a group of two prompts would teach nonsense, and one whose task is
+        gone would never end. spec.tasks cannot change, so only a ConfigMap has others; a job that is over begins
+        nothing of them."""
+        at, source = self.at, self.at.job.spec.tasks.config_map
+        if source is None or is_over(at.observed.status):
+            return True
+        found = await asyncio.to_thread(digest, tasks)  # of up to 1 MiB
+        if await kept(at.kube, at.job, found) == found:
+            return True
+        why = (
+            f"spec.tasks.configMap: ConfigMap {source.name} has changed since the job began; put the old content"
+            " back, or delete the job and apply it again"
+        )
+        at.observe(events.TasksUnavailable(why))
+        return False
+
+    async def _have_tasks(self) -> bool:
+        """`_fixed`; what cannot be asked now is asked again."""
+        try:
+            return await self._fixed()
+        except (SandgateError, OSError, TimeoutError) as error:
+            log.info("job %s/%s: tasks: %s", self.at.namespace, self.at.name, error)
+            return False
 
     async def _ask(self) -> None:
         """A ConfigMap may come later; a queue goes on."""
@@ -231,8 +259,5 @@ class Resync:
         done = False
         while not done:
             await asyncio.sleep(TASKS_S)
-            try:
-                done = await self._fixed()
-            except (SandgateError, OSError, TimeoutError) as error:
-                log.info("job %s/%s: tasks: %s", self.at.namespace, self.at.name, error)
+            done = await self._have_tasks()
         self._asking = False
