@@ -171,6 +171,7 @@ async def test_the_log_stays_short() -> None:
 
 BAD: dict[str, tuple[Any, str, int]] = {
     "no uid": ({"tasks": [{"prompt": "x"}]}, "tasks.0.uid", 400),
+    "a uid that is longer than an AgentSession's": ({"tasks": [{"uid": "q" * 257}]}, "tasks.0.uid", 400),
     "an empty uid": ({"tasks": [{"uid": ""}]}, "tasks.0.uid", 400),
     "no list": ({"tasks": {"uid": "q"}}, "tasks", 400),
     "a prompt that no journal keeps": ({"tasks": [{"uid": "q", "prompt": 2**70}]}, "tasks.0.prompt", 400),

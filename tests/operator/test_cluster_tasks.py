@@ -1,4 +1,5 @@
-"""A ConfigMap of tasks that changes while the operator is away: no group gets two prompts, and the job says so."""
+"""A job's tasks in a cluster: a ConfigMap that changes while the operator is away gives no group two prompts, and the
+job says so; a pushed task that no session can be made of holds up no other."""
 
 from __future__ import annotations
 
@@ -12,8 +13,12 @@ from typing import Any
 
 import pytest
 
+from sandgate.contract.control_api import TaskPage
 from sandgate.contract.errors import Forbidden, SandgateError, Unavailable
+from sandgate.contract.job import Task
 from sandgate.contract.labels import TASKS
+from sandgate.contract.names import UID_CHARS_MAX
+from sandgate.operator.driver.task_queue import Queue
 from tests.operator.cluster_rig import NAMESPACE, Box, World, hurry, manifest, world
 from tests.operator.test_cluster import is_so, so
 
@@ -205,3 +210,25 @@ async def test_nothing_begins_before_it_is_kept_of_which_tasks(shop: Shop) -> No
     shop.go_on.set()
     await is_so(up, "Complete")
     assert shop.gateways_map()["annotations"][TASKS]
+
+
+class OlderGateway:
+    """It took a uid that is longer than an AgentSession's."""
+
+    upto = 0
+
+    async def tasks(self, after: int = 0) -> TaskPage:
+        uids = ("x" * (UID_CHARS_MAX + 1), "y" * UID_CHARS_MAX, "z")
+        rows = tuple((number, Task(uid=uid, prompt="")) for number, uid in enumerate(uids, 1))
+        return TaskPage(cursor=3, last=True, tasks=tuple(row for row in rows if row[0] > after))
+
+    async def forget_tasks(self, upto: int) -> None:
+        self.upto = upto
+
+
+async def test_a_pushed_task_whose_uid_no_session_can_have_holds_up_no_other() -> None:
+    queue, client, taken = Queue(), OlderGateway(), list[str]()
+    await queue.pull(client, lambda tasks: taken.extend(task.uid[0] for task in tasks))
+    assert (taken, queue.ended, queue.taken) == (["y", "z"], True, 3)
+    await queue.free(client, {"y" * UID_CHARS_MAX, "z"})
+    assert client.upto == 3, "its place is free, too"

@@ -10,6 +10,7 @@ import orjson
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from sandgate.contract.lease import LEASE_TTL_S, LEASES_MAX
+from sandgate.contract.names import UID_CHARS_MAX
 from sandgate.gateway.trajectories.credit import REWARD_MAX
 
 SESSION_ID = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?$"
@@ -197,7 +198,8 @@ class CloseGroupBody(_Body):
 class TaskBody(_Body):
     """One task of POST /v1/tasks."""
 
-    uid: str = Field(min_length=1, max_length=512)
+    uid: str = Field(min_length=1, max_length=UID_CHARS_MAX)
+    """As long as a manifest's: the operator makes an AgentSession of it."""
     prompt: Stored = ""
     data: Stored = None
 

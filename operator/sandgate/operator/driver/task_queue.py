@@ -10,6 +10,7 @@ from typing import Protocol
 from sandgate.contract.control_api import TaskPage
 from sandgate.contract.errors import NotFound
 from sandgate.contract.job import Task
+from sandgate.contract.names import UID_CHARS_MAX
 from sandgate.operator.driver.state import DriverState
 from sandgate.operator.observed.events import TasksAdded
 
@@ -39,8 +40,9 @@ class Queue:
         """All that was pushed since the last time. Raises what the gateway says."""
         while True:
             page = await client.tasks(self.taken)
-            take(task for _, task in page.tasks)
-            self.open |= {number: task.uid for number, task in page.tasks}
+            usable = [(number, task) for number, task in page.tasks if _is_usable(task)]
+            take(task for _, task in usable)
+            self.open |= {number: task.uid for number, task in usable}
             self.taken = max(self.taken, page.cursor)
             self.ended = self.ended or page.last
             if not page.tasks or page.last:
@@ -79,6 +81,17 @@ class Queues:
         queue = self.held.setdefault(gateway, Queue())
         await queue.pull(client, lambda tasks: take(state, tasks))
         await queue.free(client, state.observed.settled)
+
+
+def _is_usable(task: Task) -> bool:
+    """A gateway of an older version took longer uids, of which no AgentSession can be made: tried for ever, one would
+    hold up all others."""
+    if len(task.uid) <= UID_CHARS_MAX:
+        return True
+    log.warning(
+        "a pushed task is left out, its uid has more than %d characters: %.60s...", UID_CHARS_MAX, task.uid
+    )
+    return False
 
 
 def take(state: DriverState, tasks: Iterable[Task]) -> None:
