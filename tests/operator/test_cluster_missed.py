@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ import pytest
 
 from sandgate.contract.errors import Unavailable
 from sandgate.operator.cluster import gateway_monitor
+from sandgate.operator.cluster import job as cluster_job
+from sandgate.operator.observed import pod_failure
 from sandgate.operator.plan import outcome
 from sandgate.operator.plan.actions import OUTAGES_MAX
-from tests.operator.cluster_rig import Box, Crash, buys, hurry, manifest, world
+from tests.operator.cluster_rig import NAMESPACE, Box, Crash, buys, hurry, manifest, world
 from tests.support.waiting import until
 
 GATEWAY = "shop-gateway-0"
@@ -147,3 +150,43 @@ async def test_what_a_trainer_acknowledged_while_the_operator_did_not_hear_is_co
             return bool(up.job()["status"]["committed"] == 1)
 
         await until(committed, what="the operator knows", within_s=60.0)
+
+
+async def test_a_pod_that_cannot_be_looked_at_when_its_patience_ends_is_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No event tells that it has waited long enough."""
+    hurry(monkeypatch)
+    monkeypatch.setattr(pod_failure, "CONFIG_PATIENCE_S", 1.0)
+    monkeypatch.setattr(cluster_job, "ASK_S", 0.02)
+    left = 3
+
+    def refuse(verb: str, kind: str) -> None:
+        nonlocal left
+        if (verb, kind) == ("get", "Pod") and left:
+            left -= 1
+            raise Unavailable("the API server is busy", retry_after=0.0)
+
+    async with world(tmp_path) as up:
+        up.nodes = False
+        up.operator_up()
+        await up.kube.create(manifest("a 1", group={"retry": {"infra": 0}}))
+
+        async def made() -> bool:
+            return bool(up.kube.named("Pod"))
+
+        async def failed() -> bool:
+            return up.condition("Failed")[0] == "True"
+
+        await until(made, what="its pod is made")
+        up.kube.fail = refuse
+        state = {"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "keys" not found'}}
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        status = {
+            "phase": "Pending",
+            "startTime": now,
+            "containerStatuses": [{"name": "agent", "state": state}],
+        }
+        up.kube.pod_status(up.kube.named("Pod")[0], NAMESPACE, status)
+        await until(failed, what="it failed to start", within_s=20.0)
+        assert left == 0

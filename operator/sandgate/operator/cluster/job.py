@@ -482,17 +482,25 @@ class ClusterJob:
             self.later(pod.again_at, lambda: self._look_again(pod))
 
     async def _look_again(self, pod: PodSeen) -> None:
-        """The same status may mean more by now."""
-        kept = self._table(pod.role).held.get(pod.session)
-        if kept is not None and kept.uid == pod.uid and kept.seen.running.exit is None:
+        """The same status may mean more by now, and no event may tell: nobody else looks."""
+        while self._is_open(pod):
             try:
                 body = await self.kube.get("Pod", pod.namespace, pod.name)
             except NotFound:
                 self.pod_gone(pod.session, pod.uid)
+            except UNSURE:
+                await asyncio.sleep(ASK_S)
+                continue
             else:
                 fresh = pod_kept(body, self.now())
                 self._table(pod.role).held[pod.session] = fresh
                 self._pod_says(fresh)
+            return
+
+    def _is_open(self, pod: PodSeen) -> bool:
+        """It is the one that is known, and has not ended."""
+        kept = self._table(pod.role).held.get(pod.session)
+        return kept is not None and kept.uid == pod.uid and kept.seen.running.exit is None
 
     def _is_awaited(self, kept: PodKept) -> bool:
         """Its session waits for its end."""
