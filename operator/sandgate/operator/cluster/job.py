@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 from typing import Any
 
 from sandgate.contract.agent_session import AgentSession
@@ -38,6 +39,7 @@ from sandgate.operator.cluster.resync import Resync
 from sandgate.operator.cluster.session_objects import SessionObjects
 from sandgate.operator.cluster.status_writer import StatusWriter
 from sandgate.operator.cluster.trainer_key import TrainerKeys
+from sandgate.operator.cluster.unopened import Unopened
 from sandgate.operator.driver.job_driver import JobDriver
 from sandgate.operator.driver.task_queue import Queues
 from sandgate.operator.manifests import gateway_origin
@@ -97,7 +99,8 @@ class ClusterJob:
         self.at.on_settled.append(self.collector.settled)
         self._looked: dict[str, tuple[object, ...]] = {}
         self.objects, self.remote = SessionObjects(self.at), RemoteActs(self.at)
-        self.sandboxes = PodBackend(self.at, self.objects, self.remote, self.collector)
+        self.unopened = Unopened(self.at)
+        self.sandboxes = PodBackend(self.at, self.objects, self.remote, self.collector, self.unopened)
         self.driver = JobDriver(
             state=self.at,
             backend=self.sandboxes,
@@ -232,7 +235,8 @@ class ClusterJob:
         if key == JOB_KEY:
             job = self.at.job_observed()
             self._stir(job)
-            return plan_job(self.observed.want, job, self.now())
+            want = replace(self.observed.want, unopened=self.unopened.words())
+            return plan_job(want, job, self.now())
         if key not in self.observed.sessions:
             if key in self.observed.remotes.asked:
                 return self._plan_remote(key)

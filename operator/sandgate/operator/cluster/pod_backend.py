@@ -7,7 +7,15 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from sandgate.contract.errors import BadRequest, Conflict, FailureReason, Forbidden, NotFound, Unavailable
+from sandgate.contract.errors import (
+    BadRequest,
+    Conflict,
+    FailureReason,
+    Forbidden,
+    NotFound,
+    TooLarge,
+    Unavailable,
+)
 from sandgate.contract.job import Task
 from sandgate.contract.names import KEYS_PER_SECRET, pod_name, verifier_name
 from sandgate.contract.session import SessionHandle
@@ -22,6 +30,7 @@ from sandgate.operator.cluster.object_store import ObjectTable, PodKept, pod_kep
 from sandgate.operator.cluster.refusals import passes
 from sandgate.operator.cluster.remote_sessions import RemoteActs
 from sandgate.operator.cluster.session_objects import SessionObjects, check_owner
+from sandgate.operator.cluster.unopened import Unopened
 from sandgate.operator.manifests import keys_end, keys_secret
 from sandgate.operator.manifests.sandbox_pods import RESULT_BYTES_MAX, agent_pod, verifier_pod
 from sandgate.operator.manifests.workload import placed
@@ -51,6 +60,7 @@ class PodBackend:
     objects: SessionObjects
     remote: RemoteActs
     collector: GarbageCollector
+    unopened: Unopened
     task_chars_max: int | None = None
     """Pods fetch their task from the session's record: it must be there, however large."""
     _making: dict[str, asyncio.Lock] = field(default_factory=dict)
@@ -68,8 +78,14 @@ class PodBackend:
         """Its keys, then its AgentSession (which so tells that there are keys). The API server lets one of two
         operators have the AgentSession's name, and what that one said of the gateway holds for both: siblings stay
         together, though a call of an operator that died may still arrive."""
-        await self._keys(ref, session_needs(self.at))
-        return (await self.objects.make(ref, gateway)).spec.gateway
+        try:
+            await self._keys(ref, session_needs(self.at))
+            made = await self.objects.make(ref, gateway)
+        except (Forbidden, BadRequest, TooLarge) as error:
+            self.unopened.refused(ref, str(error))
+            raise
+        self.unopened.made(ref)
+        return made.spec.gateway
 
     def opened(self, ref: Ref, handle: SessionHandle) -> None:
         """Its keys are in a Secret."""

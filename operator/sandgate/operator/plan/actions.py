@@ -343,6 +343,8 @@ class JobWant:
     """Which object of another has a name that this job needs, for people."""
     unprovided: str = ""
     """Why the API server does not take an object that this job needs, for people."""
+    unopened: str = ""
+    """Why the API server does not take what a session needs (its keys, its AgentSession), for people."""
     ask: QuotaAsk | None = None
     """What it wants of its queue; None: it has none."""
     held: Hold | None = None
