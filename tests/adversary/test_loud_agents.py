@@ -39,7 +39,7 @@ async def test_an_agents_own_rewards_are_bounded_together() -> None:
         verdict = await g.admin.post(url, json={**said, "reward": 0.0})
         assert verdict.status_code == 200, "an agent that is loud does not silence who judges it"
         (row,) = await g.finalize(agent)
-        assert row["turn_rewards"] == [0.0]
+        assert row["reward"] == 0.0
         assert len(json.dumps(row["reward_info"])) <= 65_536
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from sandgate.operator.plan.actions import SealSession, SessionObserved
 from sandgate.operator.plan.session import plan_session
-from tests.operator.plans import after, ended, left, said, spec
-from tests.support.gateway import Agent, Running, gateway
+from tests.operator.plans import VERIFIER, after, ended, left, running, said, spec
+from tests.support.gateway import Agent, Running, bearer, gateway
 
 Give = Callable[[Running, Agent, int], Awaitable[Any]]
 """Gives rewards behind turn 0, 1, 2."""
@@ -29,7 +29,16 @@ async def each_turn(g: Running, agent: Agent, turn: int) -> None:
     await agent.http.post(agent.handle["reward_url"], json={"reward": 1.0})
 
 
+async def judged(g: Running, agent: Agent, turn: int) -> None:
+    """By a verifier, once the agent is done."""
+    if turn == 2:
+        url, key = agent.handle["reward_url"], bearer(agent.handle["reward_key"])
+        await g.admin.post(url, json={"reward": 1.0}, headers=key)
+
+
 AGENT = {"reward": {"source": "agent", "discount": 0.5}}
+JUDGED = {"reward": {**VERIFIER["reward"], "discount": 0.5}}
+TRAINED = {"reward": {"source": "trainer", "discount": 0.5}}
 CASES: dict[str, tuple[dict[str, Any], SessionObserved, Give, float, list[float]]] = {
     "an agent's termination message": (
         AGENT, after(ended(message=left(reward=1.0))), nobody, 1.0, [0.25, 0.5, 1.0],
@@ -40,6 +49,11 @@ CASES: dict[str, tuple[dict[str, Any], SessionObserved, Give, float, list[float]
     "an agent's word for each turn": (
         AGENT, after(ended(), said(reward=1.0)), each_turn, 1.75, [1.75, 1.5, 1.0],
     ),
+    "a verifier's post": (
+        JUDGED, after(ended(at=26.0), said(reward=1.0), verifier=running(25.0, ended(at=26.0))), judged, 1.0,
+        [0.25, 0.5, 1.0],
+    ),
+    "a trainer's post": (TRAINED, after(ended(), said(reward=1.0)), judged, 1.0, [0.25, 0.5, 1.0]),
 }  # fmt: skip
 
 

@@ -140,7 +140,7 @@ def session_task(session_id: str) -> ControlCall[Json]:
 def reward(
     session_id: str, value: float, interaction_id: str | None, info: Mapping[str, Json]
 ) -> ControlCall[None]:
-    """Reward one turn; default: the last."""
+    """Reward one turn; default: the whole session."""
     body: Document = {"reward": value, "reward_info": dict(info)}
     if interaction_id is not None:
         body["interaction_id"] = interaction_id

@@ -77,7 +77,7 @@ class GatewayClient(ControlClient):
         interaction_id: str | None = None,
         info: Mapping[str, Json] | None = None,
     ) -> None:
-        """Set the reward of a turn; default the last one. Raises Gone once the session ended."""
+        """Set the reward of a turn; default: of the whole session. Raises Gone once the session ended."""
         await self.call(control_api.reward(session_id, reward, interaction_id, info or {}))
 
     async def finalize(self, session_id: str, outcome: SessionOutcome) -> None:

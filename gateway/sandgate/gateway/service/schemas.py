@@ -124,7 +124,8 @@ class Complete(_Body):
 
 
 class RewardBody(_Body):
-    """Body of POST .../reward. `interaction_id`: a turn or response id; absent = the last turn."""
+    """Body of POST .../reward. `interaction_id`: a turn or response id; absent = the whole session, or, where its own
+    agent asks, the newest turn that it was sent."""
 
     reward: Reward
     interaction_id: str | None = Field(default=None, max_length=512)

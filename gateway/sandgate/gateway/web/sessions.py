@@ -107,7 +107,7 @@ async def task(core: Front, key: AnyKey, session_id: str) -> Any:
 
 @serves(router, endpoints.REWARD)
 async def reward(core: Front, key: AnyKey, session_id: str, body: RewardBody) -> Any:
-    """Set the reward of a turn (default: the last one)."""
+    """Set the reward of a turn; without `interaction_id` the session's, or by its agent's own key its newest turn's."""
     session = await core.sessions.find(session_id)
     auth.may_reward(
         key,

@@ -63,7 +63,7 @@ class AsyncRolloutClient(ControlClient):
         interaction_id: str | None = None,
         reward_info: Mapping[str, Json] | None = None,
     ) -> None:
-        """Reward one turn; default: the last. Raises Gone once the session is finalized."""
+        """Reward one turn; default: the whole session, whose newest score counts. Raises Gone once it is finalized."""
         await self.call(control_api.reward(session_id, reward, interaction_id, reward_info or {}))
 
     async def finalize(
