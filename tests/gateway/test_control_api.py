@@ -89,6 +89,72 @@ async def test_one_id_created_many_times_at_once_is_one_session() -> None:
         assert g.core.sessions.open_count == 1
 
 
+TWICE: dict[str, tuple[dict[str, Any], str, dict[str, Any], int]] = {
+    "of a group, while the first runs": ({"group_size": 2}, "", {"group_size": 2}, 409),
+    "of a group, when it has ended well": ({"group_size": 2}, "finalize", {"group_size": 2}, 409),
+    "of a group, when it was aborted": ({"group_size": 2}, "abort", {"group_size": 2}, 201),
+    "another sample": ({"group_size": 2}, "", {"group_size": 2, "sample_index": 1}, 201),
+    "a higher attempt": ({"group_size": 2}, "", {"group_size": 2, "attempt": 1}, 201),
+    "another job's": ({"group_size": 2, "job": "a"}, "", {"group_size": 2, "job": "b"}, 201),
+    "of no task": ({"group_size": 2, "uid": ""}, "", {"group_size": 2, "uid": ""}, 201),
+    "of no group": ({}, "", {}, 201),
+}
+
+
+@pytest.mark.parametrize(("first", "end", "second", "status"), TWICE.values(), ids=TWICE)
+async def test_a_second_session_of_one_sample(
+    g: Running, first: dict[str, Any], end: str, second: dict[str, Any], status: int
+) -> None:
+    agent = await g.session(**{"uid": "q1", **first})
+    if end:
+        await g.admin.post(f"/v1/sessions/{agent.id}/{end}")
+    answer = await g.admin.post("/v1/sessions", json={"uid": "q1", **second})
+    assert answer.status_code == status, answer.text
+    if status == 409:
+        error = answer.json()["error"]
+        assert (error["param"], agent.id in error["message"]) == ("sample_index", True)
+    again = await g.admin.post("/v1/sessions", json={"session_id": agent.id, "uid": "q1", **first})
+    assert again.status_code == 200, "the first is who it was"
+
+
+async def test_two_of_one_sample_that_are_made_at_once_are_one_and_a_refusal() -> None:
+    latch = Latch()
+    store = MemoryStore(gate=latch)
+    async with gateway(store=store) as g:
+        latch.shut()
+        spec = {"uid": "q", "group_size": 2}
+        asked = [asyncio.ensure_future(g.admin.post("/v1/sessions", json=spec)) for _ in range(2)]
+        await latch.reached.wait()
+        await rest()
+        latch.open()
+        assert sorted(answer.status_code for answer in await asyncio.gather(*asked)) == [201, 409]
+        assert not g.core.sessions.taken
+    await store.aclose()
+
+
+async def test_a_task_that_comes_once_more_is_offered_once_more() -> None:
+    """Another epoch's, or the sample of a caller that forgot which: each is a group of its own, after a restart too."""
+    disk = MemoryDisk()
+    store = MemoryStore(disk)
+    async with gateway(store=store) as g:
+        agents = [await g.session(uid="q1") for _ in range(3)]
+        for agent in agents:
+            await agent.ask("hi")
+            await g.finalize(agent, reward=1.0)
+        lease = (await g.admin.post("/v1/leases", json={})).json()
+        assert (await g.admin.post(f"/v1/leases/{lease['lease_id']}/ack")).status_code == 200
+        assert await g.core.sessions.retire(-1.0) == 1
+        got = lease["sessions"]
+    await store.aclose()
+    store = MemoryStore(disk)
+    async with gateway(store=store) as g:
+        for _ in range(2):
+            lease = (await g.admin.post("/v1/leases", json={})).json()
+            got += lease["sessions"]
+        assert got == [agent.id for agent in agents]
+    await store.aclose()
+
+
 async def test_more_sessions_than_the_limit_are_429_with_retry_after() -> None:
     async with gateway(limits={"sessions": 2}) as g:
         one = await g.session()

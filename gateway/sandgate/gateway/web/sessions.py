@@ -37,7 +37,9 @@ Accept = Annotated[str, Header()]
 async def create(
     core: Front, key: Controller, body: Annotated[SessionBody | list[SessionBody], Body()]
 ) -> Response:
-    """Create one session, or many with a list body; the same id again gives the same handle (200)."""
+    """Create one session, or many with a list body; the same id again gives the same handle (200). Another id for an
+    attempt at a sample that a session stands for already is 409 where `group_size` is more than 1, and else a group of
+    its own."""
     many = body if isinstance(body, list) else [body]
     made = [await core.open(spec, key) for spec in many]
     fresh = any(created for _, created in made)
